@@ -28,7 +28,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 import fedkin
 from fedkin._base import available_threads
-from fedkin.solvers import compile_kernels, solve_fused
+from fedkin.solvers import load_kernels, solve_fused
 from solvers import tables
 from solvers.contenders import everyone
 from solvers.duel import Row, duel
@@ -98,7 +98,7 @@ def paths(quick: bool) -> Iterator[Row]:
     """One cold solve, a path of 20 levels and a 5-fold cross-validation over it."""
     from fedkin.solvers import path as module
 
-    compile_kernels()
+    load_kernels()
     cores = available_threads()
     for penalty, strength in (("l1", 0.007), ("l2", 0.03)):
         instance = paper(penalty, strength) if not quick else paper(penalty, strength, n_sites=30, n_features=5)

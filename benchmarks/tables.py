@@ -33,7 +33,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 from fedkin.data import Federation
 from fedkin.datasets import PublicTable, load_table, look_alike, paper_design, table_names
 from fedkin.errors import DataError
-from fedkin.solvers import compile_kernels
+from fedkin.solvers import load_kernels
 from solvers.measure import surroundings
 from solvers.tables import insert
 from table_methods import METHODS, Method, score
@@ -122,7 +122,7 @@ def measured(tasks: list[Task], known: list[dict[str, Any]], options: argparse.N
             yield row
         return
     left = [task for task in tasks if task.key not in done]
-    compile_kernels()  # workers find them in the cache
+    load_kernels()  # workers find them in the cache
     cores = multiprocessing.get_context("spawn").Queue()
     for core in sorted(os.sched_getaffinity(0)):
         cores.put(core)
@@ -148,7 +148,7 @@ def settle_down(cores: Any) -> None:
     """A worker takes a core of its own, and fits something small by every method: kernels are loaded."""
     core = cores.get()
     os.sched_setaffinity(0, {core})
-    compile_kernels()
+    load_kernels()
     for loss in ("linear", "logistic"):
         design = paper_design(n_sites=12, n_samples=30, n_features=3, n_clusters=2, loss=loss, seed=0)
         with warnings.catch_warnings():

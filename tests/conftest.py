@@ -19,7 +19,6 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 from fedkin._base import wait_until
-from fedkin.solvers import kernels
 from processes import child_processes, end_processes, processes_on
 from small_studies import OWN, SMALL
 
@@ -35,9 +34,6 @@ settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "fedkin"))
 for _signal, _handler in ((signal.SIGINT, signal.default_int_handler), (signal.SIGHUP, signal.SIG_DFL)):
     if signal.getsignal(_signal) == signal.SIG_IGN:
         signal.signal(_signal, _handler)
-
-# Whoever calls a kernel with the wrong types hears of it here; outside of tests that would take too long.
-kernels.CHECKED = True
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 

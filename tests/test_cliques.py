@@ -16,10 +16,10 @@ from fedkin.admm.plan import starting_point
 from fedkin.core import FusedObjective, QuadraticTerms, make_penalty
 from fedkin.errors import GraphError, ParameterError
 from fedkin.fitting import FitOptions, fit_federation
-from fedkin.graph import Cliques, NearCliques
+from fedkin.graph import Cliques
 from fedkin.solvers import solve_fused
-from fedkin.solvers.cliques import CliqueIteration, SortedProx
 from fedkin.solvers.grids import least_congestion
+from fedkin.solvers.pdhg import CliqueIteration, SortedProx
 
 
 def listed(graph: Graph) -> Graph:
@@ -244,88 +244,3 @@ def test_a_fit_without_edge_tests_takes_any_number_of_pairs() -> None:
     assert model.graph.n_edges == 3_200 * 3_199 // 2 > 5_000_000
     with pytest.raises(ParameterError, match="too many to list"):
         fit_federation(fed, None, FitOptions(**options))  # type: ignore[arg-type]
-
-
-# --- cliques that lack few edges --------------------------------------------------------------------------------------
-
-
-def lacking(n: int, n_missing: int, seed: int, weight: float = 1.0) -> Graph:
-    rng = np.random.default_rng(seed)
-    graph = Graph.complete(range(n))
-    keep = np.ones(graph.n_edges, dtype=bool)
-    keep[rng.choice(graph.n_edges, n_missing, replace=False)] = False
-    graph = graph.keep(keep)
-    return graph.reweighted(np.full(graph.n_edges, weight))
-
-
-@pytest.mark.parametrize("n_missing", [1, 2, 8])
-def test_what_cliques_lack_is_found(n_missing: int) -> None:
-    graph = lacking(60, n_missing, 0, weight=4.0)
-    near = graph.near_cliques
-    assert graph.cliques is None
-    assert near is not None
-    absent = set(map(frozenset, Graph.complete(range(60)).edges.tolist())) - set(map(frozenset, graph.edges.tolist()))
-    assert set(map(frozenset, near.missing.tolist())) == absent
-    assert near.n_edges == graph.n_edges
-    # the cliques inside and the edges of the cover are the graph, each edge once
-    inner = set(map(frozenset, near.inner.listed()[0].tolist()))
-    outer = set(map(frozenset, near.outer.tolist()))
-    assert not inner & outer
-    assert inner | outer == set(map(frozenset, graph.edges.tolist()))
-    theta = np.random.default_rng(1).normal(size=(60, 2))
-    expected = (graph.weights[:, None] * np.abs(graph.incidence() @ theta)).sum()
-    assert near.variation(theta).sum() == pytest.approx(expected)
-    flow = theta - theta.mean(axis=0)
-    least = least_congestion(listed(graph), make_penalty("l1"), flow, 1e-9)
-    assert least <= near.congestion(flow).max() * (1 + 1e-9) <= least * near.slack.max() * (1 + 1e-6)
-
-
-def test_cliques_may_not_lack_much() -> None:
-    assert Graph.complete(range(20)).near_cliques is None  # they lack nothing
-    assert lacking(20, 10, 0).near_cliques is None
-    assert Graph.from_indices(range(4), [(1, 0), (2, 1), (3, 2)]).near_cliques is None
-    graph = lacking(60, 2, 0)
-    assert graph.reweighted(np.linspace(1.0, 2.0, graph.n_edges)).near_cliques is None
-
-
-@pytest.mark.parametrize("backend", ["numpy", "numba"])
-@pytest.mark.parametrize(("rows", "strength"), [(12, 0.002), (12, 0.1), (2, 0.004), (2, 0.1), (12, 0.0)])
-def test_cliques_that_lack_edges_are_solved_as_their_edges(rows: int, strength: float, backend: str) -> None:
-    data, graph = groups(60, 3, rows, 0), lacking(60, 3, 1)
-    objective = replace(Problem(data, graph, lam=strength / 60).fused, cliques_from=0)
-    assert objective.cliques is graph.near_cliques is not None
-    found = solve_fused(objective, 1e-7, backend=backend)  # type: ignore[arg-type]
-    edges = solve_fused(replace(objective, cliques_from=10**9), 1e-7, backend="numba")
-    assert found.status == edges.status == "converged"
-    assert found.alpha.shape == (60, 3)
-    assert found.objective == pytest.approx(edges.objective, rel=2e-7)
-    # its certificate holds for the edges: no objective is below it
-    assert edges.objective >= found.objective * (1 - found.gap) - 1e-15
-    if rows > 3:
-        np.testing.assert_allclose(found.theta, edges.theta, atol=2e-3)
-    if strength == 0.1:
-        joined = graph.equal_groups(found.theta)
-        assert joined.max() < 30
-        if rows > 3:
-            np.testing.assert_array_equal(joined, graph.equal_groups(edges.theta))
-    again = solve_fused(objective, 1e-7, warm_start=found, backend=backend)  # type: ignore[arg-type]
-    assert again.n_iter <= (max(found.n_iter // 2, 20) if rows > 3 else found.n_iter)
-
-
-def test_a_clique_that_lacks_edges_agrees_with_cvxpy() -> None:
-    problem = Problem(groups(20, 2, 8, 3), lacking(20, 2, 2), lam=0.1 / 400)
-    objective = replace(problem.fused, cliques_from=0)
-    assert isinstance(objective.cliques, NearCliques)
-    found, expected = solve_fused(objective, 1e-8), reference(problem)
-    assert found.objective / 20 == pytest.approx(expected.objective, rel=1e-6)
-    np.testing.assert_allclose(found.theta, expected.theta, atol=1e-4)
-
-
-def test_smooth_losses_on_cliques_that_lack_edges() -> None:
-    data = groups(60, 2, 20, 4)
-    labels = Federation.from_arrays(data.X, (data.y > 0).astype(float), data.site_index)
-    problem = Problem(labels, lacking(60, 2, 3), loss="logistic", lam=0.01 / 60, ridge=0.01)
-    found = solve_fused(replace(problem.fused, cliques_from=0), 1e-6)
-    edges = solve_fused(problem.fused, 1e-6)
-    assert found.objective == pytest.approx(edges.objective, rel=2e-6)
-    np.testing.assert_allclose(found.theta, edges.theta, atol=1e-2)

@@ -1,12 +1,9 @@
-"""The compiled backend against numpy, and the rules by which it is chosen."""
+"""The compiled backend against numpy, and the rule by which it is chosen."""
 
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -18,17 +15,9 @@ from fedkin.core import L1, FusedObjective, Problem, QuadraticTerms, make_penalt
 from fedkin.datasets import paper_design
 from fedkin.errors import ParameterError
 from fedkin.graph import Graph
-from fedkin.solvers import backend as choice
-from fedkin.solvers import fused_parameters, solve_fused
-from fedkin.solvers import kernels as kernel_cache
-from fedkin.solvers.backend import Limits
-from fedkin.solvers.compiled import CompiledIteration
-from fedkin.solvers.kernels import gaps as gap_kernels
-from fedkin.solvers.kernels import steps as kernels
-from fedkin.solvers.kernels.bundles import Edges
-from fedkin.solvers.kernels.jit import Outlined, frozen
+from fedkin.solvers import compiled, fused_parameters, kernels, solve_fused
+from fedkin.solvers.compiled import CompiledIteration, resolve_backend
 from fedkin.solvers.pdhg import NumpyIteration, Start, initial_rho
-from processes import PATIENCE
 
 
 def random_graph(n: int, n_edges: int, seed: int = 0, weighted: bool = True) -> Graph:
@@ -151,71 +140,56 @@ def test_iterations_follow_numpy(name: str, n_threads: int) -> None:
     ours.close()
 
 
-def test_certificate_without_stored_inverses() -> None:
-    objective = OBJECTIVES["linear l2"]
-    stored, factorised = started(objective), started(objective, limits=Limits(room=0))
+def test_certificate_without_stored_inverses(monkeypatch: pytest.MonkeyPatch) -> None:
+    stored = started(OBJECTIVES["linear l2"])
+    monkeypatch.setattr(compiled, "MOST_INVERSES", 0)
+    factorised = started(OBJECTIVES["linear l2"])
     for iteration in (stored, factorised):
         iteration.advance(10)
-    assert not factorised._sites.own_inverse.size
+    assert not factorised._sites.inverse.size
     np.testing.assert_allclose(factorised.certificate(), stored.certificate(), rtol=1e-10)
 
 
 @pytest.mark.parametrize("name", ["linear l1", "linear l2", "sparse l1", "mean l2, p=3", "singular designs"])
-def test_renumbering_changes_nothing(name: str) -> None:
-    objective, limits = OBJECTIVES[name], Limits(scrambled_sites=10)
-    expected = solve_fused(objective, 1e-8, backend="numba")
-    assert started(objective, limits=limits)._numbering.changed
-    moved = solve_fused(objective, 1e-8, backend="numba", limits=limits)
+def test_renumbering_changes_nothing(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    expected = solve_fused(OBJECTIVES[name], 1e-8, backend="numba")
+    monkeypatch.setattr(compiled, "SCRAMBLED_SITES", 10)
+    assert started(OBJECTIVES[name])._numbering.changed
+    moved = solve_fused(OBJECTIVES[name], 1e-8, backend="numba")
     np.testing.assert_allclose(moved.theta, expected.theta, atol=1e-10)
     np.testing.assert_allclose(moved.alpha, expected.alpha, atol=1e-10)
 
 
 @pytest.mark.parametrize("name", ["linear l1", "linear l2"])
-def test_pairs_that_are_not_copied(name: str) -> None:
-    objective, limits = OBJECTIVES[name], Limits(copied=0)
-    expected = solve_fused(objective, 1e-8, backend="numba")
-    assert started(objective, limits=limits).live
-    solution = solve_fused(objective, 1e-8, backend="numba", limits=limits)
+def test_pairs_that_are_not_copied(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    expected = solve_fused(OBJECTIVES[name], 1e-8, backend="numba")
+    monkeypatch.setattr(compiled, "COPIED", 0)
+    assert started(OBJECTIVES[name]).live
+    solution = solve_fused(OBJECTIVES[name], 1e-8, backend="numba")
     # rounding may differ in the last bits from one solve to the next; a stale pair would be off by far more
     np.testing.assert_allclose(solution.theta, expected.theta, rtol=0, atol=1e-12)
     np.testing.assert_allclose(solution.alpha, expected.alpha, rtol=0, atol=1e-12)
 
 
 @pytest.mark.parametrize("copied", [0, 10**6])
-@pytest.mark.parametrize(("method", "after"), [("_run", 4), ("settle", 1)])
-def test_interruption_leaves_a_certified_pair(
-    method: str, after: int, copied: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    objective = OBJECTIVES["linear l2"]
-    limits = Limits(copied=copied, checks=0 if method == "_run" else 64)
-    calls = []
-    original = getattr(CompiledIteration, method)
+def test_interruption_leaves_a_certified_pair(copied: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    objective, calls = OBJECTIVES["linear l2"], []
+    original = CompiledIteration._steps
 
-    def run(self: CompiledIteration, *arguments: Any) -> Any:
+    def steps(self: CompiledIteration, *arguments: Any) -> None:
         calls.append(1)
-        found = original(self, *arguments)
-        if len(calls) == after:
+        original(self, *arguments)
+        if len(calls) == 4:
             raise KeyboardInterrupt
-        return found
 
-    monkeypatch.setattr(CompiledIteration, method, run)
-    solution = solve_fused(objective, 1e-12, backend="numba", limits=limits)
+    monkeypatch.setattr(CompiledIteration, "_steps", steps)
+    monkeypatch.setattr(compiled, "COPIED", copied)
+    solution = solve_fused(objective, 1e-12, backend="numba")
     assert solution.status == "interrupted"
     assert np.isfinite(solution.gap)
     assert (objective.penalty.dual_norm(solution.alpha) <= objective.edge_radius * (1 + 1e-12)).all()
     best = solve_fused(objective, 1e-10, backend="numpy")
     assert solution.objective - best.objective <= solution.gap * abs(solution.objective) * (1 + 1e-6)
-
-
-@pytest.mark.parametrize("name", ["linear l1", "linear l2"])
-def test_checks_in_one_go_are_the_checks_one_by_one(name: str) -> None:
-    objective = OBJECTIVES[name]
-    # a pause after every few iterations, in the middle of what the schedule of checks looks back on
-    together = solve_fused(objective, 1e-9, backend="numba", limits=Limits(one_go=3e4))
-    apart = solve_fused(objective, 1e-9, backend="numba", limits=Limits(one_go=3e4, checks=0))
-    np.testing.assert_array_equal(together.trace["n_iter"], apart.trace["n_iter"])
-    np.testing.assert_allclose(together.trace["gap"], apart.trace["gap"], rtol=1e-3, atol=1e-13)
-    np.testing.assert_allclose(together.theta, apart.theta, rtol=0, atol=1e-12)
 
 
 @pytest.mark.parametrize("p", [1, 3, 20])
@@ -224,12 +198,12 @@ def test_inverse(p: int) -> None:
     X = rng.normal(size=(7, 2 * p + 2, p))
     A, weight, rho = np.swapaxes(X, 1, 2) @ X, rng.uniform(0, 3, 7), rng.uniform(0.1, 1, p)
     order, out = rng.permutation(7), np.empty((7, p, p))
-    worst = gap_kernels.invert(0, 7, order, A, weight, rho, out)
+    worst = kernels.invert(0, 7, order, A, weight, rho, out)
     expected = np.linalg.inv(A[order] + weight[:, None, None] * np.diag(rho))
     np.testing.assert_allclose(out, expected, rtol=1e-9, atol=1e-12)
     assert 0 < worst <= 1
     b, own = rng.normal(size=(7, p)), np.empty((7, p))
-    assert 0 < gap_kernels.local_minimizers(0, 7, order, A, b, own) <= 1
+    assert 0 < kernels.minimizers(0, 7, order, A, b, own) <= 1
     np.testing.assert_allclose(own, np.linalg.solve(A[order], b[:, :, None])[:, :, 0], rtol=1e-8)
 
 
@@ -237,8 +211,8 @@ def test_singular_matrices_are_noticed() -> None:
     A = np.array([[[1.0, 1.0], [1.0, 1.0]]])
     out, b = np.empty((1, 2, 2)), np.ones((1, 2))
     order = np.zeros(1, dtype=np.int64)
-    assert gap_kernels.invert(0, 1, order, A, np.zeros(1), np.ones(2), out) <= 1e-12
-    assert gap_kernels.local_minimizers(0, 1, order, A, b, b.copy()) <= 1e-12
+    assert kernels.invert(0, 1, order, A, np.zeros(1), np.ones(2), out) <= 1e-12
+    assert kernels.minimizers(0, 1, order, A, b, b.copy()) <= 1e-12
 
 
 @pytest.mark.parametrize("name", ["linear l1", "linear l2", "linear linf", "sparse l1", "sparse l2"])
@@ -275,27 +249,17 @@ def test_custom_penalty() -> None:
         name = "own"
 
     objective = replace(OBJECTIVES["mean, p=1"], penalty=Own())
-    assert choice.resolve_backend("auto", objective, 10**9) == "numpy"
+    assert resolve_backend("auto", objective, 10**9) == "numpy"
     with pytest.raises(ParameterError, match="no kernels for the penalty 'own'"):
-        choice.resolve_backend("numba", objective)
+        resolve_backend("numba", objective)
 
 
-@pytest.mark.parametrize(
-    ("loaded", "cached", "seconds", "expected"),
-    [
-        (True, True, 1e-9, "numba"),
-        (False, True, 0.5, "numpy"),
-        (False, True, 2.0, "numba"),
-        (False, False, 2.0, "numpy"),
-        (False, False, 100.0, "numba"),
-    ],
-)
-def test_auto(loaded: bool, cached: bool, seconds: float, expected: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    objective = OBJECTIVES["linear l1"]
-    if not loaded:
-        monkeypatch.delitem(sys.modules, "fedkin.solvers.kernels.steps")
-    n_solves = seconds / choice.expected_seconds(objective)
-    assert choice.resolve_backend("auto", objective, n_solves, lambda: cached) == expected
+def test_auto_is_decided_by_size_alone() -> None:
+    small, large = gram_objective("l1"), gram_objective("l1", n=400, n_edges=60_000, p=10)
+    assert [resolve_backend("auto", one) for one in (small, large)] == ["numpy", "numba"]
+    assert resolve_backend("auto", small, n_solves=1000) == "numba"
+    assert resolve_backend("numba", small) == "numba"
+    assert resolve_backend("numpy", large) == "numpy"
 
 
 def test_threads_are_limited_as_numba_is(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -303,89 +267,6 @@ def test_threads_are_limited_as_numba_is(monkeypatch: pytest.MonkeyPatch) -> Non
     for limit, expected in (("", 3), ("1", 1), ("8", 3), ("many", 3)):
         monkeypatch.setenv("NUMBA_NUM_THREADS", limit)
         assert available_threads() == expected
-
-
-def test_expected_work_grows_with_size() -> None:
-    small, large = gram_objective("l1"), gram_objective("l1", n=80, n_edges=240)
-    assert choice.expected_seconds(large) == pytest.approx(2 * choice.expected_seconds(small))
-
-
-@pytest.fixture
-def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder of kernels with sources of 1970 and compiled kernels under the names that numba gives them."""
-    # not those of modules that are gone, which an older checkout may have left in the cache
-    modules = {source.stem for source in kernel_cache.sources()}
-    names = {path.name for path in kernel_cache.entries("*") if path.name.split(".")[0] in modules}
-    assert {"steps.edge_moves", "checks.settle"} <= {name.split("-")[0] for name in names}
-    monkeypatch.setattr(Path, "home", lambda: tmp_path)
-    monkeypatch.delenv("NUMBA_CACHE_DIR", raising=False)
-    folder = tmp_path / "solvers" / "kernels"
-    (folder / "__pycache__").mkdir(parents=True)
-    for source in kernel_cache.sources():
-        copy = folder / source.name if source.parent.name == "kernels" else folder.parent / source.name
-        copy.touch()
-        os.utime(copy, (1, 1))
-    for name in names:
-        (folder / "__pycache__" / name).touch()
-    return folder
-
-
-@pytest.mark.parametrize("checked", [True, False])
-def test_types_of_arguments_are_compared_where_that_is_asked_for(
-    checked: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(kernel_cache, "CHECKED", checked)
-    # as `gaps.edge_gap`, but not yet called
-    known = gap_kernels.edge_gap
-    kernel = Outlined(known._function, known._signature, quickly=False, inner=False)
-    ends = frozen(np.array([1, 2], dtype=np.int32)), frozen(np.array([0, 1], dtype=np.int32))
-    x, y = np.array([[0.0], [1.0], [3.0]]), np.array([[0.5], [0.25]])
-    edges = Edges(*ends, np.array([1.0, 2.0]), kernels.L1)
-    assert kernel(0, 2, edges, x, y) == (5.0, 4.0)
-    if checked:
-        with pytest.raises(TypeError, match="No matching definition"):
-            kernel(0, 2, edges, x.astype(np.int64), y)
-
-
-def test_cache_is_found(cache: Path) -> None:
-    assert kernel_cache.cached(cache)
-    for entry in kernel_cache.entries("steps.edge_moves-*", cache):
-        os.utime(entry, (0, 0))
-    assert not kernel_cache.cached(cache)
-
-
-FRESH = """
-import sys
-import fedkin
-from fedkin.datasets import paper_design
-assert "numba" not in sys.modules
-design = paper_design(n_sites=20, n_samples=30, n_features=3, n_clusters=2)
-fedkin.solve(fedkin.Problem(design.federation, design.graph, lam=1e-4))
-assert "numba" not in sys.modules, "a small fit loaded the compiler"
-"""
-
-
-def test_first_small_fit_does_not_load_numba() -> None:
-    subprocess.run([sys.executable, "-c", FRESH], check=True, timeout=PATIENCE)
-
-
-LOADED = """
-import sys
-import fedkin
-from fedkin.datasets import paper_design
-fedkin.find_kin(paper_design(n_sites=5, n_samples=20, n_features=2, n_clusters=2).federation)
-assert "numba" in sys.modules
-print("numba.np.arraymath" in sys.modules)
-"""
-
-
-def test_kernels_are_loaded_without_all_that_numba_can_compile() -> None:
-    """The first run compiles what no cache holds; another loads it, which takes a tenth of the time."""
-    for _ in range(2):
-        run = subprocess.run(
-            [sys.executable, "-c", LOADED], check=True, timeout=PATIENCE, capture_output=True, text=True
-        )
-    assert run.stdout.strip() == "False"
 
 
 def test_projections_onto_the_l1_ball_end_when_coordinates_lie_at_the_threshold() -> None:
@@ -399,8 +280,8 @@ def test_projections_onto_the_l1_ball_end_when_coordinates_lie_at_the_threshold(
     expected = make_penalty("linf").project(v, radius)
     ends, zeros = np.zeros(len(v), dtype=np.int32), np.zeros(3)
     found = v.copy()
-    edges = Edges(frozen(ends), frozen(ends), radius, kernels.KINDS["linf"])
-    kernels.linf_step(0, len(v), edges, zeros, np.zeros((1, 3)), found, np.zeros((1, 3)), 1.0)
+    edges = kernels.Edges(ends, ends, radius, kernels.KINDS["linf"])
+    kernels.edge_step(0, len(v), edges, zeros, np.zeros((1, 3)), found, np.zeros((1, 3)), 1.0)
     np.testing.assert_allclose(found, expected, atol=1e-14)
 
 

@@ -27,7 +27,7 @@ from scipy import sparse
 
 from fedkin.core import FusedObjective, QuadraticTerms, RowTerms
 from fedkin.solvers import solve_fused
-from fedkin.solvers.backend import Backend
+from fedkin.solvers.compiled import Backend
 
 from .hallac import HallacADMM
 from .instances import Instance

@@ -46,8 +46,6 @@ class FusedObjective:
     def cliques(self) -> Cliques | None:
         """The graph as cliques, where solvers need no edges: a separable penalty, and sparsity as the weights are.
 
-        They may lack few edges (`NearCliques`), without sparsity.
-
         Duals ``alpha`` are then ``(V, p)``, the sums at each site of what its edges have.
         """
         separable = self.penalty.separable or self.terms.n_params == 1
@@ -55,7 +53,7 @@ class FusedObjective:
             return None
         cliques = self.graph.cliques
         if cliques is None:
-            return self.graph.near_cliques if self.sparsity is None else None
+            return None
         if self.sparsity is not None:
             even = self.sparsity / cliques.weights[:, None]
             first = even[cliques.order[cliques.starts[:-1]]][cliques.labels]
@@ -74,11 +72,10 @@ class FusedObjective:
         return alpha if self.cliques is not None else np.asarray(self.graph.incidence().T @ alpha)
 
     def project(self, alpha: Array) -> Array:
-        """Duals inside their balls, close to ``alpha``; a start, which in cliques that lack edges may be outside."""
+        """Duals inside their balls, close to ``alpha``."""
         if self.cliques is None:
             return self.penalty.project(alpha, self.edge_radius)
-        # as if nothing were missing: a bound that knows what is would shrink duals that need it not
-        excess = Cliques.congestion(self.cliques, alpha) / max(self.strength, np.finfo(float).tiny)
+        excess = self.cliques.congestion(alpha) / max(self.strength, np.finfo(float).tiny)
         return np.asarray(alpha / np.maximum(excess, 1.0)[self.cliques.labels])
 
     @cached_property

@@ -10,7 +10,7 @@ To add a file format: `files`. To add a way to make a graph: a class method in `
 
 from __future__ import annotations
 
-from fedkin.graph.cliques import Cliques, NearCliques
+from fedkin.graph.cliques import Cliques
 from fedkin.graph.graph import Graph
 
-__all__ = ["Cliques", "Graph", "NearCliques"]
+__all__ = ["Cliques", "Graph"]

@@ -18,8 +18,6 @@ from fedkin.graph.shapes import all_pairs
 
 #: More edges than this are not listed.
 MOST_LISTED = 50_000_000
-#: Cliques may lack this share of their edges, among so many sites, if the edges of those that lack them are so few.
-FEW_MISSING, MOST_LOOKED_AT, FEW_OUTER = 0.02, 5_000, 0.25
 
 
 @dataclass(frozen=True, eq=False)
@@ -130,82 +128,6 @@ class Cliques:
         order = np.argsort(values) if self.sizes.size == 1 else np.lexsort((values, self.labels))
         weight = np.cumsum(self.weights[order])
         return order, weight - np.concatenate([[0.0], weight])[self.starts[self.labels[order]]]
-
-
-@dataclass(frozen=True, eq=False)
-class NearCliques(Cliques):
-    """Cliques of equal weights that lack few edges, ``missing (M, 2)``.
-
-    Every missing edge has an end in the ``cover``. Without these sites there are cliques (`inner`); they have the
-    edges `outer` to all others of theirs.
-    """
-
-    missing: Index
-    cover: Index
-
-    @property
-    def n_edges(self) -> int:
-        return super().n_edges - len(self.missing)
-
-    @cached_property
-    def inner(self) -> Cliques:
-        """The same without the edges of the cover, whose sites are alone."""
-        labels = self.labels.copy()
-        labels[self.cover] = self.sizes.size + np.arange(self.cover.size)
-        return Cliques.of(labels.tolist(), self.weights)
-
-    @cached_property
-    def outer(self) -> Index:
-        """Edges ``(E, 2)`` of the cover: its site first (of two, the one that is named first), then the other."""
-        rank = np.full(self.n_sites, self.cover.size)
-        rank[self.cover] = np.arange(self.cover.size)
-        lacks = set(map(frozenset, self.missing.tolist()))
-        others = [np.flatnonzero((self.labels == self.labels[c]) & (rank > rank[c])).tolist() for c in self.cover]
-        pairs = [(c, u) for c, some in zip(self.cover.tolist(), others, strict=True) for u in some]
-        return np.array([pair for pair in pairs if frozenset(pair) not in lacks], dtype=np.int64).reshape(-1, 2)
-
-    def variation(self, theta: Array) -> Array:
-        i, j = self.missing.T
-        lacking = self.weights[i] * self.weights[j] * np.abs(theta[i] - theta[j]).sum(axis=1)
-        return np.asarray(super().variation(theta) - np.bincount(self.labels[i], lacking, self.sizes.size))
-
-    def congestion(self, flow: Array) -> Array:
-        """At least the largest ``|flow(S)| / w(edges that leave S)``, ``(C, p)``, and at most `slack` times as much."""
-        return super().congestion(flow) * self.slack[:, None]
-
-    @cached_property
-    def slack(self) -> Array:
-        """How many times more edges leave a set in each complete clique than here, at most."""
-        lacking = np.bincount(self.labels[self.missing[:, 0]], minlength=self.sizes.size)
-        most = np.zeros(self.sizes.size, dtype=np.int64)
-        np.maximum.at(most, self.labels, np.bincount(self.missing.ravel(), minlength=self.n_sites))
-        out = np.ones(self.sizes.size)
-        for k, size in enumerate(self.sizes.tolist()):
-            part = np.arange(1, size // 2 + 1)
-            leaving = part * (size - part)
-            out[k] = (leaving / (leaving - np.minimum(lacking[k], most[k] * part))).max(initial=1.0)
-        return out
-
-
-def near_cliques(labels: Index, edges: Index, weights: Array) -> NearCliques | None:
-    """The components ``labels (V,)`` as cliques that lack few edges, if they are, with equal weights in each."""
-    sizes = np.bincount(labels)
-    lacking = int((sizes * (sizes - 1) // 2).sum()) - len(edges)
-    of_edge, weight = labels[edges[:, 0]], np.ones(sizes.size)
-    weight[of_edge] = weights
-    if not 0 < lacking <= FEW_MISSING * len(edges) or labels.size > MOST_LOOKED_AT:
-        return None
-    if not (weight[of_edge] == weights).all():
-        return None
-    absent = np.tri(labels.size, k=-1, dtype=bool) & (labels[:, None] == labels)
-    absent[edges.max(axis=1), edges.min(axis=1)] = False
-    missing = np.argwhere(absent)
-    cover, left = [], missing
-    while len(left):
-        cover.append(int(np.bincount(left.ravel()).argmax()))
-        left = left[(left != cover[-1]).all(axis=1)]
-    near = NearCliques(labels, frozen(np.sqrt(weight)[labels]), missing, np.array(cover))
-    return near if len(near.outer) <= FEW_OUTER * len(edges) else None
 
 
 def found_cliques(labels: Index, edges: Index, weights: Array) -> Cliques | None:

@@ -11,7 +11,7 @@ import numpy as np
 
 from fedkin._base import Array, Index, count, frozen, html_card, some_of
 from fedkin.data import HasSites
-from fedkin.graph.cliques import Cliques, NearCliques, found_cliques, near_cliques
+from fedkin.graph.cliques import Cliques, found_cliques
 from fedkin.graph.matrices import component_labels, incidence_matrix, laplacian_matrix
 from fedkin.graph.spectrum import smallest_nonzero_eigenvalue
 
@@ -51,11 +51,6 @@ class Edges(HasSites):
     def cliques(self) -> Cliques | None:
         """The graph as a union of cliques, None where it is none. Of `complete` and `clusters`, edges wait for use."""
         return found_cliques(self.components(), self.edges, self.weights)
-
-    @cached_property
-    def near_cliques(self) -> NearCliques | None:
-        """The graph as cliques that lack few edges, None where it is not or where they lack none."""
-        return None if self.cliques is not None else near_cliques(self.components(), self.edges, self.weights)
 
     @property
     def n_edges(self) -> int:

@@ -154,7 +154,7 @@ def _neighbours(graph: Graph | None, sites: tuple[object, ...], order: Index) ->
 def _load_sampler(V: int) -> None:
     """Load the sampler for V sites. Kernels that are in no cache are compiled, which whoever listens is told."""
     from fedkin.kin import kernels
-    from fedkin.solvers.kernels import entries
+    from fedkin.solvers.jit import entries
 
     folder = Path(kernels.__file__).parent
     needed = ("marginals", "sweeps" if V < MANY_SITES else "drawn", *(("splits",) if V >= WHOLE_GROUPS else ()))

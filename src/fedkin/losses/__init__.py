@@ -57,9 +57,7 @@ LOSSES: dict[str, type[Loss]] = {
 }
 LOSS_NAMES = tuple(LOSSES)
 #: Losses that compiled rounds know; their slopes are compiled in this order.
-COMPILED_LOSSES: tuple[type[ScalarLoss], ...] = tuple(
-    kind for kind in LOSSES.values() if issubclass(kind, ScalarLoss)
-)
+COMPILED_LOSSES: tuple[type[ScalarLoss], ...] = tuple(kind for kind in LOSSES.values() if issubclass(kind, ScalarLoss))
 
 
 def loss_names(*targets: TargetKind) -> tuple[str, ...]:

@@ -11,7 +11,7 @@ To add an iteration: a subclass of `pdhg.Iteration`, which `exact.start_iteratio
 
 from __future__ import annotations
 
-from fedkin.solvers.backend import Crew, compile_kernels
+from fedkin.solvers.compiled import Crew
 from fedkin.solvers.crossvalidation import (
     LamChoice,
     best_level,
@@ -22,11 +22,11 @@ from fedkin.solvers.crossvalidation import (
 )
 from fedkin.solvers.debias import Debias, solve_debiased
 from fedkin.solvers.exact import SCALE_FLOOR, solve, solve_fused
+from fedkin.solvers.fusing import MinimizerBall, fused_parameters
 from fedkin.solvers.grids import lam_grid, lam_max
+from fedkin.solvers.kernels import load_kernels
 from fedkin.solvers.path import lam_path
-from fedkin.solvers.pdhg import fused_parameters
 from fedkin.solvers.profiled import ProfiledProblem, minimised_out
-from fedkin.solvers.radius import MinimizerBall
 
 __all__ = [
     "SCALE_FLOOR",
@@ -36,7 +36,6 @@ __all__ = [
     "MinimizerBall",
     "ProfiledProblem",
     "best_level",
-    "compile_kernels",
     "cross_validate_lam",
     "cross_validate_ridge",
     "fused_parameters",
@@ -44,6 +43,7 @@ __all__ = [
     "lam_grid",
     "lam_max",
     "lam_path",
+    "load_kernels",
     "mean_and_error",
     "minimised_out",
     "solve",

@@ -1,99 +1,171 @@
-"""The primal-dual iteration of `fedkin.solvers.pdhg` on compiled kernels: the same steps, the same checks.
+"""The primal-dual iteration on compiled kernels, when to use it, and the threads that share its work.
 
-The state lives in one set of arrays that is updated in place, so that a million sites fit in memory. Large problems
-use threads, each with its range of sites and of edges, and scrambled large graphs are renumbered first.
+numpy is the reference. The kernels take the same steps several times faster, but loading them takes half a second, so
+``"auto"`` uses them where the work ahead, by its size alone, is worth that. The state lives in arrays that are
+updated in place, so that a million sites fit in memory. Large problems use threads, each with its range of sites and of
+edges, and scrambled large graphs are renumbered first.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from functools import cache, cached_property
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from itertools import pairwise
+from typing import Any, Literal, TypeVar, get_args
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy.sparse import coo_array, csr_array
+from scipy.sparse.csgraph import reverse_cuthill_mckee
 
-from fedkin._base import Array, available_threads
-from fedkin.core import FusedObjective, QuadraticTerms, Solution
-from fedkin.solvers.backend import USUAL, Crew, Limits, iteration_is_shared, iteration_work
-from fedkin.solvers.kernels import checks as check_kernels
-from fedkin.solvers.kernels import gaps as gap_kernels
-from fedkin.solvers.kernels import steps as kernels
-from fedkin.solvers.kernels.bundles import Edges, Levels, Sites, State, Step
-from fedkin.solvers.kernels.checks import Calls, Memory
-from fedkin.solvers.kernels.jit import Outlined, frozen, nothing
-from fedkin.solvers.layout import Grams, Numbering
-from fedkin.solvers.pdhg import (
-    COLD,
-    INTERIOR,
-    RELAXATION,
-    Checked,
-    Iteration,
-    PrimalDual,
-    Rebalancing,
-    Start,
-    Stopping,
-    weights_of_sites,
-)
+from fedkin._base import Array, Index, available_threads, tracked
+from fedkin.core import FusedObjective, QuadraticTerms, SiteTerms
+from fedkin.errors import ParameterError
+from fedkin.graph import Graph
+from fedkin.solvers import kernels
+from fedkin.solvers.fusing import INTERIOR
+from fedkin.solvers.pdhg import COLD, Iteration, PrimalDual, Start, weights_of_sites
 
-_NO_PAIRS = np.empty((0, 0, 0))
-NO_LEVELS = Levels(
-    strengths=nothing(0),
-    theta=_NO_PAIRS,
-    alpha=_NO_PAIRS,
-    ends=np.empty(0, dtype=np.int64),
-    rho=nothing(0),
-    edge_weight=nothing(0),
-    component=nothing(0, dtype=np.int32),
-    curvature=1.0,
-)
+Backend = Literal["auto", "numpy", "numba"]
+Resolved = Literal["numpy", "numba"]
+T = TypeVar("T")
 
-
-@cache
-def _calls(dense: bool, edge_step: Outlined, reroutes: bool, in_levels: bool) -> Calls:
-    """What `check_kernels.settle` drives."""
-    return Calls(
-        node_step=(kernels.dense_step if dense else kernels.isotropic_step).address,
-        edge_step=edge_step.address,
-        edge_moves=kernels.edge_moves.address,
-        invert=gap_kernels.invert.address if dense else 0,
-        node_gap=(gap_kernels.dense_gap if dense else gap_kernels.isotropic_gap).address,
-        edge_gap=gap_kernels.edge_gap.address,
-        fuse=gap_kernels.fuse.address,
-        reroute=gap_kernels.reroute.address if reroutes else 0,
-        begin=check_kernels.begin.address if in_levels else 0,
-        keep=check_kernels.keep.address if in_levels else 0,
-    )
+#: Penalties that have kernels.
+COMPILED_PENALTIES = ("l1", "l2", "linf")
+#: Seconds of numpy work that outweigh loading kernels.
+LOADING_PAYS = 0.5
+#: What a solve usually takes: iterations, and numpy's nanoseconds for an edge's coordinate and for an entry of a Gram.
+USUAL_ITERATIONS, NUMPY_EDGE_COST, NUMPY_GRAM_COST = 60, 20.0, 3.0
+#: Nanoseconds of one thread for an edge's coordinate, and for an entry of a Gram matrix, in compiled iterations.
+EDGE_COST, GRAM_COST = 1.0, 0.3
+#: Edges that cost as much as a site that is sorted into its clique.
+SORTING = 20
+#: Threads share an iteration that takes longer than this many nanoseconds; below, problems run side by side.
+THREADING_PAYS = 1e6
+#: Renumbering pays from so many sites on, when neighbours are farther apart than this share of all numbers.
+SCRAMBLED_SITES, SCRAMBLED_SHARE = 50_000, 0.05
+#: A Gram matrix with all pivots above this share of its diagonal is regular beyond doubt.
+SAFE_PIVOT = 1e-6
+#: Inverse Gram matrices with up to this many entries are kept for the certificates, others are factorised again.
+MOST_INVERSES = 20_000_000
+#: Pairs with more edge duals than this are not copied: they change when the iteration goes on.
+COPIED = 1_000_000
 
 
-class KernelIteration(Iteration):
-    """What iterations on kernels share: threads, and the checks of sites and edges that they work on."""
+def resolve_backend(backend: Backend, objective: FusedObjective, n_solves: float = 1) -> Resolved:
+    """Return the backend for ``n_solves`` problems with the size and penalty of ``objective``."""
+    if backend not in get_args(Backend):
+        raise ParameterError(f"unknown backend {backend!r}; choose one of {', '.join(get_args(Backend))}")
+    name = objective.penalty.name
+    if backend == "numba" and name not in COMPILED_PENALTIES:
+        raise ParameterError(f"there are no kernels for the penalty {name!r}; use backend='numpy'")
+    if backend != "auto":
+        return backend
+    edges, entries = _sizes(objective, objective.terms)
+    seconds = 1e-9 * USUAL_ITERATIONS * (NUMPY_EDGE_COST * edges + NUMPY_GRAM_COST * entries)
+    return "numba" if name in COMPILED_PENALTIES and n_solves * seconds > LOADING_PAYS else "numpy"
 
-    _crew: Crew
-    _sites: Sites
-    _edges: Edges
 
-    def _certified(self, x: Array, y: Array, s: Array) -> tuple[float, float]:
-        """Objective value and duality gap of parameters ``x``, duals ``y`` with balance ``s``, without sparsity."""
-        crew, sites, edges = self._crew, self._sites, self._edges
-        node_gap = gap_kernels.dense_gap if sites.A.size else gap_kernels.isotropic_gap
-        of_sites = crew.run(lambda _, lo, hi: node_gap(lo, hi, sites, x, s), crew.split(x.shape[0]))
-        of_edges = crew.run(lambda _, lo, hi: gap_kernels.edge_gap(lo, hi, edges, x, y), crew.split(y.shape[0]))
-        value, gap = (sum(part) for part in zip(*of_sites, *of_edges, strict=True))
-        return float(value), float(gap)
+def _sizes(objective: FusedObjective, terms: SiteTerms) -> tuple[int, int]:
+    """Numbers of edge duals and of entries of the Gram matrices."""
+    p = terms.n_params
+    isotropic = isinstance(terms, QuadraticTerms) and terms.isotropic
+    duals = objective.graph.n_edges if objective.cliques is None else SORTING * terms.n_sites
+    return duals * p, terms.n_sites * (p if isotropic else p * p)
 
-    def _fused(self, x: Array, y: Array, z: Array, out: Array) -> Array:
-        """Parameters ``out`` in which fused sites are exactly equal."""
-        crew, edges, box = self._crew, self._edges, self._sites.box
-        # columns of other penalties than l1 belong together
-        columns = crew.split(x.shape[1]) if edges.kind == kernels.L1 and crew.size > 1 else [(0, x.shape[1])]
-        crew.run(lambda _, lo, hi: gap_kernels.fuse(lo, hi, edges, y, 1.0 - INTERIOR, z, box, x, out), columns)
-        return out
+
+def iteration_is_shared(objective: FusedObjective, terms: SiteTerms) -> bool:
+    """Return whether a compiled iteration is long enough for several threads to share it."""
+    edges, entries = _sizes(objective, terms)
+    return objective.cliques is None and EDGE_COST * edges + GRAM_COST * entries > THREADING_PAYS
+
+
+def run_side_by_side(tasks: Sequence[Callable[[], T]], n_threads: int, text: str = "working") -> list[T]:
+    """Return the results of the tasks, in their order; when one fails or Ctrl-C comes, those that wait are dropped.
+
+    ``text`` describes the work in progress reports.
+    """
+    if n_threads == 1 or len(tasks) == 1:
+        return [task() for task in tracked(tasks, text)]
+    with ThreadPoolExecutor(min(n_threads, len(tasks))) as pool:
+        futures = [pool.submit(task) for task in tasks]
+        try:
+            return [future.result() for future in tracked(futures, text)]
+        finally:
+            pool.shutdown(wait=False, cancel_futures=True)
+
+
+class Crew:
+    """Threads that work on parts of a range, the calling thread among them."""
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+        self._pool = ThreadPoolExecutor(size - 1) if size > 1 else None
 
     def close(self) -> None:
-        self._crew.close()
+        if self._pool is not None:
+            self._pool.shutdown()
+
+    def split(self, n: int) -> list[tuple[int, int]]:
+        """Return ``size`` consecutive ranges that cover ``0 .. n-1``."""
+        return list(pairwise(n * k // self.size for k in range(self.size + 1)))
+
+    def run(self, work: Callable[[int, int, int], Any], ranges: Sequence[tuple[int, int]]) -> list[Any]:
+        """Call ``work(thread, lo, hi)`` on every range; all are done on return, also after an interruption."""
+        if self._pool is None or len(ranges) == 1:
+            return [work(0, *ranges[0])]
+        others = [self._pool.submit(work, t, *ranges[t]) for t in range(1, len(ranges))]
+        try:
+            first = work(0, *ranges[0])
+        finally:
+            done = [other.result() for other in others]
+        return [first, *done]
 
 
-class CompiledIteration(KernelIteration):
+class Numbering:
+    """Internal numbers of sites and edges: the caller's, or, where ``changed``, others that keep neighbours close.
+
+    ``sites (V,)`` and ``edges (E,)`` are the caller's numbers (the edges empty where nothing is changed), ``head``
+    and ``tail (E,)`` the internal numbers of the ends of the edges.
+    """
+
+    def __init__(self, graph: Graph) -> None:
+        i, j = graph.edges[:, 0], graph.edges[:, 1]
+        self.changed = graph.n_sites >= SCRAMBLED_SITES and bool(np.mean(i - j) > SCRAMBLED_SHARE * graph.n_sites)
+        self.sites: Index = np.arange(graph.n_sites)
+        self.edges: Index = np.empty(0, dtype=np.int64)
+        if self.changed:
+            shape = (graph.n_sites, graph.n_sites)
+            pattern = coo_array((np.ones(2 * i.size, dtype=np.int8), (np.r_[i, j], np.r_[j, i])), shape=shape)
+            order = reverse_cuthill_mckee(csr_array(pattern), symmetric_mode=True)
+            self.sites = np.ascontiguousarray(order, dtype=np.int64)
+            rank = np.empty(graph.n_sites, dtype=np.int64)
+            rank[self.sites] = np.arange(graph.n_sites)
+            i, j = rank[i], rank[j]
+            self.edges = np.lexsort((np.minimum(i, j), np.maximum(i, j)))
+            i, j = i[self.edges], j[self.edges]
+        self.head, self.tail = i.astype(np.int32), j.astype(np.int32)
+
+    def sites_to_internal(self, values: NDArray[Any]) -> NDArray[Any]:
+        return values[self.sites] if self.changed else np.ascontiguousarray(values)
+
+    def edges_to_internal(self, values: NDArray[Any]) -> NDArray[Any]:
+        return values[self.edges] if self.changed else np.ascontiguousarray(values)
+
+    def sites_to_caller(self, values: Array) -> Array:
+        return _scattered(values, self.sites) if self.changed else values
+
+    def edges_to_caller(self, values: Array) -> Array:
+        return _scattered(values, self.edges) if self.changed else values
+
+
+def _scattered(values: Array, numbers: Index) -> Array:
+    out = np.empty_like(values)
+    out[numbers] = values
+    return out
+
+
+class CompiledIteration(Iteration):
     """`fedkin.solvers.pdhg.NumpyIteration` on kernels, by default with as many threads as pay."""
 
     recovers = True
@@ -105,86 +177,80 @@ class CompiledIteration(KernelIteration):
         rho: Array,
         start: Start = COLD,
         n_threads: int | None = None,
-        limits: Limits = USUAL,
     ) -> None:
+        kernels.load_kernels()
         threads = available_threads() if iteration_is_shared(objective, quadratic) else 1
-        self._crew = Crew(threads if n_threads is None else n_threads)
-        self._limits, self._graph = limits, objective.graph
-        self._numbering = numbering = Numbering(objective.graph, limits.scrambled_sites)
-        self._site_ranges = self._crew.split(quadratic.n_sites)
-        self._edge_ranges = self._crew.split(objective.graph.n_edges)
+        self._crew = crew = Crew(threads if n_threads is None else n_threads)
+        self._numbering = numbering = Numbering(objective.graph)
+        self._site_ranges, self._edge_ranges = crew.split(quadratic.n_sites), crew.split(objective.graph.n_edges)
         radius = np.array(numbering.edges_to_internal(objective.edge_radius))
-        self._edges = Edges(numbering.head, numbering.tail, radius, kernels.KINDS[objective.penalty.name])
-        self._edge_step = kernels.EDGE_STEPS[kernels.L1 if quadratic.n_params == 1 else self._edges.kind]
-        self._node_step = kernels.isotropic_step if quadratic.isotropic else kernels.dense_step
-        self._edge_weight = frozen(numbering.edges_to_internal(objective.graph.weights))
-        self._grams = None if quadratic.isotropic else Grams(quadratic, numbering, self._crew, limits.room)
-        own = self._set_sites(objective, quadratic)
-        self.regular = own is not None
-        #: Whether kernels can certify a pair on their own.
-        alone = limits.checks > 0 and self._crew.size == 1 and objective.sparsity is None
-        self.checks = alone and (self.regular or self._anchored())
-        self._state = self._started(quadratic, own, start)
-        self._rebalancing = Rebalancing()
-        self._in_one_go = max(1, int(limits.one_go / iteration_work(objective, quadratic)))
-        self._factor: Array | None = None
-        self._last_checks = np.empty((0, 3))
-        self.n_iter = 0
-        self.rho = rho
-        full = np.empty(quadratic.n_params)
-        full[:] = rho
-        if self._grams is None:
-            first = own_step = np.empty((0, full.size, full.size))
-        else:
-            first, own_step = self._grams.resolvents(self._sites.weight, full)
-        self._step = self._first = Step(full, 0.5 * full, first)
-        self._memory = self._memorised(own_step)
-
-    def _memorised(self, own: Array) -> Memory:
-        """What `settle` keeps; ``own`` takes other resolvents than the first."""
-        y, s = self._state.y[:0], self._state.s[:0]
-        if self._sites.singular.size and self.checks:
-            y, s = np.empty_like(self._state.y), np.empty_like(self._state.s)
-        counters = np.zeros(check_kernels.N_COUNTERS, dtype=np.int64)
-        return Memory(counters, np.empty((2, self._step.rho.size)), own, y, s)
-
-    def _set_sites(self, objective: FusedObjective, quadratic: QuadraticTerms) -> Array | None:
-        """Arrange the smooth part; returns each site's own minimiser, None when one may not be unique."""
-        internal, p = self._numbering.sites_to_internal, quadratic.n_params
-        b, linked = internal(quadratic.b), internal(weights_of_sites(objective))
-        A = own_inverse = unseen = nothing(0, p, p)
-        curvature, own, singular = nothing(0), None, nothing(0, dtype=np.bool_)
-        if self._grams is None:
+        kind = kernels.L1 if quadratic.n_params == 1 else kernels.KINDS[objective.penalty.name]
+        self._edges = kernels.Edges(numbering.head, numbering.tail, radius, kind)
+        internal, p = numbering.sites_to_internal, quadratic.n_params
+        self._linked = internal(weights_of_sites(objective))
+        A = inverse = np.empty((0, p, p))
+        curvature, b = np.empty(0), internal(quadratic.b)
+        # what follows from the matrices alone is kept with the terms: it is the same along a path
+        keeps = quadratic.A.size <= MOST_INVERSES
+        self._known = quadratic.shared if keeps and not numbering.changed else {}
+        own: Array | None = None
+        if quadratic.isotropic:
             curvature = internal(quadratic.A)
             own = b / curvature[:, None] if (curvature > 0).all() else None
         else:
-            A = self._grams.A
-            own, own_inverse = self._grams.minimizers(b)
-            if own is None and A.size <= self._limits.room and quadratic.factors is None:
-                own_inverse, singular = internal(quadratic.inverses), internal(quadratic.singular)
-                unseen = np.zeros_like(A)
-                unseen[quadratic.singular] = quadratic.unseen
-                unseen = internal(unseen)
-        box = nothing(0, p) if objective.sparsity is None else internal(objective.sparsity)
-        weight = np.where(linked > 0, linked, 1.0)
-        arrays = (self._numbering.sites, A, own_inverse, curvature, b, quadratic.c, linked, weight, box)
-        self._sites = Sites(*(frozen(array) for array in (*arrays, singular, unseen)))
-        return own
+            A = np.ascontiguousarray(quadratic.A)
+            own, inverse = self._minimizers(A, b, keeps)
+        #: Each site has a minimiser of its own.
+        self.regular = own is not None
+        weight = np.where(self._linked > 0, self._linked, 1.0)
+        box = np.empty((0, p)) if objective.sparsity is None else internal(objective.sparsity)
+        self._sites = kernels.Sites(numbering.sites, A, inverse, curvature, b, quadratic.c, weight, box)
+        self._state = self._started(quadratic, own, start)
+        self.live = self._state.y.size > COPIED and not numbering.changed
+        self._resolvent = np.empty((0, p, p))
+        super().__init__(rho)
 
-    def _anchored(self) -> bool:
-        """Whether all singular sites are known, and those with edges have regular neighbours."""
-        bad, (head, tail, radius, kind) = self._sites.singular, self._edges
-        if bad.size == 0 or kind == kernels.LINF:
-            return False
-        mixed = (bad[head] != bad[tail]) & (radius > 0)
-        served = (self._sites.linked == 0) | ~bad
-        served[head[mixed]] = served[tail[mixed]] = True
-        return bool(served.all())
+    def _minimizers(self, A: Array, b: Array, keeps: bool) -> tuple[Array | None, Array]:
+        """Each site's own minimiser, None when one may not be unique; and inverses, empty where not to keep them."""
+        (n, p), order, known = b.shape, self._numbering.sites, self._known
+        if not keeps:
+            own = np.zeros_like(b)
+            pivots = self._crew.run(lambda _, lo, hi: kernels.minimizers(lo, hi, order, A, b, own), self._site_ranges)
+            return (own if min(pivots) > SAFE_PIVOT else None), np.empty((0, p, p))
+        if "inverse" not in known:
+            inverse = np.empty_like(A)
+            if not self._invert(A, np.zeros(n), np.ones(p), inverse) > SAFE_PIVOT:
+                return None, np.empty((0, p, p))
+            known["inverse"], known["own"] = inverse, np.matmul(inverse, b[:, :, None])[:, :, 0]
+        return known["own"], known["inverse"]
 
-    def _started(self, quadratic: QuadraticTerms, own: Array | None, start: Start) -> State:
+    def _invert(self, A: Array, weight: Array, rho: Array, out: Array) -> float:
+        order = self._numbering.sites
+        pivots = self._crew.run(lambda _, lo, hi: kernels.invert(lo, hi, order, A, weight, rho, out), self._site_ranges)
+        return float(min(pivots))
+
+    def _set_rho(self, rho: Array) -> None:
+        self.rho, sites = rho, self._sites
+        self._rho = np.array(np.broadcast_to(rho, sites.b.shape[1:]))
+        if not sites.A.size:
+            return
+        known, found = self._known, self._known.get("resolvent")
+        if (
+            found is not None
+            and np.array_equal(known["rho"], self._rho)
+            and np.array_equal(known["weight"], sites.weight)
+        ):
+            self._resolvent = found
+            return
+        if self._resolvent.size == 0 or self._resolvent is found:
+            self._resolvent = np.empty_like(sites.A)
+        self._invert(sites.A, sites.weight, self._rho, self._resolvent)
+        if found is None and self.regular:
+            known.update(rho=self._rho, weight=sites.weight, resolvent=self._resolvent)
+
+    def _started(self, quadratic: QuadraticTerms, own: Array | None, start: Start) -> Any:
         theta, alpha, zeta = start
-        (n, p), internal = self._sites.b.shape, self._numbering.sites_to_internal
-        alone = self._sites.linked == 0
+        (n, p), internal, alone = self._sites.b.shape, self._numbering.sites_to_internal, self._linked == 0
         if own is None:
             own = internal(quadratic.minimizers())
         if theta is None:
@@ -195,174 +261,74 @@ class CompiledIteration(KernelIteration):
             x = np.array(internal(theta), dtype=np.float64)
             # a site without duals is on its own from the start, and stays there
             x[alone] = own[alone]
-        y = np.zeros((self._edge_weight.size, p))
+        y = np.zeros((self._edges.head.size, p))
         if alpha is not None:
             y[:] = self._numbering.edges_to_internal(alpha)
         z = np.zeros(self._sites.box.shape) if zeta is None else np.array(internal(zeta), dtype=np.float64)
-        state = State(x, y, z, np.zeros((self._crew.size, n, p)), np.empty((n, p)))
+        state = kernels.State(x, y, z, np.zeros((self._crew.size, n, p)), np.empty((n, p)))
         self._reset_balance(state)
         return state
 
-    def _reset_balance(self, state: State) -> None:
+    def _reset_balance(self, state: Any) -> None:
         state.s[:] = 0.0
         if state.z.size:
             state.s[0] = state.z
-        self._crew.run(
-            lambda t, lo, hi: kernels.add_balance(lo, hi, self._edges, state.y, state.s[t]), self._edge_ranges
-        )
-
-    @property
-    def live(self) -> bool:
-        return bool(self._state.y.size > self._limits.copied) and not self._numbering.changed
-
-    # --- whole solves in one call ------------------------------------------------------------------------------------
-
-    def settle(self, stopping: Stopping) -> Checked | None:
-        """Iterations and checks without coming back here in between."""
-        if not self.checks:
-            return None
-        self._apply_factor()
-        count, known, rebalancing = self._memory.counters, len(self._last_checks), self._rebalancing
-        rows = np.empty((known + self._limits.checks, 3))
-        rows[:known] = self._last_checks
-        count[check_kernels.CHECKS], count[check_kernels.DONE] = known, self.n_iter
-        count[check_kernels.LOOK_AT], count[check_kernels.INTERVAL] = rebalancing.next, rebalancing.interval
-        self._settle(rows, self.n_iter + self._in_one_go, stopping)
-        self.n_iter = int(count[check_kernels.DONE])
-        rebalancing.next, rebalancing.interval = count[[check_kernels.LOOK_AT, check_kernels.INTERVAL]].tolist()
-        if count[check_kernels.REBALANCED]:
-            self._step = self._step._replace(resolvent=self._memory.own)
-            self.rho = self._step.rho[: self.rho.size].copy()
-        rows = rows[: count[check_kernels.CHECKS]]
-        self._last_checks = rows[-2:]
-        return Checked(rows[known:], self._state.ahead if count[check_kernels.FUSED] else None)
-
-    def _settle(self, rows: Array, pause: int, stopping: Stopping, levels: Levels | None = None) -> None:
-        state = (self._sites, self._edges, self._step, self._state, self._memory)
-        calls = _calls(self._grams is not None, self._edge_step, self._memory.y.size > 0, levels is not None)
-        check_kernels.settle(rows, pause, stopping, *state, NO_LEVELS if levels is None else levels, calls)
-
-    def settle_levels(
-        self, known: Sequence[tuple[float, Solution]], strengths: Array, stopping: Stopping, fuse_components: bool
-    ) -> tuple[list[tuple[PrimalDual, Array]], bool]:
-        """Pairs at the first of some penalty strengths, with the checks of each ``(m, 3)``, as far as a kernel gets.
-
-        At most two are ``known``. Also whether components may be fused at the last one, where the iteration then
-        stands; with ``fuse_components`` the kernel stops there.
-        """
-        numbering, (n, p) = self._numbering, self._sites.b.shape
-        before, m = len(known), len(known) + strengths.size
-        theta, alpha = np.empty((m, n, p)), np.empty((m, self._edge_weight.size, p))
-        for k, (_, solution) in enumerate(known):
-            theta[k] = numbering.sites_to_internal(solution.theta)
-            alpha[k] = numbering.edges_to_internal(solution.alpha)
-        at = np.concatenate([[strength for strength, _ in known], strengths])
-        ends, rows = np.zeros(m, dtype=np.int64), np.empty((strengths.size * self._limits.checks, 3))
-        component, curvature = self._components if fuse_components else (nothing(0, dtype=np.int32), 1.0)
-        rho, count = self._first.rho.copy(), self._memory.counters
-        count[:] = 0
-        count[check_kernels.LEVEL] = before
-        self._step = self._first
-        levels = Levels(frozen(at), theta, alpha, ends, frozen(rho), self._edge_weight, component, curvature)
-        self._settle(rows, self._in_one_go, stopping, levels)
-        self._step.rho[:] = rho
-        found = []
-        for k in range(before, int(count[check_kernels.LEVEL])):
-            checks = rows[0 if k == before else ends[k - 1] : ends[k]]
-            x, y = numbering.sites_to_caller(theta[k]), numbering.edges_to_caller(alpha[k])
-            found.append((PrimalDual(x, y, None, self._state.s[0], self.rho, int(checks[-1, 0])), checks))
-        return found, not count[check_kernels.APART]
-
-    @cached_property
-    def _components(self) -> tuple[NDArray[np.int32], float]:
-        """The component of each edge, and what no site's curvature is less than in any direction."""
-        component = self._graph.components()[self._graph.edges[:, 0]].astype(np.int32)
-        component = frozen(self._numbering.edges_to_internal(component))
-        if self._grams is None:
-            return component, float(self._sites.curvature.min())
-        inverse = self._sites.own_inverse
-        return component, 1.0 / float(np.sqrt(np.einsum("upq,upq->u", inverse, inverse).max()))
-
-    # --- iterations -----------------------------------------------------------------------------------------------
+        add = kernels.add_balance
+        self._crew.run(lambda t, lo, hi: add(lo, hi, self._edges, state.y, state.s[t]), self._edge_ranges)
 
     def advance(self, n: int) -> None:
         try:
-            self._advance(n)
+            super().advance(n)
         except KeyboardInterrupt:
             # half a step may be done: any point is good to start from, once the balance fits the duals again
             self._reset_balance(self._state)
-            self._single_step(1.0, measure=False)
+            self._step(1.0, measure=False)
+            self.n_iter += 1
             raise
 
-    def _advance(self, n: int) -> None:
-        end = self.n_iter + n
-        while self.n_iter < end:
-            self._apply_factor()
-            stop = min(self._rebalancing.next, end)
-            self._run(stop - self.n_iter - 1, RELAXATION)
-            relax = 1.0 if stop == end else RELAXATION
-            if stop == self._rebalancing.next:
-                self._single_step(relax, measure=True)
-            else:
-                self._run(1, relax)
-
-    def _run(self, n: int, relax: float) -> None:
+    def _steps(self, n: int, relax: float) -> None:
         if self._crew.size > 1:
-            for _ in range(n):
-                self._single_step(relax, measure=False)
+            super()._steps(n, relax)
         elif n > 0:
-            box = kernels.box_step.address if self._state.z.size else 0
-            calls = kernels.StepCalls(self._node_step.address, box, self._edge_step.address)
-            kernels.run(n, self._sites, self._edges, self._step, self._state, relax, calls)
-            self.n_iter += n
+            kernels.run(n, self._sites, self._edges, self._rho, self._resolvent, self._state, relax)
 
-    def _single_step(self, relax: float, measure: bool) -> None:
-        sites, edges, step, state, crew = self._sites, self._edges, self._step, self._state, self._crew
+    def _step(self, relax: float, measure: bool) -> tuple[Array, Array] | None:
+        sites, edges, state, crew, rho = self._sites, self._edges, self._state, self._crew, self._rho
+        if crew.size == 1 and not measure:
+            kernels.run(1, sites, edges, rho, self._resolvent, state, relax)
+            return None
         x, y, z, s, ahead = state
-
-        before = z.copy() if measure else z
-        crew.run(lambda _, lo, hi: self._node_step(lo, hi, sites, step, state, relax), self._site_ranges)
-        if z.size:
-            crew.run(
-                lambda _, lo, hi: kernels.box_step(lo, hi, step.rho, sites.box, state, relax), self._site_ranges
-            )
+        before, moves = z.copy() if measure else z, None
+        crew.run(
+            lambda _, lo, hi: kernels.node_step(lo, hi, sites, rho, self._resolvent, state, relax), self._site_ranges
+        )
         if measure:
-            dual = np.zeros((crew.size, step.rho.size))
-            crew.run(
-                lambda t, lo, hi: kernels.edge_moves(lo, hi, edges, step.half, ahead, y, dual[t]), self._edge_ranges
-            )
+            dual = np.zeros((crew.size, rho.size))
+            crew.run(lambda t, lo, hi: kernels.edge_moves(lo, hi, edges, rho, ahead, y, dual[t]), self._edge_ranges)
             # ahead = x + 2 dx and the new x = x + relax dx
-            dx = (ahead - x) / (2.0 - relax)
-            duals = 2.0 * dual.sum(axis=0) + (((z - before) / relax) ** 2).sum(axis=0)
-            self._factor = self._rebalancing.factor(duals, sites.linked @ dx**2, self.rho)
-        crew.run(lambda t, lo, hi: self._edge_step(lo, hi, edges, step.half, ahead, y, s[t], relax), self._edge_ranges)
-        self.n_iter += 1
-
-    def _apply_factor(self) -> None:
-        """Change rho where the last look at it said so."""
-        if self._factor is None:
-            return
-        self.rho, self._factor = self.rho * self._factor, None
-        self._step.rho[:] = self.rho
-        self._step.half[:] = 0.5 * self._step.rho
-        if self._grams is not None:
-            self._grams.invert(self._sites.weight, self._step.rho, self._memory.own)
-            self._step = self._step._replace(resolvent=self._memory.own)
-
-    # --- where it stands ------------------------------------------------------------------------------------------
+            primal = self._linked @ ((ahead - x) / (2.0 - relax)) ** 2
+            moves = 2.0 * dual.sum(axis=0) + (((z - before) / relax) ** 2).sum(axis=0), primal
+        crew.run(lambda t, lo, hi: kernels.edge_step(lo, hi, edges, rho, ahead, y, s[t], relax), self._edge_ranges)
+        return moves
 
     def certificate(self, theta: Array | None = None) -> tuple[float, float]:
-        state, box = self._state, self._sites.box
-        x = state.x if theta is None else theta
-        value, gap = self._certified(x, state.y, state.s)
-        if box.size:
-            size = box * np.abs(x)
-            value, gap = value + float(size.sum()), gap + float((size - state.z * x).sum())
+        sites, edges, (x, y, z, s, _) = self._sites, self._edges, self._state
+        x = x if theta is None else theta
+        of_sites = self._crew.run(lambda _, lo, hi: kernels.node_gap(lo, hi, sites, x, s), self._site_ranges)
+        of_edges = self._crew.run(lambda _, lo, hi: kernels.edge_gap(lo, hi, edges, x, y), self._edge_ranges)
+        value, gap = (float(sum(part)) for part in zip(*of_sites, *of_edges, strict=True))
+        if sites.box.size:
+            size = sites.box * np.abs(x)
+            value, gap = value + float(size.sum()), gap + float((size - z * x).sum())
         return value, gap
 
     def fused(self) -> Array:
-        state = self._state  # whose `ahead` is free between two iterations
-        return self._fused(state.x, state.y, state.z, state.ahead)
+        edges, crew, (x, y, z, _, out) = self._edges, self._crew, self._state
+        # columns of other penalties than l1 belong together
+        columns = crew.split(x.shape[1]) if edges.kind == kernels.L1 and crew.size > 1 else [(0, x.shape[1])]
+        box = self._sites.box
+        crew.run(lambda _, lo, hi: kernels.fuse(lo, hi, edges, y, 1.0 - INTERIOR, z, box, x, out), columns)
+        return np.asarray(out)
 
     def arranged(self, theta: Array) -> Array:
         return self._numbering.sites_to_internal(theta)
@@ -376,3 +342,6 @@ class CompiledIteration(KernelIteration):
         if not (self.live or numbering.changed):
             x, y, z = x.copy(), y.copy(), None if z is None else z.copy()
         return PrimalDual(x, y, z, balance, self.rho, self.n_iter)
+
+    def close(self) -> None:
+        self._crew.close()

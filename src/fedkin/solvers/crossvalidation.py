@@ -13,7 +13,7 @@ from fedkin._base import Array, Index, check_positive, check_whole
 from fedkin.core import Problem, QuadraticTerms, Summaries
 from fedkin.data import Federation
 from fedkin.errors import DataError, ParameterError
-from fedkin.solvers.backend import Backend, Resolved, resolve_backend, run_side_by_side
+from fedkin.solvers.compiled import Backend, Resolved, resolve_backend, run_side_by_side
 from fedkin.solvers.folds import Batch, Fold, cut_folds, in_batches
 from fedkin.solvers.grids import checked_grid, fused_solution, lam_grid
 from fedkin.solvers.path import SHORTEST_STRETCH, path_stretch, path_threads, stretches_of, warn_of_limits

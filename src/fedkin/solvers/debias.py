@@ -14,7 +14,7 @@ import numpy as np
 
 from fedkin._base import Array, check_choice, check_positive, check_whole
 from fedkin.core import Penalty, Problem, Solution
-from fedkin.solvers.backend import Backend
+from fedkin.solvers.compiled import Backend
 from fedkin.solvers.exact import solve
 
 Debias = Literal["mcp", "adaptive"]

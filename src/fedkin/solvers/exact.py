@@ -14,10 +14,8 @@ import numpy as np
 from fedkin._base import Array, check_positive, check_whole
 from fedkin.core import FusedObjective, Problem, QuadraticTerms, SiteTerms, Solution, Status
 from fedkin.errors import ConvergenceWarning, ParameterError
-from fedkin.graph import NearCliques
-from fedkin.solvers.backend import USUAL, Backend, Limits, Resolved, resolve_backend
-from fedkin.solvers.cliques import CliqueIteration
-from fedkin.solvers.near_cliques import NearCliqueIteration
+from fedkin.solvers.compiled import Backend, CompiledIteration, Resolved, resolve_backend
+from fedkin.solvers.fusing import MinimizerBall, far_from_fused, fused_components, fused_parameters
 from fedkin.solvers.newton import (
     HOPELESS,
     POOR,
@@ -31,18 +29,14 @@ from fedkin.solvers.newton import (
 )
 from fedkin.solvers.pdhg import (
     COLD,
+    CliqueIteration,
     Iteration,
     NumpyIteration,
     PrimalDual,
     Start,
-    Stopping,
     check_after,
-    far_from_fused,
-    fused_components,
-    fused_parameters,
     initial_rho,
 )
-from fedkin.solvers.radius import MinimizerBall
 
 #: The relative gap is never relative to less than this share of the objective at theta = 0.
 SCALE_FLOOR = 1e-6
@@ -83,7 +77,7 @@ def solve(
     warm_start : Solution, optional
         Of a similar problem (another ``lam``, other rows) on the same graph.
     backend : "auto", "numpy" or "numba"
-        What carries out the iterations, see `fedkin.solvers.backend`.
+        What carries out the iterations, numpy or compiled kernels; by default decided by the size of the problem.
 
     Returns
     -------
@@ -101,7 +95,7 @@ def solve(
     The gap is relative to ``max(|F(theta)|, 1e-6 |F(0)|)``. Of singular designs (fewer rows than parameters on a
     site) without regular neighbours it needs a ball that holds a minimiser. For quadratic losses, and with sparsity
     everywhere, that is proven; otherwise ``solution.radius`` says for which ball the certificate holds (see
-    `fedkin.solvers.radius`).
+    `fedkin.solvers.fusing`).
 
     Examples
     --------
@@ -136,15 +130,13 @@ def solve_fused(
     fuse_components: bool = True,
     certify: bool = True,
     backend: Backend = "auto",
-    limits: Limits = USUAL,
 ) -> Solution:
     """`solve` on arrays; the objective is |V| times the public one.
 
     ``quiet`` leaves out the convergence warning. Without ``fuse_components`` what is fused at the optimum need only be
     almost so. Where not to ``certify``, Newton also ends with a step that lowers the objective by less than ``tol``.
     """
-    start, resolved = _start(objective, warm_start), resolve_backend(backend, objective)
-    search = Search(objective, tol, max_iter, start, resolved, limits)
+    search = Search(objective, tol, max_iter, _start(objective, warm_start), resolve_backend(backend, objective))
     search.certify = certify
     try:
         search.run(warm=warm_start is not None, fuse_components=fuse_components)
@@ -188,15 +180,9 @@ class Search:
     """The state of one solve: the best certified pair so far and how it was reached."""
 
     def __init__(
-        self,
-        objective: FusedObjective,
-        tol: float,
-        max_iter: int,
-        start: PrimalDual,
-        backend: Resolved,
-        limits: Limits,
+        self, objective: FusedObjective, tol: float, max_iter: int, start: PrimalDual, backend: Resolved
     ) -> None:
-        self.objective, self.tol, self.max_iter, self.backend, self.limits = objective, tol, max_iter, backend, limits
+        self.objective, self.tol, self.max_iter, self.backend = objective, tol, max_iter, backend
         terms, theta = objective.terms, start.theta
         values = terms.c if isinstance(terms, QuadraticTerms) else terms.values(np.zeros_like(theta))
         raise_if_not_finite(objective.graph, values, "loss at theta = 0")
@@ -252,14 +238,9 @@ class Search:
         # a cold start is each site's own minimiser: closer than 0 for weak penalties, as good as any for strong ones
         begin = Start(start.theta, start.alpha, start.zeta) if warm else COLD
         rho = initial_rho(self.objective, terms)
-        iteration = start_iteration(self.backend, self.objective, terms, rho, begin, self.limits)
-        stopping = Stopping(self.tol, self.floor, self.max_iter, FUSING_HELPS)
+        iteration = start_iteration(self.backend, self.objective, terms, rho, begin)
         try:
             while self.status != "converged" and self.n_iter < self.max_iter:
-                checked = iteration.settle(stopping)
-                if checked is not None:
-                    self.take_checked(iteration.pair(checked.theta), checked.rows, only=iteration.live)
-                    continue
                 ahead = check_after(self.n_iter, self.rows, self.tol)
                 iteration.advance(min(ahead, self.max_iter - self.n_iter))
                 self._certify_iteration(iteration)
@@ -282,15 +263,6 @@ class Search:
             if self._fusing_may_help(found.gap):
                 found = self._or_fused(found, iteration.pair(iteration.fused()))
         self.take(found, only=iteration.live)
-
-    def take_checked(self, pair: PrimalDual, rows: Array, only: bool = False) -> None:
-        """Note all that was found on the way (iteration, value, gap), and take the pair of the last check."""
-        for n_iter, value, gap in rows[:-1].tolist():
-            self.rows.append((int(n_iter), value, gap))
-            self.lower = max(self.lower, value - gap * self.scale(value))
-        n_iter, value, gap = rows[-1].tolist()
-        self.n_iter = int(n_iter)
-        self.take(_Certified(pair, value, gap, None), only=only)
 
     def _certified_quickly(self, iteration: Iteration) -> _Certified:
         theta = None
@@ -362,7 +334,7 @@ class Search:
         enough = 0.2 * self.strict * self.tol * self.scale(float(at.values.sum()))
         done = self.n_iter
         begin = Start(at.theta, start.alpha, start.zeta)
-        iteration = start_iteration(self.backend, local, model, rho, begin, self.limits)
+        iteration = start_iteration(self.backend, local, model, rho, begin)
         try:
             while True:
                 iteration.advance(check_after(iteration.n_iter))
@@ -446,27 +418,13 @@ class Search:
 
 
 def start_iteration(
-    backend: Resolved,
-    objective: FusedObjective,
-    quadratic: QuadraticTerms,
-    rho: Array,
-    start: Start = COLD,
-    limits: Limits = USUAL,
+    backend: Resolved, objective: FusedObjective, quadratic: QuadraticTerms, rho: Array, start: Start = COLD
 ) -> Iteration:
-    """An iteration on that backend."""
-    if isinstance(objective.cliques, NearCliques):
-        return NearCliqueIteration(objective, quadratic, rho, start, compiled=backend == "numba")
+    """Return an iteration on that backend."""
     if objective.cliques is not None:
         return CliqueIteration(objective, quadratic, rho, start, compiled=backend == "numba")
-    if backend == "numpy":
-        return NumpyIteration(objective, quadratic, rho, start)
-    from fedkin.solvers.chains import ChainIteration, chains_for
-    from fedkin.solvers.compiled import CompiledIteration
-
-    chains = chains_for(objective, quadratic)
-    if chains is not None:
-        return ChainIteration(objective, quadratic, chains, start.alpha)
-    return CompiledIteration(objective, quadratic, rho, start, limits=limits)
+    kind = NumpyIteration if backend == "numpy" else CompiledIteration
+    return kind(objective, quadratic, rho, start)
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,7 @@ from fedkin.core import (
 )
 from fedkin.data import Federation
 from fedkin.graph import Graph
-from fedkin.solvers.backend import Resolved
+from fedkin.solvers.compiled import Resolved
 
 #: Up to this many edge duals, numpy solves all folds as one problem with a copy of the graph each.
 STACKED = 1_000_000

@@ -11,20 +11,11 @@ from functools import partial
 import numpy as np
 
 from fedkin._base import Array, Index, available_threads, check_positive, check_whole
-from fedkin.core import FusedObjective, Problem, QuadraticTerms, Solution
+from fedkin.core import FusedObjective, Problem, Solution
 from fedkin.errors import ConvergenceWarning
-from fedkin.solvers.backend import (
-    USUAL,
-    Backend,
-    Limits,
-    Resolved,
-    iteration_is_shared,
-    resolve_backend,
-    run_side_by_side,
-)
-from fedkin.solvers.exact import FUSING_HELPS, SCALE_FLOOR, Search, scaled, solve_fused, uninterrupted, verdict
+from fedkin.solvers.compiled import Backend, Resolved, iteration_is_shared, resolve_backend, run_side_by_side
+from fedkin.solvers.exact import scaled, solve_fused, uninterrupted
 from fedkin.solvers.grids import checked_grid, lam_grid
-from fedkin.solvers.pdhg import Stopping, initial_rho
 
 #: A path is cut into this many stretches, of at least so many levels.
 STRETCHES, SHORTEST_STRETCH = 4, 3
@@ -147,40 +138,20 @@ def path_stretch(
     known: list[tuple[float, Solution]] = []
     # near the top solutions change abruptly: go there from below. Elsewhere go down, where steps are shorter.
     ahead = (part[::-1] if part[0] == 0 else part).tolist()
-    while ahead:
-        for solution in _next_solutions(objective, known, strengths[ahead], tol, max_iter, backend, fuse_components):
-            k = ahead.pop(0)
-            yield k, uninterrupted(solution)
-            known = [*known[-1:], (float(strengths[k]), solution)]
-
-
-def _next_solutions(
-    objective: FusedObjective,
-    known: list[tuple[float, Solution]],
-    strengths: Array,
-    tol: float,
-    max_iter: int,
-    backend: Resolved,
-    fuse_components: bool,
-) -> list[Solution]:
-    """Solutions at the first of the strengths, at least one: as many as kernels find without Python in between."""
-    if backend == "numba":
-        several = solve_levels(objective, known, strengths, tol, max_iter, fuse_components=fuse_components)
-        if several:
-            return several
-    at = objective.with_strength(float(strengths[0]))
-    start = _predicted(known, at)
-    solution = solve_fused(
-        at,
-        tol,
-        max_iter=max_iter,
-        warm_start=start,
-        quiet=True,
-        fuse_components=fuse_components,
-        certify=fuse_components,
-        backend=backend,
-    )
-    return [solution]
+    for k in ahead:
+        at = objective.with_strength(float(strengths[k]))
+        solution = solve_fused(
+            at,
+            tol,
+            max_iter=max_iter,
+            warm_start=_predicted(known, at),
+            quiet=True,
+            fuse_components=fuse_components,
+            certify=fuse_components,
+            backend=backend,
+        )
+        yield k, uninterrupted(solution)
+        known = [*known[-1:], (at.strength, solution)]
 
 
 def _predicted(known: list[tuple[float, Solution]], at: FusedObjective) -> Solution | None:
@@ -195,66 +166,4 @@ def _predicted(known: list[tuple[float, Solution]], at: FusedObjective) -> Solut
     step = (strength - at.strength) / (before - strength)
     return replace(
         last, theta=last.theta + step * (last.theta - other.theta), alpha=last.alpha + step * (last.alpha - other.alpha)
-    )
-
-
-def solve_levels(
-    objective: FusedObjective,
-    known: Sequence[tuple[float, Solution]],
-    strengths: Array,
-    tol: float,
-    max_iter: int,
-    *,
-    fuse_components: bool = True,
-    limits: Limits = USUAL,
-) -> list[Solution]:
-    """Solutions at the first of some strengths, in this order: as many as one compiled iteration finds, perhaps none.
-
-    ``known`` are at most two to start from, the last one the nearest. What needs more care than a kernel takes is left
-    to `solve_fused`: large problems, sparsity, grids, levels that need many iterations, singular sites without
-    regular neighbours, and (with ``fuse_components``) other singular ones.
-    """
-    from fedkin.solvers.compiled import CompiledIteration
-
-    terms = objective.terms
-    if not isinstance(terms, QuadraticTerms) or not _fits(objective, terms, strengths, known):
-        return []
-    start = objective.with_strength(float(strengths[0]))
-    iteration = CompiledIteration(start, terms, initial_rho(start, terms), n_threads=1, limits=limits)
-    if not (iteration.regular or (iteration.checks and not fuse_components)):
-        return []
-    floor = SCALE_FLOOR * abs(float(terms.c.sum())) + np.finfo(float).tiny
-    stopping = Stopping(tol, floor, max_iter, FUSING_HELPS)
-    done = list(known)
-    while len(done) < len(known) + strengths.size:
-        left = strengths[len(done) - len(known) :]
-        found, may_fuse = iteration.settle_levels(done[-2:], left, stopping, fuse_components)
-        for at, (pair, rows) in zip(left.tolist(), found, strict=False):
-            n_iter, value, gap = rows[-1].tolist()
-            trace = dict(zip(("n_iter", "objective", "gap"), rows.T, strict=True))
-            message = verdict("converged", gap, tol, int(n_iter))
-            done.append((at, Solution(pair.theta, value, gap, "converged", int(n_iter), trace, pair.alpha, message)))
-        if not found:
-            break
-        if fuse_components and may_fuse:
-            at = objective.with_strength(done[-1][0])
-            search = Search(at, tol, max_iter, found[-1][0], "numba", limits)
-            search.take_checked(*found[-1])
-            search.fuse_components(iteration)
-            done[-1] = at.strength, search.finish(quiet=True)
-    return [solution for _, solution in done[len(known) :]]
-
-
-def _fits(
-    objective: FusedObjective, terms: QuadraticTerms, strengths: Array, known: Sequence[tuple[float, Solution]]
-) -> bool:
-    from fedkin.solvers.chains import chains_for
-
-    return (
-        objective.sparsity is None
-        and objective.cliques is None
-        and strengths.size > 0
-        and min(strengths.min(), *(at for at, _ in known), np.inf) > 0
-        and not iteration_is_shared(objective, terms)
-        and chains_for(objective, terms) is None
     )

@@ -1,6 +1,6 @@
-"""The quadratic core: over-relaxed, diagonally preconditioned primal-dual iterations on the edge duals.
+"""The quadratic core: over-relaxed, diagonally preconditioned primal-dual iterations (PDHG).
 
-One dual vector per edge. With ``s = D' y`` and ``d_i`` the degree of site i, an iteration is
+On edges there is one dual vector per edge. With ``s = D' y`` and ``d_i`` the degree of site i, an iteration is
 
     xhat_i = argmin M_i(x) + (rho d_i / 2) ||x - x_i + s_i / (rho d_i)||^2
     yhat_e = projection of y_e + (rho / 2) (2 xhat - x)_{i-j} onto the dual ball of radius r_e
@@ -8,6 +8,15 @@ One dual vector per edge. With ``s = D' y`` and ``d_i`` the degree of site i, an
 followed by over-relaxation of both: network-lasso ADMM with its copies eliminated. Sparsity adds one more dual per
 site, as if every site had an edge to a neighbour that stays at 0. For the separable l1 penalty ``rho`` is
 a number per coordinate, which makes the iteration indifferent to the units of the features.
+
+On unions of cliques with a separable penalty a sort takes the place of the edges. With ``z`` a copy of the parameters
+and ``y (V, p)`` the sums of the edge duals at each site,
+
+    x_u = argmin M_u(x) + (w_u rho / 2) ||x - z_u + y_u / (w_u rho)||^2
+    z = prox of the penalty at v = relaxed x + y / (w rho);  y = w rho (v - z)
+
+The prox sorts each coordinate of a clique, subtracts from site k ``L / rho`` times the weight before it less the
+weight after it, and pools neighbours that are out of order (isotonic regression).
 """
 
 from __future__ import annotations
@@ -19,10 +28,14 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import numpy as np
+from scipy import sparse
+from scipy.optimize import isotonic_regression
 
-from fedkin._base import Array, Index, Mask
-from fedkin.core import FusedObjective, QuadraticTerms, SiteTerms, generalized_inverse, summed_terms
-from fedkin.graph import Graph
+from fedkin._base import Array, Mask
+from fedkin.core import FusedObjective, QuadraticTerms
+from fedkin.graph import Cliques
+from fedkin.solvers import kernels
+from fedkin.solvers.fusing import fused_parameters
 
 RELAXATION = 1.8
 #: rho is rebalanced after this many iterations for the first time, when it is off by more than REBALANCE_AT, and by at
@@ -32,12 +45,6 @@ REBALANCE_AT = 2.0
 REBALANCE_BY = 10.0
 #: A check costs about this many iterations.
 LEAST_STRETCH = 3
-#: A dual that stays inside its ball by this share belongs to a difference (or a coordinate) that is 0 at the optimum.
-INTERIOR = 1e-3
-#: Parameters that differ by this share of what sites would have on their own are clearly different.
-CLEARLY = 1e-3
-#: Relative changes of the objective below this are rounding.
-SAME_VALUE = 1e-13
 _TINY = float(np.finfo(np.float64).tiny)
 
 
@@ -96,30 +103,6 @@ def initial_rho(objective: FusedObjective, quadratic: QuadraticTerms) -> Array:
     return np.asarray(4.0 * np.maximum(curvature, floor) / degree)
 
 
-class Stopping(NamedTuple):
-    """When a pair is good enough: relative gap to reach, what it is relative to at least, and the last iteration.
-
-    Fused parameters are tried once the gap is within a factor ``fusing_helps`` of ``tol``.
-    """
-
-    tol: float
-    floor: float
-    limit: int
-    fusing_helps: float
-
-
-@dataclass(frozen=True)
-class Checked:
-    """What a stretch of iterations with checks on the way found.
-
-    ``rows (m, 3)``: iteration, value and relative gap of each check. ``theta``: the fused parameters that the last
-    check is about, for `Iteration.pair`; None for the iteration's own.
-    """
-
-    rows: Array
-    theta: Array | None
-
-
 def check_after(done: int, rows: Sequence[tuple[int, float, float]] = (), tol: float = 0.0) -> int:
     """Iterations until the next check: when the last two gaps say that it will pass, but not too far ahead.
 
@@ -138,55 +121,71 @@ def check_after(done: int, rows: Sequence[tuple[int, float, float]] = (), tol: f
 class Iteration(ABC):
     """The state of an iteration: where it stands after ``n_iter`` steps, and how it goes on."""
 
-    n_iter: int
-    rho: Array
     #: Whether every site has a minimiser of its own, so that `certificate` needs no radius.
     regular: bool
     #: Whether it stands at a feasible pair even after Ctrl-C.
     recovers = False
+    #: Whether a `pair` shares memory with the state, so that it changes when the iteration goes on.
+    live = False
 
-    @property
-    def live(self) -> bool:
-        """Whether a `pair` shares memory with the state, so that it changes when the iteration goes on."""
-        return False
+    def __init__(self, rho: Array) -> None:
+        self.n_iter, self._rebalancing = 0, Rebalancing()
+        self._factor: Array | None = None
+        self._set_rho(rho)
+
+    def _set_rho(self, rho: Array) -> None:
+        self.rho = rho
 
     @abstractmethod
+    def _step(self, relax: float, measure: bool) -> tuple[Array, Array] | None:
+        """Take one step; return squared lengths ``(p,)`` of the moves of duals and parameters to ``measure`` them."""
+
+    def _steps(self, n: int, relax: float) -> None:
+        for _ in range(n):
+            self._step(relax, measure=False)
+
     def advance(self, n: int) -> None:
-        """``n`` iterations, the last one without over-relaxation: it leaves a feasible primal-dual pair.
+        """Take ``n`` steps, the last one without over-relaxation: it leaves a feasible primal-dual pair.
 
         The relaxed duals may leave their balls, and a gap computed from them would be void.
         """
-
-    def settle(self, stopping: Stopping) -> Checked | None:
-        """Iterations and checks until one is good enough or some time has passed; None where `advance` must do."""
-        return None
+        end = self.n_iter + n
+        while self.n_iter < end:
+            if self._factor is not None:
+                self._set_rho(self.rho * self._factor)
+                self._factor = None
+            look = self._rebalancing.next
+            stop = min(look, end)
+            self._steps(stop - self.n_iter - 1, RELAXATION)
+            moves = self._step(1.0 if stop == end else RELAXATION, measure=stop == look)
+            self.n_iter = stop
+            if moves is not None:
+                self._factor = self._rebalancing.factor(*moves, self.rho)
 
     @abstractmethod
     def certificate(self, theta: Array | None = None) -> tuple[float, float]:
-        """Value and duality gap of the pair, or of other parameters with the same duals, on regular designs."""
+        """Return value and duality gap of the pair, or of other parameters with the same duals, if `regular`."""
 
     @abstractmethod
     def fused(self) -> Array:
-        """Parameters in which fused sites are exactly equal, for `certificate` and `pair`."""
+        """Return parameters in which fused sites are exactly equal, for `certificate` and `pair`."""
 
     def arranged(self, theta: Array) -> Array:
-        """Parameters in the caller's order, for `certificate` and `pair`."""
+        """Return parameters in the caller's order as `certificate` and `pair` take them."""
         return np.ascontiguousarray(theta)
 
     @abstractmethod
     def pair(self, theta: Array | None = None) -> PrimalDual:
-        """The pair it stands at, or other parameters with the same duals."""
+        """Return the pair it stands at, or other parameters with the same duals."""
 
     def close(self) -> None:  # noqa: B027  (most have no threads)
         """End its threads, if it has any."""
 
 
 class NumpyIteration(Iteration):
-    """The iteration on numpy arrays, the reference; ``quadratic`` takes the place of the objective's own terms."""
+    """The iteration on edges in numpy, the reference; ``quadratic`` takes the place of the objective's own terms."""
 
     def __init__(self, objective: FusedObjective, quadratic: QuadraticTerms, rho: Array, start: Start = COLD) -> None:
-        from scipy import sparse  # slow to load
-
         self._objective, self._quadratic = replace(objective, terms=quadratic), quadratic
         self._incidence = objective.graph.incidence()
         self._transposed = sparse.csr_array(self._incidence.T)
@@ -199,44 +198,30 @@ class NumpyIteration(Iteration):
         self._z = start.sparsity_duals(objective)
         self._s = self._balance()
         self.regular = not bool(quadratic.singular.any())
-        self._rebalancing = Rebalancing()
-        self.n_iter = 0
-        self._set_rho(rho)
+        super().__init__(rho)
 
     def _set_rho(self, rho: Array) -> None:
-        self.rho, self._half, self._metric = rho, 0.5 * rho, self._weight * rho
-        self._factor: Array | None = None
+        self.rho, self._metric = rho, self._weight * rho
         self._resolve = self._quadratic.resolvent(self._metric)
 
     def _balance(self) -> Array:
         s = np.asarray(self._transposed @ self._y)
         return s if self._z is None else s + self._z
 
-    def advance(self, n: int) -> None:
-        end = self.n_iter + n
-        while self.n_iter < end:
-            self._step(1.0 if self.n_iter + 1 == end else RELAXATION)
-
-    def _step(self, relax: float) -> None:
-        if self._factor is not None:
-            self._set_rho(self.rho * self._factor)
+    def _step(self, relax: float, measure: bool) -> tuple[Array, Array] | None:
         x, y, z, rho, objective = self._x, self._y, self._z, self.rho, self._objective
         xhat = self._resolve(self._quadratic.b + self._metric * x - self._s)
         xhat[self._alone] = self._own
         ahead = 2.0 * xhat - x
-        yhat = objective.penalty.project(y + self._half * np.asarray(self._incidence @ ahead), objective.edge_radius)
+        yhat = objective.penalty.project(y + 0.5 * rho * np.asarray(self._incidence @ ahead), objective.edge_radius)
         self._x, self._y = x + relax * (xhat - x), y + relax * (yhat - y)
-        zhat = None
+        dual = 2.0 * ((yhat - y) ** 2).sum(axis=0) if measure else np.empty(0)
         if z is not None and objective.sparsity is not None:
             zhat = np.clip(z + rho * ahead, -objective.sparsity, objective.sparsity)
             self._z = z + relax * (zhat - z)
+            dual = dual + ((zhat - z) ** 2).sum(axis=0) if measure else dual
         self._s = self._balance()
-        self.n_iter += 1
-        if self.n_iter == self._rebalancing.next:
-            dual = 2.0 * ((yhat - y) ** 2).sum(axis=0)
-            if z is not None and zhat is not None:
-                dual += ((zhat - z) ** 2).sum(axis=0)
-            self._factor = self._rebalancing.factor(dual, self._linked @ (xhat - x) ** 2, rho)
+        return (dual, self._linked @ (xhat - x) ** 2) if measure else None
 
     def certificate(self, theta: Array | None = None) -> tuple[float, float]:
         x = self._x if theta is None else theta
@@ -249,6 +234,96 @@ class NumpyIteration(Iteration):
     def pair(self, theta: Array | None = None) -> PrimalDual:
         x = self._x if theta is None else theta
         return PrimalDual(x, self._y, self._z, self._s, self.rho, self.n_iter)
+
+
+class CliqueIteration(Iteration):
+    """The iteration on objectives whose graph is a union of `Cliques`.
+
+    What the prox leaves is feasible and complementary: its certificate costs nothing but the sites' own gaps, and fused
+    sites are equal to the bit. Sparsity that is even in a clique only soft-thresholds the result.
+    """
+
+    def __init__(
+        self, objective: FusedObjective, quadratic: QuadraticTerms, rho: Array, start: Start = COLD, *, compiled: bool
+    ) -> None:
+        assert objective.cliques is not None
+        self._objective, self._quadratic = replace(objective, terms=quadratic), quadratic
+        self._prox = SortedProx(objective.cliques, quadratic.n_params, compiled=compiled)
+        linked = weights_of_sites(objective)
+        self._weight = np.where(linked > 0, linked, 1.0)[:, None]
+        # a site in no clique is on its own from the start, unless sparsity holds it
+        self._alone = (linked == 0) & (objective.sparsity is None)
+        self.regular = not bool(quadratic.singular.any())
+        self._z, self._own = start.point(quadratic, self._alone)
+        shape = quadratic.b.shape
+        self._alpha = np.zeros(shape) if start.alpha is None else start.alpha
+        self._zeta = start.sparsity_duals(objective)
+        super().__init__(np.array(np.broadcast_to(rho, shape[1:])))
+
+    def _set_rho(self, rho: Array) -> None:
+        self.rho, self._metric = rho, self._weight * rho
+        self._resolve = self._quadratic.resolvent(self._metric)
+
+    @property
+    def _balance(self) -> Array:
+        return self._alpha if self._zeta is None else self._alpha + self._zeta
+
+    def _step(self, relax: float, measure: bool) -> tuple[Array, Array] | None:
+        # over-relaxed also where others are not: the prox leaves feasible duals
+        objective, metric, z, y = self._objective, self._metric, self._z, self._balance
+        x = self._resolve(self._quadratic.b + metric * z - y)
+        v = RELAXATION * x + (1.0 - RELAXATION) * z + y / metric
+        new = self._prox(v, objective.strength / self.rho)
+        self._alpha = metric * (v - new)
+        if objective.sparsity is not None:
+            thin = np.sign(new) * np.maximum(np.abs(new) - objective.sparsity / metric, 0.0)
+            self._zeta, new = metric * (new - thin), thin
+        new[self._alone], self._alpha[self._alone] = self._own, 0.0
+        self._z = new
+        if not measure:
+            return None
+        dual = ((self._balance - y) ** 2 / self._weight).sum(axis=0)
+        return dual, (self._weight * (new - z) ** 2).sum(axis=0)
+
+    def certificate(self, theta: Array | None = None) -> tuple[float, float]:
+        if theta is not None:
+            return self._objective.value(theta), self._objective.gap(theta, self._alpha, self._zeta, self._balance)[0]
+        # the penalty at z is <alpha, z>, and that of sparsity <zeta, z>
+        value = float(self._quadratic.values(self._z).sum()) + float((self._balance * self._z).sum())
+        return value, float(self._quadratic.young_gaps(self._z, self._balance).sum())
+
+    def fused(self) -> Array:
+        return self._z
+
+    def pair(self, theta: Array | None = None) -> PrimalDual:
+        x = self._z if theta is None else theta
+        return PrimalDual(x, self._alpha, self._zeta, self._balance, self.rho, self.n_iter)
+
+
+class SortedProx:
+    """``argmin_z sum_u w_u (z_u - v_u)^2 / 2 + tau sum_e w_e |z_i - z_j|``, column by column of ``v (V, p)``."""
+
+    def __init__(self, cliques: Cliques, n_params: int, *, compiled: bool) -> None:
+        self._cliques, self._compiled = cliques, compiled
+        if compiled:
+            kernels.load_kernels()
+            # each column's last order: from one iteration to the next it hardly changes
+            self._order = np.tile(cliques.order, (n_params, 1))
+
+    def __call__(self, v: Array, tau: Array) -> Array:
+        out, cliques, starts = np.empty_like(v), self._cliques, self._cliques.starts
+        if self._compiled:
+            kernels.pool(starts, cliques.weights, tau, v, self._order, out)
+            return out
+        for c, column in enumerate(v.T):
+            order = np.lexsort((column, cliques.labels))
+            for lo, hi in zip(starts[:-1].tolist(), starts[1:].tolist(), strict=True):
+                at = order[lo:hi]
+                weight = cliques.weights[at]
+                upto = np.cumsum(weight)
+                target = column[at] - tau[c] * (2.0 * upto - weight - upto[-1])
+                out[at, c] = isotonic_regression(target, weights=weight).x
+        return out
 
 
 class Rebalancing:
@@ -286,88 +361,3 @@ def weights_of_sites(objective: FusedObjective) -> Array:
     if objective.sparsity is not None:
         weight = weight + 1.0
     return weight
-
-
-def fused_parameters(objective: FusedObjective, theta: Array, alpha: Array, zeta: Array | None) -> Array:
-    """Parameters ``(V, p)`` in which fused neighbours are bitwise equal and sparse coordinates 0.
-
-    At the optimum an edge whose dual lies strictly inside its ball joins equal parameters. Each connected group of such
-    edges is set to its mean, coordinate by coordinate for a separable penalty; in the same way a coordinate whose
-    sparsity dual lies strictly inside its box is 0 for the whole group. The caller decides by the gap what to keep.
-    """
-    limit = (1.0 - INTERIOR) * objective.edge_radius
-    sparse = None
-    if objective.sparsity is not None and zeta is not None:
-        sparse = np.abs(zeta) < (1.0 - INTERIOR) * objective.sparsity
-    i, j = objective.graph.edges[:, 0], objective.graph.edges[:, 1]
-    if not objective.penalty.separable:
-        inside = objective.penalty.dual_norm(alpha) < limit
-        return _grouped(i[inside], j[inside], theta, sparse)
-    # every coordinate of every site is a node of its own
-    p = theta.shape[1]
-    edge, column = np.nonzero(np.abs(alpha) < limit[:, None])
-    shape = (theta.size, 1)
-    zero = None if sparse is None else sparse.reshape(shape)
-    return _grouped(i[edge] * p + column, j[edge] * p + column, theta.reshape(shape), zero).reshape(theta.shape)
-
-
-def far_from_fused(terms: QuadraticTerms, graph: Graph, theta: Array) -> bool:
-    """Whether most of some edges clearly join different parameters: then `fused_components` would be in vain."""
-    if graph.cliques is not None:
-        # in a clique, sites that follow each other are joined as well as any
-        order, labels = graph.cliques.order, graph.cliques.labels
-        joined = np.flatnonzero(labels[order[1:]] == labels[order[:-1]])
-        sample = np.column_stack([order[joined + 1], order[joined]])
-    else:
-        sample = graph.edges
-    sample = sample[:: len(sample) // 200 + 1]
-    ends = theta.take(sample, axis=0)
-    different = (np.abs(ends[:, 0] - ends[:, 1]) > CLEARLY * terms.typical_size).any(axis=1)
-    return bool(np.count_nonzero(different) > 0.5 * len(sample))
-
-
-def fused_components(objective: FusedObjective, theta: Array, slack: float) -> Array:
-    """``theta`` with components fused where that is better, tried where a mean costs no more than ``slack``."""
-    labels = objective.graph.components()
-    size = np.bincount(labels)
-    means = np.stack([np.bincount(labels, column) / size for column in theta.T], axis=1)
-    if not (_changes(objective, labels, theta, means[labels]) <= slack)[size > 1].any():
-        return theta
-    level = (_better(summed_terms(objective.terms, labels), means) if objective.sparsity is None else means)[labels]
-    # a tie within rounding goes to the fused level, so that equal problems from other sums have equal solutions
-    rounding = SAME_VALUE * np.bincount(labels, np.abs(objective.terms.values(level)))
-    better = (_changes(objective, labels, theta, level) <= rounding) & (size > 1)
-    return np.where(better[labels, None], level, theta)
-
-
-def _better(pooled: SiteTerms, level: Array) -> Array:
-    """What one Newton step makes of the level of each component."""
-    inverse, _ = generalized_inverse(pooled.hessians(level))
-    return np.asarray(level - np.matmul(inverse, pooled.gradients(level)[:, :, None])[:, :, 0])
-
-
-def _changes(objective: FusedObjective, labels: Index, theta: Array, level: Array) -> Array:
-    """Change of the objective of each component when its parameters go from ``theta`` to a common ``level``."""
-    terms = objective.terms
-    change = terms.values(level) - terms.values(theta)
-    if objective.sparsity is not None:
-        change += (objective.sparsity * (np.abs(level) - np.abs(theta))).sum(axis=1)
-    return np.asarray(np.bincount(labels, change) - objective.penalty_by_component(theta), dtype=np.float64)
-
-
-def _grouped(i: Index, j: Index, theta: Array, sparse: Mask | None) -> Array:
-    """Means of ``theta (N, k)`` over groups joined by edges ``(i, j)``, 0 where any member of the group is sparse."""
-    from scipy.sparse import coo_array
-    from scipy.sparse.csgraph import connected_components
-
-    n = theta.shape[0]
-    joined = coo_array((np.ones(i.size, dtype=np.int8), (i, j)), shape=(n, n))
-    groups, labels = connected_components(joined, directed=False)
-    size = np.bincount(labels, minlength=groups)
-    out = np.empty_like(theta)
-    for column in range(theta.shape[1]):
-        means = np.bincount(labels, weights=theta[:, column], minlength=groups) / size
-        if sparse is not None:
-            means[labels[sparse[:, column]]] = 0.0
-        out[:, column] = means[labels]
-    return out

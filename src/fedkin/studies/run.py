@@ -34,7 +34,7 @@ from fedkin.errors import (
 )
 from fedkin.fitting.progress import progress
 from fedkin.report import render
-from fedkin.solvers import compile_kernels
+from fedkin.solvers import load_kernels
 from fedkin.studies.config import BUILT_IN, FIGURES, Cell, Study, check_study, load_study, task_function
 from fedkin.studies.figures import Table, draw, make_table
 from fedkin.studies.summary import Check, Row
@@ -234,7 +234,7 @@ def run_cell(cell: Cell, data: Path | None = None, folder: Path | None = None) -
     """Compute the rows of a cell, each with seed, versions and CPU."""
     started, where, rows = perf_counter(), environment(), []
     try:
-        compile_kernels()
+        load_kernels()
         task = task_function(cell.task, folder)
         for number, seed in zip(cell.replications, cell.seeds, strict=True):
             with warnings.catch_warnings(record=True) as caught, one_blas_thread():

@@ -11,7 +11,7 @@ from fedkin.admm.rounds import LocalShards
 from fedkin.admm.sampling import site_roots
 from fedkin.admm.shard import averaging_weight
 from fedkin.solvers import Crew
-from fedkin.solvers.kernels.jit import frozen
+from fedkin.solvers.jit import frozen
 
 #: Multiplications in a round from which on threads share it.
 THREADING_PAYS = 3e6

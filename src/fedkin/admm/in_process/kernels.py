@@ -18,7 +18,7 @@ from numba import types
 
 from fedkin.admm.shard import TAIL_POWER
 from fedkin.losses import COMPILED_LOSSES, Loss, MeanLoss
-from fedkin.solvers.kernels.jit import FLOAT, INT, bundle, kernel, part, readable, writable
+from fedkin.solvers.jit import FLOAT, INT, bundle, kernel, part, readable, writable
 
 L1, L2, LINF = 0, 1, 2
 PENALTIES = {"l1": L1, "l2": L2, "linf": LINF}

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from fedkin._base import Array, Index
-from fedkin.solvers.kernels.jit import FLOAT, INT, bundle, writable
+from fedkin.solvers.jit import FLOAT, INT, bundle, writable
 
 #: Groups whose marginals are computed at once, one in each lane of vector instructions.
 LANES = 8

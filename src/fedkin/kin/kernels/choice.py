@@ -7,7 +7,7 @@ import math
 import numpy as np
 
 from fedkin.kin.kernels.bundles import LANES
-from fedkin.solvers.kernels.jit import part
+from fedkin.solvers.jit import part
 
 
 @part

@@ -6,7 +6,7 @@ from fedkin.kin.kernels.bundles import GROUPS, LANES, MOVING, PRIOR, ROOM, W1, W
 from fedkin.kin.kernels.choice import choose, edges_to, free_group, move
 from fedkin.kin.kernels.lanes import every, put
 from fedkin.kin.kernels.marginals import reduce_lanes, row_of
-from fedkin.solvers.kernels.jit import FLOAT, INT, kernel, part
+from fedkin.solvers.jit import FLOAT, INT, kernel, part
 
 
 @part

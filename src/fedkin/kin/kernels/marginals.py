@@ -9,7 +9,7 @@ import math
 
 from fedkin.kin.kernels.bundles import GROUPS, LANES, PRIOR, ROOM, W1, W2, W3
 from fedkin.kin.kernels.lanes import at_least, every, lanes, put, square_root
-from fedkin.solvers.kernels.jit import INT, kernel, part
+from fedkin.solvers.jit import INT, kernel, part
 
 
 @part

@@ -6,7 +6,7 @@ import math
 
 from fedkin.kin.kernels.bundles import GROUPS, I1, LANES, MOVING, PRIOR, ROOM, W1
 from fedkin.kin.kernels.marginals import reduce_lanes
-from fedkin.solvers.kernels.jit import FLOAT, kernel
+from fedkin.solvers.jit import FLOAT, kernel
 
 
 @kernel(FLOAT, MOVING, GROUPS, PRIOR, ROOM, W1, I1, I1, FLOAT)

@@ -6,7 +6,7 @@ from fedkin.kin.kernels.bundles import GROUPS, LANES, MOVING, PRIOR, ROOM, W1, W
 from fedkin.kin.kernels.choice import choose, edges_to, free_group, move
 from fedkin.kin.kernels.lanes import lanes, put
 from fedkin.kin.kernels.marginals import reduce_lanes
-from fedkin.solvers.kernels.jit import FLOAT, INT, kernel
+from fedkin.solvers.jit import FLOAT, INT, kernel
 
 
 @kernel(FLOAT, MOVING, GROUPS, PRIOR, ROOM, W1, W1, W2, INT)

@@ -8,9 +8,11 @@ types must match exactly: arrays that a kernel only reads are passed through `fr
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import cache
+from pathlib import Path
 from threading import RLock
 from typing import Any
 
@@ -23,9 +25,6 @@ from numba.core.ccallback import CFunc
 from numba.core.runtime.nrt import rtsys
 from numba.extending import intrinsic
 from numpy.typing import NDArray
-
-from fedkin.solvers import kernels
-from fedkin.solvers.kernels import cached
 
 INT, FLOAT = types.int64, types.float64
 PAIR = types.UniTuple(FLOAT, 2)  # type: ignore[no-untyped-call]
@@ -142,14 +141,8 @@ class Outlined:
 
     def _first_call(self, *arguments: Any) -> Any:
         compiled = self.load()
-        self._run = compiled if kernels.CHECKED else compiled.overloads[self._signature.args].entry_point
+        self._run = compiled.overloads[self._signature.args].entry_point
         return self._run(*arguments)
-
-    @property
-    def ready(self) -> bool:
-        """Whether it needs no compiler: it is loaded, or lies in numba's cache."""
-        module = self._function.__module__.split(".")[-1]
-        return self._compiled is not None or cached(name=f"{module}.{self.name}")
 
     def load(self) -> Any:
         """Compile it now, if that is not done."""
@@ -200,3 +193,12 @@ def _call(result: Any, arguments: tuple[Any, ...]) -> Callable[..., Any]:
         return result(INT, types.Tuple(arguments)), generated  # type: ignore[no-untyped-call]
 
     return call
+
+
+def entries(pattern: str, folder: Path) -> Iterator[Path]:
+    """Index files with such names in the places where numba keeps them."""
+    pattern += ".nbi"
+    yield from (folder / "__pycache__").glob(pattern)
+    for place in (os.environ.get("NUMBA_CACHE_DIR"), Path.home() / ".cache" / "numba"):
+        if place and Path(place).is_dir():
+            yield from Path(place).glob(f"{folder.name}_*/{pattern}")

@@ -1,0 +1,504 @@
+"""The primal-dual iteration, its certificates and the prox of a clique as compiled loops (numba).
+
+V sites, E edges, p parameters. Kernels release the GIL and work on a range ``lo .. hi`` of sites or edges, so that
+plain threads share one iteration and problems run side by side. Edge ``e`` joins ``head[e]`` and ``tail[e]``, with
+``(D x)_e = x[head] - x[tail]``. Arrays that are not needed are empty.
+"""
+
+from __future__ import annotations
+
+import math
+from functools import cache
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from fedkin._base.compiling import kernel, load
+
+L1, L2, LINF = 0, 1, 2
+#: Codes of the penalties.
+KINDS = {"l1": L1, "l2": L2, "linf": LINF}
+#: Moves per site after which sorting anew is quicker than repairing the last order.
+MOVES = 8
+
+
+class Sites(NamedTuple):
+    """The smooth part: ``x' A_u x / 2 - b_u' x + c_u`` on each site.
+
+    ``order (V,)`` is the caller's number of each site: ``A`` and ``c`` are in the caller's order, the others in ours.
+    ``inverse (V, p, p)`` are the inverses of ``A``, unless these would take too much memory; ``curvature (V,)`` takes
+    the place of ``A`` where every Gram matrix is a multiple of the identity. ``weight (V,)`` is the number of duals of
+    each site, 1 in place of 0, and ``box (V, p)`` bounds the sparsity duals.
+    """
+
+    order: Any
+    A: Any
+    inverse: Any
+    curvature: Any
+    b: Any
+    c: Any
+    weight: Any
+    box: Any
+
+
+class Edges(NamedTuple):
+    """The penalty: ends of the edges, radii of their dual balls, and the code of the penalty."""
+
+    head: Any
+    tail: Any
+    radius: Any
+    kind: Any
+
+
+class State(NamedTuple):
+    """Where the iteration stands: ``x (V, p)``, edge duals ``y (E, p)``, sparsity duals ``z (V, p)``.
+
+    ``s (T, V, p)`` is the balance ``D'y + z`` as one share per thread: a node step reads the shares and clears them, an
+    edge step adds to its thread's share. ``ahead (V, p)`` is ``2 xhat - x``, and free between two iterations.
+    """
+
+    x: Any
+    y: Any
+    z: Any
+    s: Any
+    ahead: Any
+
+
+# --- an iteration -----------------------------------------------------------------------------------------------------
+
+
+@kernel
+def node_step(lo: int, hi: int, sites: Any, rho: Any, resolvent: Any, state: Any, relax: float) -> None:
+    """``xhat = (A + weight rho)^-1 (b + weight rho x - s)``, ``ahead = 2 xhat - x``, ``x += relax (xhat - x)``.
+
+    Then the duals of the sparsity term, which open the next balance ``s``.
+    """
+    b, weight, box, curvature = sites.b, sites.weight, sites.box, sites.curvature
+    x, z, s, ahead = state.x, state.z, state.s, state.ahead
+    p, shares, sparse, dense = x.shape[1], s.shape[0], box.shape[0] > 0, curvature.shape[0] == 0
+    target, found = np.empty(p), np.empty(p)
+    for i in range(lo, hi):
+        for c in range(p):
+            target[c] = b[i, c] + weight[i] * rho[c] * x[i, c] - s[0, i, c]
+            s[0, i, c] = 0.0
+        for t in range(1, shares):
+            for c in range(p):
+                target[c] -= s[t, i, c]
+                s[t, i, c] = 0.0
+        if dense:
+            for c in range(p):
+                found[c] = 0.0
+            k = 0
+            while k + 4 <= p:  # four columns at a time make the vector loop worth its overhead
+                v0, v1, v2, v3 = target[k], target[k + 1], target[k + 2], target[k + 3]
+                for c in range(p):
+                    first = resolvent[i, k, c] * v0 + resolvent[i, k + 1, c] * v1
+                    found[c] += first + (resolvent[i, k + 2, c] * v2 + resolvent[i, k + 3, c] * v3)
+                k += 4
+            while k < p:
+                for c in range(p):
+                    found[c] += resolvent[i, k, c] * target[k]
+                k += 1
+        else:
+            for c in range(p):
+                found[c] = target[c] / (curvature[i] + weight[i] * rho[c])
+        for c in range(p):
+            old = x[i, c]
+            ahead[i, c] = 2.0 * found[c] - old
+            x[i, c] = old + relax * (found[c] - old)
+        if sparse:
+            for c in range(p):
+                old = z[i, c]
+                moved = min(max(old + rho[c] * ahead[i, c], -box[i, c]), box[i, c])
+                z[i, c] = old + relax * (moved - old)
+                s[0, i, c] = z[i, c]
+
+
+@kernel
+def _project(v: Any, radius: float, kind: int) -> None:
+    """Project ``v`` onto the dual ball, in place."""
+    p = v.shape[0]
+    if kind == L1:
+        for c in range(p):
+            v[c] = min(max(v[c], -radius), radius)
+        return
+    total = 0.0
+    if kind == L2:
+        for c in range(p):
+            total += v[c] * v[c]
+        if total > radius * radius:
+            shrink = radius / math.sqrt(total)
+            for c in range(p):
+                v[c] *= shrink
+        return
+    for c in range(p):
+        total += abs(v[c])
+    if total <= radius:
+        return
+    if radius == 0.0:
+        v[:] = 0.0
+        return
+    # onto the l1 ball, the dual ball of linf (Michelot's active set)
+    count, threshold = p, (total - radius) / p
+    while True:
+        above, active = 0.0, 0
+        for c in range(p):
+            if abs(v[c]) > threshold:
+                above += abs(v[c])
+                active += 1
+        if active >= count:  # rounding may let one at the threshold in again
+            break
+        count, threshold = active, (above - radius) / active
+    for c in range(p):
+        v[c] = math.copysign(max(abs(v[c]) - threshold, 0.0), v[c])
+
+
+@kernel
+def edge_step(lo: int, hi: int, edges: Any, rho: Any, ahead: Any, y: Any, s: Any, relax: float) -> None:
+    """``yhat = Proj(y + rho / 2 (D ahead))``, ``y += relax (yhat - y)``, and ``y`` is added to both ends' balances."""
+    head, tail, radius, kind = edges.head, edges.tail, edges.radius, edges.kind
+    p = y.shape[1]
+    moved = np.empty(p)
+    # one loop over the coordinates of an edge, for what it reads and writes: it is vectorised, several are not
+    for e in range(lo, hi):
+        i, j, r = np.uint32(head[e]), np.uint32(tail[e]), radius[e]
+        if kind == L1:
+            for c in range(p):
+                old = y[e, c]
+                new = min(max(old + 0.5 * rho[c] * (ahead[i, c] - ahead[j, c]), -r), r)
+                new = old + relax * (new - old)
+                y[e, c] = new
+                s[i, c] += new
+                s[j, c] -= new
+        elif kind == L2:
+            square = 0.0
+            for c in range(p):
+                new = y[e, c] + 0.5 * rho[c] * (ahead[i, c] - ahead[j, c])
+                square += new * new
+            shrink = relax if square <= r * r else relax * r / math.sqrt(square)
+            keep = 1.0 - relax + shrink
+            for c in range(p):
+                new = keep * y[e, c] + shrink * 0.5 * rho[c] * (ahead[i, c] - ahead[j, c])
+                y[e, c] = new
+                s[i, c] += new
+                s[j, c] -= new
+        else:
+            for c in range(p):
+                moved[c] = y[e, c] + 0.5 * rho[c] * (ahead[i, c] - ahead[j, c])
+            _project(moved, r, kind)
+            for c in range(p):
+                new = y[e, c] + relax * (moved[c] - y[e, c])
+                y[e, c] = new
+                s[i, c] += new
+                s[j, c] -= new
+
+
+@kernel
+def run(n: int, sites: Any, edges: Any, rho: Any, resolvent: Any, state: Any, relax: float) -> None:
+    """``n`` iterations on one thread."""
+    for _ in range(n):
+        node_step(0, state.x.shape[0], sites, rho, resolvent, state, relax)
+        edge_step(0, state.y.shape[0], edges, rho, state.ahead, state.y, state.s[0], relax)
+
+
+@kernel
+def edge_moves(lo: int, hi: int, edges: Any, rho: Any, ahead: Any, y: Any, moves: Any) -> None:
+    """Add ``sum_e (yhat - y)_c^2`` of the coming edge step to ``moves (p,)``; nothing else changes."""
+    head, tail, radius = edges.head, edges.tail, edges.radius
+    p = y.shape[1]
+    moved = np.empty(p)
+    for e in range(lo, hi):
+        for c in range(p):
+            moved[c] = y[e, c] + 0.5 * rho[c] * (ahead[head[e], c] - ahead[tail[e], c])
+        _project(moved, radius[e], edges.kind)
+        for c in range(p):
+            moves[c] += (moved[c] - y[e, c]) ** 2
+
+
+@kernel
+def add_balance(lo: int, hi: int, edges: Any, y: Any, s: Any) -> None:
+    """Add ``D' y`` to ``s (V, p)``."""
+    for e in range(lo, hi):
+        for c in range(y.shape[1]):
+            s[edges.head[e], c] += y[e, c]
+            s[edges.tail[e], c] -= y[e, c]
+
+
+# --- Gram matrices ----------------------------------------------------------------------------------------------------
+
+
+@kernel
+def _factorize(matrix: Any, factor: Any) -> float:
+    """Lower Cholesky factor; the smallest pivot relative to its diagonal entry, -1 where there is none."""
+    p = matrix.shape[0]
+    worst = 1.0
+    for k in range(p):
+        for m in range(k, p):
+            total = matrix[m, k]
+            for c in range(k):
+                total -= factor[m, c] * factor[k, c]
+            if m == k:
+                if not total > 0.0:
+                    return -1.0
+                worst = min(worst, total / matrix[k, k])
+                factor[k, k] = math.sqrt(total)
+            else:
+                factor[m, k] = total / factor[k, k]
+    return worst
+
+
+@kernel
+def invert(lo: int, hi: int, order: Any, A: Any, weight: Any, rho: Any, inverse: Any) -> float:
+    """``inverse[i] = (A[order[i]] + weight[i] diag(rho))^-1``; the worst relative pivot, -1 for one below 0."""
+    p = rho.shape[0]
+    worst = 1.0
+    row, column, diagonal = np.empty(p), np.empty(p), np.empty(p)
+    for i in range(lo, hi):
+        matrix = inverse[i]
+        for k in range(p):
+            for c in range(p):
+                matrix[k, c] = A[order[i], k, c]
+            matrix[k, k] += weight[i] * rho[k]
+            diagonal[k] = matrix[k, k]
+        # Gauss-Jordan in place; positive definite matrices need no pivoting
+        for k in range(p):
+            pivot = matrix[k, k]
+            if not pivot > 0.0:
+                return -1.0
+            worst = min(worst, pivot / diagonal[k])
+            for m in range(p):
+                column[m] = matrix[m, k]
+                matrix[m, k] = 0.0
+            column[k] = 0.0
+            matrix[k, k] = 1.0
+            for c in range(p):
+                row[c] = matrix[k, c] / pivot
+                matrix[k, c] = row[c]
+            for m in range(p):
+                for c in range(p):
+                    matrix[m, c] -= column[m] * row[c]
+    return worst
+
+
+@kernel
+def minimizers(lo: int, hi: int, order: Any, A: Any, b: Any, out: Any) -> float:
+    """``out[i] = A[order[i]]^-1 b[i]``; the worst relative pivot, -1 when one is not positive."""
+    p = b.shape[1]
+    worst = 1.0
+    factor = np.zeros((p, p))
+    for i in range(lo, hi):
+        worst = min(worst, _factorize(A[order[i]], factor))
+        if worst <= 0.0:
+            return -1.0
+        for k in range(p):
+            left = b[i, k]
+            for c in range(k):
+                left -= factor[k, c] * out[i, c]
+            out[i, k] = left / factor[k, k]
+        for k in range(p - 1, -1, -1):
+            left = out[i, k]
+            for c in range(k + 1, p):
+                left -= factor[c, k] * out[i, c]
+            out[i, k] = left / factor[k, k]
+    return worst
+
+
+# --- certificates -----------------------------------------------------------------------------------------------------
+
+
+@kernel
+def node_gap(lo: int, hi: int, sites: Any, x: Any, s: Any) -> tuple[float, float]:
+    """Sums of ``M_u(x_u)`` and of ``r' A^-1 r / 2`` with ``r = A x - b + s``."""
+    order, A, inverse, curvature, b = sites.order, sites.A, sites.inverse, sites.curvature, sites.b
+    p, dense, stored = x.shape[1], curvature.shape[0] == 0, inverse.shape[0] > 0
+    value, gap = 0.0, 0.0
+    residual, factor = np.empty(p), np.empty((p, p))
+    for i in range(lo, hi):
+        u = order[i]
+        value += sites.c[u]
+        for k in range(p):
+            applied = 0.0
+            if dense:
+                for c in range(p):
+                    applied += A[u, k, c] * x[i, c]
+            else:
+                applied = curvature[i] * x[i, k]
+            value += (0.5 * applied - b[i, k]) * x[i, k]
+            residual[k] = applied - b[i, k]
+        for t in range(s.shape[0]):
+            for k in range(p):
+                residual[k] += s[t, i, k]
+        if not dense:
+            for k in range(p):
+                gap += 0.5 * residual[k] * residual[k] / curvature[i]
+        elif stored:
+            for k in range(p):
+                applied = 0.0
+                for c in range(p):
+                    applied += inverse[i, k, c] * residual[c]
+                gap += 0.5 * residual[k] * applied
+        else:
+            _factorize(A[u], factor)
+            for k in range(p):
+                left = residual[k]
+                for c in range(k):
+                    left -= factor[k, c] * residual[c]
+                residual[k] = left / factor[k, k]
+                gap += 0.5 * residual[k] * residual[k]
+    return value, gap
+
+
+@kernel
+def edge_gap(lo: int, hi: int, edges: Any, x: Any, y: Any) -> tuple[float, float]:
+    """``sum_e r_e phi(d_e)`` and ``sum_e (r_e phi(d_e) - <y_e, d_e>)`` with ``d = D x``."""
+    head, tail, radius, kind = edges.head, edges.tail, edges.radius, edges.kind
+    penalty, slack = 0.0, 0.0
+    for e in range(lo, hi):
+        i, j = head[e], tail[e]
+        size, inner = 0.0, 0.0
+        for c in range(x.shape[1]):
+            d = x[i, c] - x[j, c]
+            inner += y[e, c] * d
+            if kind == L1:
+                size += abs(d)
+            elif kind == L2:
+                size += d * d
+            else:
+                size = max(size, abs(d))
+        size = radius[e] * (math.sqrt(size) if kind == L2 else size)
+        penalty += size
+        slack += size - inner
+    return penalty, slack
+
+
+@kernel
+def _join(parent: Any, i: int, j: int, c: int) -> None:
+    """Put sites ``i`` and ``j`` into one group of column ``c``, by the smaller number of the two roots."""
+    while parent[i, c] != i:
+        parent[i, c] = parent[parent[i, c], c]
+        i = parent[i, c]
+    while parent[j, c] != j:
+        parent[j, c] = parent[parent[j, c], c]
+        j = parent[j, c]
+    # one pass in ascending order then finds every root
+    parent[max(i, j), c] = min(i, j)
+
+
+@kernel
+def fuse(lo: int, hi: int, edges: Any, y: Any, share: float, z: Any, box: Any, x: Any, out: Any) -> None:
+    """Means of ``x`` over sites joined by edges whose dual is inside ``share`` of its ball.
+
+    For l1 the columns ``lo .. hi`` on their own, for the others all columns together. A group is zero where the
+    sparsity dual of a member is inside its box.
+    """
+    head, tail, radius, kind = edges.head, edges.tail, edges.radius, edges.kind
+    n, p, sparse = x.shape[0], x.shape[1], box.shape[0] > 0
+    groupings = hi - lo if kind == L1 else 1
+    parent = np.empty((n, groupings), dtype=np.int32)
+    for i in range(n):
+        parent[i, :] = i
+    for e in range(y.shape[0]):
+        i, j, limit = head[e], tail[e], share * radius[e]
+        if kind == L1:
+            for c in range(groupings):
+                if parent[i, c] != parent[j, c] and abs(y[e, lo + c]) < limit:
+                    _join(parent, i, j, c)
+        elif parent[i, 0] != parent[j, 0]:
+            length = 0.0
+            for c in range(p):
+                length += y[e, c] * y[e, c] if kind == L2 else abs(y[e, c])
+            if (math.sqrt(length) if kind == L2 else length) < limit:
+                _join(parent, i, j, 0)
+    size = np.zeros((n, groupings))
+    zero = np.zeros((n if sparse else 0, hi - lo), dtype=np.bool_)
+    out[:, lo:hi] = 0.0
+    for i in range(n):
+        for c in range(groupings):
+            parent[i, c] = parent[parent[i, c], c]
+            size[parent[i, c], c] += 1.0
+        for c in range(lo, hi):
+            root = parent[i, c - lo if kind == L1 else 0]
+            out[root, c] += x[i, c]
+            if sparse and abs(z[i, c]) < share * box[i, c]:
+                zero[root, c - lo] = True
+    for i in range(n):
+        for c in range(lo, hi):
+            k = c - lo if kind == L1 else 0
+            # a root comes before its members
+            if parent[i, k] != i:
+                out[i, c] = out[parent[i, k], c]
+            elif sparse and zero[i, c - lo]:
+                out[i, c] = 0.0
+            else:
+                out[i, c] /= size[i, k]
+
+
+# --- cliques ----------------------------------------------------------------------------------------------------------
+
+
+@kernel
+def _sort(keys: Any, order: Any) -> None:
+    """Sort ``keys`` and ``order`` along with them: by insertion, which is quick where little has changed."""
+    left = MOVES * keys.shape[0]
+    for k in range(1, keys.shape[0]):
+        key, site, at = keys[k], order[k], k
+        while at > 0 and keys[at - 1] > key:
+            keys[at], order[at] = keys[at - 1], order[at - 1]
+            at -= 1
+        keys[at], order[at] = key, site
+        left -= k - at
+        if left < 0:
+            again = np.argsort(keys)
+            keys[:], order[:] = keys[again], order[again]
+            return
+
+
+@kernel
+def pool(starts: Any, weight: Any, tau: Any, v: Any, order: Any, out: Any) -> None:
+    """`fedkin.solvers.pdhg.SortedProx`; ``order (p, V)`` are the sites clique by clique, and stays sorted."""
+    n, p = v.shape
+    keys, level, mass, end = np.empty(n), np.empty(n), np.empty(n), np.empty(n, dtype=np.int64)
+    for c in range(p):
+        for k in range(starts.shape[0] - 1):
+            lo, hi = starts[k], starts[k + 1]
+            total = 0.0
+            for t in range(lo, hi):
+                keys[t] = v[order[c, t], c]
+                total += weight[order[c, t]]
+            _sort(keys[lo:hi], order[c, lo:hi])
+            blocks, before = 0, 0.0
+            for t in range(lo, hi):
+                own = weight[order[c, t]]
+                value, size = keys[t] - tau[c] * (2.0 * before + own - total), own
+                before += own
+                while blocks > 0 and level[blocks - 1] >= value:
+                    blocks -= 1
+                    value = (level[blocks] * mass[blocks] + value * size) / (mass[blocks] + size)
+                    size += mass[blocks]
+                level[blocks], mass[blocks], end[blocks] = value, size, t + 1
+                blocks += 1
+            t = lo
+            for block in range(blocks):
+                while t < end[block]:
+                    out[order[c, t], c] = level[block]
+                    t += 1
+
+
+@cache
+def load_kernels() -> None:
+    """Compile the kernels for the types that iterations use, or read them from numba's cache."""
+    one, matrix, cube = np.ones(1), np.ones((1, 1)), np.ones((1, 1, 1))
+    ends, order = np.zeros(1, dtype=np.int32), np.zeros(1, dtype=np.int64)
+    sites = Sites(order, cube, cube, one, matrix, one, one, matrix)
+    edges, state = Edges(ends, ends, one, L1), State(matrix, matrix, matrix, cube, matrix)
+    load(run, 1, sites, edges, one, cube, state, 1.0)
+    load(node_step, 0, 1, sites, one, cube, state, 1.0)
+    load(edge_step, 0, 1, edges, one, matrix, matrix, matrix, 1.0)
+    load(edge_moves, 0, 1, edges, one, matrix, matrix, one)
+    load(add_balance, 0, 1, edges, matrix, matrix)
+    load(invert, 0, 1, order, cube, one, one, cube)
+    load(minimizers, 0, 1, order, cube, matrix, matrix)
+    load(node_gap, 0, 1, sites, matrix, cube)
+    load(edge_gap, 0, 1, edges, matrix, matrix)
+    load(fuse, 0, 1, edges, matrix, 1.0, matrix, matrix, matrix, matrix)
+    load(pool, order, one, one, matrix, order[None], matrix)
