@@ -132,7 +132,7 @@ def test_a_central_machine_has_a_certificate_and_its_sites_no_neighbours(tmp_pat
     with pytest.raises(ParameterError, match="--centre"):
         heart.organiser(tmp_path / "without", text)
     made = heart.organiser(tmp_path, text, centre="127.0.0.1:7500")
-    found, _ = read_invite(heart.invite_of(made, "north"))
+    found = read_invite(heart.invite_of(made, "north"))
     assert found.centre == "tls/127.0.0.1:7500" and found.neighbours == ()
     assert repr(made.centre_pair()) == "Pair('centre')"
 

@@ -177,7 +177,7 @@ def test_a_file_of_another_kind_version_or_nature_is_refused():
     for changed, words in (
         (text, "kind 'order', expected 'admit'"),
         (text.replace(b"fedkin-order-1", b"fedkin-admit-2"), "format version 2"),
-        (b"[]", "not a file of fedkin"),
+        (b"[]", "does not say which"),
         (b"{}", "does not say which"),
         (b'{"format": "fedkin-admit-1"}', "not a whole signed file"),
         (b"\xff\xfe", "damaged"),

@@ -50,7 +50,7 @@ def client_app(sites: Path | None = None) -> ClientApp:
 
     @app.query()
     def who(message: Message, context: Context) -> Message:
-        number = read_invite(_place(sites, context) / INVITE)[0].site.number
+        number = read_invite(_place(sites, context) / INVITE).site.number
         return Message(RecordDict({_FACTS: ConfigRecord({"position": number})}), reply_to=message)
 
     @app.train()
@@ -134,7 +134,7 @@ def _place(sites: Path | None, context: Context) -> Path:
     folder = sites or context.run_config.get("sites")
     if "partition-id" not in context.node_config or folder is None:
         raise ParameterError("the node's configuration needs site = 'DIR', or a partition-id with sites = 'FOLDER'")
-    found = {read_invite(path)[0].site.number: path.parent for path in Path(str(folder)).glob(f"*/{INVITE}")}
+    found = {read_invite(path).site.number: path.parent for path in Path(str(folder)).glob(f"*/{INVITE}")}
     return found[int(context.node_config["partition-id"])]
 
 

@@ -11,7 +11,6 @@ change line ends. A changed bit anywhere gives a `SecurityError`, in words that 
 
 from __future__ import annotations
 
-import hashlib
 import re
 from dataclasses import dataclass
 from datetime import datetime
@@ -24,8 +23,8 @@ from fedkin.federate.trust import (
     Pair,
     SecurityError,
     check_issued,
+    check_signature,
     common_name,
-    load_certificate,
     load_key,
     load_request,
     may_sign,
@@ -73,16 +72,11 @@ class Signer:
 
 @dataclass(frozen=True)
 class Sealed(Generic[T]):
-    """What was in an envelope whose signature fits: body, name of the signer, and a site's certificate."""
+    """What was in an envelope whose signature fits; without a certificate the authority signed it."""
 
     body: T
     signer: str
-    certificate: bytes | None = None  #: None when the authority signed
-
-    @property
-    def digest(self) -> str:
-        """SHA-256 of the body."""
-        return hashlib.sha256(canonical(self.body)).hexdigest()
+    certificate: bytes | None = None
 
 
 class _Envelope(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
@@ -92,19 +86,11 @@ class _Envelope(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     certificate: str | UnsetType = UNSET
     signature: Annotated[str, Meta(pattern=r"^([0-9a-f]{2})+\Z")]
 
-    def verify(self, certificate: Any) -> None:
+    def check_signature(self, by: bytes) -> None:
         """Raise `SecurityError` unless the owner of a certificate, or certificate request, signed this."""
-        from cryptography.exceptions import InvalidSignature
-
         parts = msgspec.structs.asdict(self).items()
         rest = {name: part for name, part in parts if name != "signature" and part is not UNSET}
-        try:
-            certificate.public_key().verify(bytes.fromhex(self.signature), canonical(rest))
-        except InvalidSignature:
-            raise SecurityError(
-                "the signature does not fit: the file was changed after signing, or somebody else signed it; "
-                "get it again"
-            ) from None
+        check_signature(bytes.fromhex(self.signature), canonical(rest), by)
 
 
 def canonical(content: Any) -> bytes:
@@ -113,17 +99,7 @@ def canonical(content: Any) -> bytes:
 
 
 def seal(kind: str, body: Any, signer: Signer) -> bytes:
-    """Return the text of a signed file.
-
-    Parameters
-    ----------
-    kind : str
-        What it is: invite, request, admit, order, notice, summary, ask, model, ...
-    body : struct or mapping
-        Plain values with text as keys; parts may be `msgspec.Raw` with `canonical` JSON.
-    signer : Signer
-        Who signs.
-    """
+    """Return the text of a signed file: its kind (invite, order, ...), and a struct or mapping of plain values."""
     content = {"body": body, "format": f"fedkin-{kind}-{VERSION}", "signer": signer.name}
     if signer.certificate is not None:
         content["certificate"] = signer.certificate.decode()
@@ -144,7 +120,7 @@ def unseal(
     kind : str
         What it must be.
     authority : bytes
-        The authority's certificate, PEM. From nowhere but this comes the trust in the file.
+        The authority's certificate. From nowhere but this comes the trust in the file.
     by : {"either", "organiser", "site"}
         Who may have signed it.
     now : datetime, optional
@@ -159,7 +135,7 @@ def unseal(
         raise SecurityError(f"it says that {content.signer} signed it, but the certificate is that of {name}")
     if by != "either" and (own is None) != (by == "organiser"):
         raise SecurityError(f"{name} signed it, but only the {'site itself' if own is None else by} may sign it")
-    content.verify(load_certificate(own or authority))
+    content.check_signature(own or authority)
     return Sealed(content.body, name, own)
 
 
@@ -171,7 +147,7 @@ def unseal_invitation(text: bytes, kind: str) -> dict[str, Any]:
     brought = _opened(text, kind).body.get("authority")
     if not isinstance(brought, str):
         raise SecurityError("the authority's certificate is not in it")
-    if not may_sign(load_certificate(brought.encode())):
+    if not may_sign(brought.encode()):
         raise SecurityError("the certificate in it is not that of an authority")
     return unseal(text, kind, brought.encode(), by="organiser").body
 
@@ -186,24 +162,24 @@ def unseal_request(text: bytes, authority: bytes, *, now: datetime | None = None
     asked = content.body.get("request")
     if not isinstance(asked, str):
         raise SecurityError("the certificate request is not in it")
-    request, name = load_request(asked.encode()), common_name(asked.encode())
+    load_request(asked.encode())
+    name = common_name(asked.encode())
     if content.signer != name:
         raise SecurityError(f"{content.signer} signed it, but it asks for a certificate for {name}")
     if content.certificate is not UNSET:
         return unseal(text, "request", authority, now=now)
-    content.verify(request)
+    content.check_signature(asked.encode())
     return Sealed(content.body, name)
 
 
 def kind_of(text: bytes) -> str:
     """Return what a file says that it is, before anything is checked: ``order`` for ``fedkin-order-1``."""
-    return _named_kind(_decoded(text))[0]
+    return _decoded(text)[1]
 
 
 def _opened(text: bytes, kind: str) -> _Envelope:
     """Decode an envelope, whose signature is still to be checked."""
-    plain = _decoded(text)
-    found, version = _named_kind(plain)
+    plain, found, version = _decoded(text)
     if found != kind:
         raise SecurityError(f"it is a file of the kind {found!r}, expected {kind!r}")
     if version != VERSION:
@@ -214,18 +190,13 @@ def _opened(text: bytes, kind: str) -> _Envelope:
         raise SecurityError(f"it is not a whole signed file of fedkin ({error}); get it again") from None
 
 
-def _decoded(text: bytes) -> dict[str, Any]:
+def _decoded(text: bytes) -> tuple[dict[str, Any], str, int]:
+    """Return what is in a file, and which kind and version it says that it is."""
     try:
-        content = msgspec.json.decode(text)
+        plain = msgspec.json.decode(text)
     except (msgspec.MsgspecError, ValueError, RecursionError):
         raise SecurityError("it is damaged, or not a file of fedkin (JSON cannot be read); get it again") from None
-    if not isinstance(content, dict):
-        raise SecurityError("it is not a file of fedkin")
-    return content
-
-
-def _named_kind(content: dict[str, Any]) -> tuple[str, int]:
-    named = _FORMAT.fullmatch(str(content.get("format")))
+    named = _FORMAT.fullmatch(str(plain.get("format"))) if isinstance(plain, dict) else None
     if named is None:
         raise SecurityError("it does not say which file of fedkin it is")
-    return named[1], int(named[2])
+    return plain, named[1], int(named[2])

@@ -7,6 +7,7 @@ federation: every error names the file and what is wrong with it.
 from __future__ import annotations
 
 import base64
+import hashlib
 import re
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -35,28 +36,21 @@ KEY, NEXT_KEY = "site.key", "next.key"  #: the second one waits for its certific
 ROWS, SETTINGS, MODEL = "rows.npz", "site.toml", "model"
 SENT = "sent"  #: all that the site has said
 
-_SMALL, _LARGE = 2**26, 2**30  #: bytes
-_PLAIN_FILE = re.compile(r"[a-z_]+\.(json|csv|npz)")
-
 CENTRE = "centre"  #: name of the central machine; its number is the number of sites
 PLAIN_NAME = r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,39}\Z"
 Name = Annotated[str, Meta(pattern=PLAIN_NAME)]
 Run = Annotated[str, Meta(pattern=r"^[0-9a-f]{16}\Z")]
+_PLAIN_FILE = re.compile(r"[a-z_]+\.(json|csv|npz)")
+_SMALL, _LARGE = 2**26, 2**30  # bytes
 
 
 class Member(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A site as its neighbours know it.
 
-    Attributes
-    ----------
-    id : str or int
-        What the organiser's list calls it.
-    name : str
-        Its directory, the common name of its certificate, its part of the keys of messages.
-    number : int
-        Its place in the organiser's list, counted from 0. Of the two ends of an edge the larger number comes first.
-    endpoint : str or None
-        ``tls/host:port`` where it listens; None when it only shares summaries or only connects.
+    - ``id``: what the organiser's list calls it; ``number``: its place there, counted from 0. Of the two ends of an
+      edge the larger number comes first.
+    - ``name``: its directory, the common name of its certificate, its part of the keys of messages.
+    - ``endpoint``: ``tls/host:port`` where it listens; None when it only shares summaries or only connects.
     """
 
     id: str | int
@@ -84,13 +78,29 @@ class Message(msgspec.Struct, frozen=True, forbid_unknown_fields=True, dict=True
     most_bytes: ClassVar[int] = _SMALL
     run: Run
 
-    def write(self, path: Path, signer: Signer, *, durable: bool = False) -> Path:
+    def write(self, path: Path, signer: Signer) -> Path:
         """Seal the message and write it to a private file; returns its path."""
-        write_file(path, seal(self.kind, self, signer), private=True, durable=durable)
+        write_file(path, seal(self.kind, self, signer), private=True)
         return path
 
+    @cached_property
+    def digest(self) -> str:
+        """SHA-256 of the content: who knows it has seen the file."""
+        return hashlib.sha256(canonical(self)).hexdigest()
 
-class _WithTerms(Message, frozen=True):
+    @classmethod
+    def decode(cls: type[M], body: dict[str, Any]) -> M:
+        """Return the body of an envelope as a message; raises `SecurityError` that names the entry."""
+        try:
+            return msgspec.convert(body, type=cls)
+        except msgspec.ValidationError as error:
+            raise SecurityError(f"it cannot be used: {error}") from None
+
+
+M = TypeVar("M", bound=Message)
+
+
+class _Invitation(Message, frozen=True):
     """A file that brings contract and authority along."""
 
     federation: str
@@ -103,8 +113,13 @@ class _WithTerms(Message, frozen=True):
         """The contract in it."""
         return Contract.from_bytes(canonical(self.contract))
 
+    @cached_property
+    def verifier(self) -> Verifier:
+        """Who is believed by those who believe this file."""
+        return Verifier(self.authority.encode(), self.run, self.terms.digest)
 
-class Charter(_WithTerms, frozen=True):
+
+class Charter(_Invitation, frozen=True):
     """The organiser's own record of a federation. It holds no secrets."""
 
     kind = "federation"
@@ -119,7 +134,7 @@ class Neighbour(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     weight: Positive = 1.0
 
 
-class Invite(_WithTerms, frozen=True):
+class Invite(_Invitation, frozen=True):
     """What a site gets first: the contract, the authority's certificate, itself and its neighbours.
 
     ``n_sites`` is the V of ``lam * V``, ``n_edges`` the number of edges that are tested, ``degree`` that of the site's
@@ -196,11 +211,9 @@ class ModelFile(_OfSite, frozen=True):
     @classmethod
     def pack(cls, run: str, site: str, contract: str, folder: Path, dropped: tuple[str, ...] = ()) -> ModelFile:
         """Pack a model directory."""
-        files = {}
-        for file in sorted(folder.iterdir()):
-            content = file.read_bytes()
-            files[file.name] = (base64.b64encode(content) if file.suffix == ".npz" else content).decode()
-        return cls(run, site, contract, today(), files, dropped)
+        contents = {file.name: file.read_bytes() for file in sorted(folder.iterdir())}
+        files = {name: base64.b64encode(one) if name.endswith(".npz") else one for name, one in contents.items()}
+        return cls(run, site, contract, today(), {name: one.decode() for name, one in files.items()}, dropped)
 
     def unpack(self, place: Path) -> None:
         """Write the files into a directory, which is replaced as a whole; refuses names that no model has."""
@@ -253,9 +266,6 @@ class FitState(Message, frozen=True):
     state: dict[str, Any]
 
 
-M = TypeVar("M", bound=Message)
-
-
 @dataclass(frozen=True)
 class Verifier:
     """What files of a federation are checked against: the authority's certificate, the run, the contract's digest."""
@@ -274,32 +284,18 @@ class Verifier:
         now: datetime | None = None,
         ended: bool = False,
     ) -> Sealed[M]:
-        """Read a file of the federation.
+        """Read a file of the federation of this form; raises `SecurityError`, which names the file.
 
-        Parameters
-        ----------
-        path : path
-            The file.
-        form : type
-            What it must be.
-        by : {"organiser", "site", "either"}
-            Who may have signed it; of sites only the one that it is about.
-        site : str, optional
-            The site that it must be about.
-        now, ended : optional
-            As in `fedkin.federate.envelope.unseal`.
-
-        Raises
-        ------
-        SecurityError
-            That names the file: changed, of another kind, not signed by the right one, of another federation, contract
-            or site.
+        ``by`` is who may have signed it (of sites only the one that it is about), ``site`` the one that it must be
+        about; ``now`` and ``ended`` are as in `fedkin.federate.envelope.unseal`.
         """
         text = read_whole(path, form.most_bytes)
         with in_file(path, SecurityError):
             sealed = unseal(text, form.kind, self.authority, by=by, now=now, ended=ended)
-            body = decoded(sealed.body, form)
-            about = self._check(body, site)
+            body = form.decode(sealed.body)
+            about = self._check(body)
+            if site is not None and about != site:
+                raise SecurityError(f"it is for {about}, but this is {site}")
             if sealed.certificate is not None and sealed.signer != about:
                 raise SecurityError(f"{sealed.signer} signed it, but it is about {about}")
         return Sealed(body, sealed.signer, sealed.certificate)
@@ -309,72 +305,50 @@ class Verifier:
         text = read_whole(path, Request.most_bytes)
         with in_file(path, SecurityError):
             sealed = unseal_request(text, self.authority, now=now)
-            request = decoded(sealed.body, Request)
-            self._check(request)
-            if sealed.signer != request.site:
+            request = Request.decode(sealed.body)
+            if self._check(request) != sealed.signer:
                 raise SecurityError(f"{sealed.signer} signed it, but it asks for a certificate for {request.site}")
         return Sealed(request, sealed.signer, sealed.certificate)
 
-    def _check(self, body: Message, site: str | None = None) -> str | None:
-        """Return the site that a message is about; raises `SecurityError` when it is for others."""
+    def read_notice(self, path: Path) -> Sealed[Notice]:
+        """Read a notice that the authority signed, or the site that left; its certificate may have ended."""
+        sealed = self.read(path, Notice, by="either", ended=True)
+        if sealed.certificate is not None and sealed.body.what != "left":
+            raise SecurityError(f"{path}: {sealed.signer} signed it, but only the organiser may expel")
+        return sealed
+
+    def departures(self, folder: Path) -> frozenset[str]:
+        """Return the names of the sites that are out, by the notices in a folder; raises when one is not valid."""
+        names = set()
+        for path in sorted(folder.glob("*.notice")):
+            names.add(name := self.read_notice(path).body.site)
+            if path.name != f"{name}.notice":
+                raise SecurityError(f"{path} is about {name}: remove it, and accept the notice again")
+        return frozenset(names)
+
+    def _check(self, body: Message) -> str | None:
+        """Return the site that a message is about; raises when it is for another federation or contract."""
         if body.run != self.run:
             raise SecurityError(f"it is for another federation (run {body.run})")
         if getattr(body, "contract", self.contract) != self.contract:
             raise SecurityError("it is for another contract: use the files of this federation")
-        about: str | None = getattr(body, "site", None)
-        if site is not None and about != site:
-            raise SecurityError(f"it is for {about}, but this is {site}")
-        return about
+        return getattr(body, "site", None)
 
 
 def read_charter(path: Path) -> Charter:
     """Read what an organiser fixed, from ``federation.json``."""
-    return _read_invitation(path, Charter)[0]
+    return _invitation(path, Charter)
 
 
-def read_invite(path: Path) -> tuple[Invite, str]:
-    """Read an invite, and the digest by which an answer shows that it was seen."""
-    return _read_invitation(path, Invite)
+def read_invite(path: Path) -> Invite:
+    """Read an invite, signed by the authority that it brings along."""
+    return _invitation(path, Invite)
 
 
-W = TypeVar("W", bound=_WithTerms)
-
-
-def _read_invitation(path: Path, form: type[W]) -> tuple[W, str]:
+def _invitation(path: Path, form: type[M]) -> M:
     text = read_whole(path, form.most_bytes)
     with in_file(path, SecurityError):
-        body = unseal_invitation(text, form.kind)
-        return decoded(body, form), Sealed(body, "").digest
-
-
-def decoded(body: dict[str, Any], form: type[M]) -> M:
-    """Return the body of an unsealed file as what it must be; raises `SecurityError` that names the entry."""
-    try:
-        return msgspec.convert(body, type=form)
-    except msgspec.ValidationError as error:
-        raise SecurityError(f"it cannot be used: {error}") from None
-
-
-# --- notices ----------------------------------------------------------------------------------------------------------
-
-
-def read_notice(path: Path, verifier: Verifier) -> Sealed[Notice]:
-    """Read a notice that the authority signed, or that the site signed which left; its certificate may have ended."""
-    sealed = verifier.read(path, Notice, by="either", ended=True)
-    if sealed.certificate is not None and sealed.body.what != "left":
-        raise SecurityError(f"{path}: {sealed.signer} signed it, but only the organiser may expel")
-    return sealed
-
-
-def read_notices(folder: Path, verifier: Verifier) -> frozenset[str]:
-    """Return the names of the sites that are out, by the notices in a folder; raises `SecurityError` if one is bad."""
-    names = set()
-    for path in sorted(folder.glob("*.notice")):
-        name = read_notice(path, verifier).body.site
-        if path.name != f"{name}.notice":
-            raise SecurityError(f"{path} is about {name}: remove it, and accept the notice again")
-        names.add(name)
-    return frozenset(names)
+        return form.decode(unseal_invitation(text, form.kind))
 
 
 def today() -> str:
@@ -383,5 +357,5 @@ def today() -> str:
 
 
 def round_file(folder: Path, site: str, number: int, suffix: str) -> Path:
-    """``north.summary`` in the first round, ``north@2.summary`` in the second; no site has an @ in its name."""
+    """Name a file: ``north.summary`` in the first round, ``north@2.summary`` in the second; no site has an @."""
     return folder / f"{site}{'' if number == 1 else f'@{number}'}{suffix}"

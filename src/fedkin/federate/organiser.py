@@ -23,32 +23,11 @@ import numpy as np
 from fedkin._base import PRIVATE_DIRECTORY, check_nonnegative, check_positive, check_whole, in_file, write_file
 from fedkin.core import Query
 from fedkin.errors import DataError, ParameterError, UnknownSiteError
-from fedkin.federate import messages as files
+from fedkin.federate import messages
 from fedkin.federate.addresses import centre_endpoint, hosts_of, read_members, write_members
 from fedkin.federate.contract import Contract
 from fedkin.federate.envelope import Sealed, Signer, canonical, kind_of
-from fedkin.federate.messages import (
-    Admit,
-    Charter,
-    FitState,
-    Invite,
-    Member,
-    ModelFile,
-    Neighbour,
-    Notice,
-    Order,
-    QueryFile,
-    Request,
-    Revoked,
-    Steps,
-    Verifier,
-    read_charter,
-    read_invite,
-    read_notice,
-    read_notices,
-    round_file,
-    today,
-)
+from fedkin.federate.messages import Charter, Member, ModelFile, Notice, Order, Request, Steps, read_invite
 from fedkin.federate.trust import (
     RENEW_DAYS,
     Pair,
@@ -66,7 +45,6 @@ from fedkin.federate.trust import (
 )
 from fedkin.graph import Graph
 
-_FOLDERS = (files.INVITES, files.ADMITTED, files.SUMMARIES, files.QUERIES, files.NOTICES)
 _STATE = "fit.json"  #: in the folder of queries: what the organiser remembers until they are answered
 
 
@@ -104,7 +82,7 @@ class Standing:
 class Organiser:
     """An organiser's directory, whose signature and digests fit; ``members[k].number`` is k.
 
-    Where nothing else is said, ``ca_key`` is the path of the key of the organiser's own authority.
+    ``ca_key`` is everywhere the file with the key of the organiser's own authority, if it has one.
     """
 
     directory: Path
@@ -139,8 +117,7 @@ class Organiser:
         authority : Pair, optional
             The organiser's own authority, whose key is not kept; by default one is made.
         """
-        agreed = Contract.read(contract)
-        members = read_members(sites, graph)
+        agreed, members = Contract.read(contract), read_members(sites, graph)
         if directory.exists() and (not directory.is_dir() or any(directory.iterdir())):
             raise DataError(f"{directory} exists and is not empty: choose another place, or remove it")
         placement = agreed.rounds.placement
@@ -150,13 +127,13 @@ class Organiser:
         own = make_authority(f"{agreed.name[:48]} organiser") if authority is None else authority
         directory.mkdir(parents=True, exist_ok=True)
         directory.chmod(PRIVATE_DIRECTORY)
-        for folder in _FOLDERS:
+        for folder in (messages.INVITES, messages.ADMITTED, messages.SUMMARIES, messages.QUERIES, messages.NOTICES):
             (directory / folder).mkdir(mode=PRIVATE_DIRECTORY)
-        write_file(directory / files.CONTRACT, contract.read_bytes(), private=True)
-        write_members(directory / files.SITES, members)
+        write_file(directory / messages.CONTRACT, contract.read_bytes(), private=True)
+        write_members(directory / messages.SITES, members)
         if edges is not None:
-            edges.write(directory / files.GRAPH)
-        fixed = [files.CONTRACT, files.SITES, *([] if edges is None else [files.GRAPH])]
+            edges.write(directory / messages.GRAPH)
+        fixed = [messages.CONTRACT, messages.SITES, *([] if edges is None else [messages.GRAPH])]
         charter = Charter(
             run=secrets.token_hex(8),
             federation=agreed.name,
@@ -167,23 +144,23 @@ class Organiser:
             centre=None if centre is None else centre_endpoint(centre),
         )
         if authority is None:
-            write_file(directory / files.AUTHORITY_KEY, own.key, private=True)
-        charter.write(directory / files.FEDERATION, Signer.authority(own))
+            write_file(directory / messages.AUTHORITY_KEY, own.key, private=True)
+        charter.write(directory / messages.FEDERATION, Signer.authority(own))
         return cls(directory, charter, members)
 
     @classmethod
     def read(cls, directory: Path) -> Organiser:
         """Read the organiser's directory; raises `SecurityError` when a file in it was changed after `create`."""
-        if not (directory / files.FEDERATION).exists():
-            raise DataError(f"{directory} is not an organiser's directory: it has no {files.FEDERATION}")
-        charter = read_charter(directory / files.FEDERATION)
+        if not (directory / messages.FEDERATION).exists():
+            raise DataError(f"{directory} is not an organiser's directory: it has no {messages.FEDERATION}")
+        charter = messages.read_charter(directory / messages.FEDERATION)
         for name, digest in charter.digests.items():
             if _digest(directory / name) != digest:
                 raise SecurityError(
                     f"{directory / name} was changed after fedkin federation new: sites hold what was agreed then; "
                     "put it back, or make a new federation"
                 )
-        return cls(directory, charter, read_members(directory / files.SITES, None))
+        return cls(directory, charter, read_members(directory / messages.SITES, None))
 
     # --- who is who ---------------------------------------------------------------------------------------------
 
@@ -198,16 +175,11 @@ class Organiser:
         return self.charter.authority.encode()
 
     @cached_property
-    def verifier(self) -> Verifier:
-        """Who is believed."""
-        return Verifier(self.authority, self.charter.run, self.contract.digest)
-
-    @cached_property
     def graph(self) -> Graph:
         """Candidate edges between the sites, in the order of ``members``; without edges where none were given."""
         ids = [member.id for member in self.members]
-        path = self.directory / files.GRAPH
-        return Graph.read(path, sites=ids) if files.GRAPH in self.charter.digests else Graph(ids, [])
+        path = self.directory / messages.GRAPH
+        return Graph.read(path, sites=ids) if messages.GRAPH in self.charter.digests else Graph(ids, [])
 
     @cached_property
     def numbers(self) -> dict[str, int]:
@@ -218,7 +190,7 @@ class Organiser:
     def member(self, name: str) -> Member:
         """Return the site of that name or id; raises `UnknownSiteError`."""
         if name not in self.numbers:
-            raise UnknownSiteError(f"{self.directory / files.SITES} has no site {name!r}")
+            raise UnknownSiteError(f"{self.directory / messages.SITES} has no site {name!r}")
         return self.members[self.numbers[name]]
 
     def neighbours(self) -> list[list[tuple[int, float]]]:
@@ -231,11 +203,11 @@ class Organiser:
 
     def out(self) -> frozenset[str]:
         """Return the names of sites that have left or were expelled, by the valid notices in the directory."""
-        return read_notices(self.directory / files.NOTICES, self.verifier)
+        return self.charter.verifier.departures(self.directory / messages.NOTICES)
 
     def signing(self, ca_key: Path | None = None) -> Pair:
         """Return the authority with its key: from the directory, or from ``ca_key`` where the key is the user's own."""
-        path = self.directory / files.AUTHORITY_KEY if ca_key is None else ca_key
+        path = self.directory / messages.AUTHORITY_KEY if ca_key is None else ca_key
         if not path.exists():
             own = "; give the key of your own authority with --ca-key FILE, or put it there for commands without it"
             raise SecurityError(f"{path} is missing, so nothing can be signed{own if ca_key is None else ''}")
@@ -251,18 +223,17 @@ class Organiser:
         if self.charter.centre is None:
             raise ParameterError(f"the contract's placement is {self.contract.rounds.placement!r}, not 'central'")
         key = make_key()
-        return Pair(issue(self.signing(), make_request(files.CENTRE, key), hosts_of(self.charter.centre)), key)
+        return Pair(issue(self.signing(), make_request(messages.CENTRE, key), hosts_of(self.charter.centre)), key)
 
     def status(self) -> list[Standing]:
         """Return where every site is, in the order of the list."""
-        out, folder = self.out(), self.directory
+        out, folder, found = self.out(), self.directory, []
         # north.summary, north@2.summary
-        summaries = Counter(path.stem.partition("@")[0] for path in (folder / files.SUMMARIES).glob("*.summary"))
-        found = []
+        summaries = Counter(path.stem.partition("@")[0] for path in (folder / messages.SUMMARIES).glob("*.summary"))
         for name in (member.name for member in self.members):
             certificate = self.certificate(name)
             until = None if certificate is None else validity(certificate)[1]
-            invited = (folder / files.INVITES / f"{name}.invite").exists()
+            invited = (folder / messages.INVITES / f"{name}.invite").exists()
             found.append(Standing(name, invited, until, name in out, summaries[name]))
         return found
 
@@ -273,8 +244,7 @@ class Organiser:
 
         Each has the contract, the site and its neighbours, and nothing about anybody else.
         """
-        chosen = [self.member(name) for name in names] if names else list(self.members)
-        out = self.out()
+        chosen, out = [self.member(name) for name in names] or list(self.members), self.out()
         if gone := [member.name for member in chosen if names and member.name in out]:
             raise DataError(f"{gone[0]} has left or was expelled, for good: make a new federation to invite it again")
         charter, signer = self.charter, Signer.authority(self.signing(ca_key))
@@ -291,15 +261,15 @@ class Organiser:
         }
         connected, degrees, paths = self._components(), self.graph.degree, []
         for member in chosen:
-            given = Invite(
+            given = messages.Invite(
                 **common,
                 site=member,
-                neighbours=tuple(Neighbour(self.members[v], weight) for v, weight in around[member.number]),
+                neighbours=tuple(messages.Neighbour(self.members[v], weight) for v, weight in around[member.number]),
                 degree=int(degrees[member.number]),
                 code=secrets.token_hex(16),
                 **connected.get(member.number, {}),
             )
-            paths.append(given.write(self.directory / files.INVITES / f"{member.name}.invite", signer))
+            paths.append(given.write(self.directory / messages.INVITES / f"{member.name}.invite", signer))
         return paths
 
     def order(
@@ -312,10 +282,7 @@ class Organiser:
     ) -> list[tuple[Path, list[str]]]:
         """Sign what holds for the rounds from now on; what is None stays as the contract says.
 
-        Returns
-        -------
-        list of (path, names)
-            Files, and the sites to which each goes: one for all, or where the placement is replicas one per component.
+        Returns files, and the names of sites to which each goes: one for all, or for replicas one per component.
         """
         if lam is not None:
             check_nonnegative("lam", lam)
@@ -332,7 +299,7 @@ class Organiser:
             rounds=rounds,
             rho=None if rho is None else float(rho),
         )
-        path = self.directory / files.ORDER
+        path = self.directory / messages.ORDER
         if self.contract.rounds.placement != "replicas":
             return [(given.write(path, signer), [one.name for one in self.members if one.name not in out])]
         steps, labels, written = self.steps(), self.graph.components(), []
@@ -340,9 +307,7 @@ class Organiser:
             names = [self.members[u].name for u in np.flatnonzero(labels == label).tolist()]
             names = [name for name in names if name not in out]
             if missing := [name for name in names if name not in steps]:
-                raise DataError(
-                    f"{missing[0]} is not admitted yet: replicas need the step numbers of all they stand for"
-                )
+                raise DataError(f"{missing[0]} is not admitted yet: replicas need the steps of all they stand for")
             if names:
                 own = msgspec.structs.replace(given, steps={name: steps[name] for name in names})
                 written.append((own.write(self.directory / f"{names[0]}.order", signer), names))
@@ -351,41 +316,38 @@ class Organiser:
 
     def newest_order(self) -> Order | None:
         """Return the newest order; None before there was one."""
-        path = self.directory / files.ORDER
-        return self.verifier.read(path, Order).body if path.exists() else None
+        path = self.directory / messages.ORDER
+        return self.charter.verifier.read(path, Order).body if path.exists() else None
 
     def expel(self, name: str, ca_key: Path | None = None) -> tuple[Path, list[str]]:
         """Sign that a site is out, for good; returns the notice and the names of the neighbours that must get it."""
         member = self.member(name)
-        notice = Notice(run=self.charter.run, site=member.name, what="expelled", day=today())
-        path = self.directory / files.NOTICES / f"{member.name}.notice"
+        notice = Notice(run=self.charter.run, site=member.name, what="expelled", day=messages.today())
+        path = self.directory / messages.NOTICES / f"{member.name}.notice"
         notice.write(path, Signer.authority(self.signing(ca_key)))
-        out = self.out()
-        around = [self.members[v].name for v, _ in self.neighbours()[member.number]]
+        out, around = self.out(), [self.members[v].name for v, _ in self.neighbours()[member.number]]
         return path, [one for one in around if one not in out]
 
-    def write_queries(
-        self, queries: Iterable[Query], state: Mapping[str, Any], ca_key: Path | None = None
-    ) -> list[Path]:
+    def write_queries(self, queries: Iterable[Query], state: Mapping[str, Any]) -> list[Path]:
         """Write the queries of a round, one file for each site, and the plain values to remember until the answers."""
-        signer, run, digest = Signer.authority(self.signing(ca_key)), self.charter.run, self.contract.digest
-        folder, paths = self.directory / files.QUERIES, []
+        signer, run, digest = Signer.authority(self.signing()), self.charter.run, self.contract.digest
+        folder, paths = self.directory / messages.QUERIES, []
         for query in queries:
             name = self.member(str(query.site)).name
-            body = QueryFile(run=run, site=name, contract=digest, ask=query.to_plain())
-            paths.append(body.write(round_file(folder, name, query.round, ".ask"), signer))
-        FitState(run=run, contract=digest, state=dict(state)).write(folder / _STATE, signer)
+            body = messages.QueryFile(run=run, site=name, contract=digest, ask=query.to_plain())
+            paths.append(body.write(messages.round_file(folder, name, query.round, ".ask"), signer))
+        messages.FitState(run=run, contract=digest, state=dict(state)).write(folder / _STATE, signer)
         return paths
 
     def read_state(self) -> dict[str, Any] | None:
         """Return what `write_queries` remembered last; None before anything was asked."""
-        path = self.directory / files.QUERIES / _STATE
-        return self.verifier.read(path, FitState).body.state if path.exists() else None
+        path = self.directory / messages.QUERIES / _STATE
+        return self.charter.verifier.read(path, messages.FitState).body.state if path.exists() else None
 
     def deliver(self, folders: Mapping[str, Path], ca_key: Path | None = None) -> list[Path]:
         """Sign each site's part of a model, in the directory given for it, for that site alone; returns the files."""
         signer = Signer.authority(self.signing(ca_key))
-        place, paths = self.directory / files.MODELS, []
+        place, paths = self.directory / messages.MODELS, []
         place.mkdir(mode=PRIVATE_DIRECTORY, exist_ok=True)
         for name, folder in folders.items():
             site = self.member(name).name
@@ -415,22 +377,15 @@ class Organiser:
             directory, and after it was asked. What was signed with the old key then counts no more.
         expected : str, optional
             The fingerprint that the site read out; another one is refused.
-        ca_key : path, optional
-            Key of the organiser's own authority.
-        now : datetime, optional
-            The present by default.
-
-        Raises
-        ------
-        SecurityError
-            When the request is not for this federation, contract and invite, or not by the site that it names.
+        ca_key, now
+            Key of the organiser's own authority; the present by default.
         """
         text = read_whole(path, Request.most_bytes)
         with in_file(path, SecurityError):
             kind = kind_of(text)
         if kind == Notice.kind:
             return self._note_leave(path, text)
-        sealed = self.verifier.read_request(path, now=now)
+        sealed = self.charter.verifier.read_request(path, now=now)
         request, name = sealed.body, sealed.body.site
         mark = fingerprint(request.request.encode())
         with in_file(path, SecurityError):
@@ -442,39 +397,41 @@ class Organiser:
                 raise SecurityError(f"{name} lost the key that asks, so it counts no more")
             if known is not None and not again:
                 _check_second(known, sealed, mark, now)
-        place = self.directory / files.ADMITTED / f"{name}.admit"
+        place = self.directory / messages.ADMITTED / f"{name}.admit"
         if known is not None and fingerprint(known) == mark and not again:
             return Admission(name, place, mark, validity(known)[1], True)
         pair = self.signing(ca_key)
         signer, run = Signer.authority(pair), self.charter.run
         if known is not None and again and fingerprint(known) != mark:
-            gone = Revoked(run=run, site=name, keys=(*lost, fingerprint(known)))
+            gone = messages.Revoked(run=run, site=name, keys=(*lost, fingerprint(known)))
             gone.write(place.with_suffix(".revoked"), signer)
         certificate = issue(pair, request.request.encode(), hosts_of(self.member(name).endpoint), now=now)
         write_file(place.with_name(f"{name}.request"), text, private=True)
-        digest = self.contract.digest
-        Admit(run=run, site=name, contract=digest, certificate=certificate.decode()).write(place, signer)
-        return Admission(name, place, mark, validity(certificate)[1], known is not None)
+        admit = messages.Admit(run=run, site=name, contract=self.contract.digest, certificate=certificate.decode())
+        return Admission(name, admit.write(place, signer), mark, validity(certificate)[1], known is not None)
 
     def certificate(self, name: str) -> bytes | None:
         """Return the newest certificate of a site, PEM; None before it was admitted."""
-        path = self.directory / files.ADMITTED / f"{name}.admit"
-        return self.verifier.read(path, Admit, site=name).body.certificate.encode() if path.exists() else None
+        path = self.directory / messages.ADMITTED / f"{name}.admit"
+        if not path.exists():
+            return None
+        return self.charter.verifier.read(path, messages.Admit, site=name).body.certificate.encode()
 
     def revoked(self, name: str) -> tuple[str, ...]:
         """Return the fingerprints of keys that a site has lost; what they signed counts no more."""
-        path = self.directory / files.ADMITTED / f"{name}.revoked"
-        return self.verifier.read(path, Revoked, site=name).body.keys if path.exists() else ()
+        path = self.directory / messages.ADMITTED / f"{name}.revoked"
+        return self.charter.verifier.read(path, messages.Revoked, site=name).body.keys if path.exists() else ()
 
     def steps(self) -> dict[str, Steps]:
         """Return the step rules that admitted sites sent with their requests, by name."""
-        paths = {one.name: self.directory / files.ADMITTED / f"{one.name}.request" for one in self.members}
-        found = {name: self.verifier.read_request(path).body.steps for name, path in paths.items() if path.exists()}
+        paths = {one.name: self.directory / messages.ADMITTED / f"{one.name}.request" for one in self.members}
+        read = self.charter.verifier.read_request
+        found = {name: read(path).body.steps for name, path in paths.items() if path.exists()}
         return {name: steps for name, steps in found.items() if steps is not None}
 
     def read_published(self, path: Path) -> ModelFile:
         """Read what a site published: signed by itself, with a key that it has not lost, under this contract."""
-        sealed = self.verifier.read(path, ModelFile, by="site")
+        sealed = self.charter.verifier.read(path, ModelFile, by="site")
         self.check_signer(path, sealed, self.out())
         return sealed.body
 
@@ -487,27 +444,26 @@ class Organiser:
             raise DataError(f"{path}: {name} has left or was expelled, so it counts no more; remove the file")
 
     def _check_request(self, request: Request) -> None:
-        name = request.site
+        name, path = request.site, self.directory / messages.INVITES / f"{request.site}.invite"
         if name not in {member.name for member in self.members}:
             raise SecurityError(f"{name} is not a site of this federation")
         if name in self.out():
             raise SecurityError(f"{name} has left or was expelled, for good: make a new federation to admit it")
         if request.steps is None and self.contract.rounds.placement != "peer":
             raise SecurityError(f"it lacks step numbers, which placement {self.contract.rounds.placement!r} needs")
-        path = self.directory / files.INVITES / f"{name}.invite"
         if not path.exists():
             raise SecurityError(f"{name} was not invited: there is no {path}")
-        if read_invite(path)[1] != request.invite:
+        if read_invite(path).digest != request.invite:
             raise SecurityError(f"it does not answer {path}; send that invite to {name} and let it join again")
 
     def _note_leave(self, path: Path, text: bytes) -> Admission:
-        sealed = read_notice(path, self.verifier)
+        sealed = self.charter.verifier.read_notice(path)
         name = sealed.body.site
         if name not in {member.name for member in self.members}:
             raise SecurityError(f"{path}: {name} is not a site of this federation")
-        if sealed.certificate is not None and fingerprint(sealed.certificate) in self.revoked(name):
-            raise SecurityError(f"{path}: {name} lost the key with which it was signed")
-        place = self.directory / files.NOTICES / f"{name}.notice"
+        if sealed.certificate is not None:
+            self.check_signer(path, sealed, frozenset())
+        place = self.directory / messages.NOTICES / f"{name}.notice"
         write_file(place, text, private=True)
         return Admission(name, place)
 
@@ -528,19 +484,17 @@ class Organiser:
 
 def _check_second(known: bytes, sealed: Sealed[Request], mark: str, now: datetime | None) -> None:
     """Check a site with a certificate that comes again: with the same key, or a new one that its newest one signed."""
-    newest = fingerprint(known)
-    if mark == newest:
-        ended = validity(known)[1]
-        if (now or datetime.now(UTC)) > ended:
-            raise SecurityError(
-                f"the certificate of {sealed.signer} ended on {ended:%Y-%m-%d}; ask the site, and admit it with --again"
-            )
-    elif sealed.certificate is None:
+    newest, ended = fingerprint(known), validity(known)[1]
+    if mark == newest and (now or datetime.now(UTC)) > ended:
+        raise SecurityError(
+            f"the certificate of {sealed.signer} ended on {ended:%Y-%m-%d}; ask the site, and admit it with --again"
+        )
+    if mark != newest and sealed.certificate is None:
         raise SecurityError(
             f"{sealed.signer} was admitted with another key (fingerprint {newest}); ask the site, and if it lost its "
             "directory admit it with --again"
         )
-    elif fingerprint(sealed.certificate) != newest:
+    if mark != newest and sealed.certificate is not None and fingerprint(sealed.certificate) != newest:
         raise SecurityError(f"{sealed.signer} signed it with an old key; a renewal is signed with the newest one")
 
 

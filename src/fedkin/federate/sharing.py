@@ -31,9 +31,7 @@ from fedkin.federate.messages import (
     SITES,
     QueryFile,
     SummaryFile,
-    Verifier,
     read_charter,
-    read_notices,
     round_file,
     today,
 )
@@ -135,7 +133,7 @@ def answer(directory: Path, path: Path, *, dry_run: bool = False) -> Shared:
     """
     site = Site.read(directory)
     signer, rows, contract = Signer.site(site.pair()), site.rows(), site.contract
-    sealed = site.verifier.read(path, QueryFile, site=site.name)
+    sealed = site.invite.verifier.read(path, QueryFile, site=site.name)
     try:
         query = Query.from_plain(sealed.body.ask)
     except DataError as error:
@@ -149,19 +147,19 @@ def answer(directory: Path, path: Path, *, dry_run: bool = False) -> Shared:
             f"{site.name} has shared sums with noise; an answer has none, and would break what was promised"
         )
     folds = _folds_of(shared)
-    _check_round(site, query, sealed.digest, path)
+    _check_round(site, query, sealed.body.digest, path)
     _check_rows(site, rows, folds)
     how: dict[str, Any] = {"feature_names": contract.column_names, "folds": max(folds, 2), "seed": contract.seed}
     summary = site_answer(msgspec.structs.replace(query, site=site.invite.site.id), rows, contract.loss_object(), **how)
     summary = _in_folds(summary, folds, contract.folds)
     if shared.curvature is not None:
         summary = summary.short(shared.curvature.rank)
-    return _written(site, signer, rows, summary, query.round, sealed.digest, dry_run)
+    return _written(site, signer, rows, summary, query.round, sealed.body.digest, dry_run)
 
 
 def _sent_before(site: Site, number: int) -> SummaryFile | None:
     path = round_file(site.directory / SENT, site.name, number, _SUFFIX)
-    return site.verifier.read(path, SummaryFile, by="site", ended=True).body if path.exists() else None
+    return site.invite.verifier.read(path, SummaryFile, by="site", ended=True).body if path.exists() else None
 
 
 def _chosen_rank(contract: Contract, before: SummaryFile | None, wanted: int | None) -> int | None:
@@ -329,10 +327,9 @@ def read_summaries(directory: Path, federation: Path | None = None, *, now: date
     """
     charter_file = _find_charter(directory, federation)
     place, charter = charter_file.parent, read_charter(charter_file)
-    contract = charter.terms
-    verifier = Verifier(charter.authority.encode(), charter.run, contract.digest)
+    contract, verifier = charter.terms, charter.verifier
     organiser = Organiser.read(place) if (place / SITES).exists() else None  # None where the charter is alone
-    out = read_notices(place / NOTICES, verifier)
+    out = verifier.departures(place / NOTICES)
     rounds: dict[int, dict[str, tuple[Path, SummaryFile]]] = {}
     for path in sorted(directory.glob(f"*{_SUFFIX}")):
         sealed = verifier.read(path, SummaryFile, by="site", now=now)

@@ -10,7 +10,6 @@ import tomllib
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
-from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -19,24 +18,11 @@ import msgspec
 from fedkin._base import PRIVATE_DIRECTORY, in_file, write_file
 from fedkin.data import Finding, Rows, raise_findings, read_columns, row_places
 from fedkin.errors import DataError
-from fedkin.federate import messages as files
+from fedkin.federate import messages
 from fedkin.federate.contract import Contract
 from fedkin.federate.disclosure import Thresholds
 from fedkin.federate.envelope import Signer, canonical, kind_of
-from fedkin.federate.messages import (
-    Admit,
-    Invite,
-    ModelFile,
-    Notice,
-    Order,
-    Request,
-    Steps,
-    Verifier,
-    read_invite,
-    read_notice,
-    read_notices,
-    today,
-)
+from fedkin.federate.messages import Admit, Invite, ModelFile, Notice, Order, Request, Steps, read_invite
 from fedkin.federate.trust import (
     RENEW_DAYS,
     Pair,
@@ -142,21 +128,8 @@ class Joined:
 class Site:
     """A site's directory, in which everything was checked but the rows.
 
-    Attributes
-    ----------
-    directory : path
-    invite : Invite
-        The site itself and its neighbours.
-    settings : SiteSettings
-        The site's own rules.
-    order : Order or None
-        What the organiser set for the rounds.
-    certificate : bytes or None
-        PEM; None before the site was admitted.
-    key : bytes
-        The site's private key, PEM.
-    out : frozenset of str
-        Names of sites that have left or were expelled, by the notices here.
+    ``certificate`` is None before the site was admitted; ``out`` are the names of sites that have left or were
+    expelled, by the notices here.
     """
 
     directory: Path
@@ -180,29 +153,11 @@ class Site:
         """Join a federation: check the rows, make a key, write the request for the organiser.
 
         Joining again with an invite to the same federation replaces rows and request, and keeps key and settings.
-
-        Parameters
-        ----------
-        invite : path
-            What the organiser sent.
-        data : path
-            Table of the site's rows. Nothing is written unless they fit the contract.
-        directory : path, optional
-            The site's directory; by default the site's name.
-        expected : str, optional
-            The fingerprint of the authority that the organiser read out; another one is refused.
-        steps : function, optional
-            Makes the step numbers that the placements central and replicas need; they go into the request, and are the
-            only numbers in it that depend on rows.
-
-        Raises
-        ------
-        SecurityError
-            When the invite was changed, or is by another authority than expected or than that of the directory.
-        DataError
-            When rows do not fit, with everything that is wrong with them.
+        Nothing is written unless the rows fit the contract, and the authority's fingerprint is the ``expected`` one,
+        which the organiser read out. ``steps`` makes the step numbers that the placements central and replicas need;
+        they go into the request, and are the only numbers in it that depend on rows.
         """
-        given, digest = read_invite(invite)
+        given = read_invite(invite)
         seen = fingerprint(given.authority.encode())
         if expected is not None and not same_fingerprint(seen, expected):
             raise SecurityError(
@@ -219,44 +174,38 @@ class Site:
         own_steps = _steps(given, rows, steps)
         place.mkdir(parents=True, exist_ok=True)
         place.chmod(PRIVATE_DIRECTORY)
-        (place / files.NOTICES).mkdir(mode=PRIVATE_DIRECTORY, exist_ok=True)
+        (place / messages.NOTICES).mkdir(mode=PRIVATE_DIRECTORY, exist_ok=True)
         key = known or make_key()
         if known is None:
-            write_file(place / files.KEY, key, private=True)
-        rows.save(place / files.ROWS)
-        if not (place / files.SETTINGS).exists():
-            SiteSettings.from_contract(contract).write(place / files.SETTINGS)
+            write_file(place / messages.KEY, key, private=True)
+        rows.save(place / messages.ROWS)
+        if not (place / messages.SETTINGS).exists():
+            SiteSettings.from_contract(contract).write(place / messages.SETTINGS)
         asked, sent = make_request(name, key), place / f"{name}.request"
-        _request(given, digest, asked, own_steps).write(sent, Signer(name, key))
+        _request(given, asked, own_steps).write(sent, Signer(name, key))
         # last: it makes the directory that of a site
-        write_file(place / files.INVITE, read_whole(invite), private=True)
+        write_file(place / messages.INVITE, read_whole(invite), private=True)
         return Joined(place, sent, given, seen, fingerprint(asked), rows.n_samples, findings, new_key=known is None)
 
     @classmethod
     def read(cls, directory: Path) -> Site:
-        """Read a site's directory, after checking every signature in it.
-
-        Raises
-        ------
-        SecurityError
-            When a file was changed, is not private, or belongs to another site or federation; the file is named.
-        """
-        if not (directory / files.INVITE).exists():
-            raise DataError(f"{directory} is not a site's directory: it has no {files.INVITE} (fedkin site join)")
+        """Read a site's directory, after checking every signature in it; errors name the file."""
+        if not (directory / messages.INVITE).exists():
+            raise DataError(f"{directory} is not a site's directory: it has no {messages.INVITE} (fedkin site join)")
         check_place(directory)
-        invite, _ = read_invite(directory / files.INVITE)
-        verifier, name = _verifier(invite), invite.site.name
-        settings = SiteSettings.read(directory / files.SETTINGS, invite.terms)
-        path = directory / files.ORDER
+        invite = read_invite(directory / messages.INVITE)
+        verifier, name = invite.verifier, invite.site.name
+        settings = SiteSettings.read(directory / messages.SETTINGS, invite.terms)
+        path = directory / messages.ORDER
         order = verifier.read(path, Order).body if path.exists() else None
-        path = directory / files.ADMIT
+        path = directory / messages.ADMIT
         certificate = verifier.read(path, Admit, site=name).body.certificate.encode() if path.exists() else None
         asked = certificate
         if asked is None:
             path = directory / f"{name}.request"
             asked = verifier.read_request(path).body.request.encode()
         key = _key_of(directory, asked, path)
-        out = read_notices(directory / files.NOTICES, verifier)
+        out = verifier.departures(directory / messages.NOTICES)
         return cls(directory, invite, settings, order, certificate, key, out)
 
     # --- who it is ----------------------------------------------------------------------------------------------
@@ -276,11 +225,6 @@ class Site:
         """The authority's certificate, PEM."""
         return self.invite.authority.encode()
 
-    @cached_property
-    def verifier(self) -> Verifier:
-        """Who is believed."""
-        return _verifier(self.invite)
-
     def pair(self, now: datetime | None = None) -> Pair:
         """Return certificate and key, both valid; raises `SecurityError` unless the site is admitted and not out."""
         if self.certificate is None:
@@ -288,7 +232,7 @@ class Site:
             raise SecurityError(f"{self.directory}: {self.name} is not admitted yet; send {request} to the organiser")
         if self.name in self.out:
             raise SecurityError(f"{self.directory}: {self.name} has left or was expelled, for good")
-        with in_file(self.directory / files.ADMIT, SecurityError):
+        with in_file(self.directory / messages.ADMIT, SecurityError):
             check_issued(self.certificate, self.authority, now)
         return Pair(self.certificate, self.key)
 
@@ -299,7 +243,7 @@ class Site:
 
     def rows(self) -> Rows:
         """Read the prepared rows; raises when they are damaged or do not fit the contract."""
-        path = self.directory / files.ROWS
+        path = self.directory / messages.ROWS
         check_private(path)
         rows, p = Rows.load(path), len(self.contract.column_names)
         if rows.X.shape[1] != p:
@@ -310,12 +254,9 @@ class Site:
     # --- what it does -------------------------------------------------------------------------------------------
 
     def accept(self, path: Path) -> str:
-        """Check a file from the organiser (admit, order, model) or from a site that left (notice), and keep it.
+        """Keep a file from the organiser (admit, order, model) or from a site that left (notice), after checking it.
 
-        Returns
-        -------
-        str
-            What it was, in words.
+        Returns what it was, in words.
         """
         text = read_whole(path, ModelFile.most_bytes)
         with in_file(path, SecurityError):
@@ -325,58 +266,55 @@ class Site:
         if kind == Order.kind:
             return self._accept_order(path, text)
         if kind == ModelFile.kind:
-            found = self.verifier.read(path, ModelFile, site=self.name).body
-            place = self.directory / files.MODEL
+            found = self.invite.verifier.read(path, ModelFile, site=self.name).body
+            place = self.directory / messages.MODEL
             with in_file(path, SecurityError):
                 found.unpack(place)
             return f"{place} has the model of {self.name}; fedkin predict {place} TABLE"
         if kind == Notice.kind:
-            notice = read_notice(path, self.verifier).body
-            write_file(self.directory / files.NOTICES / f"{notice.site}.notice", text, private=True)
+            notice = self.invite.verifier.read_notice(path).body
+            write_file(self.directory / messages.NOTICES / f"{notice.site}.notice", text, private=True)
             what = "was expelled" if notice.what == "expelled" else "has left"
             return f"{notice.site} {what}: its link is closed for good"
         raise DataError(f"{path} is a file of the kind {kind!r}; a site accepts admit, order, notice and model")
 
     def _accept_admit(self, path: Path, text: bytes) -> str:
-        certificate = self.verifier.read(path, Admit, site=self.name).body.certificate.encode()
+        certificate = self.invite.verifier.read(path, Admit, site=self.name).body.certificate.encode()
         with in_file(path, SecurityError):
             check_issued(certificate, self.authority)
         key = _key_of(self.directory, certificate, path)
-        write_file(self.directory / files.ADMIT, text, private=True, durable=True)
-        following = self.directory / files.NEXT_KEY
+        write_file(self.directory / messages.ADMIT, text, private=True, durable=True)
+        following = self.directory / messages.NEXT_KEY
         if following.exists() and read_private(following) == key:
-            following.replace(self.directory / files.KEY)
+            following.replace(self.directory / messages.KEY)
         return f"{self.name} is admitted until {validity(certificate)[1]:%Y-%m-%d}"
 
     def _accept_order(self, path: Path, text: bytes) -> str:
-        order = self.verifier.read(path, Order).body
+        order = self.invite.verifier.read(path, Order).body
         if self.order is not None and order.revision < self.order.revision:
             raise DataError(
                 f"{path} has revision {order.revision}, older than {self.order.revision}, which is here already"
             )
-        write_file(self.directory / files.ORDER, text, private=True)
+        write_file(self.directory / messages.ORDER, text, private=True)
         given = {name: getattr(order, name) for name in ("lam", "rounds", "rho")}
         words = ", ".join(f"{name} {value:g}" for name, value in given.items() if value is not None)
         return f"order {order.revision}: {words or 'everything as in the contract'}"
 
     def leave(self) -> Path:
         """Sign that this site leaves, for good; returns the notice for the organiser and the neighbours."""
-        notice = Notice(run=self.invite.run, site=self.name, what="left", day=today())
-        return notice.write(self.directory / files.NOTICES / f"{self.name}.notice", Signer.site(self.pair()))
+        notice = Notice(run=self.invite.run, site=self.name, what="left", day=messages.today())
+        return notice.write(self.directory / messages.NOTICES / f"{self.name}.notice", Signer.site(self.pair()))
 
     def renew(self, steps: StepMaker | None = None) -> tuple[Path, bool]:
         """Make a new key and a request for its certificate; the old ones serve until the answer is accepted.
 
-        Returns
-        -------
-        path, bool
-            The request, and whether the old key could sign it: otherwise the organiser must ask who sent it.
+        Returns the request, and whether the old key could sign it: otherwise the organiser must ask who sent it.
         """
         if self.certificate is None:
             raise SecurityError(f"{self.name} is not admitted yet; send its request to the organiser")
         if self.name in self.out:
             raise SecurityError(f"{self.name} has left or was expelled, for good: there is nothing to renew")
-        path = self.directory / files.NEXT_KEY
+        path = self.directory / messages.NEXT_KEY
         if not path.exists():
             write_file(path, make_key(), private=True)
         key = read_private(path)
@@ -384,11 +322,10 @@ class Site:
             asked = make_request(self.name, key)
         except SecurityError as error:
             raise SecurityError(f"{path}: {error}; remove it and renew again") from None
-        digest = read_invite(self.directory / files.INVITE)[1]
         own_steps = _steps(self.invite, self.rows(), steps) if steps is not None else None
         valid = validity(self.certificate)[1] > datetime.now(UTC)
         signer = Signer.site(Pair(self.certificate, self.key)) if valid else Signer(self.name, key)
-        request = _request(self.invite, digest, asked, own_steps)
+        request = _request(self.invite, asked, own_steps)
         return request.write(self.directory / f"{self.name}.request", signer), valid
 
     def publish(self, dropped: frozenset[str] = frozenset()) -> Path:
@@ -396,7 +333,7 @@ class Site:
 
         ``dropped`` are the names of neighbours whose edge the edge tests dropped.
         """
-        signer, model, sent = Signer.site(self.pair()), self.directory / files.MODEL, self.directory / files.SENT
+        signer, model, sent = Signer.site(self.pair()), self.directory / messages.MODEL, self.directory / messages.SENT
         if not model.is_dir():
             raise DataError(f"{self.directory} has no model yet: fedkin site run makes one")
         if not self.settings.share_result:
@@ -412,22 +349,16 @@ class Site:
 def contract_in(path: Path) -> tuple[Contract, Thresholds]:
     """Return the contract in a TOML file, an invite or a site's directory, and thresholds: the site's own if it is."""
     if path.is_dir():
-        contract = read_invite(path / files.INVITE)[0].terms
-        return contract, SiteSettings.read(path / files.SETTINGS, contract)
-    contract = Contract.read(path) if path.suffix == ".toml" else read_invite(path)[0].terms
+        contract = read_invite(path / messages.INVITE).terms
+        return contract, SiteSettings.read(path / messages.SETTINGS, contract)
+    contract = Contract.read(path) if path.suffix == ".toml" else read_invite(path).terms
     return contract, contract.thresholds
 
 
 def change_settings(directory: Path, *, confirmed: bool = False, **changes: Any) -> SiteSettings:
-    """Change some of a site's own rules, or confirm those that were changed by hand; returns all of them.
-
-    Raises
-    ------
-    DataError
-        When they would be laxer than the contract's, or the file was changed and that is not ``confirmed``.
-    """
-    contract = read_invite(directory / files.INVITE)[0].terms
-    path = directory / files.SETTINGS
+    """Change some of a site's own rules, or confirm those that were changed by hand; returns all of them."""
+    contract = read_invite(directory / messages.INVITE).terms
+    path = directory / messages.SETTINGS
     found = SiteSettings.read(path, contract, confirmed=not confirmed)
     try:
         wanted = msgspec.convert({**msgspec.structs.asdict(found), **changes}, type=SiteSettings)
@@ -445,28 +376,24 @@ def departures(directory: Path) -> frozenset[str]:
     It is cheap, so that a long run can ask again and again. Raises `SecurityError` when a notice was not signed by the
     organiser, or by the site that left.
     """
-    return read_notices(directory / files.NOTICES, _verifier(read_invite(directory / files.INVITE)[0]))
-
-
-def _verifier(invite: Invite) -> Verifier:
-    return Verifier(invite.authority.encode(), invite.run, invite.terms.digest)
+    return read_invite(directory / messages.INVITE).verifier.departures(directory / messages.NOTICES)
 
 
 def _known_before(place: Path, given: Invite) -> bytes | None:
     """Return the key of a directory that joined the same federation already; None for a new place."""
     if not place.exists() or not any(place.iterdir()):
         return None
-    if not (place / files.INVITE).exists():
-        if (place / files.KEY).exists():  # a join that was cut short
-            return read_private(place / files.KEY)
+    if not (place / messages.INVITE).exists():
+        if (place / messages.KEY).exists():  # a join that was cut short
+            return read_private(place / messages.KEY)
         raise DataError(f"{place} exists and is not a site's directory: choose another place with --into, or remove it")
-    before, _ = read_invite(place / files.INVITE)
+    before = read_invite(place / messages.INVITE)
     if (before.run, before.site.name, before.authority) != (given.run, given.site.name, given.authority):
         raise SecurityError(
             f"{place} belongs to {before.site.name} in {before.federation!r} (run {before.run}), but the invite is for "
             f"{given.site.name} in {given.federation!r} (run {given.run}): choose another place with --into"
         )
-    return read_private(place / files.KEY)
+    return read_private(place / messages.KEY)
 
 
 def _steps(invite: Invite, rows: Rows, make: StepMaker | None) -> Steps | None:
@@ -479,19 +406,18 @@ def _steps(invite: Invite, rows: Rows, make: StepMaker | None) -> Steps | None:
     return make(invite, rows)
 
 
-def _request(invite: Invite, digest: str, asked: bytes, steps: Steps | None) -> Request:
-    name, contract = invite.site.name, invite.terms.digest
-    return Request(run=invite.run, site=name, contract=contract, invite=digest, request=asked.decode(), steps=steps)
+def _request(invite: Invite, asked: bytes, steps: Steps | None) -> Request:
+    return Request(invite.run, invite.site.name, invite.terms.digest, invite.digest, asked.decode(), steps)
 
 
 def _key_of(directory: Path, certificate: bytes, where: Path) -> bytes:
     """Return the one of the site's keys to which a certificate (or request), which is in ``where``, belongs."""
-    for path in (directory / files.KEY, directory / files.NEXT_KEY):
-        if path == directory / files.KEY or path.exists():
+    for path in (directory / messages.KEY, directory / messages.NEXT_KEY):
+        if path == directory / messages.KEY or path.exists():
             key = read_private(path)
             with in_file(path, SecurityError):
                 if belong_together(certificate, key):
                     return key
     raise SecurityError(
-        f"{where}: it is for another key than {directory / files.KEY}; ask the organiser to admit the newest request"
+        f"{where}: it is for another key than {directory / messages.KEY}; ask the organiser to admit the newest request"
     )

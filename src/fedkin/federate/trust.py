@@ -1,7 +1,7 @@
 """Certificates and private files: who is who, and what only its owner may read.
 
 A site makes its key and a certificate request where they stay; the holder of the authority's key issues a certificate
-of 90 days. All keys are Ed25519.
+of 90 days. All keys are Ed25519. Keys, requests and certificates are PEM text.
 """
 
 from __future__ import annotations
@@ -14,20 +14,33 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, cast
+from typing import IO, cast
 
-from fedkin._base import PRIVATE_FILE
+from fedkin._base import PRIVATE_FILE, in_file
 from fedkin.errors import FedkinError, missing_dependency
 
-if TYPE_CHECKING:
+try:
     from cryptography import x509
+    from cryptography.exceptions import InvalidSignature
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
+    from cryptography.hazmat.primitives.serialization import (
+        Encoding,
+        NoEncryption,
+        PrivateFormat,
+        PublicFormat,
+        load_pem_private_key,
+    )
+    from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
+except ImportError:  # the extra "peer" brings it
+    _CRYPTOGRAPHY = False
+else:
+    _CRYPTOGRAPHY = True
 
 SITE_DAYS = 90  #: how long a site's certificate lasts
 RENEW_DAYS = 30  #: a certificate that lasts less than this should be renewed
 _AUTHORITY_DAYS = 3650
 _SKEW = timedelta(days=1)  # clocks of sites may be behind
-_MAKE_ONE = "make one with openssl genpkey -algorithm ed25519"
+_OTHER_TYPE = "is not of the type Ed25519; make one with openssl genpkey -algorithm ed25519"
 
 
 class SecurityError(FedkinError, RuntimeError):
@@ -70,8 +83,6 @@ def read_whole(path: Path, most: int | None = None) -> bytes:
         return path.read_bytes()
     except FileNotFoundError:
         raise SecurityError(f"{path} is missing") from None
-    except IsADirectoryError:
-        raise SecurityError(f"{path} is a directory, expected a file") from None
     except OSError as error:
         raise SecurityError(f"{path} cannot be read ({error.strerror})") from None
 
@@ -88,7 +99,7 @@ def _mode(path: Path) -> int:
 
 @dataclass(frozen=True)
 class Pair:
-    """A certificate and its key, both as PEM text. The key is not shown when it is printed."""
+    """A certificate and its key. The key is not shown when it is printed."""
 
     certificate: bytes
     key: bytes
@@ -109,109 +120,95 @@ def make_authority(name: str) -> Pair:
     'north'
     """
     text = make_key()
-    from cryptography import x509
-
-    key = load_key(text)
+    key, now, own = load_key(text), datetime.now(UTC), _subject(name)
     unused = ("content_commitment", "key_encipherment", "data_encipherment", "key_agreement")
-    usage = x509.KeyUsage(
-        digital_signature=True, key_cert_sign=True, crl_sign=True, **dict.fromkeys(unused, False),
-        encipher_only=False, decipher_only=False,
-    )  # fmt: skip
-    now = datetime.now(UTC)
-    builder = _builder(_subject(name), _subject(name), key.public_key(), now, now + timedelta(days=_AUTHORITY_DAYS))
+    more = dict.fromkeys((*unused, "encipher_only", "decipher_only"), False)
+    usage = x509.KeyUsage(digital_signature=True, key_cert_sign=True, crl_sign=True, **more)
+    builder = _builder(own, own, key.public_key(), now, now + timedelta(days=_AUTHORITY_DAYS))
     builder = builder.add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
-    return Pair(_signed(builder.add_extension(usage, critical=True), key), text)
+    return Pair(builder.add_extension(usage, critical=True).sign(key, None).public_bytes(Encoding.PEM), text)
 
 
 def make_key() -> bytes:
-    """Make a private key, PEM."""
+    """Make a private key."""
     _need_cryptography()
-    from cryptography.hazmat.primitives import serialization
-    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
-
-    return Ed25519PrivateKey.generate().private_bytes(
-        serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
-    )
+    return Ed25519PrivateKey.generate().private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
 
 
 def make_request(name: str, key: bytes) -> bytes:
-    """Make a certificate request, PEM: "this is the public key of ``name``", signed with the private one."""
+    """Make a certificate request: "this is the public key of ``name``", signed with the private one."""
     signer = load_key(key)
-    from cryptography import x509
-
-    return _signed(x509.CertificateSigningRequestBuilder().subject_name(_subject(name)), signer)
+    request = x509.CertificateSigningRequestBuilder().subject_name(_subject(name))
+    return request.sign(signer, None).public_bytes(Encoding.PEM)
 
 
 def issue(
     authority: Pair, request: bytes, hosts: Iterable[str], *, days: float = SITE_DAYS, now: datetime | None = None
 ) -> bytes:
-    """Issue a certificate, PEM, for the key and the name of a certificate request.
+    """Issue a certificate for the key and the name of a certificate request.
 
-    Parameters
-    ----------
-    authority : Pair
-        Who signs.
-    request : bytes
-        From `make_request`. Whether its name is the right one is for the caller to check.
-    hosts : iterable of str
-        Host names and addresses under which the owner listens.
-    days : float
-        How long it lasts. It is valid from a day before ``now``, as clocks differ.
-    now : datetime, optional
-        The present by default.
+    Whether the name is the right one is for the caller to check. ``hosts`` are names and addresses under which the
+    owner listens. It is valid from a day before ``now``, as clocks differ, and not longer than the authority's.
     """
-    asked, issuer = load_request(request), load_certificate(authority.certificate)
-    from cryptography import x509
-    from cryptography.x509.oid import ExtendedKeyUsageOID
-
-    when = now or datetime.now(UTC)
+    asked, issuer, when = load_request(request), load_certificate(authority.certificate), now or datetime.now(UTC)
     until = min(when + timedelta(days=days), issuer.not_valid_after_utc)
     if until <= when:
         raise SecurityError(f"the authority's certificate ended on {issuer.not_valid_after_utc:%Y-%m-%d}")
-    builder = _builder(asked.subject, issuer.subject, asked.public_key(), when, until)  # type: ignore[arg-type]
+    builder = _builder(asked.subject, issuer.subject, public_key(request), when, until)
     builder = builder.add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
     if names := [_alternative_name(host) for host in dict.fromkeys(hosts)]:
         builder = builder.add_extension(x509.SubjectAlternativeName(names), critical=False)
     both = x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH, ExtendedKeyUsageOID.CLIENT_AUTH])
-    return _signed(builder.add_extension(both, critical=False), load_key(authority.key))
+    builder = builder.add_extension(both, critical=False)
+    return builder.sign(load_key(authority.key), None).public_bytes(Encoding.PEM)
+
+
+def read_authority_files(certificate: Path, key: Path) -> Pair:
+    """Read the user's own certificate authority; raises `SecurityError` unless the two files are that of one."""
+    own = Pair(read_whole(certificate), read_private(key))
+    with in_file(f"{certificate} and {key}", SecurityError):
+        fit = belong_together(own.certificate, own.key)
+    if not fit:
+        raise SecurityError(f"{key} is not the key of {certificate}")
+    if not may_sign(own.certificate):
+        raise SecurityError(
+            f"{certificate} is not the certificate of an authority (CA:TRUE, and certificate signing where it lists "
+            "uses): sites would refuse what it signs"
+        )
+    return own
 
 
 # --- checking them ----------------------------------------------------------------------------------------------------
 
 
 def check_issued(certificate: bytes, authority: bytes, now: datetime | None = None, *, ended: bool = False) -> str:
-    """Return the name in a site's certificate, after checking that the authority issued it and that it is valid.
+    """Return the name in a site's certificate, after checking that the authority issued it and that it is valid now.
 
-    Parameters
-    ----------
-    certificate, authority : bytes
-        PEM.
-    now : datetime, optional
-        When it must be valid; the present by default.
-    ended : bool
-        Whether it may have ended.
-
-    Raises
-    ------
-    SecurityError
-        In words that go on after the name of a file.
+    It may have ended where ``ended`` says so. Raises `SecurityError`, in words that go on after the name of a file.
     """
     read, issuer = load_certificate(certificate), load_certificate(authority)
-    from cryptography.exceptions import InvalidSignature
-
     try:
         read.verify_directly_issued_by(issuer)
     except (ValueError, TypeError, InvalidSignature):
         raise SecurityError("the certificate was not issued by the authority of this federation") from None
-    if may_sign(read):
+    if may_sign(certificate):
         raise SecurityError("the certificate is that of an authority, not that of a site")
-    name, when = common_name(certificate), now or datetime.now(UTC)
-    begin, end = validity(certificate)
+    name, when, (begin, end) = common_name(certificate), now or datetime.now(UTC), validity(certificate)
     if when > end and not ended:
         raise SecurityError(f"the certificate of {name} ended on {end:%Y-%m-%d}; renew it: fedkin site renew")
     if when < begin and not ended:
         raise SecurityError(f"the certificate of {name} begins on {begin:%Y-%m-%d}; check the clock of this machine")
     return name
+
+
+def check_signature(signature: bytes, content: bytes, by: bytes) -> None:
+    """Raise `SecurityError` unless the owner of a certificate, or certificate request, signed the content."""
+    try:
+        public_key(by).verify(signature, content)
+    except InvalidSignature:
+        raise SecurityError(
+            "the signature does not fit: the file was changed after signing, or somebody else signed it; get it again"
+        ) from None
 
 
 def validity(certificate: bytes) -> tuple[datetime, datetime]:
@@ -222,7 +219,7 @@ def validity(certificate: bytes) -> tuple[datetime, datetime]:
 
 def belong_together(certificate: bytes, key: bytes) -> bool:
     """Return whether the key is that of the certificate or request; raises `SecurityError` when unreadable."""
-    return fingerprint(certificate) == _fingerprint(load_key(key).public_key())
+    return public_key(certificate) == load_key(key).public_key()
 
 
 def fingerprint(text: bytes) -> str:
@@ -230,7 +227,9 @@ def fingerprint(text: bytes) -> str:
 
     A key, its certificates and its certificate request have the same fingerprint.
     """
-    return _fingerprint(cast("Ed25519PublicKey", _loaded(text).public_key()))
+    key = public_key(text).public_bytes(Encoding.DER, PublicFormat.SubjectPublicKeyInfo)
+    digest = hashlib.sha256(key).hexdigest()
+    return "-".join(digest[k : k + 4] for k in range(0, 32, 4))
 
 
 def same_fingerprint(one: str, other: str) -> bool:
@@ -241,128 +240,80 @@ def same_fingerprint(one: str, other: str) -> bool:
 
 def common_name(text: bytes) -> str:
     """Return whose certificate, or certificate request, it is."""
-    read = _loaded(text)
-    from cryptography.x509.oid import NameOID
-
-    names = read.subject.get_attributes_for_oid(NameOID.COMMON_NAME)
+    names = _loaded(text).subject.get_attributes_for_oid(NameOID.COMMON_NAME)
     if len(names) != 1:
         raise SecurityError("the certificate does not say whose it is")
     return str(names[0].value)
 
 
-def may_sign(certificate: x509.Certificate) -> bool:
+def may_sign(certificate: bytes) -> bool:
     """Return whether it is the certificate of an authority."""
-    from cryptography import x509
-
-    try:
-        if not certificate.extensions.get_extension_for_class(x509.BasicConstraints).value.ca:
-            return False
-    except x509.ExtensionNotFound:
-        return False
-    try:
-        return certificate.extensions.get_extension_for_class(x509.KeyUsage).value.key_cert_sign
-    except x509.ExtensionNotFound:
-        return True
-
-
-def read_authority_files(certificate: Path, key: Path) -> Pair:
-    """Read the user's own certificate authority.
-
-    Raises
-    ------
-    SecurityError
-        When a file cannot be read, they do not belong together, or the certificate is not that of an authority.
-    """
-    own = Pair(read_whole(certificate), read_private(key))
-    try:
-        read, fit = load_certificate(own.certificate), belong_together(own.certificate, own.key)
-    except SecurityError as error:
-        raise SecurityError(f"{certificate} and {key}: {error}") from None
-    if not fit:
-        raise SecurityError(f"{key} is not the key of {certificate}")
-    if not may_sign(read):
-        raise SecurityError(
-            f"{certificate} is not the certificate of an authority (CA:TRUE, and certificate signing where it lists "
-            "uses): sites would refuse what it signs"
-        )
-    return own
+    extensions = {type(one.value): one.value for one in load_certificate(certificate).extensions}
+    constraints, usage = extensions.get(x509.BasicConstraints), extensions.get(x509.KeyUsage)
+    authority = isinstance(constraints, x509.BasicConstraints) and constraints.ca
+    return authority and (usage.key_cert_sign if isinstance(usage, x509.KeyUsage) else True)
 
 
 # --- PEM --------------------------------------------------------------------------------------------------------------
 
 
 def load_certificate(text: bytes) -> x509.Certificate:
-    """Load a certificate from PEM; raises `SecurityError` when it is damaged."""
-    return cast("x509.Certificate", _loaded(text, request=False))
+    """Load a certificate; raises `SecurityError` when it is damaged."""
+    return cast("x509.Certificate", _loaded(text, "certificate"))
 
 
 def load_request(text: bytes) -> x509.CertificateSigningRequest:
-    """Load a certificate request, whose own signature fits, from PEM."""
-    return cast("x509.CertificateSigningRequest", _loaded(text, request=True))
+    """Load a certificate request whose own signature fits; raises `SecurityError` when it is damaged."""
+    return cast("x509.CertificateSigningRequest", _loaded(text, "request"))
+
+
+def public_key(text: bytes) -> Ed25519PublicKey:
+    """Return the public key in a certificate, or in a certificate request."""
+    return cast("Ed25519PublicKey", _loaded(text).public_key())
 
 
 def load_key(text: bytes) -> Ed25519PrivateKey:
-    """Load a private key from PEM without a password."""
+    """Load a private key without a password."""
     _need_cryptography()
-    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
-    from cryptography.hazmat.primitives.serialization import load_pem_private_key
-
     try:
         key = load_pem_private_key(text, password=None)
     except Exception:  # cryptography has no common base of errors
         raise SecurityError("the private key is damaged, or not PEM without a password") from None
     if not isinstance(key, Ed25519PrivateKey):
-        raise SecurityError(f"the private key is not of the type Ed25519; {_MAKE_ONE}")
+        raise SecurityError(f"the private key {_OTHER_TYPE}")
     return key
 
 
-def _loaded(text: bytes, request: bool | None = None) -> x509.Certificate | x509.CertificateSigningRequest:
-    """Load a certificate or, where the text says so, a request, with an Ed25519 key."""
+def _loaded(text: bytes, what: str = "") -> x509.Certificate | x509.CertificateSigningRequest:
+    """Load a certificate or a request whose own signature fits, by default what the text says that it is."""
     _need_cryptography()
-    from cryptography import x509
-    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
-
-    if request is None:
-        request = b"CERTIFICATE REQUEST" in text
-    what = "certificate request" if request else "certificate"
+    what = what or ("request" if b"CERTIFICATE REQUEST" in text else "certificate")
     read: x509.Certificate | x509.CertificateSigningRequest
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("error")  # what cryptography only warns of is damage here
-            if request:
+            if what == "request":
                 read = x509.load_pem_x509_csr(text)
                 good = read.is_signature_valid
             else:
                 read = x509.load_pem_x509_certificate(text)
                 good = read.not_valid_before_utc <= read.not_valid_after_utc
-        key, _, _ = read.public_key(), read.extensions, read.subject  # parsed on first use
+            key, _, _ = read.public_key(), read.extensions, read.subject  # parsed on first use
     except Exception:  # cryptography has no common base: ValueError, InvalidVersion, UnsupportedAlgorithm, ...
         good = False
     if not good:
-        raise SecurityError(f"the {what} is damaged, or not PEM")
+        raise SecurityError(f"the certificate{' request' if what == 'request' else ''} is damaged, or not PEM")
     if not isinstance(key, Ed25519PublicKey):
-        raise SecurityError(f"the key of the {what} is not of the type Ed25519; {_MAKE_ONE}")
+        raise SecurityError(f"the key of the {what} {_OTHER_TYPE}")
     return read
 
 
 def _need_cryptography() -> None:
-    try:
-        import cryptography  # noqa: F401
-    except ImportError:
-        raise missing_dependency("cryptography", "a federation of sites", "peer") from None
-
-
-def _fingerprint(public_key: Ed25519PublicKey) -> str:
-    from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
-
-    digest = hashlib.sha256(public_key.public_bytes(Encoding.DER, PublicFormat.SubjectPublicKeyInfo)).hexdigest()
-    return "-".join(digest[k : k + 4] for k in range(0, 32, 4))
+    if not _CRYPTOGRAPHY:
+        raise missing_dependency("cryptography", "a federation of sites", "peer")
 
 
 def _subject(name: str) -> x509.Name:
-    from cryptography import x509
-    from cryptography.x509.oid import NameOID
-
     try:
         return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
     except ValueError:
@@ -370,23 +321,13 @@ def _subject(name: str) -> x509.Name:
 
 
 def _builder(
-    subject: x509.Name, issuer: x509.Name, public_key: Ed25519PublicKey, now: datetime, until: datetime
+    subject: x509.Name, issuer: x509.Name, key: Ed25519PublicKey, now: datetime, until: datetime
 ) -> x509.CertificateBuilder:
-    from cryptography import x509
-
-    builder = x509.CertificateBuilder().subject_name(subject).issuer_name(issuer).public_key(public_key)
+    builder = x509.CertificateBuilder().subject_name(subject).issuer_name(issuer).public_key(key)
     return builder.serial_number(x509.random_serial_number()).not_valid_before(now - _SKEW).not_valid_after(until)
 
 
-def _signed(builder: x509.CertificateBuilder | x509.CertificateSigningRequestBuilder, key: Ed25519PrivateKey) -> bytes:
-    from cryptography.hazmat.primitives.serialization import Encoding
-
-    return builder.sign(key, None).public_bytes(Encoding.PEM)
-
-
 def _alternative_name(host: str) -> x509.GeneralName:
-    from cryptography import x509
-
     try:
         return x509.IPAddress(ipaddress.ip_address(host))
     except ValueError:

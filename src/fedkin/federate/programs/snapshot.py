@@ -131,7 +131,7 @@ def _edges(place: Path) -> list[tuple[str, str]]:
     """Pairs of names that exchange messages, as far as a site's invite tells; with a central machine, with it."""
     if not (place / INVITE).exists():
         return []
-    invite, _ = read_invite(place / INVITE)
+    invite = read_invite(place / INVITE)
     name = name_of(place)
     if invite.centre is not None:
         return [(name, CENTRE)]
