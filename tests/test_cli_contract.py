@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import runpy
 from pathlib import Path
 
@@ -35,37 +34,6 @@ def fit(tables, out, *more):
     graph = ("--graph", tables / "graph.csv", "--test-size", 0, "--lam", 0.01, "--select", "none")
     contract = ("--contract", HEART / "heart.toml", "--site", "hospital", "--out", out)
     return run("fit", tables / "all.csv", *contract, *graph, *more)
-
-
-def test_a_draft_is_a_contract_that_the_table_fits(tables, tmp_path, capsys):
-    out = tmp_path / "heart.toml"
-    assert run("federation", "draft", tables / "all.csv", "--target", "days", "--out", out) == 0
-    assert "hospital was taken for the column of the sites" in capsys.readouterr().err
-    assert Contract.read(out).name == "heart"
-    assert run("federation", "check", out, "--data", tables / "all.csv") == 0
-    assert "fits" in capsys.readouterr().out
-    assert run("federation", "draft", tables / "all.csv", "--site", "hospital") == 0
-    assert "was taken for" not in capsys.readouterr().err
-    assert run("federation", "draft", tables / "all.csv", "--out", out) == 2
-    assert "is there already" in capsys.readouterr().err
-
-
-def test_findings_are_shown_by_site_and_end_with_an_error(tables, tmp_path, capsys):
-    lines = (tables / "all.csv").read_text().splitlines()
-    few = tmp_path / "few.csv"
-    few.write_text("\n".join([*lines[:41], *[line.replace("hill", "hamlet") for line in lines[41:49]]]) + "\n")
-    assert run("federation", "check", HEART / "heart.toml", "--data", few, "--site", "hospital", "--json") == 2
-    found = json.loads(capsys.readouterr().out)["findings"]
-    assert {one["site"] for one in found} == {"hamlet"}
-    assert found[0]["words"] == "8 rows, but at least 21 are needed (3 for each of 7 parameters)"
-    grams = tmp_path / "grams.csv"
-    cells = [line.split(",") for line in lines]
-    rows = [[*one[:2], str(float(one[2]) * 1000), *one[3:]] for one in cells[1:]]
-    grams.write_text("\n".join(",".join(row) for row in [cells[0], *rows]) + "\n")
-    assert run("federation", "check", HEART / "heart.toml", "--data", grams) == 2
-    shown = " ".join(capsys.readouterr().out.split())
-    assert "grams?" in shown
-    assert "1 finding to mend" in shown
 
 
 def test_the_pooled_fit_prepares_rows_as_the_contract_says(tables, tmp_path, capsys):
@@ -158,30 +126,6 @@ def test_tables_that_break_the_schema_are_not_predicted(tables, tmp_path, capsys
     error = capsys.readouterr().err
     for words in ("grams?", "is 'presure' what is meant?", "unknown level 'Z' (1 row), first in line 2"):
         assert words in error
-
-
-def test_findings_name_lines_of_the_file(tmp_path, capsys):
-    """Blank lines are counted, and so are rows of other sites."""
-    bad = tmp_path / "bad.csv"
-    rows = ["a,50,70,130,A,no,5", "", *["b,60,80,130,A,no,5"] * 3, "a,50,70,130,Z,no,5"]
-    bad.write_text("\n".join(["hospital,age,weight,pressure,ward,smoker,days", *rows]) + "\n")
-    for more in ([], ["--site", "hospital"]):
-        assert run("federation", "check", HEART / "heart.toml", "--data", bad, "--json", *more) == 2
-        words = [one["words"] for one in json.loads(capsys.readouterr().out)["findings"]]
-        assert any("unknown level 'Z' (1 row), first in line 7" in one for one in words), words
-    assert run("site", "check", HEART / "heart.toml", "--data", bad) == 2
-    assert "first in line 7" in " ".join(capsys.readouterr().out.split())
-
-
-def test_inspect_shows_units_and_levels(tables, tmp_path, capsys):
-    fit(tables, tmp_path / "model")
-    capsys.readouterr()
-    assert run("inspect", tmp_path / "model") == 0
-    shown = capsys.readouterr().out
-    assert "age (per years)" in shown
-    assert "one of 'A', 'B', 'C'" in shown
-    assert run("inspect", tmp_path / "model", "--json") == 0
-    assert json.loads(capsys.readouterr().out)["schema"]["features"][1]["unit"] == "kg"
 
 
 @pytest.mark.parametrize("option", ["--target", "--features", "--offset"])

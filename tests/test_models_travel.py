@@ -11,7 +11,7 @@ import pytest
 import fedkin
 import heart
 from fedkin.data import Column, Schema
-from fedkin.errors import DataError, UnknownSiteError
+from fedkin.errors import DataError
 from fedkin.federate import Organiser, Site, change_settings
 from fedkin.federate.trust import SecurityError
 from fedkin.fitting import FitOptions, FittedModel, fit_federation, join_parts, model_from_theta
@@ -29,23 +29,6 @@ def model_of(contract, site: str, theta: float = 0.5, lam: float = 0.1) -> Fitte
         {site: np.full(4, theta)}, fedkin.Graph.empty([site]), schema=contract.schema, loss=contract.loss_object(),
         intercept=True, n_samples={site: 40}, lam=lam, origin={"from": "rounds", "rounds": 7},
     )  # fmt: skip
-
-
-def test_a_site_takes_its_own_part_from_the_organiser_only(two, tmp_path: Path) -> None:
-    made, north, south = two
-    model_of(made.contract, "north").save(tmp_path / "part")
-    (path,) = made.deliver({"north": tmp_path / "part"})
-    assert "has the model of north" in Site.read(north).accept(path)
-    assert fedkin.load(north / "model").origin == {"from": "rounds", "rounds": 7}
-    with pytest.raises(SecurityError, match="it is for north, but this is south"):
-        Site.read(south).accept(path)
-    content = json.loads(path.read_text())
-    content["body"]["files"]["coefficients.csv"] = content["body"]["files"]["coefficients.csv"].replace("40", "41")
-    path.write_text(json.dumps(content))
-    with pytest.raises(SecurityError, match=str(path)):
-        Site.read(north).accept(path)
-    with pytest.raises(UnknownSiteError, match="has no site 'nobody'"):
-        made.deliver({"nobody": tmp_path / "part"})
 
 
 def test_arrays_travel_to_the_bit(two, tmp_path: Path) -> None:
