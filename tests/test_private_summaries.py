@@ -10,7 +10,7 @@ from scipy.stats import norm
 
 import fedkin
 from fedkin.core import Budget, Summaries, Summary, local_fit, private_summary, site_summary
-from fedkin.core.privacy import noise_multiplier
+from fedkin.core.summarising import noise_multiplier
 from fedkin.data import Rows
 from fedkin.errors import DataError, ParameterError
 from fedkin.fitting import FitOptions, compare_folds, fit_summaries

@@ -5,10 +5,11 @@
 
 from __future__ import annotations
 
-from fedkin.core.build import LossLike, LossTerms, MixedTerms, build_terms, resolve_losses, summed_terms
 from fedkin.core.columns import Columns, parameter_names
-from fedkin.core.linalg import (
+from fedkin.core.local import LocalFit, Variance, global_fit, local_fit, oracle_fit
+from fedkin.core.newton import (
     RANK_TOLERANCE,
+    damped_newton,
     generalized_inverse,
     inverse_of,
     least_eigenvalue,
@@ -17,8 +18,7 @@ from fedkin.core.linalg import (
     sum_groups,
     unit_diagonal,
 )
-from fedkin.core.local import LocalFit, Variance, global_fit, local_fit, oracle_fit
-from fedkin.core.newton import damped_newton, minimise_with_ridge
+from fedkin.core.ownfits import minimise_with_ridge
 from fedkin.core.parquet import (
     FileRows,
     Streamed,
@@ -29,13 +29,12 @@ from fedkin.core.parquet import (
     table_size,
 )
 from fedkin.core.penalties import L1, Penalty, make_penalty
-from fedkin.core.privacy import Budget, private_summary
 from fedkin.core.problem import FusedObjective, Problem, Solution, Status
 from fedkin.core.quadratics import Quadratics, RowData, SiteData, assign_folds
-from fedkin.core.rows import RowBatch, RowTerms, row_blocks, unit_weights
+from fedkin.core.rows import LossLike, RowBatch, RowTerms, build_terms, resolve_losses, row_blocks, unit_weights
 from fedkin.core.selection import FAMILY_WISE, EdgeSelection, Method, bonferroni, select_edges, wald_tests
 from fedkin.core.summaries import Summaries
-from fedkin.core.summarise import RunningSums, site_answer, site_summary, summarise
+from fedkin.core.summarising import Budget, RunningSums, private_summary, site_answer, site_summary, summarise
 from fedkin.core.summary import (
     Curvature,
     Message,
@@ -48,7 +47,7 @@ from fedkin.core.summary import (
     encode,
     refuse,
 )
-from fedkin.core.terms import QuadraticTerms, SiteTerms, ball_gap
+from fedkin.core.terms import LossTerms, MixedTerms, QuadraticTerms, SiteTerms, ball_gap, summed_terms
 
 __all__ = [
     "FAMILY_WISE",

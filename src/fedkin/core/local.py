@@ -14,11 +14,10 @@ from typing import Any, Literal, get_args
 import numpy as np
 
 from fedkin._base import Array, Index, Mask, check_choice
-from fedkin.core.build import LossLike
-from fedkin.core.linalg import RANK_TOLERANCE, inverse_of, least_eigenvalue
-from fedkin.core.newton import minimise_sum
-from fedkin.core.ownfits import OwnFits, fit_sites
+from fedkin.core.newton import RANK_TOLERANCE, inverse_of, least_eigenvalue
+from fedkin.core.ownfits import OwnFits, fit_sites, minimise_sum
 from fedkin.core.quadratics import RowData
+from fedkin.core.rows import LossLike
 from fedkin.core.summaries import Summaries, site_data
 from fedkin.data import Federation
 from fedkin.errors import DataError, DegenerateSiteWarning, ParameterError, UnknownSiteError

@@ -1,27 +1,129 @@
-"""Damped Newton for many functions at once, and with it the minimisers of mean losses of many sites."""
+"""Stacks of small symmetric matrices, in units of a unit diagonal, and damped Newton for many functions at once."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from functools import partial
+from collections.abc import Callable
 
 import numpy as np
+from scipy import sparse
 
 from fedkin._base import Array, Index, Mask
-from fedkin.core.linalg import RANK_TOLERANCE, least_eigenvalue, solve_positive
-from fedkin.core.rows import RowBatch
-from fedkin.data import Rows
-from fedkin.losses import LinearLoss, Loss
+
+#: Eigenvalues of a matrix with unit diagonal below this share of the largest one count as zero.
+RANK_TOLERANCE = 1e-10
+#: Pivots of a Cholesky factor above this are far from those of singular matrices.
+SAFE_PIVOT = 1e-3
 
 #: ``value(theta (A, p), who (A,)) -> (A,)``: the functions number ``who`` at ``theta``.
 ValueFunction = Callable[[Array, Index], Array]
 #: ``derivatives(theta (A, p), who (A,)) -> gradient (A, p), matrix (A, p, p)``.
 DerivativeFunction = Callable[[Array, Index], tuple[Array, Array]]
 
-#: Information about some direction, in rows' worth, below which a likelihood counts as having no maximum.
-SEPARATION_TOLERANCE = 1e-6
 _SUFFICIENT = 1e-4  # share of the promised decrease that a step has to keep (Armijo)
 _HALVINGS = 60
+
+
+def unit_diagonal(matrices: Array) -> tuple[Array, Array]:
+    """``matrices (..., p, p)`` scaled to a unit diagonal, and the scale ``(..., p)`` (1 for zeros on the diagonal)."""
+    diagonal = np.einsum("...ii->...i", matrices)
+    scale = np.sqrt(np.where(diagonal > 0, diagonal, 1.0))
+    return np.asarray(matrices / (scale[..., :, None] * scale[..., None, :])), scale
+
+
+def least_eigenvalue(matrices: Array) -> Array:
+    """Smallest eigenvalues ``(...)`` of ``matrices (..., p, p)`` in units in which they have unit diagonal."""
+    return np.asarray(np.linalg.eigvalsh(unit_diagonal(matrices)[0])[..., 0])
+
+
+def surely_regular(scaled: Array) -> Mask:
+    """Which matrices with unit diagonal are far from singular, by the pivots of a Cholesky factor, which is cheap."""
+    try:
+        pivots = np.einsum("vii->vi", np.linalg.cholesky(scaled))
+    except np.linalg.LinAlgError:
+        if len(scaled) == 1:
+            return np.zeros(1, dtype=bool)
+        half = len(scaled) // 2
+        return np.concatenate([surely_regular(scaled[:half]), surely_regular(scaled[half:])])
+    return np.asarray(pivots.min(axis=1, initial=1.0) > SAFE_PIVOT)
+
+
+def generalized_inverse(matrices: Array) -> tuple[Array, Mask]:
+    """Generalised inverses ``G_u (V, p, p)`` of semi-definite matrices, and which of these are singular ``(V,)``.
+
+    ``A G A = A`` and ``G A G = G`` up to directions that count as zero. They are Moore-Penrose inverses in the units in
+    which ``A`` has unit diagonal, so that the units of the features do not matter.
+    """
+    scaled, scale = unit_diagonal(matrices)
+    singular = np.zeros(len(matrices), dtype=bool)
+    try:
+        inverse = np.linalg.inv(scaled)
+        size = np.linalg.norm(scaled, axis=(1, 2)) * np.linalg.norm(inverse, axis=(1, 2))
+        poor = ~(size < 0.1 / RANK_TOLERANCE)  # NaN counts as poor
+    except np.linalg.LinAlgError:
+        inverse, poor = np.empty_like(scaled), np.ones(len(matrices), dtype=bool)
+    if poor.any():
+        values, vectors = np.linalg.eigh(scaled[poor])
+        kept = values > RANK_TOLERANCE * np.maximum(values[:, -1:], np.finfo(float).tiny)
+        roots = np.divide(1.0, values, out=np.zeros_like(values), where=kept)
+        inverse[poor] = np.matmul(vectors * roots[:, None, :], np.swapaxes(vectors, 1, 2))
+        singular[poor] = ~kept.all(axis=1)
+    return np.asarray(inverse / (scale[:, :, None] * scale[:, None, :])), singular
+
+
+def solve_and_rest(matrices: Array, v: Array) -> tuple[Array, Array]:
+    """``A_u^- v_u`` and the part of ``v_u`` outside the range of ``A_u``, both ``(V, p)``."""
+    scaled, scale = unit_diagonal(matrices)
+    if surely_regular(scaled).all():
+        return np.asarray(np.linalg.solve(scaled, (v / scale)[:, :, None])[:, :, 0] / scale), np.zeros_like(v)
+    inverse, singular = generalized_inverse(matrices)
+    solution = np.matmul(inverse, v[:, :, None])[:, :, 0]
+    rest = np.zeros_like(v)
+    rest[singular] = v[singular] - np.matmul(matrices[singular], solution[singular, :, None])[:, :, 0]
+    return np.asarray(solution), rest
+
+
+def solve_positive(matrix: Array, right: Array) -> Array:
+    """``matrix_a^{-1} right_a`` for positive definite matrices ``(A, p, p)`` and vectors ``(A, p)``.
+
+    Rows and columns are scaled to a unit diagonal first, so that the units of the coordinates do not matter; matrices
+    that are singular to working precision are shifted by as little as makes them regular.
+    """
+    scaled, scale = unit_diagonal(matrix)
+    target = right / scale
+    solution = np.zeros_like(right)
+    pending = np.arange(right.shape[0])
+    eye = np.eye(right.shape[1])
+    for shift in (0.0, 1e-13, 1e-10, 1e-7, 1e-4, 1e-1, 10.0):
+        try:
+            found = np.linalg.solve(scaled[pending] + shift * eye, target[pending][:, :, None])[:, :, 0]
+        except np.linalg.LinAlgError:
+            continue
+        good = np.einsum("ap,ap->a", target[pending], found) >= 0  # False for NaN
+        solution[pending[good]] = found[good]
+        pending = pending[~good]
+        if not pending.size:
+            break
+    return solution / scale
+
+
+def inverse_of(matrices: Array) -> Array:
+    """Inverses of positive definite matrices, exactly symmetric."""
+    scaled, scale = unit_diagonal(matrices)
+    try:
+        inverse = np.linalg.inv(scaled)
+    except np.linalg.LinAlgError:
+        # rows without noise make a ridge that is lost in rounding
+        lost = np.linalg.eigvalsh(scaled)[:, 0] <= RANK_TOLERANCE
+        inverse = np.linalg.inv(scaled + lost[:, None, None] * RANK_TOLERANCE * np.eye(scaled.shape[1]))
+    inverse = inverse / (scale[:, :, None] * scale[:, None, :])
+    return np.asarray(0.5 * (inverse + np.swapaxes(inverse, 1, 2)))
+
+
+def sum_groups(values: Array, labels: Index, groups: int) -> Array:
+    """Sums of ``values (V, ...)`` over each group, ``(groups, ...)``, in the order of the sites."""
+    # a sparse product: several times quicker than np.add.at
+    members = sparse.csr_array((np.ones(labels.size), (labels, np.arange(labels.size))), shape=(groups, labels.size))
+    return np.asarray(members @ values.reshape(labels.size, -1)).reshape(groups, *values.shape[1:])
 
 
 def damped_newton(
@@ -88,123 +190,3 @@ def _search(
     stuck = np.zeros(who.size, dtype=bool)
     stuck[pending] = True
     return reached, values, stuck
-
-
-def minimise(batch: RowBatch) -> tuple[Array, Mask]:
-    """Minimisers ``theta (B, p)`` of full-rank sites, and which of them exist.
-
-    A likelihood without a maximum (separated classes, a class or all counts missing) shows in the Hessian at the end of
-    the iterations: they follow some direction until practically no information about it is left.
-    """
-    if batch.loss.quadratic:
-        return _least_squares(batch), np.ones(batch.n_sites, dtype=bool)
-    theta, converged = _newton(batch, np.zeros((batch.n_sites, batch.n_params)))
-    exists = np.isfinite(theta).all(axis=1)
-    if batch.loss.minimiser == "separable":
-        unit = batch.loss.informative_curvature(batch.y)
-        known = np.where(np.isfinite(theta), theta, 0.0)
-        exists &= (unit > 0) & (batch.information(known) > SEPARATION_TOLERANCE * unit)
-    elif batch.loss.minimiser == "unknown":
-        exists &= converged
-    return theta, np.asarray(exists)
-
-
-def minimise_with_ridge(batch: RowBatch, ridge: Array, *, start: Array | None = None, tol: float = 1e-15) -> Array:
-    """Minimisers ``(B, p)`` of the mean loss plus ``sum_c ridge_c theta_c^2 / 2``, ``ridge (B, p)`` positive.
-
-    ``start (B, p)`` may be the minimisers of a similar problem; ``tol`` is that of `damped_newton`.
-    """
-    return _newton(batch, ridge, start, tol)[0]
-
-
-def _newton(batch: RowBatch, ridge: Array, start: Array | None = None, tol: float = 1e-15) -> tuple[Array, Mask]:
-    diagonal = np.arange(batch.n_params)
-
-    def value(theta: Array, who: Index) -> Array:
-        return np.asarray(batch.values(theta, who) + 0.5 * (ridge[who] * theta**2).sum(axis=1))
-
-    def derivatives(theta: Array, who: Index, caution: float) -> tuple[Array, Array]:
-        gradient, matrix = _derivatives(batch, theta, who, caution)
-        matrix[:, diagonal, diagonal] += ridge[who]
-        return gradient + ridge[who] * theta, matrix
-
-    begin = _start(batch) if start is None else start
-    theta, converged = damped_newton(value, partial(derivatives, caution=0.01), begin, tol, max_iter=150)
-    if converged.all() or batch.loss.strictly_convex:
-        return theta, converged
-    # rarely, far-reaching steps run in circles; careful ones do not
-    return damped_newton(value, partial(derivatives, caution=1.0), theta, tol, max_iter=300)
-
-
-def _derivatives(batch: RowBatch, theta: Array, who: Index, caution: float) -> tuple[Array, Array]:
-    """Gradients ``(A, p)`` and Hessians ``(A, p, p)`` of the sites ``who``.
-
-    Singular Hessians get ``caution`` times the matrix of the loss's cautious model on top. With 1 the full step
-    decreases the loss; smaller values reach further, and a line search makes up for what goes too far.
-    """
-    loss, y, eta = batch.loss, batch.y[who], batch.predictors(theta, who)
-    gradients, matrices = batch.mean_of(loss.slope_at(eta, y), who), batch.gram_of(loss.curvature_at(eta, y), who)
-    if not loss.strictly_convex:
-        singular = least_eigenvalue(matrices) <= 100 * RANK_TOLERANCE
-        if singular.any():
-            matrices[singular] += caution * batch.gram_of(loss.cautious_at(eta[singular], y[singular]), who[singular])
-    return gradients, matrices
-
-
-def _least_squares(batch: RowBatch) -> Array:
-    theta = np.zeros((batch.n_sites, batch.n_params))
-    for _ in range(2):  # the second solve refines the first
-        theta = theta - solve_positive(batch.gram, batch.gradients(theta))
-    return theta
-
-
-def _start(batch: RowBatch) -> Array:
-    """A start with finite value, close enough for counts of any size."""
-    zero = np.zeros((batch.n_sites, batch.n_params))
-    working = batch.loss.working_response(batch.y)
-    if working is None:
-        return zero
-    response, weight = working
-    if weight is None:
-        return _least_squares(_regression(batch, response, batch.weight))
-    weight = weight if batch.weight is None else weight * batch.weight
-    theta = _least_squares(_regression(batch, response, weight))
-    return np.where((batch.values(theta) < batch.values(zero))[:, None], theta, zero)
-
-
-def _regression(batch: RowBatch, response: Array, weight: Array | None) -> RowBatch:
-    return RowBatch(LinearLoss(), Rows(batch.X, response, batch.rows.offset), weight)
-
-
-def minimise_sum(parts: Sequence[tuple[float, Loss, Rows]], n_rows: float, p: int) -> tuple[Array, Array, str]:
-    """Minimiser of a weighted sum of mean losses, the ridge that it needed (0 for none), and why."""
-
-    def sums(theta: Array, ridge: Array) -> tuple[float, Array, Array]:
-        value, gradient, hessian = 0.5 * float(ridge @ theta**2), ridge * theta, np.diag(ridge)
-        for factor, loss, rows in parts:
-            value += factor * loss.value(theta, *rows.arrays)
-            gradient = gradient + factor * loss.gradient(theta, *rows.arrays)
-            hessian = hessian + factor * loss.hessian(theta, *rows.arrays)
-        return value, gradient, hessian
-
-    def run(ridge: Array) -> tuple[Array, bool]:
-        theta, converged = damped_newton(
-            lambda theta, who: np.array([sums(row, ridge)[0] for row in theta]),
-            lambda theta, who: (sums(theta[0], ridge)[1][None], sums(theta[0], ridge)[2][None]),
-            np.zeros((1, p)),
-            max_iter=300,
-        )
-        return theta[0], bool(converged[0])
-
-    none = np.zeros(p)
-    start = np.einsum("pp->p", sums(none, none)[2])
-    theta, converged = run(none)
-    if converged and np.isfinite(theta).all():
-        hessian = sums(theta, none)[2]
-        # curvature that has vanished, in some direction or compared with where the iterations began, means no minimiser
-        regular = least_eigenvalue(hessian) > RANK_TOLERANCE
-        if regular and n_rows * np.diag(hessian).max() > 1e-6 * start.max():
-            return theta, none, ""
-    scale = np.where(start > 0, start, start[start > 0].mean() if (start > 0).any() else 1.0)
-    ridge = scale / n_rows
-    return run(ridge)[0], ridge, "the loss has no unique minimiser: ridge fit with one row's worth of curvature"

@@ -5,22 +5,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from functools import partial
 from typing import Protocol
 
 import numpy as np
 
 from fedkin._base import Array, Index, Mask
-from fedkin.core.linalg import RANK_TOLERANCE, inverse_of, least_eigenvalue, solve_positive, unit_diagonal
-from fedkin.core.newton import minimise, minimise_sum, minimise_with_ridge
+from fedkin.core.newton import (
+    RANK_TOLERANCE,
+    damped_newton,
+    inverse_of,
+    least_eigenvalue,
+    solve_positive,
+    unit_diagonal,
+)
 from fedkin.core.quadratics import RowData
 from fedkin.core.rows import RowBatch, row_blocks, unit_weights
 from fedkin.core.summaries import Summaries
-from fedkin.data import Federation
+from fedkin.data import Federation, Rows
 from fedkin.errors import ParameterError
-from fedkin.losses import Loss, RowLoss
+from fedkin.losses import LinearLoss, Loss, RowLoss
 
 _BATCH_ENTRIES = 2**22  # rows times features that are worked on at once
+#: Information about some direction, in rows' worth, below which a likelihood counts as having no maximum.
+SEPARATION_TOLERANCE = 1e-6
 ROUNDING = 1e-20  # exact fits keep a variance above rounding: this share of the response's mean square
 
 
@@ -366,3 +375,126 @@ def _residual_noise(data: Summaries, theta: Array) -> Array | float:
         return np.asarray(np.sqrt(np.einsum("vpp->v", noise[:, :-1, :-1])))
     fitted = np.einsum("vp,vpq,vq->v", theta**2, noise[:, :-1, :-1], theta**2)
     return np.asarray(np.sqrt(noise[:, -1, -1] + 4 * np.einsum("vp,vp->v", noise[:, :-1, -1], theta**2) + 2 * fitted))
+
+
+# --- minimisers ----------------------------------------------------------------------------------------------------
+
+
+def minimise(batch: RowBatch) -> tuple[Array, Mask]:
+    """Minimisers ``theta (B, p)`` of full-rank sites, and which of them exist.
+
+    A likelihood without a maximum (separated classes, a class or all counts missing) shows in the Hessian at the end of
+    the iterations: they follow some direction until practically no information about it is left.
+    """
+    if batch.loss.quadratic:
+        return _least_squares(batch), np.ones(batch.n_sites, dtype=bool)
+    theta, converged = _newton(batch, np.zeros((batch.n_sites, batch.n_params)))
+    exists = np.isfinite(theta).all(axis=1)
+    if batch.loss.minimiser == "separable":
+        unit = batch.loss.informative_curvature(batch.y)
+        known = np.where(np.isfinite(theta), theta, 0.0)
+        exists &= (unit > 0) & (batch.information(known) > SEPARATION_TOLERANCE * unit)
+    elif batch.loss.minimiser == "unknown":
+        exists &= converged
+    return theta, np.asarray(exists)
+
+
+def minimise_with_ridge(batch: RowBatch, ridge: Array, *, start: Array | None = None, tol: float = 1e-15) -> Array:
+    """Minimisers ``(B, p)`` of the mean loss plus ``sum_c ridge_c theta_c^2 / 2``, ``ridge (B, p)`` positive.
+
+    ``start (B, p)`` may be the minimisers of a similar problem; ``tol`` is that of `damped_newton`.
+    """
+    return _newton(batch, ridge, start, tol)[0]
+
+
+def _newton(batch: RowBatch, ridge: Array, start: Array | None = None, tol: float = 1e-15) -> tuple[Array, Mask]:
+    diagonal = np.arange(batch.n_params)
+
+    def value(theta: Array, who: Index) -> Array:
+        return np.asarray(batch.values(theta, who) + 0.5 * (ridge[who] * theta**2).sum(axis=1))
+
+    def derivatives(theta: Array, who: Index, caution: float) -> tuple[Array, Array]:
+        gradient, matrix = _derivatives(batch, theta, who, caution)
+        matrix[:, diagonal, diagonal] += ridge[who]
+        return gradient + ridge[who] * theta, matrix
+
+    begin = _start(batch) if start is None else start
+    theta, converged = damped_newton(value, partial(derivatives, caution=0.01), begin, tol, max_iter=150)
+    if converged.all() or batch.loss.strictly_convex:
+        return theta, converged
+    # rarely, far-reaching steps run in circles; careful ones do not
+    return damped_newton(value, partial(derivatives, caution=1.0), theta, tol, max_iter=300)
+
+
+def _derivatives(batch: RowBatch, theta: Array, who: Index, caution: float) -> tuple[Array, Array]:
+    """Gradients ``(A, p)`` and Hessians ``(A, p, p)`` of the sites ``who``.
+
+    Singular Hessians get ``caution`` times the matrix of the loss's cautious model on top. With 1 the full step
+    decreases the loss; smaller values reach further, and a line search makes up for what goes too far.
+    """
+    loss, y, eta = batch.loss, batch.y[who], batch.predictors(theta, who)
+    gradients, matrices = batch.mean_of(loss.slope_at(eta, y), who), batch.gram_of(loss.curvature_at(eta, y), who)
+    if not loss.strictly_convex:
+        singular = least_eigenvalue(matrices) <= 100 * RANK_TOLERANCE
+        if singular.any():
+            matrices[singular] += caution * batch.gram_of(loss.cautious_at(eta[singular], y[singular]), who[singular])
+    return gradients, matrices
+
+
+def _least_squares(batch: RowBatch) -> Array:
+    theta = np.zeros((batch.n_sites, batch.n_params))
+    for _ in range(2):  # the second solve refines the first
+        theta = theta - solve_positive(batch.gram, batch.gradients(theta))
+    return theta
+
+
+def _start(batch: RowBatch) -> Array:
+    """A start with finite value, close enough for counts of any size."""
+    zero = np.zeros((batch.n_sites, batch.n_params))
+    working = batch.loss.working_response(batch.y)
+    if working is None:
+        return zero
+    response, weight = working
+    if weight is None:
+        return _least_squares(_regression(batch, response, batch.weight))
+    weight = weight if batch.weight is None else weight * batch.weight
+    theta = _least_squares(_regression(batch, response, weight))
+    return np.where((batch.values(theta) < batch.values(zero))[:, None], theta, zero)
+
+
+def _regression(batch: RowBatch, response: Array, weight: Array | None) -> RowBatch:
+    return RowBatch(LinearLoss(), Rows(batch.X, response, batch.rows.offset), weight)
+
+
+def minimise_sum(parts: Sequence[tuple[float, Loss, Rows]], n_rows: float, p: int) -> tuple[Array, Array, str]:
+    """Minimiser of a weighted sum of mean losses, the ridge that it needed (0 for none), and why."""
+
+    def sums(theta: Array, ridge: Array) -> tuple[float, Array, Array]:
+        value, gradient, hessian = 0.5 * float(ridge @ theta**2), ridge * theta, np.diag(ridge)
+        for factor, loss, rows in parts:
+            value += factor * loss.value(theta, *rows.arrays)
+            gradient = gradient + factor * loss.gradient(theta, *rows.arrays)
+            hessian = hessian + factor * loss.hessian(theta, *rows.arrays)
+        return value, gradient, hessian
+
+    def run(ridge: Array) -> tuple[Array, bool]:
+        theta, converged = damped_newton(
+            lambda theta, who: np.array([sums(row, ridge)[0] for row in theta]),
+            lambda theta, who: (sums(theta[0], ridge)[1][None], sums(theta[0], ridge)[2][None]),
+            np.zeros((1, p)),
+            max_iter=300,
+        )
+        return theta[0], bool(converged[0])
+
+    none = np.zeros(p)
+    start = np.einsum("pp->p", sums(none, none)[2])
+    theta, converged = run(none)
+    if converged and np.isfinite(theta).all():
+        hessian = sums(theta, none)[2]
+        # curvature that has vanished, in some direction or compared with where the iterations began, means no minimiser
+        regular = least_eigenvalue(hessian) > RANK_TOLERANCE
+        if regular and n_rows * np.diag(hessian).max() > 1e-6 * start.max():
+            return theta, none, ""
+    scale = np.where(start > 0, start, start[start > 0].mean() if (start > 0).any() else 1.0)
+    ridge = scale / n_rows
+    return run(ridge)[0], ridge, "the loss has no unique minimiser: ridge fit with one row's worth of curvature"

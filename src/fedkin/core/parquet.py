@@ -14,7 +14,7 @@ from fedkin._base import AnyArray, Array, Index, check_whole, count, listed
 from fedkin.core.columns import parameter_names
 from fedkin.core.quadratics import Quadratics, RowData
 from fedkin.core.summaries import Summaries
-from fedkin.core.summarise import RunningSums
+from fedkin.core.summarising import RunningSums
 from fedkin.data import (
     INTERCEPT,
     PARQUET_SUFFIXES,

@@ -11,8 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedkin._base import Array, Index, Mask
-from fedkin.core.build import LossLike, build_terms, resolve_losses
 from fedkin.core.columns import parameter_names
+from fedkin.core.rows import LossLike, build_terms, resolve_losses
 from fedkin.core.terms import QuadraticTerms, SiteTerms
 from fedkin.data import Federation, HasSites, block_folds, deal_folds
 from fedkin.losses import Loss

@@ -2,22 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
 
 from fedkin._base import AnyArray, Array, Index, Mask
-from fedkin.core.linalg import RANK_TOLERANCE, solve_and_rest, unit_diagonal
-from fedkin.core.terms import LEAST_CAUTION, SiteTerms, ball_gap, new_places
+from fedkin.core.newton import RANK_TOLERANCE, solve_and_rest, surely_regular, unit_diagonal
+from fedkin.core.terms import (
+    LEAST_CAUTION,
+    LossTerms,
+    MixedTerms,
+    QuadraticTerms,
+    RowFactors,
+    SiteTerms,
+    ball_gap,
+    new_places,
+)
 from fedkin.data import Federation, Rows
-from fedkin.losses import RowLoss, weighted_gram
+from fedkin.errors import DataError, ParameterError, UnknownSiteError
+from fedkin.losses import Loss, RowLoss, by_loss, make_loss, weighted_gram
 
 #: Sites whose numbers of rows differ by at most this factor make one batch, if it has at most so many numbers.
 PADDED, ROOM = 1.25, 20_000_000
 #: Sites ``(B,)`` with the same number of rows, and these: ``X (B, n, q)``, ``y (B, n)``, ``offset (B, n)``.
 RowBlock = tuple[Index, Rows]
+LossLike = str | Loss | Mapping[Hashable, str | Loss]
 
 
 def row_blocks(federation: Federation, sites: Index) -> list[RowBlock]:
@@ -293,3 +304,92 @@ def _padded(loss: RowLoss, blocks: Sequence[RowBlock]) -> tuple[Index, RowBatch]
 
 def _of(array: Array, who: Index | None) -> Array:
     return array if who is None or who.size == array.shape[0] else array[who]
+
+
+def build_terms(federation: Federation, losses: Sequence[Loss], ridge: Array, alone: Mask | None = None) -> SiteTerms:
+    """The terms of V sites with one loss each, and ``sum_c ridge_c theta_c^2 / 2`` of ``ridge (p,)`` on each of them.
+
+    ``alone (V,)`` are sites that nothing ties to others, so that their own minimiser has to be exact; by default all.
+    """
+    alone = np.ones(federation.n_sites, dtype=bool) if alone is None else alone
+    parts = [(sites, _terms_of_kind(federation, sites, loss, ridge, alone)) for sites, loss in by_loss(losses)]
+    return parts[0][1] if len(parts) == 1 else MixedTerms(parts)
+
+
+def _terms_of_kind(federation: Federation, sites: Index, loss: Loss, ridge: Array, alone: Mask) -> SiteTerms:
+    if not loss.quadratic and loss.rowwise is None:
+        return LossTerms(loss, [federation[federation.sites[u]] for u in sites], ridge)
+    place = new_places(sites, federation.n_sites)
+    blocks = [(place[members], rows) for members, rows in row_blocks(federation, sites)]
+    if loss.quadratic:
+        return _quadratic_terms(loss, blocks, ridge, alone[sites])
+    assert loss.rowwise is not None
+    return RowTerms(loss.rowwise, blocks, ridge)
+
+
+def _quadratic_terms(loss: Loss, blocks: Sequence[RowBlock], ridge: Array, alone: Mask) -> QuadraticTerms:
+    """The terms of a quadratic loss on ``blocks`` of sites ``0 .. V-1``, of which some are ``alone (V,)``."""
+    p, even = ridge.size, bool((ridge == ridge[:1]).all())
+    A, b, c = np.empty(0), np.empty((alone.size, p)), np.empty(alone.size)
+    for sites, rows in blocks:
+        matrices, b[sites], c[sites] = loss.quadratic_terms(*rows.arrays, unit_weights(rows))
+        if matrices.ndim == 1 and not even:
+            matrices = matrices[:, None, None] * np.eye(p)
+        if not A.size:
+            A = np.empty((alone.size, *matrices.shape[1:]))
+        A[sites] = matrices
+    if A.ndim == 1:
+        return QuadraticTerms(A + ridge[0], b, c)
+    diagonal = np.arange(p)
+    A[:, diagonal, diagonal] += ridge
+    factors = []
+    for sites, rows in blocks:
+        poor = np.flatnonzero(alone[sites])
+        if not poor.size:
+            continue
+        poor = poor[~surely_regular(unit_diagonal(A[sites[poor]])[0])]
+        some = rows.take(poor)
+        least_squares = loss.least_squares_rows(*some.arrays, unit_weights(some)) if poor.size else None
+        if least_squares is not None:
+            factors.append(RowFactors.of_rows(sites[poor], *least_squares, ridge))
+    return QuadraticTerms(A, b, c, factors=RowFactors.joined(factors))
+
+
+def resolve_losses(loss: LossLike, federation: Federation) -> tuple[Loss, ...]:
+    """One loss per site, in site order, each checked against the site's target."""
+    if isinstance(loss, Mapping):
+        losses = _losses_by_site(loss, federation)
+    else:
+        losses = (make_loss(loss, federation.y),) * federation.n_sites
+    if federation.weight is not None:
+        for one in losses:
+            if one.rowwise is None and not one.quadratic:
+                raise ParameterError(f"the {one.name} loss takes no weights of rows: leave weight= out")
+    try:
+        # the whole column first: the loop over sites is slow
+        for one in {id(one): one for one in losses}.values():
+            one.check_target(federation.y, "all")
+    except DataError:
+        for site, one in zip(federation.sites, losses, strict=True):
+            one.check_target(federation[site].y, site)
+    return losses
+
+
+def _losses_by_site(loss: Mapping[Hashable, str | Loss], federation: Federation) -> tuple[Loss, ...]:
+    for site in loss:
+        if site not in federation:
+            raise UnknownSiteError(f"loss names site {site!r}, which the federation does not have")
+    missing = [site for site in federation.sites if site not in loss]
+    if missing:
+        others = f" and {len(missing) - 1} others" if len(missing) > 1 else ""
+        raise DataError(f"no loss is given for site {missing[0]!r}{others}; name every site")
+    # one object for each name: grouping sites by loss is quicker
+    names = dict.fromkeys(one for one in loss.values() if isinstance(one, str))
+    made = {name: make_loss(name, federation.y) for name in names}
+    wanted = [loss[site] for site in federation.sites]
+    losses = [made[one] if isinstance(one, str) else one for one in wanted]
+    sizes = {one.n_params(federation.n_features): one for one in losses}
+    if len(sizes) > 1:
+        described = ", ".join(f"{one.name}: {p}" for p, one in sizes.items())
+        raise DataError(f"the sites' losses have parameters of different length ({described}); they must agree")
+    return tuple(losses)

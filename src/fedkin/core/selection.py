@@ -12,9 +12,9 @@ from typing import Literal, get_args
 import numpy as np
 
 from fedkin._base import Array, Index, Mask
-from fedkin.core.build import LossLike
-from fedkin.core.linalg import unit_diagonal
 from fedkin.core.local import LocalFit, Variance, local_fit
+from fedkin.core.newton import unit_diagonal
+from fedkin.core.rows import LossLike
 from fedkin.core.summaries import Summaries
 from fedkin.data import Federation
 from fedkin.errors import ParameterError

@@ -16,9 +16,9 @@ from msgspec.structs import replace as replace_in
 from numpy.typing import NDArray
 
 from fedkin._base import Array, Index, Mask, listed
-from fedkin.core.build import LossLike
 from fedkin.core.columns import Columns, parameter_names
 from fedkin.core.quadratics import Quadratics, RowData
+from fedkin.core.rows import LossLike
 from fedkin.core.summary import Curvature, OwnEstimate, Privacy, Summary
 from fedkin.core.terms import QuadraticTerms
 from fedkin.data import INTERCEPT, Federation, HasSites

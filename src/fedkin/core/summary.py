@@ -13,7 +13,7 @@ from msgspec.structs import replace as replace_in
 from fedkin._base import AnyArray, Array, Index, check_whole
 from fedkin.core.columns import parameter_names
 from fedkin.core.disclosure import Disclosure, disclosures
-from fedkin.core.linalg import least_eigenvalue
+from fedkin.core.newton import least_eigenvalue
 from fedkin.errors import DataError, ParameterError
 from fedkin.losses import Loss, describe_loss, described_loss
 

@@ -2,7 +2,7 @@
 
 Everything that a solver or a certificate needs of the data, vectorised over sites: values, gradients, Hessians and
 the Fenchel-Young gap ``M_u(theta_u) + M_u*(-s_u) + <s_u, theta_u>``, a site's share of a duality gap. The terms of
-quadratic losses are here, those of other losses on linear predictors in `rows`, the rest in `build`.
+losses on linear predictors and `build_terms` are in `rows`.
 """
 
 from __future__ import annotations
@@ -15,7 +15,9 @@ from functools import cached_property
 import numpy as np
 
 from fedkin._base import Array, Index, Mask
-from fedkin.core.linalg import generalized_inverse
+from fedkin.core.newton import generalized_inverse, solve_and_rest, sum_groups
+from fedkin.data import Rows
+from fedkin.losses import Loss
 
 #: Share of the cautious Hessian where the Hessian itself may vanish in directions in which the gradient does not.
 LEAST_CAUTION = 1e-6
@@ -276,3 +278,143 @@ def new_places(sites: Index, n_sites: int) -> Index:
     place = np.full(n_sites, -1)
     place[sites] = np.arange(sites.size)
     return place
+
+
+class LossTerms(SiteTerms):
+    """Mean losses known only as functions (`UserLoss`), one site after the other, and ``ridge (p,)``."""
+
+    def __init__(self, loss: Loss, rows: Sequence[Rows], ridge: Array) -> None:
+        self.loss, self.rows, self.ridge = loss, tuple(rows), ridge
+        self.n_sites, self.n_params = len(self.rows), ridge.size
+
+    def _each(self, function: Callable[..., Array | float], theta: Array) -> Array:
+        return np.stack([function(own, *rows.arrays) for own, rows in zip(theta, self.rows, strict=True)])
+
+    def values(self, theta: Array) -> Array:
+        return np.asarray(self._each(self.loss.value, theta) + 0.5 * (theta**2) @ self.ridge)
+
+    def gradients(self, theta: Array) -> Array:
+        return self._each(self.loss.gradient, theta) + theta * self.ridge
+
+    def hessians(self, theta: Array) -> Array:
+        return self._each(self.loss.hessian, theta) + np.diag(self.ridge)
+
+    def cautious_hessians(self, theta: Array) -> Array:
+        hessians, gradients = self.hessians(theta), self.gradients(theta)
+        # nothing is known but the derivatives: curb the step to about the length of theta
+        size, steepness = np.linalg.norm(theta, axis=1), np.linalg.norm(gradients, axis=1)
+        curb = np.maximum(np.einsum("vii->v", hessians) / self.n_params, steepness / (1.0 + size))
+        return np.asarray(hessians + curb[:, None, None] * np.eye(self.n_params))
+
+    def caution(self) -> tuple[Array, Array]:
+        return np.ones(self.n_sites), np.full(self.n_sites, LEAST_CAUTION)
+
+    def young_gaps(self, theta: Array, s: Array, radius: float = np.inf) -> Array:
+        residual = self.gradients(theta) + s
+        modulus = self.loss.strong_convexity + self.ridge.min()
+        strong = np.full(self.n_sites, np.inf)
+        if modulus > 0:
+            strong = np.einsum("vp,vp->v", residual, residual) / (2 * modulus)
+        return np.asarray(np.minimum(strong, ball_gap(residual, theta, radius)))
+
+    def take(self, sites: Index) -> LossTerms:
+        return LossTerms(self.loss, [self.rows[u] for u in sites], self.ridge)
+
+
+class MixedTerms(SiteTerms):
+    """Sites of several kinds: ``parts`` are (sites, terms) that together cover ``0 .. V-1``."""
+
+    def __init__(self, parts: Sequence[tuple[Index, SiteTerms]]) -> None:
+        self.parts = tuple(parts)
+        self.n_sites = sum(sites.size for sites, _ in self.parts)
+        self.n_params = self.parts[0][1].n_params
+
+    def _gather(self, shape: tuple[int, ...], piece: Callable[[Index, SiteTerms], Array]) -> Array:
+        out = np.empty((self.n_sites, *shape))
+        for sites, terms in self.parts:
+            out[sites] = piece(sites, terms)
+        return out
+
+    def values(self, theta: Array) -> Array:
+        return self._gather((), lambda u, terms: terms.values(theta[u]))
+
+    def gradients(self, theta: Array) -> Array:
+        return self._gather((self.n_params,), lambda u, terms: terms.gradients(theta[u]))
+
+    def hessians(self, theta: Array) -> Array:
+        return self._gather((self.n_params,) * 2, lambda u, terms: terms.hessians(theta[u]))
+
+    def cautious_hessians(self, theta: Array) -> Array:
+        return self._gather((self.n_params,) * 2, lambda u, terms: terms.cautious_hessians(theta[u]))
+
+    def caution(self) -> tuple[Array, Array]:
+        start = self._gather((), lambda u, terms: terms.caution()[0])
+        return start, self._gather((), lambda u, terms: terms.caution()[1])
+
+    def lower_bounds(self) -> Array:
+        return self._gather((), lambda u, terms: terms.lower_bounds())
+
+    def young_gaps(self, theta: Array, s: Array, radius: float = np.inf) -> Array:
+        return self._gather((), lambda u, terms: terms.young_gaps(theta[u], s[u], radius))
+
+    def take(self, sites: Index) -> SiteTerms:
+        place, parts = new_places(sites, self.n_sites), []
+        for members, terms in self.parts:
+            chosen = np.flatnonzero(place[members] >= 0)
+            if chosen.size:
+                parts.append((place[members[chosen]], terms.take(chosen)))
+        return MixedTerms(parts)
+
+
+class SummedTerms(SiteTerms):
+    """Groups of sites that share one parameter: ``M_g(theta) = sum of M_u(theta)`` over the group's sites."""
+
+    def __init__(self, terms: SiteTerms, labels: Index) -> None:
+        self.terms, self.labels = terms, labels
+        self.n_sites, self.n_params = int(labels.max()) + 1, terms.n_params
+
+    def _sum(self, values: Array) -> Array:
+        return sum_groups(values, self.labels, self.n_sites)
+
+    def values(self, theta: Array) -> Array:
+        return self._sum(self.terms.values(theta[self.labels]))
+
+    def gradients(self, theta: Array) -> Array:
+        return self._sum(self.terms.gradients(theta[self.labels]))
+
+    def hessians(self, theta: Array) -> Array:
+        return self._sum(self.terms.hessians(theta[self.labels]))
+
+    def cautious_hessians(self, theta: Array) -> Array:
+        return self._sum(self.terms.cautious_hessians(theta[self.labels]))
+
+    def caution(self) -> tuple[Array, Array]:
+        start, least = np.zeros(self.n_sites), np.zeros(self.n_sites)
+        for total, own in zip((start, least), self.terms.caution(), strict=True):
+            np.maximum.at(total, self.labels, own)
+        return start, least
+
+    def lower_bounds(self) -> Array:
+        return self._sum(self.terms.lower_bounds())
+
+    def young_gaps(self, theta: Array, s: Array, radius: float = np.inf) -> Array:
+        # any split of s over a group's sites bounds its conjugate: each takes what balances it, and its curvature's
+        # share of the rest
+        own = theta[self.labels]
+        gradients, hessians = self.terms.gradients(own), self.terms.hessians(own)
+        u, rest = solve_and_rest(self._sum(hessians), self._sum(gradients) + s)
+        shares = np.einsum("vij,vj->vi", hessians, u[self.labels])
+        gaps = self._sum(self.terms.young_gaps(own, shares - gradients, radius))
+        return np.asarray(gaps + ball_gap(rest, theta, radius))
+
+    def take(self, sites: Index) -> SiteTerms:
+        raise NotImplementedError("groups are not taken apart")
+
+
+def summed_terms(terms: SiteTerms, labels: Index) -> SiteTerms:
+    """The terms of groups whose sites share one parameter; ``labels (V,)`` number the groups from 0."""
+    if not isinstance(terms, QuadraticTerms):
+        return SummedTerms(terms, labels)
+    groups = int(labels.max()) + 1
+    A, b, c = (sum_groups(values, labels, groups) for values in (terms.A, terms.b, terms.c))
+    return QuadraticTerms(A, b, c)

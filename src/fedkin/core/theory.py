@@ -16,9 +16,9 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from fedkin._base import Array, Index, Mask, check_choice
-from fedkin.core.build import LossLike, build_terms, resolve_losses
-from fedkin.core.linalg import sum_groups
+from fedkin.core.newton import sum_groups
 from fedkin.core.penalties import L1, Penalty, make_penalty
+from fedkin.core.rows import LossLike, build_terms, resolve_losses
 from fedkin.core.terms import SiteTerms
 from fedkin.data import Federation
 from fedkin.errors import ParameterError

@@ -1,0 +1,459 @@
+"""What sites share: summaries of rows, exact or with differential privacy, and sums that grow as rows come."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache
+
+import numpy as np
+
+from fedkin._base import Array, Index, check_positive, check_whole
+from fedkin.core.local import local_fit
+from fedkin.core.quadratics import Quadratics, RowData, assign_folds
+from fedkin.core.summaries import Summaries
+from fedkin.core.summary import OwnEstimate, Privacy, Query, Summary
+from fedkin.data import INTERCEPT, Federation, Rows
+from fedkin.errors import DataError, ParameterError, missing_dependency
+from fedkin.losses import Loss, make_loss
+
+#: Numbers that the outer products of a chunk of rows may take.
+_CHUNK = 2**21
+
+
+def summarise(
+    federation: Federation,
+    loss: str | Loss = "linear",
+    *,
+    folds: int = 5,
+    seed: int = 0,
+    at: Array | None = None,
+    rank: int | None = None,
+) -> Summaries:
+    """The summary of every site of a federation, each from its own rows alone.
+
+    Parameters
+    ----------
+    federation : Federation
+        Rows as they are to be fitted: with a column ``(intercept)`` first (`Federation.with_intercept`) where the
+        model has one.
+    loss : str or Loss
+        The same for all sites.
+    folds : int
+        Number of folds, at least 2, for the choice of ``lam``; they are those of `Federation.folds`.
+    seed : int
+        Of the folds.
+    at : array (V, p), optional
+        Where to expand the losses. By default 0 for quadratic losses, else the site's own estimate.
+    rank : int, optional
+        For many coefficients: a short message (`Summary.short`) with second derivatives as a diagonal plus this rank,
+        summed over all rows instead of fold by fold. Exact where the rank is at least the number of rows, or of
+        coefficients. By default everything.
+
+    Returns
+    -------
+    Summaries
+        ``summaries[site]`` is the summary of one site, the same that it makes of its rows alone.
+
+    Examples
+    --------
+    >>> from fedkin.datasets import paper_design
+    >>> design = paper_design(n_sites=4, n_samples=30, n_features=3, n_clusters=2, seed=0)
+    >>> summaries = summarise(design.federation)
+    >>> summaries.n_sites, summaries.sums.hessian.shape
+    (4, (4, 6, 3, 3))
+    """
+    if not isinstance(federation, Federation):
+        raise ParameterError(
+            f"summarise takes a federation, got {type(federation).__name__}: for one site, federation.subset([site])"
+        )
+    check_whole("folds", folds, least=2)
+    check_whole("seed", seed, least=0)
+    if not federation.n_samples.all():
+        empty = federation.sites[int(np.flatnonzero(federation.n_samples == 0)[0])]
+        raise DataError(f"site {empty!r} has no rows to sum up")
+    one = make_loss(loss, federation.y)
+    if rank is not None:
+        return Summaries.stack(_short(federation, one, folds, seed, at, rank))
+    data, own, scores = RowData(federation, one), None, None
+    if at is None:
+        at = data.zeros
+        if not one.quadratic:
+            at, own = _own_estimates(federation, one)
+    starts, weight, X = federation.starts[:-1], federation.weight, federation.X
+    weighted = X if weight is None else X * weight[:, None]
+    if one.location and one.quadratic:
+        scores = _outer_products(federation, weighted, folds, seed)
+    sums, squares = np.add.reduceat(weighted, starts, axis=0), np.add.reduceat(weighted * X, starts, axis=0)
+    expanded, names = data.expand(at, folds, seed), federation.feature_names
+    return Summaries(federation.sites, one, names, seed, expanded, sums, squares, scores=scores, own=own)
+
+
+def _short(federation: Federation, loss: Loss, folds: int, seed: int, at: Array | None, rank: int) -> Iterator[Summary]:
+    """One site after another: whole summaries of many coefficients are large."""
+    for u, site in enumerate(federation.sites):
+        point = None if at is None else at[u : u + 1]
+        yield summarise(federation.subset([site]), loss, folds=folds, seed=seed, at=point)[site].short(rank)
+
+
+def site_summary(
+    site: Hashable, rows: Rows, loss: Loss, *, feature_names: Sequence[str], folds: int = 5, seed: int = 0
+) -> Summary:
+    """The summary of one site from its prepared rows (as `summarise`); `Summary.short` makes it short."""
+    return summarise(Federation({site: rows}, feature_names), loss, folds=folds, seed=seed)[site]
+
+
+def site_answer(
+    ask: Query, rows: Rows, loss: Loss, *, feature_names: Sequence[str], folds: int = 5, seed: int = 0
+) -> Summary:
+    """The summary of one site at the point that it was asked about, with its Young gap there.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from fedkin.data import Rows
+    >>> from fedkin.losses import LogisticLoss
+    >>> from fedkin.core import Query
+    >>> rows = Rows(np.ones((4, 1)), np.array([0.0, 1.0, 1.0, 1.0]))
+    >>> best = Query("north", 2, np.log([3.0]), np.zeros(1))
+    >>> answer = site_answer(best, rows, LogisticLoss(), feature_names=["(intercept)"], folds=2)
+    >>> bool(abs(answer.gap) < 1e-12)  # without a pull, the logit of 3/4 is where the site wants to be
+    True
+    """
+    federation = Federation({ask.site: rows}, feature_names)
+    p = loss.n_params(federation.n_features)
+    if ask.theta.size != p:
+        raise DataError(
+            f"site {ask.site!r} was asked about {ask.theta.size} parameters, but its rows have {p}: the question "
+            "belongs to another contract"
+        )
+    theta, balance = ask.theta[None], ask.balance[None]
+    summary = summarise(federation, loss, folds=folds, seed=seed, at=theta)[ask.site]
+    gaps = RowData(federation, loss).terms(np.zeros(p)).young_gaps(theta, balance, ask.radius)
+    return replace(summary, gap=max(float(gaps[0]), 0.0))
+
+
+def _own_estimates(federation: Federation, loss: Loss) -> tuple[Array, tuple[OwnEstimate, ...]]:
+    """Each site's estimate from its own rows, and how it was found."""
+    theta, own = [], []
+    for site in federation.sites:
+        fit = local_fit(federation.subset([site]), loss)
+        n, dispersion = int(fit.n_samples[0]), float(fit.dispersion[0])
+        ridge = fit.prior_precision[0] * dispersion / n
+        theta.append(fit.theta[0])
+        own.append(OwnEstimate(ridge, dispersion, float(fit.residual_dof[0]), fit.notes.get(site, "")))
+    return np.stack(theta), tuple(own)
+
+
+def _outer_products(federation: Federation, weighted: Array, folds: int, seed: int) -> Array:
+    """Sums ``(V, K + 1, q, q)`` of the outer products of rows."""
+    fold_of, q = assign_folds(federation, folds, seed), federation.n_features
+    out = np.zeros((federation.n_sites, folds + 1, q, q))
+    for u in range(federation.n_sites):
+        own = slice(int(federation.starts[u]), int(federation.starts[u + 1]))
+        for k in np.unique(fold_of[own]):
+            inside = fold_of[own] == k
+            out[u, k] = weighted[own][inside].T @ federation.X[own][inside]
+    return out
+
+
+class RunningSums:
+    """Sums of ``w z z'`` with ``z = [1, x, y]`` of each site and fold, for as many sites as come.
+
+    Parameters
+    ----------
+    n_features : int
+        Columns q of x.
+    folds : int
+        Number of folds; a site's rows go to them in turn, as they come.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> sums = RunningSums(1, folds=2)
+    >>> sums.add(["a", "a", "b"], np.array([[0.0], [1.0], [2.0]]), np.array([1.0, 3.0, 4.0]))
+    >>> sums.add(["b"], np.array([[0.0]]), np.array([0.0]))
+    >>> sums.summaries(["x"]).n_samples.tolist()
+    [2, 2]
+    """
+
+    def __init__(self, n_features: int, folds: int) -> None:
+        self.width, self.folds = n_features + 2, folds
+        self.number: dict[Hashable, int] = {}
+        self.weighted = False
+        self._gram = np.zeros((0, folds, self.width, self.width))
+        self._rows = np.zeros(0, dtype=np.int64)
+
+    @property
+    def sites(self) -> tuple[Hashable, ...]:
+        """The sites so far, in the order in which they came."""
+        return tuple(self.number)
+
+    @property
+    def whole(self) -> Array:
+        """The sums ``(q + 2, q + 2)`` over all rows."""
+        return np.asarray(self._gram.sum(axis=(0, 1)))
+
+    @property
+    def size(self) -> int:
+        """Numbers that are kept."""
+        return len(self.number) * self.folds * self.width**2
+
+    def add(self, ids: Sequence[Hashable], X: Array, y: Array, weight: Array | None = None) -> None:
+        """Add rows ``X (n, q)``, ``y (n,)`` of the sites ``ids``; a row of weight w counts as w rows."""
+        if not len(ids):
+            return
+        self.weighted |= weight is not None
+        Z = np.column_stack([np.ones(len(y)), X, y])
+        code = np.fromiter((self.number.setdefault(one, len(self.number)) for one in ids), np.int64, len(ids))
+        self._grow(len(self.number))
+        order = np.argsort(code, kind="stable")
+        code, Z = code[order], Z[order]
+        weighted = Z if weight is None else Z * weight[order, None]
+        first = np.flatnonzero(np.diff(code, prepend=-1))
+        place = np.arange(code.size) - np.repeat(first, np.diff(first, append=code.size)) + self._rows[code]
+        self._rows += np.bincount(code, minlength=self._rows.size)
+        part = code * self.folds + place % self.folds
+        order = np.argsort(part, kind="stable")
+        self._add_parts(part[order], Z[order], weighted[order])
+
+    def summaries(
+        self, names: Sequence[str], keep: Index | None = None, *, intercept: bool = True, seed: int = 0
+    ) -> Summaries:
+        """What sites would say about these rows: of the features ``keep``, called ``names``, after an intercept."""
+        v = len(self.number)
+        gram, rows = self._gram[:v], self._rows[:v]
+        parts = np.concatenate([gram, np.zeros_like(gram[:, :1])], axis=1)
+        single = rows == 1  # a single row is in no fold: it trains
+        parts[single, -1], parts[single, :-1] = gram[single].sum(axis=1), 0.0
+        kept = np.arange(self.width - 2) if keep is None else keep
+        used = np.concatenate([np.arange(0 if intercept else 1, 1), kept + 1])
+        total, weights = parts.sum(axis=1), parts[..., 0, 0]
+        counts = weights if self.weighted else np.rint(weights).astype(np.int64)
+        hessian = parts[..., used[:, None], used]
+        folded = Quadratics(np.zeros((v, used.size)), counts, 0.5 * parts[..., -1, -1], -parts[..., used, -1], hessian)
+        return Summaries(
+            self.sites,
+            make_loss("linear", None),
+            (*((INTERCEPT,) if intercept else ()), *names),
+            seed,
+            folded,
+            total[:, 0, used],
+            total[:, used, used],
+        )
+
+    def _add_parts(self, part: Index, Z: Array, weighted: Array) -> None:
+        flat = self._gram.reshape(-1, self.width, self.width)
+        starts = np.flatnonzero(np.diff(part, prepend=-1))
+        if part.size >= 16 * starts.size:
+            for a, b in zip(starts.tolist(), [*starts[1:].tolist(), part.size], strict=True):
+                flat[part[a]] += weighted[a:b].T @ Z[a:b]
+            return
+        step = max(1, _CHUNK // self.width**2)
+        for a in range(0, part.size, step):  # many parts with few rows
+            some = slice(a, a + step)
+            np.add.at(flat, part[some], weighted[some, :, None] * Z[some, None, :])
+
+    def _grow(self, needed: int) -> None:
+        have = self._gram.shape[0]
+        if needed > have:
+            more = max(needed, 2 * have) - have
+            self._gram = np.concatenate([self._gram, np.zeros((more, *self._gram.shape[1:]))])
+            self._rows = np.concatenate([self._rows, np.zeros(more, dtype=np.int64)])
+
+
+# --- with noise ------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Budget:
+    """What is to be promised, and within which bounds rows are.
+
+    Parameters
+    ----------
+    epsilon, delta : float
+        The promise: replacing a row changes the probability of any message by a factor of at most ``exp(epsilon)``,
+        except with probability ``delta``. A delta well below 1 / n is usual.
+    limits : sequence of q float, optional
+        Bounds on the absolute values of the columns, from the contract's ranges and never from the rows; larger values
+        are cut. By default 1 for every column.
+    target_limit : float
+        The same for the target (less the offset).
+    bound : float, optional
+        L2 bound on a row in units of its limits, the constant and the target included; longer rows are shortened. By
+        default ``sqrt(q + 1)``, which shortens none. A smaller one means less noise, and some bias.
+    """
+
+    epsilon: float
+    delta: float = 1e-5
+    limits: Sequence[float] | None = None
+    target_limit: float = 1.0
+    bound: float | None = None
+
+    def __post_init__(self) -> None:
+        check_positive("epsilon", self.epsilon)
+        check_positive("target_limit", self.target_limit)
+        if not 0 < self.delta < 1:
+            raise ParameterError(f"delta must lie between 0 and 1, got {self.delta!r}")
+        if self.bound is not None:
+            check_positive("bound", self.bound)
+
+
+def private_summary(
+    site: Hashable,
+    rows: Rows,
+    loss: Loss,
+    budget: Budget,
+    *,
+    feature_names: Sequence[str],
+    folds: int = 5,
+    seed: int = 0,
+    by_fold: bool = True,
+    rng: np.random.Generator | None = None,
+) -> Summary:
+    """The summary of one site with noise, so that nobody can tell whether any row was replaced by another.
+
+    Parameters
+    ----------
+    site, rows, loss, feature_names, folds, seed
+        As in `site_summary`; the loss is "linear" or "mean".
+    budget : Budget
+        What is promised. Every further message about the same rows would need a budget of its own.
+    by_fold : bool
+        Whether to give the sums of every fold. Without them there is less noise, and nothing to choose ``lam`` from.
+    rng : Generator, optional
+        Of the noise, for experiments. By default the operating system's randomness: a seed that somebody can guess
+        takes the noise away.
+
+    Returns
+    -------
+    Summary
+        ``summary.privacy`` says what is promised and how large the noise is; fits take it into account.
+
+    Notes
+    -----
+    Of every row ``z = (x, y)`` the upper triangle of ``z z'`` is summed up in the row's fold. A row is in one fold,
+    whose number depends on its position only, so that one draw of noise for each fold is all that a row pays for. With
+    ``|z_c| <= 1`` and ``|z| <= B`` the triangle has length at most ``sqrt((B^4 + B^2) / 2 - 1)``, the 1 for the
+    constant. The number of rows and how they are spread over folds is public. Noise is drawn in floating point, which
+    is not hardened against somebody who looks at the last bits of sums.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from fedkin.losses import LinearLoss
+    >>> rng = np.random.default_rng(0)
+    >>> rows = Rows(np.column_stack([np.ones(500), rng.uniform(-1, 1, 500)]), rng.uniform(-1, 1, 500))
+    >>> names = ["(intercept)", "age"]
+    >>> summary = private_summary("north", rows, LinearLoss(), Budget(2.0, 1e-6), feature_names=names)
+    >>> summary.privacy.epsilon, int(summary.n_samples)
+    (2.0, 500)
+    """
+    if not loss.quadratic:
+        raise ParameterError(
+            f"noise is for the sums of the linear and the mean loss; the {loss.name} loss takes several messages, each "
+            "of which would need its share of epsilon"
+        )
+    location, federation = loss.location, Federation({site: rows}, feature_names)
+    limits = _limits(budget.limits, federation.n_features, 1.0 if location else budget.target_limit)
+    Z, constant = _clipped_entries(federation, limits, location), _constant(federation, location)
+    longest = float(np.sqrt(Z.shape[1])) if budget.bound is None else budget.bound
+    Z = _shortened(Z, longest, constant)
+    sensitivity = np.sqrt(max((longest**4 + longest**2) / 2 - (constant is not None), 1e-12))
+    noise = float(noise_multiplier(budget.epsilon, budget.delta) * sensitivity)
+    fold_of = assign_folds(federation, folds, seed) if by_fold else np.full(len(Z), -1)
+    rng = np.random.default_rng() if rng is None else rng
+    count, sums = np.zeros(folds + 1, dtype=np.int64), np.zeros((folds + 1, Z.shape[1], Z.shape[1]))
+    upper = np.triu_indices(Z.shape[1])
+    for fold in np.unique(fold_of):
+        own, drawn = Z[fold_of == fold], np.zeros_like(sums[0])
+        drawn[upper] = noise * rng.standard_normal(upper[0].size)
+        drawn = drawn + np.triu(drawn, 1).T
+        if constant is not None:
+            drawn[constant, constant] = 0.0
+        count[fold], sums[fold] = len(own), own.T @ own + drawn
+    sums = 0.5 * (sums + np.swapaxes(sums, 1, 2)) * np.outer(limits, limits)
+    # everything else follows from sums of products
+    names, last, second = federation.feature_names, sums[:, :-1, -1], sums[:, :-1, :-1]
+    whole = second.sum(axis=0)
+    if location:
+        value, hessian, column_sums = 0.5 * np.einsum("kpp->k", second), count.astype(np.float64), last.sum(axis=0)
+    else:
+        value, hessian = 0.5 * sums[:, -1, -1], second
+        column_sums = whole[0] if names[0] == INTERCEPT else np.zeros(len(names))
+    return Summary(
+        site,
+        loss,
+        names,
+        seed,
+        np.zeros(len(names)),
+        count,
+        value,
+        -last,
+        hessian,
+        column_sums,
+        np.diagonal(whole).copy(),
+        scores=second if location else None,
+        privacy=Privacy(budget.epsilon, budget.delta, longest, limits, noise),
+    )
+
+
+@lru_cache(maxsize=32)
+def noise_multiplier(epsilon: float, delta: float) -> float:
+    """Standard deviation of the noise in units of the length of a row's part, when rows may be replaced."""
+    try:
+        import dp_accounting
+        from dp_accounting.pld import PLDAccountant
+    except ImportError:
+        raise missing_dependency("dp-accounting", "differential privacy", "privacy") from None
+
+    def fresh() -> PLDAccountant:
+        return PLDAccountant(dp_accounting.NeighboringRelation.REPLACE_ONE)
+
+    return float(dp_accounting.calibrate_dp_mechanism(fresh, dp_accounting.GaussianDpEvent, epsilon, delta))
+
+
+def _limits(limits: Sequence[float] | None, q: int, target: float) -> Array:
+    given = np.ones(q) if limits is None else np.asarray(limits, dtype=np.float64)
+    if given.shape != (q,) or not (np.isfinite(given) & (given > 0)).all():
+        raise ParameterError(f"limits must be {q} positive numbers, one for each column, got {limits!r}")
+    return np.append(given, target)
+
+
+def _clipped_entries(federation: Federation, limits: Array, location: bool) -> Array:
+    """Rows ``(n, q + 1)`` in units of their limits, cut to [-1, 1]: columns and target, or columns and a constant."""
+    if location:
+        last = np.ones(len(federation.X))
+    else:
+        assert federation.y is not None
+        last = federation.y if federation.offset is None else federation.y - federation.offset
+    Z = np.column_stack([federation.X, last]) / limits
+    if not np.isfinite(Z).all():
+        raise DataError("rows have a number that is not finite")
+    return np.clip(Z, -1.0, 1.0)
+
+
+def _constant(federation: Federation, location: bool) -> int | None:
+    """The column that is 1 in every row, which tells nothing."""
+    if location:
+        return federation.n_features
+    if federation.feature_names[0] != INTERCEPT:
+        return None
+    if not (federation.X[:, 0] == 1).all():
+        raise DataError("the column (intercept) is not 1 in every row")
+    return 0
+
+
+def _shortened(Z: Array, bound: float, constant: int | None) -> Array:
+    """Rows of length at most ``bound``; a constant stays 1."""
+    free = np.ones(Z.shape[1], dtype=bool)
+    room = bound
+    if constant is not None:
+        free[constant] = False
+        room = float(np.sqrt(max(bound**2 - 1.0, 0.0)))
+        if not room > 0:
+            raise ParameterError(f"bound must be greater than 1, the length of the constant alone, got {bound:g}")
+    length = np.sqrt((Z[:, free] ** 2).sum(axis=1))
+    out = Z.copy()
+    out[:, free] *= np.minimum(1.0, room / np.maximum(length, 1e-300))[:, None]
+    return out
