@@ -17,10 +17,8 @@ export function coefficientsSection(model: Model, state: State): HTMLElement {
     ? `Lines of sites are ${Math.round(100 * level)}% intervals.`
     : "A fused model has no intervals.";
   const of = target ? `Effects on ${target}, ` : "Effects ";
-  const scale =
-    model.payload.about.loss === "logistic" || model.payload.about.loss === "multinomial"
-      ? "as log-odds per unit of a column"
-      : "per unit of a column";
+  const scales: Record<string, string> = { logit: "as log-odds ", softmax: "as log-odds ", log: "as log ratios " };
+  const scale = `${scales[model.payload.about.link ?? ""] ?? ""}per unit of a column`;
   const note = left_out
     ? ` The ${plural(left_out, "coefficient")} that differ least between sites are not on this page.`
     : "";

@@ -42,6 +42,7 @@ interface Payload {
     groups: number;
     target: string | null;
     loss: string;
+    link: string | null;
   };
   sites: { names: string[]; rows: number[]; groups: number[]; notes: Record<string, string[]> };
   order: number[];

@@ -81,6 +81,7 @@ def report_payload(model: FittedModel, places: Mapping[str, Any] | None = None) 
             "groups": int(groups.max()) + 1 if resolved else 0,
             "target": model.target_name,
             "loss": model.loss.name,
+            "link": model.loss.link,
         },
         "sites": {
             "names": [str(site) for site in model.sites],
