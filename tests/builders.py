@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import networkx as nx
 import numpy as np
@@ -12,9 +13,27 @@ from fedkin.core import Problem
 from fedkin.data import Federation
 from fedkin.datasets import paper_design
 from fedkin.graph import Graph
+from fedkin.losses import LOSSES as KINDS
 from fedkin.losses import UserLoss
 
-LOSS_NAMES = ("mean", "linear", "logistic", "poisson", "huber", "multinomial")
+
+class LossCase(NamedTuple):
+    """How others write a loss: ``row(cp, eta, y)`` in cvxpy, and the family of statsmodels with this link."""
+
+    row: Callable[[Any, Any, np.ndarray], Any] | None = None
+    family: str | None = None
+
+
+#: The losses that tests run through everything. A new one is a line here.
+LOSSES = {
+    "mean": LossCase(),
+    "linear": LossCase(lambda cp, eta, y: 0.5 * cp.square(eta - y), "Gaussian"),
+    "logistic": LossCase(lambda cp, eta, y: cp.logistic(eta) - cp.multiply(y, eta), "Binomial"),
+    "poisson": LossCase(lambda cp, eta, y: cp.exp(eta) - cp.multiply(y, eta), "Poisson"),
+    "huber": LossCase(),
+    "multinomial": LossCase(),
+}
+LOSS_NAMES = tuple(LOSSES)
 PENALTY_NAMES = ("l1", "l2", "linf")
 
 # --- graphs -----------------------------------------------------------------------------------------------------------
@@ -103,16 +122,21 @@ def federation(
         X = rng.normal(size=(n, q))
         shift = rng.normal(size=n) if offset else np.zeros(n)
         eta = X @ centres[u % len(centres)]
-        y = {
-            "mean": eta,
-            "linear": eta + shift + rng.normal(size=n),
-            "logistic": (rng.random(n) < 1 / (1 + np.exp(-0.5 * eta))).astype(float),
-            "poisson": rng.poisson(np.exp(np.clip(0.5 * eta + shift, -3, 3))).astype(float),
-            "huber": eta + shift + rng.standard_t(1.5, size=n),
-            "multinomial": rng.integers(0, 3, size=n).astype(float),
-        }[loss]
+        y = eta if loss == "mean" else drawn(loss, eta, shift, rng)
         data[u] = (X, y, shift) if offset and loss != "mean" else (X, y)
     return Federation(data)
+
+
+def drawn(loss: str, eta: np.ndarray, shift: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+    """Targets that fit the loss, for the linear predictor ``eta`` and an offset."""
+    kind, n = KINDS[loss], eta.size
+    if kind.target == "class":
+        two = (rng.random(n) < 1 / (1 + np.exp(-0.5 * eta))).astype(float)
+        return two if kind.link == "logit" else rng.integers(0, 3, size=n).astype(float)
+    if kind.target == "number":
+        return eta + shift + (rng.normal(size=n) if kind.quadratic else rng.standard_t(1.5, size=n))
+    mean = np.exp(np.clip(0.5 * eta + shift, -3, 3))
+    return rng.poisson(mean).astype(float) if kind.target == "count" else rng.gamma(3.0, mean / 3.0)
 
 
 def responses(kind: str, eta: np.ndarray, rng: np.random.Generator) -> np.ndarray:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import cvxpy as cp
 import numpy as np
 
+from builders import LOSSES
 from fedkin.core import Problem
 from fedkin.losses import HuberLoss, Loss, MultinomialLoss
 
@@ -67,15 +68,11 @@ def mean_loss(loss: Loss, theta: cp.Expression, rows: object) -> cp.Expression:
     if isinstance(loss, MultinomialLoss):
         return multinomial(loss, theta, X, y, offset) / n
     eta = X @ theta + offset
-    if loss.name == "linear":
-        return 0.5 * cp.sum_squares(eta - y) / n
-    if loss.name == "logistic":
-        return cp.sum(cp.logistic(eta) - cp.multiply(y, eta)) / n
-    if loss.name == "poisson":
-        return cp.sum(cp.exp(eta) - cp.multiply(y, eta)) / n
     if isinstance(loss, HuberLoss):
         return 0.5 * cp.sum(cp.huber(eta - y, loss.delta)) / n
-    raise NotImplementedError(loss.name)
+    row = LOSSES[loss.name].row
+    assert row is not None
+    return cp.sum(row(cp, eta, y)) / n
 
 
 def multinomial(

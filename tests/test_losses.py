@@ -10,10 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import optimize, special
 
-from builders import expectile
+from builders import LOSS_NAMES, expectile
+from builders import LOSSES as CASES
 from fedkin.errors import DataError, ParameterError
 from fedkin.losses import (
-    LOSS_NAMES,
     HuberLoss,
     LinearLoss,
     LogisticLoss,
@@ -31,14 +31,9 @@ from fedkin.losses import (
 )
 
 LOSSES = {
-    "mean": MeanLoss(),
-    "linear": LinearLoss(),
-    "logistic": LogisticLoss(),
-    "poisson": PoissonLoss(),
-    "huber": HuberLoss(),
+    **{name: make_loss(name, np.arange(4)) for name in LOSS_NAMES},
     "narrow huber": HuberLoss(0.3),
     "two classes": MultinomialLoss(2),
-    "four classes": MultinomialLoss(4),
     "user": expectile(True),
     "user without hessian": expectile(False),
 }
@@ -48,13 +43,11 @@ every_row_loss = pytest.mark.parametrize("loss", ROW_LOSSES.values(), ids=ROW_LO
 
 
 def target(loss: Loss, rng: np.random.Generator, size) -> np.ndarray:
-    if isinstance(loss, LogisticLoss):
-        return rng.integers(0, 2, size).astype(float)
-    if isinstance(loss, PoissonLoss):
+    if loss.target == "class":
+        return rng.integers(0, loss.n_outputs + 1, size).astype(float)
+    if loss.target == "count":
         return rng.poisson(1.5, size).astype(float)
-    if isinstance(loss, MultinomialLoss):
-        return rng.integers(0, loss.n_classes, size).astype(float)
-    return 2.0 * rng.standard_normal(size)
+    return rng.gamma(2.0, 1.0, size) if loss.target == "positive" else 2.0 * rng.standard_normal(size)
 
 
 def site(loss: Loss, seed: int = 0, n: int = 30, q: int = 3):
@@ -203,7 +196,7 @@ def test_conjugate_on_and_beyond_the_edge_of_its_domain(loss, y, a, expected):
     assert loss.conjugate_at(np.array(a), np.array(y)) == pytest.approx(expected, abs=1e-14)
 
 
-def test_huber_repair_weights_vanish_at_the_corner():
+def test_huber_repair_weights_vanish_at_the_threshold():
     loss = HuberLoss(1.0)
     room = loss.repair_at(np.array([[0.0], [0.5], [1.0], [7.0]]), np.zeros(4))[:, 0, 0]
     np.testing.assert_allclose(room, [1.0, 0.5, 0.0, 0.0])
@@ -244,14 +237,14 @@ def test_poisson_value_is_half_the_deviance_up_to_a_constant():
     assert difference == pytest.approx(0.5 * (deviances[0] - deviances[1]), rel=1e-10)
 
 
-@pytest.mark.parametrize("name", ["linear", "logistic", "poisson"])
+@pytest.mark.parametrize("name", [name for name, case in CASES.items() if case.family])
 def test_scores_hessian_and_prediction_agree_with_statsmodels(name):
     import statsmodels.api as sm
 
     loss = make_loss(name)
     theta, X, y, offset = site(loss, seed=8)
-    family = {"linear": sm.families.Gaussian(), "logistic": sm.families.Binomial(), "poisson": sm.families.Poisson()}
-    model = sm.GLM(y, X, family=family[name], offset=offset)
+    link = {"identity": sm.families.links.Identity(), "log": sm.families.links.Log(), "logit": None}[loss.link]
+    model = sm.GLM(y, X, family=getattr(sm.families, CASES[name].family)(*([link] if link else [])), offset=offset)
     n = len(y)
     np.testing.assert_allclose(loss.scores(theta, X, y, offset), -model.score_obs(theta, scale=1.0), atol=1e-12)
     np.testing.assert_allclose(loss.hessian(theta, X, y, offset), -model.hessian(theta, scale=1.0) / n, atol=1e-12)
@@ -290,19 +283,19 @@ def test_dispersions():
     assert not LogisticLoss().estimates_scale
     # the mean loss pools the variances of the coordinates
     assert MeanLoss().dispersion(X.mean(axis=0), X, None) == pytest.approx(X.var(axis=0, ddof=1).mean(), rel=1e-12)
-    # a corner that is never reached: Huber is least squares
+    # a threshold that is never reached: Huber is least squares
     assert HuberLoss(1e3).dispersion(ols.params, X, y) == pytest.approx(ols.scale, rel=1e-12)
 
 
 @pytest.mark.parametrize("n", [25, 400])
 def test_huber_dispersion_gives_hubers_covariance(n):
-    """Statsmodels' "H1", which puts the share of rows within the corner times the Gram matrix for the Hessian."""
+    """Statsmodels' "H1", which puts the share of rows within the threshold times the Gram matrix for the Hessian."""
     import statsmodels.api as sm
 
     rng = np.random.default_rng(12)
     X, y = rng.standard_normal((n, 3)), rng.standard_t(3, n)
     fit = sm.RLM(y, X, M=sm.robust.norms.HuberT(1.345)).fit(scale_est="mad", tol=1e-12, maxiter=500)
-    loss = HuberLoss(1.345 * fit.scale)  # RLM divides residuals by a scale, we move the corner
+    loss = HuberLoss(1.345 * fit.scale)  # RLM divides residuals by a scale, we move the threshold
     share = (np.abs(y - X @ fit.params) <= loss.delta).mean()
     covariance = loss.dispersion(fit.params, X, y) * np.linalg.inv(share * X.T @ X)
     np.testing.assert_allclose(covariance, fit.bcov_scaled, rtol=1e-9)
@@ -317,11 +310,12 @@ def test_cautious_model_lies_above_the_loss_or_has_its_minimum(loss):
     weight, slope = loss.cautious_at(eta, y), loss.slope_at(eta, y)
     assert weight.shape == (200, loss.n_outputs, loss.n_outputs)
     assert (np.linalg.eigvalsh(weight) > 0).all()
-    if isinstance(loss, PoissonLoss):
-        # no parabola lies above exp: where the loss is steep, the model's minimum is that of the row
-        steep = (eta[:, 0] < np.log(np.maximum(y, 1e-300))) & (y > 0)
-        minimum = eta[:, 0] - slope[:, 0] / weight[:, 0, 0]
-        np.testing.assert_allclose(minimum[steep], np.log(y[steep]), rtol=1e-9, atol=1e-9)
+    if not np.isfinite(loss.curvature_bound):
+        # no parabola lies above: where the model is more cautious than the Hessian, its minimum is that of the row
+        wary = weight[:, 0, 0] > 1.001 * loss.curvature_at(eta, y)[:, 0, 0]
+        minimum = eta[wary] - slope[wary] / weight[wary, 0]
+        assert wary.any()
+        np.testing.assert_allclose(loss.slope_at(minimum, y[wary]), 0.0, atol=1e-9)
         return
     move = other - eta
     model = loss.value_at(eta, y) + (slope * move).sum(axis=1) + 0.5 * np.einsum("nk,nkl,nl->n", move, weight, move)
@@ -353,7 +347,7 @@ def test_logistic_keeps_relative_precision_far_out():
 @every_row_loss
 def test_extreme_predictors_give_no_nan_and_no_warning(loss, eta):
     predictors = np.full((1, loss.n_outputs), eta)
-    y = np.zeros(1)
+    y = np.ones(1)
     for out in (loss.value_at, loss.slope_at, loss.curvature_at):
         assert not np.isnan(out(predictors, y)).any()
     assert not np.isnan(loss.response(predictors)).any()
@@ -388,7 +382,7 @@ def test_make_loss_refuses_what_it_does_not_know():
 
 
 @pytest.mark.parametrize("delta", [0.0, -1.0, float("nan")])
-def test_huber_needs_a_positive_corner(delta):
+def test_huber_needs_a_positive_threshold(delta):
     with pytest.raises(ParameterError, match="delta"):
         HuberLoss(delta)
 

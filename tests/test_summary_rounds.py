@@ -12,15 +12,15 @@ import numpy as np
 import pytest
 
 import fedkin
-from builders import federation, separated
+from builders import LOSS_NAMES, federation, separated
 from fedkin.core import OwnEstimate, Problem, Summaries, Summary, site_answer
 from fedkin.data import Federation
 from fedkin.errors import DataError, ParameterError, SolverError
 from fedkin.fitting import Asks, FitOptions, FittedModel, SummaryFit, fit_federation, fit_summaries
 from fedkin.graph import Graph
-from fedkin.losses import HuberLoss, Loss, UserLoss, make_loss
+from fedkin.losses import LOSSES, HuberLoss, Loss, UserLoss, make_loss
 
-SMOOTH = ("logistic", "poisson", "huber", "multinomial")
+SMOOTH = [name for name in LOSS_NAMES if not LOSSES[name].quadratic]
 #: Sites agree on a corner beforehand, while fits from rows measure one: it is stated here.
 STATED: dict[str, Loss] = {"huber": HuberLoss()}
 
