@@ -17,13 +17,8 @@ from pathlib import Path
 
 import numpy as np
 
-from fedkin.kin.options import SHARES
-from fedkin.kin.partitions import log_partitions, log_prior
-from fedkin.kin.sampler.chains import run_chain
-from fedkin.kin.sampler.neighbours import Neighbours
-from fedkin.kin.sampler.record import Record
-from fedkin.kin.sampler.sites import integrate_effects
-from fedkin.kin.sampler.walk import MEAN_PRECISION, SHAPES, TYPICAL_WIDTH, Course, State, Walk
+from fedkin.kin.partitions import SHARES, Neighbours, SiteLikelihoods, log_partitions, log_prior
+from fedkin.kin.sampler import MEAN_PRECISION, SHAPES, TYPICAL_WIDTH, Chain, Record, State
 
 V, P = 5, 2
 
@@ -47,11 +42,10 @@ def case() -> tuple[np.ndarray, np.ndarray]:
 
 def by_fedkin(W: np.ndarray, c: np.ndarray, sweeps: int, seed: int = 1) -> dict[str, np.ndarray]:
     """The sampler's answer."""
-    nobody = Neighbours.of(V, np.zeros((0, 2), dtype=np.int64), None)
+    nobody = Neighbours.from_edges(V, np.zeros((0, 2), dtype=np.int64), None)
     state = State(np.zeros(V, dtype=np.int64), 0, np.zeros(P), np.ones(P), 1.0, 2.0, (0.5, 0.5))
     record = Record(V, P, sweeps)
-    course = Course(collapsed=True, moves=True, splits=False)
-    run_chain(Walk(integrate_effects(W, c, nobody), state, course, np.random.default_rng(seed)), 500, record)
+    Chain(SiteLikelihoods.from_effects(W, c, nobody), state, np.random.default_rng(seed)).run(500, record)
     groups, share = record.trace[:, 1].astype(int), record.trace[:, 2].astype(int)
     return {
         "same": np.mean([z[:, None] == z for z in record.z], axis=0),

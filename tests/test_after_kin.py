@@ -39,7 +39,7 @@ def test_a_power_of_the_spread_is_a_change_of_units():
     model = fit_after_kin(train, options)
     assert model.options["spread_power"] == 1.0
     prepared = prepare(train, options)
-    spread = find_kin(prepared.rows).spread
+    spread = find_kin(prepared.rows).sd
     stretch = spread / np.exp(np.log(spread).mean())
     rows = prepared.rows.replaced(X=prepared.rows.X * stretch)
     solution = fedkin.solve(fedkin.Problem(rows, Graph.complete(train.sites), lam=0.02), 1e-9)

@@ -18,8 +18,7 @@ from fedkin.cli.shared.kin_words import graph_use_words, kin_table
 from fedkin.cli.shared.tables import add_row, plain_table
 from fedkin.datasets import paper_design
 from fedkin.errors import DataError, ParameterError, UnknownSiteError
-from fedkin.kin import covariate_graph, covariate_remarks
-from fedkin.kin.result.inference import How, predicted
+from fedkin.kin import covariate_graph, covariate_remarks, predicted
 
 FIT = ["--site", "site", "--target", "y", "--test-size", "0"]
 
@@ -132,9 +131,9 @@ def test_intervals_of_probabilities_hold_the_mean_and_what_they_promise(level):
     rng = np.random.default_rng(0)
     X = rng.normal(size=(400, 2)) * np.linspace(0, 40, 400)[:, None]
     theta, covariance = np.array([1.0, 0.5]), np.array([[0.3, 0.1], [0.1, 0.4]])
-    found = predicted(kin, X, theta, covariance, 1.0, How(level, "mean"))
+    found = predicted(kin, X, theta, covariance, 1.0, level=level, target="mean")
     assert (found.low <= found.mean).all() and (found.mean <= found.high).all()
-    plain = predicted(kin, X[:5], theta, 1e-6 * covariance, 1.0, How(level, "mean"))
+    plain = predicted(kin, X[:5], theta, 1e-6 * covariance, 1.0, level=level, target="mean")
     error = np.sqrt(np.einsum("np,pq,nq->n", X[:5], 1e-6 * covariance, X[:5]))
     draws = X[:5] @ theta + error * rng.normal(size=(20_000, 5))
     inside = ((1 / (1 + np.exp(-draws)) >= plain.low) & (1 / (1 + np.exp(-draws)) <= plain.high)).mean(axis=0)
@@ -146,7 +145,7 @@ def test_intervals_of_probabilities_hold_the_mean_and_what_they_promise(level):
     inside = ((draws >= found.low[wide]) & (draws <= found.high[wide])).mean(axis=0)
     np.testing.assert_allclose(inside, level, atol=0.02)
     with pytest.raises(ParameterError, match=r"say 0\.9 for 90%"):
-        predicted(kin, X, theta, covariance, 1.0, How(90, "mean"))
+        predicted(kin, X, theta, covariance, 1.0, level=90, target="mean")
 
 
 def test_predicted_probabilities_lie_inside_their_intervals(table, capsys):

@@ -19,9 +19,9 @@ from fedkin.data import Rows
 from fedkin.datasets import paper_design
 from fedkin.errors import DataError, GraphError, ParameterError, UnknownSiteError
 from fedkin.kin import Pairs, display_groups, find
+from fedkin.kin.chains import Sampling
 from fedkin.kin.display import agreement, between_probability, inside_probabilities, resolved
-from fedkin.kin.options import Sampling
-from fedkin.kin.partitions import log_partitions, room_for
+from fedkin.kin.partitions import capacity, log_partitions
 from fedkin.kin.sources import RowSource
 
 DATA = Path(os.environ.get("FEDKIN_DATA", Path(__file__).resolve().parents[1].parent / "shared" / "data"))
@@ -97,7 +97,7 @@ def test_a_continuum_has_no_groups():
     # what one would do who knows the variances
     known = np.stack([np.linalg.solve(X[u].T @ X[u] + 4 * np.eye(p), X[u].T @ y[u]) for u in range(V)])
     assert error(kin.theta, theta) < 1.1 * error(known, theta) < error(local, theta)
-    assert 0.4 < kin.spread.mean() < 0.6
+    assert 0.4 < kin.sd.mean() < 0.6
     low, high = np.moveaxis(kin.confint(0.95), 2, 0)
     assert 0.9 < ((low < theta) & (theta < high)).mean() < 0.99
     assert kin.graph("groups").n_edges == 0
@@ -360,7 +360,7 @@ def test_new_sites():
     labels, truth, rows = made.labels[kept], made.theta_star[10], made.federation[10]
     nothing = kin.join()
     spread = np.sqrt(np.diag(nothing.covariance))
-    assert np.abs(nothing.theta - kin.mean).max() < 2 * kin.spread.max()
+    assert np.abs(nothing.theta - kin.mean).max() < 2 * kin.sd.max()
     few, all_rows = kin.join(rows.take(slice(0, 6))), kin.join(rows)
     errors = [error(one.theta, truth) for one in (nothing, few, all_rows)]
     assert max(errors[1:]) < 0.2 * errors[0]
@@ -405,7 +405,7 @@ def test_diagnostics_and_summary(clear):
     assert 3 < found.size["parameters, worst"] <= found.size["parameters, median"] <= 5 * 210
     text = kin.summary()
     assert max(map(len, text.splitlines())) <= 90
-    for part in ("Group 3 (10 sites)", "spread", "R-hat", "SURE Local, Global", "Graph:          used", "x4"):
+    for part in ("Group 3 (10 sites)", "sd", "R-hat", "SURE Local, Global", "Graph:          used", "x4"):
         assert part in text
 
 
@@ -426,8 +426,8 @@ def test_many_groups_are_found(V, K):
 
 def test_partitions_grow_with_the_groups():
     """Arrays of many sites have room for the groups there are; what it is does not change what is drawn."""
-    V, most = 700, room_for(700, 20)
-    assert most < V == room_for(V, V) == room_for(V, V // 2)
+    V, most = 700, capacity(700, 20)
+    assert most < V == capacity(V, V) == capacity(V, V // 2)
     few, all_of_them = log_partitions(V, most), log_partitions(V, V)
     assert few[:, 1:-1] == pytest.approx(all_of_them[:, 1 : most + 1], rel=1e-12)
 
@@ -551,7 +551,7 @@ def test_long_chains_run_where_an_expansion_is_not_taken(monkeypatch):
     for u in range(12):
         X = rng.normal(size=(60, 2))
         rows[u] = X, rng.random(60) < 1 / (1 + np.exp(-X @ slopes[u % 2]))
-    held, value, refused = find._held, RowSource.value, []
+    held, value, refused = find._within_limits, RowSource.value, []
 
     def held_once(*parts):
         refused.append(True)
@@ -563,7 +563,7 @@ def test_long_chains_run_where_an_expansion_is_not_taken(monkeypatch):
             return np.inf
         return value(self, theta)
 
-    monkeypatch.setattr(find, "_held", held_once)
+    monkeypatch.setattr(find, "_within_limits", held_once)
     monkeypatch.setattr(RowSource, "value", value_of)
     kin = find_kin(Federation(rows), loss="logistic")
     assert refused == [True, False]
@@ -572,9 +572,9 @@ def test_long_chains_run_where_an_expansion_is_not_taken(monkeypatch):
 
 def test_some_hundred_sites_are_sampled_longer_where_chains_disagree():
     """There is no jump at 300 sites: few coefficients cost little. Many sites and coefficients are sampled once."""
-    assert Sampling.of(300, None, 3).again(300, 3).keep == 60
-    assert Sampling.of(5000, None, 3).again(5000, 20) is None
-    assert Sampling.of(300, 30, 3).again(300, 3) is None  # whoever asks for so many sweeps gets them
+    assert Sampling.for_sites(300, None, 3).again(300, 3).keep == 60
+    assert Sampling.for_sites(5000, None, 3).again(5000, 20) is None
+    assert Sampling.for_sites(300, 30, 3).again(300, 3) is None  # whoever asks for so many sweeps gets them
 
 
 @pytest.mark.realdata

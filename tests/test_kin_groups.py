@@ -11,17 +11,20 @@ from scipy.special import gammaln, logsumexp
 
 from fedkin import Federation, find_kin, oracle_fit
 from fedkin.datasets import paper_design
-from fedkin.kin.kernels.bundles import unpacked
+from fedkin.kin.chains import PilotChains, Sampling, merge
 from fedkin.kin.matrices import Dense
-from fedkin.kin.options import SHARES, Sampling
-from fedkin.kin.partitions import EVENNESS, log_partitions, log_prior
-from fedkin.kin.sampler.chains import go_on, run_chain, scout
-from fedkin.kin.sampler.merging import merge
-from fedkin.kin.sampler.neighbours import Neighbours
-from fedkin.kin.sampler.record import Record
-from fedkin.kin.sampler.sites import integrate_effects
-from fedkin.kin.sampler.walk import LOG_SHARES, MEAN_PRECISION, SHAPES, TYPICAL_WIDTH, Course, State, Walk
-from fedkin.kin.sampler.wide import Whole, _Part
+from fedkin.kin.partitions import (
+    EVENNESS,
+    SHARES,
+    Neighbours,
+    SiteLikelihoods,
+    group_sums,
+    log_partitions,
+    log_prior,
+    unpacked,
+)
+from fedkin.kin.sampler import LOG_SHARES, MEAN_PRECISION, SHAPES, TYPICAL_WIDTH, Chain, Record, State
+from fedkin.kin.wide import FullEffects, _Part
 
 pytestmark = pytest.mark.exhaustive
 
@@ -54,7 +57,8 @@ def small_sites(V=5, p=2, seed=0, edges=((0, 1), (2, 3), (3, 4)), weights=None):
     centres = np.array([-1.0, 1.0])[np.arange(V) % 2]
     c = W @ np.ones(p) * centres[:, None] + np.linalg.cholesky(W + 1e-9 * np.eye(p)) @ rng.normal(size=p)
     pairs = np.array(edges, dtype=np.int64).reshape(-1, 2)
-    return integrate_effects(W, c, Neighbours.of(V, pairs, None if weights is None else np.array(weights)))
+    neighbours = Neighbours.from_edges(V, pairs, None if weights is None else np.array(weights))
+    return SiteLikelihoods.from_effects(W, c, neighbours)
 
 
 def fill(edge, neighbours):
@@ -81,11 +85,8 @@ def run(sites, *, sweeps, share=0, moves=False, collapsed=True, w=0.7, rates=(0.
     V, p = sites.size
     state = State(np.zeros(V, dtype=np.int64), share, np.full(p, 0.2), np.full(p, w), w, 2.0, rates, even)
     record = Record(V, p, sweeps)
-    run_chain(
-        Walk(sites, state, Course(collapsed, moves, splits), np.random.default_rng(seed)),
-        200,
-        record,
-    )
+    rng = np.random.default_rng(seed)
+    Chain(sites, state, rng, collapsed=collapsed, moves=moves, splits=splits).run(200, record)
     return record
 
 
@@ -187,16 +188,13 @@ def test_groups_that_say_the_same_merge():
     V, labels = 2000, np.arange(2000) % 2
     W = np.full((V, 1, 1), 60.0)
     c = 60.0 * np.where(labels, 1.0, -1.0)[:, None] + np.sqrt(60.0) * rng.normal(size=(V, 1))
-    sites = integrate_effects(W, c, Neighbours.of(V, np.zeros((0, 2), dtype=np.int64), None))
+    sites = SiteLikelihoods.from_effects(W, c, Neighbours.from_edges(V, np.zeros((0, 2), dtype=np.int64), None))
     cut = 2 * labels + rng.integers(2, size=V)
     found = []
     for splits in (False, True):
         state = State(cut.copy(), 0, np.zeros(1), np.ones(1), 1.0)
-        run_chain(
-            Walk(sites, state, Course(True, False, splits), np.random.default_rng(1)),
-            6,
-            Record(V, 1, 0),
-        )
+        chain = Chain(sites, state, np.random.default_rng(1), collapsed=True, moves=False, splits=splits)
+        chain.run(6, Record(V, 1, 0))
         found.append(state.z)
     halves, whole = found
     assert min(np.sort(np.bincount(halves))[-4:]) > 100
@@ -212,9 +210,9 @@ def test_groups_found_in_some_directions_pool_in_all():
     truth = np.array([[2.0, 0.5, 0.3, 0.0], [-2.0, -0.5, 0.3, 0.0]])[labels]
     c = 20.0 * truth + np.sqrt(20.0) * rng.normal(size=(V, d))
     turn = np.eye(d)[:, :1]
-    sites = integrate_effects(W[:, :1, :1], c[:, :1], Neighbours.none(V))
-    chains = go_on(scout(sites, 0, Sampling()), Sampling())
-    whole = Whole(Dense(W), c, turn, Dense(W).resolved())
+    sites = SiteLikelihoods.from_effects(W[:, :1, :1], c[:, :1], Neighbours.none(V))
+    chains = PilotChains.from_starts(sites, 0, Sampling()).run_chains(Sampling())
+    whole = FullEffects(Dense(W), c, turn, Dense(W).resolved())
     b, covariance, _ = whole.effects(chains, 0.0, np.zeros(len(SHARES)))
     pooled = np.array([c[labels == k].sum(axis=0) / (20.0 * 10 + 1) for k in (0, 1)])[labels]
     assert b == pytest.approx(pooled, abs=0.12)
@@ -250,7 +248,7 @@ def test_shares_of_many_coefficients_are_those_of_all_that_could_be_asked():
     roots = rng.normal(size=(V, d, d + 2))
     W = roots @ np.swapaxes(roots, 1, 2)
     c = np.einsum("uij,uj->ui", W, rng.normal(size=(3, d))[labels]) + rng.normal(size=(V, d))
-    whole = Whole(Dense(W), c, np.eye(d), Dense(W).resolved())
+    whole = FullEffects(Dense(W), c, np.eye(d), Dense(W).resolved())
     w, m = np.ones(d), np.zeros(d)
     part = _Part(1.0, labels)
     member = (labels[:, None] == labels).astype(float)
@@ -314,7 +312,17 @@ def test_merging_many_groups_clears_those_away_that_are_gone():
     centre = 6.0 * np.array([[1, 0, 0], [0, 1, 0], [0, 0, 1], [-1, -1, -1]])[kind]
     W = np.tile(np.eye(p) * 30.0, (V, 1, 1))
     c = 30.0 * (centre + np.random.default_rng(6).normal(size=(V, p)) / np.sqrt(30))
-    sites = integrate_effects(W, c, Neighbours.none(V))
+    sites = SiteLikelihoods.from_effects(W, c, Neighbours.none(V))
     z = merge(sites.sums[0], np.full(p, 1 / 9.0), sites.neighbours, (0.5, 0.5), np.arange(V))
     assert len(np.unique(z)) == 4
     assert all(len(np.unique(z[kind == k])) == 1 for k in range(4))
+
+
+@pytest.mark.parametrize(("sites", "groups"), [(30, 30), (30, 7), (300, 100)])
+def test_sums_over_groups(sites: int, groups: int) -> None:
+    rng = np.random.default_rng(0)
+    z = rng.permutation(sites) if groups == sites else rng.integers(groups - 1, size=sites)
+    sums = rng.normal(size=(2, sites, 5))
+    expected = np.zeros((2, groups, 5))
+    np.add.at(expected, (slice(None), z), sums)
+    np.testing.assert_allclose(group_sums(sums, z, groups), expected, atol=1e-12)

@@ -17,10 +17,9 @@ from fedkin.data import Column, Rows, Schema
 from fedkin.datasets import paper_design
 from fedkin.errors import DataError, ParameterError, UnknownSiteError
 from fedkin.fitting import FitOptions, fit_federation, naive_confint
+from fedkin.kin.groups import MOSTLY_ONE, Grouped, outer
+from fedkin.kin.learned import combined_covariance, covariance_of_sum
 from fedkin.kin.mixed import OneModel
-from fedkin.kin.result.combine import combined_covariance, covariance_of_sum
-from fedkin.kin.sampler.blend import outer
-from fedkin.kin.sampler.groups import MOSTLY_ONE, Grouped
 
 
 def design(signal=1.0, seed=0, V=12, n=40, p=3, groups=2, **more):
@@ -57,8 +56,8 @@ def test_intervals_of_a_random_intercept_are_statsmodels_own(three):
         theirs.scale,
     )
     assert kin.noise == pytest.approx(sigma2, rel=0.02)
-    assert kin.spread[0] == pytest.approx(np.sqrt(tau), rel=0.1)  # three sites, and a weak prior
-    tau, sigma2 = float(kin.spread[0] ** 2), float(kin.noise[0])
+    assert kin.sd[0] == pytest.approx(np.sqrt(tau), rel=0.1)  # three sites, and a weak prior
+    tau, sigma2 = float(kin.sd[0] ** 2), float(kin.noise[0])
     keep = tau / (tau + sigma2 / 30)
     blup = {u: kin.mean[0] + keep * (y[u].mean() - kin.mean[0]) for u in y}
     assert kin.theta[:, 0] == pytest.approx(list(blup.values()), abs=1e-6)
@@ -77,7 +76,7 @@ def test_contrasts_of_a_mixed_model_have_a_closed_form(three):
     joint = np.zeros((4, 4))
     joint[0, 0] = S.sum() + 1e-8
     joint[0, 1:] = joint[1:, 0] = S
-    joint[1:, 1:] = np.diag(S + 1 / learned.spread[0])
+    joint[1:, 1:] = np.diag(S + 1 / learned.variance[0])
     covariance = np.linalg.inv(joint)
     for weights in ([1.0, -1.0, 0.0], [0.5, 0.5, -1.0], [1 / 3] * 3):
         a = np.array([sum(weights), *weights])
@@ -194,12 +193,12 @@ def test_covariances_are_of_sites_that_differ_or_of_one_model_for_all():
     score = 50 * (theta + 0.1 * rng.normal(size=(V, p)))
     covariance = np.tile(0.02 * np.eye(p), (V, 1, 1))
     nothing = np.zeros((p, 0))
-    found = Grouped(theta, covariance, 6.0, np.ones(p), np.zeros(p), np.eye(p), nothing, None, False, None)
+    found = Grouped(theta, covariance, 6.0, np.ones(p), np.zeros(p), np.eye(p), nothing)
     model = SimpleNamespace(precision=S, score=score)
-    differ = found.without_spread(model, OneModel(2.0, score.mean(axis=0) / 50, 1e-3 * np.eye(p)))
+    differ = found.with_one_model(model, OneModel(2.0, score.mean(axis=0) / 50, 1e-3 * np.eye(p)))
     assert differ.one < 0.1 and differ.covariance == pytest.approx(covariance + outer(theta - differ.theta))
     far = replace(found, theta=np.tile(score.mean(axis=0) / 50, (V, 1)) + 1e-3 * theta)
-    alike = far.without_spread(model, OneModel(-60.0, score.mean(axis=0) / 50, 1e-3 * np.eye(p)))
+    alike = far.with_one_model(model, OneModel(-60.0, score.mean(axis=0) / 50, 1e-3 * np.eye(p)))
     assert alike.one > MOSTLY_ONE
     assert alike.covariance == pytest.approx(1e-3 * np.eye(p) + outer(score.mean(axis=0) / 50 - alike.theta))
 

@@ -12,8 +12,7 @@ from scipy.stats import multivariate_normal
 from fedkin import find_kin
 from fedkin.data import Rows
 from fedkin.datasets import paper_design
-from fedkin.kin.options import SHARES
-from fedkin.kin.partitions import log_partitions, log_prior
+from fedkin.kin.partitions import SHARES, log_partitions, log_prior
 
 
 @cache
@@ -44,7 +43,7 @@ def new_rows(n, at, seed=0):
 def kinds_of_sites(learned):
     """What a site may be if sites differ: chances, means and covariances in the units of the fit."""
     states, F = learned.states, learned.F
-    assert np.allclose(F @ F.T, np.diag(learned.spread))
+    assert np.allclose(F @ F.T, np.diag(learned.variance))
     made = [
         (learned.weight * chance, learned.mean, share * F @ F.T)
         for chance, share in zip(learned.scales, SHARES, strict=True)
@@ -109,7 +108,7 @@ def test_without_groups_what_is_open_about_the_mean_counts(n):
     kin = fitted(3, 0.5)
     learned, rows = kin.learned, new_rows(n, (0.5, 0.5)) if n else None
     assert learned.states is None
-    priors = [np.diag(learned.spread) + learned.mean_covariance, learned.one_covariance]
+    priors = [np.diag(learned.variance) + learned.mean_covariance, learned.one_covariance]
     _, _, (_, one) = mixture(learned, [0.5, 0.5], [learned.mean, learned.one_mean], priors, rows)
     differs = replace(kin, learned=replace(learned, one=0.0)).join(rows)
     alike, left, _ = mixture(learned, [1.0], [learned.one_mean], [learned.one_covariance], rows)

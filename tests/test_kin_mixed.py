@@ -8,11 +8,10 @@ from scipy import optimize, stats
 from statsmodels.regression.mixed_linear_model import MixedLM, MixedLMParams
 
 from fedkin.kin import Priors, Quadratics, common_units, fit_mixed, mixed
-from fedkin.kin.mixed import LEAST_LOG, _Evidence
-from fedkin.kin.noise import steadied
-from fedkin.kin.sampler.blend import chance_of_none
+from fedkin.kin.groups import chance_of_none
+from fedkin.kin.mixed import LEAST_LOG, _Evidence, moderate_variances
 
-APART = Priors(likeness=np.inf, log_spread=(0.0, np.inf), ridge=1e6, level=0.0)
+APART = Priors(likeness=np.inf, log_variance=(0.0, np.inf), ridge=1e6, level=0.0)
 
 
 def sites(V=30, n=12, spread=(0.6, 0.5, 0.4), noise=0.7, seed=0):
@@ -41,7 +40,7 @@ def test_agrees_with_statsmodels():
     rows, group = X.reshape(-1, p), np.repeat(np.arange(len(X)), X.shape[1])
     independent = MixedLMParams.from_components(fe_params=np.ones(p), cov_re=np.eye(p))
     peer = MixedLM(y.ravel(), rows, group, exog_re=rows).fit(free=independent, method="lbfgs")
-    assert model.spread == pytest.approx(np.diag(peer.cov_re), rel=2e-3)
+    assert model.variance == pytest.approx(np.diag(peer.cov_re), rel=2e-3)
     assert model.noise == pytest.approx(np.full(len(X), peer.scale), rel=1e-3)
     assert model.mean == pytest.approx(peer.fe_params, abs=1e-3)
     assert np.sqrt(np.diag(model.mean_covariance)) == pytest.approx(peer.bse_fe, rel=2e-3)
@@ -79,7 +78,7 @@ def test_the_information_about_log_variances_is_the_expected_curvature():
     X = rng.normal(size=(V, n, p))
     theta = np.sqrt([0.5, 0.2]) * rng.normal(size=(V, p))
     y = np.einsum("unp,up->un", X, theta) + np.sqrt(0.6) * rng.normal(size=(V, n))
-    flat = Priors(likeness=np.inf, log_spread=(0.0, np.inf))
+    flat = Priors(likeness=np.inf, log_variance=(0.0, np.inf))
     evidence = _Evidence(sums_of(X, y), np.zeros(p, dtype=bool), None, flat)
     slope = [evidence._negative(parameters + step)[1] for step in 1e-4 * np.eye(4)[[0, 1, 3]]]
     slope -= evidence._negative(parameters)[1]
@@ -96,7 +95,7 @@ def test_likelihood_and_posterior_are_those_of_the_dense_normal_model():
     effects = np.zeros((V * n, V * p))
     for u in range(V):
         effects[u * n : (u + 1) * n, u * p : (u + 1) * p] = X[u]
-    between = np.kron(np.eye(V), np.diag(model.spread))
+    between = np.kron(np.eye(V), np.diag(model.variance))
     prior = ridge * np.kron(np.ones((V, V)), np.eye(p)) + between
     total = effects @ prior @ effects.T + model.noise[0] * np.eye(V * n)
     assert rows.shape == (V * n, p)
@@ -119,8 +118,8 @@ def test_balanced_means_have_the_textbook_variances():
     within = ((y - y.mean(axis=1, keepdims=True)) ** 2).sum() / (V * (n - 1))
     between = n * y.mean(axis=1).var(ddof=1)
     assert model.noise[0] == pytest.approx(within, rel=1e-3)
-    assert model.spread[0] == pytest.approx((between - within) / n, rel=1e-3)
-    shrunk = model.spread[0] / (model.spread[0] + model.noise[0] / n)
+    assert model.variance[0] == pytest.approx((between - within) / n, rel=1e-3)
+    shrunk = model.variance[0] / (model.variance[0] + model.noise[0] / n)
     assert model.theta[:, 0] == pytest.approx(y.mean() + shrunk * (y.mean(axis=1) - y.mean()), abs=1e-6)
 
 
@@ -149,12 +148,12 @@ def test_steadied_variances():
     rng = np.random.default_rng(6)
     true = rng.choice([0.5, 2.0], size=300)
     seen = true * rng.chisquare(6, size=300) / 6
-    better = steadied(seen, np.full(300, 6.0))
+    better = moderate_variances(seen, np.full(300, 6.0))
     assert np.mean(np.log(better / true) ** 2) < 0.75 * np.mean(np.log(seen / true) ** 2)
-    few = steadied(np.array([1.0, 3.0]), np.array([3.0, 1.0]))
+    few = moderate_variances(np.array([1.0, 3.0]), np.array([3.0, 1.0]))
     assert few == pytest.approx([1.5, 1.5])
-    assert steadied(np.array([5.0, 0.0]), np.zeros(2)).tolist() == [1.0, 1.0]
-    with_empty = steadied(np.r_[seen, 0.0], np.r_[np.full(300, 6.0), 0.0])
+    assert moderate_variances(np.array([5.0, 0.0]), np.zeros(2)).tolist() == [1.0, 1.0]
+    with_empty = moderate_variances(np.r_[seen, 0.0], np.r_[np.full(300, 6.0), 0.0])
     assert 0.5 < with_empty[-1] < 2.0
 
 
@@ -196,7 +195,7 @@ def test_degenerate_sites_are_harmless(case):
         sums.G[0], sums.c[0], sums.yy[0], sums.n[0] = 0.0, 0.0, 0.0, 0.0
     units = common_units(sums, first(3), has_scale=True)
     model = fit_mixed(units.fitted(sums), first(3))
-    for part in (model.theta, model.covariance, model.noise, model.spread):
+    for part in (model.theta, model.covariance, model.noise, model.variance):
         assert np.isfinite(part).all()
     assert np.linalg.eigvalsh(model.covariance).min() > -1e-9
     if case == "nothing":
@@ -220,7 +219,7 @@ def test_spreads_of_many_coefficients_are_learned_from_some_sites(monkeypatch):
     few = np.linspace(0, 59, mixed.FEW_SITES).astype(int)
     monkeypatch.undo()
     theirs = fit_mixed(sums.take(few), first(3))
-    assert some.spread == pytest.approx(theirs.spread)
+    assert some.variance == pytest.approx(theirs.variance)
     assert some.theta.shape == every.theta.shape
     assert np.abs(some.theta - every.theta).max() < 0.5 * np.sqrt(every.covariance[:, 0, 0]).max()
 
@@ -241,8 +240,8 @@ def test_spreads_of_slopes_do_not_come_out_as_nothing_where_the_likelihood_hardl
 
     found = {}
     for power in (0.0, 0.5, 1.0):
-        priors = Priors(log_spread=(0.0, np.inf), ridge=1e9, level=power)
-        found[power] = fit_mixed(sums, slope, dispersion=1.0, priors=priors).spread[0]
+        priors = Priors(log_variance=(0.0, np.inf), ridge=1e9, level=power)
+        found[power] = fit_mixed(sums, slope, dispersion=1.0, priors=priors).variance[0]
         peer = optimize.minimize_scalar(
             negative, bounds=(-14, 8), args=(power,), method="bounded", options={"xatol": 1e-8}
         )
@@ -252,7 +251,7 @@ def test_spreads_of_slopes_do_not_come_out_as_nothing_where_the_likelihood_hardl
     assert found[0.0] < 1e-3 * error  # the likelihood alone says that nothing differs
     assert 0.3 * error < found[0.5] < error < 2 * found[1.0]
     few = Quadratics(*(getattr(sums, name)[:2] for name in ("G", "c", "yy", "n")))
-    assert fit_mixed(few, slope, dispersion=1.0).spread[0] < 1.0  # two sites do not hold against a prior that rises
+    assert fit_mixed(few, slope, dispersion=1.0).variance[0] < 1.0  # two sites do not hold against a prior that rises
 
 
 def test_the_freedom_of_spreads_costs_what_the_integral_over_them_does():

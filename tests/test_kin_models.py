@@ -195,7 +195,7 @@ def test_a_schemas_scale_does_not_matter(seed):
     assert np.median(ratio) == pytest.approx(1, abs=0.25)
     assert 1 / 3 < ratio.min() < ratio.max() < 3  # between two seeds a variance differs by up to twice
     # the slopes have one spread or their own, whichever explains the data better by chains as noisy as these
-    assert np.abs(np.log(model.kin.spread / plain.kin.spread)).max() < np.log(2)
+    assert np.abs(np.log(model.kin.sd / plain.kin.sd)).max() < np.log(2)
 
 
 def test_parameters_of_classes_are_named_by_label():

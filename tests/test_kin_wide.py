@@ -9,15 +9,14 @@ import pytest
 
 import fedkin
 from fedkin.data import Federation
+from fedkin.kin.chains import Sampling
+from fedkin.kin.groups import find_groups
 from fedkin.kin.matrices import Dense, LowRank, dense_sums, low_rank
-from fedkin.kin.mixed import _Evidence, fit_mixed, with_noise
-from fedkin.kin.options import Sampling
-from fedkin.kin.priors import Priors
+from fedkin.kin.mixed import Priors, _Evidence, fit_mixed, with_noise
+from fedkin.kin.partitions import Neighbours
 from fedkin.kin.quadratics import Quadratics, common_units
-from fedkin.kin.sampler.groups import find_groups
-from fedkin.kin.sampler.neighbours import Neighbours
-from fedkin.kin.sampler.wide import Whole
 from fedkin.kin.sources import RowSource, SummarySource
+from fedkin.kin.wide import FullEffects
 
 
 def rows_of(V, p, n, groups, signal, seed=0):
@@ -69,13 +68,13 @@ def test_low_rank_answers_like_whole_matrices():
     inverse = np.linalg.inv(np.eye(60) + whole.matrices)
     for ours, theirs in zip(one.sums(C), dense_sums(inverse, C, noise=True), strict=True):
         np.testing.assert_allclose(ours, theirs, atol=1e-9)
-    opened = [keep + keep @ C @ keep for keep in inverse]
-    np.testing.assert_allclose(list(one.opened(C)), opened, atol=1e-10)
+    expected = [keep + keep @ C @ keep for keep in inverse]
+    np.testing.assert_allclose(list(one.posterior_cov(C)), expected, atol=1e-10)
     np.testing.assert_allclose(one.of(0), two.of(0), atol=1e-10)
     A = np.diag(root + 0.5)
     A[0, 1:] = vectors[0, 1:]  # as an intercept that takes up means
-    np.testing.assert_allclose(short.turned(A).of(1), A.T @ short.of(1) @ A, atol=1e-10)
-    assert short.turned(vectors[:1].T @ vectors[:1]) is None
+    np.testing.assert_allclose(short.congruent(A).of(1), A.T @ short.of(1) @ A, atol=1e-10)
+    assert short.congruent(vectors[:1].T @ vectors[:1]) is None
 
 
 @pytest.mark.parametrize("rank", [None, 20])
@@ -115,7 +114,7 @@ def test_noise_is_not_explained_by_coefficients():
     model = fit_mixed(sums, free)
     twice = with_noise(sums, free, 2 * model.noise, model.parameters)
     np.testing.assert_allclose(twice.noise, 2 * model.noise)
-    assert twice.spread.sum() < model.spread.sum()
+    assert twice.variance.sum() < model.variance.sum()
 
 
 def test_exact_short_messages_fit_like_rows():
@@ -161,8 +160,8 @@ def test_signs_of_directions_are_not_left_to_rounding():
     rng = np.random.default_rng(0)
     c, half = rng.normal(size=(16, 60)), rng.normal(size=(16, 60, 90))
     W = half @ np.swapaxes(half, 1, 2)
-    turn = Whole.of(Dense(W), c, 50).turn
+    turn = FullEffects.from_likelihoods(Dense(W), c, 50).turn
     for _ in range(5):
         order = rng.permutation(16)
-        np.testing.assert_allclose(Whole.of(Dense(W[order]), c[order], 50).turn, turn, atol=1e-9)
-    np.testing.assert_allclose(Whole.of(Dense(W), -c, 50).turn, turn, atol=1e-9)
+        np.testing.assert_allclose(FullEffects.from_likelihoods(Dense(W[order]), c[order], 50).turn, turn, atol=1e-9)
+    np.testing.assert_allclose(FullEffects.from_likelihoods(Dense(W), -c, 50).turn, turn, atol=1e-9)

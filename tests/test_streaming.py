@@ -196,7 +196,7 @@ def test_kin_of_rows_in_files_is_that_of_rows_in_memory(tmp_path, kind, more):
     assert ours.sites == theirs.sites and ours.classes == theirs.classes
     spread = np.sqrt(np.stack([np.diag(part) for part in theirs.kin.covariance]))
     assert (np.abs(ours.kin.theta - theirs.kin.theta) < 0.1 * spread).all()
-    assert np.allclose(ours.kin.spread, theirs.kin.spread, rtol=0.05, atol=1e-3)
+    assert np.allclose(ours.kin.sd, theirs.kin.sd, rtol=0.05, atol=1e-3)
     new = {"x": [3.0], "ward": ["B"]}
     offset = [0.0] if more else None
     if kind == "poisson":

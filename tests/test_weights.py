@@ -85,7 +85,7 @@ def test_kin(loss):
     weighted, repeated, _ = design(loss)
     one, two = (find_kin(fed.with_intercept(), loss=loss, seed=0) for fed in (weighted, repeated))
     assert np.allclose(one.theta, two.theta, atol=1e-6)
-    assert np.allclose(one.spread, two.spread, rtol=1e-4)
+    assert np.allclose(one.sd, two.sd, rtol=1e-4)
 
 
 @pytest.mark.parametrize("loss", ["linear", "logistic"])

@@ -1,25 +1,13 @@
-"""Partial pooling that finds who is alike, from one message per site, and says how sure it is.
+"""Partial pooling that finds which sites are alike: `find_kin` and its result, a `Kin`.
 
-In: a `Federation` or `Summaries`, and perhaps a `Graph`. Out: a `Kin`: a mean and a spread per coefficient, estimates
-per site with covariances, probabilities of being kin, groups. Imports: `core`, `solvers` (the toolkit for kernels) and
-below.
-
-| where | what it does |
-|---|---|
-| `find` | leads from `sources` (rows or summaries) to the result; `beginning` where an earlier one is known |
-| `quadratics`, `mixed` | the sites' losses as sums, in common units; mean, spread and noise learned from them |
-| `matrices` | the sites' curvatures, whole or of low rank |
-| `sampler`, `kernels` | groups inside that spread (their prior: `partitions`); the compiled loops, which a fit loads |
-| `display`, `pairs` | probabilities cut into groups, and whether they are resolved; probabilities of many sites |
-| `result` | `Kin` and what can be asked of it: intervals, contrasts, predictions, new sites |
-
-`options` has the numbers that sampler and results share, `diagnostics` says how well chains have mixed;
-`covariates` makes a graph of what is known about sites, `special` has what scipy takes long to load.
-To change when groups count as resolved: `display`. To add a question that a fit can answer: `result`.
+`find` leads from `sources` (rows or summaries) to the `result`; `mixed` learns mean, variances and noise; `groups`
+looks for groups inside the variances by `chains` over `partitions` (`sampler`, `kernels`); `display` cuts probabilities
+into groups to show; `inference` and `learned` answer questions about sites, pairs and new sites.
 """
 
 from __future__ import annotations
 
+from fedkin.kin.chains import QUICK, Length, States
 from fedkin.kin.covariates import (
     Covariates,
     covariate_graph,
@@ -28,31 +16,23 @@ from fedkin.kin.covariates import (
     hint_of,
     read_covariates,
 )
-from fedkin.kin.diagnostics import effective_size, split_rhat
-from fedkin.kin.display import display_groups
+from fedkin.kin.display import AGREEMENT, Pairs, by_size, display_groups, effective_size, in_order, split_rhat
 from fedkin.kin.find import find_kin
-from fedkin.kin.mixed import MixedModel, fit_mixed
-from fedkin.kin.options import QUICK, Length
-from fedkin.kin.pairs import Pairs, in_order
-from fedkin.kin.priors import Priors
+from fedkin.kin.inference import Contrast, Kind, Predicted, Sites, Target, predicted
+from fedkin.kin.learned import Joined, Learned
+from fedkin.kin.mixed import MixedModel, Priors, fit_mixed
 from fedkin.kin.quadratics import Quadratics, Units, common_units
-from fedkin.kin.result import (
-    Contrast,
-    Diagnostics,
-    Joined,
-    Kin,
-    Learned,
-    Predicted,
-    States,
-)
+from fedkin.kin.result import Diagnostics, Kin
 
 __all__ = [
+    "AGREEMENT",
     "QUICK",
     "Contrast",
     "Covariates",
     "Diagnostics",
     "Joined",
     "Kin",
+    "Kind",
     "Learned",
     "Length",
     "MixedModel",
@@ -60,8 +40,11 @@ __all__ = [
     "Predicted",
     "Priors",
     "Quadratics",
+    "Sites",
     "States",
+    "Target",
     "Units",
+    "by_size",
     "common_units",
     "covariate_graph",
     "covariate_names",
@@ -72,6 +55,7 @@ __all__ = [
     "fit_mixed",
     "hint_of",
     "in_order",
+    "predicted",
     "read_covariates",
     "split_rhat",
 ]

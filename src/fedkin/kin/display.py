@@ -1,18 +1,97 @@
-"""Hard groups to show: a cut of the probabilities' dendrogram, and whether to show it at all."""
+"""Probabilities that two sites are kin, groups to show, and how well chains have mixed."""
 
 from __future__ import annotations
+
+from dataclasses import dataclass
 
 import numpy as np
 from scipy.cluster.hierarchy import linkage
 from scipy.spatial.distance import squareform
 
 from fedkin._base import Array, Index
-from fedkin.kin.pairs import Pairs
 
 #: Groups are resolved when the agreement that is expected between them and the true ones is at least this...
 AGREEMENT = 0.9
 #: ... and the members of each are kin with at least this probability, on average.
 CERTAIN = 0.5
+#: R-hat up to which chains agree, and up to which they nearly do.
+AGREE, NEARLY = 1.05, 1.2
+
+
+@dataclass(frozen=True, eq=False)
+class Pairs:
+    """Partitions that were drawn, from which the probability of any pair follows.
+
+    Attributes
+    ----------
+    labels : int array (S, V)
+        Groups of all sites in each of S partitions.
+    chance : array (S,)
+        Probability of each partition; together with what is left to models without groups they sum to 1.
+    base : float
+        Probability of being kin that is common to all pairs: one model for all.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from fedkin.kin import Pairs
+    >>> pairs = Pairs(np.array([[0, 0, 1], [0, 1, 1]]), np.array([0.5, 0.25]), 0.125)
+    >>> pairs[0, 1].item(), pairs.block([0, 2], [1, 2]).tolist()
+    (0.625, [[0.625, 0.125], [0.375, 1.0]])
+    """
+
+    labels: Index
+    chance: Array
+    base: float
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        return self.labels.shape[1], self.labels.shape[1]
+
+    def __getitem__(self, key: tuple[object, object]) -> Array:
+        """Probabilities of pairs ``(i, j)``, which may be arrays of equal length."""
+        i, j = (np.asarray(part) for part in key)
+        same = np.tensordot(self.chance, self.labels[:, i] == self.labels[:, j], 1) + self.base
+        return np.asarray(np.where(i == j, 1.0, same))
+
+    def block(self, rows: object, columns: object) -> Array:
+        """Probabilities ``(len(rows), len(columns))`` of all pairs of these positions."""
+        i, j = np.asarray(rows), np.asarray(columns)
+        total = np.full((len(i), len(j)), self.base)
+        for chance, labels in zip(self.chance, self.labels, strict=True):
+            total += chance * (labels[i][:, None] == labels[j])
+        return np.asarray(np.where(i[:, None] == j, 1.0, total))
+
+    def take(self, order: Index) -> Pairs:
+        """The same for some sites, in that order."""
+        return Pairs(self.labels[:, order], self.chance, self.base)
+
+    def shared(self, groups: Index) -> Array:
+        """How many members of each site's group are expected to be kin with it ``(V,)``, itself included."""
+        size = np.bincount(groups)[groups]
+        total = 1.0 + self.base * (size - 1)
+        for chance, labels in zip(self.chance, self.labels, strict=True):
+            joint = groups * (int(labels.max()) + 1) + labels
+            if int(joint.max()) < 8 * len(joint):
+                total += chance * (np.bincount(joint)[joint] - 1)
+            else:
+                _, both, count = np.unique(joint, return_inverse=True, return_counts=True)
+                total += chance * (count[both] - 1)
+        return np.asarray(total)
+
+    def expected(self) -> float:
+        """How many of all pairs are expected to be kin."""
+        sizes = (np.bincount(labels) for labels in self.labels)
+        drawn = np.array([0.5 * (size * (size - 1.0)).sum() for size in sizes])
+        V = self.labels.shape[1]
+        return float(self.chance @ drawn + self.base * 0.5 * V * (V - 1))
+
+
+def in_order(probability: Array | Pairs, order: Index) -> Array | Pairs:
+    """Probabilities of all pairs, with sites in another order."""
+    if isinstance(probability, Pairs):
+        return probability.take(order)
+    return np.asarray(probability[np.ix_(order, order)])
 
 
 def display_groups(same: Array | Pairs) -> Index:
@@ -149,3 +228,90 @@ def resolved(same: Array | Pairs, labels: Index) -> bool:
     several = int(labels.max(initial=0)) > 0
     certain = bool(inside_probabilities(same, labels).min(initial=1.0) >= CERTAIN)
     return several and certain and agreement(same, labels) >= AGREEMENT
+
+
+def split_rhat(draws: Array, variance: Array | None = None) -> Array:
+    """Potential scale reduction of chains cut in half; near 1 when they agree.
+
+    Parameters
+    ----------
+    draws : array (chains, draws, ...)
+        At least four draws of each chain.
+    variance : array (...), optional
+        Where draws are expectations given a part of the state: the variance of what they are expectations of. By
+        default that of the draws.
+
+    Returns
+    -------
+    array (...)
+        1 where nothing varies.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from fedkin.kin import split_rhat
+    >>> bool(split_rhat(np.random.default_rng(0).normal(size=(4, 500))) < 1.01)
+    True
+    """
+    halves = _split(draws)
+    n = halves.shape[1]
+    within = halves.var(axis=1, ddof=1).mean(axis=0) if variance is None else variance
+    between = n * halves.mean(axis=1).var(axis=0, ddof=1)
+    moving = within > 1e-12 * (1e-300 + np.abs(halves).max(axis=(0, 1)) ** 2)
+    ratio = np.divide(between, within, out=np.zeros_like(within), where=moving)
+    apart = ~moving & (between > 1e-12 * (1e-300 + np.abs(halves).max(axis=(0, 1)) ** 2))
+    rhat = np.sqrt((n - 1 + ratio) / n)
+    return np.asarray(np.where(moving, rhat, np.where(apart, np.inf, 1.0)))
+
+
+def effective_size(draws: Array, variance: Array | None = None) -> Array:
+    """Effective sample size of all chains together, by Geyer's initial monotone sequence on split chains.
+
+    Parameters
+    ----------
+    draws : array (chains, draws, ...)
+        At least four draws of each chain.
+    variance : array (...), optional
+        Where draws are expectations given a part of the state: the variance of what they are expectations of, whose
+        mean is known better than from as many draws. The size is then at most the number of draws.
+
+    Returns
+    -------
+    array (...)
+        The number of draws where nothing varies.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from fedkin.kin import effective_size
+    >>> bool(1500 < effective_size(np.random.default_rng(0).normal(size=(4, 500))) < 2500)
+    True
+    """
+    halves = _split(draws)
+    m, n = halves.shape[:2]
+    chains = halves.reshape(m, n, -1)
+    total = float(m * n)
+    centred = chains - chains.mean(axis=1, keepdims=True)
+    spectrum = np.fft.rfft(centred, 2 * n, axis=1)
+    power = (spectrum.real**2 + spectrum.imag**2).mean(axis=0)
+    covariance = np.fft.irfft(power, 2 * n, axis=0)[:n] / n
+    plus = covariance[0] + (chains.mean(axis=1).var(axis=0, ddof=1) if m > 1 else 0.0)
+    still = np.ptp(chains, axis=(0, 1)) <= 1e-12 * (1e-300 + np.abs(chains).max(axis=(0, 1)))
+    correlation = 1.0 - (covariance[0] * n / (n - 1) - covariance) / np.where(still, 1.0, plus)
+    correlation[0] = 1.0
+    # sums of neighbours are positive in theory, and fall: the rest is noise
+    pairs = correlation[: 2 * (n // 2)].reshape(n // 2, 2, -1).sum(axis=1)[: max((n - 3) // 2, 1)]
+    kept = np.logical_and.accumulate(pairs > 0, axis=0)
+    last = np.minimum(2 * kept.sum(axis=0), n - 1)
+    time = -1.0 + 2.0 * (np.minimum.accumulate(pairs, axis=0) * kept).sum(axis=0)
+    time = time + np.maximum(correlation[last, np.arange(len(last))], 0.0)
+    sizes = total / np.maximum(time, 1.0 / np.log10(total))
+    if variance is not None:
+        total_variance = np.where(still, 1.0, covariance[0] * n / (n - 1) + chains.mean(axis=1).var(axis=0))
+        sizes = np.minimum(sizes * np.maximum(variance.ravel() / total_variance, 1.0), total)
+    return np.asarray(np.where(still, total, sizes).reshape(halves.shape[2:]))
+
+
+def _split(draws: Array) -> Array:
+    half = draws.shape[1] // 2
+    return np.concatenate([draws[:, :half], draws[:, draws.shape[1] - half :]])

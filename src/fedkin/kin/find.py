@@ -2,47 +2,51 @@
 
 from __future__ import annotations
 
-import sys
-from dataclasses import replace
-from importlib import import_module
-from pathlib import Path
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 
-from fedkin._base import Array, Index, Mask, check_whole, one_blas_thread, tracked
-from fedkin.core import FileRows, Summaries
+from fedkin._base import Array, Index, Mask, check_whole, one_blas_thread
+from fedkin.core import FileRows, Summaries, damped_newton
 from fedkin.data import Federation
 from fedkin.errors import DataError, GraphError, SolverError
 from fedkin.graph import Graph
-from fedkin.kin.beginning import Beginning, StartFrom, given_groups
+from fedkin.kin.chains import Given, Sampling, kmeans, modularity_directions
 from fedkin.kin.covariates import Covariates, hint_of
+from fedkin.kin.groups import ALL_MIXED, Grouped, find_groups
 from fedkin.kin.matrices import FEW
-from fedkin.kin.mixed import MixedModel, fit_mixed, mixed_at, with_noise, without_spread
-from fedkin.kin.options import ALL_MIXED, MANY_SITES, WHOLE_GROUPS, Sampling
+from fedkin.kin.mixed import MixedModel, fit_mixed, fit_one_model, mixed_at, with_noise
+from fedkin.kin.partitions import Neighbours
 from fedkin.kin.quadratics import Quadratics, Units, apply, common_units
-from fedkin.kin.result import Kin, Parts, kin_of
-from fedkin.kin.sampler.neighbours import Neighbours
+from fedkin.kin.result import Kin, make_kin
+from fedkin.kin.sampler import MANY_SITES, WHOLE_GROUPS, load_kernels
 from fedkin.kin.sources import FileSource, RowSource, SummarySource, SumSource, canonical_order, intercepts_of
 from fedkin.losses import Loss
 
-if TYPE_CHECKING:  # loads the compiled sampler
-    from fedkin.kin.sampler.groups import Grouped
-
+#: What a fit may start from: an earlier result, a graph of who seems alike, or a label for each site.
+StartFrom = Kin | Graph | Mapping[Hashable, Any] | Sequence[Any] | Array
 #: Rounds of the mixed model for smooth losses, and the largest change of a standardised parameter that ends them.
 ROUNDS, STEP = 20, 2e-3
-#: The same for rounds with averaged losses.
+#: The same for rounds with averaged losses, and their Newton steps.
 AVERAGED_STEP, AVERAGED_NEWTON = 0.01, 3
 #: How often noise is learned again from estimates with groups where there are many coefficients, and what ends it.
 NOISES, NOISE_STEP = 3, 0.03
-#: Newton steps of a site given mean and spread, and how often each is halved.
-NEWTON, HALVINGS = 12, 12
+#: Newton steps of a site given mean and variance, and the decrement, relative to the loss, that ends them.
+NEWTON, NEWTON_TOL = 12, 1e-9
+#: The same for averaged losses, whose values cost as much as their derivatives.
+AVERAGED_TOL = 1e-6
 #: Expansions at the estimate with groups, and the change that ends them.
 AGAIN, AGAIN_STEP = 3, 0.02
 #: How often the way back to the mixed model is halved for a site that an estimate with groups does not suit.
 BACK = 8
+#: Variances start no lower: from nothing none of them would rise again.
+LEAST_VARIANCE = 1e-4
+#: Where the variance of the slopes' means starts, which results do not keep.
+RIDGE = 0.1
 #: What to do about a fit that has gone astray.
-CURE = "look for columns or targets of extreme size, or take another loss"
+HINT = "look for columns or targets of extreme size, or take another loss"
 
 
 def find_kin(
@@ -58,9 +62,9 @@ def find_kin(
 ) -> Kin:
     """Find which sites are alike, and estimate every site's parameters with as much pooling as the data support.
 
-    Sites differ around a common mean, each coefficient by a spread of its own that is learned; some of them may form
+    Sites differ around a common mean, each coefficient by a variance of its own that is learned; some of them may form
     groups. One model for all, a model per site, site intercepts, random slopes and groups that share everything are
-    corners of it; how far to go to any of them is averaged over, not chosen.
+    special cases; how far to go to any of them is averaged over, not chosen.
 
     Parameters
     ----------
@@ -82,7 +86,7 @@ def find_kin(
     chains : int
         Chains, at least 2 for diagnostics.
     start : Kin, Graph, mapping {site: label} or sequence of V labels, optional
-        An earlier result for the same columns, in the same units: spreads begin where it ended, and so do the sites
+        An earlier result for the same columns, in the same units: variances begin where it ended, and so do the sites
         that it has, if the loss is smooth. It saves rounds; what is found is the same but for rounding. A graph or
         labels suggest groups from which one more chain starts: those that edge tests keep together, for example.
         Unlike ``graph`` they are no data: a bad start costs time and changes nothing that chains agree on.
@@ -128,19 +132,22 @@ def find_kin(
     first = source.first()
     order = canonical_order(first, source.sites)
     neighbours = _neighbours(graph, source.sites, order)
-    sampling, given = Sampling.of(len(order), sweeps, chains), given_groups(start, source.sites, order)
+    sampling = replace(
+        Sampling.for_sites(len(order), sweeps, chains), given=given_groups(start, source.sites, order)
+    )
     ordered = SumSource(source, first, order) if source.loss.quadratic else source.take(order)
     del first, source  # sums of many sites are large
-    begin = Beginning.of(start, ordered.sites, ordered.names) if isinstance(start, Kin) else None
+    warm = WarmStart.from_kin(start, ordered.sites, ordered.names) if isinstance(start, Kin) else None
+    load_kernels(len(order) < MANY_SITES, len(order) >= WHOLE_GROUPS)
     with one_blas_thread():
-        found = _fit(ordered, neighbours, seed, replace(sampling, given=given), begin)
+        found = _fit(ordered, neighbours, seed, sampling, warm)
     if not (np.isfinite(found.theta).all() and np.isfinite(found.covariance).all()):
-        raise SolverError(f"no finite estimates were found: {CURE}")
+        raise SolverError(f"no finite estimates were found: {HINT}")
     return found.reordered(np.argsort(order))
 
 
 def _neighbours(graph: Graph | None, sites: tuple[object, ...], order: Index) -> Neighbours:
-    """Neighbours in the canonical order; the largest weight counts as an edge, others as parts of one."""
+    """Return neighbours in the canonical order; the largest weight counts as an edge, others as parts of one."""
     if graph is None:
         return Neighbours.none(len(sites))
     position = {sites[u]: k for k, u in enumerate(order.tolist())}
@@ -148,23 +155,61 @@ def _neighbours(graph: Graph | None, sites: tuple[object, ...], order: Index) ->
     if unknown:
         raise GraphError(f"the graph names site {unknown[0]!r}, which has no data: leave it out of the graph")
     place = np.array([position[site] for site in graph.sites], dtype=np.int64)
-    return Neighbours.of(len(sites), place[graph.edges], graph.weights / graph.weights.max(initial=1e-300))
+    return Neighbours.from_edges(len(sites), place[graph.edges], graph.weights / graph.weights.max(initial=1e-300))
 
 
-def _load_sampler(V: int) -> None:
-    """Load the sampler for V sites. Kernels that are in no cache are compiled, which whoever listens is told."""
-    from fedkin.kin import kernels
-    from fedkin.solvers.jit import entries
+@dataclass(frozen=True, eq=False)
+class WarmStart:
+    """An earlier result for the sites of the next fit.
 
-    folder = Path(kernels.__file__).parent
-    needed = ("marginals", "sweeps" if V < MANY_SITES else "drawn", *(("splits",) if V >= WHOLE_GROUPS else ()))
-    new = [
-        name
-        for name in needed
-        if f"{kernels.__name__}.{name}" not in sys.modules and not any(entries(f"{name}.*", folder))
-    ]
-    for name in tracked(new, "compiling the sampler, once on this machine") if new else ():
-        import_module(f"{kernels.__name__}.{name}")
+    ``theta (V, p)`` and ``mean (p,)`` in the user's units, the mean for a site that the earlier fit did not have;
+    ``variance (p,)`` between sites in standardised units; ``parameters (p + 2,)`` as in `MixedModel`.
+    """
+
+    theta: Array
+    mean: Array
+    variance: Array
+    parameters: Array
+
+    @classmethod
+    def from_kin(cls, start: Kin, sites: Sequence[Hashable], names: Sequence[str]) -> WarmStart | None:
+        """Return the start for these sites; None where the earlier fit had other parameters."""
+        if len(start.names) != len(names):
+            return None
+        place = {site: u for u, site in enumerate(start.sites)}
+        mean = np.asarray(start.mean)
+        theta = np.array([start.theta[place[one]] if one in place else mean for one in sites])
+        variance = np.maximum(start.learned.variance, LEAST_VARIANCE)
+        noise = max(start.learned.noise, LEAST_VARIANCE)
+        return cls(theta, mean, variance, np.log(np.concatenate([variance, [RIDGE, noise]])))
+
+
+def given_groups(start: StartFrom | None, sites: tuple[Hashable, ...], order: Index) -> Given | None:
+    """Return the groups that a graph or labels suggest, sites in this order; None for an earlier result.
+
+    Those of a graph are its connected components. Where edges join all sites, they are fine groups of sites with the
+    same neighbours, which may merge.
+    """
+    if start is None or isinstance(start, Kin):
+        return None
+    if isinstance(start, Graph):
+        V, graph = len(sites), start.aligned(sites)
+        parts = graph.components()
+        if parts.max() > 0 or graph.n_edges == V * (V - 1) // 2:
+            return Given(parts[order], fine=False)
+        edges, weights = np.argsort(order)[graph.edges], graph.weights / graph.weights.max()
+        top, _ = modularity_directions(Neighbours.from_edges(V, edges, weights))
+        return Given(kmeans(top, max(2, round(2 * V**0.5)), np.random.default_rng(0)), fine=True)
+    labels: Any = start
+    if isinstance(labels, Mapping):
+        missing = [site for site in sites if site not in labels]
+        if missing:
+            raise DataError(f"start= has no label of site {missing[0]!r}: give every site one")
+        labels = [labels[site] for site in sites]
+    elif np.ndim(labels) != 1 or len(labels) != len(sites):
+        raise DataError(f"start= takes a Kin, a Graph, or a label for each of the {len(sites)} sites")
+    number = {label: k for k, label in enumerate(dict.fromkeys(labels))}
+    return Given(np.array([number[label] for label in labels], dtype=np.int64)[order], fine=False)
 
 
 def _fit(
@@ -172,128 +217,143 @@ def _fit(
     neighbours: Neighbours,
     seed: int,
     sampling: Sampling,
-    begin: Beginning | None = None,
+    warm: WarmStart | None,
 ) -> Kin:
-    _load_sampler(len(source.sites))
-    from fedkin.kin.sampler.groups import find_groups
-
-    first, loss = source.first(), source.loss
+    """Fit sites in canonical order."""
+    first, loss, had_graph = source.first(), source.loss, neighbours.neighbour.size > 0
     intercepts = intercepts_of(source.names, loss.n_outputs)
     # a point among the rows has no units of its own: every coordinate is like an intercept
     free = np.ones_like(intercepts) if loss.location else intercepts
     has_scale = loss.quadratic or loss.threshold is not None
     units = common_units(first, intercepts, has_scale=has_scale, location=loss.location)
-    if not isinstance(source, RowSource):
-        dispersion = source.dispersion() / units.target**2 if isinstance(source, SummarySource) else None
-        sums = units.fitted(first)
-        model = fit_mixed(sums, free, dispersion=dispersion, start=None if begin is None else begin.parameters)
+    if isinstance(source, RowSource):
+        model, found = _fit_smooth(source, units, free, neighbours, seed, sampling, warm)
+        return make_kin(source, units, model, found, had_graph=had_graph)
+    dispersion = source.dispersion() / units.target**2 if isinstance(source, SummarySource) else None
+    sums = units.fitted(first)
+    model = fit_mixed(sums, free, dispersion=dispersion, start=None if warm is None else warm.parameters)
+    found = find_groups(model, ~free, neighbours, seed, sampling)
+    for _ in range(NOISES if dispersion is None and sums.n_params > FEW else 0):
+        factor = _noise_factor(sums, model, found)
+        if abs(np.log(factor)) < NOISE_STEP:
+            break
+        noise, parameters = model.noise, model.parameters
+        del model, found  # of many coefficients they are large
+        model = with_noise(sums, free, noise * factor, parameters)
         found = find_groups(model, ~free, neighbours, seed, sampling)
-        for _ in range(NOISES if dispersion is None and sums.n_params > FEW else 0):
-            factor = _noise_factor(sums, model, found)
-            if abs(np.log(factor)) < NOISE_STEP:
-                break
-            noise, parameters = model.noise, model.parameters
-            del model, found  # of many coefficients they are large
-            model = with_noise(sums, free, noise * factor, parameters)
-            found = find_groups(model, ~free, neighbours, seed, sampling)
-        one = without_spread(sums, free, model, learned=dispersion is None)
-        del first, sums
-        found = replace(found, whole=None)
-        found = found.without_spread(model, one)
-        return kin_of(source, Parts(units, model, found, neighbours.neighbour.size > 0))
-    mixed = _mixed_rounds(source, units, free, begin)
-    slack = 0.5 * mixed.theta.shape[1] * (1.0 if loss.threshold is None else float(mixed.noise[0]) * units.target**2)
+    one = fit_one_model(sums, free, model, learned=dispersion is None)
+    del first, sums
+    found = replace(found, full=None).with_one_model(model, one)
+    return make_kin(source, units, model, found, had_graph=had_graph)
+
+
+def _noise_factor(sums: Quadratics, model: MixedModel, found: Grouped) -> float:
+    """Return by how much noises are larger than those of the model, by what groups leave.
+
+    Many coefficients explain noise as well where sites have few rows, unless sites share them.
+    """
+    if found.blend is None or found.full is None or found.blend.weight > 0.5:
+        return 1.0
+    at_mean = 2 * sums.values(np.tile(model.mean, (sums.n_sites, 1))) / model.noise
+    return found.full.noise(found.blend.chains, float(sums.n.sum()), float(at_mean.sum()))
+
+
+def _fit_smooth(
+    source: RowSource,
+    units: Units,
+    free: Mask,
+    neighbours: Neighbours,
+    seed: int,
+    sampling: Sampling,
+    warm: WarmStart | None,
+) -> tuple[MixedModel, Grouped]:
+    """Fit a smooth loss: expand it where the mixed model puts the sites, then where groups put them."""
+    mixed = _mixed_rounds(source, units, free, warm)
+    scale = 1.0 if source.loss.threshold is None else float(mixed.noise[0]) * units.target**2
+    slack = 0.5 * mixed.theta.shape[1] * scale
     limits = source.values(units.theta(mixed.theta)) + slack
     model = _expanded(source, units, mixed, mixed.theta, mixed.covariance)
     # short chains say where to expand; where groups count for nothing, so does the length of chains
     brief, moved, last, short = sampling.brief(), np.inf, False, True
+
+    def again_at(there: MixedModel, length: Sampling) -> Grouped | None:
+        """Find groups again with what the guard has left of the graph; None where the quadratics do not hold so far."""
+        kept = neighbours if found.with_graph else Neighbours.none(len(mixed.theta))
+        again = find_groups(there, ~free, kept, seed, length, guard=False)
+        return again if source.value(units.theta(again.theta)) <= limits.sum() else None
+
     found = find_groups(model, ~free, neighbours, seed, brief)
     for turn in range(1, AGAIN + 1):
         if found.blend is None or found.blend.weight > ALL_MIXED or last:
             break
-        at = _held(source, units, found.theta, mixed.theta, limits)
+        at = _within_limits(source, units, found.theta, mixed.theta, limits)
         there = _expanded(source, units, mixed, at, found.covariance)
         last = turn == AGAIN or moved < AGAIN_STEP
-        kept = neighbours if found.with_graph else Neighbours.none(len(mixed.theta))
-        again = find_groups(there, ~free, kept, seed, sampling if last else brief, guard=False)
-        if source.value(units.theta(again.theta)) > limits.sum():
-            break  # the quadratics do not hold that far
+        again = again_at(there, sampling if last else brief)
+        if again is None:
+            break
         short = not last
         moved = float(np.abs(again.theta - at).max())
         last = last or (moved < AGAIN_STEP and brief.keep == sampling.keep)
-        model, found = there, replace(again, sure_other=found.sure_other)  # what the guard has said stays said
+        model, found = there, again
     if short and brief.keep < sampling.keep and found.blend is not None and found.blend.weight <= ALL_MIXED:
         # the last expansion was not taken, so that long chains have still to run where short ones have stayed
-        kept = neighbours if found.with_graph else Neighbours.none(len(mixed.theta))
-        again = find_groups(model, ~free, kept, seed, sampling, guard=False)
-        if source.value(units.theta(again.theta)) <= limits.sum():
-            found = replace(again, sure_other=found.sure_other)
+        found = again_at(model, sampling) or found
     if source.value(units.theta(found.theta)) > limits.sum():
         found = replace(found, theta=mixed.theta, covariance=mixed.covariance)
-    _refuse_worse(source, units.theta(found.theta), slack)
+    if not source.loss.needs_classes:  # one model for all may separate classes without error
+        _refuse_worse(source, units.theta(found.theta), slack)
     sums = _sums(source, units, mixed.theta, mixed.covariance)
-    one = without_spread(sums, free, mixed, learned=False)
-    found = found.without_spread(model, one)
-    return kin_of(source, Parts(units, model, found, neighbours.neighbour.size > 0))
+    return model, found.with_one_model(model, fit_one_model(sums, free, mixed, learned=False))
 
 
 def _refuse_worse(source: RowSource, theta: Array, slack: float) -> None:
-    """Raise `SolverError` where estimates suit the sites' rows less than the one model for all that rounds began with.
-
-    Not for classes, where one model for all may fit without error, and what is open about a site is averaged.
-    """
-    if source.loss.needs_classes:
-        return
+    """Raise `SolverError` where estimates suit the rows less than the one model for all that rounds began with."""
     start, end = source.value(source.start()), source.value(theta)
     if not end <= start + slack * len(theta):
-        raise SolverError(f"the fit ended with a loss of {end:.4g}, but one model for all has {start:.4g}: {CURE}")
+        raise SolverError(f"the fit ended with a loss of {end:.4g}, but one model for all has {start:.4g}: {HINT}")
 
 
-def _noise_factor(sums: Quadratics, model: MixedModel, found: Grouped) -> float:
-    """By how much noises are larger than those of the model, by what groups leave.
+def _mixed_rounds(source: RowSource, units: Units, free: Mask, warm: WarmStart | None) -> MixedModel:
+    """Fit the mixed model of a smooth loss: posterior modes given mean and variance, which are then learned from them.
 
-    Many coefficients explain noise as well where sites have few rows, unless sites share them.
+    Quadratics hold at the modes: elsewhere a row that is badly predicted has next to no weight and a large gradient,
+    and would move anything anywhere.
     """
-    if found.blend is None or found.whole is None or found.blend.weight > 0.5:
-        return 1.0
-    at_mean = 2 * sums.values(np.tile(model.mean, (sums.n_sites, 1))) / model.noise
-    return found.whole.noise(found.blend.chains, float(sums.n.sum()), float(at_mean.sum()))
+    theta = units.to_fitted(source.start() if warm is None else warm.theta)
+    mean, variance, parameters, dispersion = theta[0], np.where(free, 0.3, 0.03), None, 1.0
+    if warm is not None:
+        mean, variance, parameters = units.to_fitted(warm.mean), warm.variance, warm.parameters
 
+    def values(at: Array) -> Array:
+        return source.values(units.theta(at)) / units.target**2
 
-def _mixed_rounds(source: RowSource, units: Units, free: Mask, begin: Beginning | None) -> MixedModel:
-    """The mixed model of a smooth loss: sites settle given mean and spread, which are then learned from them.
+    def expand(at: Array) -> Quadratics:
+        return units.fitted(source.expand(units.theta(at)))
 
-    Quadratics hold where sites have settled: elsewhere a row that is badly predicted has next to no weight and a large
-    gradient, and would move anything anywhere.
-    """
-    theta = units.to_fitted(source.start() if begin is None else begin.theta)
-    mean, spread, parameters, dispersion = theta[0], np.where(free, 0.3, 0.03), None, 1.0
-    if begin is not None:
-        mean, spread, parameters = units.to_fitted(begin.mean), begin.spread, begin.parameters
     for turn in range(ROUNDS):
         before = theta
-        theta = _settled(source, units, theta, mean, spread, dispersion)
-        sums = units.fitted(source.expand(units.theta(theta)))
-        model = fit_mixed(sums, free, dispersion=dispersion, start=parameters)
-        mean, spread = model.mean, model.spread
+        theta = posterior_modes(values, expand, theta, mean, variance, dispersion, NEWTON)
+        model = fit_mixed(expand(theta), free, dispersion=dispersion, start=parameters)
+        mean, variance = model.mean, model.variance
         if np.abs(theta - before).max() < STEP and turn >= 2:
             break
         dispersion = source.dispersion(units.theta(theta), units.A, float(model.degrees.sum())) / units.target**2
         parameters = np.concatenate([model.parameters[:-1], [np.log(dispersion)]])
-    settled = replace(model, theta=_settled(source, units, theta, mean, spread, dispersion))
-    return _averaged_rounds(source, units, free, settled) if source.averages else settled
+    modes = posterior_modes(values, expand, theta, mean, variance, dispersion, NEWTON)
+    model = replace(model, theta=modes)
+    return _averaged_rounds(source, units, free, model) if source.averages else model
 
 
 def _averaged_rounds(source: RowSource, units: Units, free: Mask, model: MixedModel) -> MixedModel:
-    """The model again, with losses averaged over what is open about every site instead of taken where it settled.
+    """Fit the model again, with losses averaged over every site's posterior instead of taken at its mode.
 
-    Spreads change by a factor of e at most in a round. A model that explains the rows worse than the first is not
-    taken: nothing promises that rounds settle where some sites hardly tell.
+    Variances change by a factor of e at most in a round. A model that explains the rows worse than the first is not
+    taken: nothing promises that rounds converge where some sites hardly tell.
     """
     first, dispersion = model, float(model.noise[0])
     for _ in range(ROUNDS):
-        before = model
-        sums = _settled_around(source, units, model, dispersion)
+        before, sums = model, _averaged_modes(source, units, model, dispersion)
         found = fit_mixed(sums, free, dispersion=dispersion, start=model.parameters).parameters
         held = np.clip(found, model.parameters - 1.0, model.parameters + 1.0)
         model = mixed_at(sums, free, dispersion, held)
@@ -304,70 +364,57 @@ def _averaged_rounds(source: RowSource, units: Units, free: Mask, model: MixedMo
     return model if source.value(units.theta(model.theta)) <= worst else first
 
 
-def _settled_around(source: RowSource, units: Units, model: MixedModel, dispersion: float) -> Quadratics:
-    """What sites say around the points where their averaged loss plus penalty is least."""
-    penalty, mean, theta = 1.0 / (model.spread + 1e-9), model.mean, model.theta
-    covariance = model.covariance
+def _averaged_modes(source: RowSource, units: Units, model: MixedModel, dispersion: float) -> Quadratics:
+    """Return quadratics at the modes of averaged losses: values cost as much as derivatives, so the last are kept."""
+    last: list[tuple[Array, Quadratics]] = []
 
-    def cost(sums: Quadratics, at: Array) -> Array:
-        return np.asarray(sums.values(at) / dispersion + 0.5 * (at - mean) ** 2 @ penalty)
+    def expand(at: Array) -> Quadratics:
+        if not last or not np.array_equal(last[0][0], at):
+            last[:] = [(at.copy(), _sums(source, units, at, model.covariance))]
+        return last[0][1]
 
-    sums = _sums(source, units, theta, covariance)
-    now = cost(sums, theta)
-    for _ in range(AVERAGED_NEWTON):
-        precision = sums.G / dispersion + np.diag(penalty)
-        pull = (sums.c - apply(sums.G, theta)) / dispersion - penalty * (theta - mean)
-        change = np.linalg.solve(precision, pull[:, :, None])[:, :, 0]
-        for _ in range(HALVINGS):
-            trial = _sums(source, units, theta + change, covariance)
-            new = cost(trial, theta + change)
-            bad = ~(new <= now + 1e-9 * np.abs(now))
-            if not bad.any():
-                break
-            change[bad] *= 0.5
-        if bad.any():
-            break
-        theta, sums, now = theta + change, trial, new
-        if np.abs(change).max() < AVERAGED_STEP:
-            break
-    return sums
+    def values(at: Array) -> Array:
+        return expand(at).values(at)
+
+    start = model.theta, model.mean, model.variance
+    return expand(posterior_modes(values, expand, *start, dispersion, AVERAGED_NEWTON, AVERAGED_TOL))
 
 
 def _sums(source: RowSource, units: Units, at: Array, covariance: Array) -> Quadratics:
-    """What sites say at a point, or around it where their losses can be averaged."""
+    """Return quadratics at a point, or averaged around it where losses can be averaged."""
     if source.averages:
         return units.fitted(source.averaged(units.theta(at), units.covariance(covariance)))
     return units.fitted(source.expand(units.theta(at)))
 
 
-def _settled(source: RowSource, units: Units, theta: Array, mean: Array, spread: Array, dispersion: float) -> Array:
-    """Where every site's loss plus penalty is least, from ``theta (V, p)`` on: Newton's method, steps halved."""
-    penalty = 1.0 / (spread + 1e-9)
+def posterior_modes(
+    values: Callable[[Array], Array],
+    expand: Callable[[Array], Quadratics],
+    theta: Array,
+    mean: Array,
+    variance: Array,
+    dispersion: float,
+    steps: int,
+    tol: float = NEWTON_TOL,
+) -> Array:
+    """Minimise every site's loss plus its penalty from ``theta (V, p)`` on, by Newton's method."""
+    penalty, at = 1.0 / (variance + 1e-9), theta.copy()
 
-    def cost(at: Array) -> Array:
-        losses = source.values(units.theta(at)) / units.target**2
-        return np.asarray(losses / dispersion + 0.5 * (at - mean) ** 2 @ penalty)
+    def value(part: Array, who: Index) -> Array:
+        at[who] = part
+        return np.asarray(values(at)[who] / dispersion + 0.5 * (part - mean) ** 2 @ penalty)
 
-    now = cost(theta)
-    for _ in range(NEWTON):
-        sums = units.fitted(source.expand(units.theta(theta)))
-        pull = (sums.c - apply(sums.G, theta)) / dispersion - penalty * (theta - mean)
-        change = np.linalg.solve(sums.G / dispersion + np.diag(penalty), pull[:, :, None])[:, :, 0]
-        for _ in range(HALVINGS):
-            new = cost(theta + change)
-            bad = ~(new <= now + 1e-9 * np.abs(now))
-            if not bad.any():
-                break
-            change[bad] *= 0.5
-        change[bad] = 0.0
-        theta, now = theta + change, np.where(bad, now, new)
-        if np.abs(change).max() < STEP / 10:
-            break
-    return theta
+    def derivatives(part: Array, who: Index) -> tuple[Array, Array]:
+        at[who] = part
+        sums = expand(at).take(who)
+        gradient = (apply(sums.G, part) - sums.c) / dispersion + penalty * (part - mean)
+        return gradient, sums.G / dispersion + np.diag(penalty)
+
+    return damped_newton(value, derivatives, theta, tol, steps)[0]
 
 
-def _held(source: RowSource, units: Units, theta: Array, back: Array, limits: Array) -> Array:
-    """``theta (V, p)``, but half way back, or more, for sites whose loss there is above its limit ``(V,)``."""
+def _within_limits(source: RowSource, units: Units, theta: Array, back: Array, limits: Array) -> Array:
+    """Return ``theta (V, p)``, but half way back, or more, for sites whose loss there is above its limit ``(V,)``."""
     for _ in range(BACK):
         bad = source.values(units.theta(theta)) > limits
         if not bad.any():
@@ -377,7 +424,7 @@ def _held(source: RowSource, units: Units, theta: Array, back: Array, limits: Ar
 
 
 def _expanded(source: RowSource, units: Units, model: MixedModel, at: Array, covariance: Array) -> MixedModel:
-    """The model with what sites say at another point, of which so much is open."""
+    """Return the model with the site likelihoods at another point, with this uncertainty."""
     sums = _sums(source, units, at, covariance)
     weight = 1.0 / model.noise
     short = None if sums.short is None else sums.short.scaled(np.ones(sums.n_params), weight)

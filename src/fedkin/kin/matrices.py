@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
+from scipy.linalg.lapack import dpstrf
 
 from fedkin._base import Array, Index
 
@@ -22,7 +23,7 @@ ROUNDING = 1e-11
 
 
 class Sums(NamedTuple):
-    """Sums over sites, of ``A = M (I + M)^-1`` and of ``I - A``, that the evidence of spreads needs.
+    """Sums over sites, of ``A = M (I + M)^-1`` and of ``I - A``, that the evidence of variances needs.
 
     ``spent (p,)`` the diagonal of ``A C A``; ``open (p,)`` that of ``I - A``; ``squares (p, p)`` the squared entries of
     ``A``; ``inner (p,)`` the diagonal of ``A (I - A)``, and ``pull`` the trace of that matrix times ``C``; ``trace``
@@ -136,7 +137,7 @@ class LowRank:
         stacked = np.swapaxes(factor, 1, 2).reshape(-1, diagonal.shape[1])
         return np.asarray(stacked.T @ stacked + np.diag(diagonal.sum(axis=0)))
 
-    def turned(self, A: Array) -> LowRank | None:
+    def congruent(self, A: Array) -> LowRank | None:
         """``A'M_u A``, where that is diagonal plus low rank: entries of A beside its diagonal are in few rows."""
         beside = np.flatnonzero((np.diag(np.diag(A)) != A).any(axis=1) & self.diagonal.any(axis=0))
         if len(beside) + self.factor.shape[2] > SHORT * len(A):
@@ -150,7 +151,7 @@ class LowRank:
         """Some sites, in that order."""
         return LowRank(self.diagonal[sites], self.factor[sites])
 
-    def opened(self, C: Array) -> Iterator[Array]:
+    def posterior_cov(self, C: Array) -> Iterator[Array]:
         """``I - A + (I - A) C (I - A)`` of one site after another, with ``A`` that these matrices are."""
         for u in range(self.shape[0]):
             yield np.eye(len(C)) - self.of(u) + shrunk(self, u, C)
@@ -185,14 +186,14 @@ def dense_sums(inverse: Array, C: Array, *, noise: bool) -> Sums:
     p = len(C)
     A = np.eye(p) - inverse
     spent = ((A.reshape(-1, p) @ C) * A.reshape(-1, p)).reshape(A.shape).sum(axis=(0, 2))
-    opened, squares = np.einsum("ujj->j", inverse), np.einsum("ujk,ujk->jk", A, A)
+    left, squares = np.einsum("ujj->j", inverse), np.einsum("ujk,ujk->jk", A, A)
     if not noise:
-        return Sums(spent, opened, squares, np.zeros(0), 0.0, 0.0, 0.0)
+        return Sums(spent, left, squares, np.zeros(0), 0.0, 0.0, 0.0)
     stacked = inverse.reshape(-1, p)
     square = stacked.T @ stacked
     inner = inverse.sum(axis=0) - square
     pull, trace = float((C * inner).sum()), float(np.einsum("ujj->", A))
-    return Sums(spent, opened, squares, np.diag(inner), pull, trace, float(np.trace(square)))
+    return Sums(spent, left, squares, np.diag(inner), pull, trace, float(np.trace(square)))
 
 
 def low_rank(G: Array, most: int) -> LowRank | None:
@@ -203,8 +204,6 @@ def low_rank(G: Array, most: int) -> LowRank | None:
     V, p = G.shape[:2]
     if p <= FEW or most > SHORT * p:
         return None
-    from scipy.linalg.lapack import dpstrf  # slow to load
-
     found = []
     for matrix in G:
         upper, pivots, rank, _ = dpstrf(matrix, tol=ROUNDING * max(float(matrix.diagonal().max()), 1e-300))

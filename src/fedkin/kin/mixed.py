@@ -1,37 +1,113 @@
-"""The mixed model with a spread of its own for every coefficient, learned from sums alone.
+"""The mixed model with a variance of its own for every coefficient, learned from sums alone.
 
-``theta_u = mean + b_u`` with ``b_uj ~ N(0, spread_j)``, noise ``sigma2_u``, and ``mean_j ~ N(0, ridge)`` except for
-intercepts. Local fits, one model for all, site intercepts and random slopes are its corners. Spread, ridge and noise
-maximise the likelihood with mean and effects integrated out (restricted maximum likelihood, as in lme4), lightly held
-by `Priors`, which also keep slopes' spreads away from nothing. With ``T = diag sqrt(spread)`` only
-``B_u = I + T S_u T`` is ever inverted, where ``S_u = G_u / sigma2_u``: one row, collinear columns, constant columns and
-sites with one class are harmless.
+``theta_u = mean + b_u`` with ``b_uj ~ N(0, variance_j)``, noise ``sigma2_u``, and ``mean_j ~ N(0, ridge)`` except for
+intercepts. Local fits, one model for all, site intercepts and random slopes are special cases. Variances, ridge and
+noise maximise the likelihood with mean and effects integrated out (restricted maximum likelihood, as in lme4), lightly
+held by `Priors`, which also keep slopes' variances away from nothing. With ``T = diag sqrt(variance)`` only ``B_u = I +
+T S_u T`` is ever inverted, where ``S_u = G_u / sigma2_u``: one row, collinear columns, constant columns and sites with
+one class are harmless.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import numpy as np
+from scipy.optimize import brentq
+from scipy.special import polygamma
 
 from fedkin._base import Array, Index, Mask
 from fedkin.kin.matrices import FEW, LowRank, dense_sums
-from fedkin.kin.noise import steadied
-from fedkin.kin.priors import Priors
 from fedkin.kin.quadratics import Quadratics, apply
-from fedkin.kin.scoring import ENOUGH, ROUGHLY, scored
 
 #: Precision of an intercept's mean: flat for every purpose.
 FLAT = 1e-8
-#: Logarithm of the least spread, which is none.
+#: Logarithm of the least variance, which is none.
 LEAST_LOG = -14.0
-#: With more sites than this, spreads, ridge and noise are learned from so many of them...
+#: With more sites than this, variances, ridge and noise are learned from so many of them...
 MOST_SITES, FEW_SITES = 2000, 24
 #: ... or from fewer, but not less than those, where they times the cubes of their coefficients are more than this.
 MOST_WORK = 2e9
-#: With many coefficients the noise is learned with spreads this much alike, unless there are so many rows for each:
-#: left apart, spreads explain noise, too.
+#: With many coefficients the noise is learned with variances this much alike, unless there are so many rows for each:
+#: left apart, variances explain noise, too.
 TIED, ENOUGH_ROWS = 0.1, 2.0
+#: With fewer sites than this the likelihood of a variance does not fall fast enough for a prior that rises.
+FEWEST = 4
+#: Log likelihood that a step of Fisher scoring promises and that ends it; more where another search follows.
+ENOUGH, ROUGHLY = 1e-5, 1e-2
+#: No parameter moves by more than this in one step; they are logarithms.
+FARTHEST = 2.0
+#: Excess variance of log noise between sites below which one noise serves all.
+COMMON_NOISE = 1e-3
+
+
+@dataclass(frozen=True)
+class Priors:
+    """Priors of the variances between sites, in standardised units.
+
+    Attributes
+    ----------
+    likeness : float
+        Standard deviation of the slopes' log variances around their mean: it steadies few sites and many columns.
+        Infinite to leave them apart.
+    log_variance : (float, float)
+        Mean and standard deviation of any log variance, a very weak hold against running away.
+    ridge : float or None
+        Variance of the slopes' means; None to learn it.
+    level : float
+        Power of the slopes' variance in the prior of its level. With 1/2 the density of the standard deviation rises
+        from 0 in proportion (Chung et al. 2013), so that it does not come out as nothing where the likelihood hardly
+        tells: it is then about 0.7 of its standard error. Intercepts have none: they seldom agree, and where they do
+        another direction would only blur groups. Left out with fewer than `FEWEST` sites.
+    """
+
+    likeness: float = 0.7
+    log_variance: tuple[float, float] = (-8.0, 20.0)
+    ridge: float | None = None
+    level: float = 0.5
+
+    def log_density(self, logs: Array, slopes: Mask, V: int) -> tuple[float, Array, Array]:
+        """Return the log prior of log variances ``(p,)`` of V sites, its gradient, and minus its second derivatives.
+
+        Examples
+        --------
+        >>> import numpy as np
+        >>> from fedkin.kin import Priors
+        >>> value, gradient, _ = Priors(log_variance=(0.0, np.inf)).log_density(np.zeros(2), np.ones(2, dtype=bool), 10)
+        >>> value, gradient.tolist()
+        (0.0, [0.25, 0.25])
+        """
+        value, gradient, curvature = 0.0, np.zeros(len(logs)), np.zeros((len(logs), len(logs)))
+        if slopes.sum() > 1 and np.isfinite(self.likeness):
+            apart = np.where(slopes, logs - logs[slopes].mean(), 0.0) / self.likeness
+            value -= 0.5 * float(apart @ apart)
+            gradient -= apart / self.likeness
+            curvature += (np.diag(slopes * 1.0) - np.outer(slopes, slopes / slopes.sum())) / self.likeness**2
+        if self.level and slopes.any() and V >= FEWEST:
+            lift = self.level * slopes / slopes.sum()
+            value += float(lift @ logs)
+            gradient += lift
+        centre, width = self.log_variance
+        if np.isfinite(width):
+            value -= 0.5 * float((((logs - centre) / width) ** 2).sum())
+            gradient -= (logs - centre) / width**2
+            curvature += np.eye(len(logs)) / width**2
+        return value, gradient, curvature
+
+    def freedom(self, logs: Array, slopes: Mask, information: Array) -> float:
+        """Return the cost in log evidence of variances of their own for slopes, which the likelihood does not include.
+
+        Laplace's approximation of the integral over the log variances' differences, about which the likelihood tells
+        ``information (p, p)``: the log prior where they are, and how much narrower than the prior they are known.
+        """
+        if slopes.sum() < 2 or not np.isfinite(self.likeness):
+            return 0.0
+        apart = (logs[slopes] - logs[slopes].mean()) / self.likeness
+        told = information[np.ix_(slopes, slopes)] * self.likeness**2
+        told = told - told.mean(axis=0)
+        told = told - told.mean(axis=1)[:, None]
+        return float(0.5 * apart @ apart + 0.5 * np.linalg.slogdet(np.eye(len(told)) + told)[1])
 
 
 @dataclass(frozen=True, eq=False)
@@ -42,7 +118,7 @@ class MixedModel:
     ----------
     mean : array (p,)
     mean_covariance : array (p, p)
-    spread : array (p,)
+    variance : array (p,)
         Variances of the coefficients between sites.
     mean_precision : array (p,)
         Prior precision of the mean: 1 / ridge for slopes, next to nothing for intercepts.
@@ -63,7 +139,7 @@ class MixedModel:
 
     mean: Array
     mean_covariance: Array
-    spread: Array
+    variance: Array
     mean_precision: Array
     noise: Array
     theta: Array
@@ -72,7 +148,7 @@ class MixedModel:
     score: Array
     degrees: Array
     log_likelihood: float
-    parameters: Array  # log spread, log ridge, log noise: where the next fit may begin
+    parameters: Array  # log variance, log ridge, log noise: where the next fit may begin
     short: LowRank | None = None  # the precision as diagonal plus low rank, where that pays
 
 
@@ -92,14 +168,14 @@ def fit_mixed(
     sums : Quadratics
         The sites' losses.
     intercepts : bool array (p,)
-        Parameters whose mean is free and whose spread is unlike that of the others.
+        Parameters whose mean is free and whose variance is unlike that of the others.
     dispersion : float, optional
         Noise variance of all sites, where it is known (1 for the logistic loss). None to learn it, for each site
         half way (in logarithms) between the common one and its own.
     start : array (p + 2,), optional
         ``parameters`` of an earlier fit.
     priors : Priors, optional
-        How strongly spreads are held together.
+        How strongly variances are held together.
     passes : int
         Fits with noises updated in between, when they are learned.
 
@@ -117,7 +193,7 @@ def fit_mixed(
     >>> y = 2 * rng.normal(size=(20, 1)) + rng.normal(size=(20, 4))
     >>> sums = Quadratics(np.full((20, 1, 1), 4.0), y.sum(1)[:, None], (y**2).sum(1), np.full(20, 4.0))
     >>> model = fit_mixed(sums, np.array([True]))
-    >>> bool(1.5 < np.sqrt(model.spread[0]) < 2.5 and 0.8 < model.noise.mean() < 1.2)
+    >>> bool(1.5 < np.sqrt(model.variance[0]) < 2.5 and 0.8 < model.noise.mean() < 1.2)
     True
     """
     evidence = _Evidence(sums, intercepts, dispersion, priors or Priors())
@@ -141,7 +217,7 @@ def fit_mixed(
 
 
 def with_noise(sums: Quadratics, intercepts: Mask, noise: Array, parameters: Array) -> MixedModel:
-    """The model with these noises ``(V,)``, and spreads that go with them; ``parameters`` are where to begin."""
+    """Fit the model with these noises ``(V,)``, and variances that go with them; ``parameters`` are where to begin."""
     evidence = _Evidence(sums, intercepts, None, Priors())
     evidence.share = noise / np.exp(np.log(noise).mean())
     start = parameters.copy()
@@ -154,7 +230,7 @@ def with_noise(sums: Quadratics, intercepts: Mask, noise: Array, parameters: Arr
 
 
 def mixed_at(sums: Quadratics, intercepts: Mask, dispersion: float, parameters: Array) -> MixedModel:
-    """The mixed model at given log spreads, log ridge and log noise, of sites that all have this dispersion."""
+    """Return the mixed model at given log variances, log ridge and log noise, of sites with this dispersion."""
     return _Evidence(sums, intercepts, dispersion, Priors()).model(parameters)
 
 
@@ -167,21 +243,21 @@ class OneModel:
     covariance: Array
 
 
-def without_spread(sums: Quadratics, intercepts: Mask, model: MixedModel, *, learned: bool) -> OneModel:
-    """How probable it is that sites do not differ at all, given their losses and a model that was fitted to them.
+def fit_one_model(sums: Quadratics, intercepts: Mask, model: MixedModel, *, learned: bool) -> OneModel:
+    """Fit one model to all sites, and compare it with a mixed model that was fitted to them.
 
-    Both have the same prior probability. A spread costs half the logarithm of the number of sites for the level of the
-    intercepts' spreads and for that of the slopes' (as in the Bayesian information criterion), and what the slopes'
-    freedom to have spreads of their own costs (`Priors.freedom`). ``learned`` says whether the noise is, and has to be
-    learned anew.
+    Both have the same prior probability. A variance costs half the logarithm of the number of sites for the level of
+    the intercepts' variances and for that of the slopes' (as in the Bayesian information criterion), and what the
+    slopes' freedom to have variances of their own costs (`Priors.freedom`). ``learned`` says whether the noise is, and
+    has to be learned anew.
     """
     if (some := _some_sites(sums)) is not None:
-        return without_spread(sums.take(some), intercepts, replace(model, noise=model.noise[some]), learned=learned)
+        return fit_one_model(sums.take(some), intercepts, replace(model, noise=model.noise[some]), learned=learned)
     evidence = _Evidence(sums, intercepts, None if learned else float(model.noise[0]), Priors())
     evidence.share = model.noise / np.exp(np.log(model.noise).mean())
     start = model.parameters.copy()
     start[: sums.n_params] = LEAST_LOG
-    alone = evidence.solve(evidence.maximise(start, spread=LEAST_LOG))
+    alone = evidence.solve(evidence.maximise(start, variance=LEAST_LOG))
     levels = int(intercepts.any()) + int((~intercepts).any())
     gain = evidence.solve(model.parameters).log_likelihood - alone.log_likelihood
     told = evidence.information(model.parameters)
@@ -192,7 +268,7 @@ def without_spread(sums: Quadratics, intercepts: Mask, model: MixedModel, *, lea
 
 
 def _some_sites(sums: Quadratics) -> Index | None:
-    """Sites from which spreads are learned, or None for all of them."""
+    """Return sites from which variances are learned, or None for all of them."""
     rank = sums.n_params if sums.short is None else sums.short.factor.shape[2]
     most = min(MOST_SITES, max(FEW_SITES, int(MOST_WORK / (sums.n_params**2 * rank))))
     if sums.n_sites <= most:
@@ -201,21 +277,21 @@ def _some_sites(sums: Quadratics) -> Index | None:
 
 
 def _noise_share(sums: Quadratics, model: MixedModel) -> Array:
-    """The sites' noises over the common one ``(V,)``, half way (in logarithms) between 1 and their own."""
+    """Return the sites' noises over the common one ``(V,)``, half way (in logarithms) between 1 and their own."""
     residual = np.maximum(2 * sums.values(model.theta), 1e-12)
     left = np.maximum(sums.n - model.degrees, 0.0)
-    own = np.sqrt(steadied(residual / np.maximum(left, 1e-9), left))
+    own = np.sqrt(moderate_variances(residual / np.maximum(left, 1e-9), left))
     return np.asarray(own / np.exp(np.log(own).mean()))
 
 
 def _with_own_noise(evidence: _Evidence, parameters: Array) -> MixedModel:
-    """The model of all sites at parameters that some of them gave."""
+    """Return the model of all sites at parameters that some of them gave."""
     evidence.share = _noise_share(evidence.sums, evidence.model(parameters))
     return evidence.model(parameters)
 
 
 class _Evidence:
-    """The log evidence of spreads, ridge and noise, with its gradient by Fisher's identity."""
+    """The log evidence of variances, ridge and noise, with its gradient by Fisher's identity."""
 
     def __init__(self, sums: Quadratics, intercepts: Mask, dispersion: float | None, priors: Priors) -> None:
         self.sums, self.intercepts, self.slopes, self.priors = sums, intercepts, ~intercepts, priors
@@ -225,7 +301,7 @@ class _Evidence:
         self.held: float | None = None  # the logarithm of the noise, where it is not free
 
     def hold_noise(self, start: Array) -> Array:
-        """Learn the noise with spreads held together, and leave it there; returns the parameters then."""
+        """Learn the noise with variances held together, and leave it there; return the parameters then."""
         alike = _Evidence(self.sums, self.intercepts, None, replace(self.priors, likeness=TIED))
         alike.share = self.share
         found = alike.maximise(start)
@@ -233,24 +309,24 @@ class _Evidence:
         return found
 
     def start(self) -> Array:
-        spread = np.where(self.intercepts, 0.3, 0.03)
+        variance = np.where(self.intercepts, 0.3, 0.03)
         ridge = 0.1 if self.priors.ridge is None else self.priors.ridge
         noise = 0.5 if self.learned else np.exp(self.log_noise)
-        return np.asarray(np.log(np.concatenate([spread, [ridge, noise]])))
+        return np.asarray(np.log(np.concatenate([variance, [ridge, noise]])))
 
-    def maximise(self, start: Array, spread: float | None = None, enough: float = ENOUGH) -> Array:
+    def maximise(self, start: Array, variance: float | None = None, enough: float = ENOUGH) -> Array:
         p = self.sums.n_params
         low, high = np.full(p + 2, LEAST_LOG), np.full(p + 2, 8.0)
-        if spread is not None:
-            low[:p] = high[:p] = spread
+        if variance is not None:
+            low[:p] = high[:p] = variance
         low[p], high[p] = (-9.0, 9.0) if self.priors.ridge is None else (start[p], start[p])
         low[p + 1], high[p + 1] = (-14.0, 14.0) if self.learned else (self.log_noise, self.log_noise)
         if self.held is not None:
             low[p + 1] = high[p + 1] = self.held
-        return scored(self._negative, start, low, high, enough=enough)
+        return fisher_scoring(self._negative, start, low, high, enough=enough)
 
     def solve(self, parameters: Array) -> _Solved:
-        """The model at given parameters."""
+        """Return the model at given parameters."""
         p = self.sums.n_params
         root = np.exp(0.5 * parameters[:p])
         weight = 1.0 / (np.exp(parameters[p + 1]) * self.share)
@@ -266,12 +342,12 @@ class _Evidence:
         covariance, mean, log_likelihood = self._mean(
             parameters, weight, len(B) * np.eye(p) - inverse.sum(axis=0), scaled, seen, log_det
         )
-        # effects in units of their spread: B^-1 T (c - S mean) = B^-1 T c - (I - B^-1) T^-1 mean
+        # effects in units of their standard deviation: B^-1 T (c - S mean) = B^-1 T c - (I - B^-1) T^-1 mean
         effects = seen - mean / root + (inverse @ (mean / root))
         return _Solved(root, weight, inverse, covariance, mean, effects, log_likelihood)
 
     def _solved_short(self, short: LowRank, parameters: Array, root: Array, weight: Array) -> _Solved:
-        """The same from matrices of low rank: ``I - B^-1`` is one, too."""
+        """Return the model from matrices of low rank: ``I - B^-1`` is one, too."""
         away, logs = short.scaled(root, weight).resolved()
         scaled = self.sums.c * (weight[:, None] * root)
         seen = scaled - away.apply(scaled)
@@ -282,7 +358,7 @@ class _Evidence:
     def _mean(
         self, parameters: Array, weight: Array, away: Array, scaled: Array, seen: Array, log_det: float
     ) -> tuple[Array, Array, float]:
-        """Covariance and value of the mean, and the log likelihood, from sums over sites of ``I - B^-1``."""
+        """Return covariance and value of the mean, and the log likelihood, from sums over sites of ``I - B^-1``."""
         p = self.sums.n_params
         root = np.exp(0.5 * parameters[:p])
         # sum of S - S C S = T^-1 (I - B^-1) T^-1, and of c - S C c = T^-1 B^-1 T c
@@ -307,7 +383,7 @@ class _Evidence:
         """Minus the log evidence, its gradient, and its expected second derivatives, those by way of the mean left out.
 
         A site's covariance is ``V = sigma2 (I + Z T T Z' / sigma2)``, so that ``tau_j z_j'V^-1 z_k tau_k`` is
-        ``I - B^-1`` at j and k: half its square, summed over sites, is the information about log spreads.
+        ``I - B^-1`` at j and k: half its square, summed over sites, is the information about log variances.
         """
         p, priors = self.sums.n_params, self.priors
         at = self.solve(parameters)
@@ -332,15 +408,15 @@ class _Evidence:
             gradient[p + 1] = 0.5 * (2 * self.sums.values(theta) @ at.weight + traces - self.sums.n.sum())
             information[:p, p + 1] = information[p + 1, :p] = 0.5 * sums.inner
             information[p + 1, p + 1] = 0.5 * float(self.sums.n.sum() - V * p + sums.rest)
-        held, pull, curvature = priors.of(parameters[:p], self.slopes, V)
+        held, pull, curvature = priors.log_density(parameters[:p], self.slopes, V)
         gradient[:p] += pull
         information[:p, :p] += curvature
         return -value - held, -gradient, information
 
     def information(self, parameters: Array) -> Array:
-        """What the likelihood alone tells about log spreads ``(p, p)``, expected."""
+        """Return the expected information of the likelihood alone about log variances ``(p, p)``."""
         p = self.sums.n_params
-        held = self.priors.of(parameters[:p], self.slopes, self.sums.n_sites)[2]
+        held = self.priors.log_density(parameters[:p], self.slopes, self.sums.n_sites)[2]
         return np.asarray(self._negative(parameters)[2][:p, :p] - held)
 
     def model(self, parameters: Array) -> MixedModel:
@@ -350,7 +426,7 @@ class _Evidence:
         short = self.sums.short
         if isinstance(at.inverse, LowRank):
             covariance = np.empty_like(precision)
-            for u, one in enumerate(at.inverse.opened(at.covariance / outer)):
+            for u, one in enumerate(at.inverse.posterior_cov(at.covariance / outer)):
                 covariance[u] = outer * one
         else:
             keep = at.root[:, None] * at.inverse / at.root  # I - C S
@@ -358,7 +434,7 @@ class _Evidence:
         return MixedModel(
             mean=at.mean,
             mean_covariance=at.covariance,
-            spread=at.root**2,
+            variance=at.root**2,
             mean_precision=np.where(self.intercepts, FLAT, np.exp(-parameters[p])),
             noise=1.0 / at.weight,
             theta=at.mean + at.effects * at.root,
@@ -374,12 +450,89 @@ class _Evidence:
 
 @dataclass(frozen=True, eq=False)
 class _Solved:
-    """The model at given spreads, ridge and noise; effects ``(V, p)`` in units of their spread."""
+    """The model at given variances, ridge and noise; effects ``(V, p)`` in units of their standard deviation."""
 
-    root: Array  # (p,) square roots of the spreads
+    root: Array  # (p,) standard deviations
     weight: Array  # (V,) 1 / noise
     inverse: Array | LowRank  # (V, p, p) of B; or what it leaves of I, of low rank
     covariance: Array  # (p, p) of the mean
     mean: Array
     effects: Array
     log_likelihood: float
+
+
+def fisher_scoring(
+    negative: Callable[[Array], tuple[float, Array, Array]],
+    start: Array,
+    low: Array,
+    high: Array,
+    *,
+    enough: float = ENOUGH,
+) -> Array:
+    """Minimise a negative log likelihood from ``start`` on, within ``low <= x <= high``, by Fisher scoring.
+
+    Parameters
+    ----------
+    negative : callable
+        Value, gradient ``(n,)`` and expected second derivatives ``(n, n)``, at least positive semidefinite.
+    start, low, high : arrays (n,)
+        Parameters with equal bounds stay there.
+    enough : float
+        A step that promises to gain less than this ends the search.
+    """
+    x = np.clip(start, low, high)
+    value, gradient, curvature = negative(x)
+    light = 1e-6 * np.eye(len(x))
+    for _ in range(60):
+        free = (low < high) & ~((x <= low) & (gradient > 0)) & ~((x >= high) & (gradient < 0))
+        if not free.any():
+            break
+        inside = np.ix_(free, free)
+        step = np.zeros_like(x)
+        step[free] = -np.linalg.solve(curvature[inside] + light[inside], gradient[free])
+        step *= min(1.0, FARTHEST / max(float(np.abs(step).max()), 1e-300))
+        if -0.5 * float(gradient @ step) < enough:
+            break
+        for _ in range(25):
+            trial = np.clip(x + step, low, high)
+            found = negative(trial)
+            if found[0] <= value + 1e-4 * float(gradient @ (trial - x)):
+                break
+            step *= 0.5
+        else:
+            break
+        x, (value, gradient, curvature) = trial, found
+    return x
+
+
+def moderate_variances(variance: Array, degrees: Array) -> Array:
+    """Shrink variances ``(V,)`` with few degrees of freedom to what most sites have (limma; Smyth 2004).
+
+    Log variances scatter by more than their degrees of freedom explain by as much as the true ones do. Where that is
+    nothing, all get the pooled variance.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from fedkin.kin.mixed import moderate_variances
+    >>> moderate_variances(np.array([1.0, 1.1, 0.9, 1.0]), np.full(4, 5.0)).round(6).tolist()
+    [1.0, 1.0, 1.0, 1.0]
+    """
+    use = (degrees > 0.5) & (variance > 0)
+    if not use.any():
+        return np.ones_like(variance)
+    s, half = variance[use], 0.5 * degrees[use]
+    pooled = float((s * half).sum() / half.sum())
+    if use.sum() < 3:
+        return np.full(len(variance), pooled)
+    logs = np.log(s) - polygamma(0, half) + np.log(half)
+    chance = polygamma(1, half)
+    weight = (1 / chance) / (1 / chance).sum()
+    middle = float(weight @ logs)
+    excess = float(weight @ (logs - middle) ** 2 - weight @ chance)
+    if excess <= COMMON_NOISE:
+        return np.full(len(variance), pooled)
+    prior = float(np.exp(brentq(lambda log: float(polygamma(1, np.exp(log))) - excess, -20.0, 20.0, xtol=1e-12)))
+    typical = np.exp(middle + polygamma(0, prior) - np.log(prior))
+    own = np.where(use, 0.5 * degrees, 0.0)
+    return np.asarray((prior * typical + own * np.where(use, variance, 0.0)) / (prior + own))

@@ -1,42 +1,55 @@
-"""How probable partitions are before any row: a mixture of finite mixtures (Miller and Harrison 2018).
+"""Partitions of the sites into groups: their prior, the shares of variance inside groups, graphs and site likelihoods.
 
-A number of kinds M, and their shares of the sites drawn from a Dirichlet distribution that is more or less even. Given
-both, a site joins a group of n with weight n + evenness. Unlike a Chinese restaurant process it does not add small
-groups beside the true ones as sites become many.
+The prior is a mixture of finite mixtures (Miller and Harrison 2018): a number of kinds M, and their shares of the sites
+drawn from a Dirichlet distribution that is more or less even. Given both, a site joins a group of n with weight
+n + evenness. Unlike a Chinese restaurant process it does not add spurious small groups as sites become many.
 """
 
 from __future__ import annotations
 
+import math
+from dataclasses import dataclass, replace
 from functools import cache
+from typing import NamedTuple
 
 import numpy as np
+from scipy.sparse import csr_array
+from scipy.special import gammaln
 
-from fedkin._base import Array, Index
-from fedkin.kin.special import log_gamma
+from fedkin._base import Array, Index, Mask
+from fedkin.kin.quadratics import apply
 
+#: Shares of the variance between sites that may be inside groups: 0 is groups alone, 1 no groups.
+SHARES = np.array([0.0, 0.03, 0.1, 0.3, 0.6, 1.0])
+#: With more than this share of the variance inside groups these say little, whatever a graph says: a continuum.
+CONTINUUM = 2 / 3
 #: How even the kinds' shares may be, all alike beforehand: parameters of the Dirichlet distribution, 1 is uniform.
 EVENNESS = np.array([1.0, 3.0, 10.0, 30.0])
-#: Up to so many sites there is room for as many groups.
+#: Up to so many sites there are arrays for as many groups.
 ALL_SINGLE = 512
 #: Logarithms that are lower by this add nothing to a sum.
 NOTHING = 60.0
+#: Sites whose matrices are decomposed at once; groups times sites up to which membership is a dense matrix.
+CHUNK, DENSE = 2048, 20_000
 
 
-def room_for(V: int, groups: int) -> int:
-    """Return for how many groups of V sites to make room, so that chains with ``groups`` of them can add more.
+def are_kin(share: Index | int, groups: Index | int) -> Mask:
+    """Return whether members of a group are kin, given the number of the share inside groups, and of groups.
 
-    As many as there are sites, unless these are many: then arrays grow with the groups, of which no sweep adds as many
-    again as there are.
+    Not with one group that has a variance inside, nor where less than a third of what differs is between groups.
+    """
+    return np.asarray((np.asarray(share) == 0) | ((np.asarray(groups) > 1) & (SHARES[share] <= CONTINUUM)))
+
+
+def capacity(V: int, groups: int) -> int:
+    """Return for how many groups of V sites to allocate arrays, so that chains with ``groups`` of them can add more.
+
+    As many as there are sites, unless these are many: then arrays grow with the groups, which no sweep doubles.
     """
     return min(V, max(ALL_SINGLE, 1 << (2 * groups).bit_length()))
 
 
 @cache
-def partition_table(V: int, most: int) -> Array:
-    """Return `log_partitions`, computed once."""
-    return log_partitions(V, most)
-
-
 def log_partitions(V: int, most: int) -> Array:
     """Return the log prior of a partition of V sites into t <= most groups given the evenness, but for its sizes.
 
@@ -45,11 +58,11 @@ def log_partitions(V: int, most: int) -> Array:
     tail is a power. The first column (no groups) and the last are minus infinity.
     """
     kinds = np.arange(1.0, V + 1)
-    prior = log_gamma(kinds + 2) - log_gamma(kinds + 7)
+    prior = gammaln(kinds + 2) - gammaln(kinds + 7)
     prior -= np.logaddexp.reduce(prior)
     even = EVENNESS[:, None]
-    each = prior + log_gamma(kinds + 1) + log_gamma(even * kinds) - log_gamma(even * kinds + V)
-    orders, group = log_gamma(kinds), log_gamma(EVENNESS)
+    each = prior + gammaln(kinds + 1) + gammaln(even * kinds) - gammaln(even * kinds + V)
+    orders, group = gammaln(kinds), gammaln(EVENNESS)
     # sums end where those of the most groups, whose tails are the longest, have nothing to add
     ways = each[:, most - 1 :] - orders[: V - most + 1]
     last = most + int(np.flatnonzero((ways > ways.max(axis=1, keepdims=True) - NOTHING).any(axis=0))[-1])
@@ -61,12 +74,12 @@ def log_partitions(V: int, most: int) -> Array:
 
 
 def log_sizes(sizes: Array | Index) -> Array:
-    """What the groups' sizes add to the log prior of their partition, for each evenness ``(E,)``."""
-    return np.asarray(log_gamma(np.asarray(sizes, dtype=np.float64) + EVENNESS[:, None]).sum(axis=1))
+    """Return what the groups' sizes add to the log prior of their partition, for each evenness ``(E,)``."""
+    return np.asarray(gammaln(np.asarray(sizes, dtype=np.float64) + EVENNESS[:, None]).sum(axis=1))
 
 
 def log_prior(table: Array, sizes: Array | Index) -> float:
-    """Log prior of a partition into groups of these sizes, by the table of `log_partitions`.
+    """Return the log prior of a partition into groups of these sizes, by the table of `log_partitions`.
 
     Examples
     --------
@@ -80,3 +93,126 @@ def log_prior(table: Array, sizes: Array | Index) -> float:
     1.0
     """
     return float(np.logaddexp.reduce(table[:, len(sizes)] + log_sizes(sizes)) - np.log(len(EVENNESS)))
+
+
+class Neighbours(NamedTuple):
+    """A graph: neighbours of site u are ``neighbour[first[u]:first[u + 1]]``, with ``weight`` of an edge each."""
+
+    first: Index
+    neighbour: Index
+    weight: Array
+
+    @classmethod
+    def from_edges(cls, V: int, edges: Index, weights: Array | None = None) -> Neighbours:
+        """Return the neighbours by pairs of sites ``(E, 2)`` and their weights ``(E,)``, by default 1 each."""
+        weights = np.ones(len(edges)) if weights is None else weights
+        ends, others = np.concatenate([edges[:, 0], edges[:, 1]]), np.concatenate([edges[:, 1], edges[:, 0]])
+        order = np.lexsort([others, ends])
+        first = np.concatenate([[0], np.cumsum(np.bincount(ends, minlength=V))])
+        return cls(first.astype(np.int64), others[order].astype(np.int64), np.tile(weights, 2)[order])
+
+    @classmethod
+    def none(cls, V: int) -> Neighbours:
+        return cls.from_edges(V, np.empty((0, 2), dtype=np.int64))
+
+    def between(self, z: Index, n_groups: int) -> Array:
+        """Return weights of the edges from each group to each ``(K, K)``; those inside count twice."""
+        pairs = np.repeat(z, np.diff(self.first)) * n_groups + z[self.neighbour]
+        made = np.bincount(pairs, weights=self.weight, minlength=n_groups**2)
+        return made.reshape(n_groups, n_groups).astype(np.float64)
+
+    def inside(self, z: Index) -> float:
+        """Return the weight of the edges inside groups."""
+        return 0.5 * float(self.weight[np.repeat(z, np.diff(self.first)) == z[self.neighbour]].sum())
+
+
+@dataclass(frozen=True, eq=False)
+class SiteLikelihoods:
+    """Likelihoods of group centres, with effects inside groups integrated out for each of R shares of the variance.
+
+    ``sums (R, V, T + p)``: upper triangles of ``H``, row by row (`packed`), then ``c``: the log likelihood of ``nu`` is
+    ``c'nu - nu'H nu / 2 + k``, ``k (R, V)``.
+    """
+
+    sums: Array
+    k: Array
+    neighbours: Neighbours
+
+    @classmethod
+    def from_effects(cls, W: Array, c: Array, neighbours: Neighbours) -> SiteLikelihoods:
+        """Integrate out effects with log likelihoods ``c'b - b'W b / 2``, ``W (V, p, p)`` and ``c (V, p)``."""
+        V, p = c.shape
+        T = p * (p + 1) // 2
+        sums, k = np.empty((len(SHARES), V, T + p)), np.empty((len(SHARES), V))
+        for start in range(0, V, CHUNK):
+            part = slice(start, start + CHUNK)
+            values, vectors = np.linalg.eigh(W[part])
+            values = np.maximum(values, 0.0)
+            turned = apply(np.swapaxes(vectors, 1, 2), c[part])
+            for r, share in enumerate(SHARES):
+                kept = 1.0 / (1.0 + share * values)
+                sums[r, part, :T] = packed((vectors * (values * kept)[:, None, :]) @ np.swapaxes(vectors, 1, 2))
+                sums[r, part, T:] = apply(vectors, kept * turned)
+                k[r, part] = 0.5 * (share * kept * turned**2 - np.log1p(share * values)).sum(axis=1)
+        return cls(sums, k, neighbours)
+
+    @property
+    def size(self) -> tuple[int, int]:
+        """Numbers of sites and of coefficients p, of which there are ``p (p + 1) / 2 + p`` sums."""
+        V, length = self.sums.shape[1:]
+        return V, (math.isqrt(9 + 8 * length) - 3) // 2
+
+    @property
+    def H(self) -> Array:
+        """Triangles ``(R, V, T)``."""
+        return self.sums[:, :, : -self.size[1]]
+
+    @property
+    def c(self) -> Array:
+        """``(R, V, p)``."""
+        return self.sums[:, :, -self.size[1] :]
+
+    def with_neighbours(self, neighbours: Neighbours) -> SiteLikelihoods:
+        return replace(self, neighbours=neighbours)
+
+
+def group_sums(sums: Array, z: Index, n_groups: int) -> Array:
+    """Return sums ``(..., K, T + p)`` over the members of each group, of ``sums (..., V, T + p)``."""
+    V = len(z)
+    if n_groups == V == np.unique(z).size:  # single sites
+        return np.asarray(sums[..., np.argsort(z), :])
+    if n_groups * V <= DENSE:
+        member = np.zeros((n_groups, V))
+        member[z, np.arange(V)] = 1.0
+        return np.asarray(member @ sums)
+    first = np.concatenate([[0], np.cumsum(np.bincount(z, minlength=n_groups))])
+    sparse = csr_array((np.ones(V), np.argsort(z, kind="stable"), first), shape=(n_groups, V))
+    each = [sparse @ part for part in sums.reshape(-1, V, sums.shape[-1])]
+    return np.stack(each).reshape(*sums.shape[:-2], n_groups, -1)
+
+
+def packed(matrices: Array) -> Array:
+    """Return upper triangles ``(..., T)`` of symmetric matrices ``(..., p, p)``, row by row."""
+    i, j = triangle(matrices.shape[-1])
+    return np.asarray(matrices[..., i, j])
+
+
+def unpacked(triangles: Array, p: int) -> Array:
+    """Return symmetric matrices ``(..., p, p)`` with these upper triangles."""
+    return np.asarray(triangles[..., _places(p)])
+
+
+@cache
+def triangle(p: int) -> tuple[Index, Index]:
+    """Return rows and columns of the entries of a triangle."""
+    i, j = np.triu_indices(p)
+    return i, j
+
+
+@cache
+def _places(p: int) -> Index:
+    """Return where in its triangle each entry of a symmetric matrix ``(p, p)`` is."""
+    i, j = triangle(p)
+    places = np.empty((p, p), dtype=np.int64)
+    places[i, j] = places[j, i] = np.arange(len(i))
+    return places

@@ -86,7 +86,7 @@ class Units:
         scaled = self.A / self.target
         c = (sums.c - sums.G @ self.shift) @ scaled / self.target
         yy = (sums.yy - (2 * sums.c - sums.G @ self.shift) @ self.shift) / self.target**2
-        known = None if sums.known is None else sums.known.turned(scaled)
+        known = None if sums.known is None else sums.known.congruent(scaled)
         return Quadratics(scaled.T @ sums.G @ scaled, c, np.maximum(yy, 0.0), sums.n, known)
 
     def theta(self, fitted: Array) -> Array:

@@ -196,7 +196,7 @@ def _coefficients(model: FittedModel, kin: Kin | None) -> dict[str, Any]:
         varied = np.ptp(theta, axis=0) / np.maximum(np.abs(theta).max(axis=0), 1e-300)
         chosen = np.sort(np.argsort(-varied, kind="stable")[:most])
         left_out = theta.shape[1] - most
-    spread = theta.std(axis=0) if kin is None or half is None else kin.spread
+    spread = theta.std(axis=0) if kin is None or half is None else kin.sd
     mean = theta.mean(axis=0) if kin is None or half is None else kin.mean
     return {
         "names": [names[j] for j in chosen],

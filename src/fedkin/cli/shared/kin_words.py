@@ -114,7 +114,7 @@ def spread_table(kin: Kin, most: int = 12) -> Table:
     table = plain_table("parameter", "population mean", "std err", "spread between sites")
     error = np.sqrt(np.diag(kin.mean_covariance))
     for j in range(min(len(kin.names), most)):
-        add_row(table, kin.names[j], f"{kin.mean[j]:.4g}", f"{error[j]:.2g}", f"{kin.spread[j]:.2g}")
+        add_row(table, kin.names[j], f"{kin.mean[j]:.4g}", f"{error[j]:.2g}", f"{kin.sd[j]:.2g}")
     if len(kin.names) > most:
         add_row(table, f"and {len(kin.names) - most} more", "", "", "")
     return table
@@ -148,7 +148,7 @@ def kin_document(model: FittedModel) -> dict[str, Any] | None:
                 kin.names,
                 kin.mean.tolist(),
                 np.sqrt(np.diag(kin.mean_covariance)).tolist(),
-                kin.spread.tolist(),
+                kin.sd.tolist(),
                 strict=True,
             )
         ],

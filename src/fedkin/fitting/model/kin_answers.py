@@ -14,8 +14,7 @@ from fedkin.core import Summary
 from fedkin.data import Rows, TableSchema, columns_of
 from fedkin.errors import DataError, ParameterError
 from fedkin.fitting.model.new_rows import class_numbers, feature_matrix, is_table, offset_column
-from fedkin.kin import Contrast, Joined, Kin, Predicted
-from fedkin.kin.result import How, Kind, Sites, predicted
+from fedkin.kin import Contrast, Joined, Kin, Kind, Predicted, Sites, predicted
 
 if TYPE_CHECKING:
     from fedkin.fitting.model.model import FittedModel
@@ -121,8 +120,9 @@ class KinAnswers:
         ends = np.empty((3, len(rows)))
         for u in np.unique(position).tolist():
             own = position == u
-            how = How(level, target, None if shift is None else shift[own])
-            found = predicted(kin, rows[own], kin.theta[u], kin.covariance[u], float(kin.noise[u]), how)
+            shifts = None if shift is None else shift[own]
+            given = kin, rows[own], kin.theta[u], kin.covariance[u], float(kin.noise[u])
+            found = predicted(*given, level=level, target=target, offset=shifts)
             ends[:, own] = found.mean, found.low, found.high
         if self._model.classes is not None:  # to the last digit what predict_proba gives, which rounds elsewhere
             mean = self._model.predict_proba(X, site, offset)[:, 1]

@@ -26,7 +26,7 @@ _ARRAYS = (
     "n_samples",
     "mean",
     "mean_covariance",
-    "spread",
+    "sd",
     "theta",
     "covariance",
     "noise",
@@ -37,7 +37,7 @@ _WORDS = ("names", "resolved", "weight_mixed", "graph_use", "rates", "sure")
 _LEARNED_ARRAYS = (
     "mean",
     "mean_covariance",
-    "spread",
+    "variance",
     "precision",
     "score",
     "F",

@@ -79,7 +79,7 @@ def group_graph(kin: Kin) -> Graph:
 
 def _stretched(prepared: Prepared, kin: Kin, power: float) -> Prepared:
     """The same rows with columns in units of that power of the spread."""
-    rows, spread = prepared.rows, np.maximum(kin.spread, LEAST * kin.spread.max())
+    rows, spread = prepared.rows, np.maximum(kin.sd, LEAST * kin.sd.max())
     # classes share columns
     size = np.log(spread if spread.any() else np.ones_like(spread)).reshape(-1, rows.n_features).mean(axis=0)
     stretch: Array = np.exp(power * (size - size.mean()))

@@ -1,4 +1,4 @@
-"""What can be asked of a `Kin` about uncertainty: intervals, differences between sites and groups, predictions."""
+"""Uncertainty of a `Kin`: intervals, differences between sites and groups, predictions, and summaries as text."""
 
 from __future__ import annotations
 
@@ -7,18 +7,28 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, cast
 
 import numpy as np
+from scipy.special import chdtrc, ndtr, ndtri
 
-from fedkin._base import Array, Index, check_choice, check_level
+from fedkin._base import Array, Index, check_choice, check_level, count, some_of
 from fedkin.errors import DataError, ParameterError
-from fedkin.kin.result.combine import covariance_of_sum, difference_errors, unseen
+from fedkin.kin.learned import covariance_of_sum, difference_errors, unseen
 
 if TYPE_CHECKING:
-    from fedkin.kin.result.kin import Kin
+    from fedkin.kin.result import Kin
 
 #: "average": posterior, covers as promised on average over sites; "site": from a site's own rows alone.
 Kind = Literal["average", "site"]
+#: Intervals of the mean response, or of a new observation.
+Target = Literal["mean", "observation"]
 #: A site, or several whose mean is meant.
 Sites = Hashable | list[Hashable]
+_WIDTH = 78
+_GRAPHS = {
+    "none": "no graph",
+    "used": "used",
+    "ignored": "ignored: it does not tell who is kin",
+    "inverted": "inverted: its edges join sites that differ",
+}
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -57,8 +67,6 @@ class Contrast:
     @property
     def wald(self) -> tuple[float, int, float]:
         """Wald's statistic that all are 0, its degrees of freedom, and the tail area of chi-square."""
-        from scipy.special import chdtrc  # slow to load, as all of scipy
-
         if not np.isfinite(self.covariance).all():
             return 0.0, 0, 1.0
         values, vectors = np.linalg.eigh(self.covariance)
@@ -73,8 +81,6 @@ class Contrast:
 
     def summary(self, level: float = 0.95) -> str:
         """The result as text, in the manner of statsmodels."""
-        from fedkin.kin.result.text import contrast_text
-
         return contrast_text(self, level)
 
     def __repr__(self) -> str:
@@ -190,7 +196,7 @@ class Inference:
         site: Hashable,
         *,
         level: float = 0.95,
-        target: Literal["mean", "observation"] = "mean",
+        target: Target = "mean",
         offset: Array | None = None,
     ) -> Predicted:
         """Predictions for rows of one site, with intervals.
@@ -219,9 +225,12 @@ class Inference:
         True
         """
         check_choice("target", target, ("mean", "observation"))
-        kin, how = self._result, How(level, target, offset)
-        u, rows = kin.position(site), check_columns(kin, X)
-        return predicted(kin, rows, kin.theta[u], kin.covariance[u], float(kin.noise[u]), how)
+        kin, rows = self._result, np.atleast_2d(np.asarray(X, dtype=np.float64))
+        u = kin.position(site)
+        if rows.shape[1] != len(kin.names):
+            raise DataError(f"X has {rows.shape[1]} columns, expected {len(kin.names)}: {', '.join(kin.names)}")
+        noise = float(kin.noise[u])
+        return predicted(kin, rows, kin.theta[u], kin.covariance[u], noise, level=level, target=target, offset=offset)
 
     def summary(
         self,
@@ -244,8 +253,6 @@ class Inference:
         kind : "average" or "site"
             As in `confint`.
         """
-        from fedkin.kin.result.text import group_text, site_text, summary_of
-
         if site is not None:
             return site_text(self._result, site, level, kind)
         return summary_of(self._result, level) if group is None else group_text(self._result, group, level, kind)
@@ -253,8 +260,6 @@ class Inference:
 
 def interval(estimate: Array, error: Array, level: float) -> Array:
     """Normal intervals ``(..., 2)``."""
-    from scipy.special import ndtri
-
     check_level(level)
     half = ndtri(0.5 + level / 2) * error
     return np.stack([estimate - half, estimate + half], axis=-1)
@@ -262,8 +267,6 @@ def interval(estimate: Array, error: Array, level: float) -> Array:
 
 def two_sided(estimate: Array, error: Array) -> Array:
     """Tail areas of normal estimates against 0; 1 where an error is infinite."""
-    from scipy.special import ndtr
-
     return np.asarray(2 * ndtr(-np.abs(estimate) / np.where(error > 0, error, np.finfo(float).tiny)))
 
 
@@ -337,22 +340,32 @@ class Predicted:
     high: Array
 
 
-def predicted(kin: Kin, X: Array, theta: Array, covariance: Array, noise: float, how: How) -> Predicted:
-    """Intervals for rows ``X (n, p)``, intercept included, of one site."""
+def predicted(
+    kin: Kin,
+    X: Array,
+    theta: Array,
+    covariance: Array,
+    noise: float,
+    *,
+    level: float,
+    target: Target,
+    offset: Array | None = None,
+) -> Predicted:
+    """Return intervals for rows ``X (n, p)``, intercept included, of one site."""
     loss = kin.loss.rowwise
     if loss is None or loss.n_outputs > 1 or X.shape[1] != len(kin.names):
         raise ParameterError(f"the {kin.loss.name} loss has no single predictor, so no intervals for predictions")
-    eta = X @ theta + (0.0 if how.offset is None else how.offset)
+    eta = X @ theta + (0.0 if offset is None else offset)
     error = np.sqrt(np.maximum(np.einsum("np,pq,nq->n", X, covariance, X), 0.0))
 
     def response(values: Array) -> Array:
         return np.asarray(loss.response(values[:, None])).reshape(len(values), -1)[:, 0]
 
     averaged = loss.averaged_predictor(eta[:, None], (error**2)[:, None, None])[:, 0]
-    if how.target == "mean":
-        low, high = (response(end) for end in _around(eta, error, averaged, how.level))
+    if target == "mean":
+        low, high = (response(end) for end in _around(eta, error, averaged, level))
     else:
-        low, high = loss.observation_interval(eta, error, noise, how.level)
+        low, high = loss.observation_interval(eta, error, noise, level)
     return Predicted(response(averaged), low, high)
 
 
@@ -362,8 +375,6 @@ def _around(eta: Array, error: Array, averaged: Array, level: float) -> tuple[Ar
     Its tails are equal, unless ``averaged`` lies in one of them. Then that end is ``averaged``, and the other one comes
     nearer by as much as keeps the probability.
     """
-    from scipy.special import ndtr, ndtri
-
     low, high = np.moveaxis(interval(eta, error, level), 1, 0)
     away = np.abs(averaged - eta) / np.where(error > 0, error, np.inf)
     # the share of predictors on the near side of averaged is more than the level
@@ -375,18 +386,130 @@ def _around(eta: Array, error: Array, averaged: Array, level: float) -> tuple[Ar
     )
 
 
-@dataclass(frozen=True)
-class How:
-    """Which intervals: of the mean response or of a new observation, how sure, and with which offset."""
+def summary_of(kin: Kin, level: float) -> str:
+    """Header, coefficients, groups and what to know about the sampler."""
+    double, single = "=" * _WIDTH, "-" * _WIDTH
+    head = ["Kin: partial pooling with groups".center(_WIDTH), double, *_header(kin)]
+    body = [double, *_coefficients(kin, level), single, *_groups(kin), single, *_notes(kin, level), double]
+    return "\n".join(head + body)
 
-    level: float
-    target: Literal["mean", "observation"]
-    offset: Array | None = None
+
+def site_text(kin: Kin, site: Hashable, level: float, kind: Kind) -> str:
+    """One site: its parameters, and its likely kin."""
+    u = kin.position(site)
+    found = contrast(kin, site, None, None, kind)
+    lines = [f"Site {site}: {count(int(kin.n_samples[u]), 'row')}".center(_WIDTH).rstrip(), *_table(found, level)]
+    return "\n".join([*lines, *_kin_lines(kin, u), *_kind_lines(kind, level), "=" * _WIDTH])
 
 
-def check_columns(kin: Kin, X: Array) -> Array:
-    """Rows ``(n, p)`` with the columns of the fit."""
-    rows = np.atleast_2d(np.asarray(X, dtype=np.float64))
-    if rows.shape[1] != len(kin.names):
-        raise DataError(f"X has {rows.shape[1]} columns, expected {len(kin.names)}: {', '.join(kin.names)}")
-    return rows
+def group_text(kin: Kin, group: int, level: float, kind: Kind) -> str:
+    """One group: the mean of its members' parameters."""
+    sites = kin.members(group)
+    found = contrast(kin, sites, None, None, kind)
+    head = f"Group {group + 1}: mean of {count(len(sites), 'site')}"
+    lines = [head.center(_WIDTH).rstrip(), *_table(found, level), f"Members: {some_of(sites)}"]
+    return "\n".join([*lines, *_kind_lines(kind, level), "=" * _WIDTH])
+
+
+def contrast_text(found: Contrast, level: float) -> str:
+    """A difference, parameter by parameter, and the test that there is none."""
+    lines = [found.label.center(_WIDTH).rstrip(), *_table(found, level)]
+    statistic, degrees, tail = found.wald
+    lines.append(f"Wald test that all are 0: chi2({degrees}) = {statistic:.4g}, p = {tail:.3g}")
+    if found.probability is not None:
+        lines.append(f"Probability that the two are kin: {found.probability:.2f}")
+    return "\n".join([*lines, *_kind_lines(found.kind, level), "=" * _WIDTH])
+
+
+def _table(found: Contrast, level: float) -> list[str]:
+    low, high = f"[{(1 - level) / 2:.3f}", f"{(1 + level) / 2:.3f}]"
+    heads = ("coef", "std err", "z", "P>|z|", low, high)
+    lines = ["=" * _WIDTH, f"{'':<18}" + "".join(f"{head:>10}" for head in heads), "-" * _WIDTH]
+    error, tails, ends = found.standard_error, found.p_values, found.confint(level)
+    for j, name in enumerate(found.names):
+        z = found.estimate[j] / error[j] if error[j] > 0 else np.nan
+        cells = (
+            f"{found.estimate[j]:.4g}",
+            f"{error[j]:.3g}",
+            f"{z:.3f}",
+            f"{tails[j]:.3f}",
+            *(f"{end:.4g}" for end in ends[j]),
+        )
+        lines.append(f"{name[:17]:<18}" + "".join(f"{cell:>10}" for cell in cells))
+    return [*lines, "-" * _WIDTH]
+
+
+def _kin_lines(kin: Kin, u: int) -> list[str]:
+    if not kin.resolved:
+        return ["No groups resolved: the site leans on the mean of all, as far as the variance between sites allows."]
+    chance = np.array(kin.probability[np.full(len(kin.sites), u), np.arange(len(kin.sites))])
+    chance[u] = -1.0
+    likely = [v for v in np.argsort(-chance, kind="stable")[:5] if chance[v] >= 0.005]
+    if not likely:
+        return [f"Group {int(kin.groups[u]) + 1}; no other site is likely to be its kin."]
+    named = ", ".join(f"{kin.sites[v]} ({chance[v]:.2f})" for v in likely)
+    return [f"Group {int(kin.groups[u]) + 1}; likely kin (probability): {named}"]
+
+
+def _kind_lines(kind: Kind, level: float) -> list[str]:
+    if kind == "site":
+        return [f"From the rows of the site alone: intervals cover {level:.0%} at every single site."]
+    return [f"Intervals cover {level:.0%} on average over sites; a site unlike all others less often."]
+
+
+def _header(kin: Kin) -> list[str]:
+    likely = int(np.argmax(kin.n_groups))
+    left = [
+        ("Loss", kin.loss.name),
+        ("Sites", str(len(kin.sites))),
+        ("Rows", str(int(kin.n_samples.sum()))),
+        ("Rows per site", f"{kin.n_samples.min()} to {kin.n_samples.max()}"),
+    ]
+    right = [
+        ("Likely groups", f"{likely} (P = {kin.n_groups[likely]:.2f})"),
+        ("Weight, no groups", f"{kin.weight_mixed:.2f}"),
+        ("SURE kin", f"{kin.sure['kin']:.1f}"),
+        ("SURE Local, Global", f"{kin.sure['Local']:.1f}, {kin.sure['Global']:.1f}"),
+    ]
+    lines = [f"{a + ':':<16}{b:>20}    {c + ':':<20}{d:>18}" for (a, b), (c, d) in zip(left, right, strict=True)]
+    return [*lines, f"{'Graph:':<16}{_GRAPHS[kin.graph_use]}"]
+
+
+def _coefficients(kin: Kin, level: float) -> list[str]:
+    error = np.sqrt(np.diag(kin.mean_covariance))
+    reach = ndtri(0.5 + level / 2) * error
+    low, high = f"[{(1 - level) / 2:.3f}", f"{(1 + level) / 2:.3f}]"
+    lines = [f"{'':<24}{'mean':>11}{'std err':>10}{low:>11}{high:>11}{'sd':>11}", "-" * _WIDTH]
+    for j, name in enumerate(kin.names):
+        numbers = (kin.mean[j], error[j], kin.mean[j] - reach[j], kin.mean[j] + reach[j], kin.sd[j])
+        cells = "".join(f"{value:>{width}.4g}" for value, width in zip(numbers, (11, 10, 11, 11, 11), strict=True))
+        lines.append(f"{name[:23]:<24}{cells}")
+    return lines
+
+
+def _groups(kin: Kin) -> list[str]:
+    if not kin.resolved:
+        return ["No groups resolved: use the sites' estimates, which average over all groupings."]
+    lines = []
+    for k in range(int(kin.groups.max()) + 1):
+        members = [kin.sites[u] for u in np.flatnonzero(kin.groups == k)]
+        lines.append(f"Group {k + 1} ({count(len(members), 'site')}): {some_of(members)}")
+    return lines
+
+
+def _notes(kin: Kin, level: float) -> list[str]:
+    lines = [
+        f"Intervals of sites cover {level:.0%} on average over sites; confint(kind='site') has",
+        "intervals for every single site. sd: standard deviation between sites.",
+    ]
+    found = kin.diagnostics
+    if found is None:
+        return [*lines, "Nothing was sampled: too few sites, or nothing differs between them."]
+    worst, typical = found.rhat["parameters, worst"], found.rhat["parameters, median"]
+    size = found.size["number of groups"]
+    lines.append(
+        f"{count(len(found.starts), 'chain')} of {found.draws} sweeps: R-hat of parameters {typical:.2f} (median), "
+        f"{worst:.2f} (worst);"
+    )
+    lines.append(f"effective size of the number of groups {size:.0f}.")
+    return lines

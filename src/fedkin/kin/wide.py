@@ -8,10 +8,10 @@ from typing import NamedTuple
 import numpy as np
 
 from fedkin._base import Array, Index
+from fedkin.kin.chains import Chains, States
 from fedkin.kin.matrices import Matrices, shrunk
-from fedkin.kin.options import SHARES
-from fedkin.kin.sampler.chains import Chains
-from fedkin.kin.sampler.walk import LOG_SHARES
+from fedkin.kin.partitions import SHARES
+from fedkin.kin.sampler import LOG_SHARES
 
 #: Sweeps of each chain by whose partitions effects in all directions are averaged, and how many of these at most.
 SWEEPS, PARTITIONS = 20, 6
@@ -23,18 +23,8 @@ FACTORS = np.geomspace(0.1, 1e5, 41)
 NEAR, FEWER = np.geomspace(0.75, 1.35, 25), np.array([1.0, 0.87, 0.75])
 
 
-class Kept(NamedTuple):
-    """Partitions and shares with their chances: what `States` of a result holds."""
-
-    weight: Array  # (S,)
-    share: Index  # (S,)
-    z: Index  # (S, V)
-    m: Array  # (S, d)
-    w: Array  # (S, d)
-
-
 @dataclass(frozen=True, eq=False)
-class Whole:
+class FullEffects:
     """Effects in all directions: what sites say, ``W`` of V matrices ``(d, d)`` and ``c (V, d)``.
 
     ``turn (d, k)`` are the directions that are sampled; ``mixed`` are ``W (I + W)^-1``, and ``log |I + W|``. What was
@@ -49,12 +39,12 @@ class Whole:
     stretch: float = 1.0
 
     @classmethod
-    def of(cls, W: Matrices, c: Array, most: int) -> Whole:
+    def from_likelihoods(cls, W: Matrices, c: Array, most: int) -> FullEffects:
         """The directions, at most so many, in which effects of the mixed model differ most."""
         mixed: tuple[Matrices, Array] = W.resolved()
         H = mixed[0]
         _, _, directions = np.linalg.svd(c - H.apply(c), full_matrices=False)
-        # as in `_White.of`: LAPACK leaves signs to rounding
+        # LAPACK leaves signs to rounding
         turn = directions[:most].T
         turn = turn * np.where(1.0 / np.sqrt(np.arange(2.0, len(turn) + 2)) @ turn < 0, -1.0, 1.0)
         return cls(W, c, turn, mixed, _stretch(H.sum() / len(c), len(c), turn.shape[1]))
@@ -71,10 +61,10 @@ class Whole:
         score = np.matmul(inside, effects[:, :, None])[:, :, 0]
         return inside - np.eye(k), np.asarray(score / np.sqrt(self.stretch))
 
-    def effects(self, chains: Chains, weight: float, scales: Array) -> tuple[Array, Array, Kept]:
+    def effects(self, chains: Chains, weight: float, scales: Array) -> tuple[Array, Array, States]:
         """Means ``(V, d)`` and covariances ``(V, d, d)``, given the weight of the model without groups.
 
-        Groups have the spread of the mixed model in all directions. Widths that were sampled are of directions which
+        Groups have the variance of the mixed model in all directions. Widths that were sampled are of directions which
         the data have chosen: around the few that tell groups apart, centres look nearer to each other than they are.
         With the partitions by which effects were averaged.
         """
@@ -110,8 +100,9 @@ class Whole:
     def noise(self, chains: Chains, n: float, misfit: float) -> float:
         """The factor on the noise by which the likeliest partition explains ``n`` numbers best.
 
-        ``misfit`` is what they leave where effects are 0, in units of the noise. The share of the spread inside groups
-        and the noise explain much of the same: both are asked, the share from none on, as long as more is better.
+        ``misfit`` is what they leave where effects are 0, in units of the noise. The share of the variance inside
+        groups and the noise explain much of the same: both are asked, the share from none on, as long as more is
+        better.
         """
         part = self._partitions(chains, 0.0)[0]
 
@@ -137,11 +128,11 @@ class Whole:
             best, found = log, factor
         return found
 
-    def _kept(self, kept: list[tuple[float, int, Index]]) -> Kept:
+    def _kept(self, kept: list[tuple[float, int, Index]]) -> States:
         V, d = self.c.shape
         weight, share = np.array([one[0] for one in kept]), np.array([one[1] for one in kept], dtype=np.int64)
         z = np.array([one[2] for one in kept], dtype=np.int64).reshape(len(kept), V)
-        return Kept(weight / weight.sum(), share, z, np.zeros((len(kept), d)), np.ones((len(kept), d)))
+        return States(weight / weight.sum(), share, z, np.zeros((len(kept), d)), np.ones((len(kept), d)))
 
     def _partitions(self, chains: Chains, weight: float) -> list[_Part]:
         """The likeliest partitions of the chains; one that was drawn again counts once more."""
@@ -156,7 +147,7 @@ class Whole:
         return [_Part(chance, np.frombuffer(z_bytes, np.int64)) for z_bytes, chance in likeliest]
 
     def _shares(self, parts: list[_Part]) -> Array:
-        """Probabilities ``(P, R)`` of the shares of the spread inside groups, learned anew: there is more to see.
+        """Probabilities ``(P, R)`` of the shares of the variance inside groups, learned anew: there is more to see.
 
         They are asked from none on, until the evidence of all partitions is far behind.
         """

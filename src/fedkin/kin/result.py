@@ -1,10 +1,10 @@
-"""`Kin`: what was found about the sites, and what can be asked of it."""
+"""`Kin`: the result of a fit, in the units of the columns."""
 
 from __future__ import annotations
 
 from collections.abc import Hashable
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 import numpy as np
 
@@ -13,39 +13,30 @@ from fedkin.core import Summary
 from fedkin.data import Rows, site_id
 from fedkin.errors import ParameterError, UnknownSiteError
 from fedkin.graph import Graph
-from fedkin.kin.diagnostics import effective_size, split_rhat
 from fedkin.kin.display import (
+    AGREE,
+    NEARLY,
+    Pairs,
     agreement,
     between_probability,
     by_size,
     display_groups,
+    effective_size,
+    in_order,
     inside_probabilities,
     resolved,
+    split_rhat,
 )
+from fedkin.kin.groups import Grouped
+from fedkin.kin.inference import Inference
+from fedkin.kin.learned import Joined, Learned, join_site
 from fedkin.kin.mixed import MixedModel
-from fedkin.kin.options import AGREE, NEARLY
-from fedkin.kin.pairs import Pairs, in_order
+from fedkin.kin.partitions import SHARES
 from fedkin.kin.quadratics import Units, apply
-from fedkin.kin.result.inference import Inference
-from fedkin.kin.result.join import Joined, join_site
-from fedkin.kin.result.learned import Learned, learned_from
 from fedkin.kin.sources import Source
 from fedkin.losses import Loss
 
-if TYPE_CHECKING:  # loads the compiled sampler
-    from fedkin.kin.sampler.groups import Grouped
-
 GraphUse = Literal["none", "used", "ignored", "inverted"]
-
-
-@dataclass(frozen=True, eq=False)
-class Parts:
-    """The fit in standardised units, sites in canonical order."""
-
-    units: Units
-    model: MixedModel
-    found: Grouped
-    had_graph: bool
 
 
 @dataclass(frozen=True, eq=False)
@@ -94,7 +85,7 @@ class Kin(Inference):
     n_samples : int array (V,)
     mean, mean_covariance : arrays (p,), (p, p)
         Of the population of sites.
-    spread : array (p,)
+    sd : array (p,)
         Standard deviation of each coefficient between sites.
     theta, covariance : arrays (V, p), (V, p, p)
         Posterior means and covariances of the sites' parameters, averaged over all groupings. Intervals from them
@@ -134,7 +125,7 @@ class Kin(Inference):
     n_samples: Index | Array
     mean: Array
     mean_covariance: Array
-    spread: Array
+    sd: Array
     theta: Array
     covariance: Array
     noise: Array
@@ -195,7 +186,7 @@ class Kin(Inference):
             names=names,
             mean=A @ self.mean + shift,
             mean_covariance=A @ self.mean_covariance @ A.T,
-            spread=np.sqrt(np.diag(units.covariance(np.diag(self.learned.spread)))),
+            sd=np.sqrt(np.diag(units.covariance(np.diag(self.learned.variance)))),
             theta=self.theta @ A.T + shift,
             covariance=A @ self.covariance @ A.T,
             learned=replace(self.learned, units=units),
@@ -288,14 +279,30 @@ class Kin(Inference):
         return join_site(self.learned, self.loss, self.names, site)
 
 
-def kin_of(source: Source, parts: Parts) -> Kin:
-    """The result in the user's units, sites in canonical order."""
-    units, model, found = parts.units, parts.model, parts.found
-    V = len(model.theta)
+def make_kin(source: Source, units: Units, model: MixedModel, found: Grouped, *, had_graph: bool) -> Kin:
+    """Return the result in the user's units, sites in canonical order."""
+    V, p, blend = len(model.theta), len(model.mean), found.blend
     same, n_groups, weight = found.kinship()
     labels = display_groups(same)
     shown = resolved(same, labels)
-    use, rates = _graph_use(parts)
+    use, rates = _graph_use(found) if had_graph else ("none", None)
+    states = found.kept if found.kept is not None else None if blend is None else blend.chains.states()
+    learned = Learned(
+        units=units,
+        mean=model.mean,
+        mean_covariance=found.mean_covariance,
+        variance=found.variance,
+        noise=float(np.exp(np.log(model.noise).mean())),
+        precision=model.precision,
+        score=model.score,
+        F=found.F,
+        weight=1.0 if blend is None else blend.weight,
+        scales=np.zeros(len(SHARES)) if blend is None else blend.scales,
+        states=states if states is not None and len(states.weight) else None,
+        one=found.one,
+        one_mean=np.zeros(p) if found.common is None else found.common.mean,
+        one_covariance=np.zeros((p, p)) if found.common is None else found.common.covariance,
+    )
     return Kin(
         sites=source.sites,
         names=source.names,
@@ -303,7 +310,7 @@ def kin_of(source: Source, parts: Parts) -> Kin:
         n_samples=source.n_samples,
         mean=units.theta(model.mean),
         mean_covariance=units.covariance(model.mean_covariance),
-        spread=np.sqrt(np.diag(units.covariance(np.diag(found.spread)))),
+        sd=np.sqrt(np.diag(units.covariance(np.diag(found.variance)))),
         theta=units.theta(found.theta),
         covariance=units.covariance(found.covariance),
         noise=model.noise * units.target**2,
@@ -314,18 +321,16 @@ def kin_of(source: Source, parts: Parts) -> Kin:
         weight_mixed=weight,
         graph_use=use,
         rates=rates,
-        sure=_sure(parts),
-        diagnostics=_diagnostics(parts),
-        learned=learned_from(units, model, found),
+        sure=_sure(model, found),
+        diagnostics=_diagnostics(found),
+        learned=learned,
     )
 
 
-def _graph_use(parts: Parts) -> tuple[GraphUse, tuple[float, float] | None]:
-    """What was made of the graph: it counts when the odds of an edge differ by two standard deviations."""
-    if not parts.had_graph:
-        return "none", None
-    blend = parts.found.blend
-    if blend is None or not parts.found.with_graph:
+def _graph_use(found: Grouped) -> tuple[GraphUse, tuple[float, float] | None]:
+    """Return what was made of the graph: it counts when the odds of an edge differ by two standard deviations."""
+    blend = found.blend
+    if blend is None or not found.with_graph:
         return "ignored", None
     weights = blend.chains.weights
     rates = blend.chains.trace(lambda one: one.trace[:, 3:5])
@@ -339,8 +344,8 @@ def _graph_use(parts: Parts) -> tuple[GraphUse, tuple[float, float] | None]:
     return ("used" if mean > 0 else "inverted"), (float(inside), float(between))
 
 
-def _diagnostics(parts: Parts) -> Diagnostics | None:
-    blend = parts.found.blend
+def _diagnostics(found: Grouped) -> Diagnostics | None:
+    blend = found.blend
     if blend is None:
         return None
     chains = blend.chains
@@ -354,9 +359,9 @@ def _diagnostics(parts: Parts) -> Diagnostics | None:
     return Diagnostics(chains.weights, chains.starts, int(lines.shape[1]), rhat, size)
 
 
-def _sure(parts: Parts) -> dict[str, float]:
-    """Unbiased estimates of ``sum_u (theta_u - truth_u)' S_u (theta_u - truth_u)``, up to the noise's own estimate."""
-    S, c, fitted = parts.model.precision, parts.model.score, parts.found.theta
+def _sure(model: MixedModel, found: Grouped) -> dict[str, float]:
+    """Return unbiased estimates of ``sum_u (theta_u - truth_u)'S_u (theta_u - truth_u)``, but for that of the noise."""
+    S, c, fitted = model.precision, model.score, found.theta
     values, vectors = np.linalg.eigh(S)
     seen = values > 1e-9 * np.maximum(values[:, -1:], 1e-300)
     turned = apply(np.swapaxes(vectors, 1, 2), c)
@@ -366,7 +371,7 @@ def _sure(parts: Parts) -> dict[str, float]:
     common = float(np.linalg.matrix_rank(total, hermitian=True))
     misfit = float((fitted * (apply(S, fitted) - 2 * c)).sum())
     return {
-        "kin": misfit + explained - rank + 2 * parts.found.degrees,
+        "kin": misfit + explained - rank + 2 * found.degrees,
         "Local": rank,
         "Global": explained - float(pooled @ one) - rank + 2 * common,
     }

@@ -1,0 +1,376 @@
+"""Chains over partitions: starts, pilot chains from each of them, and longer chains from the best."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from typing import NamedTuple, TypedDict, TypeVar
+
+import numpy as np
+from scipy.cluster.vq import kmeans2, vq
+from scipy.sparse import csr_array
+from scipy.sparse.linalg import ArpackNoConvergence, LinearOperator, eigsh
+
+from fedkin._base import Array, Index, available_threads
+from fedkin.kin.display import by_size
+from fedkin.kin.kernels import log_marginals
+from fedkin.kin.partitions import Neighbours, SiteLikelihoods, group_sums, triangle, unpacked
+from fedkin.kin.sampler import MANY_SITES, Chain, Record, State
+
+#: Chains' scores are bounds on the evidence, not evidences: differences count a quarter.
+TEMPER = 4.0
+#: States of all chains that are kept.
+STATES = 60
+#: Chains with less than this share of the weight of the best one add nothing.
+LEAST_WEIGHT = 0.02
+#: Sites times squares of directions times sweeps that chains which disagree may take, and the most sweeps they keep.
+MOST_WORK, MOST_SWEEPS = 2e6, 300
+#: Up to this many sites merging starts from single sites, beyond it from k-means.
+MERGE_ALL = 400
+#: Most groups that merging starts from beyond that, and most sites that k-means moves its centres by.
+MOST_SEEDS, MOST_POINTS = 400, 5000
+#: Groups that have merged are cleared away when this share is left.
+FULL = 0.75
+#: Variances of group centres that merging assumes, in units of that between sites: usual ones, and of a few far off.
+MERGE_WIDTH, WIDE_WIDTH = 0.8, 10.0
+#: Eigenvectors of the modularity matrix at either end of its spectrum, principal directions of the sites' effects.
+GRAPH_DIRECTIONS, DIRECTIONS = 6, 5
+#: Up to this many sites all eigenvectors are computed.
+ALL_VECTORS = 1500
+_Out = TypeVar("_Out")
+
+
+class Length(TypedDict, total=False):
+    """How long `find_kin` samples."""
+
+    sweeps: int
+    chains: int
+
+
+#: What `find_kin` takes where only predictions are wanted.
+QUICK: Length = {"sweeps": 24, "chains": 2}
+
+
+class Given(NamedTuple):
+    """Groups ``z (V,)`` that the user suggests; of fine ones those that are alike are to be merged."""
+
+    z: Index
+    fine: bool
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """How long to sample.
+
+    Attributes
+    ----------
+    pilot : int
+        Sweeps of the chain from each start, and of those that ask whether variances are alike.
+    burn, keep : int
+        Sweeps of the chains that run from the best pilots, before and after the first that is kept.
+    chains : int
+        How many run.
+    given : Given or None
+        Groups to start a chain from, in addition to those that are found.
+    longer : bool
+        Whether they run for longer where they disagree.
+    """
+
+    pilot: int = 16
+    burn: int = 20
+    keep: int = 70
+    chains: int = 3
+    given: Given | None = None
+    longer: bool = False
+
+    @classmethod
+    def for_sites(cls, V: int, sweeps: int | None, chains: int) -> Sampling:
+        """Return the lengths for V sites: many of them leave little open, so that fewer sweeps do."""
+        usual = cls() if V < MANY_SITES else cls(pilot=8, burn=10, keep=30)
+        if sweeps is None:
+            return replace(usual, chains=chains, longer=chains > 1)
+        # short chains have short burn-ins
+        return cls(min(usual.pilot, max(6, sweeps // 3)), min(usual.burn, max(6, sweeps // 3)), sweeps, chains)
+
+    def brief(self) -> Sampling:
+        """Return lengths for estimates from which a fit goes on."""
+        return replace(Sampling.for_sites(0, min(self.keep, QUICK["sweeps"]), self.chains), given=self.given)
+
+    def again(self, V: int, d: int) -> Sampling | None:
+        """Return twice the length without a burn-in, for chains that disagree; None where it is enough."""
+        work = self.keep * 2 * V * d**2
+        if not self.longer or work > MOST_WORK or 2 * self.keep > MOST_SWEEPS:
+            return None
+        return replace(self, burn=0, keep=2 * self.keep)
+
+
+@dataclass(frozen=True, eq=False)
+class States:
+    """Some states of the chains, evenly spaced.
+
+    Attributes
+    ----------
+    weight : array (S,)
+        Of each state among partitions; they sum to 1.
+    share : int array (S,)
+        Number of the share of the variance that is inside groups.
+    z : int array (S, V)
+        Group of each site.
+    m, w : arrays (S, d)
+        Means and variances of the groups' centres.
+    """
+
+    weight: Array
+    share: Index
+    z: Index
+    m: Array
+    w: Array
+
+
+@dataclass(frozen=True, eq=False)
+class Chains:
+    """Records of chains, with their scores ``(C,)``, bounds on the log evidence, and weights ``(C,)``."""
+
+    sites: SiteLikelihoods
+    records: tuple[Record, ...]
+    scores: Array
+    starts: tuple[str, ...]
+
+    @property
+    def weights(self) -> Array:
+        odds = np.exp(np.maximum((self.scores - self.scores.max()) / TEMPER, -50.0))
+        return np.asarray(odds / odds.sum())
+
+    def average(self, part: Callable[[Record], Array]) -> Array:
+        """Return a weighted mean over kept sweeps of what records hold as sums."""
+        each = (w * part(record) / len(record.z) for w, record in zip(self.weights, self.records, strict=True))
+        return np.asarray(sum(each))
+
+    def covariance(self, b: Array) -> Array:
+        """Return covariances ``(n, d, d)`` of the first n sites' effects, whose mean is ``b (n, d)``."""
+        i, j = triangle(b.shape[1])
+        total = np.zeros((len(b), len(i)))
+        for weight, record in zip(self.weights, self.records, strict=True):
+            apart = record.b[: len(b)] / len(record.z) - b
+            total += weight * (record.covariance(len(b)) + apart[:, i] * apart[:, j])
+        return unpacked(total, b.shape[1])
+
+    def states(self) -> States:
+        """Return some states of all chains."""
+        kept = []
+        for weight, record in zip(self.weights, self.records, strict=True):
+            lines = np.unique(np.linspace(0, len(record.z) - 1, STATES // len(self.records)).astype(int))
+            each, share = np.full(len(lines), weight / len(lines)), record.trace[lines, 2].astype(np.int64)
+            kept.append((each, share, record.z[lines].astype(np.int64), record.m[lines], record.w[lines]))
+        return States(*(np.concatenate(part) for part in zip(*kept, strict=True)))
+
+    def trace(self, part: Callable[[Record], Array]) -> Array:
+        """Return lines of all chains, ``(C, S, ...)``."""
+        return np.stack([part(record) for record in self.records])
+
+
+@dataclass(frozen=True, eq=False)
+class PilotChains:
+    """Short chains, the best first: scores, states and names of starts; ``rng`` is for chains that run from them."""
+
+    sites: SiteLikelihoods
+    scores: Array
+    states: tuple[State, ...]
+    starts: tuple[str, ...]
+    rng: np.random.Generator
+
+    @classmethod
+    def from_starts(cls, sites: SiteLikelihoods, seed: int, sampling: Sampling) -> PilotChains:
+        """Run a short chain from every start."""
+        rng = np.random.default_rng(seed)
+        starts = make_starts(sites, rng, sampling.given)
+        states = tuple(_state_at(z, share, sites) for _, z, share in starts)
+        made = cls(sites, np.zeros(len(starts)), states, tuple(name for name, _, _ in starts), rng)
+        return made.run(sampling.pilot, len(starts))
+
+    def run(self, sweeps: int, chains: int) -> PilotChains:
+        """Return the best of them after some more sweeps."""
+        streams = self.rng.spawn(chains)
+
+        def one(number: int) -> tuple[float, int]:
+            chain = Chain(self.sites, self.states[number], streams[number])
+            return chain.run(sweeps, Record(*self.sites.size, 0)), number
+
+        found = sorted(_in_threads(one, range(min(chains, len(self.states)))), reverse=True)
+        scores, order = zip(*found, strict=True)
+        states, names = (tuple(part[k] for k in order) for part in (self.states, self.starts))
+        return PilotChains(self.sites, np.array(scores), states, names, self.rng)
+
+    def in_units(self, sites: SiteLikelihoods) -> PilotChains:
+        """Return the same partitions for likelihoods in other units; everything else in a state has units."""
+        states = tuple(_state_at(state.z.copy(), state.share, sites) for state in self.states)
+        return PilotChains(sites, self.scores, states, self.starts, self.rng)
+
+    def run_chains(self, sampling: Sampling) -> Chains:
+        """Run longer chains from the best, whose states they move."""
+        sites, streams = self.sites, self.rng.spawn(sampling.chains)
+
+        def one(number: int) -> tuple[float, Record]:
+            record = Record(*sites.size, sampling.keep)
+            return Chain(sites, self.states[number], streams[number]).run(sampling.burn, record), record
+
+        scores, records = zip(*_in_threads(one, range(min(sampling.chains, len(self.states)))), strict=True)
+        return Chains(sites, records, np.array(scores), self.starts[: len(records)])
+
+    def restart_stuck(self, chains: Chains) -> None:
+        """Move chains that explain far less than the best to where that is."""
+        best = int(np.argmax(chains.scores))
+        for number in np.flatnonzero(chains.weights < LEAST_WEIGHT * chains.weights[best]).tolist():
+            self.states[number].copy_from(self.states[best])
+
+
+def _state_at(z: Index, share: int, sites: SiteLikelihoods) -> State:
+    """Return a state with this partition, and widths of its groups' centres."""
+    p, rates = sites.size[1], edge_rates(z, sites.neighbours)
+    sums = group_sums(sites.sums[share], z, int(z.max()) + 1)
+    precision = unpacked(sums[:, :-p], p) + np.eye(p) / WIDE_WIDTH
+    centres = np.linalg.solve(precision, sums[:, -p:, None])[:, :, 0]
+    width = (MERGE_WIDTH + (centres**2).sum(axis=0)) / (1 + len(centres))
+    return State(z, share, np.zeros(p), width, float(np.exp(np.log(width).mean())), rates=rates)
+
+
+def _in_threads(work: Callable[[int], _Out], items: Sequence[int]) -> list[_Out]:
+    """Return results in the order of the items; kernels release the GIL."""
+    threads = min(available_threads(), len(items))
+    if threads <= 1:
+        return [work(item) for item in items]
+    with ThreadPoolExecutor(threads) as pool:
+        return list(pool.map(work, items))
+
+
+def make_starts(
+    sites: SiteLikelihoods, rng: np.random.Generator, given: Given | None = None
+) -> list[tuple[str, Index, int]]:
+    """Return partitions to start from: name, groups ``(V,)`` by falling size, and number of the share inside."""
+    V, p = sites.size
+    many = min(V, max(12, int(np.sqrt(V)) * (2 if V <= MERGE_ALL else 6)), MOST_SEEDS)
+    effects = sites.c[-1]  # the mixed model's, in units of their standard deviation
+    _, _, directions = np.linalg.svd(effects, full_matrices=False)
+    seen = effects @ directions[:DIRECTIONS].T
+
+    def merged(z: Index, rates: tuple[float, float] = (0.5, 0.5), share: int = 0, width: float = MERGE_WIDTH) -> Index:
+        return by_size(merge(sites.sums[share], np.full(p, 1.0 / width), sites.neighbours, rates, by_size(z)))
+
+    def fine() -> Index:
+        return np.arange(V) if V <= MERGE_ALL else kmeans(effects, many, rng)
+
+    plain = merged(fine())
+    starts = [
+        ("one group", np.zeros(V, dtype=np.int64), len(sites.sums) - 1),
+        ("merged", plain, 0),
+        ("merged in principal directions", merged(kmeans(seen, many, rng)), 0),
+        ("merged with variance inside", merged(fine(), share=3), 3),
+    ]
+    if V < MANY_SITES:
+        starts.append(("merged far off", merged(fine(), share=1, width=WIDE_WIDTH), 1))
+    if 0 < sites.neighbours.neighbour.size < V * (V - 1):
+        top, bottom = modularity_directions(sites.neighbours)
+        both = np.column_stack([seen / max(seen.std(), 1e-300), top / max(top.std(), 1e-300)])
+        for name, places in (("graph", top), ("graph, inverted", bottom), ("graph and sites", both)):
+            rates = edge_rates(kmeans(places, min(6, V), rng), sites.neighbours)
+            starts.append((name, merged(kmeans(places, many, rng), rates), 0))
+        starts.append(("merged with the graph", merged(fine(), edge_rates(plain, sites.neighbours)), 0))
+    if given is not None:
+        starts.append(("given", merged(given.z) if given.fine else by_size(given.z), 0))
+    return starts
+
+
+def edge_rates(z: Index, neighbours: Neighbours) -> tuple[float, float]:
+    """Return shares of pairs that are edges, inside and between groups, each with one imagined edge and one gap."""
+    V, size = len(z), np.bincount(z)
+    inside_pairs = float((size * (size - 1)).sum()) / 2
+    inside = neighbours.inside(z)
+    between = float(neighbours.weight.sum()) / 2 - inside
+    return (inside + 1) / (inside_pairs + 2), (between + 1) / (V * (V - 1) / 2 - inside_pairs + 2)
+
+
+def modularity_directions(neighbours: Neighbours) -> tuple[Array, Array]:
+    """Return sites as points ``(V, k)`` by the largest and by the smallest eigenvalues of ``A - d d' / sum d``."""
+    first, neighbour, weight = neighbours
+    V = len(first) - 1
+    k = min(GRAPH_DIRECTIONS, V // 2)
+    A = csr_array((weight, neighbour, first), shape=(V, V))
+    degree: Array = np.asarray(A.sum(axis=1), dtype=np.float64)
+    if V <= ALL_VECTORS:
+        values, vectors = np.linalg.eigh(A.toarray() - np.outer(degree, degree) / degree.sum())
+    else:
+        operator = LinearOperator(
+            (V, V), matvec=lambda x: A @ x - degree * (degree @ x) / degree.sum(), dtype=np.float64
+        )
+        # rough directions will do, and ones would be a bad start: they are in the null space
+        begin = np.random.default_rng(0).normal(size=V)
+        try:
+            values, vectors = eigsh(operator, k=2 * k, which="BE", v0=begin, ncv=6 * k, tol=1e-2, maxiter=30)
+        except ArpackNoConvergence as some:
+            values, vectors = some.eigenvalues, some.eigenvectors
+        k = min(k, len(values))
+    points = vectors * np.sqrt(np.abs(values))
+    order = np.argsort(values)
+    return points[:, order[-k:]], points[:, order[:k]]
+
+
+def kmeans(points: Array, k: int, rng: np.random.Generator) -> Index:
+    """Return labels ``(V,)`` of at most k groups; many points only follow the centres of some."""
+    step = max(1, -(-len(points) // MOST_POINTS))
+    some = points[::step]
+    k = min(k, len(np.unique(some, axis=0)))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)  # of a group that is left without sites
+        centres, labels = kmeans2(some, k, iter=15, minit="++", seed=rng)
+    return np.asarray(labels if step == 1 else vq(points, centres)[0], dtype=np.int64)
+
+
+def merge(sums: Array, precision: Array, neighbours: Neighbours, rates: tuple[float, float], z: Index) -> Index:
+    """Merge groups ``z (V,)`` (numbered 0..K-1), the best pair first, while the evidence rises.
+
+    ``sums (V, T + p)`` are site likelihoods, ``precision (p,)`` that of the groups' centres around 0, ``rates`` those
+    of edges inside and between groups.
+    """
+    K = int(z.max()) + 1
+    label = np.arange(K)  # where each of the first groups is now
+    totals, size = group_sums(sums, z, K), np.bincount(z, minlength=K).astype(np.float64)
+    edges = neighbours.between(z, K)
+    edge, gap = np.log(rates[0] / rates[1]), np.log((1 - rates[0]) / (1 - rates[1]))
+    work, pull, log = np.zeros((sums.shape[1], 4)), np.zeros(len(precision)), np.empty(K)
+
+    def gains(a: int, others: int) -> Array:
+        """Return what the evidence gains where group ``a`` merges with each of the first ``others``."""
+        new, linked = np.empty(others), edges[a, :others]
+        log_marginals(totals, totals[a], 1.0, precision, pull, work, new)
+        apart = size[a] * size[:others] - linked
+        return np.asarray(new - log[a] - log[:others] + linked * edge + apart * gap)
+
+    log_marginals(totals, totals[0], 0.0, precision, pull, work, log)
+    gain = np.full((K, K), -np.inf)
+    for a in range(1, K):
+        gain[a, :a] = gain[:a, a] = gains(a, a)
+    while True:
+        into, gone = sorted(int(k) for k in np.unravel_index(gain.argmax(), gain.shape))
+        if not gain[into, gone] > 0:
+            return label[z]
+        apart = size[into] * size[gone] - edges[into, gone]
+        log[into] += log[gone] + gain[into, gone] - edges[into, gone] * edge - apart * gap
+        totals[into] += totals[gone]
+        size[into] += size[gone]
+        size[gone] = 0.0
+        edges[into] += edges[gone]
+        edges[:, into] = edges[into]
+        label[label == gone] = into
+        gain[gone] = gain[:, gone] = -np.inf
+        left = np.flatnonzero(size)
+        if len(left) <= FULL * len(size):
+            totals, size, log = totals[left], size[left], log[left]
+            edges, gain = edges[np.ix_(left, left)], gain[np.ix_(left, left)]
+            place = np.zeros(int(left[-1]) + 1, dtype=np.int64)
+            place[left] = np.arange(len(left))
+            label, into = place[label], int(place[into])
+        row = np.where(size > 0, gains(into, len(size)), -np.inf)
+        row[into] = -np.inf
+        gain[into] = gain[:, into] = row

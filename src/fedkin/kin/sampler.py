@@ -1,0 +1,473 @@
+"""One chain over partitions: compiled sweeps over the sites, and numpy for everything drawn between them.
+
+The model, in units where the variance between sites is 1 for every coefficient: ``b_u = nu_z(u) + sqrt(rho) e_u``,
+group centres ``nu_k ~ N(m, diag w)``, partitions ``z`` (`fedkin.kin.partitions`), edges with probability ``r_in``
+inside groups and ``r_out`` between them. Effects ``e`` and, up to some hundred sites, centres are integrated out.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from functools import cache
+
+import numpy as np
+from scipy.special import betaln, gammaln
+
+from fedkin._base import Array, Index
+from fedkin._base.compiling import compiling
+from fedkin.kin.kernels import centres, log_marginals, share_out, sweep, sweep_drawn
+from fedkin.kin.partitions import (
+    CHUNK,
+    EVENNESS,
+    SHARES,
+    Neighbours,
+    SiteLikelihoods,
+    are_kin,
+    capacity,
+    group_sums,
+    log_partitions,
+    log_sizes,
+    packed,
+    triangle,
+    unpacked,
+)
+from fedkin.kin.quadratics import apply
+
+#: From this many sites on, centres are drawn once per sweep instead of being integrated out.
+MANY_SITES = 300
+#: From this many sites on, groups also split and merge as a whole; moves of single sites do for small ones.
+WHOLE_GROUPS = 100
+#: Up to this many sites the probabilities of all pairs are kept.
+MOST_PAIRS = 3000
+#: Prior precision of the groups' common mean, in units of the variance between sites.
+MEAN_PRECISION = 4.0
+#: Where the typical width of groups may lie (log-uniform), and shapes of the widths' inverse gamma prior (uniform).
+TYPICAL_WIDTH = np.exp(np.linspace(np.log(0.03), np.log(30.0), 48))
+SHAPES = np.array([0.5, 1.0, 2.0, 5.0, 20.0])
+#: Widths and rates keep away from what cannot be computed with.
+LEAST, LEAST_RATE = 1e-6, 1e-6
+#: With many sites: sweeps from one draw of the share inside groups to the next, and sites that move one after another.
+SHARE_EVERY, RUN = 3, 32
+#: Sweeps after which sums are made anew.
+ANEW = 10
+#: Pairs of sites per sweep that may split or merge groups, and how many of them may split: few, since that takes
+#: longest, and merging is what chains from fine starts need.
+TRIES, SPLITS = 8, 0.05
+#: Effects that are traced for diagnostics; sweeps from one whose covariances given the partition are kept to the next.
+TRACED, THIN = 5_000, 5
+#: Half of the mass on groups without any variance inside.
+LOG_SHARES = np.log([0.5, *[0.5 / (len(SHARES) - 1)] * (len(SHARES) - 1)])
+_SCALES = (SHAPES[:, None] * TYPICAL_WIDTH).ravel()
+_WIDTH_PRIOR = np.repeat(SHAPES, len(TYPICAL_WIDTH)) * np.log(_SCALES) - gammaln(SHAPES).repeat(len(TYPICAL_WIDTH))
+_SPLIT_ODDS = math.log(SPLITS / (1.0 - SPLITS))
+
+
+@dataclass
+class State:
+    """Where a chain is: groups ``z (V,)``, number of the share, centres' mean ``m (p,)`` and variance ``w (p,)``."""
+
+    z: Index
+    share: int
+    m: Array
+    w: Array
+    typical: float
+    shape: float = 2.0
+    rates: tuple[float, float] = (0.5, 0.5)  # of edges inside and between groups
+    even: int = 0  # number of the evenness of the groups' sizes
+
+    def copy_from(self, other: State) -> None:
+        self.z[:], self.share, self.m, self.w = other.z, other.share, other.m.copy(), other.w.copy()
+        self.typical, self.shape, self.rates, self.even = other.typical, other.shape, other.rates, other.even
+
+
+class Chain:
+    """A chain that moves its ``state``.
+
+    ``collapsed``: centres are integrated out; ``moves``: hyper-parameters are drawn, too; ``splits``: groups also split
+    and merge as a whole. By default as the number of sites suggests. ``mean`` and ``drawn`` are of the centres of
+    groups that have members ``(K, p)``, ``labels (V,)`` number these.
+    """
+
+    mean: Array
+    drawn: Array
+    labels: Index
+
+    def __init__(
+        self,
+        sites: SiteLikelihoods,
+        state: State,
+        rng: np.random.Generator,
+        *,
+        collapsed: bool | None = None,
+        moves: bool = True,
+        splits: bool | None = None,
+    ) -> None:
+        V = sites.size[0]
+        self.sites, self.state, self.rng, self.moves = sites, state, rng, moves
+        self.collapsed = V < MANY_SITES if collapsed is None else collapsed
+        self.splits = V >= WHOLE_GROUPS if splits is None else splits
+        self.edges = float(sites.neighbours.weight.sum()) / 2
+        density = (self.edges + 1.0) / (0.5 * V * (V - 1) + 2.0)
+        self.beta = 2.0 * density, 2.0 - 2.0 * density  # prior of the rates
+        self.log_beta = 2.0 * float(betaln(*self.beta))
+        self.work, self.alone, self.totals = np.zeros((sites.sums.shape[2], 4)), np.zeros(V), sites.k.sum(axis=1)
+        self.open_matrices: dict[int, Array] = {}
+        self.most = self.sweeps = 0
+        self.collect()
+
+    def collect(self) -> None:
+        """Sum over the members of all groups, in arrays that have space for more of them."""
+        z, V = self.state.z, len(self.alone)
+        self.likelihoods = self.sites.sums[self.state.share]
+        K = int(z.max()) + 1
+        if (most := capacity(V, K)) > self.most:
+            self.most, self.partitions = most, log_partitions(V, most)
+            self.sums, self.n = np.zeros((most, self.likelihoods.shape[1])), np.zeros(most, dtype=np.int64)
+            self.log, self.new, self.linked = np.zeros(most), np.zeros(most), np.zeros(most)
+            self.odds, self.odds_of = np.zeros(4 + self.partitions.shape[1]), np.zeros(most + 1)
+            self.used, self.live = np.zeros(1, dtype=np.int64), np.zeros(most, dtype=np.int64)
+            self.phi = np.zeros((0, 0) if self.collapsed else self.sums.shape)
+        self.sums[K : int(self.used[0])] = 0.0
+        self.sums[:K] = group_sums(self.likelihoods, z, K)
+        self.n[:] = np.bincount(z, minlength=self.most)
+        self.used[0] = K
+
+    def set_prior(self) -> None:
+        """Derive what kernels need from the state."""
+        state = self.state
+        self._set_centres()
+        even = EVENNESS[state.even]
+        self.odds[0], self.odds[3] = math.lgamma(even + 1.0) - self.base, even
+        self.odds[4:] = self.partitions[state.even]
+        if self.edges:
+            r_in, r_out = state.rates
+            self.odds[1:3] = math.log(r_in / r_out), math.log((1 - r_in) / (1 - r_out))
+        log_marginals(self.likelihoods, self.likelihoods[0], 0.0, *self.prior, self.work, self.alone)
+
+    def _set_centres(self) -> None:
+        precision = 1.0 / self.state.w
+        self.prior = precision, precision * self.state.m
+        self.base = 0.5 * float(self.state.m @ self.prior[1])  # every group's log marginal is less by it
+
+    def log_marginals(self, sums: Array) -> Array:
+        """Return log marginals ``(n,)`` of groups with these sums ``(n, T + p)``."""
+        made = np.empty(len(sums))
+        log_marginals(sums, sums[0], 0.0, *self.prior, self.work, made)
+        return made - self.base
+
+    def set_logs(self) -> None:
+        """Set log marginals of the groups as they are."""
+        log_marginals(self.sums, self.sums[0], 0.0, *self.prior, self.work, self.log[: int(self.used[0])])
+
+    def _order(self) -> Index:
+        """Return an order in which sites move; with many of them, runs of neighbours in memory stay together."""
+        V = len(self.alone)
+        if V < MANY_SITES:
+            return self.rng.permutation(V)
+        order = (self.rng.permutation(-(-V // RUN))[:, None] * RUN + np.arange(RUN)).ravel()
+        return order[order < V]
+
+    def sweep(self, same: Array) -> float:
+        """Draw every site's group; return the bound on the evidence, without what hyper-parameters add to it.
+
+        Adds the probabilities of sharing a group to ``same (V, V)``, which may be empty.
+        """
+        state, V = self.state, len(self.alone)
+        if 2 * int(self.used[0]) > self.most < V:
+            self.collect()
+        if self.sweeps == 0 or self.moves:
+            self.set_prior()
+        if self.splits:
+            split_and_merge(self)
+        order, graph = self._order(), self.sites.neighbours
+        given = (self.likelihoods, self.alone, self.rng.random(V), order, state.z, *graph, self.sums, self.n, self.used)
+        rest = (self.log, self.new, *self.prior, self.work, self.odds, self.odds_of, self.linked)
+        if self.collapsed:
+            self.set_logs()
+            entropy = sweep(*given, *rest, self.live, same)
+        else:
+            self.describe()
+            i, j = triangle(len(state.m))
+            squares = np.where(i == j, -0.5, -1.0) * self.drawn[:, i] * self.drawn[:, j]
+            self.phi[self.members] = np.concatenate([squares, self.drawn], axis=1)
+            entropy = sweep_drawn(*given, *rest, self.phi, self.rng.standard_normal((V, len(state.m))), same)
+        self.sweeps += 1
+        if self.sweeps % ANEW == 0:
+            self.collect()
+        log = self.describe()
+        n = self.n[self.members]
+        self.n_groups = len(n)
+        self.counts = self._count_edges(n)
+        self.evens = self.partitions[:, self.n_groups] + log_sizes(n)
+        score = float(self.totals[state.share]) + log + _log_sum(self.evens) - math.log(len(self.evens))
+        if self.edges:
+            inside, pairs, between, others = self.counts
+            yes, no = self.beta
+            score += float(betaln(inside + yes, pairs - inside + no) + betaln(between + yes, others - between + no))
+            score -= self.log_beta
+        self.density = score
+        return float(score + entropy + LOG_SHARES[state.share])
+
+    def describe(self) -> float:
+        """Set means and draws of the groups' centres; return the sum of their log marginals."""
+        self.members = live = np.flatnonzero(self.n[: int(self.used[0])])
+        number = np.zeros(int(self.used[0]), dtype=np.int64)
+        number[live] = np.arange(len(live))
+        self.labels, p = number[self.state.z], len(self.state.m)
+        self.mean, self.drawn = np.empty((len(live), p)), self.rng.standard_normal((len(live), p))
+        logs = np.empty(len(live))
+        centres(self.sums[live], *self.prior, self.work, self.mean, self.drawn, logs)
+        return float(logs.sum()) - len(live) * self.base
+
+    def centre_covariances(self) -> Array:
+        """Return covariances ``(K, p, p)`` of the groups' centres."""
+        p = len(self.state.m)
+        precision = unpacked(self.sums[self.members, :-p], p)
+        return np.asarray(np.linalg.inv(precision + np.diag(self.prior[0])))
+
+    def left(self, part: slice) -> Array:
+        """Return ``I - rho H_u (n, p, p)``, what sites leave of a group's centre; few sites have them cached."""
+        number, p = self.state.share, len(self.state.m)
+        if number in self.open_matrices:
+            return self.open_matrices[number]
+        made = np.asarray(np.eye(p) - SHARES[number] * unpacked(self.likelihoods[part, :-p], p))
+        if len(self.alone) < MANY_SITES:
+            self.open_matrices[number] = made
+        return made
+
+    def _count_edges(self, n: Index) -> tuple[float, float, float, float]:
+        """Return edges inside groups, pairs inside groups, edges between, pairs between."""
+        V = len(self.alone)
+        inside = self.sites.neighbours.inside(self.state.z) if self.edges else 0.0
+        pairs = 0.5 * float((n * (n - 1.0)).sum())
+        return inside, pairs, self.edges - inside, 0.5 * V * (V - 1) - pairs
+
+    def move(self) -> float:
+        """Draw all but the partition; return what they add to the bound on the evidence."""
+        state, rng = self.state, self.rng
+        gain = self._move_widths()
+        if self.collapsed or self.sweeps % SHARE_EVERY == 1:
+            self._move_share()
+        state.even = _pick(self.evens, rng)
+        inside, pairs, between, others = self.counts
+        yes, no = self.beta
+        rates = rng.beta(inside + yes, pairs - inside + no), rng.beta(between + yes, others - between + no)
+        r_in, r_out = (min(max(rate, LEAST_RATE), 1 - LEAST_RATE) for rate in rates)
+        state.rates = r_in, r_out
+        return gain
+
+    def _move_widths(self) -> float:
+        """Draw ``m``, ``w`` and their prior; return the sum of log prior minus log conditional of ``m`` and ``w``."""
+        state, rng, K = self.state, self.rng, self.n_groups
+        p = len(state.m)
+        precision = K / state.w + MEAN_PRECISION
+        mean = self.drawn.sum(axis=0) / (state.w * precision) + rng.standard_normal(p) / np.sqrt(precision)
+        squares = 0.5 * ((self.drawn - mean) ** 2).sum(axis=0)
+        # the widths' prior is drawn with the widths integrated out: given those it would hardly move
+        after, each = SHAPES + 0.5 * K, len(TYPICAL_WIDTH)
+        odds = p * (_WIDTH_PRIOR + gammaln(after).repeat(each))
+        odds -= after.repeat(each) * np.log(squares[:, None] + _SCALES).sum(axis=0)
+        i, j = divmod(_pick(odds, rng), each)
+        state.shape, state.typical = shape, typical = float(SHAPES[i]), float(TYPICAL_WIDTH[j])
+        a, b = shape + 0.5 * K, shape * typical + squares
+        width = np.minimum(np.maximum(b / rng.standard_gamma(a, p), LEAST), 1.0 / LEAST)
+        logs, inverses = np.log(width), 1.0 / width
+        gain = 0.5 * float((np.log(MEAN_PRECISION / precision) - MEAN_PRECISION * mean**2 + 1.0).sum())
+        gain += p * (shape * math.log(shape * typical) - math.lgamma(shape) + math.lgamma(a)) - a * np.log(b).sum()
+        gain += (a - shape) * logs.sum() + ((b - shape * typical) * inverses).sum()
+        state.m, state.w = mean, width
+        return float(gain)
+
+    def _move_share(self) -> None:
+        """Draw the share of the variance that is inside groups from its exact conditional."""
+        state, K = self.state, self.n_groups
+        self._set_centres()
+        sums = group_sums(self.sites.sums, self.labels, K).reshape(-1, self.likelihoods.shape[1])
+        odds = self.log_marginals(sums).reshape(-1, K).sum(axis=1) + self.totals + LOG_SHARES
+        share = _pick(odds, self.rng)
+        if share != state.share:
+            state.share = share
+            self.collect()
+
+    def run(self, burn: int, record: Record) -> float:
+        """Sweep ``burn`` times and once for each line of ``record``; return the mean bound on the evidence.
+
+        The bound of a sweep is the log density of data and state, plus the entropies of the conditionals that it was
+        drawn from. Its mean leaves out the first half of the sweeps that are not kept.
+        """
+        scores, nothing = [], np.zeros((0, 0))
+        for number in range(burn + len(record.z)):
+            s = number - burn
+            counts = s >= 0 and bool(are_kin(self.state.share, 1 + int(np.ptp(self.state.z) > 0)))
+            score = self.sweep(record.same if counts else nothing)
+            if s >= 0:
+                record.keep(self, s)
+            if self.moves:
+                score += self.move()
+            if s >= 0:
+                record.trace[s, 0] = score
+            if 2 * number >= burn:
+                scores.append(score)
+        return float(np.mean(scores))
+
+
+class Record:
+    """Sums over kept sweeps, and a line for each of them.
+
+    ``b (V, p)`` and ``moments (V, T)``: means of effects given the partition, and of their squares (upper triangles);
+    covariances given a partition are computed for every fifth. ``same (V, V)``: probabilities of sharing a group, empty
+    for many sites. ``trace (S, 5)``: bound on the evidence, groups, number of the share, rates; ``means (S, T, p)``:
+    ``b`` of the first T sites; ``z (S, V)``, ``m (S, p)``, ``w (S, p)``: the states.
+    """
+
+    def __init__(self, V: int, p: int, keep: int) -> None:
+        full = V if keep else 0
+        pairs = full if V <= MOST_PAIRS else 0
+        self.b = np.zeros((full, p))
+        self.some = np.zeros((full, THIN if V < MANY_SITES else 1, p))  # of sweeps whose sums are still to be taken
+        self.moments, self.same = np.zeros((full, p * (p + 1) // 2)), np.zeros((pairs, pairs))
+        self.trace, self.means = np.zeros((keep, 5)), np.zeros((keep, min(full, max(TRACED // p, 1)), p))
+        self.z: Index = np.zeros((keep, V), dtype=np.int32)
+        self.m, self.w = np.zeros((keep, p)), np.zeros((keep, p))
+
+    def covariance(self, some: int) -> Array:
+        """Return covariances ``(some, T)`` of the first sites' effects (upper triangles) in this chain."""
+        n, (i, j) = len(self.z), triangle(self.b.shape[1])
+        middle = self.b[:some] / n
+        return np.asarray(self.moments[:some] / n - middle[:, i] * middle[:, j])
+
+    def keep(self, chain: Chain, s: int) -> None:
+        """Add effects given the partition as line ``s``: groups' means plus what sites add to them."""
+        state, n = chain.state, len(self.z)
+        V, p = self.b.shape
+        share, held = SHARES[state.share], s % self.some.shape[1]
+        full = held == self.some.shape[1] - 1 or s == n - 1
+        covariances, stands_for = (chain.centre_covariances() if s % THIN == 0 else None), n / len(range(0, n, THIN))
+        for start in range(0, V, CHUNK):
+            part = slice(start, start + CHUNK)
+            labels = chain.labels[part]
+            b = chain.mean[labels]
+            if share > 0:
+                B = chain.left(part)
+                b = apply(B, b) + share * chain.likelihoods[part, -p:]
+            self.some[part, held] = b
+            if covariances is not None:
+                own = packed(share * B + B @ covariances[labels] @ B) if share > 0 else packed(covariances)[labels]
+                self.moments[part] += stands_for * own
+            if full:
+                some = self.some[part, : held + 1]
+                self.b[part] += some.sum(axis=1)
+                self.moments[part] += packed(np.swapaxes(some, 1, 2) @ some)
+            self.means[s, part] = b[: max(self.means.shape[1] - start, 0)]
+        self.z[s], self.m[s], self.w[s] = state.z, state.m, state.w
+        self.trace[s, 1:] = chain.n_groups, state.share, *state.rates
+
+
+def split_and_merge(chain: Chain) -> None:
+    """Try to split or merge whole groups by Metropolis steps, which moves of single sites would take for ever to do.
+
+    Two sites are picked at random. If they are in different groups these may merge; if they are in one group it may
+    split around them, the other members joining one of the two after another (Dahl 2003).
+    """
+    V, rng = len(chain.alone), chain.rng
+    splits = rng.random(TRIES) < SPLITS
+    one, other = rng.integers(V, size=TRIES), rng.integers(V - 1, size=TRIES)
+    other += other >= one
+    limits = np.log(1.0 - rng.random(TRIES))
+    left = np.arange(TRIES)
+    while left.size:
+        chain.set_logs()
+        z = chain.state.z
+        a, b = z[one], z[other]
+        left = left[(a == b)[left] == splits[left]]
+        merges = left[~splits[left]]
+        gains = np.full(TRIES, -np.inf)
+        gains[merges] = _gain_apart(chain, a[merges], b[merges])
+        left = left[splits[left] | (limits[left] <= _SPLIT_ODDS - gains[left])]  # whatever the way back is
+        moved = False
+        while left.size and not moved:
+            t, left = left[0], left[1:]
+            moved = _try_pair(chain, int(one[t]), int(other[t]), float(gains[t]), float(limits[t]))
+
+
+def _gain_apart(chain: Chain, a: Index, b: Index) -> Array:
+    """Return the log density with groups ``a`` and ``b`` apart, minus that with them together."""
+    if not a.size:
+        return np.zeros(0)
+    n, even = chain.n, chain.odds[3]
+    gain = chain.log[a] + chain.log[b] - 2 * chain.base - chain.log_marginals(chain.sums[a] + chain.sums[b])
+    gain += _group_prior(chain, 0) + gammaln(n[a] + even) + gammaln(n[b] + even) - gammaln(n[a] + n[b] + even)
+    if chain.edges:
+        edges = chain.sites.neighbours.between(chain.state.z, int(chain.used[0]))[a, b]
+        gain -= edges * chain.odds[1] + (n[a] * n[b] - edges) * chain.odds[2]
+    return np.asarray(gain)
+
+
+def _group_prior(chain: Chain, more: int) -> float:
+    """Return the log prior of as many groups as there are, and ``more``, against one group less."""
+    t = int(np.count_nonzero(chain.n)) + more
+    return float(chain.odds[4 + t] - chain.odds[3 + t])
+
+
+def _try_pair(chain: Chain, one: int, other: int, gain: float, limit: float) -> bool:
+    """Split the group of two sites, or merge their groups, if chance has it so."""
+    z = chain.state.z
+    a, b = int(z[one]), int(z[other])
+    splits = a == b
+    if splits:
+        empty = np.flatnonzero(chain.n == 0)
+        if not empty.size:
+            return False
+        b = int(empty[0])
+    members = np.flatnonzero((z == a) | (z == b))
+    members = chain.rng.permutation(members[(members != one) & (members != other)])
+    side = np.full(len(z), -1)
+    side[members] = 2 if splits else np.where(z[members] == a, 3, 4)
+    both = np.concatenate([[one, other], members])
+    n, log, sums = np.zeros(2, dtype=np.int64), np.zeros(2), np.zeros((2, chain.likelihoods.shape[1]))
+    # a merge must also have been possible as a split, which few are: most are found out soon
+    least = -np.inf if splits else limit - _SPLIT_ODDS + gain
+    path = share_out(
+        chain.likelihoods, chain.rng.random(len(z)), *chain.sites.neighbours, both, side, sums, n, log, *chain.prior,
+        chain.work, chain.odds, least,
+    )  # fmt: skip
+    if splits:
+        even = chain.odds[3]
+        gain = float(log.sum() - chain.log[a]) - chain.base + _group_prior(chain, 1)
+        gain += float(gammaln(n + even).sum() - gammaln(n.sum() + even))
+        if chain.edges:
+            edges = float(chain.sites.neighbours.between(side + 1, 3)[1, 2])
+            gain -= edges * chain.odds[1] + (float(n[0]) * float(n[1]) - edges) * chain.odds[2]
+        if limit > gain - path - _SPLIT_ODDS:
+            return False
+    elif limit > _SPLIT_ODDS + path - gain:
+        return False
+    z[side == 1] = b if splits else a
+    chain.collect()
+    return True
+
+
+@cache
+def load_kernels(collapsed: bool, splits: bool) -> None:
+    """Load the kernels that chains need, or compile them, by a chain over five sites."""
+    sites = SiteLikelihoods.from_effects(np.ones((5, 1, 1)), np.arange(5.0)[:, None], Neighbours.none(5))
+    state, rng = State(np.arange(5) % 2, 0, np.zeros(1), np.ones(1), 1.0), np.random.default_rng(0)
+    with compiling():
+        chain = Chain(sites, state, rng, collapsed=collapsed, splits=splits)
+        chain.run(1, Record(5, 1, 1))
+        if splits:
+            chain.set_logs()
+            _try_pair(chain, 0, 1, 0.0, 0.0)
+
+
+def _log_sum(logs: Array) -> float:
+    """Return the logarithm of the sum of ``exp(logs)``, some of them finite."""
+    top = float(logs.max())
+    return top + math.log(float(np.exp(logs - top).sum()))
+
+
+def _pick(logs: Array, rng: np.random.Generator) -> int:
+    """Draw a position with probability proportional to ``exp(logs)``."""
+    chance = np.exp(logs - logs.max()).cumsum()
+    return int(chance.searchsorted(rng.random() * chance[-1]))
