@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from typing import Literal, get_args
 
 import numpy as np
+from scipy.optimize import brentq
+from scipy.special import chdtrc, chdtri, digamma, fdtrc, polygamma
 
 from fedkin._base import Array, Index, Mask
 from fedkin.core.local import LocalFit, Variance, local_fit
@@ -152,8 +154,6 @@ def select_edges(
     >>> chosen.candidates.n_edges, chosen.graph.n_edges, round(chosen.graph.fidelity(design.truth), 2)
     (44, 27, 1.0)
     """
-    from scipy.special import chdtri
-
     if not 0 < level < 1:
         raise ParameterError(f"level is the size of a test, between 0 and 1, got {level!r}")
     if method not in get_args(Method):
@@ -248,7 +248,7 @@ def _test_chunk(local: LocalFit, factor: Array, edges: Index) -> tuple[Array, Ar
     k = _directions(local, i, j)
     f_i, f_j = local.residual_dof[i], local.residual_dof[j]
     if np.isinf(f_i).all() and np.isinf(f_j).all():
-        return statistic, chi_square_tail(k, statistic), np.full(len(edges), np.inf)
+        return statistic, np.asarray(chdtrc(k, statistic)), np.full(len(edges), np.inf)
     first = factor[i][:, None, None] * first
     total, scale = unit_diagonal(first + factor[j][:, None, None] * second)
     share = np.linalg.solve(total, first / (scale[:, :, None] * scale[:, None, :]))
@@ -267,7 +267,7 @@ def _test_chunk(local: LocalFit, factor: Array, edges: Index) -> tuple[Array, Ar
     # written so that infinite degrees of freedom leave the statistic alone
     ratio = np.where(whole, 1 - (p - 1) / enough, 1 / (1 + inflation)) * statistic
     plain = dof >= _CHI_SQUARE_DOF
-    p_value = np.where(plain, chi_square_tail(k, ratio), f_tail(k, np.where(plain, 1.0, dof), ratio / k))
+    p_value = np.where(plain, chdtrc(k, ratio), fdtrc(k, np.where(plain, 1.0, dof), ratio / k))
     return statistic, p_value, np.where(plain, np.inf, dof)
 
 
@@ -301,8 +301,6 @@ def moderation(local: LocalFit) -> Array:
     variance, and so hide that it is uncertain. All sites' variances together tell how much true variances differ
     (a scaled inverse chi-square prior with d0 degrees of freedom, Smyth 2004): the guess is the posterior mean.
     """
-    from scipy.special import digamma, polygamma
-
     factor = np.ones(local.theta.shape[0])
     usable = np.isfinite(local.residual_dof) & ~local.matrix_estimated & ~local.rescued
     names = np.array(local.losses)
@@ -325,31 +323,5 @@ def moderation(local: LocalFit) -> Array:
 
 
 def inverse_trigamma(value: float) -> float:
-    """The x with ``trigamma(x) = value``, by Newton's iteration on its reciprocal (Smyth 2004, appendix)."""
-    from scipy.special import polygamma
-
-    x = 0.5 + 1.0 / value
-    for _ in range(50):
-        trigamma = float(polygamma(1, x))
-        step = trigamma * (1.0 - trigamma / value) / float(polygamma(2, x))
-        x += step
-        if abs(step) < 1e-9 * x:
-            break
-    return x
-
-
-# scipy.special rather than scipy.stats: accurate far out in the tail, and quick to import
-
-
-def chi_square_tail(p: Array | int, x: Array) -> Array:
-    """Upper tail of chi-square with p degrees of freedom."""
-    from scipy.special import chdtrc
-
-    return np.asarray(chdtrc(p, x))
-
-
-def f_tail(p: Array | int, dof: Array, x: Array) -> Array:
-    """Upper tail of F with p and dof degrees of freedom."""
-    from scipy.special import betainc
-
-    return np.asarray(betainc(dof / 2, p / 2, dof / (dof + p * x)))
+    """The x with ``trigamma(x) = value``."""
+    return float(brentq(lambda x: float(polygamma(1, x)) - value, 1 / value, 0.5 + 1 / value, rtol=1e-12))

@@ -4,6 +4,9 @@ Each function names its equation. The scale of lambda needs care: Theorem 1 stat
 ``lambda = |V|^{-1/2} R*{(D^+)' Psi}``, but its proof uses ``lambda / |V|^{1/2}`` as the penalty level of the objective
 (eq. basic_ineq3 against eq. ob). `theorem1_lambda` is the theorem's number and `objective_lam` turns it into the
 ``lam`` of `fedkin.Problem`.
+
+Arguments that several functions take: ``federation``, the data; ``graph``, the edges E; ``theta_star (V, p)``, the
+true parameters in the federation's order; ``loss``, what each site minimises.
 """
 
 from __future__ import annotations
@@ -14,11 +17,15 @@ from typing import Literal
 
 import numpy as np
 from numpy.typing import ArrayLike
+from scipy import sparse
+from scipy.sparse.linalg import splu
+from scipy.special import chdtri
 
 from fedkin._base import Array, Index, Mask, check_choice
 from fedkin.core.newton import sum_groups
 from fedkin.core.penalties import L1, Penalty, make_penalty
-from fedkin.core.rows import LossLike, build_terms, resolve_losses
+from fedkin.core.quadratics import RowData
+from fedkin.core.rows import LossLike
 from fedkin.core.terms import SiteTerms
 from fedkin.data import Federation
 from fedkin.errors import ParameterError
@@ -44,28 +51,17 @@ __all__ = [
 def rho(federation: Federation, graph: Graph, theta_star: ArrayLike, loss: LossLike = "linear") -> float:
     """``rho = |V|^{-1/2} ||Pi_ker(D) Psi||_F`` (Theorem 1): the noise that agreement along the graph cannot remove.
 
-    Parameters
-    ----------
-    federation : Federation
-        The data.
-    graph : Graph
-        G; only its connected components matter.
-    theta_star : array (V, p)
-        True parameters, in the federation's order.
-    loss : str, Loss or mapping {site: loss}
-        Psi are the gradients of the sites' mean losses at ``theta_star``.
+    Psi are the gradients of the sites' mean losses at ``theta_star``; of the graph, only components matter.
 
     Examples
     --------
     >>> import fedkin
-    >>> from fedkin.core.theory import rho
-    >>> fed = fedkin.Federation({"a": [[1.0]], "b": [[-1.0]]})
-    >>> truth = [[0.0], [0.0]]
+    >>> fed, truth = fedkin.Federation({"a": [[1.0]], "b": [[-1.0]]}), [[0.0], [0.0]]
     >>> rho(fed, fedkin.Graph.complete("ab"), truth, "mean"), rho(fed, fedkin.Graph.empty("ab"), truth, "mean")
     (0.0, 1.0)
     """
-    psi = _gradients(federation, theta_star, loss)
-    means = _component_means(graph.aligned(federation.sites), psi)
+    terms, theta = _at_truth(federation, theta_star, loss)
+    means = _component_means(graph.aligned(federation.sites), terms.gradients(theta))
     return float(np.linalg.norm(means) / math.sqrt(federation.n_sites))
 
 
@@ -76,28 +72,17 @@ def theorem1_lambda(
     loss: LossLike = "linear",
     penalty: str | Penalty = "l1",
 ) -> float:
-    """``lambda = |V|^{-1/2} R*{(D^+)' Psi}`` (Theorem 1), with ``R*`` the largest dual norm over the edges.
-
-    Parameters
-    ----------
-    federation : Federation
-        The data.
-    graph : Graph
-        G. With edge weights w, R is ``sum_e w_e phi`` and D becomes ``diag(w) D``.
-    theta_star, loss
-        As in `rho`.
-    penalty : str or Penalty
-        The norm phi.
+    """``lambda = |V|^{-1/2} R*{(D^+)' Psi}`` (Theorem 1), with ``R*`` the largest dual norm of ``penalty`` over edges.
 
     Notes
     -----
     On the theorem's scale. The estimator that the theorem is about has the penalty level `objective_lam` of it, smaller
-    by ``|V|^{1/2}``; with the number as it stands for ``lam``, the bound of the theorem can fail.
+    by ``|V|^{1/2}``; with the number as it stands for ``lam``, the bound of the theorem can fail. With edge weights w,
+    R is ``sum_e w_e phi`` and D becomes ``diag(w) D``.
 
     Examples
     --------
     >>> import fedkin
-    >>> from fedkin.core.theory import objective_lam, theorem1_lambda
     >>> fed = fedkin.Federation({"a": [[1.0]], "b": [[-1.0]]})
     >>> lam = theorem1_lambda(fed, fedkin.Graph.complete("ab"), [[0.0], [0.0]], "mean")
     >>> round(lam, 4), round(objective_lam(lam, 2), 4)
@@ -106,15 +91,12 @@ def theorem1_lambda(
     graph = graph.aligned(federation.sites)
     if graph.n_edges == 0:
         return 0.0
-    from scipy import sparse
-    from scipy.sparse.linalg import splu
-
-    psi = _gradients(federation, theta_star, loss)
+    terms, theta = _at_truth(federation, theta_star, loss)
+    psi = terms.gradients(theta)
     # (D^+)' = D (D'D)^+. Differences do not see constants on components, so any solution x of D'D x = psi - mean will
     # do; asking for 0 at the first site of each component makes the matrix regular.
-    labels = graph.components()
     grounded = np.zeros(graph.n_sites)
-    grounded[np.unique(labels, return_index=True)[1]] = 1.0
+    grounded[np.unique(graph.components(), return_index=True)[1]] = 1.0
     laplacian = graph.reweighted(graph.weights**2).laplacian() + sparse.diags_array(grounded)
     x = splu(sparse.csc_array(laplacian)).solve(psi - _component_means(graph, psi))
     rows = graph.weights[:, None] * (graph.incidence() @ x)
@@ -124,16 +106,8 @@ def theorem1_lambda(
 def objective_lam(lam: float, n_sites: int) -> float:
     """The ``lam`` of the objective that belongs to the theorem's lambda: ``lambda / |V|^{1/2}``.
 
-    Parameters
-    ----------
-    lam : float
-        Lambda on the scale of Theorem 1.
-    n_sites : int
-        |V|.
-
     Examples
     --------
-    >>> from fedkin.core.theory import objective_lam
     >>> objective_lam(0.5, 4)
     0.25
     """
@@ -143,30 +117,17 @@ def objective_lam(lam: float, n_sites: int) -> float:
 def kappa(federation: Federation, theta_star: ArrayLike, loss: LossLike = "linear") -> float:
     """Smallest ``kappa >= 1`` with all Hessians' eigenvalues at ``theta_star`` in ``[1/kappa, kappa]`` (Condition 2.2).
 
-    Parameters
-    ----------
-    federation : Federation
-        The data.
-    theta_star : array (V, p)
-        True parameters. The condition asks for a ball around them; for losses that are not quadratic the value here is
-        its centre's.
-    loss : str, Loss or mapping {site: loss}
-        What each site minimises.
-
-    Returns
-    -------
-    float
-        Infinite when some Hessian is singular.
+    Infinite when some Hessian is singular. The condition asks for a ball around ``theta_star``; for losses that are not
+    quadratic the value here is its centre's.
 
     Examples
     --------
     >>> import fedkin
-    >>> from fedkin.core.theory import kappa
     >>> kappa(fedkin.Federation({"a": ([[2.0], [2.0]], [0.0, 1.0])}), [[0.0]])
     4.0
     """
-    terms = _terms_of(federation, loss)
-    values = np.linalg.eigvalsh(terms.hessians(_true_parameters(federation, theta_star, terms)))
+    terms, theta = _at_truth(federation, theta_star, loss)
+    values = np.linalg.eigvalsh(terms.hessians(theta))
     smallest, largest = float(values.min()), float(values.max())
     return max(largest, 1.0 / smallest, 1.0) if smallest > 0 else math.inf
 
@@ -183,14 +144,12 @@ def theorem1_bound(
 
     Parameters
     ----------
-    rho : float
-        From `rho`.
+    rho, kappa : float
+        From the functions of these names.
     lam : float
         From `theorem1_lambda`, on the theorem's scale (any larger one will do, if the estimator uses it).
     n_false_edges : int
         |S|, edges between sites with different parameters.
-    kappa : float
-        From `kappa`.
     kappa_0 : float
         Lower bound on the compatibility factor, from `compatibility_lower_bound`.
     form : "proved" or "printed"
@@ -199,7 +158,6 @@ def theorem1_bound(
 
     Examples
     --------
-    >>> from fedkin.core.theory import theorem1_bound
     >>> theorem1_bound(rho=0.5, lam=0.5, n_false_edges=1, kappa=1.0, kappa_0=0.5)
     8.5
     """
@@ -238,7 +196,6 @@ class Sizes:
         Examples
         --------
         >>> import fedkin
-        >>> from fedkin.core.theory import Sizes
         >>> fed = fedkin.Federation({"a": [[0.0]] * 9, "b": [[1.0]] * 8})
         >>> Sizes.of(fed, fedkin.Graph.complete("ab"), [[0.0], [1.0]]).n_false_edges
         1
@@ -257,24 +214,22 @@ class Sizes:
             n_false_edges=int(_joins_different(graph, theta).sum()),
         )
 
+    def unit(self, sigma: float) -> float:
+        """``sigma^2 p / (n |V|)``."""
+        return sigma**2 * self.n_params / (self.n_samples * self.n_sites)
+
 
 def theorem2_rate(sizes: Sizes, sigma: float = 1.0) -> float:
     """``sigma^2 p (K + |S|) / (n |V|)``: the rate after Theorem 2, without its logarithms and constants.
 
-    Parameters
-    ----------
-    sizes : Sizes
-        n, |V|, p, K and |S|.
-    sigma : float
-        Sub-Gaussian size of the scores (for the linear model with unit features, the noise).
+    ``sigma`` is the sub-Gaussian size of the scores (for the linear model with unit features, the noise).
 
     Examples
     --------
-    >>> from fedkin.core.theory import Sizes, theorem2_rate
     >>> theorem2_rate(Sizes(100, 100, n_params=20, n_components=5, n_edges=900, n_false_edges=0))
     0.01
     """
-    return _unit(sizes, sigma) * (sizes.n_components + sizes.n_false_edges)
+    return sizes.unit(sigma) * (sizes.n_components + sizes.n_false_edges)
 
 
 def theorem2_bound(
@@ -310,39 +265,26 @@ def theorem2_bound(
 
     Examples
     --------
-    >>> from fedkin.core.theory import Sizes, theorem2_bound
     >>> sizes = Sizes(100, 100, n_params=20, n_components=5, n_edges=900, n_false_edges=0)
     >>> round(theorem2_bound(sizes, gamma_squared=1.0, kappa=1.0, kappa_0=1.0), 4)
     0.0599
     """
     if not 0 < xi < 1:
         raise ParameterError(f"xi is a probability between 0 and 1, got {xi!r}")
-    unit = _unit(sizes, sigma)
-    noise = c_rho * unit * sizes.n_components * math.log(1 / xi)
-    wrong = 0.0
+    unit, wrong = sizes.unit(sigma), 0.0
     if sizes.n_false_edges:
         wrong = 4 * c_lambda / (kappa_0 * gamma_squared) * unit * sizes.n_false_edges * math.log(sizes.n_edges / xi)
-    return 2 * kappa**2 * (noise + wrong)
-
-
-def _unit(sizes: Sizes, sigma: float) -> float:
-    return sigma**2 * sizes.n_params / (sizes.n_samples * sizes.n_sites)
+    return 2 * kappa**2 * (c_rho * unit * sizes.n_components * math.log(1 / xi) + wrong)
 
 
 def gamma_squared(graph: Graph) -> float:
-    """``gamma_G^2``, the smallest nonzero eigenvalue of ``D'D`` (Theorem 2); infinite without edges.
+    """``gamma_G^2``, the smallest nonzero eigenvalue of ``D'D`` without weights (Theorem 2); infinite without edges.
 
     For a connected graph it is the algebraic connectivity.
-
-    Parameters
-    ----------
-    graph : Graph
-        Its weights do not count.
 
     Examples
     --------
     >>> from fedkin import Graph
-    >>> from fedkin.core.theory import gamma_squared
     >>> round(gamma_squared(Graph.complete(range(6))), 9)
     6.0
     """
@@ -350,19 +292,11 @@ def gamma_squared(graph: Graph) -> float:
 
 
 def graph_fidelity(graph: Graph, truth: Graph) -> float:
-    """``GF = K(E0) / (K(E) + |E minus E0|)`` (after Theorem 2).
-
-    Parameters
-    ----------
-    graph : Graph
-        The graph in use, G.
-    truth : Graph
-        The characteristic graph G0, a clique for each group of equal sites.
+    """``GF = K(E0) / (K(E) + |E minus E0|)`` (after Theorem 2); ``truth`` has a clique for each group of equal sites.
 
     Examples
     --------
     >>> from fedkin import Graph
-    >>> from fedkin.core.theory import graph_fidelity
     >>> truth = Graph.clusters([0, 0, 1, 1])
     >>> graph_fidelity(truth, truth), graph_fidelity(Graph.empty(range(4)), truth)
     (1.0, 0.5)
@@ -373,23 +307,18 @@ def graph_fidelity(graph: Graph, truth: Graph) -> float:
 def compatibility_lower_bound(
     graph: Graph, n_false_edges: int, penalty: str | Penalty = "l1", *, n_params: int
 ) -> float:
-    """Lower bound on the compatibility factor ``kappa_T(D)`` of a set T of edges (Definition 1 and what follows it).
+    """Lower bound ``1 / (2 min(sqrt(d), sqrt(|T|)))`` on the compatibility factor ``kappa_T(D)`` (after Definition 1).
 
     Parameters
     ----------
     graph : Graph
         G, with largest degree d.
     n_false_edges : int
-        |T|; in the theorems T = S, the false edges.
+        |T|; in the theorems T = S, the false edges. The bound is 1 for an empty T.
     penalty : str or Penalty
         The norm phi that R sums.
     n_params : int
         p, which matters for "l1" only.
-
-    Returns
-    -------
-    float
-        ``1 / (2 min(sqrt(d), sqrt(|T|)))``, and 1 for an empty T.
 
     Notes
     -----
@@ -401,7 +330,6 @@ def compatibility_lower_bound(
     Examples
     --------
     >>> from fedkin import Graph
-    >>> from fedkin.core.theory import compatibility_lower_bound
     >>> compatibility_lower_bound(Graph.complete(range(5)), 9, n_params=1)
     0.25
     """
@@ -456,14 +384,8 @@ def minimum_signal_check(
 
     Parameters
     ----------
-    federation : Federation
-        The data.
-    graph : Graph
-        The candidate edges E.
-    theta_star : array (V, p)
-        True parameters; edges between different rows are false.
-    loss : str, Loss or mapping {site: loss}
-        What each site minimises.
+    federation, graph, theta_star, loss
+        As in `rho`; edges between different rows of ``theta_star`` are false.
     level : float
         Size of the edge selection.
     dispersion : float
@@ -477,59 +399,40 @@ def minimum_signal_check(
     Examples
     --------
     >>> import fedkin
-    >>> from fedkin.core.theory import minimum_signal_check
     >>> fed = fedkin.Federation({"a": [[0.0]] * 50, "b": [[1.0]] * 50})
     >>> check = minimum_signal_check(fed, fedkin.Graph.complete("ab"), [[0.0], [1.0]], "mean")
     >>> check.signal.round(6).tolist(), round(check.required, 2), check.holds
     ([25.0], 15.37, True)
     """
-    from scipy.special import chdtri
-
     if not 0 < level < 1:
         raise ParameterError(f"level is the size of a test, between 0 and 1, got {level!r}")
     graph = graph.aligned(federation.sites)
-    terms = _terms_of(federation, loss)
-    theta = _true_parameters(federation, theta_star, terms)
+    terms, theta = _at_truth(federation, theta_star, loss)
     false = graph.edges[_joins_different(graph, theta)]
     i, j = false.T
-    hessians = terms.hessians(theta)
-    n = federation.n_samples[:, None, None]
+    information = federation.n_samples[:, None, None] * terms.hessians(theta)
     signal = np.empty(i.size)
     step = max(1, 2**20 // terms.n_params**2)
     for start in range(0, i.size, step):
         a, b = i[start : start + step], j[start : start + step]
         # (A^{-1} + B^{-1})^{-1} = A (A + B)^{-1} B, which is also right for singular A or B
-        first, second = n[a] * hessians[a], n[b] * hessians[b]
-        d = (theta[a] - theta[b])[:, :, None]
+        first, second, d = information[a], information[b], (theta[a] - theta[b])[:, :, None]
         middle = np.linalg.pinv(first + second, hermitian=True) @ (second @ d)
         signal[start : start + step] = (d * (first @ middle)).sum(axis=(1, 2)) / dispersion
-    required = 4.0 * float(chdtri(terms.n_params, level / max(graph.n_edges, 1)))
-    return MinimumSignal(false, signal, required)
+    return MinimumSignal(false, signal, 4.0 * float(chdtri(terms.n_params, level / max(graph.n_edges, 1))))
 
 
-def _terms_of(federation: Federation, loss: LossLike) -> SiteTerms:
-    """The sites' mean losses, without a ridge."""
-    losses = resolve_losses(loss, federation)
-    return build_terms(federation, losses, np.zeros(losses[0].n_params(federation.n_features)))
-
-
-def _true_parameters(federation: Federation, theta_star: ArrayLike, terms: SiteTerms) -> Array:
-    """``theta_star`` as an array ``(V, p)``, or the error that it is none."""
-    theta = np.asarray(theta_star, dtype=np.float64)
-    expected = (federation.n_sites, terms.n_params)
-    if theta.shape != expected:
-        raise ParameterError(f"theta_star has shape {theta.shape}, expected {expected}: a row for every site")
-    return theta
+def _at_truth(federation: Federation, theta_star: ArrayLike, loss: LossLike) -> tuple[SiteTerms, Array]:
+    """The sites' mean losses, without a ridge, and ``theta_star`` as an array, or the error that it is none."""
+    data, theta = RowData(federation, loss), np.asarray(theta_star, dtype=np.float64)
+    if theta.shape != data.zeros.shape:
+        raise ParameterError(f"theta_star has shape {theta.shape}, expected {data.zeros.shape}: a row for every site")
+    return data.terms(data.zeros[0]), theta
 
 
 def _joins_different(graph: Graph, theta: Array) -> Mask:
     """Which edges are false: those between different rows of ``theta (V, p)``."""
     return np.asarray((theta[graph.edges[:, 0]] != theta[graph.edges[:, 1]]).any(axis=1))
-
-
-def _gradients(federation: Federation, theta_star: ArrayLike, loss: LossLike) -> Array:
-    terms = _terms_of(federation, loss)
-    return terms.gradients(_true_parameters(federation, theta_star, terms))
 
 
 def _component_means(graph: Graph, values: Array) -> Array:
