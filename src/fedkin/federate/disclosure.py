@@ -63,20 +63,10 @@ def check_count(contract: Contract, n: int, own: Thresholds | None = None) -> li
 def check_disclosure(
     contract: Contract, rows: Rows, own: Thresholds | None = None, *, site: str | int = "", folds: int = 0
 ) -> list[Finding]:
-    """Return why nothing may be computed from prepared rows; [] when it may.
+    """Return why nothing may be computed from prepared rows of one site; [] when it may.
 
-    Parameters
-    ----------
-    contract : Contract
-        What the rows were prepared for.
-    rows : Rows
-        Prepared rows of one site.
-    own : Thresholds, optional
-        The site's own; the contract's hold in any case.
-    site : str or int
-        Its id, which decides about its folds.
-    folds : int
-        In how many folds sums would be shared; 0 for sums over all rows only.
+    The site's ``own`` thresholds count where they are stricter than the contract's. Sums in ``folds`` folds, which are
+    dealt by the id of the ``site``, must have enough rows in each; 0 for sums over all rows only.
     """
     least = contract.thresholds if own is None else contract.thresholds.stricter(own)
     findings = check_count(contract, rows.n_samples, own)

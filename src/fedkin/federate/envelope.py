@@ -111,22 +111,11 @@ def seal(kind: str, body: Any, signer: Signer) -> bytes:
 def unseal(
     text: bytes, kind: str, authority: bytes, *, by: By = "either", now: datetime | None = None, ended: bool = False
 ) -> Sealed[dict[str, Any]]:
-    """Open a file, after checking that the authority signed it, or a site with a certificate by the authority.
+    """Open a file of a kind, after checking that the authority signed it, or a site with a certificate by the
+    authority.
 
-    Parameters
-    ----------
-    text : bytes
-        The file.
-    kind : str
-        What it must be.
-    authority : bytes
-        The authority's certificate. From nowhere but this comes the trust in the file.
-    by : {"either", "organiser", "site"}
-        Who may have signed it.
-    now : datetime, optional
-        When the site's certificate must be valid; the present by default.
-    ended : bool
-        Whether the site's certificate may have ended.
+    From nowhere but the authority's certificate comes the trust in the file. A site's certificate must be valid ``now``
+    (the present by default), unless it may have ``ended``.
     """
     content = _opened(text, kind)
     own = None if content.certificate is UNSET else str(content.certificate).encode()

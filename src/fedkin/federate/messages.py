@@ -300,6 +300,10 @@ class Verifier:
                 raise SecurityError(f"{sealed.signer} signed it, but it is about {about}")
         return Sealed(body, sealed.signer, sealed.certificate)
 
+    def find(self, path: Path, form: type[M], site: str | None = None) -> M | None:
+        """Read a file that the organiser signed, if it is there."""
+        return self.read(path, form, site=site).body if path.exists() else None
+
     def read_request(self, path: Path, *, now: datetime | None = None) -> Sealed[Request]:
         """Read a request of this federation, signed by the site that it is about."""
         text = read_whole(path, Request.most_bytes)

@@ -23,26 +23,12 @@ import numpy as np
 from fedkin._base import PRIVATE_DIRECTORY, check_nonnegative, check_positive, check_whole, in_file, write_file
 from fedkin.core import Query
 from fedkin.errors import DataError, ParameterError, UnknownSiteError
-from fedkin.federate import messages
+from fedkin.federate import messages, trust
 from fedkin.federate.addresses import centre_endpoint, hosts_of, read_members, write_members
 from fedkin.federate.contract import Contract
 from fedkin.federate.envelope import Sealed, Signer, canonical, kind_of
 from fedkin.federate.messages import Charter, Member, ModelFile, Notice, Order, Request, Steps, read_invite
-from fedkin.federate.trust import (
-    RENEW_DAYS,
-    Pair,
-    SecurityError,
-    belong_together,
-    fingerprint,
-    issue,
-    make_authority,
-    make_key,
-    make_request,
-    read_private,
-    read_whole,
-    same_fingerprint,
-    validity,
-)
+from fedkin.federate.trust import Pair, SecurityError
 from fedkin.graph import Graph
 
 _STATE = "fit.json"  #: in the folder of queries: what the organiser remembers until they are answered
@@ -75,7 +61,8 @@ class Standing:
     @property
     def ends_soon(self) -> bool:
         """Whether the site should renew its certificate."""
-        return self.until is not None and not self.out and self.until < datetime.now(UTC) + timedelta(days=RENEW_DAYS)
+        soon = datetime.now(UTC) + timedelta(days=trust.RENEW_DAYS)
+        return self.until is not None and not self.out and self.until < soon
 
 
 @dataclass(frozen=True, eq=False)
@@ -100,22 +87,12 @@ class Organiser:
         centre: str | None = None,
         authority: Pair | None = None,
     ) -> Organiser:
-        """Make the organiser's directory of a federation.
+        """Make the organiser's directory, new or empty, for a contract in TOML.
 
-        Parameters
-        ----------
-        contract : path
-            The contract, TOML.
-        directory : path
-            Must not exist, or be empty.
-        graph : path, optional
-            Candidate edges between sites, CSV or GraphML; without it nobody has neighbours, and sites share summaries.
-        sites : path, optional
-            Table with the columns site, and host and port where sites run rounds; by default the sites of the graph.
-        centre : str, optional
-            ``host:port`` of the central machine, for the placement central.
-        authority : Pair, optional
-            The organiser's own authority, whose key is not kept; by default one is made.
+        ``sites`` is a table with the columns site, and host and port where sites run rounds; by default the sites of
+        the ``graph`` take part, a file of candidate edges, without which nobody has neighbours. ``centre`` is
+        ``host:port`` of the central machine, for that placement; ``authority`` the organiser's own, whose key is not
+        kept.
         """
         agreed, members = Contract.read(contract), read_members(sites, graph)
         if directory.exists() and (not directory.is_dir() or any(directory.iterdir())):
@@ -124,7 +101,7 @@ class Organiser:
         if (centre is not None) != (placement == "central"):
             raise ParameterError(f"--centre HOST:PORT goes with placement = 'central'; the contract says {placement!r}")
         edges = None if graph is None else Graph.read(graph, sites=[member.id for member in members])
-        own = make_authority(f"{agreed.name[:48]} organiser") if authority is None else authority
+        own = trust.make_authority(f"{agreed.name[:48]} organiser") if authority is None else authority
         directory.mkdir(parents=True, exist_ok=True)
         directory.chmod(PRIVATE_DIRECTORY)
         for folder in (messages.INVITES, messages.ADMITTED, messages.SUMMARIES, messages.QUERIES, messages.NOTICES):
@@ -211,9 +188,9 @@ class Organiser:
         if not path.exists():
             own = "; give the key of your own authority with --ca-key FILE, or put it there for commands without it"
             raise SecurityError(f"{path} is missing, so nothing can be signed{own if ca_key is None else ''}")
-        pair = Pair(self.authority, read_private(path))
+        pair = Pair(self.authority, trust.read_private(path))
         with in_file(path, SecurityError):
-            fit = belong_together(pair.certificate, pair.key)
+            fit = trust.belong_together(pair.certificate, pair.key)
         if not fit:
             raise SecurityError(f"{path} is not the key of the authority that signed {self.directory}")
         return pair
@@ -222,8 +199,9 @@ class Organiser:
         """Make a key and certificate for the central machine, which are never written down."""
         if self.charter.centre is None:
             raise ParameterError(f"the contract's placement is {self.contract.rounds.placement!r}, not 'central'")
-        key = make_key()
-        return Pair(issue(self.signing(), make_request(messages.CENTRE, key), hosts_of(self.charter.centre)), key)
+        key = trust.make_key()
+        request = trust.make_request(messages.CENTRE, key)
+        return Pair(trust.issue(self.signing(), request, hosts_of(self.charter.centre)), key)
 
     def status(self) -> list[Standing]:
         """Return where every site is, in the order of the list."""
@@ -232,7 +210,7 @@ class Organiser:
         summaries = Counter(path.stem.partition("@")[0] for path in (folder / messages.SUMMARIES).glob("*.summary"))
         for name in (member.name for member in self.members):
             certificate = self.certificate(name)
-            until = None if certificate is None else validity(certificate)[1]
+            until = None if certificate is None else trust.validity(certificate)[1]
             invited = (folder / messages.INVITES / f"{name}.invite").exists()
             found.append(Standing(name, invited, until, name in out, summaries[name]))
         return found
@@ -316,8 +294,7 @@ class Organiser:
 
     def newest_order(self) -> Order | None:
         """Return the newest order; None before there was one."""
-        path = self.directory / messages.ORDER
-        return self.charter.verifier.read(path, Order).body if path.exists() else None
+        return self.charter.verifier.find(self.directory / messages.ORDER, Order)
 
     def expel(self, name: str, ca_key: Path | None = None) -> tuple[Path, list[str]]:
         """Sign that a site is out, for good; returns the notice and the names of the neighbours that must get it."""
@@ -341,8 +318,8 @@ class Organiser:
 
     def read_state(self) -> dict[str, Any] | None:
         """Return what `write_queries` remembered last; None before anything was asked."""
-        path = self.directory / messages.QUERIES / _STATE
-        return self.charter.verifier.read(path, messages.FitState).body.state if path.exists() else None
+        found = self.charter.verifier.find(self.directory / messages.QUERIES / _STATE, messages.FitState)
+        return None if found is None else found.state
 
     def deliver(self, folders: Mapping[str, Path], ca_key: Path | None = None) -> list[Path]:
         """Sign each site's part of a model, in the directory given for it, for that site alone; returns the files."""
@@ -368,59 +345,51 @@ class Organiser:
     ) -> Admission:
         """Check a site's request and issue its certificate; or take note that a site has left.
 
-        Parameters
-        ----------
-        path : path
-            What the site sent: a request, or the notice of ``fedkin site leave``.
-        again : bool
-            Whether a site that was admitted may come with another key, unsigned by its old one: after a loss of its
-            directory, and after it was asked. What was signed with the old key then counts no more.
-        expected : str, optional
-            The fingerprint that the site read out; another one is refused.
-        ca_key, now
-            Key of the organiser's own authority; the present by default.
+        Another key than the one with the ``expected`` fingerprint, which the site read out, is refused. With ``again``
+        a site that was admitted may come with another key, unsigned by its old one: after a loss of its directory, and
+        after it was asked. What was signed with the old key then counts no more.
         """
-        text = read_whole(path, Request.most_bytes)
+        text = trust.read_whole(path, Request.most_bytes)
         with in_file(path, SecurityError):
             kind = kind_of(text)
         if kind == Notice.kind:
             return self._note_leave(path, text)
         sealed = self.charter.verifier.read_request(path, now=now)
         request, name = sealed.body, sealed.body.site
-        mark = fingerprint(request.request.encode())
+        mark = trust.fingerprint(request.request.encode())
         with in_file(path, SecurityError):
             self._check_request(request)
             known, lost = self.certificate(name), self.revoked(name)
-            if expected is not None and not same_fingerprint(mark, expected):
+            if expected is not None and not trust.same_fingerprint(mark, expected):
                 raise SecurityError(f"its key has the fingerprint {mark}, not {expected}: is it from the site?")
-            if mark in lost or (sealed.certificate is not None and fingerprint(sealed.certificate) in lost):
+            if mark in lost or (sealed.certificate is not None and trust.fingerprint(sealed.certificate) in lost):
                 raise SecurityError(f"{name} lost the key that asks, so it counts no more")
             if known is not None and not again:
                 _check_second(known, sealed, mark, now)
         place = self.directory / messages.ADMITTED / f"{name}.admit"
-        if known is not None and fingerprint(known) == mark and not again:
-            return Admission(name, place, mark, validity(known)[1], True)
+        if known is not None and trust.fingerprint(known) == mark and not again:
+            return Admission(name, place, mark, trust.validity(known)[1], True)
         pair = self.signing(ca_key)
         signer, run = Signer.authority(pair), self.charter.run
-        if known is not None and again and fingerprint(known) != mark:
-            gone = messages.Revoked(run=run, site=name, keys=(*lost, fingerprint(known)))
+        if known is not None and again and trust.fingerprint(known) != mark:
+            gone = messages.Revoked(run=run, site=name, keys=(*lost, trust.fingerprint(known)))
             gone.write(place.with_suffix(".revoked"), signer)
-        certificate = issue(pair, request.request.encode(), hosts_of(self.member(name).endpoint), now=now)
+        certificate = trust.issue(pair, request.request.encode(), hosts_of(self.member(name).endpoint), now=now)
         write_file(place.with_name(f"{name}.request"), text, private=True)
         admit = messages.Admit(run=run, site=name, contract=self.contract.digest, certificate=certificate.decode())
-        return Admission(name, admit.write(place, signer), mark, validity(certificate)[1], known is not None)
+        return Admission(name, admit.write(place, signer), mark, trust.validity(certificate)[1], known is not None)
 
     def certificate(self, name: str) -> bytes | None:
         """Return the newest certificate of a site, PEM; None before it was admitted."""
         path = self.directory / messages.ADMITTED / f"{name}.admit"
-        if not path.exists():
-            return None
-        return self.charter.verifier.read(path, messages.Admit, site=name).body.certificate.encode()
+        found = self.charter.verifier.find(path, messages.Admit, name)
+        return None if found is None else found.certificate.encode()
 
     def revoked(self, name: str) -> tuple[str, ...]:
         """Return the fingerprints of keys that a site has lost; what they signed counts no more."""
         path = self.directory / messages.ADMITTED / f"{name}.revoked"
-        return self.charter.verifier.read(path, messages.Revoked, site=name).body.keys if path.exists() else ()
+        found = self.charter.verifier.find(path, messages.Revoked, name)
+        return () if found is None else found.keys
 
     def steps(self) -> dict[str, Steps]:
         """Return the step rules that admitted sites sent with their requests, by name."""
@@ -438,7 +407,7 @@ class Organiser:
     def check_signer(self, path: Path, sealed: Sealed[Any], out: frozenset[str]) -> None:
         """Raise when the site that signed a file has lost the key for it, or is among those that are ``out``."""
         name = sealed.signer
-        if sealed.certificate is not None and fingerprint(sealed.certificate) in self.revoked(name):
+        if sealed.certificate is not None and trust.fingerprint(sealed.certificate) in self.revoked(name):
             raise SecurityError(f"{path}: {name} lost the key with which it was signed; let it send the file again")
         if name in out:
             raise DataError(f"{path}: {name} has left or was expelled, so it counts no more; remove the file")
@@ -484,7 +453,7 @@ class Organiser:
 
 def _check_second(known: bytes, sealed: Sealed[Request], mark: str, now: datetime | None) -> None:
     """Check a site with a certificate that comes again: with the same key, or a new one that its newest one signed."""
-    newest, ended = fingerprint(known), validity(known)[1]
+    newest, ended = trust.fingerprint(known), trust.validity(known)[1]
     if mark == newest and (now or datetime.now(UTC)) > ended:
         raise SecurityError(
             f"the certificate of {sealed.signer} ended on {ended:%Y-%m-%d}; ask the site, and admit it with --again"
@@ -494,7 +463,7 @@ def _check_second(known: bytes, sealed: Sealed[Request], mark: str, now: datetim
             f"{sealed.signer} was admitted with another key (fingerprint {newest}); ask the site, and if it lost its "
             "directory admit it with --again"
         )
-    if mark != newest and sealed.certificate is not None and fingerprint(sealed.certificate) != newest:
+    if mark != newest and sealed.certificate is not None and trust.fingerprint(sealed.certificate) != newest:
         raise SecurityError(f"{sealed.signer} signed it with an old key; a renewal is signed with the newest one")
 
 

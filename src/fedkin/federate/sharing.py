@@ -7,20 +7,20 @@ rows that changed.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from datetime import datetime
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import numpy as np
 
-from fedkin._base import PRIVATE_DIRECTORY, AnyArray, listed, write_file
+from fedkin._base import PRIVATE_DIRECTORY, AnyArray, in_file, listed, write_file
 from fedkin.core import Budget, Query, Summary, private_summary, site_answer, site_summary
 from fedkin.data import Rows
-from fedkin.errors import DataError, FedkinError, ParameterError
+from fedkin.errors import DataError, ParameterError
 from fedkin.federate.contract import Contract
 from fedkin.federate.disclosure import check_disclosure, data_bounds, refuse_disclosure
 from fedkin.federate.envelope import Signer
@@ -64,97 +64,61 @@ def share(
     delta: float = 1e-5,
     rank: int | None = None,
 ) -> Shared:
-    """Sum up the site's rows and write the summary.
+    """Sum up the site's rows and write the summary; ``summary.described()`` says what every number tells.
 
-    Parameters
-    ----------
-    directory : path
-        The site's.
-    dry_run : bool
-        Whether nothing is to be written.
-    folds : int, optional
-        In how many folds to give sums, from which ``lam`` is chosen; 0 for sums over all rows only. By default as many
-        as the thresholds allow, at most the contract's.
-    epsilon, delta : float
-        Differential privacy: noise is added so that replacing one row changes the odds of any summary by at most
-        ``exp(epsilon)``, except with probability ``delta``. For the linear and the mean loss; by default no noise.
-    rank : int, optional
-        For many coefficients: a short summary, with products of columns as a diagonal plus this rank, over all rows
-        only (`Summary.short`). For kin; the same rank as before where sums were shared before.
-
-    Returns
-    -------
-    Shared
-        ``summary.described()`` says what every number tells.
-
-    Raises
-    ------
-    DataError
-        When there are too few rows, or sums of other rows were shared before.
+    - ``folds``: in how many folds to give sums, from which ``lam`` is chosen; 0 for sums over all rows only. By default
+      as many as the thresholds allow, at most the contract's.
+    - ``epsilon``, ``delta``: differential privacy. Noise is added so that replacing one row changes the odds of any
+      summary by at most ``exp(epsilon)``, except with probability ``delta``. For the linear and the mean loss.
+    - ``rank``: for many coefficients, a short summary with products of columns as a diagonal plus this rank, over all
+      rows only (`Summary.short`). For kin; the same rank as before where sums were shared before.
+    - ``dry_run``: nothing is written.
     """
     site = Site.read(directory)
     signer, rows, contract = Signer.site(site.pair()), site.rows(), site.contract
-    before = _sent_before(site, 1)
+    before = _first_summary(site)
     rank = _chosen_rank(contract, before, rank)
     folds = _chosen_folds(site, rows, before, folds if rank is None else 0)
     _check_rows(site, rows, folds)
     budget = None if epsilon is None else Budget(epsilon, delta, *data_bounds(contract))
     _check_noise(site, before, budget)
-    how: dict[str, Any] = {"feature_names": contract.column_names, "folds": max(folds, 2), "seed": contract.seed}
-    member, loss = site.invite.site.id, contract.loss_object()
+    member, loss, how = site.invite.site.id, contract.loss_object(), _how(contract, folds)
     if budget is None:
         summary = site_summary(member, rows, loss, **how)
     else:
         summary = private_summary(member, rows, loss, budget, **how, by_fold=folds > 0)
-    summary = _in_folds(summary, folds, contract.folds)
-    if rank is not None:
-        summary = summary.short(rank)
-    return _written(site, signer, rows, summary, 1, None, dry_run)
+    return _written(site, signer, rows, _formed(summary, folds, contract, rank), 1, None, dry_run)
 
 
 def answer(directory: Path, path: Path, *, dry_run: bool = False) -> Shared:
-    """Answer the organiser's query: loss and derivatives, summed over rows, at the parameters that it names.
+    """Answer the organiser's query in a file: loss and derivatives, summed over rows, at the parameters that it names.
 
-    Parameters
-    ----------
-    directory : path
-        The site's.
-    path : path
-        The query, from the organiser.
-    dry_run : bool
-        Whether nothing is to be written.
-
-    Raises
-    ------
-    SecurityError
-        When the organiser did not sign it for this site and contract.
-    DataError
-        When that round was answered already, there were enough rounds, or there are too few rows.
+    Raises `SecurityError` when the organiser did not sign it for this site and contract, and `DataError` when that
+    round was answered already, there were enough rounds, or there are too few rows.
     """
     site = Site.read(directory)
     signer, rows, contract = Signer.site(site.pair()), site.rows(), site.contract
-    sealed = site.invite.verifier.read(path, QueryFile, site=site.name)
-    try:
-        query = Query.from_plain(sealed.body.ask)
-    except DataError as error:
-        raise DataError(f"{path}: {error}") from None
-    first = _sent_before(site, 1)
-    if first is None:
+    asked = site.invite.verifier.read(path, QueryFile, site=site.name).body
+    with in_file(path, DataError):
+        query = Query.from_plain(asked.ask)
+    before = _first_summary(site)
+    if before is None:
         raise DataError(f"{site.name} has shared no summary yet, so there is nothing to ask about: fedkin site share")
-    shared = Summary.from_plain(first.summary)
-    if shared.privacy is not None:
+    if before.privacy is not None:
         raise DataError(
             f"{site.name} has shared sums with noise; an answer has none, and would break what was promised"
         )
-    folds = _folds_of(shared)
-    _check_round(site, query, sealed.body.digest, path)
+    folds, rank = _folds_of(before), None if before.curvature is None else before.curvature.rank
+    _check_round(site, query, asked.digest, path)
     _check_rows(site, rows, folds)
-    how: dict[str, Any] = {"feature_names": contract.column_names, "folds": max(folds, 2), "seed": contract.seed}
-    summary = site_answer(msgspec.structs.replace(query, site=site.invite.site.id), rows, contract.loss_object(), **how)
-    summary = _in_folds(summary, folds, contract.folds)
-    if shared.curvature is not None:
-        summary = summary.short(shared.curvature.rank)
-    return _written(site, signer, rows, summary, query.round, sealed.body.digest, dry_run)
+    named = msgspec.structs.replace(query, site=site.invite.site.id)
+    summary = site_answer(named, rows, contract.loss_object(), **_how(contract, folds))
+    summary = _formed(summary, folds, contract, rank)
+    return _written(site, signer, rows, summary, query.round, asked.digest, dry_run)
+
+
+def _how(contract: Contract, folds: int) -> dict[str, Any]:
+    return {"feature_names": contract.column_names, "folds": max(folds, 2), "seed": contract.seed}
 
 
 def _sent_before(site: Site, number: int) -> SummaryFile | None:
@@ -162,13 +126,18 @@ def _sent_before(site: Site, number: int) -> SummaryFile | None:
     return site.invite.verifier.read(path, SummaryFile, by="site", ended=True).body if path.exists() else None
 
 
-def _chosen_rank(contract: Contract, before: SummaryFile | None, wanted: int | None) -> int | None:
+def _first_summary(site: Site) -> Summary | None:
+    sent = _sent_before(site, 1)
+    return None if sent is None else Summary.from_plain(sent.summary)
+
+
+def _chosen_rank(contract: Contract, before: Summary | None, wanted: int | None) -> int | None:
     """Return the rank of the second derivatives to share: that of what was shared before, or the one wanted."""
     if wanted is not None and contract.method != "kin":
         raise ParameterError('--rank is for method = "kin": the fused estimator needs all sums, so leave it out')
     if before is None:
         return wanted
-    curvature = Summary.from_plain(before.summary).curvature
+    curvature = before.curvature
     shared = None if curvature is None else curvature.rank
     more = curvature is not None and curvature.exact and wanted is not None and wanted > curvature.rank
     if wanted not in (None, shared) and not more:
@@ -177,24 +146,21 @@ def _chosen_rank(contract: Contract, before: SummaryFile | None, wanted: int | N
     return shared
 
 
-def _chosen_folds(site: Site, rows: Rows, before: SummaryFile | None, wanted: int | None) -> int:
+def _chosen_folds(site: Site, rows: Rows, before: Summary | None, wanted: int | None) -> int:
     """Return the number of folds: those that were shared before, those wanted, or as many as there may be."""
-    most = site.contract.folds
+    most, member = site.contract.folds, site.invite.site.id
     if wanted is not None and (wanted == 1 or not 0 <= wanted <= most):
         raise ParameterError(f"--folds must be 0 or a whole number from 2 to {most}, as in the contract, got {wanted}")
-    if before is not None:
-        shared = _folds_of(Summary.from_plain(before.summary))
-        if wanted not in (None, shared):
-            words = f"in {shared} folds" if shared else "over all rows only"
-            raise DataError(
-                f"sums {words} were shared before; other folds would tell more about single rows than either of them"
-            )
-        return shared
-    if wanted is not None:
-        return wanted
-    contract, own, member = site.contract, site.settings, site.invite.site.id
-    allowed = (k for k in range(most, 1, -1) if not check_disclosure(contract, rows, own, site=member, folds=k))
-    return next(allowed, 0)
+    if before is None:
+        check = partial(check_disclosure, site.contract, rows, site.settings, site=member)
+        return next((k for k in range(most, 1, -1) if not check(folds=k)), 0) if wanted is None else wanted
+    shared = _folds_of(before)
+    if wanted not in (None, shared):
+        words = f"in {shared} folds" if shared else "over all rows only"
+        raise DataError(
+            f"sums {words} were shared before; other folds would tell more about single rows than either of them"
+        )
+    return shared
 
 
 def _folds_of(summary: Summary) -> int:
@@ -202,17 +168,18 @@ def _folds_of(summary: Summary) -> int:
     return int((summary.count[: summary.folds] > 0).sum())
 
 
-def _in_folds(summary: Summary, folds: int, most: int) -> Summary:
-    """Return the sums of a summary in ``folds`` folds, or none, as those of the first of ``most`` folds."""
+def _formed(summary: Summary, folds: int, contract: Contract, rank: int | None) -> Summary:
+    """Return sums in ``folds`` folds, or none, as those of the first of the contract's folds; or short ones."""
 
     def moved(parts: AnyArray) -> AnyArray:
-        out = np.zeros((most + 1, *parts.shape[1:]), dtype=parts.dtype)
+        out = np.zeros((contract.folds + 1, *parts.shape[1:]), dtype=parts.dtype)
         out[:folds], out[-1] = parts[:folds], parts[folds:].sum(axis=0)
         return out
 
     names = ["count", "value", "gradient", "hessian", *([] if summary.scores is None else ["scores"])]
     sums: dict[str, Any] = {name: moved(getattr(summary, name)) for name in names}
-    return replace(summary, **sums)
+    made = replace(summary, **sums)
+    return made if rank is None else made.short(rank)
 
 
 def _check_rows(site: Site, rows: Rows, folds: int) -> None:
@@ -223,8 +190,8 @@ def _check_rows(site: Site, rows: Rows, folds: int) -> None:
     if not path.exists():
         return
     try:
-        known = json.loads(path.read_bytes())["rows"]
-    except (ValueError, KeyError, TypeError):
+        known = msgspec.json.decode(path.read_bytes(), type=dict[str, str]).get("rows")
+    except msgspec.MsgspecError:
         raise DataError(
             f"{path} is damaged, so nobody knows of which rows sums were shared; remove {path.parent} if all that was "
             "shared has been withdrawn"
@@ -236,9 +203,9 @@ def _check_rows(site: Site, rows: Rows, folds: int) -> None:
         )
 
 
-def _check_noise(site: Site, before: SummaryFile | None, budget: Budget | None) -> None:
+def _check_noise(site: Site, before: Summary | None, budget: Budget | None) -> None:
     """Refuse a second summary, with other noise or none, where noise protects the first one."""
-    noisy = before is not None and before.summary.get("privacy") is not None
+    noisy = before is not None and before.privacy is not None
     if before is not None and (noisy or budget is not None):
         path = round_file(site.directory / SENT, site.name, 1, _SUFFIX)
         raise DataError(
@@ -268,17 +235,10 @@ def _written(
         return Shared(named, number, None)
     folder.mkdir(mode=PRIVATE_DIRECTORY, exist_ok=True)
     # before the sums are there to be sent
-    write_file(folder / _RECORD, json.dumps({"rows": rows.digest}) + "\n", private=True, durable=True)
-    body = SummaryFile(
-        run=site.invite.run,
-        site=site.name,
-        contract=site.contract.digest,
-        round=number,
-        day=today(),
-        summary=named.to_plain(),
-        ask=ask,
-    )
-    return Shared(named, number, body.write(round_file(folder, site.name, number, _SUFFIX), signer))
+    write_file(folder / _RECORD, msgspec.json.encode({"rows": rows.digest}) + b"\n", private=True, durable=True)
+    path, digest = round_file(folder, site.name, number, _SUFFIX), site.contract.digest
+    body = SummaryFile(site.invite.run, site.name, digest, number, today(), named.to_plain(), ask)
+    return Shared(named, number, body.write(path, signer))
 
 
 # --- at the organiser -------------------------------------------------------------------------------------------------
@@ -286,18 +246,10 @@ def _written(
 
 @dataclass(frozen=True, eq=False)
 class Collected:
-    """The summaries of one round.
+    """The summaries of one round, by site id (text), in the order of the organiser's list where that is here.
 
-    Attributes
-    ----------
-    contract : Contract
-        Under which all of them were made.
-    summaries : dict of site id (text) to Summary
-        In the order of the organiser's list where that is here, else by name.
-    round : int
-        1 for first summaries, else that of the queries they answer.
-    missing : tuple of str
-        Names of sites that are on the organiser's list, not out, and have sent nothing.
+    ``round`` is 1 for first summaries, else that of the queries they answer; ``missing`` are names of sites that are on
+    the organiser's list, not out, and have sent nothing.
     """
 
     contract: Contract
@@ -309,21 +261,10 @@ class Collected:
 def read_summaries(directory: Path, federation: Path | None = None, *, now: datetime | None = None) -> Collected:
     """Read the newest summaries in a folder, each of a site that was admitted, under one contract.
 
-    Parameters
-    ----------
-    directory : path
-        Folder with files ``*.summary``, such as ``heart/summaries``.
-    federation : path, optional
-        The organiser's ``federation.json``, or the directory with it; by default it is looked for in the folder and
-        the one above. From it comes the trust in all files.
-    now : datetime, optional
-        When certificates must be valid; the present by default. For a fit of old files say when they came.
-
-    Raises
-    ------
-    SecurityError, DataError
-        Naming the file: not signed by a site of the federation, of another contract, changed, of a site that is out or
-        whose certificate has ended, a second one of the same site, or of a round that not all sites have answered.
+    All trust comes from the organiser's ``federation.json`` (a file, or the directory with it), which is by default
+    looked for in the folder and the one above. Certificates must be valid ``now``: for a fit of old files say when they
+    came. Errors name the file: not signed by a site of the federation, changed, of another contract, of a site that is
+    out or has lost its key, a second one of the same site, or of a round that not all sites have answered.
     """
     charter_file = _find_charter(directory, federation)
     place, charter = charter_file.parent, read_charter(charter_file)
@@ -379,11 +320,10 @@ def _find_charter(directory: Path, federation: Path | None) -> Path:
 
 
 def _summary_in(path: Path, found: SummaryFile, contract: Contract) -> Summary:
-    try:
-        summary = Summary.from_plain(found.summary, contract.loss_object())
-    except FedkinError as error:
-        raise DataError(f"{path}: {error}") from None
-    agreed = (describe_loss(contract.loss_object()), contract.column_names, contract.folds, contract.seed)
+    loss = contract.loss_object()
+    with in_file(path, DataError):
+        summary = Summary.from_plain(found.summary, loss)
+    agreed = (describe_loss(loss), contract.column_names, contract.folds, contract.seed)
     if (describe_loss(summary.loss), summary.feature_names, summary.folds, summary.seed) != agreed:
         raise DataError(f"{path}: its loss, columns or folds are not those of the contract; let the site share again")
     return summary

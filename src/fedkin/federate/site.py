@@ -18,27 +18,12 @@ import msgspec
 from fedkin._base import PRIVATE_DIRECTORY, in_file, write_file
 from fedkin.data import Finding, Rows, raise_findings, read_columns, row_places
 from fedkin.errors import DataError
-from fedkin.federate import messages
+from fedkin.federate import messages, trust
 from fedkin.federate.contract import Contract
 from fedkin.federate.disclosure import Thresholds
 from fedkin.federate.envelope import Signer, canonical, kind_of
 from fedkin.federate.messages import Admit, Invite, ModelFile, Notice, Order, Request, Steps, read_invite
-from fedkin.federate.trust import (
-    RENEW_DAYS,
-    Pair,
-    SecurityError,
-    belong_together,
-    check_issued,
-    check_place,
-    check_private,
-    fingerprint,
-    make_key,
-    make_request,
-    read_private,
-    read_whole,
-    same_fingerprint,
-    validity,
-)
+from fedkin.federate.trust import Pair, SecurityError
 
 #: Makes a site's three step numbers from its invite and rows.
 StepMaker = Callable[[Invite, Rows], Steps]
@@ -71,7 +56,7 @@ class SiteSettings(Thresholds, frozen=True, kw_only=True):
     @classmethod
     def read(cls, path: Path, contract: Contract, *, confirmed: bool = True) -> SiteSettings:
         """Read the settings in a file, whose digest must fit where they are ``confirmed``."""
-        check_private(path)
+        trust.check_private(path)
         try:
             values = tomllib.loads(path.read_bytes().decode())
             digest = values.pop("digest", None)
@@ -158,8 +143,8 @@ class Site:
         they go into the request, and are the only numbers in it that depend on rows.
         """
         given = read_invite(invite)
-        seen = fingerprint(given.authority.encode())
-        if expected is not None and not same_fingerprint(seen, expected):
+        seen = trust.fingerprint(given.authority.encode())
+        if expected is not None and not trust.same_fingerprint(seen, expected):
             raise SecurityError(
                 f"{invite}: its authority has the fingerprint {seen}, not {expected}; do not join, and ask the "
                 "organiser"
@@ -175,36 +160,35 @@ class Site:
         place.mkdir(parents=True, exist_ok=True)
         place.chmod(PRIVATE_DIRECTORY)
         (place / messages.NOTICES).mkdir(mode=PRIVATE_DIRECTORY, exist_ok=True)
-        key = known or make_key()
+        key = known or trust.make_key()
         if known is None:
             write_file(place / messages.KEY, key, private=True)
         rows.save(place / messages.ROWS)
         if not (place / messages.SETTINGS).exists():
             SiteSettings.from_contract(contract).write(place / messages.SETTINGS)
-        asked, sent = make_request(name, key), place / f"{name}.request"
+        asked, sent = trust.make_request(name, key), place / f"{name}.request"
         _request(given, asked, own_steps).write(sent, Signer(name, key))
         # last: it makes the directory that of a site
-        write_file(place / messages.INVITE, read_whole(invite), private=True)
-        return Joined(place, sent, given, seen, fingerprint(asked), rows.n_samples, findings, new_key=known is None)
+        write_file(place / messages.INVITE, trust.read_whole(invite), private=True)
+        return Joined(
+            place, sent, given, seen, trust.fingerprint(asked), rows.n_samples, findings, new_key=known is None
+        )
 
     @classmethod
     def read(cls, directory: Path) -> Site:
         """Read a site's directory, after checking every signature in it; errors name the file."""
         if not (directory / messages.INVITE).exists():
             raise DataError(f"{directory} is not a site's directory: it has no {messages.INVITE} (fedkin site join)")
-        check_place(directory)
+        trust.check_place(directory)
         invite = read_invite(directory / messages.INVITE)
         verifier, name = invite.verifier, invite.site.name
         settings = SiteSettings.read(directory / messages.SETTINGS, invite.terms)
-        path = directory / messages.ORDER
-        order = verifier.read(path, Order).body if path.exists() else None
-        path = directory / messages.ADMIT
-        certificate = verifier.read(path, Admit, site=name).body.certificate.encode() if path.exists() else None
-        asked = certificate
-        if asked is None:
+        order, path = verifier.find(directory / messages.ORDER, Order), directory / messages.ADMIT
+        admitted = verifier.find(path, Admit, name)
+        certificate = None if admitted is None else admitted.certificate.encode()
+        if certificate is None:
             path = directory / f"{name}.request"
-            asked = verifier.read_request(path).body.request.encode()
-        key = _key_of(directory, asked, path)
+        key = _key_of(directory, certificate or verifier.read_request(path).body.request.encode(), path)
         out = verifier.departures(directory / messages.NOTICES)
         return cls(directory, invite, settings, order, certificate, key, out)
 
@@ -233,18 +217,18 @@ class Site:
         if self.name in self.out:
             raise SecurityError(f"{self.directory}: {self.name} has left or was expelled, for good")
         with in_file(self.directory / messages.ADMIT, SecurityError):
-            check_issued(self.certificate, self.authority, now)
+            trust.check_issued(self.certificate, self.authority, now)
         return Pair(self.certificate, self.key)
 
     def renewal_due(self, now: datetime | None = None) -> bool:
         """Return whether the certificate ends soon."""
-        left = timedelta(days=RENEW_DAYS)
-        return self.certificate is not None and validity(self.certificate)[1] < (now or datetime.now(UTC)) + left
+        left = timedelta(days=trust.RENEW_DAYS)
+        return self.certificate is not None and trust.validity(self.certificate)[1] < (now or datetime.now(UTC)) + left
 
     def rows(self) -> Rows:
         """Read the prepared rows; raises when they are damaged or do not fit the contract."""
         path = self.directory / messages.ROWS
-        check_private(path)
+        trust.check_private(path)
         rows, p = Rows.load(path), len(self.contract.column_names)
         if rows.X.shape[1] != p:
             raise DataError(f"{path} has {rows.X.shape[1]} columns, but the contract makes {p}; join again")
@@ -258,7 +242,7 @@ class Site:
 
         Returns what it was, in words.
         """
-        text = read_whole(path, ModelFile.most_bytes)
+        text = trust.read_whole(path, ModelFile.most_bytes)
         with in_file(path, SecurityError):
             kind = kind_of(text)
         if kind == Admit.kind:
@@ -281,13 +265,13 @@ class Site:
     def _accept_admit(self, path: Path, text: bytes) -> str:
         certificate = self.invite.verifier.read(path, Admit, site=self.name).body.certificate.encode()
         with in_file(path, SecurityError):
-            check_issued(certificate, self.authority)
+            trust.check_issued(certificate, self.authority)
         key = _key_of(self.directory, certificate, path)
         write_file(self.directory / messages.ADMIT, text, private=True, durable=True)
         following = self.directory / messages.NEXT_KEY
-        if following.exists() and read_private(following) == key:
+        if following.exists() and trust.read_private(following) == key:
             following.replace(self.directory / messages.KEY)
-        return f"{self.name} is admitted until {validity(certificate)[1]:%Y-%m-%d}"
+        return f"{self.name} is admitted until {trust.validity(certificate)[1]:%Y-%m-%d}"
 
     def _accept_order(self, path: Path, text: bytes) -> str:
         order = self.invite.verifier.read(path, Order).body
@@ -316,14 +300,14 @@ class Site:
             raise SecurityError(f"{self.name} has left or was expelled, for good: there is nothing to renew")
         path = self.directory / messages.NEXT_KEY
         if not path.exists():
-            write_file(path, make_key(), private=True)
-        key = read_private(path)
+            write_file(path, trust.make_key(), private=True)
+        key = trust.read_private(path)
         try:
-            asked = make_request(self.name, key)
+            asked = trust.make_request(self.name, key)
         except SecurityError as error:
             raise SecurityError(f"{path}: {error}; remove it and renew again") from None
         own_steps = _steps(self.invite, self.rows(), steps) if steps is not None else None
-        valid = validity(self.certificate)[1] > datetime.now(UTC)
+        valid = trust.validity(self.certificate)[1] > datetime.now(UTC)
         signer = Signer.site(Pair(self.certificate, self.key)) if valid else Signer(self.name, key)
         request = _request(self.invite, asked, own_steps)
         return request.write(self.directory / f"{self.name}.request", signer), valid
@@ -385,7 +369,7 @@ def _known_before(place: Path, given: Invite) -> bytes | None:
         return None
     if not (place / messages.INVITE).exists():
         if (place / messages.KEY).exists():  # a join that was cut short
-            return read_private(place / messages.KEY)
+            return trust.read_private(place / messages.KEY)
         raise DataError(f"{place} exists and is not a site's directory: choose another place with --into, or remove it")
     before = read_invite(place / messages.INVITE)
     if (before.run, before.site.name, before.authority) != (given.run, given.site.name, given.authority):
@@ -393,7 +377,7 @@ def _known_before(place: Path, given: Invite) -> bytes | None:
             f"{place} belongs to {before.site.name} in {before.federation!r} (run {before.run}), but the invite is for "
             f"{given.site.name} in {given.federation!r} (run {given.run}): choose another place with --into"
         )
-    return read_private(place / messages.KEY)
+    return trust.read_private(place / messages.KEY)
 
 
 def _steps(invite: Invite, rows: Rows, make: StepMaker | None) -> Steps | None:
@@ -414,9 +398,9 @@ def _key_of(directory: Path, certificate: bytes, where: Path) -> bytes:
     """Return the one of the site's keys to which a certificate (or request), which is in ``where``, belongs."""
     for path in (directory / messages.KEY, directory / messages.NEXT_KEY):
         if path == directory / messages.KEY or path.exists():
-            key = read_private(path)
+            key = trust.read_private(path)
             with in_file(path, SecurityError):
-                if belong_together(certificate, key):
+                if trust.belong_together(certificate, key):
                     return key
     raise SecurityError(
         f"{where}: it is for another key than {directory / messages.KEY}; ask the organiser to admit the newest request"
