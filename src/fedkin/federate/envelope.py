@@ -111,8 +111,7 @@ def seal(kind: str, body: Any, signer: Signer) -> bytes:
 def unseal(
     text: bytes, kind: str, authority: bytes, *, by: By = "either", now: datetime | None = None, ended: bool = False
 ) -> Sealed[dict[str, Any]]:
-    """Open a file of a kind, after checking that the authority signed it, or a site with a certificate by the
-    authority.
+    """Open a file, after checking that the authority signed it, or a site with a certificate by the authority.
 
     From nowhere but the authority's certificate comes the trust in the file. A site's certificate must be valid ``now``
     (the present by default), unless it may have ``ended``.
