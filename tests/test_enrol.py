@@ -115,6 +115,26 @@ def test_an_authority_of_ones_own_whose_key_is_elsewhere(tmp_path):
         made.order(lam=1.0, ca_key=key)
 
 
+@pytest.mark.parametrize(
+    ("lines", "words"),
+    [
+        ("a,127.0.0.1,0", "site 'a': the port must be a whole number"),
+        ("a,127.0.0.1,7.5", "the port must be a whole number from 1 to 65535, got 7.5"),
+        ("a,127.0.0.1,", "got nothing"),
+        ("a,0.0.0.0,7447", "nobody can connect to 0.0.0.0"),
+        ("a,1.2.3,7447", "the host '1.2.3' is neither a name nor an address"),
+        ("a,-x.org,7447", "neither a name nor an address"),
+        ("a,x.org,7447\nb,x.org,7447", "sites 'a' and 'b' both have x.org:7447"),
+        ("a,x.org,7447\na,y.org,7448", "two lines for site 'a'"),
+    ],
+)
+def test_a_list_of_sites_with_a_mistake_is_refused(tmp_path, lines, words):
+    (tmp_path / "c.toml").write_text(heart.CONTRACT)
+    (tmp_path / "sites.csv").write_text(f"site,host,port\n{lines}\n")
+    with pytest.raises(DataError, match=words):
+        Organiser.create(tmp_path / "c.toml", tmp_path / "heart", sites=tmp_path / "sites.csv")
+
+
 # --- rows -------------------------------------------------------------------------------------------------------------
 
 

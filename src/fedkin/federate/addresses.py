@@ -18,15 +18,13 @@ _LAST_PORT = 65535
 
 def read_members(sites: Path | None, graph: Path | None) -> tuple[Member, ...]:
     """Read the sites from a table with the column site, and host and port where they listen; or from a graph."""
-    if sites is None and graph is None:
-        raise ParameterError("say who takes part: --sites FILE.csv with a column site, or --graph FILE.csv")
-    if sites is None:
-        assert graph is not None
-        ids = _checked_ids(graph, Graph.read(graph).sites)
-        places: Sequence[str | None] = [None] * len(ids)
-    else:
+    if sites is not None:
         ids, places = _read_sites(sites)
-    parts = enumerate(zip(ids, plain_names(ids), places, strict=True))
+    elif graph is not None:
+        ids, places = _checked_ids(graph, Graph.read(graph).sites), None
+    else:
+        raise ParameterError("say who takes part: --sites FILE.csv with a column site, or --graph FILE.csv")
+    parts = enumerate(zip(ids, plain_names(ids), places or [None] * len(ids), strict=True))
     return tuple(Member(one, name, k, None if place is None else f"tls/{place}") for k, (one, name, place) in parts)
 
 
@@ -75,7 +73,7 @@ def hosts_of(endpoint: str | None) -> list[str]:
     return [] if endpoint is None else [endpoint.partition("/")[2].rpartition(":")[0].strip("[]")]
 
 
-def _read_sites(path: Path) -> tuple[list[str | int], list[str | None]]:
+def _read_sites(path: Path) -> tuple[list[str | int], list[str | None] | None]:
     columns = read_columns(path)
     if "site" not in columns:
         raise DataError(f"{path} has no column 'site'; it needs site, and host and port for sites that run rounds")
@@ -83,14 +81,13 @@ def _read_sites(path: Path) -> tuple[list[str | int], list[str | None]]:
         raise DataError(f"{path} has only one of the columns host and port; give both, or none")
     ids = _checked_ids(path, site_ids(columns["site"]))
     if "host" not in columns:
-        return ids, [None] * len(ids)
+        return ids, None
     parts = zip(ids, columns["host"].tolist(), columns["port"].tolist(), strict=True)
     places = [_place(f"{path}, site {one!r}", host, port) for one, host, port in parts]
-    first: dict[str | None, str | int] = {}
+    first: dict[str, str | int] = {}
     for one, place in zip(ids, places, strict=True):
-        if place is not None and place in first:
+        if place is not None and first.setdefault(place, one) != one:
             raise DataError(f"{path}: sites {first[place]!r} and {one!r} both have {place}; give each its own port")
-        first[place] = one
     return ids, places
 
 
@@ -110,28 +107,20 @@ def _checked_ids(path: Path, found: Sequence[Hashable]) -> list[str | int]:
 
 def _place(where: str, host: object, port: object) -> str | None:
     """Return ``host:port``, or None where both are empty; raises `DataError` when either cannot be."""
-    words, number = ("" if one is None or one != one else str(one).strip() for one in (host, port))  # NaN is empty, too
-    if not words and not number:
+    name, number = ("" if one is None or one != one else str(one).strip() for one in (host, port))  # NaN is empty, too
+    if not name and not number:
         return None
-    words, number = _checked_host(where, words), number.removesuffix(".0")
+    bare, number = name[1:-1] if name.startswith("[") and name.endswith("]") else name, number.removesuffix(".0")
+    try:
+        # a name does not end with a number: what does is an address, or a slip in one
+        numeric = ":" in bare or name.split(".")[-1].isdigit()
+        address = ipaddress.ip_address(bare) if numeric else None
+        if address is None and not all(map(_LABEL.fullmatch, name.split("."))):
+            raise ValueError
+    except ValueError:
+        raise DataError(f"{where}: the host {name!r} is neither a name nor an address") from None
+    if address is not None and address.is_unspecified:
+        raise DataError(f"{where}: nobody can connect to {name}; give the address under which neighbours reach it")
     if not number.isdecimal() or not 1 <= int(number) <= _LAST_PORT:
         raise DataError(f"{where}: the port must be a whole number from 1 to {_LAST_PORT}, got {number or 'nothing'}")
-    return f"{words}:{int(number)}"
-
-
-def _checked_host(where: str, words: str) -> str:
-    """Return a name or an address, that of IPv6 in brackets; raises `DataError` when it is neither."""
-    bare = words[1:-1] if words.startswith("[") and words.endswith("]") else words
-    labels = words.split(".")
-    # a name does not end with a number: what does is an address, or a slip in one
-    if ":" not in bare and not labels[-1].isdigit():
-        if not all(map(_LABEL.fullmatch, labels)):
-            raise DataError(f"{where}: the host {words!r} is neither a name nor an address")
-        return words
-    try:
-        address = ipaddress.ip_address(bare)
-    except ValueError:
-        raise DataError(f"{where}: the host {words!r} is neither a name nor an address") from None
-    if address.is_unspecified:
-        raise DataError(f"{where}: nobody can connect to {words}; give the address under which neighbours reach it")
-    return f"[{address}]" if address.version == 6 else words
+    return f"{f'[{address}]' if address is not None and address.version == 6 else name}:{int(number)}"
