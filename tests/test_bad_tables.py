@@ -449,7 +449,7 @@ def test_an_exposure_in_the_place_of_its_logarithm_is_refused(
 @pytest.mark.parametrize(
     ("target", "hint"),
     [
-        ("count", "if it counts events, add --loss poisson"),
+        ("count", "if it holds counts of events, add --loss poisson"),
         ("class", "--loss linear fits numbers"),
         ("year", ""),
         ("none", ""),
@@ -556,8 +556,3 @@ def test_names_that_differ_in_case_only_are_told_of(tmp_path):
 def test_numbers_that_cannot_be_right(tmp_path, column):
     found = refused(with_cells(tmp_path, lambda age, row: 1e160 if row == 4 else age, column))
     assert f"{column}: 1 of 60 values is too large to compute with: 1e+160 in line 6; correct the cell" in found
-    with pytest.warns(TableWarning, match=rf"'{column}' is -7e\+09 in line 6, and [\d.]+ in the middle of all rows"):
-        read(with_cells(tmp_path, lambda age, row: -7e9 if row == 4 else age, column))
-    with pytest.warns(TableWarning, match=rf"'{column}' is 3e\+08 in line 9"):
-        read(with_cells(tmp_path, lambda age, row: 3e8 if row == 7 else float(row % 9 == 0), column))
-    assert read(with_cells(tmp_path, lambda age, row: float(row == 7), column)).notes == ()

@@ -12,7 +12,7 @@ pytest.importorskip("msgspec")
 import fedkin
 from fedkin.cli import main
 from fedkin.cli.shared.contracts import fit_options, model_of_rounds
-from fedkin.data import read_columns
+from fedkin.data import Federation, read_columns
 from fedkin.federate import Contract
 from fedkin.fitting import FitOptions, fit_federation
 
@@ -79,7 +79,8 @@ def test_summaries_of_prepared_rows_give_the_pooled_model(tables):
     contract = Contract.read(HEART / "heart.toml")
     columns = read_columns(tables / "all.csv")
     options = FitOptions(**fit_options(contract))
-    pooled = fit_federation(contract.schema.federation(columns, "hospital"), None, options, schema=contract.schema)
+    federation = Federation.from_schema(columns, contract.schema, site="hospital")
+    pooled = fit_federation(federation, None, options, schema=contract.schema)
     rows = contract.prepare(columns)
     names = contract.parameter_names
     sites = fedkin.Federation.from_arrays(rows.X, rows.y, columns["hospital"], feature_names=names)
@@ -124,7 +125,7 @@ def test_tables_that_break_the_schema_are_not_predicted(tables, tmp_path, capsys
     bad.write_text("hospital,age,weight,presure,ward,smoker\nhill,50,70000,130,Z,no\nhill,60,80000,130,A,no\n")
     assert run("predict", tmp_path / "model", bad) == 2
     error = capsys.readouterr().err
-    for words in ("grams?", "is 'presure' what is meant?", "unknown level 'Z' (1 row), first in line 2"):
+    for words in ("by 1000 they fit", "is 'presure' what is meant?", "unknown level 'Z' (1 row), first in line 2"):
         assert words in error
 
 

@@ -65,7 +65,7 @@ def test_bad_frames(changes, options, message):
 
 
 def test_frames_without_features_or_rows():
-    with pytest.raises(DataError, match="no column is left for the features beside 'a', 'b'"):
+    with pytest.raises(DataError, match="no column is left for the features besides 'a', 'b'"):
         Federation.from_frame({"a": [1], "b": [2]}, site="a", target="b")
     with pytest.raises(DataError, match="at least one row"):
         Federation.from_frame({"a": [], "b": []}, site="a")
@@ -118,7 +118,7 @@ def test_directory_with_a_site_column(tmp_path):
         (
             {"a.csv": "x,y\n1,2\n", "b.csv": "x,z\n1,2\n"},
             {"target": "y"},
-            r"b\.csv: there is no column 'y'; there is a",
+            r"b\.csv: there is no column 'y'\n.*there is a column 'z'",
         ),
         ({"a.csv": "x,y\n1,2\n", "b.csv": "x\n1\n"}, {"features": ["y"]}, r"b\.csv: there is no column 'y'"),
         (

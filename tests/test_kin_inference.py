@@ -339,7 +339,7 @@ def test_new_sites_come_as_rows_tables_and_summaries():
     columns = {name: fed.X[:, j] for j, name in enumerate(names)} | {"y": fed.y}
     columns["site"] = np.array([f"s{u}" for u in fed.site_index])
     own = columns["site"] == "s0"
-    agreed = schema.federation({name: values[~own] for name, values in columns.items()}, "site")
+    agreed = Federation.from_schema({name: values[~own] for name, values in columns.items()}, schema, site="site")
     model = fit_federation(agreed, None, schema=schema)
     table = {name: values[own] for name, values in columns.items()}
     first = model.join(table).model

@@ -14,7 +14,7 @@ import fedkin
 from fedkin.cli import main
 from fedkin.cli.shared.kin_words import groups_words, kin_table, sampler_words
 from fedkin.core import site_answer
-from fedkin.data import Column, Schema
+from fedkin.data import Column, Federation, Schema
 from fedkin.datasets import paper_design
 from fedkin.errors import ModelFileError, ParameterError
 from fedkin.fitting import Asks, FitOptions, SummaryFit, compare_folds, fit_federation, fit_summaries
@@ -180,7 +180,7 @@ def test_a_schemas_scale_does_not_matter(seed):
     scaled = Schema(
         tuple(Column(name, low=-6.0 - j, high=9.0) for j, name in enumerate(fed.feature_names)), Column("y")
     )
-    agreed = scaled.federation(columns, "site")
+    agreed = Federation.from_schema(columns, scaled, site="site")
     model = fit_federation(agreed, None, schema=scaled)
     plain = fit_federation(fed)
     assert model.kin.names == ("(intercept)", *fed.feature_names)

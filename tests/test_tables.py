@@ -13,9 +13,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedkin.data import columns_of, infer_column, read_columns, site_id, site_ids, write_csv
-from fedkin.data.tables import as_column
-from fedkin.data.tables.arrow import read_large_csv
+from fedkin.data import as_column, columns_of, infer_column, read_columns, site_id, site_ids, write_csv
+from fedkin.data.columns import _read_large_csv as read_large_csv
 from fedkin.errors import DataError, MissingDependencyError
 
 
@@ -415,7 +414,7 @@ def test_large_files_are_read_as_small_ones(tmp_path, mark):
     with path.open("w", newline="", encoding="utf-8-sig") as file:
         writer = csv.writer(file, delimiter=mark)
         writer.writerows([list(NASTY), *zip(*NASTY.values(), strict=True)])
-    expected, found = read_columns(path), read_large_csv(path, least=0)
+    expected, found = read_columns(path), read_large_csv(path)
     assert list(found) == list(expected)
     for name, column in expected.items():
         assert found[name].dtype == column.dtype, name
@@ -425,8 +424,7 @@ def test_large_files_are_read_as_small_ones(tmp_path, mark):
 def test_what_is_wrong_with_a_large_file_is_said_as_for_a_small_one(tmp_path):
     path = tmp_path / "table.csv"
     path.write_text("a,b\n1,2\n3\n")
-    assert read_large_csv(path, least=0) is None
+    assert read_large_csv(path) is None
     path.write_text("a,a\n1,2\n")
     with pytest.raises(DataError, match="line 1: several columns are called 'a'"):
-        read_large_csv(path, least=0)
-    assert read_large_csv(path) is None
+        read_large_csv(path)

@@ -6,11 +6,11 @@ import os
 from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Unpack
+from typing import Unpack
 
 import numpy as np
 
-from fedkin._base import AnyArray, Array, Index, check_whole, count, listed
+from fedkin._base import AnyArray, Array, Index, check_whole, listed
 from fedkin.core.columns import parameter_names
 from fedkin.core.quadratics import Quadratics, RowData
 from fedkin.core.summaries import Summaries
@@ -19,33 +19,32 @@ from fedkin.data import (
     INTERCEPT,
     PARQUET_SUFFIXES,
     Column,
+    Columns,
     Federation,
-    Finding,
     HasSites,
     Label,
     Roles,
+    RowPlaces,
+    Schema,
+    SchemaScan,
     TableOptions,
-    TableSchema,
     columns_of,
-    dependent_columns,
+    complete_batches,
     files_of,
-    is_row_number,
-    level_codes,
-    look_at,
+    infer_kind,
+    open_parquet,
     parsed_numbers,
-    raise_findings,
     site_ids,
-    too_many_levels,
 )
-from fedkin.errors import DataError, ParameterError, missing_dependency
+from fedkin.errors import DataError, ParameterError
 from fedkin.losses import Loss, loss_for, loss_kind, make_loss
 
 #: Rows that are in memory at once.
 BATCH = 65_536
 #: Classes that a target may have.
 _MOST_CLASSES = 50
-#: A variance below this share of the mean square is rounding, and so is what a column has of its own.
-_ROUNDING = 1e-12
+#: What may be done with missing cells; means are not known before the pass ends.
+_RULES = ("refuse", "drop")
 
 
 @dataclass(frozen=True, eq=False)
@@ -56,7 +55,7 @@ class Streamed:
     ----------
     summaries : Summaries
         Of least squares, with an intercept first where there is one; in the user's units.
-    schema : TableSchema
+    schema : Schema
         What the columns are, with the means of the features.
     n_rows : int
     notes : tuple of str
@@ -64,7 +63,7 @@ class Streamed:
     """
 
     summaries: Summaries
-    schema: TableSchema
+    schema: Schema
     n_rows: int
     notes: tuple[str, ...] = ()
 
@@ -79,14 +78,14 @@ class FileRows(HasSites):
     n_samples : array (V,)
         Rows of each site, or the sums of their weights.
     loss : Loss
-    schema : TableSchema
+    schema : Schema
         What the columns are, with the means of the features.
-    classes : tuple or None
-        Labels of the target's codes 0, 1, ...
     intercept : bool
         Whether a column of ones comes first.
     notes : tuple of str
         As in `Federation`.
+    roles : Roles
+        Which column is what.
     column_sums, column_squares : array (V, q)
         Sums over the rows of each site of the columns and of their squares.
     """
@@ -94,23 +93,23 @@ class FileRows(HasSites):
     sites: tuple[Hashable, ...]
     n_samples: Index | Array
     loss: Loss
-    schema: TableSchema
-    classes: tuple[Label, ...] | None
+    schema: Schema
     intercept: bool
     notes: tuple[str, ...]
+    roles: Roles
     column_sums: Array = field(repr=False)
     column_squares: Array = field(repr=False)
-    _stream: Stream = field(repr=False)
+    _table: ParquetTable = field(repr=False)
+
+    @property
+    def classes(self) -> tuple[Label, ...] | None:
+        """Labels of the target's codes 0, 1, ...; None when it is a number."""
+        return self.schema.classes
 
     @property
     def feature_names(self) -> tuple[str, ...]:
         """Names of the columns, the intercept among them."""
         return (INTERCEPT, *self.schema.names) if self.intercept else self.schema.names
-
-    @property
-    def roles(self) -> Roles:
-        """Which column is what."""
-        return self._stream.roles
 
     @property
     def n(self) -> Array:
@@ -123,16 +122,13 @@ class FileRows(HasSites):
 
     def batches(self) -> Iterator[Federation]:
         """All rows, prepared, some at a time: each batch has some rows of some sites."""
-        roles = self.roles
-        for table, weight in self._stream.complete(self.schema):
-            if not len(table[roles.site]):
-                continue
+        for table in complete_batches(self._table, self.schema, self.roles):
             made = Federation.from_arrays(
                 self.schema.encoded(table),
-                _target(table[roles.target or ""], self.classes),
-                site_ids(table[roles.site]),
-                offset=None if roles.offset is None else parsed_numbers(table[roles.offset]).values,
-                weight=weight,
+                self.schema.target_of(table),
+                site_ids(table[self.roles.site]),
+                offset=self.schema.offset_of(table),
+                weight=_weight(table, self.roles),
                 feature_names=self.schema.names,
             )
             yield made.with_intercept() if self.intercept else made
@@ -173,7 +169,7 @@ def table_size(path: str | os.PathLike[str]) -> tuple[int, int]:
     ...     table_size(pathlib.Path(folder, "*.parquet"))
     (2, 1)
     """
-    opened = [_opened(file) for file in _parquet_files(path)]
+    opened = [open_parquet(file) for file in _parquet_files(path)]
     return sum(file.metadata.num_rows for file in opened), opened[0].metadata.num_columns
 
 
@@ -232,10 +228,9 @@ def summarise_files(
     ([2, 2], ('x',))
     """
     check_whole("folds", folds, least=2)
-    stream = Stream.checked(path, Roles(site, target, **others))
-    schema, _, sums, keep = _first_pass(path, stream, "linear", folds)
-    summaries = sums.summaries(schema.names, keep, intercept=fit_intercept, seed=seed)
-    return Streamed(summaries, schema, stream.n_rows, tuple(stream.notes))
+    scanned = _first_pass(path, Roles(site, target, **others), "linear", folds)
+    summaries = scanned.sums.summaries(scanned.schema.names, scanned.kept, intercept=fit_intercept, seed=seed)
+    return Streamed(summaries, scanned.schema, scanned.n_rows, scanned.notes)
 
 
 def rows_in_files(
@@ -283,16 +278,15 @@ def rows_in_files(
     >>> rows.loss.name, rows.classes, rows.n_samples.tolist()
     ('logistic', ('no', 'yes'), [2, 2])
     """
-    stream = Stream.checked(path, Roles(site, target, **others))
+    roles, table = Roles(site, target, **others), ParquetTable(_parquet_files(path))
     if loss == "auto":
-        loss = loss_for("class" if _is_text(stream, target) else "number").name
-    schema, classes, sums, keep = _first_pass(path, stream, loss, 1)
-    kind = loss_kind(loss)
+        loss = loss_for("class" if _is_text(table, target) else "number").name
+    scanned = _first_pass(path, roles, loss, 1)
+    schema, kind, classes = scanned.schema, loss_kind(loss), scanned.schema.classes
     made = make_loss(loss) if classes is None or isinstance(loss, Loss) else kind.from_classes(len(classes))
-    said = sums.summaries(schema.names, keep, intercept=fit_intercept)
-    notes, again = tuple(stream.notes), replace(stream, notes=[], gaps={})
+    said = scanned.sums.summaries(schema.names, scanned.kept, intercept=fit_intercept)
     sizes = (said.column_sums, said.column_squares)
-    rows = FileRows(said.sites, said.n_samples, made, schema, classes, fit_intercept, notes, *sizes, again)
+    rows = FileRows(said.sites, said.n_samples, made, schema, fit_intercept, scanned.notes, roles, *sizes, table)
     if isinstance(loss, Loss) or classes is not None:
         return rows
     head = next(replace(rows, intercept=False).batches())  # a batch tells the scale well enough
@@ -301,71 +295,47 @@ def rows_in_files(
 
 
 def holds_labels(path: str | os.PathLike[str], target: str) -> bool:
-    """Whether a column of Parquet files holds labels rather than numbers, by its first rows."""
-    stream = Stream(_parquet_files(path), Roles("", target))
-    return _is_text(stream, target) if target in _opened(stream.files[0]).schema_arrow.names else False
+    """Return whether a column of Parquet files holds labels rather than numbers, by its first rows."""
+    table = ParquetTable(_parquet_files(path))
+    return target in table.names and _is_text(table, target)
 
 
 def holds_zeros_and_ones(path: str | os.PathLike[str], target: str) -> bool:
-    """Whether the first rows of a column of Parquet files are 0 or 1, and both are there."""
-    stream = Stream(_parquet_files(path), Roles("", target))
-    if target not in _opened(stream.files[0]).schema_arrow.names:
-        return False
-    head = stream.head(target)
+    """Return whether the first rows of a column of Parquet files are 0 or 1, and both are there."""
+    table = ParquetTable(_parquet_files(path))
+    head = table.head(target) if target in table.names else np.empty(0)
     return head.dtype.kind in "iuf" and np.unique(head).tolist() == [0, 1]
 
 
 # --- reading ------------------------------------------------------------------------------------------------------
 
 
-def _parquet_files(path: str | os.PathLike[str]) -> list[Path]:
+def _parquet_files(path: str | os.PathLike[str]) -> tuple[Path, ...]:
     files = files_of(path)
     other = [file for file in files if file.suffix.lower() not in PARQUET_SUFFIXES]
     if other:
-        raise DataError(f"{other[0]} is no Parquet file, and only those are read in one pass")
-    return files
+        raise DataError(f"{other[0]} is not a Parquet file, and only those are read in batches")
+    return tuple(files)
 
 
-def _opened(file: Path) -> Any:
-    try:
-        import pyarrow
-        import pyarrow.parquet
-    except ImportError:
-        raise missing_dependency("pyarrow", f"reading {file.name}", extra="parquet") from None
-    try:
-        return pyarrow.parquet.ParquetFile(file)
-    except (pyarrow.ArrowException, OSError) as error:
-        raise DataError(f"{file} is not a whole Parquet file ({error}); write or copy it again") from None
+@dataclass(frozen=True)
+class ParquetTable:
+    """Parquet files with the same columns as a `fedkin.data.Table`, read in batches."""
 
+    files: tuple[Path, ...]
 
-@dataclass(eq=False)
-class Stream:
-    """Parquet files as batches of columns, with what was found in passing."""
+    @property
+    def names(self) -> Sequence[str]:
+        """Names of the columns of the first file."""
+        names: list[str] = open_parquet(self.files[0]).schema_arrow.names
+        return names
 
-    files: Sequence[Path]
-    roles: Roles
-    n_rows: int = 0
-    gaps: dict[str, int] = field(default_factory=dict)
-    notes: list[str] = field(default_factory=list)
-
-    @classmethod
-    def checked(cls, path: str | os.PathLike[str], roles: Roles) -> Stream:
-        """The stream, if what was said about the table can be done without all of it in memory."""
-        if roles.missing not in ("refuse", "drop"):
-            raise ParameterError(
-                f"missing={roles.missing!r} needs all rows in memory; of files rows are dropped or refused"
-            )
-        for name in ("time", "drop"):
-            if getattr(roles, name):
-                raise ParameterError(f"{name}={getattr(roles, name)!r} needs all rows in memory: use Federation.read")
-        return cls(_parquet_files(path), roles)
-
-    def batches(self, names: Sequence[str]) -> Iterator[dict[str, AnyArray]]:
-        """The columns ``names`` of all files, batch after batch."""
+    def batches(self, names: Sequence[str]) -> Iterator[Columns]:
+        """Yield some columns of all files, batch after batch."""
         import pyarrow
 
         for file in self.files:
-            opened = _opened(file)
+            opened = open_parquet(file)
             absent = [name for name in names if name not in opened.schema_arrow.names]
             if absent:
                 raise DataError(f"{file.name} has no column {listed(absent)}")
@@ -373,170 +343,67 @@ class Stream:
                 yield columns_of(pyarrow.Table.from_batches([batch]))
 
     def head(self, name: str) -> AnyArray:
-        """The first batch of a column."""
+        """Return the first batch of a column."""
         return next(self.batches([name]), {name: np.empty(0)})[name]
 
-    def complete(self, schema: TableSchema) -> Iterator[tuple[dict[str, AnyArray], Array | None]]:
-        """The complete rows of each batch, with their weights."""
-        roles = self.roles
-        used = [*roles.taken, *(column.name for column in schema.features)]
-        known = {column.name: column for column in schema.columns}
-        for table in self.batches(used):
-            self.n_rows += len(table[roles.site])
-            found = {name: known.get(name, Column(name)).gaps(table[name]) for name in used[1:]}
-            found[roles.site] = np.array([cell is None or cell != cell for cell in table[roles.site]], dtype=bool)
-            for name, gaps in found.items():
-                self.gaps[name] = self.gaps.get(name, 0) + int(gaps.sum())
-            kept = ~np.any(list(found.values()), axis=0)
-            weight = None if roles.weight is None else parsed_numbers(table[roles.weight]).values
-            if weight is not None:
-                if (weight < 0).any():
-                    raise DataError(f"the weight {roles.weight!r} is below 0 in some rows")
-                kept &= weight > 0
-            if not kept.all():
-                table = {name: cells[kept] for name, cells in table.items()}
-                weight = None if weight is None else weight[kept]
-            checked = (one for name in used[1:] for one in known.get(name, Column(name)).findings(table[name], "fill"))
-            raise_findings(one for one in checked if one.refuses)
-            yield table, weight
+    def places(self) -> RowPlaces:
+        """Return what names the rows of all files."""
+        return RowPlaces(self.files, [open_parquet(file).metadata.num_rows for file in self.files])
 
-    def refuse_gaps(self) -> None:
-        """Raise when cells are missing and their rows are not to be dropped."""
-        empty = {name: n for name, n in self.gaps.items() if n}
-        if not empty:
-            return
-        words = ", ".join(f"{name!r} in {n}" for name, n in sorted(empty.items(), key=lambda one: -one[1])[:10])
-        if self.roles.missing == "drop":
-            self.notes.append(f"rows with missing cells left out: {words} of {count(self.n_rows, 'row')}")
-            return
-        raise DataError(
-            f'cells are missing: {words}, of {count(self.n_rows, "row")}. Say what to do: missing="drop" leaves out '
-            "rows with a gap (means need all rows in memory)"
+
+@dataclass(frozen=True, eq=False)
+class _Scanned:
+    """What the first pass tells: the schema, sums of ``[1, X, y]``, and which columns of X are used."""
+
+    schema: Schema
+    sums: RunningSums
+    kept: Index
+    n_rows: int
+    notes: tuple[str, ...]
+
+
+def _first_pass(path: str | os.PathLike[str], roles: Roles, loss: str | Loss, folds: int) -> _Scanned:
+    if roles.missing not in _RULES:
+        raise ParameterError(
+            f"missing={roles.missing!r} needs all rows in memory; of files rows are dropped or refused"
         )
-
-
-def _first_pass(
-    path: str | os.PathLike[str], stream: Stream, loss: str | Loss, folds: int
-) -> tuple[TableSchema, tuple[Label, ...] | None, RunningSums, Index]:
-    """The columns, the classes of the target if it has any, sums of ``[1, X, y]``, and which columns of X are used."""
-    roles, classes = stream.roles, None
+    if roles.time:
+        raise ParameterError(f"time={roles.time!r} needs all rows in memory: use Federation.read")
+    table, classes = ParquetTable(_parquet_files(path)), loss_kind(loss).target == "class"
+    asked = replace(roles, categories=(*roles.categories, roles.target or "")) if classes else roles
     try:
-        schema = _learned_features(stream)
-        if loss_kind(loss).target == "class":
-            classes, column = _classes(stream, roles.target or "")
-            schema = replace(schema, target=column)
+        scan = SchemaScan(table, asked, table.places(), _RULES)
+        schema = _with_target(scan.schema, roles.target or "", classes)
         sums = RunningSums(len(schema.names), folds)
-        for table, weight in stream.complete(schema):
-            y = _target(table[roles.target or ""], classes)
-            if roles.offset is not None and classes is None:
-                y = y - parsed_numbers(table[roles.offset]).values
-            sums.add(site_ids(table[roles.site]), schema.encoded(table), y, weight)
-        stream.refuse_gaps()
+        for rows, _ in scan.rows():
+            y, offset = schema.target_of(rows), schema.offset_of(rows)
+            assert y is not None
+            y = y if offset is None or classes else y - offset
+            sums.add(site_ids(rows[roles.site]), schema.encoded(rows), y, _weight(rows, roles))
+        found = scan.result()
     except DataError as error:
         raise DataError(f"{path}: {error}") from None
-    if not sums.sites:
-        raise DataError(f"{path}: no row is left")
-    whole = sums.whole
-    schema, keep = replace(schema, fill=tuple((whole[0, 1:-1] / whole[0, 0]).tolist())), np.arange(len(schema.names))
-    if roles.features is None:
-        schema, keep = _telling_columns(whole, schema, stream)
-    return schema, classes, sums, keep
+    means = sums.whole[0, 1:-1] / sums.whole[0, 0]
+    schema = replace(found.schema, target=schema.target, fill=tuple(means[found.kept].tolist()))
+    return _Scanned(schema, sums, found.kept, found.n_rows, found.notes)
 
 
-def _is_text(stream: Stream, target: str) -> bool:
-    head = stream.head(target)
-    return head.dtype.kind == "b" or look_at(head).kind == "category"
+def _with_target(schema: Schema, name: str, classes: bool) -> Schema:
+    """Return the schema with a target that suits the loss."""
+    if not classes:
+        if schema.classes not in (None, (False, True)):
+            raise DataError(f"the target {name!r} holds labels, but the loss takes numbers: choose another loss")
+        return replace(schema, target=Column(name))
+    levels = schema.classes or ()
+    if not 2 <= len(levels) <= _MOST_CLASSES:
+        raise DataError(f"the target {name!r} has {len(levels)} classes, such as {listed(levels[:3])}: name another")
+    return schema
 
 
-def _classes(stream: Stream, target: str) -> tuple[tuple[Label, ...], Column]:
-    """The labels of the target, found in a pass over it alone."""
-    seen: set[Any] = set()
-    for table in stream.batches([target]):
-        seen.update(table[target].tolist())
-        if len(seen) > 20 * _MOST_CLASSES:
-            break
-    cells = np.array(sorted(seen, key=str), dtype=object)
-    levels: tuple[Label, ...] = look_at(cells, category=True).levels
-    if len(levels) < 2 or len(levels) > _MOST_CLASSES:
-        raise DataError(f"the target {target!r} has {len(levels)} classes, such as {listed(levels[:3])}: name another")
-    if all(isinstance(cell, float) for cell in seen if cell is not None):
-        levels = tuple(int(level) for level in levels)
-    elif all(isinstance(cell, bool) for cell in seen if cell is not None):
-        levels = (False, True)
-    return levels, Column(target, "category", levels=levels)
+def _weight(table: Columns, roles: Roles) -> Array | None:
+    return None if roles.weight is None else parsed_numbers(table[roles.weight]).values
 
 
-def _target(cells: AnyArray, classes: tuple[Label, ...] | None) -> Array:
-    if classes is None:
-        return parsed_numbers(cells).values
-    return np.asarray(level_codes(cells, classes), dtype=np.float64)
-
-
-def _learned_features(stream: Stream) -> TableSchema:
-    """The features, with the levels of those that are text, found in a pass over these alone."""
-    roles, present = stream.roles, _opened(stream.files[0]).schema_arrow.names
-    features, categories = roles.features, roles.categories
-    roles.check(dict.fromkeys(present, np.empty(0)))
-    chosen = [name for name in present if name not in roles.taken] if features is None else list(features)
-    head = next(stream.batches(chosen), {name: np.empty(0) for name in chosen})
-    if features is None:
-        index = [name for name in chosen if is_row_number(name, head[name])]
-        stream.notes += [f"column {name!r} counts the rows: left out" for name in index]
-        chosen = [name for name in chosen if name not in index]
-    text = [name for name in chosen if head[name].dtype.kind == "O" or name in categories]
-    distinct: dict[str, set[Hashable]] = {name: set() for name in text}
-    for table in stream.batches(text) if text else ():
-        for name, cells in table.items():
-            distinct[name].update(cells.tolist())
-    rows = sum(_opened(file).metadata.num_rows for file in stream.files)
-    columns, findings = [], []
-    for name in chosen:
-        if name not in distinct:
-            columns.append(Column(name))
-            continue
-        cells = np.fromiter(distinct[name], dtype=object, count=len(distinct[name]))
-        looked = look_at(cells, category=name in categories)
-        if looked.kind == "number":
-            columns.append(Column(name))
-        elif looked.kind == "date":
-            findings.append(Finding(name, "these are dates: turn them into numbers, such as days since a start"))
-        elif too_many_levels(len(looked.levels), rows) and name not in categories:
-            words = f"text with {len(looked.levels)} different values: a name or an id? Leave it out with features="
-            findings.append(Finding(name, words))
-        elif len(looked.levels) > 1:
-            columns.append(Column(name, "category", levels=looked.levels))
-        else:
-            stream.notes.append(f"column {name!r} is the same in every row: left out")
-    raise_findings(findings)
-    if not columns:
-        raise DataError(f"no column is left for the features beside {listed(roles.taken)}")
-    return TableSchema(tuple(columns), Column(roles.target or ""), roles.offset, roles.missing)
-
-
-def _telling_columns(whole: Array, schema: TableSchema, stream: Stream) -> tuple[TableSchema, Index]:
-    """The schema without columns that are constant or follow from others, and which encoded ones stay."""
-    n, mean = whole[0, 0], whole[0, 1:] / whole[0, 0]
-    scatter = whole[1:, 1:] / n - np.outer(mean, mean)
-    square, variance = np.diag(whole)[1:] / n, np.diag(scatter)
-    numbers = {column.name for column in schema.features if column.kind == "number"}
-    place = {name: k for k, name in enumerate(schema.names)}
-    for name in numbers:
-        apart = square[place[name]] - 2 * whole[1 + place[name], -1] / n + square[-1]
-        if apart <= _ROUNDING * square[-1] and variance[-1] > 0:
-            raise DataError(
-                f"column {name!r} is the target {stream.roles.target!r} under another name: leave it out with features="
-            )
-    flat = [name for name in place if name in numbers and variance[place[name]] <= _ROUNDING * square[place[name]]]
-    rest = [name for name in place if name in numbers and name not in flat]
-    at = np.array([place[name] for name in rest], dtype=np.int64)
-    size = np.sqrt(variance[at])
-    made = [rest[k] for k in dependent_columns(scatter[np.ix_(at, at)] / np.outer(size, size), _ROUNDING)]
-    for names, words in ((flat, "the same in every row"), (made, "made of the columns before")):
-        if names:
-            stream.notes.append(f"{listed(names, 10)}: {words}, left out")
-    gone = {*flat, *made}
-    if len(gone) == len(schema.features):
-        return schema, np.arange(len(schema.names))
-    kept = tuple(column for column in schema.features if column.name not in gone)
-    stay = np.array([k for name, k in place.items() if name not in gone], dtype=np.int64)
-    return replace(schema, features=kept, fill=tuple(schema.fill[k] for k in stay.tolist())), stay
+def _is_text(table: ParquetTable, target: str) -> bool:
+    head = table.head(target)
+    return head.dtype.kind == "b" or infer_kind(head).kind == "category"

@@ -1,23 +1,97 @@
-"""Checks of the rows, targets, offsets and ids that come into a `Federation`."""
+"""Check the ids and arrays that come into a `Federation`, and cut the rows of sites into parts."""
 
 from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Hashable, Iterable, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from fedkin._base import AnyArray, Array, Index, count, listed
-from fedkin.data.ids import site_ids, unwrapped
+from fedkin._base import AnyArray, Array, Index, Mask, count, listed
+from fedkin.data.cells import is_missing, unwrapped
+from fedkin.data.columns import as_column
 from fedkin.data.rows import Rows
-from fedkin.data.tables import as_column
-from fedkin.errors import DataError
+from fedkin.errors import DataError, ParameterError
 
 _DAY = re.compile(r"\d{4}-\d{2}-\d{2}")
+
+
+class HasSites:
+    """What has sites in an order: a federation, a graph, a model."""
+
+    sites: tuple[Hashable, ...]
+
+    @cached_property
+    def index(self) -> Mapping[Hashable, int]:
+        """Position of each site in `sites`."""
+        return {site: position for position, site in enumerate(self.sites)}
+
+    @property
+    def n_sites(self) -> int:
+        """Number of sites V."""
+        return len(self.sites)
+
+
+def site_id(value: object) -> Hashable:
+    """A site id as a plain Python value.
+
+    Parameters
+    ----------
+    value : hashable
+        numpy scalars become Python scalars; whole floats become ints, as a column of ids with a gap is read as floats.
+
+    Raises
+    ------
+    DataError
+        If the value is missing (None, NaN) or cannot be hashed.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> site_id(np.float64(3.0)), site_id(np.str_("ward 7")), site_id((0, 1))
+    (3, 'ward 7', (0, 1))
+    """
+    if isinstance(value, np.generic) and not isinstance(value, (np.datetime64, np.timedelta64)):
+        value = value.item()
+    if is_missing(value):
+        raise DataError(f"a site id is missing ({value!r}): give every row and every edge a site")
+    if isinstance(value, float) and value.is_integer():
+        return int(value)
+    try:
+        hash(value)
+    except TypeError:
+        raise DataError(
+            f"site id {value!r} of type {type(value).__name__} cannot be hashed: use a text, a number or a tuple"
+        ) from None
+    return value
+
+
+def site_ids(values: Iterable[object]) -> list[Hashable]:
+    """`site_id` of every value; fast for arrays and for lists of plain ints and strings.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> site_ids(np.array([1.0, 2.0]))
+    [1, 2]
+    """
+    if isinstance(values, range):
+        return list(values)
+    values = unwrapped(values)
+    if isinstance(values, np.ndarray) and values.ndim == 1 and values.dtype.kind in "biufUS":
+        values = values.tolist()
+    listed = list(values)
+    if set(map(type, listed)) <= {int, str, bool}:
+        return listed
+    return [site_id(value) for value in listed]
+
+
+# --- arrays ---------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -269,3 +343,46 @@ def stable_hash(purpose: str, site: Hashable) -> int:
 def shuffled_ranks(site: Hashable, n: int, seed: int, purpose: str) -> Index:
     """For each of a site's n rows its place in a shuffle that depends on seed, purpose and site only."""
     return np.random.default_rng([seed, stable_hash(purpose, site)]).permutation(n).astype(np.int64)
+
+
+# --- cuts -----------------------------------------------------------------------------------------------------------
+
+
+def held_out_rows(
+    sites: Sequence[Hashable], sizes: Index, test_size: float, seed: int, *, ordered: bool = False
+) -> Mask:
+    """Which stacked rows are held out: ``round(test_size * n)`` of a site's n, but never all; the last if ordered."""
+    if not 0 < test_size < 1:
+        raise ParameterError(f"test_size must be between 0 and 1, got {test_size!r}")
+    each = zip(sites, sizes.tolist(), strict=True)
+    ranks = [np.arange(n)[::-1] if ordered else shuffled_ranks(site, n, seed, "split") for site, n in each]
+    held_out = np.where(sizes >= 2, np.clip(np.rint(test_size * sizes), 1, np.maximum(sizes - 1, 1)), 0)
+    return np.asarray(np.concatenate(ranks) < np.repeat(held_out, sizes))
+
+
+def fold_numbers(sites: Sequence[Hashable], sizes: Index, k: int, seed: int, *, ordered: bool = False) -> Index:
+    """Fold 0..k-1 of each stacked row, cut within sites."""
+    if not 2 <= k <= sizes.sum():
+        raise ParameterError(f"the number of folds must be from 2 to the {sizes.sum()} rows, got {k!r}")
+    each = zip(sites, sizes.tolist(), strict=True)
+    return np.concatenate([block_folds(n, k) if ordered else deal_folds(site, n, k, seed) for site, n in each])
+
+
+def deal_folds(site: Hashable, n: int, k: int, seed: int) -> Index:
+    """Fold ``(n,)`` of each of a site's n rows; its id and the seed decide, whoever the other sites are.
+
+    Shuffled rows are dealt to the k folds like cards, from a fold on that also depends on seed and site.
+    """
+    first = stable_hash(f"first fold, seed {seed}", site) % k
+    return np.asarray((first + shuffled_ranks(site, n, seed, "folds")) % k, dtype=np.int64)
+
+
+def block_folds(n: int, k: int) -> Index:
+    """Fold ``(n,)`` of each of n rows in the order of time: k blocks, the earliest first.
+
+    Examples
+    --------
+    >>> block_folds(7, 3)
+    array([0, 0, 0, 1, 1, 2, 2])
+    """
+    return np.repeat(np.arange(k), [len(part) for part in np.array_split(np.arange(n), k)])

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Hashable, Iterable, Mapping, Sequence
+import warnings
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Unpack
+from functools import cached_property
+from typing import Any, Unpack
 
 import numpy as np
 import numpy.typing as npt
 
-from fedkin._base import AnyArray, Array, Index, count, frozen, listed
+from fedkin._base import AnyArray, Array, Index, count, frozen, html_card, listed, some_of
+from fedkin.data.cells import is_missing, parsed_numbers
 from fedkin.data.checks import (
+    HasSites,
     RowNames,
     check_finite,
     check_labels,
@@ -21,26 +25,28 @@ from fedkin.data.checks import (
     checked_target,
     checked_weight,
     distinct_ids,
+    fold_numbers,
     grouped,
+    held_out_rows,
     row_numbers,
     site_rows,
     stacked_numbers,
     stacked_targets,
     times_of,
 )
-from fedkin.data.cuts import fold_numbers, held_out_rows
+from fedkin.data.columns import Columns, columns_of
+from fedkin.data.findings import Finding, RowName, frame_row, missing_column
+from fedkin.data.infer import SchemaScan
 from fedkin.data.rows import Rows
-from fedkin.data.stacked import StackedRows
-from fedkin.errors import DataError
-
-if TYPE_CHECKING:
-    from fedkin.data.learning import TableOptions
+from fedkin.data.schema import Schema, as_columns
+from fedkin.data.tables import Roles, TableInMemory, TableOptions, read_table
+from fedkin.errors import DataError, TableWarning, UnknownSiteError
 
 INTERCEPT = "(intercept)"
 
 
 @dataclass(frozen=True, eq=False, repr=False, init=False)
-class Federation(StackedRows):
+class Federation(HasSites):
     """Sites and their rows. Immutable: every method that changes something returns another federation.
 
     Parameters
@@ -67,7 +73,7 @@ class Federation(StackedRows):
         Position of each stacked row in the arrays or file that the federation came from.
     feature_names : tuple of q str
     target_name : str or None
-    schema : TableSchema or None
+    schema : Schema or None
         What the columns of the table are that the federation was read from.
     notes : tuple of str
         What was done with that table: columns and rows left out, columns to look at.
@@ -90,11 +96,17 @@ class Federation(StackedRows):
     array([[2.]])
     """
 
-    def __init__(
-        self,
-        data: Mapping[Any, Any],
-        feature_names: Sequence[str] | None = None,
-    ) -> None:
+    sites: tuple[Hashable, ...]
+    rows: Rows
+    starts: Index
+    row_order: Index
+    feature_names: tuple[str, ...]
+    target_name: str | None
+    schema: Schema | None
+    notes: tuple[str, ...]
+    ordered: bool
+
+    def __init__(self, data: Mapping[Any, Any], feature_names: Sequence[str] | None = None) -> None:
         if not isinstance(data, Mapping):
             raise DataError(
                 f"Federation takes a mapping {{site: (X, y)}}, got {type(data).__name__}; "
@@ -123,14 +135,9 @@ class Federation(StackedRows):
         self._set(sites, counts, Rows(X, y, offset, weight), np.arange(len(X)), feature_names=names)
 
     def _set(
-        self,
-        sites: tuple[Hashable, ...],
-        counts: Index,
-        rows: Rows,
-        row_order: npt.NDArray[np.integer],
-        **more: Any,
+        self, sites: tuple[Hashable, ...], counts: Index, rows: Rows, row_order: npt.NDArray[np.integer], **more: Any
     ) -> None:
-        """Take over parts that have been checked already; ``more`` are other attributes."""
+        """Set parts that have been checked already; ``more`` are other attributes."""
         vars(self).update(
             {"target_name": None, "schema": None, "notes": (), "ordered": False, **more},
             sites=sites,
@@ -142,7 +149,7 @@ class Federation(StackedRows):
     def _like(
         self, sites: tuple[Hashable, ...], counts: Index, rows: Rows, row_order: Index, **more: Any
     ) -> Federation:
-        """Another federation with what this one knows about its columns."""
+        """Make another federation with what this one knows about its columns."""
         known = {name: getattr(self, name) for name in ("feature_names", "target_name", "schema", "notes", "ordered")}
         made = object.__new__(Federation)
         made._set(sites, counts, rows, row_order, **{**known, **more})
@@ -163,7 +170,7 @@ class Federation(StackedRows):
         feature_names: Sequence[str] | None = None,
         target_name: str | None = None,
     ) -> Federation:
-        """A federation from stacked rows in any order.
+        """Make a federation from stacked rows in any order.
 
         Parameters
         ----------
@@ -214,7 +221,7 @@ class Federation(StackedRows):
     def _stacked(
         cls, sites: tuple[Hashable, ...], codes: Index, rows: Rows, time: Array | None, **more: Any
     ) -> Federation:
-        """Checked rows with the number of each one's site, put in order."""
+        """Make a federation of checked rows with the number of each one's site."""
         order = np.argsort(codes, kind="stable") if time is None else np.lexsort((time, codes))
         made = object.__new__(cls)
         counts = np.bincount(codes, minlength=len(sites))
@@ -223,14 +230,9 @@ class Federation(StackedRows):
 
     @classmethod
     def from_frame(
-        cls,
-        frame: object,
-        *,
-        site: str,
-        target: str | None = None,
-        **others: Unpack[TableOptions],
+        cls, frame: object, *, site: str, target: str | None = None, **others: Unpack[TableOptions]
     ) -> Federation:
-        """A federation from a table with one row per sample.
+        """Make a federation from a table with one row per sample.
 
         Parameters
         ----------
@@ -266,9 +268,30 @@ class Federation(StackedRows):
         >>> Federation.from_frame(table, site="site", target="score").feature_names
         ('age', 'ward=y')
         """
-        from fedkin.data.learning import Roles, federation_of_frame
+        return cls._from_columns(columns_of(frame), Roles(site, target, **others), frame_row)
 
-        return federation_of_frame(frame, Roles(site, target, **others))
+    @classmethod
+    def _from_columns(cls, columns: Columns, roles: Roles, at: RowName) -> Federation:
+        scan = SchemaScan(TableInMemory(columns), roles, at)
+        ((table, rows),) = scan.rows()
+        inferred = scan.result()
+        for text in inferred.notes:
+            warnings.warn(text, TableWarning, stacklevel=4)
+        schema = inferred.schema
+        sites, codes = grouped(table[roles.site])
+        stacked = Rows(
+            schema.encoded(table),
+            None if roles.target is None else _target(table[roles.target], schema),
+            None if roles.offset is None else parsed_numbers(table[roles.offset]).values,
+            None if roles.weight is None else parsed_numbers(table[roles.weight]).values,
+        )
+        time = None if roles.time is None else times_of(table[roles.time], len(rows))
+        notes = (*inferred.notes, inferred.filled) if inferred.filled else inferred.notes
+        more = {"feature_names": schema.names, "target_name": roles.target, "schema": schema, "notes": notes}
+        made = cls._stacked(sites, codes, stacked, time, **more)
+        if len(rows) == inferred.n_rows:
+            return made
+        return made._like(made.sites, made.n_samples, made.rows, rows[made.row_order])
 
     @classmethod
     def read(
@@ -279,7 +302,7 @@ class Federation(StackedRows):
         target: str | None = None,
         **others: Unpack[TableOptions],
     ) -> Federation:
-        """A federation from one CSV or Parquet file, from several, or from a directory with one file per site.
+        """Read a federation from one CSV or Parquet file, from several, or from a directory with one file per site.
 
         Parameters
         ----------
@@ -305,14 +328,142 @@ class Federation(StackedRows):
         ...     Federation.read(folder, target="y").sites
         ('north', 'south')
         """
-        from fedkin.data.learning import Roles, federation_of_files
+        roles = Roles(site or "", target, **others)
+        try:
+            columns, found, places = read_table(path, roles)
+            return cls._from_columns(columns, replace(roles, site=found), places)
+        except DataError as error:
+            message = str(error)
+            raise DataError(message if str(path) in message else f"{path}: {message}") from None
 
-        return federation_of_files(path, Roles(site or "", target, **others))
+    @classmethod
+    def from_schema(cls, columns: Mapping[str, object], schema: Schema, *, site: str) -> Federation:
+        """Make a federation from a table of several sites as a schema says, in the user's units.
+
+        Parameters
+        ----------
+        columns : mapping of name to one value per row, or any table
+            As in `Schema.check`.
+        schema : Schema
+            Its target becomes class labels as the schema has them, or numbers.
+        site : str
+            Column of site ids.
+
+        Examples
+        --------
+        >>> from fedkin.data import Column, Schema
+        >>> schema = Schema((Column("ward", "category", levels=("A", "B")),), Column("days"))
+        >>> table = {"hospital": ["n", "s"], "ward": ["B", "A"], "days": [3, 4]}
+        >>> Federation.from_schema(table, schema, site="hospital")
+        Federation(2 sites, 2 rows, 1 feature)
+        """
+        table = as_columns(columns)
+        findings = []
+        if site not in table:
+            findings.append(missing_column(site, list(table), [one.name for one in schema.columns]))
+        elif gaps := tuple(row for row, cell in enumerate(table[site]) if is_missing(cell)):
+            findings.append(Finding(site, "no_site", rows=gaps))
+        table = schema.complete(table, findings)
+        y: AnyArray | None = schema.target_of(table)
+        if schema.classes is not None and y is not None:
+            y = np.fromiter((schema.classes[code] for code in y.astype(int)), dtype=object, count=len(y))
+        return cls.from_arrays(
+            schema.encoded(table),
+            y,
+            table[site],
+            offset=schema.offset_of(table),
+            feature_names=schema.names,
+            target_name=None if schema.target is None else schema.target.name,
+        )
+
+    # --- what can be read off it ------------------------------------------------------------------------------
+
+    @property
+    def n_features(self) -> int:
+        """Number of features q."""
+        return int(self.X.shape[1])
+
+    @cached_property
+    def n_samples(self) -> Index:
+        """Rows of each site, int64 array of shape (V,)."""
+        return frozen(np.diff(self.starts))
+
+    @cached_property
+    def site_index(self) -> Index:
+        """Position of the site of each stacked row, int64 array of shape (N,)."""
+        return frozen(np.repeat(np.arange(self.n_sites, dtype=np.int64), self.n_samples))
+
+    @property
+    def X(self) -> Array:
+        """Features of all rows, array of shape (N, q)."""
+        return self.rows.X
+
+    @property
+    def y(self) -> AnyArray | None:
+        """Target of all rows, array of shape (N,) or None."""
+        return self.rows.y
+
+    @property
+    def offset(self) -> Array | None:
+        """Offset of all rows, array of shape (N,) or None."""
+        return self.rows.offset
+
+    @property
+    def weight(self) -> Array | None:
+        """Weight of all rows, array of shape (N,) or None."""
+        return self.rows.weight
+
+    @cached_property
+    def weight_sums(self) -> Array:
+        """As how many rows those of each site count, array of shape (V,)."""
+        if self.weight is None:
+            return frozen(self.n_samples.astype(np.float64))
+        return frozen(np.bincount(self.site_index, self.weight, self.n_sites).astype(np.float64))
+
+    def __getitem__(self, site: Hashable) -> Rows:
+        u = self._position(site)
+        return self.rows.take(slice(int(self.starts[u]), int(self.starts[u + 1])))
+
+    def _position(self, site: Hashable) -> int:
+        try:
+            return self.index[site]
+        except (KeyError, TypeError):
+            plain = site.item() if isinstance(site, np.generic) else site
+            raise UnknownSiteError(
+                f"site {plain!r} is not among the {self.n_sites} sites of the federation ({listed(self.sites)})"
+            ) from None
+
+    def __len__(self) -> int:
+        return len(self.sites)
+
+    def __iter__(self) -> Iterator[Hashable]:
+        return iter(self.sites)
+
+    def __contains__(self, site: object) -> bool:
+        try:
+            return site in self.index
+        except TypeError:
+            return False
+
+    def __repr__(self) -> str:
+        counts = [count(self.n_sites, "site"), count(len(self.X), "row"), count(self.n_features, "feature")]
+        return f"Federation({', '.join(counts)})"
+
+    def _repr_html_(self) -> str:
+        rows = self.n_samples
+        per_site = f"{rows.min()} to {rows.max()}" if rows.size else "none"
+        facts = {
+            "sites": f"{self.n_sites}: {some_of(self.sites)}",
+            "rows": f"{len(self.X)}, {per_site} at a site",
+            "features": f"{self.n_features}: {some_of(self.feature_names)}",
+            "target": "none" if self.y is None else self.target_name or "y",
+        }
+        return html_card("Federation", facts)
 
     # --- making another one -----------------------------------------------------------------------------------
 
     def take(self, rows: npt.ArrayLike, *, allow_empty: bool = False) -> Federation:
-        """The federation restricted to some stacked rows, with all sites in the same order.
+        """Restrict the federation to some stacked rows, with all sites in the same order.
 
         Parameters
         ----------
@@ -340,7 +491,7 @@ class Federation(StackedRows):
         return self._with_rows(self.sites, counts, chosen)
 
     def subset(self, sites: Iterable[Hashable]) -> Federation:
-        """The federation of some sites, in the order given.
+        """Restrict the federation to some sites, in the order given.
 
         Parameters
         ----------
@@ -365,7 +516,7 @@ class Federation(StackedRows):
         return self._like(sites, counts, self.rows.take(rows), self.row_order[rows])
 
     def replaced(self, *, feature_names: tuple[str, ...] | None = None, **arrays: AnyArray | None) -> Federation:
-        """The federation with other arrays (``X``, ``y``, ...) for the same rows.
+        """Replace arrays (``X``, ``y``, ...) of the same rows.
 
         Examples
         --------
@@ -403,7 +554,7 @@ class Federation(StackedRows):
         return self.take(~is_test, allow_empty=True), self.take(is_test, allow_empty=True)
 
     def folds(self, k: int = 5, seed: int = 0) -> Index:
-        """Fold numbers 0..k-1, cut within each site.
+        """Return fold numbers 0..k-1, cut within each site.
 
         Parameters
         ----------
@@ -429,7 +580,7 @@ class Federation(StackedRows):
         return fold_numbers(self.sites, self.n_samples, k, seed, ordered=self.ordered)
 
     def with_intercept(self) -> Federation:
-        """The federation with a leading column of ones, named ``(intercept)``.
+        """Add a leading column of ones, named ``(intercept)``.
 
         Examples
         --------
@@ -442,7 +593,7 @@ class Federation(StackedRows):
         return self.replaced(X=X, feature_names=(INTERCEPT, *self.feature_names))
 
     def standardized(self) -> tuple[Federation, Array, Array]:
-        """The federation with features of mean 0 and standard deviation 1 over the rows of all sites.
+        """Scale features to mean 0 and standard deviation 1 over the rows of all sites.
 
         Returns
         -------
@@ -473,3 +624,11 @@ class Federation(StackedRows):
         scale = np.sqrt(np.average(centred**2, axis=0, weights=self.weight))
         scale[scale == 0] = 1.0
         return self.replaced(X=centred / scale), mean, scale
+
+
+def _target(cells: AnyArray, schema: Schema) -> AnyArray:
+    if cells.dtype.kind in "fb":
+        return cells
+    if schema.target is not None and schema.target.kind == "number":
+        return parsed_numbers(cells).values
+    return np.array([cell.strip() if isinstance(cell, str) else cell for cell in cells.tolist()], dtype=object)

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from fedkin._base import Array
 from fedkin.core import RANK_TOLERANCE, Problem, Summaries, least_eigenvalue, local_fit
-from fedkin.data import INTERCEPT, Federation, Schema, TableSchema
+from fedkin.data import INTERCEPT, Federation, Schema
 from fedkin.errors import DataError, DegenerateSiteWarning, ParameterError
 from fedkin.fitting.model import ColumnUnits, FittedModel, class_numbers
 from fedkin.fitting.options import AUTO, FitOptions
@@ -104,7 +104,7 @@ def prepare_fit(data: Federation | Summaries, options: FitOptions, schema: Schem
     return prepare(data, replace(options, standardize=False) if options.chosen == "kin" else options, schema)
 
 
-def _filled(federation: Federation) -> tuple[Federation, TableSchema | None]:
+def _filled(federation: Federation) -> tuple[Federation, Schema | None]:
     """The federation without gaps, and its schema with what these rows have taught it."""
     if federation.schema is None:
         return federation, None

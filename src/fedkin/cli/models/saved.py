@@ -29,7 +29,7 @@ from fedkin.cli.shared.model_words import (
 from fedkin.cli.shared.options import Json, Model
 from fedkin.cli.shared.reading import check_new_file, read_table, rows_to_predict
 from fedkin.cli.shared.tables import add_row, plain_table, print_facts, rounded, schema_table
-from fedkin.data import TableSchema, write_csv
+from fedkin.data import write_csv
 from fedkin.errors import ParameterError, TableWarning
 from fedkin.fitting import FittedModel, load
 
@@ -76,7 +76,7 @@ def predict(
         X: AnyArray | dict[str, AnyArray] = federation.X[order]
         shift = None if federation.offset is None else federation.offset[order]
     else:
-        if offset is not None and not isinstance(fitted.schema, TableSchema):
+        if offset is not None and fitted.schema.agreed:
             raise ParameterError(f"--offset is for the contract to say ({fitted.schema.offset}): leave it out")
         # in a directory the files are named like the sites, whatever the column was called
         found, X, shift = rows_to_predict(data, site if data.is_dir() else column, fitted, offset)

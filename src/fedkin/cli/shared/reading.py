@@ -17,10 +17,11 @@ from fedkin.data import (
     PARQUET_SUFFIXES,
     Federation,
     Schema,
+    files_of,
     near_name,
     raise_findings,
     read_columns,
-    read_directory,
+    read_files,
     row_places,
     site_ids,
 )
@@ -82,7 +83,7 @@ def agreed_federation(path: Path, site: str | None, schema: Schema) -> Federatio
     if found_column is None:
         raise DataError(f"say which column of {path} holds the sites: --site COL{_has(list(columns))}")
     with in_file(path, DataError):
-        return schema.federation(columns, found_column)
+        return Federation.from_schema(columns, schema, site=found_column)
 
 
 def rows_to_predict(
@@ -117,7 +118,7 @@ def rows_to_predict(
         found = needed.check(columns, target=False, at=places)
         raise_findings(found)
     for one in found:
-        if "unknown level" in one.words:
+        if one.code == "unknown_level":
             note(str(one))
     return ids, columns, None if offset is None else needed.offset_of(columns)
 
@@ -130,7 +131,7 @@ def _schema_columns(
         columns = read_columns(path)
         return columns, site, row_places(path, columns)
     names = [column.name for column in (schema.columns if target else schema.features)]
-    return read_directory(path, site, [*names, *([schema.offset] if schema.offset else [])])
+    return read_files(files_of(path), site, [*names, *([schema.offset] if schema.offset else [])])
 
 
 def _column_names(path: Path) -> list[str]:

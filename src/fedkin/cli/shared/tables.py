@@ -11,7 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from fedkin.cli.shared.console import output
-from fedkin.data import Schema, TableSchema
+from fedkin.data import Schema
 
 MOST_GROUPS = 12  # groups that are listed with their members
 _ROOM = 72  # characters for the members of a group
@@ -19,14 +19,14 @@ _ROOM = 72  # characters for the members of a group
 
 def schema_table(schema: Schema) -> Table:
     """The columns of a schema, in words; centre and scale where they were agreed on."""
-    learned = isinstance(schema, TableSchema)
+    learned = not schema.agreed
     heads = ("column", "what it is") if learned else ("column", "what it must be", "centre", "scale")
     table = plain_table(*heads, numbers_from=2)
     for column in schema.columns:
         centre, scale = column.centre_and_scale
         scaled = column.kind != "category" and column is not schema.target
         numbers = (f"{centre:g}", f"{scale:g}") if scaled else ("", "")
-        words = column.words + (" (target)" if column is schema.target else "")
+        words = column.description + (" (target)" if column is schema.target else "")
         add_row(table, column.name, words, *(() if learned else numbers))
     if schema.offset is not None:
         add_row(table, schema.offset, "number (offset)", *(() if learned else ("", "")))

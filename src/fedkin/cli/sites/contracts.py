@@ -119,7 +119,7 @@ def print_findings(data: Path, found: Mapping[str, Sequence[Finding]]) -> None:
     table = plain_table(*(["site"] if by_site else []), "column", "finding", "", numbers_from=9)
     for site, finding in sorted(listed, key=lambda one: not one[1].refuses):
         weight = "must be mended" if finding.refuses else "remark"
-        cells = [finding.column or "(table)", finding.words, weight]
+        cells = [finding.column or "(table)", finding.text, weight]
         add_row(table, *([site] if by_site else []), *cells, style="" if finding.refuses else "dim")
     console.print(table)
     verdict = f"{count(refused, 'finding')} to mend before the rows can be used" if refused else "fits, with remarks"
@@ -139,7 +139,7 @@ def contract_document(contract: Contract) -> dict[str, Any]:
 
 def _documents(found: Mapping[str, Sequence[Finding]]) -> list[dict[str, Any]]:
     return [
-        {"site": site or None, "column": one.column or None, "words": one.words, "refuses": one.refuses}
+        {"site": site or None, "column": one.column or None, "words": one.text, "refuses": one.refuses}
         for site, some in found.items()
         for one in some
     ]

@@ -11,7 +11,7 @@ from numpy.typing import ArrayLike
 
 from fedkin._base import Array, Index, check_choice
 from fedkin.core import Summary
-from fedkin.data import Rows, TableSchema, columns_of
+from fedkin.data import Rows, columns_of
 from fedkin.errors import DataError, ParameterError
 from fedkin.fitting.model.new_rows import class_numbers, feature_matrix, is_table, offset_column
 from fedkin.kin import Contrast, Joined, Kin, Kind, Predicted, Sites, predicted
@@ -211,7 +211,7 @@ def _joined(model: FittedModel, kin: Kin, site: object) -> tuple[Joined, int]:
     if isinstance(site, Summary):
         from fedkin.fitting.model.units import ColumnUnits
 
-        if model.schema is None or isinstance(model.schema, TableSchema):
+        if model.schema is None or not model.schema.agreed:
             return kin.join(site), int(site.count.sum())
         A, shift = ColumnUnits.of_schema(model.schema, model.loss, model.fit_intercept).affine()
         # the summary is in the units that the sites have agreed on

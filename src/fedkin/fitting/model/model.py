@@ -79,7 +79,7 @@ class FittedModel(KinAnswers, HasSites):
     origin : mapping or None
         Where the model comes from, if not from rows: ``{"from": "summaries", "rounds": 3}`` and what was promised.
     schema : Schema or None
-        What the columns of a table must be: what a fit has learned of its table (`TableSchema`), or what sites have
+        What the columns of a table must be: what a fit has inferred from its table, or what sites have
         agreed on in a contract; None for rows that came as arrays. With one, tables to predict hold the columns of
         the schema (``ward``), while `feature_names` and `coef` are of the encoded ones (``ward=B``).
     kin : Kin or None

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from fedkin._base import Array, Index, listed
-from fedkin.data import Schema, TableSchema, columns_of, site_id, site_ids
+from fedkin.data import Schema, columns_of, site_id, site_ids
 from fedkin.errors import DataError, UnknownSiteError
 
 
@@ -26,7 +26,7 @@ def feature_matrix(X: object, names: tuple[str, ...], schema: Schema | None) -> 
         raise DataError("X is a sparse matrix, expected a dense array: X.toarray()")
     else:
         rows = np.asarray(X, dtype=np.float64)
-        if isinstance(schema, TableSchema) and rows.ndim == 2 and rows.shape[1] == len(names):
+        if schema is not None and rows.ndim == 2 and rows.shape[1] == len(names):
             rows = schema.filled(rows)
     if rows.ndim != 2 or rows.shape[1] != len(names):
         raise DataError(f"X has shape {rows.shape}, expected (n, {len(names)}): {listed(names, 20)}")

@@ -1,0 +1,439 @@
+"""Read cells as missing, numbers, dates and levels, and infer from them what a column holds."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections import Counter
+from collections.abc import Hashable, Sequence
+from datetime import date
+from decimal import Decimal
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+
+from fedkin._base import AnyArray, Array, Index, Mask
+
+Label = str | bool | int
+
+LARGEST_EXACT_INTEGER = 2**53
+_MISSING = frozenset({"", "NA", "nan", "NaN", "NAN"})
+_NUMBER_CHARACTERS = frozenset("0123456789+-.eE")
+_INFINITIES = frozenset({"inf", "-inf", "+inf", "Inf", "-Inf", "Infinity", "-Infinity"})
+_NUMBER_TEXT = re.compile(r"[0-9+\-.eE\n]*")
+_SPECIAL_NUMBER = re.compile(r"^[+-]?(?:0[0-9]+|[0-9]{16,})$", re.MULTILINE)  # a leading zero, or maybe beyond 2**53
+_INTEGER = re.compile(r"[+-]?[0-9]+")
+LEADING_ZERO = re.compile(r"[+-]?0[0-9]+")
+THOUSANDS = re.compile(r"[+-]?[1-9][0-9]{0,2}(?:,[0-9]{3})+(?:\.[0-9]*)?")
+#: A number with a decimal comma, or with commas between thousands.
+COMMA_NUMBER = re.compile(rf"[+-]?[0-9]*,[0-9]+(?:[eE][+-]?[0-9]+)?|{THOUSANDS.pattern}")
+#: A number with a unit, or the sign of a currency: 5.2%, 53 y, $ 9,990.
+UNIT_NUMBER = re.compile(
+    r"(?P<before>[$€£¥]?)\s*(?P<number>[+-]?(?:[0-9][0-9,]*(?:\.[0-9]*)?|\.[0-9]+)(?:[eE][+-]?[0-9]+)?)"
+    r"\s*(?P<after>(?:[^\W\d_]|[%‰°$€£¥])\D*|)"
+)
+_TRUTH = {"True": True, "False": False, "true": True, "false": False, "TRUE": True, "FALSE": False}
+_MONTH = re.compile(
+    "jan(uary)?|feb(ruary)?|mar(ch)?|apr(il)?|may|june?|july?|aug(ust)?|sept?(ember)?|oct(ober)?|nov(ember)?|dec(ember)?"
+)
+_WITH_MONTHS = re.compile("(mon|tues?|wed(nes)?|thu(rs)?|fri|sat(ur)?|sun)(day)?|[ap]m|st|nd|rd|th|of|t|z|[a-z]{2,4}t")
+_TOKENS = re.compile(r"[^\W\d_]+|\d+")
+#: Text that has more levels than this, or more than half as many as rows, is rather a name or an id.
+MOST_LEVELS = 200
+_FEW_LEVELS = 10
+_MOST_UNITS = 3
+#: So many numbers for each word make a column of numbers with mistakes, not of labels.
+NUMBERS_PER_WORD = 20
+_INDEX_NAMES = re.compile(r"|unnamed: ?\d+|index|level_\d+|__index_level_\d+__|row|rownames?|\.\.\.1", re.IGNORECASE)
+_CODE_NAME = re.compile(
+    r"(^|[_\W])(code|type|kind|class|category|region|zone|district|ward|zip|zipcode|postcode|id|nr|no)$", re.IGNORECASE
+)
+_ID_NAME = re.compile(r"(^|[_\W])(ids?|uuid|mrn|ssn|nr|serial)$", re.IGNORECASE)
+_KEY_NAME = re.compile(r"(^|[_\W])(number|no|key|code|record|case|row|patient|person|customer|order)$", re.IGNORECASE)
+_MOST_CODES = 20
+_ROWS_PER_CODE = 10
+
+
+def is_missing(value: object) -> bool:
+    """Return whether a value is None, NaN, NaT or pandas.NA."""
+    if value is None:
+        return True
+    try:
+        return bool(value != value)  # NaN and NaT
+    except (TypeError, ValueError):  # pandas.NA has no truth value, neither have arrays
+        return type(value).__name__ == "NAType"
+
+
+def is_missing_text(cell: str) -> bool:
+    """Return whether a cell of text stands for nothing: empty, NA, nan."""
+    return cell.strip() in _MISSING
+
+
+def is_gap(cell: object) -> bool:
+    """Return whether a cell is missing, as a value or as text."""
+    return is_missing(cell) or (isinstance(cell, str) and is_missing_text(cell))
+
+
+def unwrapped(values: Any) -> Any:
+    """Return a pandas or polars series as an array, a pyarrow array as a list, anything else as it is."""
+    if hasattr(values, "to_pylist"):
+        return values.to_pylist()
+    return values.to_numpy() if hasattr(values, "to_numpy") else values
+
+
+# --- columns of text ----------------------------------------------------------------------------------------------
+
+
+def infer_column(cells: Sequence[str]) -> AnyArray:
+    """Return a column of text as numbers, truth values or text.
+
+    Examples
+    --------
+    >>> infer_column(["1", "", "2.5"]), infer_column(["007", "12"])
+    (array([1. , nan, 2.5]), array(['007', '12'], dtype=object))
+    """
+    quick = _quick_numbers(cells)
+    if quick is not None:
+        return quick
+    stripped = [cell.strip() for cell in cells]
+    distinct = set(stripped)
+    values = distinct - _MISSING
+    if values and distinct <= _TRUTH.keys():
+        return np.array([_TRUTH[cell] for cell in stripped], dtype=bool)
+    if all(_is_number(cell) for cell in values) and (values or distinct <= {""}):
+        if any(_too_large(cell) for cell in values) and all(_INTEGER.fullmatch(cell) for cell in values):
+            identifiers = (None if cell in _MISSING else int(cell) for cell in stripped)
+            return np.fromiter(identifiers, dtype=object, count=len(stripped))
+        numbers = {cell: math.nan if cell in _MISSING else float(cell) for cell in distinct}
+        return np.array([numbers[cell] for cell in stripped], dtype=np.float64)
+    return np.fromiter((cell if cell else None for cell in stripped), dtype=object, count=len(stripped))
+
+
+def _quick_numbers(cells: Sequence[str]) -> Array | None:
+    """Return the column if all its cells are ordinary numbers or empty, checking all that differ at once."""
+    distinct = set(cells)
+    text = "\n".join(distinct)
+    if not _NUMBER_TEXT.fullmatch(text) or _SPECIAL_NUMBER.search(text):
+        return None
+    try:
+        numbers = {cell: float(cell) if cell else math.nan for cell in distinct}
+        return np.fromiter(map(numbers.__getitem__, cells), dtype=np.float64, count=len(cells))
+    except ValueError:
+        return None
+
+
+def _is_number(cell: str) -> bool:
+    if cell in _INFINITIES:
+        return True
+    # The characters first: float() would also take "1_000" and digits of other scripts.
+    if not _NUMBER_CHARACTERS.issuperset(cell) or LEADING_ZERO.fullmatch(cell):
+        return False
+    try:
+        float(cell)
+    except ValueError:
+        return False
+    return True
+
+
+def _too_large(cell: str) -> bool:
+    return len(cell) > 15 and _INTEGER.fullmatch(cell) is not None and abs(int(cell)) > LARGEST_EXACT_INTEGER
+
+
+def number_of(cell: str) -> float | None:
+    """Return the number that a cell of text stands for, leading zeros allowed; None when it is not a number.
+
+    Examples
+    --------
+    >>> number_of("07"), number_of("1e3"), number_of("1,5")
+    (7.0, 1000.0, None)
+    """
+    text = cell.strip()
+    return float(text) if _is_number(text) or LEADING_ZERO.fullmatch(text) else None
+
+
+class Numbers(NamedTuple):
+    """A column read as numbers: NaN where a cell is missing or not a number."""
+
+    values: Array
+    missing: Mask
+    wrong: list[tuple[int, object]]  # row from 0, cell
+
+
+def parsed_numbers(column: AnyArray) -> Numbers:
+    """Return the numbers of a column, which of its cells are missing, and those that are neither."""
+    if column.dtype.kind in "fb":
+        values = column.astype(np.float64)
+        infinite = np.flatnonzero(np.isinf(values)).tolist()
+        return Numbers(values, np.isnan(values), [(row, float(values[row])) for row in infinite])
+    values = np.full(len(column), math.nan)
+    missing = np.zeros(len(column), dtype=bool)
+    wrong: list[tuple[int, object]] = []
+    for row, cell in enumerate(column):
+        if is_gap(cell):
+            missing[row] = True
+            continue
+        plain = isinstance(cell, (int, float, np.integer, np.floating, Decimal))
+        number = number_of(cell) if isinstance(cell, str) else float(cell) if plain else None
+        if number is None or not math.isfinite(number):
+            wrong.append((row, cell))
+        else:
+            values[row] = number
+    return Numbers(values, missing, wrong)
+
+
+# --- dates ----------------------------------------------------------------------------------------------------------
+
+
+def looks_like_date(cell: object) -> bool:
+    """Return whether a cell is a day, as an object or as text (2021-03-04, 04.03.2021, 3/4/21, March 4, 2021).
+
+    Examples
+    --------
+    >>> looks_like_date("2021-03-04"), looks_like_date("3/4/21"), looks_like_date("1-2")
+    (True, True, False)
+    >>> looks_like_date("Wed May 21 00:00:00 EDT 2008"), looks_like_date("May"), looks_like_date("may 4 rooms")
+    (True, False, False)
+    """
+    if not isinstance(cell, str):
+        return isinstance(cell, (date, np.datetime64))
+    if _MONTH.search(cell.lower()):
+        return _names_a_month(cell)
+    day = cell.strip().replace("T", " ").partition(" ")[0]
+    parts = next((day.split(mark) for mark in "-/." if day.count(mark) == 2), [])
+    return bool(parts) and all(part.isdigit() and len(part) in (1, 2, 4) for part in parts)
+
+
+def _names_a_month(cell: str) -> bool:
+    """Return whether text is a month by name, a year, perhaps a day, and nothing but a weekday and a time of day."""
+    tokens = _TOKENS.findall(cell.lower())
+    words = [token for token in tokens if not token.isdigit()]
+    others = [word for word in words if not _MONTH.fullmatch(word)]
+    numbers = [token for token in tokens if token.isdigit()]
+    if len(words) != len(others) + 1 or not all(map(_WITH_MONTHS.fullmatch, others)):
+        return False
+    return any(len(number) == 4 for number in numbers) or len(numbers) >= 2
+
+
+# --- levels ---------------------------------------------------------------------------------------------------------
+
+
+def level_text(label: object) -> str:
+    """Return a level or cell as text, the same for 1, 1.0 and "1", and for True, "True" and "TRUE".
+
+    Examples
+    --------
+    >>> level_text(1.0), level_text("TRUE"), level_text(" A ")
+    ('1', 'true', 'A')
+    """
+    if isinstance(label, (bool, np.bool_)):
+        return "true" if label else "false"
+    if isinstance(label, (float, np.floating)) and float(label).is_integer():
+        return str(int(label))
+    text = str(label).strip()
+    return text.lower() if text.lower() in ("true", "false") else text
+
+
+def level_codes(column: AnyArray, levels: Sequence[Label]) -> Index:
+    """Return the number of each cell's level; -1 where it is missing, -2 where it is none of the levels.
+
+    Where levels are 0 and 1, true and false stand for them, and the other way round.
+
+    Examples
+    --------
+    >>> level_codes(np.array([True, False]), [0, 1]), level_codes(np.array(["b", "", "c"], dtype=object), ["a", "b"])
+    (array([1, 0]), array([ 1, -1, -2]))
+    """
+    known = _Codes(levels)
+    if column.dtype.kind in "fb":
+        values, which = np.unique(column, return_inverse=True)
+        return np.array([known[type(value), value] for value in values.tolist()], dtype=np.int64)[which.reshape(-1)]
+    # True, 1 and 1.0 would be one key without their types; lists cannot be keys
+    keys = (
+        cell if type(cell) is str else (type(cell), cell if isinstance(cell, Hashable) else str(cell))
+        for cell in column
+    )
+    return np.fromiter((known[key] for key in keys), dtype=np.int64, count=len(column))
+
+
+class _Codes(dict[Any, int]):
+    """The codes of cells, each worked out once."""
+
+    def __init__(self, levels: Sequence[Label]) -> None:
+        super().__init__()
+        self._numbers = {level_text(level): k for k, level in enumerate(levels)}
+        for one, other in (({"0", "1"}, {"0": "false", "1": "true"}), ({"false", "true"}, {"false": "0", "true": "1"})):
+            if set(self._numbers) == one:
+                self._numbers |= {other[text]: k for text, k in list(self._numbers.items())}
+                break
+
+    def __missing__(self, key: Any) -> int:
+        cell = key if type(key) is str else key[1]
+        text = level_text(cell)
+        code = self._numbers.get(text, -2)
+        if code == -2 and (is_missing(cell) or is_missing_text(text)):
+            code = -1
+        self[key] = code
+        return code
+
+
+# --- kinds of columns ------------------------------------------------------------------------------------------------
+
+
+class ColumnKind(NamedTuple):
+    """What a column seems to hold; the levels that it has as a category, and how often each occurs."""
+
+    kind: Literal["number", "category", "date", "empty"]
+    levels: tuple[str, ...] = ()
+    counts: tuple[int, ...] = ()
+
+
+def infer_kind(column: AnyArray, *, category: bool = False) -> ColumnKind:
+    """Infer what a column holds; with ``category`` numbers are levels, too.
+
+    A column of text is a category, unless most of its cells are dates, or all of them are numbers, or so many are, or
+    such ones, that the rest must be mistakes: words among amounts such as 17.5 are. Numbers with leading zeros are
+    codes, so that they stay text. Amounts with a unit, such as 5.2% or 53 y, are numbers to fix.
+
+    Examples
+    --------
+    >>> infer_kind(np.array(["b", "a", None], dtype=object))
+    ColumnKind(kind='category', levels=('a', 'b'), counts=(1, 1))
+    >>> infer_kind(np.array(["17.5", "18", "oops", "21"], dtype=object)).kind
+    'number'
+    >>> infer_kind(np.array(["1,5", "2,25"], dtype=object)).kind, infer_kind(np.array(["007", "12"], dtype=object)).kind
+    ('number', 'category')
+    >>> infer_kind(np.array(["5.2%", "7%", "6.1%"], dtype=object)).kind
+    'number'
+    """
+    if column.dtype.kind in "fb" and not category:
+        return ColumnKind("empty" if column.dtype.kind == "f" and np.isnan(column).all() else "number")
+    return kind_of_counts(count_cells(column), category)
+
+
+def count_cells(column: AnyArray) -> Counter[Hashable]:
+    """Count how often each cell occurs, missing ones left out."""
+    cells = column.tolist()
+    try:
+        counted = Counter(cells)
+    except TypeError:  # lists and other things that have no place in a table
+        counted = Counter(map(str, cells))
+    return Counter({cell: n for cell, n in counted.items() if not is_gap(cell)})
+
+
+def kind_of_counts(counted: Counter[Hashable], category: bool) -> ColumnKind:
+    if not counted:
+        return ColumnKind("empty")
+    if category:
+        return _levels(counted)
+    if 2 * sum(n for cell, n in counted.items() if looks_like_date(cell)) > sum(counted.values()):
+        return ColumnKind("date")
+    words = {cell: n for cell, n in counted.items() if isinstance(cell, str) and number_of(cell) is None}
+    if not words:
+        codes = any(isinstance(cell, str) and LEADING_ZERO.fullmatch(cell.strip()) for cell in counted)
+        return _levels(counted) if codes else ColumnKind("number")
+    if all(COMMA_NUMBER.fullmatch(cell.strip()) for cell in words) or _have_units(counted):
+        return ColumnKind("number")
+    wrong = sum(words.values())
+    right = sum(counted.values()) - wrong
+    if right >= NUMBERS_PER_WORD * wrong or (right > wrong and _amounts(counted, fraction=True)):
+        return ColumnKind("number")
+    return _levels(counted)
+
+
+def target_kind(counted: Counter[Hashable], category: bool) -> ColumnKind:
+    """Infer the kind of a target of text: classes, unless it rather holds amounts and a few words by mistake."""
+    found = kind_of_counts(counted, category)
+    if category:
+        return found
+    if found.kind == "category":
+        words = [cell for cell in counted if isinstance(cell, str) and number_of(cell) is None]
+        few = 2 * sum(counted[word] for word in words) < sum(counted.values())
+        digits = any(character.isdigit() for word in words for character in word)  # labels such as 3+
+        return ColumnKind("number") if words and few and not digits and _amounts(counted) else found
+    as_text = _levels(counted)
+    two = len(as_text.levels) <= 2 and all(number_of(level) is not None for level in as_text.levels)
+    return as_text if found.kind == "number" and two else found  # 0 and 1 stored as text
+
+
+def _levels(counted: Counter[Hashable]) -> ColumnKind:
+    """Return the levels as text, numbers by size and words by the alphabet."""
+    counts: Counter[str] = Counter()
+    for cell, n in counted.items():
+        counts[level_text(cell)] += n
+    numbers = {text: number_of(text) for text in counts}
+    ordered = sorted(counts) if None in numbers.values() else sorted(counts, key=lambda text: (numbers[text], text))
+    return ColumnKind("category", tuple(ordered), tuple(counts[text] for text in ordered))
+
+
+def _amounts(counted: Counter[Hashable], *, fraction: bool = False) -> bool:
+    """Return whether three cells or more are different numbers; with ``fraction`` one of them not whole."""
+    texts = (cell for cell in counted if isinstance(cell, str) and not LEADING_ZERO.fullmatch(cell.strip()))
+    numbers = {number for text in texts if (number := number_of(text)) is not None}
+    numbers |= {float(cell) for cell in counted if isinstance(cell, (int, float)) and not isinstance(cell, bool)}
+    return len(numbers) >= 3 and not (fraction and all(number.is_integer() for number in numbers))
+
+
+def _have_units(counted: Counter[Hashable]) -> bool:
+    """Return whether most cells are amounts, some with one of a few units, and their numbers too many for levels."""
+    units: Counter[str] = Counter()
+    plain, numbers = 0, set()
+    for cell, n in counted.items():
+        found = UNIT_NUMBER.fullmatch(cell.strip()) if isinstance(cell, str) else None
+        if found is None or LEADING_ZERO.fullmatch(found["number"]):
+            continue
+        unit = found["before"] + found["after"].strip().lower()
+        numbers.add(found["number"])
+        if unit:
+            units[unit] += n
+        else:
+            plain += n
+    common = sum(n for _, n in units.most_common(_MOST_UNITS))
+    many = len(numbers) > _FEW_LEVELS or (len(numbers) >= 3 and any("." in number for number in numbers))
+    return common > 0 and many and 2 * (plain + common) > sum(counted.values())
+
+
+def too_many_levels(levels: int, rows: int) -> bool:
+    """Return whether text has so many levels that it is rather a name or an id.
+
+    Examples
+    --------
+    >>> too_many_levels(480, 500), too_many_levels(3, 4), too_many_levels(40, 1000)
+    (True, False, False)
+    """
+    return levels > MOST_LEVELS or (levels > _FEW_LEVELS and 2 * levels > rows)
+
+
+def is_row_number(name: str, column: AnyArray) -> bool:
+    """Return whether a column is an index that was saved along: without a name of its own, and counting rows.
+
+    Examples
+    --------
+    >>> is_row_number("Unnamed: 0", np.array([0.0, 1.0, 2.0])), is_row_number("", np.array([4.0, 2.0]))
+    (True, False)
+    """
+    if not _INDEX_NAMES.fullmatch(name.strip()) or column.dtype.kind != "f" or column.size == 0:
+        return False
+    return bool(column[0] in (0.0, 1.0) and (np.diff(column) == 1).all())
+
+
+def looks_like_name(name: str, column: AnyArray) -> Literal["id", "code", ""]:
+    """Return whether whole numbers are rather ids of rows, or codes of a few kinds, by their name and values.
+
+    Examples
+    --------
+    >>> looks_like_name("patient_id", np.arange(1000.0, 1060.0)), looks_like_name("dose", np.arange(60.0) // 2)
+    ('id', '')
+    >>> looks_like_name("zip", np.repeat([95608.0, 95610.0, 95815.0], 20))
+    'code'
+    """
+    values = column[~np.isnan(column)] if column.dtype.kind == "f" else np.empty(0)
+    if values.size < 3 * _ROWS_PER_CODE or (values != np.floor(values)).any():
+        return ""
+    distinct = np.unique(values)
+    if distinct.size > _MOST_CODES and (_ID_NAME.search(name) or name.endswith(("Id", "ID"))):
+        return "id"
+    if distinct.size == values.size and _KEY_NAME.search(name):
+        return "id"
+    few = 3 <= distinct.size <= min(_MOST_CODES, values.size // _ROWS_PER_CODE)
+    uneven = distinct[0] >= 100 and np.unique(np.diff(distinct)).size > 1
+    return "code" if few and (_CODE_NAME.search(name) or uneven) else ""

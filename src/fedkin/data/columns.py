@@ -1,0 +1,433 @@
+"""Read tables from files and data frames as plain columns, and write CSV files.
+
+Whatever a table was (CSV, Parquet, pandas, polars, pyarrow, a dict of arrays), it becomes a `Columns`: name -> array,
+where the array is
+
+- float64 for numbers (missing cells are NaN),
+- bool for truth values without missing cells,
+- object for everything else (missing cells are None). Integers beyond 2**53 can only be identifiers; they stay ints.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import itertools
+import math
+import os
+import warnings
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from fedkin._base import AnyArray, count, listed, replacing
+from fedkin.data.cells import LARGEST_EXACT_INTEGER, infer_column, is_missing, unwrapped
+from fedkin.errors import DataError, TableWarning, missing_dependency
+
+Columns = dict[str, AnyArray]
+
+CSV_SUFFIXES = (".csv", ".tsv", ".txt")
+PARQUET_SUFFIXES = (".parquet", ".pq")
+#: CSV files of more bytes are read by pyarrow, if it is there.
+_LARGE = 2_000_000
+#: Without pyarrow, files of more bytes take so long that a warning is due.
+_SLOW = 50_000_000
+#: Cells that a cast to float64 reads as `infer_column` does: no leading zeros, no integers beyond 2**53.
+_ORDINARY = r"^(?:-?(?:0|[1-9][0-9]{0,14})(?:\.[0-9]*)?(?:[eE][+-]?[0-9]+)?)?$"
+
+
+# --- columns from frames --------------------------------------------------------------------------------------
+
+
+def as_column(values: Iterable[object]) -> AnyArray:
+    """Return one-dimensional values as a column of `Columns`.
+
+    Examples
+    --------
+    >>> as_column([1, None, 3]), as_column(["a", "b"])
+    (array([ 1., nan,  3.]), array(['a', 'b'], dtype=object))
+    """
+    if isinstance(values, np.ndarray):
+        if values.ndim != 1:
+            raise DataError(f"a column must be one-dimensional, got an array of shape {values.shape}")
+        if values.dtype.kind == "b":
+            return values
+        exact = values.dtype.kind in "iu" and max(map(abs, _extremes(values))) <= LARGEST_EXACT_INTEGER
+        if values.dtype.kind == "f" or exact:
+            return values.astype(np.float64)
+        values = values.tolist() if values.dtype.kind in "iuUS" else list(values)
+    cells = [None if is_missing(cell) else cell for cell in values]
+    kinds = set(map(type, cells)) - {type(None)}
+    if kinds and all(issubclass(kind, (bool, np.bool_)) for kind in kinds) and None not in cells:
+        return np.array(cells, dtype=bool)
+    if all(issubclass(kind, (int, float, np.integer, np.floating, bool, np.bool_)) for kind in kinds):
+        numbers = np.array([math.nan if cell is None else cell for cell in cells], dtype=object)
+        integers = [cell for cell in cells if isinstance(cell, (int, np.integer))]
+        if all(abs(int(cell)) <= LARGEST_EXACT_INTEGER for cell in integers):
+            return numbers.astype(np.float64)
+    plain = (cell.item() if isinstance(cell, (np.str_, np.integer)) else cell for cell in cells)
+    return np.fromiter(plain, dtype=object, count=len(cells))
+
+
+def _extremes(integers: AnyArray) -> tuple[int, int]:
+    return (int(integers.min()), int(integers.max())) if integers.size else (0, 0)
+
+
+def columns_of(frame: object) -> Columns:
+    """Return the columns of a data frame.
+
+    Parameters
+    ----------
+    frame : pandas, polars or pyarrow table, or mapping of name to one-dimensional values
+        Anything that narwhals reads. All columns have n rows.
+
+    Returns
+    -------
+    Columns
+        Name -> array of shape (n,).
+
+    Raises
+    ------
+    DataError
+        If it is not a table, two columns have the same name, or lengths differ.
+
+    Examples
+    --------
+    >>> columns_of({"site": ["a", "b"], "x": [1, 2]})
+    {'site': array(['a', 'b'], dtype=object), 'x': array([1., 2.])}
+    """
+    if isinstance(frame, Mapping):
+        pairs = [(str(name), _column_named(str(name), values)) for name, values in frame.items()]
+    else:
+        pairs = _columns_by_narwhals(frame)
+    columns: Columns = {}
+    for name, column in pairs:
+        if name in columns:
+            raise DataError(f"two columns of the table are called {name!r}: rename one of them")
+        columns[name] = column
+    lengths = {name: len(column) for name, column in columns.items()}
+    if len(set(lengths.values())) > 1:
+        raise DataError(f"the columns of a table must have one length, got {lengths}")
+    return columns
+
+
+def _column_named(name: str, values: Any) -> AnyArray:
+    if isinstance(values, (str, bytes)) or not isinstance(values, Iterable):
+        raise DataError(f"column {name!r} is a single {type(values).__name__}, expected one value per row")
+    try:
+        return as_column(unwrapped(values))
+    except DataError as error:
+        raise DataError(f"column {name!r}: {error}") from None
+
+
+def _columns_by_narwhals(frame: object) -> list[tuple[str, AnyArray]]:
+    import narwhals.stable.v2 as nw  # slow to load for those who have no frames
+    from narwhals.exceptions import DuplicateError
+
+    try:
+        table = nw.from_native(frame)  # type: ignore[call-overload]
+    except TypeError:
+        raise DataError(
+            f"cannot read a table from {type(frame).__name__}: give a pandas, polars or pyarrow table, "
+            "or a dict of columns"
+        ) from None
+    except DuplicateError as error:
+        raise DataError(
+            f"two columns have the same name, rename one of them ({' '.join(str(error).split())})"
+        ) from None
+    if isinstance(table, nw.LazyFrame):
+        table = table.collect()
+    return [(str(name), _column_of_series(table[name])) for name in table.columns]
+
+
+def _column_of_series(series: Any) -> AnyArray:
+    if series.dtype.is_float():
+        values: AnyArray = series.to_numpy()
+        if values.dtype.kind == "f":
+            return values.astype(np.float64)
+    if series.dtype.is_integer() and series.null_count() == 0:  # no walk through Python
+        return as_column(series.to_numpy())
+    decimal = series.dtype.is_decimal()
+    return as_column([float(cell) if decimal and cell is not None else cell for cell in series.to_list()])
+
+
+# --- columns from files ---------------------------------------------------------------------------------------
+
+
+def read_columns(path: str | os.PathLike[str]) -> Columns:
+    """Read the columns of a CSV or Parquet file, by its suffix.
+
+    Parameters
+    ----------
+    path : path
+        ``.csv``, ``.tsv``, ``.txt`` (UTF-8; a header line; cells separated by commas, semicolons, tabs or bars), or
+        ``.parquet``, ``.pq``.
+
+    Returns
+    -------
+    Columns
+        Name -> array of shape (n,).
+
+    Raises
+    ------
+    DataError
+        If the file is missing, empty, ragged, truncated or of another kind.
+
+    Notes
+    -----
+    A CSV column is numeric when every cell is a plain number or missing (empty, ``NA``, ``nan``). Ids such as
+    ``01`` keep their zero: a column with such cells is text.
+
+    Examples
+    --------
+    >>> import pathlib, tempfile
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     path = pathlib.Path(folder, "sites.csv")
+    ...     _ = path.write_text("site,x\\n01,1.5\\n02,\\n")
+    ...     read_columns(path)
+    {'site': array(['01', '02'], dtype=object), 'x': array([1.5, nan])}
+    """
+    path = Path(path)
+    suffix = path.suffix.lower()
+    if suffix in PARQUET_SUFFIXES:
+        return _read_parquet(path)
+    if suffix not in CSV_SUFFIXES:
+        raise DataError(
+            f"{path}: cannot tell the format from the suffix {path.suffix!r}, "
+            f"expected one of {', '.join(CSV_SUFFIXES + PARQUET_SUFFIXES)}"
+        )
+    quick = _read_large_csv(path) if path.is_file() and path.stat().st_size >= _LARGE else None
+    if quick is not None:
+        return quick
+    header, columns = read_cells(path)
+    return {name: infer_column(cells) for name, cells in zip(header, columns, strict=True)}
+
+
+def open_parquet(path: Path) -> Any:
+    """Open a Parquet file by pyarrow, which reads its footer alone."""
+    if not path.is_file():
+        raise DataError(f"there is no file {path}: check the path")
+    try:
+        import pyarrow.parquet
+    except ImportError:
+        raise missing_dependency("pyarrow", f"reading {path.name}", extra="parquet") from None
+    # One file, also where a parent folder looks like "key=value", which pyarrow would take for a partition.
+    return _whole_parquet(path, lambda: pyarrow.parquet.ParquetFile(path))
+
+
+def _read_parquet(path: Path) -> Columns:
+    table = _whole_parquet(path, open_parquet(path).read)
+    try:
+        return columns_of(table)
+    except DataError as error:
+        raise DataError(f"{path}: {error}") from None
+
+
+def _whole_parquet(path: Path, read: Callable[[], Any]) -> Any:
+    import pyarrow
+
+    try:
+        return read()
+    except (pyarrow.ArrowException, OSError) as error:
+        raise DataError(f"{path} is not a whole Parquet file ({error}); write or copy it again") from None
+
+
+def read_cells(path: str | os.PathLike[str]) -> tuple[list[str], list[list[str]]]:
+    """Read header and columns of a CSV file as text, without any inference."""
+    path = Path(path)
+    text = _decoded(path)
+    rows: list[list[str]] = []
+    header: list[str] | None = None
+    line = 0
+    try:
+        for line, row in _csv_rows(text):
+            if header is None:
+                header = [name.strip() for name in row]
+            elif len(row) != len(header):
+                commas = len(row) > len(header) and _delimiter(text) == ","
+                points = ", or write decimal points, not commas, and none between thousands" if commas else ""
+                raise DataError(
+                    f"{path}, line {line}: {count(len(row), 'cell')}, but the header has {len(header)}; "
+                    f"add or remove cells, or put quotes around a cell that contains the separator{points}"
+                )
+            else:
+                rows.append(row)
+    except csv.Error as error:
+        raise DataError(f"{path}, line {line + 1}: {error}; check the quotes around this cell") from None
+    if header is None:
+        raise DataError(f"{path} is empty: expected a header line and at least one row")
+    _check_header(path, header)
+    columns = [list(cells) for cells in zip(*rows, strict=True)] if rows else [[] for _ in header]
+    return header, columns
+
+
+def _check_header(path: Path, header: Sequence[str]) -> None:
+    twice = [name for name, times in Counter(header).items() if times > 1]
+    if twice:
+        raise DataError(f"{path}, line 1: several columns are called {listed(twice, 10)}; rename or remove all but one")
+
+
+def _csv_rows(text: str) -> Iterator[tuple[int, list[str]]]:
+    """Yield the rows of a CSV file, the header first, each with the line on which it ends; no blank lines."""
+    reader = csv.reader(io.StringIO(text, newline=""), delimiter=_delimiter(text), strict=True)
+    for row in reader:
+        if row:
+            yield reader.line_num, row
+
+
+def _delimiter(text: str) -> str:
+    """Return the first of comma, semicolon, tab and bar that is in the header."""
+    first_line = text.lstrip("\r\n").partition("\n")[0]
+    return next((mark for mark in ",;\t|" if mark in first_line), ",")
+
+
+def _decoded(path: Path) -> str:
+    """Read the text of a file, without a byte order mark."""
+    try:
+        content = path.read_bytes()
+    except FileNotFoundError:
+        raise DataError(f"there is no file {path}: check the path") from None
+    except IsADirectoryError:
+        raise DataError(f"{path} is a directory, expected a file") from None
+    try:
+        return content.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        line = content.count(b"\n", 0, error.start) + 1
+        raise DataError(
+            f"{path}, line {line}: the byte {content[error.start]:#04x} is not UTF-8; save the file as UTF-8"
+        ) from None
+
+
+def _read_large_csv(path: Path) -> Columns | None:
+    """Read a CSV file by pyarrow, many times faster; None where the standard library must, or says what is wrong."""
+    try:
+        import pyarrow
+        import pyarrow.csv
+    except ImportError:
+        if path.stat().st_size > _SLOW:
+            warnings.warn(
+                f"reading {path.name} takes a while; with pyarrow it is about ten times faster: "
+                "pip install 'fedkin[parquet]'",
+                TableWarning,
+                stacklevel=2,
+            )
+        return None
+    with path.open("rb") as file:
+        head = file.read(100_000).removeprefix(b"\xef\xbb\xbf").decode("utf-8", errors="replace")
+    delimiter = _delimiter(head)
+    header = next(csv.reader([head.lstrip("\r\n").partition("\n")[0]], delimiter=delimiter))
+    names = [name.strip() for name in header]
+    _check_header(path, names)
+    try:
+        table = pyarrow.csv.read_csv(
+            path,
+            parse_options=pyarrow.csv.ParseOptions(delimiter=delimiter, newlines_in_values=True),
+            convert_options=pyarrow.csv.ConvertOptions(
+                column_types=dict.fromkeys(header, pyarrow.string()),
+                strings_can_be_null=False,
+                quoted_strings_can_be_null=False,
+            ),
+        )
+    except pyarrow.ArrowException:
+        return None
+    if table.column_names != header:  # a line break within the header, or something else that is rare
+        return None
+    return {name: _column_of_text(table.column(k)) for k, name in enumerate(names)}
+
+
+def _column_of_text(cells: Any) -> AnyArray:
+    """Return one column from pyarrow's text, as `infer_column` would."""
+    import pyarrow
+    import pyarrow.compute as pc
+
+    if pc.all(pc.match_substring_regex(cells, _ORDINARY)).as_py():
+        empty = pc.equal(cells, "")
+        known = pc.if_else(empty, None, cells) if pc.any(empty).as_py() else cells
+        numbers: AnyArray = pc.cast(known, pyarrow.float64()).to_numpy()
+        return numbers.astype(np.float64)
+    encoded = cells.combine_chunks().dictionary_encode()  # inference needs distinct cells only
+    distinct = infer_column(encoded.dictionary.to_pylist())
+    return np.asarray(distinct[encoded.indices.to_numpy()])
+
+
+# --- where rows came from -------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class RowPlaces:
+    """Name rows of files that were read one after the other, ``counts`` of each, by file and line.
+
+    Examples
+    --------
+    >>> import pathlib, tempfile
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     path = pathlib.Path(folder, "sites.csv")
+    ...     _ = path.write_text("site,x\\n\\na,1\\nb,2\\n")
+    ...     RowPlaces((path,), (2,))(1)
+    'line 4'
+    """
+
+    files: tuple[Path, ...]
+    counts: Sequence[int]
+
+    def __call__(self, row: int) -> str:
+        ends = np.cumsum(self.counts)
+        k = int(np.searchsorted(ends, row, side="right"))
+        within = row - int(ends[k] - self.counts[k])
+        file = self.files[k]
+        name = f"{file.name}, " if len(self.files) > 1 else ""
+        if file.suffix.lower() in PARQUET_SUFFIXES:
+            return f"{name}row {within + 1}"
+        return f"{name}line {_line_of(file, within)}"
+
+
+def row_places(path: Path, columns: Mapping[str, Sized]) -> RowPlaces:
+    """Return what names the rows of a file that was read as ``columns``."""
+    return RowPlaces((Path(path),), (len(next(iter(columns.values()), ())),))
+
+
+def _line_of(path: Path, row: int) -> int:
+    """Return the line of a CSV file on which a row begins, counting blank lines and quoted line breaks."""
+    try:
+        for number, (last, cells) in enumerate(_csv_rows(_decoded(path))):
+            if number == row + 1:  # the header is the first
+                return last - sum(cell.count("\n") for cell in cells)
+    except csv.Error:
+        pass
+    return row + 2
+
+
+# --- writing --------------------------------------------------------------------------------------------------
+
+
+def write_csv(path: str | os.PathLike[str], header: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
+    """Write a CSV file (UTF-8, comma) in one piece: a reader never sees half of it.
+
+    Parameters
+    ----------
+    path : path
+        A file of that name is replaced.
+    header : sequence of str, length c
+        Names of the columns.
+    rows : iterable of sequences of length c
+        Floats are written so that they read back exactly.
+
+    Examples
+    --------
+    >>> import pathlib, tempfile
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     path = pathlib.Path(folder, "groups.csv")
+    ...     write_csv(path, ["site", "group"], [("a", 0), ("b", 1)])
+    ...     path.read_text()
+    'site,group\\na,0\\nb,1\\n'
+    """
+    path = Path(path)
+    if not path.parent.is_dir():
+        raise DataError(f"cannot write {path}: there is no directory {path.parent}")
+    with replacing(path) as temporary, temporary.open("w", encoding="utf-8", newline="") as stream:
+        writer = csv.writer(stream, lineterminator="\n")
+        writer.writerows(itertools.chain([header], rows))

@@ -1,0 +1,416 @@
+"""Describe what the columns of a table must be, check tables against it, and prepare rows accordingly.
+
+A schema is agreed on in a contract before anybody sees rows, or inferred from a table (`fedkin.data.infer_schema`). It
+says everything that preparation needs: how levels become columns of 0 and 1, by which numbers features are centred and
+scaled, and what stands in for missing cells. Everybody who has the schema prepares rows the same way.
+"""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any, Literal, get_args
+
+import msgspec
+import numpy as np
+
+from fedkin._base import AnyArray, Array, Mask, check_choice, count, frozen, listed
+from fedkin.data.cells import Label, level_codes, level_text, parsed_numbers
+from fedkin.data.columns import columns_of
+from fedkin.data.findings import (
+    Finding,
+    Gaps,
+    RowName,
+    check_category,
+    check_number,
+    missing_column,
+    raise_findings,
+    sheet_row,
+)
+from fedkin.data.rows import Rows
+from fedkin.errors import DataError, ParameterError, TableWarning
+
+Kind = Literal["number", "category", "count"]
+Missing = Literal["refuse", "drop", "mean", "indicator"]
+#: Rules for missing cells that put a number in their place; they need the rows of all sites.
+FILLING = ("mean", "indicator")
+
+
+@dataclass(frozen=True)
+class Column:
+    """What one column of a table must be.
+
+    Parameters
+    ----------
+    name : str
+        As in the header of the table.
+    kind : "number" | "category" | "count"
+        A count is a whole number of at least 0.
+    unit : str
+        For people and for messages; "" when there is none.
+    low, high : float, optional
+        The plausible range; values outside are refused.
+    levels : tuple of str, int or bool
+        Of a category, the reference first.
+    mean, scale : float, optional
+        Centre and scale in preparation. By default middle and half width of the plausible range, or 0 and 1.
+
+    Examples
+    --------
+    >>> from fedkin.data import Column
+    >>> Column("weight", unit="kg", low=30, high=250).centre_and_scale
+    (140.0, 110.0)
+    >>> Column("ward", "category", levels=("A", "B", "C")).encoded
+    ('ward=B', 'ward=C')
+    """
+
+    name: str
+    kind: Kind = "number"
+    unit: str = ""
+    low: float | None = None
+    high: float | None = None
+    levels: tuple[Label, ...] = ()
+    mean: float | None = None
+    scale: float | None = None
+
+    def __post_init__(self) -> None:
+        if not self.name:
+            raise ParameterError("a column has no name")
+        name, kinds = f"column {self.name!r}", get_args(Kind)
+        if self.kind not in kinds:
+            raise ParameterError(f"{name} has the kind {self.kind!r}, expected {', '.join(kinds)}")
+        given = {key: getattr(self, key) for key in ("low", "high", "mean", "scale") if getattr(self, key) is not None}
+        if self.kind == "category":
+            self._check_levels(name)
+            if given:
+                raise ParameterError(f"{name} is a category, so it has no {' and no '.join(given)}")
+            return
+        if self.levels:
+            raise ParameterError(f'{name} has levels, so its kind must be "category", not {self.kind!r}')
+        for key, value in given.items():
+            if not math.isfinite(value):
+                raise ParameterError(f"{name}: {key} is {value}, expected a finite number")
+        if self.low is not None and self.high is not None and not self.low < self.high:
+            raise ParameterError(f"{name}: low ({self.low:g}) must be less than high ({self.high:g})")
+        if self.scale is not None and not self.scale > 0:
+            raise ParameterError(f"{name}: scale must be greater than 0, got {self.scale:g}")
+
+    def _check_levels(self, name: str) -> None:
+        texts = [level_text(level) for level in self.levels]
+        if len(texts) < 2:
+            raise ParameterError(
+                f"{name} is a category with {count(len(texts), 'level')}: name at least two, the reference first, "
+                'for example levels = ["no", "yes"]'
+            )
+        if len({type(level) for level in self.levels}) > 1:
+            raise ParameterError(f"{name} has levels of several types: put quotes around all of them")
+        twice = next((text for text in texts if texts.count(text) > 1), None) if len(set(texts)) < len(texts) else None
+        if twice is not None:
+            raise ParameterError(f"{name} has the level {twice!r} twice")
+
+    @property
+    def encoded(self) -> tuple[str, ...]:
+        """Names of the numeric columns that it becomes: itself, or one for each level but the first."""
+        if self.kind != "category":
+            return (self.name,)
+        return tuple(f"{self.name}={level_text(level)}" for level in self.levels[1:])
+
+    @property
+    def centre_and_scale(self) -> tuple[float, float]:
+        """By what preparation centres and scales each of the encoded columns."""
+        centre, scale = 0.0, 1.0
+        if self.low is not None and self.high is not None:
+            centre, scale = (self.low + self.high) / 2, (self.high - self.low) / 2
+        return centre if self.mean is None else self.mean, scale if self.scale is None else self.scale
+
+    @property
+    def description(self) -> str:
+        """The column in words: "number in kg from 30 to 250", "one of 'A', 'B'"."""
+        if self.kind == "category":
+            return f"one of {listed(map(level_text, self.levels), 12)}"
+        parts = ["whole number" if self.kind == "count" else "number"]
+        parts += [f"in {self.unit}"] if self.unit else []
+        parts += [] if self.low is None else [f"from {self.low:g}"]
+        parts += [] if self.high is None else [f"to {self.high:g}"]
+        return " ".join(parts)
+
+    def findings(
+        self, column: AnyArray, gaps: Gaps = "refuse", at: RowName = sheet_row, *, open_ended: bool = False
+    ) -> list[Finding]:
+        """Check the cells of this column; unknown levels refuse unless a category is ``open_ended``."""
+        if self.kind == "category":
+            return check_category(self.name, column, self.levels, gaps, at, open_ended=open_ended)
+        return check_number(self.name, column, self.unit, (self.low, self.high), gaps, at, whole=self.kind == "count")
+
+    def gaps(self, column: AnyArray) -> Mask:
+        """Return which cells are missing."""
+        return level_codes(column, self.levels) == -1 if self.kind == "category" else parsed_numbers(column).missing
+
+    def encode(self, column: AnyArray) -> Array:
+        """Return the numeric columns ``(n, k)`` in the user's units; NaN where a cell is missing or unknown."""
+        if self.kind != "category":
+            return parsed_numbers(column).values[:, None]
+        codes = level_codes(column, self.levels)
+        encoded = np.asarray(codes[:, None] == np.arange(1, len(self.levels)), dtype=np.float64)
+        encoded[codes < 0] = np.nan
+        return encoded
+
+
+@dataclass(frozen=True)
+class Schema:
+    """Features, target and offset of a table.
+
+    Parameters
+    ----------
+    features : tuple of Column
+    target : Column, optional
+        A number, a count, or a category whose levels are the classes; None for the mean loss.
+    offset : str, optional
+        Column that is added to the linear predictor as it is.
+    missing : "refuse" | "drop" | "mean" | "indicator"
+        What becomes of missing cells: the table is refused until they are filled in; rows that have any do not train;
+        the mean of the training rows stands in for them; or it does, and a column for each feature in ``indicators``
+        says where. Rows to predict are never left out. A schema that is agreed on has one of the first two.
+    agreed : bool
+        Whether sites have agreed on the schema before anybody saw rows; otherwise it was inferred from a table.
+    indicators : tuple of str
+        Features with such a column, called ``age missing``.
+    fill : tuple of float
+        Means of the q encoded columns over the training rows. They also stand in for levels that did not train.
+
+    Examples
+    --------
+    >>> from fedkin.data import Column, Schema
+    >>> ward = Column("ward", "category", levels=("A", "B"))
+    >>> schema = Schema((Column("age", unit="years", low=20, high=100), ward), Column("days"))
+    >>> schema.names
+    ('age', 'ward=B')
+    >>> schema.rows({"age": [60, 80], "ward": ["A", "B"], "days": [3, 4]}, intercept=True).X
+    array([[1. , 0. , 0. ],
+           [1. , 0.5, 1. ]])
+    >>> print(schema.check({"age": [60, 8], "ward": ["A", "C"], "days": [3, 4]})[0])
+    age: 1 of 2 values is below 20 years, the lowest plausible value: 8 in row 3
+    """
+
+    features: tuple[Column, ...]
+    target: Column | None = None
+    offset: str | None = None
+    missing: Missing = "refuse"
+    agreed: bool = True
+    indicators: tuple[str, ...] = ()
+    fill: tuple[float, ...] = ()
+
+    def __post_init__(self) -> None:
+        check_choice("missing", self.missing, ("refuse", "drop") if self.agreed else get_args(Missing))
+        if self.agreed and not self.features:
+            raise ParameterError("a schema needs at least one feature")
+        columns = [column.name for column in self.columns] + ([] if self.offset is None else [self.offset])
+        if len(set(columns)) < len(columns):
+            twice = next(name for name in columns if columns.count(name) > 1)
+            raise ParameterError(f"the column {twice!r} is named twice among features, target and offset")
+        if len(set(self.names)) < len(self.names):
+            twice = next(name for name in self.names if self.names.count(name) > 1)
+            raise ParameterError(f"two encoded columns would be called {twice!r}: rename a feature or a level")
+        for column in self.features:
+            if column.kind == "count":
+                raise ParameterError(f'column {column.name!r} is a feature: its kind is "number" or "category"')
+
+    @property
+    def columns(self) -> tuple[Column, ...]:
+        """Features, then the target if there is one."""
+        return self.features if self.target is None else (*self.features, self.target)
+
+    @cached_property
+    def names(self) -> tuple[str, ...]:
+        """Names of the encoded columns, q in number, without the intercept."""
+        encoded = (name for column in self.features for name in column.encoded)
+        return (*encoded, *(f"{name} missing" for name in self.indicators))
+
+    @property
+    def classes(self) -> tuple[Label, ...] | None:
+        """Labels of the target's codes 0, 1, ...; None when it is not a category."""
+        return self.target.levels if self.target is not None and self.target.kind == "category" else None
+
+    @cached_property
+    def mean(self) -> Array:
+        """By what the encoded columns are centred, ``(q,)``; with an intercept only."""
+        return self._centres_and_scales[0]
+
+    @cached_property
+    def scale(self) -> Array:
+        """By what the encoded columns are divided, ``(q,)``."""
+        return self._centres_and_scales[1]
+
+    @cached_property
+    def _centres_and_scales(self) -> tuple[Array, Array]:
+        pairs = [column.centre_and_scale for column in self.features for _ in column.encoded]
+        pairs += [(0.0, 1.0)] * len(self.indicators)
+        centres, scales = np.array(pairs, dtype=np.float64).reshape(-1, 2).T
+        return frozen(centres), frozen(scales)
+
+    # --- tables -----------------------------------------------------------------------------------------------
+
+    def check(
+        self, columns: Mapping[str, object], *, target: bool = True, offset: bool = True, at: RowName = sheet_row
+    ) -> list[Finding]:
+        """Find everything that is wrong with a table.
+
+        Parameters
+        ----------
+        columns : mapping of name to one value per row, or any table that `fedkin.data.columns_of` reads
+            It may have other columns, too.
+        target, offset : bool
+            Whether the target and the offset must be there; a target not for rows to predict.
+        at : callable
+            Names a row, numbered from 0; by default as a spreadsheet counts it.
+
+        Returns
+        -------
+        list of Finding
+            In the order of the columns; [] when the table fits. Those with ``refuses`` must be fixed.
+        """
+        table = as_columns(columns)
+        used = self._used(target=target, offset=offset)
+        findings = []
+        for column in used:
+            if column.name in table:
+                findings += self._findings(column, table[column.name], target, at)
+            else:
+                findings.append(missing_column(column.name, list(table), [one.name for one in used]))
+        if len(next(iter(table.values()), ())) == 0:
+            findings.append(Finding("", "no_rows"))
+        return findings
+
+    def _used(self, *, target: bool = True, offset: bool = True) -> tuple[Column, ...]:
+        """Return the columns that a table must have."""
+        columns = self.columns if target else self.features
+        return (*columns, Column(self.offset)) if offset and self.offset is not None else columns
+
+    def _findings(self, column: Column, cells: AnyArray, training: bool, at: RowName) -> list[Finding]:
+        feature = column in self.features
+        fills = self.missing in FILLING and feature
+        gaps: Gaps = "fill" if fills else "drop" if training and self.missing == "drop" else "refuse"
+        found = column.findings(cells, gaps, at, open_ended=bool(self.fill))
+        if training or self.agreed or not feature:
+            return found
+        hint = 'fill them in, leave these rows out, or fit with missing="mean": such a model fills them in itself'
+        return [one.hinted(fill=hint) if one.code == "missing" else one for one in found]
+
+    def encode(self, columns: Mapping[str, object]) -> Array:
+        """Return the features ``(n, q)`` of a table, levels expanded, in the user's units: as a model takes them.
+
+        Gaps are filled as in training. A `TableWarning` names levels that did not train and stand for an average.
+
+        Raises
+        ------
+        DataError
+            With everything that does not fit; neither target nor offset are needed.
+        """
+        table = as_columns(columns)
+        found = self.check(table, target=False, offset=False)
+        raise_findings(found)
+        unknown = [str(one) for one in found if one.code == "unknown_level"]
+        if unknown:
+            warnings.warn("; ".join(unknown), TableWarning, stacklevel=2)
+        return self.filled(self.encoded(table))
+
+    def encoded(self, table: Mapping[str, AnyArray]) -> Array:
+        """Return encoded columns ``(n, q)`` without a check, NaN where a cell is missing or its level is unknown."""
+        n = len(next(iter(table.values()), ()))
+        known = {column.name: column for column in self.features}
+        parts = [column.encode(table[name]) for name, column in known.items()]
+        parts += [known[name].gaps(table[name]).astype(np.float64)[:, None] for name in self.indicators]
+        return np.concatenate([np.empty((n, 0)), *parts], axis=1)
+
+    def filled(self, X: Array) -> Array:
+        """Return encoded columns with the means of training in the place of NaN."""
+        return np.where(np.isnan(X), self.fill, X) if self.fill and np.isnan(X).any() else X
+
+    def trained(self, X: Array, weight: Array | None = None) -> Schema:
+        """Return the schema with the means of these encoded rows ``(n, q)``; 0 for a column without any number."""
+        there = ~np.isnan(X)
+        mass = there if weight is None else there * weight[:, None]
+        means = (np.where(there, X, 0.0) * mass).sum(axis=0) / np.maximum(mass.sum(axis=0), 1e-300)
+        return replace(self, fill=tuple(means.tolist()))
+
+    def rows(self, columns: Mapping[str, object], intercept: bool) -> Rows:
+        """Prepare rows as solvers take them: levels expanded, centred and scaled, classes numbered from 0.
+
+        Parameters
+        ----------
+        columns : mapping of name to one value per row, or any table
+            As in `check`.
+        intercept : bool
+            Whether to put a column of ones first. Without it features are scaled but not centred, since a shift would
+            make another model.
+
+        Raises
+        ------
+        DataError
+            With everything that `check` finds.
+        """
+        table = self.complete(as_columns(columns))
+        X = self.scaled(self.encoded(table), intercept)
+        if intercept:
+            X = np.column_stack([np.ones(len(X)), X])
+        return Rows(np.ascontiguousarray(X), self.target_of(table), self.offset_of(table))
+
+    def complete(self, table: dict[str, AnyArray], more: Sequence[Finding] = ()) -> dict[str, AnyArray]:
+        """Return the table without the rows that are left out; raise one `DataError` with all that does not fit."""
+        raise_findings([*self.check(table), *more])
+        if self.missing == "refuse":
+            return table
+        kept = ~np.any([column.gaps(table[column.name]) for column in self._used()], axis=0)
+        if not kept.any():
+            raise DataError("every row has a missing cell, so no row is left: fill some in")
+        return {name: column[kept] for name, column in table.items()}
+
+    def scaled(self, X: Array, intercept: bool) -> Array:
+        """Return encoded columns ``(n, q)`` in prepared units, centred if there is an intercept to take the shift."""
+        return (X - self.mean) / self.scale if intercept else X / self.scale
+
+    def target_of(self, table: Mapping[str, AnyArray]) -> Array | None:
+        """Return the target of each row, classes numbered from 0; None without a target."""
+        if self.target is None:
+            return None
+        cells = table[self.target.name]
+        if self.classes is not None:
+            return level_codes(cells, self.classes).astype(np.float64)
+        return parsed_numbers(cells).values
+
+    def offset_of(self, columns: Mapping[str, object]) -> Array | None:
+        """Return the offset of each row, if the schema has one."""
+        return None if self.offset is None else parsed_numbers(as_columns(columns)[self.offset]).values
+
+    # --- as plain values --------------------------------------------------------------------------------------
+
+    def plain(self) -> dict[str, Any]:
+        """Return the schema as JSON can hold it; `from_plain` reads it back."""
+        values: dict[str, Any] = msgspec.to_builtins(self)
+        return values
+
+    @classmethod
+    def from_plain(cls, plain: Mapping[str, Any]) -> Schema:
+        """Read the schema that `plain` described.
+
+        Examples
+        --------
+        >>> from fedkin.data import Column, Schema
+        >>> schema = Schema((Column("ward", "category", levels=("A", "B")),), Column("days", unit="d"))
+        >>> Schema.from_plain(schema.plain()) == schema
+        True
+        """
+        try:
+            return msgspec.convert(dict(plain), cls)
+        except msgspec.ValidationError as error:
+            raise ParameterError(str(error)) from None
+
+
+def as_columns(columns: object) -> dict[str, AnyArray]:
+    """Return a table as `Columns`, without a walk through what is so already."""
+    if isinstance(columns, dict) and all(isinstance(one, np.ndarray) for one in columns.values()):
+        return columns
+    return columns_of(columns)

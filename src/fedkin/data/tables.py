@@ -1,0 +1,214 @@
+"""Say which columns of a table are what, and find and read the files that a path stands for."""
+
+from __future__ import annotations
+
+import glob
+import os
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol, TypedDict
+
+import numpy as np
+
+from fedkin._base import AnyArray, listed
+from fedkin.data.cells import infer_kind
+from fedkin.data.columns import CSV_SUFFIXES, PARQUET_SUFFIXES, Columns, RowPlaces, read_cells, read_columns
+from fedkin.data.findings import near_name
+from fedkin.data.schema import Missing
+from fedkin.errors import DataError
+
+#: The column of file names, where each file is a site.
+_FILE = "(file)"
+
+
+class Table(Protocol):
+    """A table that is read in batches, as often as needed."""
+
+    @property
+    def names(self) -> Sequence[str]:
+        """Names of all columns."""
+
+    def batches(self, names: Sequence[str]) -> Iterator[Columns]:
+        """Yield some columns of the rows, batch after batch, always in the same order."""
+
+
+@dataclass(frozen=True)
+class TableInMemory:
+    """Columns in memory as a `Table` of one batch."""
+
+    columns: Columns
+
+    @property
+    def names(self) -> Sequence[str]:
+        return list(self.columns)
+
+    def batches(self, names: Sequence[str]) -> Iterator[Columns]:
+        yield {name: self.columns[name] for name in names}
+
+
+class TableOptions(TypedDict, total=False):
+    """What may be said about a table apart from its site and target columns; `Federation.from_frame` explains it."""
+
+    features: Sequence[str] | None
+    offset: str | None
+    weight: str | None
+    time: str | None
+    missing: Missing
+    categories: Sequence[str]
+    drop: Sequence[str]
+
+
+@dataclass(frozen=True)
+class Roles:
+    """Which columns of a table are what, and what to do with gaps: `TableOptions`, site and target."""
+
+    site: str
+    target: str | None = None
+    features: Sequence[str] | None = None
+    offset: str | None = None
+    weight: str | None = None
+    time: str | None = None
+    missing: Missing = "refuse"
+    categories: Sequence[str] = ()
+    drop: Sequence[str] = ()
+
+    def __post_init__(self) -> None:
+        for name in ("features", "categories", "drop"):  # a word alone is a list of one
+            if isinstance(getattr(self, name), str):
+                object.__setattr__(self, name, (getattr(self, name),))
+
+    @property
+    def named(self) -> list[tuple[str, str]]:
+        """Columns that are not features, and what each is."""
+        roles = ("site", "target", "offset", "weight", "time")
+        return [(getattr(self, role), role) for role in roles if getattr(self, role) is not None]
+
+    @property
+    def taken(self) -> dict[str, str]:
+        """{column: its role}."""
+        return dict(self.named)
+
+    def check(self, columns: Iterable[str]) -> None:
+        """Raise one `DataError` with all columns that are named and not there; or named for two things."""
+        present = dict.fromkeys(columns)
+        roles = [(name, f"the {role}") for name, role in self.named]
+        roles += [(name, "the features") for name in self.features or ()]
+        named = [*roles, *((name, "the categories") for name in self.categories)]
+        wanted = [*((name, f"for {role}") for name, role in named), *((name, "to drop") for name in self.drop)]
+        absent = [(name, use) for name, use in wanted if name not in present]
+        if absent:
+            text = " and ".join(f"no column {name!r} {use}{near_name(name, present)}" for name, use in absent)
+            raise DataError(f"there is {text}; the table has {listed(present, most=20)}")
+        seen: dict[str, str] = {}
+        for name, role in roles:
+            if name in seen:
+                if seen[name] == role == "the features":
+                    raise DataError(f"feature {name!r} is given twice")
+                raise DataError(f"column {name!r} cannot be both {_singular(seen[name])} and {_singular(role)}")
+            seen[name] = role
+        seen = dict.fromkeys(self.categories, "the features") | seen
+        for name in self.drop:
+            if name in seen:
+                use = "a feature" if seen[name] == "the features" else seen[name]
+                raise DataError(f"column {name!r} cannot be both {use} and dropped")
+
+
+def _singular(role: str) -> str:
+    return "a feature" if role == "the features" else role.removeprefix("the ")
+
+
+# --- files ----------------------------------------------------------------------------------------------------
+
+
+def files_of(path: str | os.PathLike[str]) -> list[Path]:
+    """Return the files that a path stands for: itself, those of a directory, or those of a pattern."""
+    place = Path(path)
+    if place.is_dir():
+        suffixes = CSV_SUFFIXES + PARQUET_SUFFIXES
+        inside = (file for file in place.iterdir() if file.is_file() and not file.name.startswith("."))
+        files = sorted(file for file in inside if file.suffix.lower() in suffixes)
+        if not files:
+            raise DataError(f"the directory {place} has no file that ends in {', '.join(suffixes)}")
+        return files
+    if not place.exists() and glob.has_magic(str(path)):
+        found = sorted(Path(name) for name in glob.glob(str(path), recursive=True))  # noqa: PTH207
+        if not found:
+            raise DataError(f"no file is called like {path}: check the pattern")
+        return found
+    return [place]
+
+
+def read_table(path: str | os.PathLike[str], roles: Roles) -> tuple[Columns, str, RowPlaces]:
+    """Read the columns of all files; return them with the name of the site column, and where rows came from."""
+    files = files_of(path)
+    if len(files) > 1 or Path(path).is_dir():
+        wanted = None
+        if roles.features is not None:
+            wanted = [*(name for name in roles.taken if name), *roles.features, *roles.categories]
+        return read_files(files, roles.site or None, wanted)
+    columns = read_columns(files[0])
+    if not roles.site:
+        raise DataError(f"say which column holds the sites, site=...; it has {listed(columns, 20)}")
+    return columns, roles.site, RowPlaces((files[0],), (len(next(iter(columns.values()), ())),))
+
+
+def read_files(
+    files: Sequence[Path], site: str | None, wanted: Iterable[str] | None = None
+) -> tuple[Columns, str, RowPlaces]:
+    """Read files with the same columns as one table, as `read_table` does.
+
+    Parameters
+    ----------
+    files : sequence of path
+        In the order in which their rows are stacked.
+    site : str or None
+        The site column; without it each file is a site, called like the file.
+    wanted : iterable of str, optional
+        Columns to read, by default all.
+    """
+    tables = [read_columns(file) for file in files]
+    needed = set(tables[0]) if wanted is None else {*wanted, *([] if site is None else [site])}
+    problems = []
+    for file, table in zip(files, tables, strict=True):
+        missing, extra = needed - set(table), set(table) - needed if wanted is None else set()
+        if missing:
+            problems.append(f"{file}: there is no column {listed(sorted(missing))}")
+        if extra:
+            problems.append(f"{file}: there is a column {listed(sorted(extra))} that {files[0].name} does not have")
+    counts = [len(next(iter(table.values()), ())) for table in tables]
+    stems = [file.stem for file in files]
+    for file, rows in zip(files, counts, strict=True):
+        if site is None and stems.count(file.stem) > 1:
+            problems.append(f"{file}: another file of the directory also stands for site {file.stem!r}")
+        if site is None and rows == 0:
+            problems.append(f"{file}: site {file.stem!r} has no rows; remove the file or give it data")
+    if problems:
+        raise DataError("\n".join(problems))
+    stacked = {name: _stacked_column(name, files, tables) for name in tables[0] if name in needed}
+    places = RowPlaces(tuple(files), counts)
+    if site is not None:
+        return stacked, site, places
+    return {_FILE: np.repeat(np.array(stems, dtype=object), counts), **stacked}, _FILE, places
+
+
+def _stacked_column(name: str, files: Sequence[Path], tables: Sequence[Mapping[str, AnyArray]]) -> AnyArray:
+    parts = [table[name] for table in tables]
+    if len({part.dtype.kind == "O" for part in parts}) == 1:
+        return np.concatenate(parts)
+    other = next(k for k, part in enumerate(parts) if part.dtype.kind == "O")
+    kind = infer_kind(parts[other])
+    for k, (file, part) in enumerate(zip(files, parts, strict=True)):
+        if part.dtype.kind == "O":
+            continue
+        # an empty column has no type of its own; a word among numbers is found with all other mistakes
+        if kind.kind == "number" or (part.dtype.kind == "f" and np.isnan(part).all()):
+            parts[k] = np.array([None if cell != cell else cell for cell in part.tolist()], dtype=object)
+        elif file.suffix.lower() in CSV_SUFFIXES and all(level[:1].isdigit() for level in kind.levels):
+            header, cells = read_cells(file)  # ids such as 007, which another file has without zeros
+            parts[k] = np.array([cell.strip() or None for cell in cells[header.index(name)]], dtype=object)
+        else:
+            raise DataError(
+                f"{file}: column {name!r} is numeric, but text in {files[other].name}: write it in one way"
+            )
+    return np.concatenate(parts)
