@@ -18,7 +18,7 @@ from fedkin.errors import GraphError, ParameterError
 from fedkin.fitting import FitOptions, fit_federation
 from fedkin.graph import Cliques
 from fedkin.solvers import solve_fused
-from fedkin.solvers.grids import least_congestion
+from fedkin.solvers.path import least_congestion
 from fedkin.solvers.pdhg import CliqueIteration, SortedProx
 
 

@@ -14,7 +14,7 @@ from fedkin.data import Federation
 from fedkin.datasets import paper_design
 from fedkin.graph import Graph
 from fedkin.solvers import cross_validate_lam, cross_validate_ridge
-from fedkin.solvers.folds import _fold_of_rows, cut_folds
+from fedkin.solvers.crossvalidation import _fold_of_rows, cut_folds
 
 
 def uneven(loss: str, ridge: float | list[float] = 0.0) -> Problem:

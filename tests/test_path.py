@@ -17,7 +17,7 @@ from fedkin.core import make_penalty
 from fedkin.datasets import paper_design
 from fedkin.errors import ConvergenceWarning, ParameterError, SolverError
 from fedkin.solvers import lam_grid
-from fedkin.solvers.grids import fused_gradients, fused_solution, least_congestion
+from fedkin.solvers.path import fused_gradients, fused_solution, least_congestion
 
 DUAL_NORMS = {"l1": "inf", "l2": 2, "linf": 1}
 

@@ -5,18 +5,34 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Literal
+from typing import Literal, Protocol
 
 import numpy as np
+from joblib import Parallel, delayed
 
-from fedkin._base import Array, Index, check_positive, check_whole
-from fedkin.core import Problem, QuadraticTerms, Summaries
+from fedkin._base import Array, Index, Mask, check_positive, check_whole
+from fedkin.core import (
+    FusedObjective,
+    Problem,
+    Quadratics,
+    QuadraticTerms,
+    Summaries,
+    assign_folds,
+    build_terms,
+)
 from fedkin.data import Federation
 from fedkin.errors import DataError, ParameterError
 from fedkin.solvers.compiled import Backend, Resolved, resolve_backend, run_side_by_side
-from fedkin.solvers.folds import Batch, Fold, cut_folds, in_batches
-from fedkin.solvers.grids import checked_grid, fused_solution, lam_grid
-from fedkin.solvers.path import SHORTEST_STRETCH, path_stretch, path_threads, stretches_of, warn_of_limits
+from fedkin.solvers.path import (
+    SHORTEST_STRETCH,
+    checked_grid,
+    fused_solution,
+    lam_grid,
+    path_stretch,
+    path_threads,
+    stretches_of,
+    warn_of_limits,
+)
 
 Rule = Literal["min", "1se"]
 
@@ -141,7 +157,7 @@ def choose_level(
     first = cut[0].objective
     # decided here and not by each process for itself: many processes give what one gives, to the bit
     resolved = resolve_backend(backend, first, len(cut) * grid.size)
-    search = _Search(in_batches(cut, resolved), grid * first.graph.n_sites, tol, resolved, n_jobs)
+    search = _Search(cut, grid * first.graph.n_sites, tol, resolved, n_jobs)
     scores, tried = search.growing() if abandon else search.everywhere()
     grid = grid[tried]
     mean, error = mean_and_error(scores)
@@ -222,7 +238,7 @@ def best_level(mean: Array, error: Array | None = None) -> int:
 class _Search:
     """Held-out mean losses ``(folds, m)`` along the path of each fold, and the positions of their levels."""
 
-    batches: list[Batch]
+    folds: list[Fold]
     strengths: Array
     tol: float
     backend: Resolved
@@ -241,7 +257,7 @@ class _Search:
         longest.
         """
         stretches = stretches_of(self.strengths.size)
-        terms = [batch.objective.terms for batch in self.batches]
+        terms = [fold.objective.terms for fold in self.folds]
         regular = all(isinstance(one, QuadraticTerms) and not one.singular.any() for one in terms)
         first = last = len(stretches) // 2 if regular else 0
         scores, messages = self._at([stretches[first]])
@@ -263,27 +279,24 @@ class _Search:
         """Whether no larger level is worth a look: the largest so far are clearly worse, and so is all fused."""
         if not _clearly_worse(scores[:, ::-1]):
             return False
-        fused = [batch.scores(fused_solution(batch.objective)) for batch in self.batches]
-        return _beyond_doubt(np.concatenate(fused) - scores[:, scores.mean(axis=0).argmin()])
+        fused = [fold.score(fused_solution(fold.objective)) for fold in self.folds]
+        return _beyond_doubt(np.array(fused) - scores[:, scores.mean(axis=0).argmin()])
 
     def _at(self, parts: list[Index]) -> tuple[Array, list[str]]:
         """Scores along stretches of the path, and the messages of solutions at the iteration limit."""
-        batches, backend, n_jobs = self.batches, self.backend, self.n_jobs
+        backend, n_jobs = self.backend, self.n_jobs
         tasks = [
-            partial(_stretch_scores, batch, part, self.strengths, self.tol, backend)
-            for batch in batches
+            partial(_stretch_scores, fold, part, self.strengths, self.tol, backend)
+            for fold in self.folds
             for part in parts
         ]
         if backend == "numpy" and n_jobs not in (None, 1):
-            from joblib import Parallel, delayed
-
             done = list(Parallel(n_jobs=n_jobs)(delayed(task)() for task in tasks))
         else:
-            usual = path_threads(batches[0].objective, backend)
+            usual = path_threads(self.folds[0].objective, backend)
             threads = usual if n_jobs is None or n_jobs < 1 else min(n_jobs, usual)
             done = run_side_by_side(tasks, threads, "cross-validation")
-        by_batch = np.split(np.arange(len(done)), len(batches))
-        scores = np.concatenate([np.concatenate([done[k][0] for k in group], axis=1) for group in by_batch])
+        scores = np.concatenate([scores for scores, _ in done]).reshape(len(self.folds), -1)
         return scores, [message for _, stopped in done for message in stopped]
 
 
@@ -300,14 +313,14 @@ def _beyond_doubt(excess: Array) -> bool:
 
 
 def _stretch_scores(
-    batch: Batch, part: Index, strengths: Array, tol: float, backend: Resolved
+    fold: Fold, part: Index, strengths: Array, tol: float, backend: Resolved
 ) -> tuple[Array, list[str]]:
-    """Held-out losses ``(folds, len(part))`` along a stretch, and the messages of solutions at the iteration limit."""
-    scores, stopped = np.empty((len(batch.folds), part.size)), []
+    """Held-out losses ``(len(part),)`` along a stretch, and the messages of solutions at the iteration limit."""
+    scores, stopped = np.empty(part.size), []
     # scores do not tell what is fused exactly from what is almost
-    stretch = path_stretch(batch.objective, part, strengths, tol, MAX_ITER, backend, fuse_components=False)
+    stretch = path_stretch(fold.objective, part, strengths, tol, MAX_ITER, backend, fuse_components=False)
     for k, solution in stretch:
-        scores[:, k - part[0]] = batch.scores(solution.theta)
+        scores[k - part[0]] = fold.score(solution.theta)
         if solution.status == "iteration_limit":
             stopped.append(solution.message)
     return scores, stopped
@@ -348,4 +361,69 @@ def held_out_losses(
     out = np.zeros((len(columns[0][1]), fold_of.size))
     for held_out, losses in columns:
         out[:, held_out] = losses
+    return out
+
+
+# --- folds -----------------------------------------------------------------------------------------------------------
+
+
+class HeldOut(Protocol):
+    """Losses of rows that are held out."""
+
+    def values(self, theta: Array) -> Array:
+        """Mean losses ``(V,)`` at ``theta (V, p)``."""
+
+
+@dataclass(frozen=True, eq=False)
+class Fold:
+    """What one fold trains on, and mean losses (without ridge) of the rows it holds out, on the sites ``seen``."""
+
+    objective: FusedObjective
+    held_out: HeldOut
+    seen: Index
+
+    def score(self, theta: Array) -> float:
+        """Mean over sites of what the rows held out lose by ``theta (V, p)``."""
+        values = self.held_out.values(theta if self.seen.size == len(theta) else theta[self.seen])
+        return float(values.sum()) / values.size
+
+
+def cut_folds(problem: Problem, folds: int, seed: int) -> list[Fold]:
+    """Every `Fold` that has rows; with few rows in all, some have none."""
+    data = problem.federation
+    if isinstance(data, Summaries):
+        return _folds_of_sums(problem, data.sums)
+    fold_of = assign_folds(data, folds, seed)
+    if isinstance(problem.terms, QuadraticTerms):
+        sums = Quadratics.from_rows(data, problem.losses, fold_of, folds)
+        return _folds_of_sums(problem, sums, forward=data.ordered)
+    used = [fold for fold in range(int(data.ordered), folds) if (fold_of == fold).any()]
+    return [
+        _fold_of_rows(problem, data, fold_of == fold, fold_of < fold if data.ordered else fold_of != fold)
+        for fold in used
+    ]
+
+
+def _fold_of_rows(problem: Problem, federation: Federation, rows: Mask, trains: Mask) -> Fold:
+    """The fold that holds these rows out, and which rows train."""
+    # losses see all rows, so that a class missing from a fold does not change the parameters
+    loss = dict(zip(federation.sites, problem.losses, strict=True))
+    train = replace(problem, loss=loss, federation=federation.take(trains))
+    part = federation.take(rows, allow_empty=True)
+    seen = np.flatnonzero(part.n_samples > 0)
+    if seen.size < part.n_sites:
+        part = part.subset([part.sites[u] for u in seen])
+    held_out = build_terms(part, [problem.losses[u] for u in seen], np.zeros(problem.n_params))
+    return Fold(train.fused, held_out, seen)
+
+
+def _folds_of_sums(problem: Problem, sums: Quadratics, *, forward: bool = False) -> list[Fold]:
+    """Sums add up: each row is looked at once, and a fold trains on the sum of the others (of the earlier ones)."""
+    ridge = np.broadcast_to(np.asarray(problem.ridge, dtype=np.float64), (problem.n_params,))
+    out = []
+    for fold in np.flatnonzero(sums.count[:, :-1].any(axis=0)).tolist()[int(forward) :]:
+        seen = np.flatnonzero(sums.count[:, fold])
+        training = sums.total(without=fold, forward=forward).terms(ridge=ridge)
+        held_out = sums if seen.size == problem.n_sites else sums.take(seen)
+        out.append(Fold(replace(problem.fused, terms=training), held_out.terms(fold), seen))
     return out

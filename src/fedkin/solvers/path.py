@@ -1,4 +1,9 @@
-"""Warm-started paths of solutions along decreasing penalty levels."""
+"""Penalty levels: where everything is fused (`lam_max`), the grids below it, and warm-started paths along them.
+
+Sites stay fused at a point with gradients g as long as some edge duals y with ``dual_norm(y_e) <= L w_e`` balance
+them, ``D' y = -g``: a network flow. The least congestion L is the largest value of
+``-<g, theta> / sum_e w_e phi(theta_i - theta_j)``.
+"""
 
 from __future__ import annotations
 
@@ -9,16 +14,23 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 
 import numpy as np
+from scipy import sparse
+from scipy.sparse.csgraph import breadth_first_order, maximum_flow
+from scipy.sparse.linalg import cg, spsolve
 
-from fedkin._base import Array, Index, available_threads, check_positive, check_whole
-from fedkin.core import FusedObjective, Problem, Solution
-from fedkin.errors import ConvergenceWarning
+from fedkin._base import Array, Index, Mask, available_threads, check_positive, check_whole
+from fedkin.core import FusedObjective, Penalty, Problem, QuadraticTerms, Solution, sum_groups, summed_terms
+from fedkin.errors import ConvergenceWarning, ParameterError
+from fedkin.graph import Graph
 from fedkin.solvers.compiled import Backend, Resolved, iteration_is_shared, resolve_backend, run_side_by_side
 from fedkin.solvers.exact import scaled, solve_fused, uninterrupted
-from fedkin.solvers.grids import checked_grid, lam_grid
 
 #: A path is cut into this many stretches, of at least so many levels.
 STRETCHES, SHORTEST_STRETCH = 4, 3
+#: Relative gap of the fused solution, whose gradients decide `lam_max`.
+FUSED_GAP = 1e-10
+#: Sum of the capacities out of the source: maximum flows are computed in 32-bit integers.
+FLOW_UNITS = 2**30
 
 
 @dataclass(frozen=True, eq=False)
@@ -167,3 +179,221 @@ def _predicted(known: list[tuple[float, Solution]], at: FusedObjective) -> Solut
     return replace(
         last, theta=last.theta + step * (last.theta - other.theta), alpha=last.alpha + step * (last.alpha - other.alpha)
     )
+
+
+# --- levels ----------------------------------------------------------------------------------------------------------
+
+
+def lam_max(problem: Problem, tol: float = 1e-3) -> float:
+    """The smallest ``lam`` at which all sites of each connected component are fused.
+
+    Parameters
+    ----------
+    problem : Problem
+        Its own ``lam`` does not matter.
+    tol : float
+        The result is at least the exact value and at most ``1 + tol`` times it. Trees, the l1 penalty and a single
+        parameter have exact methods.
+
+    Notes
+    -----
+    With gradients g at the fused solution, ``lam_max`` is the smallest level that admits edge duals with
+    ``D' y = -g``: a network flow with least congestion. With ``sparsity`` it is an
+    upper bound (the sparsity duals are fixed).
+
+    Examples
+    --------
+    >>> import fedkin
+    >>> fed = fedkin.Federation({"a": [[0.0]], "b": [[2.0]]})
+    >>> problem = fedkin.Problem(fed, fedkin.Graph.complete(["a", "b"]), loss="mean")
+    >>> round(fedkin.lam_max(problem), 3)
+    0.5
+    """
+    check_positive("tol", tol)
+    objective = problem.fused
+    return least_congestion(objective.graph, objective.penalty, fused_gradients(objective), tol) / problem.n_sites
+
+
+def fused_solution(objective: FusedObjective) -> Array:
+    """The solution with every component fused, ``(V, p)``: Global on a connected graph, each site weighted alike."""
+    labels = objective.graph.components()
+    first = np.unique(labels, return_index=True)[1]
+    sparsity = None
+    if objective.sparsity is not None:
+        sparsity = sum_groups(objective.sparsity, labels, first.size)
+    # each component under the name of its first site
+    graph = Graph.empty([objective.graph.sites[u] for u in first])
+    pooled = replace(
+        objective, terms=summed_terms(objective.terms, labels), graph=graph, strength=0.0, sparsity=sparsity
+    )
+    return uninterrupted(solve_fused(pooled, FUSED_GAP, quiet=True)).theta[labels]
+
+
+def fused_gradients(objective: FusedObjective) -> Array:
+    """Gradients at the fused solution (with sparsity duals added), which sum to zero over each component."""
+    theta = fused_solution(objective)
+    gradient = objective.terms.gradients(theta)
+    labels = objective.graph.components()
+    groups = int(labels.max()) + 1
+    if objective.sparsity is not None:
+        gradient = gradient + objective.sparsity * np.sign(theta)
+        free = np.where(np.abs(theta) > 0, 0.0, objective.sparsity)
+        shares = free / np.maximum(sum_groups(free, labels, groups), np.finfo(float).tiny)[labels]
+        gradient = gradient - shares * sum_groups(gradient, labels, groups)[labels]
+    # remove what rounding left over
+    return np.asarray(gradient - (sum_groups(gradient, labels, groups) / np.bincount(labels)[:, None])[labels])
+
+
+def lam_grid(problem: Problem, n_lams: int = 20, ratio: float = 1e-3, tol: float = 0.01) -> Array:
+    """``n_lams`` penalty levels, geometric from `lam_max` down to ``ratio * lam_max``; just 0 where that is 0.
+
+    ``tol`` is that of `lam_max`.
+    """
+    check_whole("n_lams", n_lams, least=1)
+    if not 0 < ratio < 1:
+        raise ParameterError(f"ratio must lie between 0 and 1, got {ratio!r}")
+    top = lam_max(problem, tol)
+    return top * np.geomspace(1.0, ratio, n_lams) if top > 0 else np.zeros(1)
+
+
+def checked_grid(lams: Sequence[float] | Array) -> Array:
+    """Penalty levels in decreasing order."""
+    try:
+        grid = np.asarray(lams, dtype=np.float64)
+    except (TypeError, ValueError):
+        grid = np.empty(0)
+    if grid.ndim != 1 or grid.size == 0 or not (np.isfinite(grid) & (grid >= 0)).all():
+        raise ParameterError(f"lams must be a list of finite numbers of at least 0, got {lams!r}")
+    return np.sort(grid)[::-1]
+
+
+def least_congestion(graph: Graph, penalty: Penalty, gradient: Array, tol: float, flow_size: int = 300_000) -> float:
+    """Smallest L such that some y with ``dual_norm(y_e) <= L w_e`` has ``D' y = -gradient``.
+
+    ``gradient (V, p)`` sums to 0 over each component. The result is at least the exact value, and at most ``1 + tol``
+    times it, up to rounding. Graphs with more than ``flow_size`` sites and edges are left to the first-order method,
+    which needs no maximum flows.
+    """
+    if graph.n_edges == 0 or not np.abs(gradient).max() > 0:
+        return 0.0
+    separate = penalty.separable or gradient.shape[1] == 1
+    if separate and graph.cliques is not None:
+        return float(graph.cliques.congestion(gradient).max())
+    # the cut around a single site, and the flow of an electrical network
+    lower = _around_sites(graph, penalty.dual_norm(gradient))
+    electrical = _repaired(graph, np.zeros((graph.n_edges, gradient.shape[1])), gradient)
+    upper = _congestion(graph, penalty, electrical)
+    if upper <= (1.0 + tol) * lower or _is_forest(graph):
+        return upper
+    if separate and graph.n_sites + graph.n_edges <= flow_size:
+        return _by_maximum_flow(graph, gradient, (np.abs(electrical) / graph.weights[:, None]).max(axis=0), lower)
+    return _by_first_order(graph, penalty, gradient, lower, upper, tol)
+
+
+def _around_sites(graph: Graph, size: Array) -> float:
+    """Largest ``size_u`` over the weights of the edges of site u."""
+    i, j = graph.edges.T
+    carrying = np.bincount(i, graph.weights, graph.n_sites) + np.bincount(j, graph.weights, graph.n_sites)
+    return float(np.max(np.divide(size, carrying, out=np.zeros_like(size), where=carrying > 0)))
+
+
+def _congestion(graph: Graph, penalty: Penalty, flow: Array) -> float:
+    return float(np.max(penalty.dual_norm(flow) / graph.weights))
+
+
+def _is_forest(graph: Graph) -> bool:
+    """Whether there are no cycles: then a single flow balances the gradients."""
+    return graph.n_edges == graph.n_sites - graph.n_components
+
+
+def _repaired(graph: Graph, flow: Array, gradient: Array) -> Array:
+    """The flow nearest to ``flow`` (in squares over the weights) with ``D' flow = -gradient``."""
+    incidence = graph.incidence()
+    missing = np.asarray(incidence.T @ flow) + gradient
+    # what is missing sums to 0 over each component, up to rounding: with that left in, there is no solution
+    labels = graph.components()
+    missing -= (sum_groups(missing, labels, graph.n_components) / np.bincount(labels)[:, None])[labels]
+    potential = _potential(graph, missing, 1e-14 * float(np.abs(gradient).sum()))
+    return np.asarray(flow - graph.weights[:, None] * np.asarray(incidence @ potential))
+
+
+def _potential(graph: Graph, missing: Array, rounding: float) -> Array:
+    """A solution ``(V, p)`` of the Laplace equation with that right-hand side, up to ``rounding``."""
+    laplacian, potential = graph.laplacian(weighted=True), np.zeros_like(missing)
+    if _is_forest(graph):
+        # grounded at the first site of each component, and solved without fill-in
+        labels = graph.components()
+        free = np.setdiff1d(np.arange(graph.n_sites), np.unique(labels, return_index=True)[1])
+        solved = spsolve(laplacian[free][:, free].tocsc(), missing[free])
+        potential[free] = solved.reshape(free.size, -1)
+        return potential
+    diagonal = laplacian.diagonal()
+    jacobi = sparse.diags_array(np.divide(1.0, diagonal, out=np.ones_like(diagonal), where=diagonal > 0))
+    for column in range(missing.shape[1]):
+        if np.abs(missing[:, column]).max() > 0:
+            potential[:, column], _ = cg(
+                laplacian, missing[:, column], rtol=1e-10, atol=rounding, maxiter=10_000, M=jacobi
+            )
+    return potential
+
+
+def _by_maximum_flow(graph: Graph, gradient: Array, upper: Array, lower: float) -> float:
+    """Coordinate by coordinate, the largest of ``|g(S)| / w(edges that leave S)`` over sets S of sites.
+
+    ``upper (p,)`` bounds the coordinates' congestions, ``lower`` the result.
+    """
+    for column in np.argsort(-upper):
+        if upper[column] > lower:
+            lower = _densest_cut(graph, gradient[:, column], lower)
+    # capacities are rounded to whole units
+    return lower * (1.0 + (graph.n_sites + graph.n_edges) / FLOW_UNITS)
+
+
+def _densest_cut(graph: Graph, gradient: Array, lower: float) -> float:
+    """The largest of `_by_maximum_flow` for one coordinate, or ``lower`` if that is larger (Dinkelbach's iteration)."""
+    i, j = graph.edges.T
+    while True:
+        inside = _minimum_cut(graph, gradient, lower)
+        leaving = float(graph.weights[inside[i] != inside[j]].sum())
+        ratio = -float(gradient[inside].sum()) / leaving if leaving > 0 else 0.0
+        if not ratio > lower * (1.0 + 1e-12):
+            return lower
+        lower = ratio
+
+
+def _minimum_cut(graph: Graph, gradient: Array, level: float) -> Mask:
+    """Sites S ``(V,)`` with the largest ``-g(S) - level * w(edges that leave S)``."""
+    n = graph.n_sites
+    source, sink, everyone = np.full(n, n), np.full(n, n + 1), np.arange(n)
+    i, j = graph.edges.T
+    capacity = np.concatenate([level * graph.weights, level * graph.weights, -gradient, gradient]).clip(0)
+    units = np.rint(capacity * (FLOW_UNITS / gradient.clip(0).sum())).clip(max=FLOW_UNITS).astype(np.int32)
+    places = (np.concatenate([i, j, source, everyone]), np.concatenate([j, i, everyone, sink]))
+    network = sparse.csr_array((units, places), shape=(n + 2, n + 2))
+    residual = network - maximum_flow(network, n, n + 1).flow
+    residual.data[residual.data < 0] = 0
+    residual.eliminate_zeros()
+    inside = np.zeros(n + 2, dtype=bool)
+    inside[breadth_first_order(residual, n, return_predecessors=False)] = True
+    return inside[:n]
+
+
+def _by_first_order(graph: Graph, penalty: Penalty, gradient: Array, lower: float, upper: float, tol: float) -> float:
+    """Dinkelbach's iteration from below, repaired flows from above."""
+    # ||theta + gradient||^2 / 2 is fused at 0 from the same level on, and far cheaper than the problem itself
+    proximity = QuadraticTerms(np.ones(graph.n_sites), -gradient, 0.5 * (gradient**2).sum(axis=1))
+    solution = None
+    for _ in range(30):
+        at = FusedObjective(proximity, graph, penalty, lower)
+        # what a level misses by a share of tol shows in the value only as its square
+        gap = 0.1 * min(tol, 0.1) ** 2
+        solution = uninterrupted(solve_fused(at, gap, max_iter=5_000, warm_start=solution, quiet=True))
+        upper = min(upper, _congestion(graph, penalty, _repaired(graph, solution.alpha, gradient)))
+        spread = float(graph.weights @ penalty.value(at.differences(solution.theta)))
+        if upper <= (1.0 + tol) * lower or not spread > 1e-12 * float(np.abs(gradient).sum()):
+            break
+        raised = -float((gradient * solution.theta).sum()) / spread
+        if raised <= lower * (1.0 + 1e-6):
+            break
+        lower = raised
+    return upper

@@ -17,10 +17,9 @@ import numpy as np
 from fedkin._base import Array, Index, Mask
 from fedkin.core import Problem, QuadraticTerms, SiteTerms, Solution, damped_newton
 from fedkin.errors import SolverError
-from fedkin.solvers.crossvalidation import LamChoice, Rule, choose_level
+from fedkin.solvers.crossvalidation import Fold, HeldOut, LamChoice, Rule, choose_level, cut_folds
 from fedkin.solvers.exact import solve
-from fedkin.solvers.folds import Fold, HeldOut, cut_folds
-from fedkin.solvers.grids import checked_grid, lam_grid
+from fedkin.solvers.path import checked_grid, lam_grid
 
 #: Share of a matrix above the Hessian that Newton takes where the Hessian may be 0.
 WARY = 0.1
