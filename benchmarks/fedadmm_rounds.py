@@ -23,9 +23,8 @@ import numpy as np
 import scipy
 from scipy import sparse
 
-from fedkin.admm import LocalShards, Settings, fed_admm, plan_run, site_rows
-from fedkin.admm.curvature import Curvature
-from fedkin.admm.in_process.compiled import CompiledRounds
+from fedkin.admm import LocalShards, RunPlan, StepRule, fed_admm, site_rows
+from fedkin.admm.kernels import CompiledRounds
 from fedkin.core import Problem
 from fedkin.data import Federation
 from fedkin.datasets import paper_design
@@ -110,12 +109,11 @@ def best(works: list[Callable[[], object]], repeats: int) -> list[float]:
 
 
 def shards_for(problem: Problem) -> LocalShards:
-    ones = np.ones(problem.n_sites)
-    rows = site_rows(problem, BATCH, set())
-    curvature = Curvature(0.2 * ones, ones, 3.0 * ones, 20.0 * ones, 40.0 * ones)  # steps do not matter for the speed
-    plan = plan_run(problem, Settings(batch_size=BATCH), rows, curvature, noisy=True)
-    theta = np.zeros((problem.n_sites, problem.n_params))
-    return LocalShards(plan, np.zeros(problem.n_sites, dtype=np.int64), theta)
+    v, objective = problem.n_sites, problem.fused
+    steps = StepRule(np.full(v, 4.0), np.full(v, 0.3), 0.2 * problem.graph.degree)  # they do not matter for the speed
+    theta, rows = np.zeros((v, problem.n_params)), site_rows(problem, BATCH)
+    edges = (problem.graph.edges, objective.edge_radius)
+    return LocalShards(RunPlan(np.arange(v), theta, *edges, objective.penalty, 0.2, steps, rows))
 
 
 def compare(name: str, problem: Problem, rounds: int, repeats: int) -> list[dict[str, object]]:
@@ -127,7 +125,7 @@ def compare(name: str, problem: Problem, rounds: int, repeats: int) -> list[dict
     }
     for threads in sorted({1, len(os.sched_getaffinity(0))}):
         compiled = CompiledRounds(shards_for(problem), threads)
-        variants[f"numba, {threads} thread(s)"] = lambda n, compiled=compiled: compiled(1, n, None, None)
+        variants[f"numba, {threads} thread(s)"] = lambda n, compiled=compiled: compiled(1, n)
     shares = {"literal numpy": 20, "numpy backend": 5}
     amount = {k: max(1, rounds // shares.get(k, 1)) for k in variants}
     for work in variants.values():

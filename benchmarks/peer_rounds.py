@@ -34,11 +34,10 @@ import numpy as np
 
 from fedkin.admm import Store
 from fedkin.data import write_csv
-from fedkin.federate import Organiser, Site, site_view
+from fedkin.federate import Organiser, Site, site_plan
 from fedkin.federate.frames import Kind
-from fedkin.federate.links.access import site_links
-from fedkin.federate.manifest import keys_of
-from fedkin.federate.programs.files import read_status
+from fedkin.federate.records import read_status
+from fedkin.federate.transports import site_links
 from fedkin.graph import Graph
 
 PORT, BARE_PORT, ROUNDS = 21_000, 22_000, 10_000_000
@@ -77,12 +76,12 @@ def make_sites(folder: Path, sites: int, p: int, port: int, n: int = 30) -> list
 def prepare_bare(place: Path) -> None:
     """What the bare side needs to know, beside the site."""
     site = Site.read(place)
-    view = site_view(site)
+    plan = site_plan(site)
     told = {
-        "configuration": site_links(view, site.pair(), site.authority),
-        "write": keys_of(view, view.here, view.here)[Kind.THETA],
-        "read": [keys_of(view, v, view.here)[Kind.THETA] for v in view.partners()],
-        "numbers": view.n_params,
+        "configuration": site_links(plan, site.pair(), site.authority),
+        "write": plan.key(Kind.THETA, plan.here, plan.here),
+        "read": [plan.key(Kind.THETA, v, plan.here) for v in plan.partners()],
+        "numbers": plan.n_params,
         "folder": str(place),
     }
     (place / "bare.json").write_text(json.dumps(told))
@@ -169,7 +168,7 @@ def site_round(place: Path) -> int:
     with tempfile.TemporaryDirectory() as copy:
         for path in place.glob("state.db*"):
             shutil.copy(path, copy)
-        return max(Store(f"{copy}/state.db", site_view(place).run).saved_rounds(), default=0)
+        return max(Store(f"{copy}/state.db", site_plan(place).run).saved_rounds(), default=0)
 
 
 def measure(sites: int, p: int, turns: int, seconds: float) -> dict[str, object]:
@@ -178,17 +177,17 @@ def measure(sites: int, p: int, turns: int, seconds: float) -> dict[str, object]
         folder = Path(temporary)
         bare_places = make_sites(folder / "bare", sites, p, BARE_PORT)
         places = make_sites(folder / "sites", sites, p, PORT)
-        degree = np.array([len(site_view(place).edges) for place in places])
+        degree = np.array([len(site_plan(place).edges) for place in places])
         row: dict[str, object] = {"sites": sites, "edges": int(degree.sum()) // 2, "p": p, "turns": turns}
         for place in bare_places:
             prepare_bare(place)
         bare_program = [str(Path(__file__).with_name("bare_exchange.py"))]
         with (
             Run(bare_places, bare_program, "bare.json") as bare,
-            Run(places, ["-m", "fedkin.federate.programs.run"]) as run,
+            Run(places, ["-m", "fedkin.federate.program"]) as run,
         ):
             began = time.monotonic()
-            run.wait(lambda place: int(read_status(place).get("round", 0)) > 20)
+            run.wait(lambda place: read_status(place).round > 20)
             row["start_up_s"] = time.monotonic() - began
             run.signal(signal.SIGSTOP)
             bare.wait(lambda place: (place / "ready").exists())

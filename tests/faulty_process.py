@@ -8,7 +8,7 @@ import threading
 from typing import Any
 
 from fedkin.cli.site_run import run
-from fedkin.federate.links import zenoh as zenoh_transport
+from fedkin.federate import zenoh as zenoh_transport
 
 
 class FaultyTransport(zenoh_transport.ZenohTransport):

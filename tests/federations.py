@@ -1,4 +1,4 @@
-"""Small federations for tests of sites: views of a run in memory, or directories as organisers and sites have them."""
+"""Small federations for tests of sites: plans of a run in memory, or directories as organisers and sites have them."""
 
 from __future__ import annotations
 
@@ -7,85 +7,75 @@ import dataclasses
 import secrets
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from msgspec.structs import replace
 
 from builders import small_problem
-from fedkin.admm import Availability, LocalShards, fed_admm, site_keys
-from fedkin.core import Problem, Solution
+from fedkin.admm import Availability, LocalShards, StepRule, fed_admm, plan_run, site_keys
+from fedkin.core import Problem, Solution, make_penalty
 from fedkin.data import Rows, write_csv
-from fedkin.federate import Contract, Order, Organiser, Site, Steps
-from fedkin.federate.manifest import Manifest
+from fedkin.federate import Contract, Order, Organiser, Site, SitePlan, steps_of, whole_plan
 from fedkin.federate.messages import Member
-from fedkin.federate.reading import plan_of, starts_of
-from fedkin.federate.views import steps_of, whole_view
 from processes import free_ports
 
 
-def manifest_of(problem: Problem, rounds: int, batch: int | None = 4, ports: int = 0, **changes: Any) -> Manifest:
-    """The view of somebody who sees all sites of a run with fixed, sensible steps, and theta that starts from 0."""
+def plan_of(problem: Problem, rounds: int, batch: int | None = 4, ports: int = 0, **changes: Any) -> SitePlan:
+    """The plan of somebody who sees all sites of a run with fixed, sensible steps, and theta that starts from 0."""
     degree, v = problem.graph.degree, problem.n_sites
     start, growth = changes.pop("start", 4.0), changes.pop("growth", 0.2)
-    zero = (0.0,) * problem.n_params
-    manifest = Manifest(
-        run=secrets.token_hex(8),
-        here=0,
-        n_sites=v,
-        members=tuple(
+    given = plan_run(problem, rounds, batch, rho=0.5, average="tail", seed=3)
+    facts: dict[str, Any] = {
+        **vars(given),
+        "run": secrets.token_hex(8),
+        "here": 0,
+        "federation_size": v,
+        "members": tuple(
             Member(name, name, u, f"tls/127.0.0.1:{ports + u}") for u, name in enumerate(problem.federation.sites)
         ),
-        edges=[(i, j) for i, j in problem.graph.edges.tolist()],
-        edge_radius=problem.fused.edge_radius.tolist(),
-        loss={"name": "linear"},
-        penalty=problem.penalty.name,
-        lam=problem.lam,
-        n_params=problem.n_params,
-        ridge=[0.0] * problem.n_params,
-        radius=1e6,
-        rounds=rounds,
-        seed=3,
-        snapshot_every=7,
-        average="tail",
-        rho=0.5,
-        steps={u: Steps(start, growth, 0.5 * degree[u], zero) for u in range(v)},
-        batch=0 if batch is None else batch,
-        n_edges=problem.graph.n_edges,
-    )
-    return replace(manifest, **changes)
+        "loss": {"name": "linear"},
+        "lam": problem.lam,
+        "radius": 1e6,
+        "snapshot_every": 7,
+        "steps": StepRule(np.full(v, start), np.full(v, growth), 0.5 * degree),
+        "n_edges": problem.graph.n_edges,
+    }
+    if "penalty" in changes:
+        changes["penalty"] = make_penalty(changes["penalty"])
+    return SitePlan(**{**facts, **changes})
 
 
-def view_of(manifest: Manifest, u: int) -> Manifest:
-    """What site u sees of that: itself and whom it exchanges messages with."""
-    edges = [k for k, edge in enumerate(manifest.edges) if u in edge]
-    known, steps = {u, *manifest.neighbours(u).tolist()}, {u}
-    if manifest.placement == "central":
-        known, edges = {u}, []
-    if manifest.placement == "replicas":
-        known = steps = _component(manifest, u)
-        edges = [k for k, (i, _) in enumerate(manifest.edges) if i in known]
+def part_of(plan: SitePlan, u: int) -> SitePlan:
+    """What site u sees of that: itself, whom it exchanges messages with, and its own rows."""
+    known, stepped = {u, *plan.neighbours(u)}, {u}
+    edges = (plan.edges == u).any(axis=1)
+    if plan.placement == "central":
+        known, edges = {u}, np.zeros_like(edges)
+    if plan.placement == "replicas":
+        known = stepped = _component(plan, u)
+        edges = np.isin(plan.edges, list(known)).any(axis=1)
+    which = np.array(sorted(stepped))
     return replace(
-        manifest,
+        plan,
         here=u,
-        members=tuple(member for member in manifest.members if member.number in known),
-        edges=[manifest.edges[k] for k in edges],
-        edge_radius=[manifest.edge_radius[k] for k in edges],
-        steps={v: manifest.steps[v] for v in sorted(steps)},
+        members=tuple(member for member in plan.members if member.number in known),
+        edges=plan.edges[edges],
+        edge_radius=plan.edge_radius[edges],
+        sites=which,
+        theta=plan.theta[which],
+        steps=plan.steps.take(which),
+        rows=None if plan.rows is None else plan.rows.take(np.array([u])),
+        with_rows=np.array([u]),
     )
 
 
-def centre_of(manifest: Manifest) -> Manifest:
-    """What the central machine sees: all."""
-    return replace(manifest, here=manifest.n_sites)
-
-
-def _component(manifest: Manifest, u: int) -> set[int]:
+def _component(plan: SitePlan, u: int) -> set[int]:
     known, found = set(), {u}
     while found - known:
         known = set(found)
-        found |= {v for one in known for v in manifest.neighbours(one).tolist()}
+        found |= {v for one in known for v in plan.neighbours(one)}
     return found
 
 
@@ -95,29 +85,28 @@ def rows_of(problem: Problem) -> dict[int, Rows]:
     return {u: fed[name] for u, name in enumerate(fed.sites)}
 
 
-def in_process(problem: Problem, manifest: Manifest) -> LocalShards:
+def in_process(problem: Problem, plan: SitePlan, availability: Availability | None = None) -> LocalShards:
     """The same run, in one process and one shard."""
-    plan = plan_of(manifest, rows_of(problem))
-    assert np.array_equal(plan.rows.keys, site_keys(problem.federation.sites))
-    starts = starts_of(manifest, range(problem.n_sites))
-    local = LocalShards(plan, np.zeros(problem.n_sites, dtype=np.int64), starts)
-    local.run(1, manifest.rounds)
+    assert plan.rows is not None and np.array_equal(plan.rows.keys, site_keys(problem.federation.sites))
+    local, rounds = LocalShards(plan), plan.rounds
+    here = () if availability is None else availability.bind(problem.federation.sites, plan.seed).rounds(1, rounds)
+    local.run(1, rounds, *here)
     return local
 
 
-def reference(problem: Problem, view: Manifest, availability: Availability | None = None) -> np.ndarray:
+def reference(problem: Problem, plan: SitePlan, availability: Availability | None = None) -> np.ndarray:
     """What `fed_admm` makes of the same run: theta ``(V, p)``, from where the sites start."""
-    start = starts_of(view, range(view.n_sites))
+    assert plan.rows is not None
     duals = np.zeros((problem.graph.n_edges, problem.n_params))
-    warm = Solution(theta=start, alpha=duals, objective=0.0, gap=0.0, n_iter=0, status="converged", trace={})
+    warm = Solution(theta=plan.theta, alpha=duals, objective=0.0, gap=0.0, n_iter=0, status="converged", trace={})
     return fed_admm(
-        dataclasses.replace(problem, radius=view.radius, lam=view.lam),
-        view.rounds,
-        view.batch or None,
-        rho=view.rho,
-        gradient=view.gradient,
-        average=view.average,
-        seed=view.seed,
+        dataclasses.replace(problem, radius=plan.radius, lam=plan.lam),
+        plan.rounds,
+        plan.rows.batch.tolist(),
+        rho=plan.rho,
+        gradient=plan.gradient,
+        average=plan.average,
+        seed=plan.seed,
         availability=availability,
         warm_start=warm,
         backend="numpy",
@@ -204,10 +193,10 @@ def small_sites(folder: Path, n_sites: int = 3, **rounds: Any) -> Organiser:
     return make_sites(folder, small_problem(n_sites), **{"rounds": 5, "batch_size": 4, **rounds})
 
 
-def whole_of(heart: Organiser, problem: Problem, order: Order | None = None) -> Manifest:
+def whole_of(heart: Organiser, problem: Problem, order: Order | None = None) -> SitePlan:
     """The view of somebody who has all rows, planned as the sites plan."""
-    view = whole_view(heart.contract, problem.graph, rows_of(problem), run=heart.charter.run, order=order)
-    return replace(view, members=heart.members)
+    plan = whole_plan(heart.contract, problem.graph, rows_of(problem), run=heart.charter.run, order=order)
+    return replace(plan, members=heart.members)
 
 
 def contract_of(problem: Problem, **rounds: Any) -> Contract:
@@ -236,9 +225,9 @@ def write_job(folder: Path, problem: Problem, **rounds: Any) -> list[str]:
     return [str(folder / "small.toml"), "--data", table, "--site", "site", "--graph", graph]
 
 
-def whole_job(problem: Problem, **rounds: Any) -> Manifest:
+def whole_job(problem: Problem, **rounds: Any) -> SitePlan:
     """The view of that run by somebody who sees all."""
-    return whole_view(contract_of(problem, **rounds), problem.graph, rows_of(problem), run="0" * 16)
+    return whole_plan(contract_of(problem, **rounds), problem.graph, rows_of(problem), run="0" * 16)
 
 
 def in_threads(live: Callable[[int], object], n: int, seconds: float = 90.0) -> None:

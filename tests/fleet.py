@@ -15,9 +15,7 @@ import numpy as np
 
 from federations import make_sites, whole_of
 from fedkin.core import Problem
-from fedkin.federate import Organiser
-from fedkin.federate.manifest import Manifest
-from fedkin.federate.programs.files import read_status
+from fedkin.federate import Organiser, SitePlan, read_status
 from fedkin.fitting import load
 from processes import PATIENCE, capped, wait_for
 
@@ -28,8 +26,8 @@ QUICK = ("--first-pull", "0.1", "--complain", "1", "--give-up", "180", "--linger
 class Fleet:
     """The sites of a folder as child processes; use it in a ``with`` statement."""
 
-    def __init__(self, directory: Path, heart: Organiser, manifest: Manifest) -> None:
-        self.directory, self.heart, self.manifest = directory, heart, manifest
+    def __init__(self, directory: Path, heart: Organiser, plan: SitePlan) -> None:
+        self.directory, self.heart, self.plan = directory, heart, plan
         self.names = [member.name for member in heart.members]
         if heart.contract.rounds.placement == "central":
             self.names = ["centre", *self.names]
@@ -74,7 +72,7 @@ class Fleet:
         self.children[name].wait(PATIENCE)
 
     def round(self, name: str) -> int:
-        return int(read_status(self.place(name)).get("round", 0))
+        return read_status(self.place(name)).round
 
     def wait_for_round(self, name: str, t: int, seconds: float = PATIENCE) -> None:
         def arrived() -> bool:

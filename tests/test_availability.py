@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import networkx
 import numpy as np
 import pytest
 from scipy import stats
 
 from builders import design_problem
-from fedkin.admm import Availability, LocalShards, Plan, StepRule, fed_admm, site_rows
+from fedkin.admm import Availability, LocalShards, RunPlan, Shard, StepRule, fed_admm, site_rows
 from fedkin.admm.shard import node_update
 from fedkin.core import Problem
 from fedkin.errors import DataError, ParameterError, UnknownSiteError
@@ -172,20 +174,21 @@ def test_without_weighting_the_limit_would_be_wrong():
     presence = plan_p.bind(problem.federation.sites, 0)
     available, _ = presence.rounds(1, 4000)
     plan = _plan(problem, 10)
-    wrong = LocalShards(plan, np.zeros(12, dtype=np.int64), np.zeros((12, 4)))
+    wrong = LocalShards(plan)
     wrong.run(1, 4000, available, np.ones((4000, 12)))
     error = ((wrong.gather("average") - exact.theta) ** 2).sum() / 12
     assert error > 3 * right.trace["distance"][-1]
 
 
 def _plan(problem, batch):
-    rows = site_rows(problem, batch, set())
+    rows = site_rows(problem, batch)
     degree = problem.graph.degree.astype(float)
     steps = StepRule(np.full(problem.n_sites, 8.0), np.full(problem.n_sites, 0.4), 0.2 * degree)
     objective = problem.fused
-    return Plan(
-        rows, problem.graph.edges, objective.edge_radius, objective.penalty, 0.2, steps, 0, "plain", 1, "tail",
-        objective.sparsity, problem.radius,
+    theta = np.zeros((problem.n_sites, problem.n_params))
+    return RunPlan(
+        np.arange(problem.n_sites), theta, problem.graph.edges, objective.edge_radius, objective.penalty, 0.2, steps,
+        rows, sparsity=objective.sparsity, radius=problem.radius,
     )  # fmt: skip
 
 
@@ -202,12 +205,10 @@ def test_central_machine_and_replicas_give_one_trajectory(kind):
     plan, rounds, p = _plan(problem, 5), 60, problem.n_params
     presence = Availability.bernoulli(0.5, weighting="estimated").bind(range(12), seed=3)
     available, probability = presence.rounds(1, rounds)
-    start = np.zeros((12, p))
-
-    together = LocalShards(plan, np.zeros(12, dtype=np.int64), start)
+    together = LocalShards(plan)
     together.run(1, rounds, available, probability)
 
-    own = [plan.shard(np.array([u])).gradients for u in range(12)]
+    own = [Shard(plan, np.array([u])).gradients for u in range(12)]
 
     def step_of(u, t, theta, pull):
         """What site u computes on its own machine from its theta and the pull of its edges."""
@@ -218,7 +219,7 @@ def test_central_machine_and_replicas_give_one_trajectory(kind):
         return node_update(theta[None], direction, steps.eta(t, chance), plan.sparsity[[u]], plan.radius)[0]
 
     def without_rows(members):
-        return plan.shard(members, theta=start[members], rowless=True)
+        return Shard(replace(plan, rows=None), members)
 
     # a central machine S with all edge state; it takes the steps of absent sites itself
     centre, sent = without_rows(np.arange(12)), 0
@@ -229,7 +230,7 @@ def test_central_machine_and_replicas_give_one_trajectory(kind):
         sent += 3 * present.size  # theta and pull down, theta up
         nobody = np.zeros(12, dtype=bool)
         centre.node_step(t, nobody, probability[t - 1])
-        centre.take(present, returned)
+        centre.take(dict(zip(present.tolist(), returned, strict=True)))
         centre.edge_step()
     for name in ("theta", "average", "alpha"):
         assert np.array_equal(getattr(centre, name), together.gather(name)), name
@@ -248,9 +249,9 @@ def test_central_machine_and_replicas_give_one_trajectory(kind):
             told[u] = step_of(u, t, replicas[u].theta[here], replicas[u].pull()[here])
         for replica in replicas.values():
             replica.node_step(t, np.zeros(replica.sites.size, dtype=bool), probability[t - 1, replica.sites])
-            known = np.array([u for u in present if u in replica.sites], dtype=np.int64)
-            received += known.size
-            replica.take(known, np.array([told[u] for u in known]).reshape(-1, p))
+            known = {u: told[u] for u in present.tolist() if u in replica.sites}
+            received += len(known)
+            replica.take(known)
             replica.edge_step()
         received -= present.size  # nobody sends to itself
     for u, replica in replicas.items():

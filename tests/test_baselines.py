@@ -10,7 +10,7 @@ import pytest
 from algorithm1 import PROX
 from builders import design_problem
 from fedkin.admm import network_lasso_admm, subgradient_descent
-from fedkin.admm.in_process.baselines import penalty_subgradient
+from fedkin.admm.baselines import penalty_subgradient
 from fedkin.core import Problem
 from fedkin.data import Federation
 from fedkin.errors import ParameterError, SolverError

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 
 from builders import design_problem
 from fedkin.admm import Availability, Store, fed_admm
-from fedkin.admm.in_process.checkpoint import fingerprint
+from fedkin.admm.run import fingerprint
 from fedkin.errors import ModelFileError, ParameterError
 from processes import PATIENCE
 
@@ -91,7 +91,7 @@ def test_ctrl_c_leaves_a_resumable_file(tmp_path):
 
 
 def test_restarts_are_remembered(tmp_path, monkeypatch):
-    from fedkin.admm.curvature import Curvature
+    from fedkin.admm.plan import Curvature
 
     honest = Curvature.of_batches
     monkeypatch.setattr(Curvature, "of_batches", lambda *given, **more: honest(*given, **more) / 40)

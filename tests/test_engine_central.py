@@ -10,12 +10,9 @@ import pytest
 
 from builders import small_problem
 from federations import make_sites, reference, whole_of
-from fedkin.admm import Availability
+from fedkin.admm import Availability, Shard
 from fedkin.core import Problem
-from fedkin.federate import Site, site_view
-from fedkin.federate.central import Hub, NodeWorker
-from fedkin.federate.manifest import Manifest
-from fedkin.federate.views import centre_view
+from fedkin.federate import SitePlan, centre_plan, site_plan
 from fedkin.solvers import solve
 from fleet import Fleet
 from processes import wait_for
@@ -33,22 +30,30 @@ def presence(fleet: Fleet) -> np.ndarray:
         return file["available"]
 
 
-def expected(problem: Problem, view: Manifest, here: np.ndarray) -> np.ndarray:
+def expected(problem: Problem, view: SitePlan, here: np.ndarray) -> np.ndarray:
     return reference(problem, view, Availability.recorded(here.astype(int), weighting="estimated"))
 
 
 @pytest.mark.parametrize("penalty", ["l1", "l2"])
-def test_questions_and_answers_have_the_bits_of_fed_admm(tmp_path: Path, penalty: str) -> None:
+def test_the_central_machine_steps_for_absent_sites_as_fed_admm_does(tmp_path: Path, penalty: str) -> None:
     problem = small_problem(6, penalty=penalty)
     here = np.random.default_rng(1).random((80, 6)) < 0.7
     heart = make_sites(tmp_path, problem, rounds=80, batch_size=4, placement="central")
-    hub = Hub(centre_view(heart))
-    sites = [Site.read(tmp_path / name) for name in problem.federation.sites]
-    workers = [NodeWorker(site_view(site), site.rows()) for site in sites]
+    centre, names = Shard(centre_plan(heart)), problem.federation.sites
+    workers = [Shard(site_plan(tmp_path / name)) for name in names]
+    seen = np.zeros(6)
     for t in range(1, 81):
-        questions = hub.questions()
-        hub.finish({u: workers[u].answer(t, questions[u]) for u in np.flatnonzero(here[t - 1]).tolist()})
-    assert hub.shard.average.tobytes() == expected(problem, whole_of(heart, problem), here).tobytes()
+        chance, answers = (1.0 + seen) / t, {}
+        theta, pull = centre.theta.copy(), centre.pull()
+        for u in np.flatnonzero(here[t - 1]).tolist():
+            workers[u].take_pull(theta[[u]], pull[[u]])
+            workers[u].node_step(t, None, chance[[u]])
+            answers[u] = workers[u].theta[0]
+        centre.node_step(t, None, chance)
+        centre.take(answers)
+        centre.edge_step()
+        seen += here[t - 1]
+    assert centre.average.tobytes() == expected(problem, whole_of(heart, problem), here).tobytes()
 
 
 @pytest.mark.processes
@@ -58,7 +63,7 @@ def test_a_quiet_star_has_the_bits_of_fed_admm(tmp_path: Path) -> None:
         fleet.start(options=("--gather", "180", "--deadline", "60"))  # nobody is late
         fleet.join()
         assert presence(fleet).all()
-        assert fleet.theta().tobytes() == expected(problem, fleet.manifest, presence(fleet)).tobytes()
+        assert fleet.theta().tobytes() == expected(problem, fleet.plan, presence(fleet)).tobytes()
 
 
 def _starts(fleet: Fleet, name: str) -> int:
@@ -88,6 +93,6 @@ def test_sites_that_come_and_go_and_a_central_machine_that_dies(tmp_path: Path) 
         assert here.shape == (1500, 4)
         assert 0 < (~here[:, 1]).sum() < 1500
         # S wrote down who was there; Algorithm 2 in one process, with the same sites absent, gives the same bits
-        assert fleet.theta().tobytes() == expected(problem, fleet.manifest, here).tobytes()
+        assert fleet.theta().tobytes() == expected(problem, fleet.plan, here).tobytes()
         exact = solve(problem, 1e-8).theta
         assert np.abs(fleet.theta() - exact).max() < 0.1

@@ -19,7 +19,7 @@ from builders import small_problem
 from federations import in_process, small_sites
 from fedkin.federate import Site
 from fedkin.federate.frames import Kind, encode
-from fedkin.federate.links.access import link_configuration
+from fedkin.federate.transports import link_configuration
 from fedkin.federate.trust import Pair, issue, make_authority, make_key, make_request
 from fleet import Fleet
 from processes import PATIENCE, wait_for
@@ -81,11 +81,11 @@ def waiting(tmp_path: Path) -> Iterator[Fleet]:
 
 def test_strangers_with_and_without_the_right_authority(waiting: Fleet, tmp_path: Path) -> None:
     fleet = waiting
-    manifest, authority = fleet.manifest, fleet.heart.signing()
-    run = manifest.run
-    forged = encode(manifest.run_bytes, Kind.THETA, 1, 1, np.full(3, 9.0))
+    plan, authority = fleet.plan, fleet.heart.signing()
+    run = plan.run
+    forged = encode(plan.run_bytes, Kind.THETA, 1, 1, np.full(3, 9.0))
     foreign = make_authority("test")
-    target = manifest.members[0].endpoint
+    target = plan.members[0].endpoint
     with session(foreign, authority.certificate, "d1", target, "peer") as opened:
         heard = listen(opened)
         time.sleep(1.0)
@@ -94,8 +94,8 @@ def test_strangers_with_and_without_the_right_authority(waiting: Fleet, tmp_path
         assert pulled(opened, f"{run}/theta/d0") == []
         assert [one for one in heard if one[1] != forged] == []
     # d4 is a site of this federation, but no neighbour of d0 (ring with chords of three)
-    assert 4 not in manifest.neighbours(0).tolist()
-    with session(authority, authority.certificate, "d4", manifest.members[0].endpoint) as opened:
+    assert 4 not in plan.neighbours(0)
+    with session(authority, authority.certificate, "d4", plan.members[0].endpoint) as opened:
         heard = listen(opened)
         wait_for(lambda: len(opened.info.peers_zid()) == 1)
         opened.put(f"{run}/theta/d1", forged)
@@ -109,13 +109,13 @@ def test_strangers_with_and_without_the_right_authority(waiting: Fleet, tmp_path
 
 def test_a_neighbour_may_write_its_own_key_only_and_nonsense_is_refused(waiting: Fleet, tmp_path: Path) -> None:
     fleet = waiting
-    manifest, authority, run = fleet.manifest, fleet.heart.signing(), fleet.manifest.run
-    true = encode(manifest.run_bytes, Kind.THETA, 3, 1, np.zeros(3))
-    with session(authority, authority.certificate, "d3", manifest.members[0].endpoint) as opened:
+    plan, authority, run = fleet.plan, fleet.heart.signing(), fleet.plan.run
+    true = encode(plan.run_bytes, Kind.THETA, 3, 1, np.zeros(3))
+    with session(authority, authority.certificate, "d3", plan.members[0].endpoint) as opened:
         wait_for(lambda: len(opened.info.peers_zid()) == 1)
         # another's key: zenoh drops it, d0 goes on waiting for d5 although "its" theta was sent
         for name in ("d5", "d1", "d0"):
-            opened.put(f"{run}/theta/{name}", encode(manifest.run_bytes, Kind.THETA, 5, 1, np.zeros(3)))
+            opened.put(f"{run}/theta/{name}", encode(plan.run_bytes, Kind.THETA, 5, 1, np.zeros(3)))
             opened.put(f"{run}/live/{name}", b"")
         # what d0 publishes for its neighbours may be read by d3, what others publish may not
         wait_for(lambda: pulled(opened, f"{run}/ask/theta/d0/d3"), report=fleet.report)
@@ -131,16 +131,16 @@ def test_a_neighbour_may_write_its_own_key_only_and_nonsense_is_refused(waiting:
             b"\xff" * 200,
             b"\x00" * 100_000,
             encode(b"another!", Kind.THETA, 3, 1, np.zeros(3)),
-            encode(manifest.run_bytes, Kind.THETA, 2, 1, np.zeros(3)),
-            encode(manifest.run_bytes, Kind.THETA, 3, 1, np.zeros(30)),
-            encode(manifest.run_bytes, Kind.THETA, 3, 1, np.array([0.0, np.nan, 0.0])),
-            encode(manifest.run_bytes, Kind.THETA, 3, 1, np.array([0.0, np.inf, 0.0])),
+            encode(plan.run_bytes, Kind.THETA, 2, 1, np.zeros(3)),
+            encode(plan.run_bytes, Kind.THETA, 3, 1, np.zeros(30)),
+            encode(plan.run_bytes, Kind.THETA, 3, 1, np.array([0.0, np.nan, 0.0])),
+            encode(plan.run_bytes, Kind.THETA, 3, 1, np.array([0.0, np.inf, 0.0])),
             *(np.random.default_rng(k).bytes(52) for k in range(2000)),
         ):
             # a put may be dropped when the link is busy, unless it blocks
             opened.put(f"{run}/theta/d3", frame, congestion_control=zenoh.CongestionControl.BLOCK)
         for round in (0, 7, 2**32 - 1):  # replays, and the far future
-            frame = encode(manifest.run_bytes, Kind.THETA, 3, round, np.zeros(3))
+            frame = encode(plan.run_bytes, Kind.THETA, 3, round, np.zeros(3))
             opened.put(f"{run}/theta/d3", frame, congestion_control=zenoh.CongestionControl.BLOCK)
         wait_for_event(fleet, "d0", "message refused", peer="d3")
         wait_for_event(fleet, "d0", "old round ignored", peer="d3")
@@ -154,13 +154,13 @@ def test_a_neighbour_may_write_its_own_key_only_and_nonsense_is_refused(waiting:
     fleet.start("d3", "d4", "d5")
     fleet.join()
     problem = small_problem(6)
-    assert fleet.theta().tobytes() == in_process(problem, fleet.manifest).gather("average").tobytes()
+    assert fleet.theta().tobytes() == in_process(problem, fleet.plan).gather("average").tobytes()
 
 
 def test_who_stands_in_for_a_neighbour_without_its_certificate_gets_no_link(tmp_path: Path) -> None:
     with Fleet.make(tmp_path / "fed", small_problem(3), 40) as fleet:
         authority, foreign = fleet.heart.signing(), make_authority("test")
-        target = fleet.manifest.members[0].endpoint
+        target = fleet.plan.members[0].endpoint
         configuration = link_configuration([target], [], None, certified(foreign, "d0"), authority.certificate)
         with zenoh.open(zenoh.Config.from_json5(json.dumps(configuration))) as impostor:
             fleet.start("d1")
@@ -174,7 +174,7 @@ def test_files_are_private_and_say_nothing_about_others(tmp_path: Path) -> None:
     for name in fleet.names:
         for path in fleet.place(name).rglob("*"):
             assert path.stat().st_mode & 0o077 == 0, path
-    others = {f"d{u}" for u in range(6)} - {"d0"} - {f"d{v}" for v in fleet.manifest.neighbours(0).tolist()}
+    others = {f"d{u}" for u in range(6)} - {"d0"} - {f"d{v}" for v in fleet.plan.neighbours(0)}
     assert others
     text = b"".join(path.read_bytes() for path in fleet.place("d0").rglob("*") if path.is_file())
     assert not any(f'"{name}"'.encode() in text for name in others) and b'"d1"' in text
@@ -204,7 +204,7 @@ def test_an_expelled_site_gets_nothing_after_the_notice_and_the_log_says_so(tmp_
     problem = small_problem(4)
     with Fleet.make(tmp_path / "fed", problem, 100_000) as fleet:
         fleet.start()
-        run, target = fleet.manifest.run, fleet.manifest.members[0].endpoint
+        run, target = fleet.plan.run, fleet.plan.members[0].endpoint
         heard: list[bytes] = []
         with session(fleet.heart.signing(), fleet.heart.authority, "d3", target, "peer") as opened:
             opened.declare_subscriber(f"{run}/theta/d0", lambda sample: heard.append(sample.payload.to_bytes()))
@@ -241,4 +241,4 @@ def test_a_certificate_is_renewed_while_the_rounds_go_on(tmp_path: Path) -> None
         wait_for_event(fleet, "d1", "certificate renewed: links are opened anew")
         assert fleet.round("d1") < 1500 and Site.read(place).certificate != old
         fleet.join()
-        assert fleet.theta().tobytes() == in_process(problem, fleet.manifest).gather("average").tobytes()
+        assert fleet.theta().tobytes() == in_process(problem, fleet.plan).gather("average").tobytes()

@@ -9,27 +9,23 @@ import numpy as np
 import pytest
 
 from builders import small_problem
-from federations import in_process, in_threads, manifest_of, rows_of, view_of
+from federations import in_process, in_threads, part_of, plan_of
 from fedkin.core import Problem
-from fedkin.federate import Patience
-from fedkin.federate.journal import Journal
-from fedkin.federate.links.memory import Faults, MemoryNetwork
-from fedkin.federate.manifest import Manifest
-from fedkin.federate.peer import Peer
+from fedkin.federate import Journal, Participant, Patience, SitePlan
+from memory_network import Faults, MemoryNetwork
 
 pytestmark = pytest.mark.exhaustive
 
 QUICK = Patience(first_pull=0.02, last_pull=0.2, complain=0.3, give_up=20.0, linger=5.0)
 
 
-def run_sites(problem: Problem, manifest: Manifest, network: MemoryNetwork, **options: Any) -> dict[int, Peer]:
+def run_sites(problem: Problem, plan: SitePlan, network: MemoryNetwork, **options: Any) -> dict[int, Participant]:
     """All sites in threads, to the end."""
-    rows, sites = rows_of(problem), {}
+    sites: dict[int, Participant] = {}
 
     def one(u: int) -> None:
-        sites[u] = site = Peer(
-            view_of(manifest, u), rows[u], network.join(), Journal(manifest.name(u)), patience=QUICK, **options
-        )
+        site = Participant(part_of(plan, u), network.join(), Journal(plan.name(u)), patience=QUICK, **options)
+        sites[u] = site
         site.run()
         site.linger()
 
@@ -37,12 +33,12 @@ def run_sites(problem: Problem, manifest: Manifest, network: MemoryNetwork, **op
     return sites
 
 
-def same_bits(sites: dict[int, Peer], problem: Problem, manifest: Manifest) -> None:
-    whole = in_process(problem, manifest)
+def same_bits(sites: dict[int, Participant], problem: Problem, plan: SitePlan) -> None:
+    whole = in_process(problem, plan)
     for u, site in sites.items():
         assert site.shard.theta[0].tobytes() == whole.gather("theta")[u].tobytes()
         assert site.shard.average[0].tobytes() == whole.gather("average")[u].tobytes()
-        mine = (manifest.edge_array == u).any(axis=1)
+        mine = (plan.edges == u).any(axis=1)
         assert site.shard.alpha.tobytes() == whole.gather("alpha")[mine].tobytes()
 
 
@@ -69,17 +65,17 @@ def test_sites_over_a_good_network_have_the_bits_of_one_process(
     network: MemoryNetwork, changes: dict[str, Any]
 ) -> None:
     problem = small_problem(5)
-    manifest = manifest_of(problem, 60, **({"compare_every": 20} | changes))
-    same_bits(run_sites(problem, manifest, network), problem, manifest)
+    plan = plan_of(problem, 60, **({"compare_every": 20} | changes))
+    same_bits(run_sites(problem, plan, network), problem, plan)
 
 
 @pytest.mark.parametrize("network", [Faults(loss=0.1, duplication=0.1, delay=0.005)], indirect=True)
 def test_loss_duplication_and_reordering_do_not_change_a_bit(network: MemoryNetwork) -> None:
     problem = small_problem(5)
-    manifest = manifest_of(problem, 60, compare_every=10)
-    sites = run_sites(problem, manifest, network)
+    plan = plan_of(problem, 60, compare_every=10)
+    sites = run_sites(problem, plan, network)
     assert network.lost > 50
-    same_bits(sites, problem, manifest)
+    same_bits(sites, problem, plan)
 
 
 class Crash(Exception):
@@ -91,13 +87,13 @@ def test_a_site_that_dies_in_any_round_catches_up(
     network: MemoryNetwork, tmp_path: Path, every: int, gradient: str
 ) -> None:
     problem = small_problem(4)
-    manifest = manifest_of(problem, 40, checkpoint_every=every, compare_every=8, gradient=gradient)
-    rows, rng = rows_of(problem), np.random.default_rng(every)
+    plan = plan_of(problem, 40, checkpoint_every=every, compare_every=8, gradient=gradient)
+    rng = np.random.default_rng(every)
     crashes = {u: sorted(rng.choice(np.arange(1, 40), 4, replace=False).tolist(), reverse=True) for u in (1, 2)}
-    finished: dict[int, Peer] = {}
+    finished: dict[int, Participant] = {}
 
     def live(u: int) -> None:
-        def tick(site: Peer) -> None:
+        def tick(site: Participant) -> None:
             if crashes.get(u) and site.done >= crashes[u][-1]:
                 crashes[u].pop()
                 raise Crash
@@ -106,14 +102,8 @@ def test_a_site_that_dies_in_any_round_catches_up(
             transport = network.join()
             state = tmp_path / f"{u}.npz"
             try:
-                site = Peer(
-                    view_of(manifest, u),
-                    rows[u],
-                    transport,
-                    Journal(str(u)),
-                    checkpoint=state,
-                    patience=QUICK,
-                    tick=tick,
+                site = Participant(
+                    part_of(plan, u), transport, Journal(str(u)), checkpoint=state, patience=QUICK, tick=tick
                 )
                 site.run()
                 site.linger()
@@ -124,18 +114,18 @@ def test_a_site_that_dies_in_any_round_catches_up(
     in_threads(live, 4, 60)
     assert len(finished) == 4
     assert crashes == {1: [], 2: []}
-    same_bits(finished, problem, manifest)
+    same_bits(finished, problem, plan)
 
 
 def test_a_replica_that_went_wrong_is_repaired_by_the_other_end(network: MemoryNetwork) -> None:
     problem = small_problem(4)
-    manifest = manifest_of(problem, 60, compare_every=10, average="last", growth=0.0, batch=None)
+    plan = plan_of(problem, 60, compare_every=10, average="last", growth=0.0, batch=None)
 
-    def tick(site: Peer) -> None:
-        if site.position == 3 and site.done == 33:
+    def tick(site: Participant) -> None:
+        if site.plan.here == 3 and site.done == 33:
             site.shard.alpha[-1] *= 0.5  # as after a lost message that nobody noticed
 
-    sites = run_sites(problem, manifest, network, tick=tick)
+    sites = run_sites(problem, plan, network, tick=tick)
     assert [site.status.repaired for _, site in sorted(sites.items())] == [0, 0, 0, 1]
     for u, site in sites.items():
         for edge, (i, j) in enumerate(site.shard.edges.tolist()):
@@ -147,15 +137,15 @@ def test_a_replica_that_went_wrong_is_repaired_by_the_other_end(network: MemoryN
 def test_float32_on_the_wire_changes_the_result_by_rounding_only(network: MemoryNetwork) -> None:
     problem = small_problem(4)
     changes = {"average": "last", "growth": 0.0, "batch": None, "compare_every": 5}
-    narrow = manifest_of(problem, 200, wire="float32", **changes)
+    narrow = plan_of(problem, 200, wire="float32", **changes)
     sites = run_sites(problem, narrow, network)
     assert not any(site.status.repaired for site in sites.values())
-    wide = in_process(problem, manifest_of(problem, 200, **changes)).gather("theta")
+    wide = in_process(problem, plan_of(problem, 200, **changes)).gather("theta")
     difference = max(np.abs(site.shard.theta[0] - wide[u]).max() for u, site in sites.items())
     assert 0 < difference < 1e-5
 
 
 def test_a_site_alone_needs_nobody(network: MemoryNetwork) -> None:
     problem = small_problem(1)
-    manifest = manifest_of(problem, 20)
-    same_bits(run_sites(problem, manifest, network), problem, manifest)
+    plan = plan_of(problem, 20)
+    same_bits(run_sites(problem, plan, network), problem, plan)

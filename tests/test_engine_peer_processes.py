@@ -21,7 +21,7 @@ def test_five_sites_over_tls_have_the_bits_of_fed_admm_and_end_with_models(tmp_p
     with Fleet.make(tmp_path / "fed", problem, 50, batch_size=4) as fleet:
         fleet.start()
         fleet.join()
-        theta = reference(problem, fleet.manifest)
+        theta = reference(problem, fleet.plan)
         assert fleet.theta().tobytes() == theta.tobytes()
         model = load(fleet.place("d3") / "model")
         assert model.sites == ("d3",) and model.n_samples.tolist() == [12]
@@ -39,4 +39,4 @@ def test_ten_sites_with_three_killed_have_the_bits_of_fed_admm(tmp_path: Path) -
             fleet.kill(name)
         fleet.start(*victims)
         fleet.join(200)
-        assert fleet.theta().tobytes() == reference(problem, fleet.manifest).tobytes()
+        assert fleet.theta().tobytes() == reference(problem, fleet.plan).tobytes()

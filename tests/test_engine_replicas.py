@@ -12,19 +12,16 @@ import numpy as np
 import pytest
 
 from builders import small_problem
-from federations import in_threads, manifest_of, reference, rows_of, view_of
+from federations import in_process, in_threads, part_of, plan_of, reference
 from fedkin.admm import Availability, LocalShards
 from fedkin.core import Problem
-from fedkin.federate import Patience
+from fedkin.federate import Journal, Participant, Patience, SitePlan
 from fedkin.federate.frames import HEADER_BYTES, Kind, MessageError
-from fedkin.federate.journal import Journal
-from fedkin.federate.links.memory import Faults, MemoryNetwork, MemoryTransport
-from fedkin.federate.manifest import Manifest
-from fedkin.federate.reading import plan_of
-from fedkin.federate.replicas import Component, Replica
+from fedkin.federate.links import ReplicatedLink
 from fedkin.fitting import load
 from fedkin.graph import Graph
 from fleet import Fleet
+from memory_network import Faults, MemoryNetwork, MemoryTransport
 from processes import wait_for
 
 pytestmark = pytest.mark.exhaustive
@@ -32,19 +29,8 @@ pytestmark = pytest.mark.exhaustive
 QUICK = Patience(first_pull=0.05, last_pull=0.3, complain=0.5, give_up=30.0, linger=5.0, gather=5.0, deadline=2.0)
 
 
-def replica_manifest(problem: Problem, rounds: int, **changes: Any) -> Manifest:
-    return manifest_of(problem, rounds, **({"placement": "replicas", "compare_every": 0} | changes))
-
-
-def together(problem: Problem, manifest: Manifest, availability: Availability) -> LocalShards:
-    """The same run in one process."""
-    plan = plan_of(manifest, rows_of(problem))
-    v = problem.n_sites
-    local = LocalShards(plan, np.zeros(v, dtype=np.int64), np.zeros((v, problem.n_params)))
-    local.run(
-        1, manifest.rounds, *availability.bind(problem.federation.sites, manifest.seed).rounds(1, manifest.rounds)
-    )
-    return local
+def replica_plan(problem: Problem, rounds: int, **changes: Any) -> SitePlan:
+    return plan_of(problem, rounds, **({"placement": "replicas", "compare_every": 0} | changes))
 
 
 def two_components(v: int = 6) -> Problem:
@@ -57,12 +43,16 @@ class Crash(Exception):
     """Stands for SIGKILL: nothing is written on the way out."""
 
 
-def crashing(problem: Problem, make: Any, crashes: dict[int, list[int]], pause: float = 0.0) -> dict[int, Replica]:
+def crash() -> None:
+    raise Crash
+
+
+def crashing(problem: Problem, make: Any, crashes: dict[int, list[int]], pause: float = 0.0) -> dict[int, Participant]:
     """Run sites that die in given rounds and start again."""
-    finished: dict[int, Replica] = {}
+    finished: dict[int, Participant] = {}
 
     def live(u: int) -> None:
-        def tick(site: Replica) -> None:
+        def tick(site: Participant) -> None:
             if crashes.get(u) and site.done >= crashes[u][-1]:
                 crashes[u].pop()
                 raise Crash
@@ -82,13 +72,11 @@ def crashing(problem: Problem, make: Any, crashes: dict[int, list[int]], pause: 
     return finished
 
 
-def observers(problem: Problem, manifest: Manifest, network: MemoryNetwork, folder: Path) -> Any:
-    rows = rows_of(problem)
-
-    def make(u: int, tick: Any) -> tuple[Replica, MemoryTransport]:
+def observers(problem: Problem, plan: SitePlan, network: MemoryNetwork, folder: Path) -> Any:
+    def make(u: int, tick: Any) -> tuple[Participant, MemoryTransport]:
         transport = network.join()
         options = {"checkpoint": folder / f"{u}.npz", "record": folder / f"{u}.bin", "patience": QUICK, "tick": tick}
-        return Replica(view_of(manifest, u), rows[u], transport, Journal(str(u)), **options), transport
+        return Participant(part_of(plan, u), transport, Journal(str(u)), **options), transport
 
     return make
 
@@ -96,86 +84,85 @@ def observers(problem: Problem, manifest: Manifest, network: MemoryNetwork, fold
 @pytest.mark.parametrize("faults", [None, Faults(loss=0.05, duplication=0.1, delay=0.002)])
 def test_a_leader_repeats_what_happened_and_all_have_its_bits(tmp_path: Path, faults: Faults | None) -> None:
     problem = small_problem(5)
-    manifest = replica_manifest(problem, 80, checkpoint_every=9)
+    plan = replica_plan(problem, 80, checkpoint_every=9)
     network = MemoryNetwork(faults)
     # d0 is the leader: it dies, too
     crashes = {0: [61, 27, 18], 2: [50, 12], 4: [70, 30]}
-    finished = crashing(problem, observers(problem, manifest, network, tmp_path), crashes, pause=0.1)
+    finished = crashing(problem, observers(problem, plan, network, tmp_path), crashes, pause=0.1)
     network.close()
-    leader = finished[0]
-    assert leader.leads
-    history = np.array(leader.component.presence)
+    leader = finished[0].link
+    assert isinstance(leader, ReplicatedLink) and leader.leads
+    history = np.array(leader.attended)
     assert history.shape == (80, 5)
     assert not history.all()
-    whole = together(problem, manifest, Availability.recorded(history, weighting="estimated"))
+    whole = in_process(problem, plan, Availability.recorded(history, weighting="estimated"))
     for u, site in finished.items():
-        assert site.component.shard.theta.tobytes() == whole.gather("theta").tobytes(), u
-        assert site.component.shard.average.tobytes() == whole.gather("average").tobytes(), u
+        assert site.shard.theta.tobytes() == whole.gather("theta").tobytes(), u
+        assert site.shard.average.tobytes() == whole.gather("average").tobytes(), u
 
 
 def test_without_absence_nothing_is_weighted(tmp_path: Path) -> None:
     problem = two_components()
-    manifest = replica_manifest(problem, 40)
+    plan = replica_plan(problem, 40)
     network = MemoryNetwork()
-    finished = crashing(problem, observers(problem, manifest, network, tmp_path), {})
+    finished = crashing(problem, observers(problem, plan, network, tmp_path), {})
     network.close()
-    whole = together(problem, manifest, Availability.recorded(np.ones((40, 6)), weighting="estimated"))
+    whole = in_process(problem, plan, Availability.recorded(np.ones((40, 6)), weighting="estimated"))
     for u, site in finished.items():
-        assert site.component.shard.theta.tobytes() == whole.gather("theta")[site.component.members].tobytes(), u
-    assert [view_of(manifest, u).leader() for u in range(6)] == [0, 0, 2, 2, 0, 2]
+        assert site.shard.theta.tobytes() == whole.gather("theta")[site.shard.sites].tobytes(), u
+    assert [part_of(plan, u).leader for u in range(6)] == [0, 0, 2, 2, 0, 2]
 
 
 def test_a_leader_that_dies_after_writing_down_a_round_decides_it_as_before(tmp_path: Path) -> None:
     """The record of a round that nobody has heard of yet counts; half a record does not."""
     problem = small_problem(3)
-    manifest = replica_manifest(problem, 20, checkpoint_every=100)
-    network, rows, record = MemoryNetwork(), rows_of(problem), tmp_path / "record.bin"
+    plan = replica_plan(problem, 20, checkpoint_every=100)
+    network, record = MemoryNetwork(), tmp_path / "record.bin"
     quick = replace(QUICK, gather=0.0)
 
-    class Dying(Replica):
-        def _decided(self, here: Any, thetas: Any) -> None:
-            if self.done == 6:
-                raise Crash
-            super()._decided(here, thetas)
+    def leader() -> Participant:
+        return Participant(part_of(plan, 0), network.join(), Journal("0"), record=record, patience=quick)
 
-    first = Dying(view_of(manifest, 0), rows[0], network.join(), Journal("0"), record=record, patience=quick)
+    first = leader()
+    ends = first.link.end
+    first.link.end = lambda t, shard: crash() if t == 7 else ends(t, shard)  # type: ignore[method-assign]
     with pytest.raises(Crash):
         first.run()
     size = HEADER_BYTES + 8 * 3 * (1 + problem.n_params)
     assert record.stat().st_size == 7 * size
-    again = Replica(view_of(manifest, 0), rows[0], network.join(), Journal("0"), record=record, patience=quick)
-    assert again.done == 7
+    assert leader().done == 7
     record.write_bytes(record.read_bytes()[: 6 * size + 11])
-    torn = Replica(view_of(manifest, 0), rows[0], network.join(), Journal("0"), record=record, patience=quick)
+    torn = leader()
     assert torn.done == 6
     torn.run()
     network.close()
     alone = np.zeros((20, 3))
     alone[:, 0] = 1
     # two sites that were never there: known shares would be 0, so compare with the shard's own steps
-    plan = plan_of(manifest, rows)
-    local = LocalShards(plan, np.zeros(3, dtype=np.int64), np.zeros((3, problem.n_params)))
+    local = LocalShards(plan)
     chance = np.stack([np.ones(20), 1.0 / np.arange(1, 21), 1.0 / np.arange(1, 21)], axis=1)
     local.run(1, 20, alone.astype(bool), chance)
-    assert torn.component.shard.theta.tobytes() == local.gather("theta").tobytes()
+    assert torn.shard.theta.tobytes() == local.gather("theta").tobytes()
 
 
 def test_a_replica_that_cannot_be_is_refused() -> None:
     problem = small_problem(3)
-    component = Component(replica_manifest(problem, 10), [0, 1, 2])
-    vector = component.to_vector()
-    assert vector.size == component.vector_length
-    component.take_vector(vector, 4)
-    assert component.done == 4
+    network = MemoryNetwork()
+    link = Participant(part_of(replica_plan(problem, 10), 1), network.join(), Journal("1")).link
+    network.close()
+    assert isinstance(link, ReplicatedLink)
+    vector = link.to_vector()
+    link.take_vector(vector, 4)
+    assert link.done == 4
     p = problem.n_params
     far = vector.copy()
     far[15 * p] = 1e9
     with pytest.raises(MessageError, match="outside their balls"):
-        component.take_vector(far, 4)
+        link.take_vector(far, 4)
     often = vector.copy()
     often[-1] = 5
     with pytest.raises(MessageError, match="impossible counts"):
-        component.take_vector(often, 4)
+        link.take_vector(often, 4)
 
 
 def test_kinds_of_messages_fit_into_half_a_byte() -> None:
@@ -213,7 +200,7 @@ def test_a_process_that_is_killed_for_good_is_stepped_for_by_the_others(tmp_path
         assert rounds // 5 <= gone < rounds // 2 and not there[gone:].any()
         # to the bit what one process computes with these absences
         recorded = Availability.recorded(history, weighting="estimated")
-        expected = reference(problem, fleet.manifest, recorded)
+        expected = reference(problem, fleet.plan, recorded)
         living = [0, 1, 2, 4]
         theta = np.stack([load(fleet.place(f"d{u}") / "model").coef.ravel() for u in living])
         assert theta.tobytes() == expected[living].tobytes(), fleet.report()
@@ -259,7 +246,7 @@ def test_a_process_that_was_away_for_a_while_leaves_the_error_of_algorithm_2(tmp
         assert 10 < absent < 500
         assert any(entry["event"] == "took over the leader's replica" for entry in fleet.log("d2"))
         recorded = Availability.recorded(history, weighting="estimated")
-        expected = reference(problem, fleet.manifest, recorded)
+        expected = reference(problem, fleet.plan, recorded)
         assert fleet.theta().tobytes() == expected.tobytes(), fleet.report()
         full, without = minimiser(problem, range(4)), minimiser(problem, [0, 1, 3])
         assert np.linalg.norm(expected - full) < 0.1 * np.linalg.norm(full - without), absent
@@ -280,5 +267,5 @@ def test_without_the_leader_nobody_decides(tmp_path: Path) -> None:
         fleet.join()
         with np.load(fleet.place("d0") / "presence.npz") as file:
             recorded = Availability.recorded(file["available"], weighting="estimated")
-        expected = reference(problem, fleet.manifest, recorded)
+        expected = reference(problem, fleet.plan, recorded)
         assert fleet.theta().tobytes() == expected.tobytes(), fleet.report()

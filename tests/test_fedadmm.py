@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import signal
-import sys
 import warnings
 
 import numpy as np
@@ -14,7 +13,8 @@ from hypothesis import strategies as st
 
 import fedkin
 from builders import design_problem, expectile
-from fedkin.admm import Availability, fed_admm, subgradient_descent
+from fedkin.admm import Availability, LocalShards, fed_admm, plan_run, subgradient_descent
+from fedkin.admm.kernels import CompiledRounds
 from fedkin.core import Problem
 from fedkin.data import Federation
 from fedkin.datasets import paper_design
@@ -292,7 +292,7 @@ def test_a_run_that_explodes_is_an_error():
 
 
 def test_too_long_automatic_steps_are_shortened(monkeypatch):
-    from fedkin.admm.curvature import Curvature
+    from fedkin.admm.plan import Curvature
 
     honest = Curvature.of_batches
     monkeypatch.setattr(Curvature, "of_batches", lambda *given, **more: honest(*given, **more) / 40)
@@ -386,18 +386,14 @@ def test_numba_agrees(loss, penalty, gradient, average, absent, extras, p, ragge
 
 
 def test_threads_agree():
-    from fedkin.admm import Settings
-    from fedkin.admm.in_process.compiled import CompiledRounds
-    from fedkin.admm.in_process.session import RunSetup, Session
-
     problem = design_problem(penalty="l2")
     states = []
     for threads in (1, 3):
-        run = Session(problem, RunSetup(Settings(batch_size=5), 30, backend="numba"))
-        rounds = CompiledRounds(run.local, threads)
-        rounds(1, 20, None, None)
-        rounds(21, 10, None, None)
-        states.append(vars(run.local.state()))
+        local = LocalShards(plan_run(problem, 30, 5))
+        rounds = CompiledRounds(local, threads)
+        rounds(1, 20)
+        rounds(21, 10)
+        states.append(vars(local.state()))
     for name, values in states[0].items():
         assert np.allclose(values, states[1][name], rtol=0, atol=1e-12), name
 
@@ -415,7 +411,7 @@ def test_numba_says_what_it_cannot_do():
 
 
 def test_small_runs_never_wait_for_a_compiler(monkeypatch):
-    monkeypatch.setitem(sys.modules, "fedkin.admm.in_process.compiled", None)  # importing it would fail
+    monkeypatch.setattr("fedkin.admm.run.CompiledRounds", None)  # calling it would fail
     fed_admm(design_problem(), 50, 5)
 
 

@@ -10,18 +10,14 @@ import numpy as np
 import pytest
 
 from builders import small_problem
-from federations import in_process, in_threads, manifest_of, rows_of, view_of
+from federations import in_process, in_threads, part_of, plan_of
 from fedkin.admm import Store
 from fedkin.data import Rows
 from fedkin.errors import DataError, ModelFileError
-from fedkin.federate import Patience
+from fedkin.federate import Journal, Participant, Patience, read_record, write_record
 from fedkin.federate.frames import Kind, encode
-from fedkin.federate.journal import Journal
-from fedkin.federate.links.memory import MemoryNetwork
-from fedkin.federate.manifest import asking_keys, keys_of, presence_key
-from fedkin.federate.peer import Peer
-from fedkin.federate.records import read_record, write_record
-from fedkin.federate.waiting import PeerError
+from fedkin.federate.inbox import PeerError
+from memory_network import MemoryNetwork
 
 pytestmark = pytest.mark.exhaustive
 
@@ -46,14 +42,14 @@ def test_a_theta_outside_the_ball_does_not_count_and_its_sender_is_named(
     network: MemoryNetwork, tmp_path: Path, penalty: str, size: float
 ) -> None:
     problem = small_problem(3)
-    manifest = manifest_of(problem, 20, penalty=penalty)
+    plan = plan_of(problem, 20, penalty=penalty)
     liar = network.join()
-    forged = encode(manifest.run_bytes, Kind.THETA, 1, 1, np.array([size, -size, size / 2]))
+    forged = encode(plan.run_bytes, Kind.THETA, 1, 1, np.array([size, -size, size / 2]))
     sites = {
-        u: Peer(view_of(manifest, u), rows, network.join(), Journal(f"d{u}", tmp_path / f"{u}.jsonl"), patience=QUICK)
-        for u, rows in rows_of(problem).items()
+        u: Participant(part_of(plan, u), network.join(), Journal(f"d{u}", tmp_path / f"{u}.jsonl"), patience=QUICK)
+        for u in range(3)
     }
-    liar.publish(keys_of(manifest, 1, 1)[Kind.THETA], forged)
+    liar.publish(plan.key(Kind.THETA, 1, 1), forged)
     network.settle()
 
     def live(u: int) -> None:
@@ -64,21 +60,21 @@ def test_a_theta_outside_the_ball_does_not_count_and_its_sender_is_named(
     refused = [one for one in entries(tmp_path / "0.jsonl") if one["event"] == "message refused"]
     assert refused and {one["peer"] for one in refused} == {"d1"}
     assert "but at most 1e+06 is possible" in refused[0]["why"]
-    right = in_process(problem, manifest).gather("average")
+    right = in_process(problem, plan).gather("average")
     assert all(sites[u].shard.average[0].tobytes() == right[u].tobytes() for u in range(3))
 
 
 def test_who_waits_says_of_each_neighbour_what_is_the_matter(network: MemoryNetwork) -> None:
     """One is down, one runs and does not send, what the third sends is refused: only one has to be started."""
     problem = small_problem(6)
-    manifest = manifest_of(problem, 20)
-    down, silent, liar = sorted(manifest.neighbours(0).tolist())
+    plan = plan_of(problem, 20)
+    down, silent, liar = sorted(plan.neighbours(0))
     transport = network.join()
-    transport.announce(presence_key(manifest, silent))
-    transport.announce(presence_key(manifest, liar))
-    site = Peer(view_of(manifest, 0), rows_of(problem)[0], network.join(), Journal("d0"), patience=HASTY)
-    forged = encode(manifest.run_bytes, Kind.THETA, liar, 1, np.full(3, 1e300))
-    transport.publish(keys_of(manifest, liar, 0)[Kind.THETA], forged)
+    transport.announce(plan.presence_key(silent))
+    transport.announce(plan.presence_key(liar))
+    site = Participant(part_of(plan, 0), network.join(), Journal("d0"), patience=HASTY)
+    forged = encode(plan.run_bytes, Kind.THETA, liar, 1, np.full(3, 1e300))
+    transport.publish(plan.key(Kind.THETA, liar, 0), forged)
     network.settle()
     with pytest.raises(PeerError) as told:
         site.run()
@@ -91,15 +87,15 @@ def test_who_waits_says_of_each_neighbour_what_is_the_matter(network: MemoryNetw
 
 def test_who_asks_for_a_round_that_is_gone_is_named(network: MemoryNetwork, tmp_path: Path) -> None:
     problem = small_problem(6)
-    manifest = manifest_of(problem, 200, checkpoint_every=1)
+    plan = plan_of(problem, 200, checkpoint_every=1)
     journal = Journal("d0", tmp_path / "log.jsonl")
-    site = Peer(view_of(manifest, 0), rows_of(problem)[0], network.join(), journal, patience=QUICK)
+    site = Participant(part_of(plan, 0), network.join(), journal, patience=QUICK)
     for t in range(1, 50):
-        site.link.remember(Kind.THETA, t, np.zeros(3))
-    first, *_, last = manifest.neighbours(0).tolist()
+        site.endpoint.remember(Kind.THETA, t, np.zeros(3))
+    first, *_, last = plan.neighbours(0)
     asker = network.join()
     for v in (first, last):
-        asker.pull(asking_keys(manifest, 0, v)[Kind.THETA], 3, lambda frame: None)
+        asker.pull(plan.asking_key(Kind.THETA, 0, v), 3, lambda frame: None)
         network.settle()
         told = [one for one in entries(tmp_path / "log.jsonl") if "no longer kept" in one["event"]]
         assert told[-1]["peer"] == f"d{v}"
@@ -107,12 +103,12 @@ def test_who_asks_for_a_round_that_is_gone_is_named(network: MemoryNetwork, tmp_
 
 def test_a_neighbour_that_comes_and_goes_fills_no_disk(network: MemoryNetwork, tmp_path: Path) -> None:
     problem = small_problem(3)
-    manifest = manifest_of(problem, 20)
+    plan = plan_of(problem, 20)
     journal = Journal("d0", tmp_path / "log.jsonl")
-    Peer(view_of(manifest, 0), rows_of(problem)[0], network.join(), journal, patience=QUICK)
+    Participant(part_of(plan, 0), network.join(), journal, patience=QUICK)
     for _ in range(3000):
         flapping = network.join()
-        flapping.announce(presence_key(manifest, 1))
+        flapping.announce(plan.presence_key(1))
         flapping.close()
     network.settle()
     network.settle()

@@ -29,13 +29,13 @@ def test_a_giant_message_from_a_neighbour_takes_no_memory(tmp_path: Path) -> Non
         fleet.wait_for_event("d0", "waiting")
         pid = fleet.children["d0"].pid
         before = resident(pid)
-        authority, manifest = fleet.heart.signing(), fleet.manifest
-        with session(authority, authority.certificate, "d1", manifest.members[0].endpoint) as opened:
+        authority, plan = fleet.heart.signing(), fleet.plan
+        with session(authority, authority.certificate, "d1", plan.members[0].endpoint) as opened:
             wait_for(lambda: len(opened.info.peers_zid()) == 1)
             block = zenoh.CongestionControl.BLOCK
-            opened.put(f"{manifest.run}/theta/d1", bytes(600_000_000), congestion_control=block)
+            opened.put(f"{plan.run}/theta/d1", bytes(600_000_000), congestion_control=block)
             # longer than the largest message, and short enough to be put together
-            opened.put(f"{manifest.run}/theta/d1", bytes(20_000), congestion_control=block)
+            opened.put(f"{plan.run}/theta/d1", bytes(20_000), congestion_control=block)
             fleet.wait_for_event("d0", "message refused", lambda entry: entry["peer"] == "d1")
         assert resident(pid) - before < 50
         assert fleet.children["d0"].poll() is None
@@ -44,7 +44,7 @@ def test_a_giant_message_from_a_neighbour_takes_no_memory(tmp_path: Path) -> Non
 def test_connections_that_say_nothing_do_not_keep_neighbours_out(tmp_path: Path) -> None:
     """400 of them; what a process needs to start is not counted."""
     with Fleet.make(tmp_path / "fed", small_problem(2), 5) as fleet, ExitStack() as held:
-        host, port = fleet.manifest.members[0].endpoint.partition("/")[2].split(":")
+        host, port = fleet.plan.members[0].endpoint.partition("/")[2].split(":")
         fleet.start("d0")
         wait_for(lambda: _connected(host, int(port)))
         for _ in range(400):

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from fedkin.federate.frames import Expected, Kind, encode
+from fedkin.federate.inbox import Inbox
 from fedkin.federate.journal import Journal
-from fedkin.federate.waiting import Inbox
 
 RUN, P = b"run-0001", 3
 SENDERS = [1, 2]

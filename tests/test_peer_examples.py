@@ -6,7 +6,7 @@ import re
 import tomllib
 from pathlib import Path
 
-from fedkin.federate.programs.program import STOPPED, WRONG
+from fedkin.federate.program import STOPPED, WRONG
 
 ROOT = Path(__file__).parent.parent
 EXAMPLES = ROOT / "examples" / "peer"

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
 from fedkin.admm import Shard
 from fedkin.data import Rows
-from fedkin.federate import Contract, ContractError
-from fedkin.federate.manifest import Manifest
-from fedkin.federate.reading import plan_of, starts_of
-from fedkin.federate.views import whole_view
+from fedkin.federate import Contract, ContractError, SitePlan, whole_plan
 from fedkin.graph import Graph
 
 CONTRACT = """
@@ -28,16 +27,17 @@ lam = 0.02
 batch_size = 1
 smallest_batch = 1
 """
+ONE = np.array([1])
 
 
-def site_with_a_neighbour(contract: Contract, n: int = 40) -> tuple[Manifest, dict[int, Rows]]:
+def site_with_a_neighbour(contract: Contract, n: int = 40) -> tuple[SitePlan, dict[int, Rows]]:
     """Site 1 is attacked by site 0, its only neighbour."""
     rows = {}
     for u in range(2):
         rng = np.random.default_rng(u)
         X = np.column_stack([np.ones(n), rng.normal(size=(n, 3))])
         rows[u] = Rows(X, X @ [3.0, 1.0, -2.0, 0.5] + rng.normal(size=n))
-    return whole_view(contract, Graph([0, 1], [(0, 1)]), rows, run="0" * 16), rows
+    return whole_plan(contract, Graph([0, 1], [(0, 1)]), rows, run="0" * 16), rows
 
 
 def nearest(guess: np.ndarray, rows: Rows) -> float:
@@ -58,35 +58,34 @@ def theta_after(shard: Shard, rounds: int) -> list[np.ndarray]:
 
 
 def test_from_zero_the_first_theta_was_a_row_and_from_an_own_estimate_it_is_not() -> None:
-    view, rows = site_with_a_neighbour(Contract.from_toml(CONTRACT))
-    plan = plan_of(view, {1: rows[1]})
-    (first,) = theta_after(plan.shard(), 1)
+    plan, rows = site_with_a_neighbour(Contract.from_toml(CONTRACT))
+    (first,) = theta_after(Shard(replace(plan, theta=np.zeros_like(plan.theta)), ONE), 1)
     assert nearest(first, rows[1]) < 1e-12  # as it was: theta(1) = step * y * x
-    (first,) = theta_after(plan.shard(theta=starts_of(view, [1])), 1)
+    (first,) = theta_after(Shard(plan, ONE), 1)
     assert nearest(first, rows[1]) > 0.1
 
 
-def gradient_of_the_second_round(view: Manifest, rows: Rows) -> np.ndarray:
+def gradient_of_the_second_round(plan: SitePlan) -> np.ndarray:
     """Worked out by a neighbour that knows the step, from two thetas and the dual that it holds itself."""
-    shard = plan_of(view, {1: rows}).shard(theta=starts_of(view, [1]))
+    shard = Shard(plan, ONE)
     (first,) = theta_after(shard, 1)
     pull = shard.pull()[0]
     shard.node_step(2)
-    return (first - shard.theta[0]) / shard.rule.steps.eta(2)[0] - pull
+    return (first - shard.theta[0]) / shard.steps.eta(2)[0] - pull
 
 
 def test_single_rows_can_be_worked_out_in_any_round_so_contracts_refuse_them() -> None:
-    view, rows = site_with_a_neighbour(Contract.from_toml(CONTRACT))
-    assert nearest(gradient_of_the_second_round(view, rows[1]), rows[1]) < 1e-9
+    plan, rows = site_with_a_neighbour(Contract.from_toml(CONTRACT))
+    assert nearest(gradient_of_the_second_round(plan), rows[1]) < 1e-9
     with pytest.raises(ContractError, match="a theta from fewer than 10 rows can give them away"):
         Contract.from_toml(CONTRACT.replace("smallest_batch = 1\n", ""))
     allowed = CONTRACT.replace("smallest_batch = 1\n", "").replace("batch_size = 1", "batch_size = 10")
-    view, rows = site_with_a_neighbour(Contract.from_toml(allowed))
-    assert nearest(gradient_of_the_second_round(view, rows[1]), rows[1]) > 0.1
+    plan, rows = site_with_a_neighbour(Contract.from_toml(allowed))
+    assert nearest(gradient_of_the_second_round(plan), rows[1]) > 0.1
 
 
 def test_with_all_rows_the_first_theta_is_the_sites_own_estimate() -> None:
     whole = CONTRACT.replace("smallest_batch = 1\n", "").replace("batch_size = 1\n", "")
-    view, rows = site_with_a_neighbour(Contract.from_toml(whole))
-    (first,) = theta_after(plan_of(view, {1: rows[1]}).shard(theta=starts_of(view, [1])), 1)
+    plan, rows = site_with_a_neighbour(Contract.from_toml(whole))
+    (first,) = theta_after(Shard(plan, ONE), 1)
     np.testing.assert_allclose(first, np.linalg.lstsq(rows[1].X, rows[1].y, rcond=None)[0], atol=1e-10)

@@ -16,11 +16,10 @@ from fedkin.admm import (
     Availability,
     Gradients,
     LocalShards,
-    Plan,
+    RunPlan,
     Shard,
     SiteRows,
     StepRule,
-    UpdateRule,
     fed_admm,
     site_keys,
 )
@@ -42,13 +41,12 @@ def rows_for(X, y, counts, loss, batch, ridge=0.0):
     return SiteRows(Rows(X, y), starts, counts, site_keys(range(counts.size)), losses, batch, np.full(p, ridge))
 
 
-def plan_for(rows, edges, L, penalty, rho, steps, **more):
-    settings = {"seed": 0, "gradient": "plain", "snapshot_every": 3, "average": "tail", **more}
-    return Plan(rows, np.asarray(edges), np.asarray(L, dtype=float), make_penalty(penalty), rho, steps, **settings)
-
-
-def in_one_shard(plan, theta):
-    return LocalShards(plan, np.zeros(plan.n_sites, dtype=np.int64), theta)
+def plan_for(rows, edges, L, penalty, rho, steps, theta, **more):
+    sites, radius = np.arange(len(theta)), np.asarray(L, dtype=float)
+    edges = np.asarray(edges, dtype=np.int64).reshape(-1, 2)
+    return RunPlan(
+        sites, theta, edges, radius, make_penalty(penalty), rho, steps, rows, **{"snapshot_every": 3, **more}
+    )
 
 
 @pytest.mark.parametrize("p", [1, 2, 3, 20])
@@ -60,8 +58,8 @@ def test_a_site_alone_sums_its_duals_edge_by_edge(p, degree):
     edges = np.array(sorted((max(here, v), min(here, v)) for v in range(degree + 1) if v != here))
     alpha = rng.normal(size=(degree, p)) * 10.0 ** rng.integers(-9, 9, size=(degree, p))
     steps = StepRule(np.ones(1), np.zeros(1), np.zeros(1))
-    rule = UpdateRule(make_penalty("l1"), 1.0, steps)
-    shard = Shard(np.array([here]), edges, np.full(degree, 1e10), rule, None, np.zeros((1, p)), alpha)
+    sites, theta, radius = np.array([here]), np.zeros((1, p)), np.full(degree, 1e10)
+    shard = Shard(RunPlan(sites, theta, edges, radius, make_penalty("l1"), 1.0, steps, None, alpha=alpha))
     expected = np.zeros(p)
     for (i, _), dual in zip(edges, alpha, strict=True):
         expected = expected + dual if i == here else expected - dual
@@ -87,10 +85,8 @@ def test_equals_algorithm_1_over_400_rounds(penalty, form):
     V, n, rho, kappa = theta.shape[0], 8, 0.7, 0.4
     degree = np.bincount(edges.ravel(), minlength=V)
     damping = rho * degree if form == "proximal" else np.zeros(V)
-    plan = plan_for(
-        rows, edges, L, penalty, rho, StepRule(np.zeros(V), np.full(V, 1 / kappa), damping), average="paper"
-    )
-    shards = in_one_shard(plan, theta)
+    steps = StepRule(np.zeros(V), np.full(V, 1 / kappa), damping)
+    shards = LocalShards(plan_for(rows, edges, L, penalty, rho, steps, theta, average="paper"))
 
     def eta(i, t):
         e = kappa / t
@@ -125,7 +121,7 @@ def test_equals_algorithm_1_to_the_bit_where_floats_are_exact():
     rows = rows_for(X, None, [1] * V, MeanLoss(), 1)
     L = rng.integers(1, 5, size=len(edges)) / 4
     steps = StepRule(np.full(V, 4.0), np.zeros(V), np.zeros(V))
-    shards = in_one_shard(plan_for(rows, edges, L, "l1", 0.5, steps), np.zeros((V, p)))
+    shards = LocalShards(plan_for(rows, edges, L, "l1", 0.5, steps, np.zeros((V, p))))
     exact = Algorithm1(
         [np.array([Fraction(0)] * p, dtype=object) for _ in range(V)],
         edges,
@@ -158,10 +154,8 @@ def test_proximal_step_is_ouyangs_argmin():
     for t in range(1, 4):
         literal.round(t)
     theta = literal.stacked()
-    shards = in_one_shard(
-        plan_for(rows, edges, [0.1] * 4, "l1", rho, StepRule(np.full(V, 1 / e), np.zeros(V), rho * degree)), theta
-    )
-    shard = shards.shards[0]
+    steps = StepRule(np.full(V, 1 / e), np.zeros(V), rho * degree)
+    shard = Shard(plan_for(rows, edges, [0.1] * 4, "l1", rho, steps, theta))
     # hand over the literal duals: the sums around a site are all that the node step sees
     shard.balance = np.array([-sum(literal.alpha[i, j] for j in literal.neighbours[i]) for i in range(V)])
     pull = np.array(
@@ -395,7 +389,7 @@ def test_replicas_of_an_edge_hold_the_same_bits_and_only_thetas_travel():
     rows, edges, L, theta = random_instance("l2")
     V = theta.shape[0]
     steps = StepRule(np.ones(V), np.full(V, 0.1), 0.7 * np.bincount(edges.ravel(), minlength=V))
-    local = LocalShards(plan_for(rows, edges, L, "l2", 0.7, steps), np.arange(V), theta)
+    local = LocalShards(plan_for(rows, edges, L, "l2", 0.7, steps, theta), np.arange(V))
     local.run(1, 50)
     copies: dict[tuple[int, int], list[np.ndarray]] = {}
     for shard in local.shards:
@@ -414,7 +408,7 @@ def test_duals_stay_in_their_balls():
     V = theta.shape[0]
     steps = StepRule(np.ones(V), np.zeros(V), 0.7 * np.bincount(edges.ravel(), minlength=V))
     for name in ("l1", "l2", "linf"):
-        local = in_one_shard(plan_for(rows, edges, L, name, 0.7, steps), theta)
+        local = LocalShards(plan_for(rows, edges, L, name, 0.7, steps, theta))
         for t in range(1, 30):
             local.run(t, 1)
             assert (make_penalty(name).dual_norm(local.gather("alpha")) <= L * (1 + 1e-12)).all()
@@ -423,14 +417,7 @@ def test_duals_stay_in_their_balls():
 def test_a_lonely_shard_of_one_site_needs_no_neighbour():
     rows = rows_for(np.array([[1.0], [3.0]]), None, [2], MeanLoss(), 2)
     steps = StepRule(np.ones(1), np.zeros(1), np.zeros(1))
-    shard = Shard(
-        np.array([0]),
-        np.empty((0, 2), dtype=np.int64),
-        np.empty(0),
-        UpdateRule(make_penalty("l1"), 1.0, steps, average="last"),
-        Gradients(rows, 0),
-        np.zeros((1, 1)),
-    )
+    shard = Shard(plan_for(rows, [], [], "l1", 1.0, steps, np.zeros((1, 1)), average="last"))
     shard.node_step(1)
     shard.edge_step()
-    assert shard.theta.tolist() == [[2.0]] and shard.give()[0].size == 0
+    assert shard.theta.tolist() == [[2.0]] and shard.give() == {}

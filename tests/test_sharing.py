@@ -13,7 +13,7 @@ import heart
 from fedkin.core import Query, summarise
 from fedkin.data import Federation, read_columns
 from fedkin.errors import DataError, FedkinError
-from fedkin.federate import Organiser, Site, SiteSettings, change_settings, check_disclosure, sharing, site_view
+from fedkin.federate import Organiser, Site, SiteSettings, change_settings, check_disclosure, sharing, site_plan
 from fedkin.federate.envelope import Signer, seal
 from fedkin.federate.trust import SecurityError
 
@@ -102,7 +102,7 @@ def test_too_little_is_refused_in_words(tmp_path, n, extra, words):
         sharing.share(place)
     assert not (place / "sent").exists()
     with pytest.raises(DataError, match=f"(?s)no rounds, because single rows could be recognised.*{words}"):
-        site_view(place)
+        site_plan(place)
 
 
 def test_small_folds_small_classes_and_columns_of_two_values_are_cells_too(tmp_path):

@@ -23,8 +23,8 @@ from fedkin.cli.shared.console import StopRequested
 from fedkin.cli.sites import running
 from fedkin.cli.sites import simulate as simulating
 from fedkin.data import write_csv
-from fedkin.federate import Site, site_view
-from fedkin.federate.programs.overview import is_running
+from fedkin.federate import Site, site_plan
+from fedkin.federate.status import is_running
 from fedkin.fitting import load
 from processes import PATIENCE, capped, free_ports, on_terminal, wait_for
 
@@ -108,13 +108,13 @@ def test_sites_join_in_processes_of_their_own_and_a_cut_is_mended(
     assert main(command) == 0
     sites = tmp_path / "trial" / "sites"
     keys = [(sites / f"d{u}" / "site.key").read_bytes() for u in range(3)]
-    assert len(set(keys)) == 3 and site_view(sites / "d0").lam == 0.02
+    assert len(set(keys)) == 3 and site_plan(sites / "d0").lam == 0.02
     # cut short while certificates were carried to the sites: nobody makes another key
     (sites / "d1" / "admit.json").unlink()
     (sites / "d2" / "order.json").unlink()
     assert main(command) == 0
     assert [(sites / f"d{u}" / "site.key").read_bytes() for u in range(3)] == keys
-    assert [site_view(sites / f"d{u}").lam for u in range(3)] == [0.02] * 3
+    assert [site_plan(sites / f"d{u}").lam for u in range(3)] == [0.02] * 3
     assert not list(sites.glob("*.csv"))
 
 

@@ -271,7 +271,7 @@ def test_a_read_only_directory_is_not_tried_again(tmp_path: Path) -> None:
 def test_edges_are_tested_by_the_sites_first(tmp_path: Path) -> None:
     heart = small_sites(tmp_path, 3, select={"level": 0.05})
     refused(tmp_path / "d0", "edges are not tested yet: fedkin site select")
-    command = [sys.executable, "-m", "fedkin.federate.programs.select", "--give-up", "30", "--linger", "5"]
+    command = [sys.executable, "-m", "fedkin.federate.selection", "--give-up", "30", "--linger", "5"]
     running = [subprocess.Popen([*command, str(tmp_path / f"d{u}")], preexec_fn=capped) for u in range(3)]
     try:
         assert [process.wait(PATIENCE) for process in running] == [0, 0, 0]

@@ -17,7 +17,7 @@ import pytest
 
 from fedkin.admm import Saved, Sent, Store
 from fedkin.errors import DataError, ModelFileError, ParameterError
-from fedkin.federate.kept import KeptState
+from fedkin.federate.checkpoint import CheckpointFile
 
 KEEP = 4
 
@@ -194,8 +194,8 @@ def test_kill_9_loses_nothing_that_was_saved(tmp_path: Path) -> None:
         reached = found.round
 
 
-def kept(folder: Path, site: str = "d0", revision: int = 0, **more: Any) -> KeptState:
-    return KeptState(folder / "state.db", "run-1", revision, site, lambda write, *_: write(), **more)
+def kept(folder: Path, site: str = "d0", revision: int = 0, **more: Any) -> CheckpointFile:
+    return CheckpointFile(folder / "state.db", "run-1", revision, site, lambda write, *_: write(), **more)
 
 
 def test_the_state_of_another_site_run_or_revision(tmp_path: Path) -> None:
@@ -220,7 +220,7 @@ def test_a_state_that_is_large_is_saved_where_it_must_be(tmp_path: Path) -> None
 
 
 def test_quick_rounds_are_written_together_and_the_newest_counts(tmp_path: Path) -> None:
-    def noting(kept: KeptState, t: int) -> None:
+    def noting(kept: CheckpointFile, t: int) -> None:
         kept.note(lambda: kept.save(t, state(t), {"left": []}, vectors(t), durable=False))
 
     def on_disk() -> int:
@@ -229,7 +229,7 @@ def test_quick_rounds_are_written_together_and_the_newest_counts(tmp_path: Path)
 
     (tmp_path / "here").mkdir()
     path = tmp_path / "here" / "state.db"
-    kept = KeptState(path, "run-1", 0, "d", lambda write, path, t: write(), keep=KEEP, lag=3600.0)
+    kept = CheckpointFile(path, "run-1", 0, "d", lambda write, path, t: write(), keep=KEEP, lag=3600.0)
     for t in (1, 2, 3, 4):
         noting(kept, t)
     assert on_disk() == 1  # the first one at once: nothing had been written before
@@ -242,7 +242,7 @@ def test_quick_rounds_are_written_together_and_the_newest_counts(tmp_path: Path)
     noting(kept, 7)
     kept.close()
     assert on_disk() == 6
-    slow = KeptState(path, "run-1", 0, "d", lambda write, path, t: write(), keep=KEEP, lag=0.0)
+    slow = CheckpointFile(path, "run-1", 0, "d", lambda write, path, t: write(), keep=KEEP, lag=0.0)
     for t in (7, 8):
         noting(slow, t)
         assert on_disk() == t

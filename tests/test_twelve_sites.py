@@ -17,7 +17,7 @@ import pytest
 
 import fedkin
 from fedkin.cli import main
-from fedkin.federate.programs.files import read_status
+from fedkin.federate import read_status
 from processes import capped, free_ports, wait_for
 
 pytest.importorskip("zenoh")
@@ -142,7 +142,7 @@ class Running:
                 self.children[name] = subprocess.Popen(command, cwd=place, stdout=said, stderr=said, preexec_fn=capped)
 
     def round(self, name: str) -> int:
-        return int(read_status(self.machines.of(name) / name).get("round", 0))
+        return read_status(self.machines.of(name) / name).round
 
     def report(self) -> str:
         texts = [(self.machines.of(name) / "run.txt").read_text() for name in self.children]

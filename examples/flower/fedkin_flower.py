@@ -20,6 +20,7 @@ same sites absent. Flower starts a process per message and takes seconds per rou
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
@@ -31,21 +32,16 @@ from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid, ServerApp
 from numpy.typing import NDArray
 
-from fedkin._base import count, wait_until, write_arrays
+from fedkin.admm import Shard
 from fedkin.errors import ParameterError, SolverError
-from fedkin.federate.central import Hub, NodeWorker
-from fedkin.federate.manifest import Manifest
-from fedkin.federate.messages import INVITE, read_invite
-from fedkin.federate.organiser import Organiser
-from fedkin.federate.site import Site
-from fedkin.federate.views import centre_view, site_view
+from fedkin.federate import Organiser, SitePlan, centre_plan, read_invite, site_plan
 
-RESULT = "flower.npz"
+RESULT, INVITE = "flower.npz", "invite.json"
 _NUMBERS, _FACTS = "numbers", "facts"
 
 
 def client_app(sites: Path | None = None) -> ClientApp:
-    """A ClientApp for the sites whose directories are in ``sites``, or in the run's configuration ``sites``."""
+    """Return a ClientApp for the sites whose directories are in ``sites``, or in the run's configuration ``sites``."""
     app = ClientApp()
 
     @app.query()
@@ -55,66 +51,76 @@ def client_app(sites: Path | None = None) -> ClientApp:
 
     @app.train()
     def step(message: Message, context: Context) -> Message:
-        worker = _worker(_place(sites, context))
-        t = int(message.content[_FACTS]["round"])
-        theta = worker.answer(t, _numbers(message))
-        return Message(_record(theta, {"round": t}), reply_to=message)
+        shard, t = _shard(_place(sites, context)), int(message.content[_FACTS]["round"])
+        theta, pull, chance = np.split(_numbers(message), [shard.plan.n_params, 2 * shard.plan.n_params])
+        shard.take_pull(theta[None], pull[None])
+        with np.errstate(over="ignore", invalid="ignore"):
+            shard.node_step(t, None, chance)
+        return Message(_record(shard.theta[0], {"round": t}), reply_to=message)
 
     return app
 
 
 def server_app(directory: Path | None = None, deadline: float = 60.0) -> ServerApp:
-    """A ServerApp that does all rounds and writes the averaged parameters ``(V, p)``."""
+    """Return a ServerApp that does all rounds and writes the averaged parameters ``(V, p)``."""
     app = ServerApp()
 
     @app.main()
     def main(grid: Grid, context: Context) -> None:
         place = _directory(directory, context.run_config)
-        manifest = centre_view(Organiser.read(place))
-        seconds = float(context.run_config.get("deadline", deadline))  # type: ignore[arg-type, unused-ignore]
-        hub = Hub(manifest)
-        nodes = _find_sites(grid, manifest, seconds)
-        while hub.done < manifest.rounds:
-            hub.finish(_ask(grid, nodes, hub, seconds))
-        found = {"theta": hub.shard.average, "available": np.array(hub.presence)}
-        write_arrays(place / RESULT, found, private=True)
+        plan = centre_plan(Organiser.read(place))
+        seconds = float(context.run_config.get("deadline", deadline))
+        nodes = _find_sites(grid, plan, seconds)
+        shard, presence = Shard(plan), []
+        seen = np.zeros(plan.n_sites)
+        for t in range(1, plan.rounds + 1):
+            chance = (1.0 + seen) / t
+            thetas = _ask(grid, nodes, seconds, t, np.concatenate([shard.theta, shard.pull(), chance[:, None]], axis=1))
+            shard.node_step(t, None, chance)  # the penalty's part, for sites that are absent
+            shard.take(thetas)
+            shard.edge_step()
+            presence.append(np.isin(plan.sites, list(thetas)))
+            seen += presence[-1]
+        np.savez(place / RESULT, theta=shard.average, available=np.array(presence))
 
     return app
 
 
-def _find_sites(grid: Grid, manifest: Manifest, seconds: float) -> dict[int, int]:
-    """The node of each site; waits until all are there."""
-    if not wait_until(lambda: len(list(grid.get_node_ids())) >= manifest.n_sites, max(seconds, 60.0)):
-        nodes = len(list(grid.get_node_ids()))
-        raise SolverError(f"{count(nodes, 'Flower node')} for {manifest.n_sites} sites; start one for each")
-    ids = list(grid.get_node_ids())
-    replies = grid.send_and_receive(
-        [Message(RecordDict(), dst_node_id=node, message_type="query") for node in ids], timeout=max(seconds, 60.0)
-    )
+def _find_sites(grid: Grid, plan: SitePlan, seconds: float) -> dict[int, int]:
+    """Return the node of each site; wait until all are there."""
+    seconds, ids = max(seconds, 60.0), list(grid.get_node_ids())
+    end = time.monotonic() + seconds
+    while len(ids) < plan.n_sites and time.monotonic() < end:
+        time.sleep(0.5)
+        ids = list(grid.get_node_ids())
+    if len(ids) < plan.n_sites:
+        raise SolverError(f"{len(ids)} Flower nodes for {plan.n_sites} sites; start one for each")
+    messages = [Message(RecordDict(), dst_node_id=node, message_type="query") for node in ids]
     found = {
         int(reply.content[_FACTS]["position"]): int(reply.metadata.src_node_id)
-        for reply in replies
+        for reply in grid.send_and_receive(messages, timeout=seconds)
         if not reply.has_error()
     }
-    missing = [member.name for member in manifest.members if member.number not in found]
+    missing = [member.name for member in plan.members if member.number not in found]
     if missing:
         raise SolverError(f"no Flower node hosts {', '.join(missing)}; check partition-id or site of the nodes")
     return found
 
 
-def _ask(grid: Grid, nodes: Mapping[int, int], hub: Hub, seconds: float) -> dict[int, NDArray[np.float64]]:
-    t, questions = hub.done + 1, hub.questions()
+def _ask(
+    grid: Grid, nodes: Mapping[int, int], seconds: float, t: int, questions: NDArray[np.float64]
+) -> dict[int, NDArray[np.float64]]:
     messages = [
         Message(_record(questions[u], {"round": t}), dst_node_id=node, message_type="train")
         for u, node in nodes.items()
     ]
-    by_node = {node: u for u, node in nodes.items()}
+    by_node, p = {node: u for u, node in nodes.items()}, questions.shape[1] // 2
     answers: dict[int, NDArray[np.float64]] = {}
     for reply in grid.send_and_receive(messages, timeout=seconds):
         if reply.has_error() or int(reply.content[_FACTS]["round"]) != t:
             continue
         theta = _numbers(reply)
-        if theta.shape == (hub.manifest.n_params,) and np.isfinite(theta).all():
+        if theta.shape == (p,) and np.isfinite(theta).all():
             answers[by_node[reply.metadata.src_node_id]] = theta
     return answers
 
@@ -139,9 +145,8 @@ def _place(sites: Path | None, context: Context) -> Path:
 
 
 @cache
-def _worker(place: Path) -> NodeWorker:
-    site = Site.read(place)
-    return NodeWorker(site_view(site), site.rows())
+def _shard(place: Path) -> Shard:
+    return Shard(site_plan(place))
 
 
 def _record(values: NDArray[np.float64], facts: dict[str, Any]) -> RecordDict:

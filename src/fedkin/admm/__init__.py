@@ -1,50 +1,36 @@
-"""The paper's algorithms: Fed-ADMM as shards that step, exchange thetas and step again.
+"""The paper's algorithms: Fed-ADMM as shards that step, exchange thetas and step again, and its rivals.
 
-In: a `Problem` (`fed_admm` gives a `Solution`), or a `Plan`, which makes shards that run anywhere.
-Out: `run_rounds(shard, link, store, course)`, the loop of rounds for sites, ranks and one process; links are
-`federate`'s, and so are the drivers of Algorithm 2, who step for absent sites. Compiled rounds agree to rounding.
-Imports: `solvers` (certificates), `core` and below.
-
-`plan` makes shards, `shard` does their arithmetic (with `gradients`, `sampling`, `curvature`), `rounds` is the loop and
-`store` what it keeps on disk; `shares` is what a shard adds to residuals and certificate. `availability` and `patterns`
-say who is there in a round. The sub-room `in_process` has `fed_admm`, compiled rounds and the rivals.
-To add a gradient estimator: `gradients`. To change what a shard does with thetas in a round: `shard`, and for compiled
-rounds `in_process`. To carry thetas in another way: a `Link`, in `fedkin.federate.links`.
+`plan_run` (or `fedkin.federate`, of a contract) makes a `RunPlan`; a `Shard` of it does the arithmetic;
+`run_rounds(shard, link, config, store)` is the loop of rounds, in one process as between machines. `fed_admm` is all
+of that for one process, with compiled rounds that agree to rounding.
 """
 
 from __future__ import annotations
 
 from fedkin.admm.availability import Availability, StandIns
-from fedkin.admm.curvature import local_curvature
+from fedkin.admm.baselines import network_lasso_admm, subgradient_descent
 from fedkin.admm.gradients import GradientKind, Gradients, SiteRows
-from fedkin.admm.in_process import (
-    Progress,
-    fed_admm,
-    network_lasso_admm,
-    subgradient_descent,
-)
-from fedkin.admm.plan import Plan, Settings, plan_run, site_rows
-from fedkin.admm.rounds import Course, DirectLink, Link, LocalShards, Wire, run_rounds
+from fedkin.admm.plan import Average, RunPlan, StepRule, plan_run, site_rows
+from fedkin.admm.rounds import DirectLink, Link, LocalShards, RoundConfig, Wire, run_rounds
+from fedkin.admm.run import Progress, fed_admm
 from fedkin.admm.sampling import site_keys
-from fedkin.admm.shard import Average, Shard, ShardState, StepRule, UpdateRule
-from fedkin.admm.shares import MOST_PARAMS, Share, ShareTaker, is_shared, together
+from fedkin.admm.shard import MOST_PARAMS, Shard, ShardState, Share, ShareTaker, is_shared, together
 from fedkin.admm.store import Saved, Sent, Store
 
 __all__ = [
     "MOST_PARAMS",
     "Availability",
     "Average",
-    "Course",
     "DirectLink",
     "GradientKind",
     "Gradients",
     "Link",
     "LocalShards",
-    "Plan",
     "Progress",
+    "RoundConfig",
+    "RunPlan",
     "Saved",
     "Sent",
-    "Settings",
     "Shard",
     "ShardState",
     "Share",
@@ -53,11 +39,9 @@ __all__ = [
     "StandIns",
     "StepRule",
     "Store",
-    "UpdateRule",
     "Wire",
     "fed_admm",
     "is_shared",
-    "local_curvature",
     "network_lasso_admm",
     "plan_run",
     "run_rounds",

@@ -7,21 +7,26 @@ site gets only the penalty's part of its step. Like the batches, presence is dra
 
 from __future__ import annotations
 
+import csv
 import os
-from collections.abc import Hashable, Mapping, Sequence
+import zipfile
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, Protocol
 
 import numpy as np
-from numpy.typing import ArrayLike
+from numpy.typing import ArrayLike, NDArray
 
-from fedkin._base import Array, Mask, check_choice
-from fedkin.admm.patterns import Bernoulli, BoundPattern, Bursts, Pattern, PerSite, Recorded, read_recorded, zero_one
+from fedkin._base import Array, Index, Mask, check_choice
+from fedkin.admm.sampling import PRESENCE, round_states, site_keys, uniforms
+from fedkin.errors import DataError, ParameterError, UnknownSiteError
 
 Weighting = Literal["known", "estimated"]
 #: Who steps for absent sites: a central machine, or all others in their replicas.
 StandIns = Literal["central", "replicas"]
+PerSite = float | Mapping[Any, float] | Sequence[float] | Array
+Labels = Mapping[Any, Hashable] | Sequence[Hashable]
 
 
 @dataclass(frozen=True, eq=False)
@@ -42,7 +47,6 @@ class Availability:
 
     Examples
     --------
-    >>> import numpy as np
     >>> from fedkin import Availability
     >>> presence = Availability.bernoulli({"a": 0.5, "b": 1.0}).bind(["a", "b"], seed=0)
     >>> available, probability = presence.rounds(1, 4)
@@ -63,11 +67,11 @@ class Availability:
         cls,
         p: PerSite,
         *,
-        blocks: Mapping[Any, Hashable] | Sequence[Hashable] | None = None,
+        blocks: Labels | None = None,
         weighting: Weighting = "known",
         placement: StandIns = "central",
     ) -> Availability:
-        """Site i is there with probability ``p_i``, independently in every round.
+        """Make site i available with probability ``p_i``, independently in every round.
 
         Parameters
         ----------
@@ -98,7 +102,7 @@ class Availability:
         weighting: Weighting = "known",
         placement: StandIns = "central",
     ) -> Availability:
-        """Presence as it was once recorded.
+        """Repeat presence as it was once recorded.
 
         Parameters
         ----------
@@ -118,11 +122,14 @@ class Availability:
         >>> presence.rounds(1, 3)[0].astype(int).tolist()
         [[1, 0], [1, 1], [1, 0]]
         """
+        names, source = None, "the trace"
         if isinstance(trace, str | os.PathLike):
             path = Path(trace)
-            values, names = read_recorded(path)
-            return cls(Recorded(values, names, repeat, str(path)), weighting, placement)
-        return cls(Recorded(zero_one(np.asarray(trace), "the trace"), None, repeat, "the trace"), weighting, placement)
+            source = str(path)
+            values, names = _read_npz(path) if path.suffix == ".npz" else _read_csv(path)
+        else:
+            values = _zero_one(np.asarray(trace), source)
+        return cls(Recorded(values, names, repeat, source), weighting, placement)
 
     @classmethod
     def adversarial(
@@ -130,11 +137,11 @@ class Availability:
         p: float = 0.5,
         *,
         period: int = 20,
-        groups: Mapping[Any, Hashable] | Sequence[Hashable] | None = None,
+        groups: Labels | None = None,
         weighting: Weighting = "known",
         placement: StandIns = "central",
     ) -> Availability:
-        """Silence in long runs, and groups that hardly ever meet: everything that the theorem's independence excludes.
+        """Silence groups for many rounds in turn, so that they hardly ever meet: what the theorem excludes.
 
         Parameters
         ----------
@@ -157,29 +164,192 @@ class Availability:
         return cls(Bursts(p, period, groups), weighting, placement)
 
     def bind(self, sites: Sequence[Hashable], seed: int = 0) -> Presence:
-        """Presence of these sites in a run with this seed."""
-        return Presence(self.pattern.bind(sites, seed), self.weighting == "estimated", len(sites))
+        """Return the presence of these sites in a run with this seed."""
+        return Presence(*self.pattern.bind(sites, seed), self.weighting == "estimated")
 
 
 class Presence:
     """Who is there, round after round, with the probability to divide by.
 
-    ``seen (V,)``, the rounds so far in which each site was there, is the only state.
+    ``probability (V,)`` is the long-run share of rounds; ``seen (V,)``, the rounds so far in which each site was there,
+    is the only state. ``facts`` say which pattern it is, for a checkpoint to compare.
     """
 
-    def __init__(self, pattern: BoundPattern, estimated: bool, n_sites: int) -> None:
-        self.pattern, self.estimated = pattern, estimated
-        self.seen = np.zeros(n_sites, dtype=np.int64)
+    def __init__(self, probability: Array, draw: Draw, facts: tuple[object, ...], estimated: bool) -> None:
+        self.probability, self._draw, self.estimated = probability, draw, estimated
+        self.facts = (estimated, probability, *facts)
+        self.seen = np.zeros(probability.size, dtype=np.int64)
 
     def rounds(self, first: int, count: int) -> tuple[Mask, Array]:
-        """Presence and probability, both ``(count, V)``, in the ``count`` rounds from ``first`` on.
-
-        Rounds are asked for in their order, each once.
-        """
+        """Return presence and probability, both ``(count, V)``, from round ``first`` on; ask for each round once."""
         numbers = np.arange(first, first + count)
-        available = self.pattern.available(numbers)
+        available = self._draw(numbers)
         before = self.seen + np.cumsum(available, axis=0) - available
         self.seen = self.seen + available.sum(axis=0)
         if self.estimated:
             return available, (1.0 + before) / numbers[:, None]
-        return available, np.broadcast_to(self.pattern.probability, available.shape).copy()
+        return available, np.broadcast_to(self.probability, available.shape).copy()
+
+
+# --- patterns ---------------------------------------------------------------------------------------------------------
+
+#: Presence ``(R, V)`` in the given rounds ``(R,)``.
+Draw = Callable[[Index], Mask]
+
+
+class Pattern(Protocol):
+    """A rule that says who is there."""
+
+    def bind(self, sites: Sequence[Hashable], seed: int) -> tuple[Array, Draw, tuple[object, ...]]:
+        """Return the long-run shares ``(V,)`` of these sites, the rule, and what it depends on."""
+        ...
+
+
+@dataclass(frozen=True, eq=False)
+class Bernoulli:
+    p: PerSite
+    blocks: Labels | None
+
+    def bind(self, sites: Sequence[Hashable], seed: int) -> tuple[Array, Draw, tuple[object, ...]]:
+        p = _per_site(self.p, sites)
+        keys = site_keys(sites if self.blocks is None else _labels(self.blocks, sites, "blocks"))
+        return p, lambda rounds: uniforms(round_states(keys, seed, rounds, PRESENCE)) < p, (keys, seed)
+
+
+@dataclass(frozen=True, eq=False)
+class Recorded:
+    values: Mask
+    names: list[str] | None
+    repeat: bool
+    source: str
+
+    def bind(self, sites: Sequence[Hashable], seed: int) -> tuple[Array, Draw, tuple[object, ...]]:
+        values, length, source = self.values, self.values.shape[0], self.source
+        if self.names is not None:
+            column = {name: k for k, name in enumerate(self.names)}
+            missing = [site for site in sites if str(site) not in column]
+            if missing:
+                raise UnknownSiteError(f"{source} has no column for site {missing[0]!r}; add one for every site")
+            values = values[:, [column[str(site)] for site in sites]]
+        elif values.shape[1] != len(sites):
+            raise DataError(f"{source} has {values.shape[1]} columns for {len(sites)} sites")
+        share = values.mean(axis=0)
+        if (share == 0).any():
+            raise ParameterError(
+                f"site {sites[int(np.argmin(share))]!r} is never available in {source}: its p_i is 0 and its data "
+                "cannot be weighted; leave the site out"
+            )
+
+        def draw(rounds: Index) -> Mask:
+            if not self.repeat and rounds[-1] > length:
+                raise ParameterError(
+                    f"{source} has {length} rounds, but round {rounds[-1]} was asked for; "
+                    "run fewer rounds, or use Availability.recorded(..., repeat=True)"
+                )
+            return np.asarray(values[(rounds - 1) % length])
+
+        return share, draw, (values, self.repeat, source)
+
+
+@dataclass(frozen=True, eq=False)
+class Bursts:
+    p: float
+    period: int
+    groups: Labels | None
+
+    def bind(self, sites: Sequence[Hashable], seed: int) -> tuple[Array, Draw, tuple[object, ...]]:
+        period = self.period
+        if not isinstance(period, int | np.integer) or period < 1:
+            raise ParameterError(f"period must be a whole number of at least 1, got {period!r}")
+        length = round(float(_per_site(self.p, sites)[0]) * period)
+        if length < 1:
+            raise ParameterError(f"p={self.p!r} of a period of {period} is less than one round; raise either")
+        labels = [k % 2 for k in range(len(sites))] if self.groups is None else _labels(self.groups, sites, "groups")
+        number: dict[Hashable, int] = {}
+        shift = np.array([number.setdefault(label, len(number)) for label in labels]) * length
+
+        def draw(rounds: Index) -> Mask:
+            return np.asarray((rounds[:, None] - 1 - shift) % period < length, dtype=np.bool_)
+
+        return np.full(len(sites), length / period), draw, (shift, length, int(period))
+
+
+def _per_site(p: PerSite, sites: Sequence[Hashable]) -> Array:
+    if isinstance(p, Mapping):
+        unknown = [site for site in p if site not in set(sites)]
+        if unknown:
+            raise UnknownSiteError(f"p names site {unknown[0]!r}, which the federation does not have")
+        missing = [site for site in sites if site not in p]
+        if missing:
+            raise ParameterError(f"no p is given for site {missing[0]!r}; name every site, or give one number")
+        values = np.array([float(p[site]) for site in sites])
+    else:
+        given = np.asarray(p, dtype=np.float64)
+        if given.ndim > 1 or (given.ndim == 1 and given.size != len(sites)):
+            raise ParameterError(f"p has shape {given.shape}, expected a number or one for each of {len(sites)} sites")
+        values = np.broadcast_to(given, (len(sites),)).copy()
+    bad = ~((values > 0) & (values <= 1))
+    if bad.any():
+        raise ParameterError(
+            f"the availability p of site {sites[int(np.argmax(bad))]!r} is {float(values[bad][0])!r}, expected a "
+            "number above 0 and at most 1; a site that is never there cannot be weighted: leave it out"
+        )
+    return values
+
+
+def _labels(labels: Labels, sites: Sequence[Hashable], what: str) -> list[Hashable]:
+    if isinstance(labels, Mapping):
+        missing = [site for site in sites if site not in labels]
+        if missing:
+            raise UnknownSiteError(f"{what} has no label for site {missing[0]!r}")
+        return [labels[site] for site in sites]
+    if len(labels) != len(sites):
+        raise ParameterError(f"{what} has {len(labels)} labels for {len(sites)} sites; give one per site")
+    return list(labels)
+
+
+def _zero_one(values: NDArray[Any], source: str) -> Mask:
+    if values.ndim != 2 or values.size == 0:
+        raise DataError(f"{source} has shape {values.shape}, expected rounds x sites, at least one of each")
+    if values.dtype.kind not in "biuf" or not np.isin(values, (0, 1)).all():
+        raise DataError(f"{source} may hold only 0 and 1")
+    return values.astype(np.bool_)
+
+
+def _read_csv(path: Path) -> tuple[Mask, list[str]]:
+    try:
+        with path.open(newline="", encoding="utf-8-sig") as file:
+            lines = [line for line in csv.reader(file) if line]
+    except (OSError, UnicodeDecodeError) as error:
+        raise DataError(f"{path}: cannot be read as CSV: {error}") from None
+    if len(lines) < 2:
+        raise DataError(f"{path}: expected a line of site names and at least one round, got {len(lines)} lines")
+    names = [name.strip() for name in lines[0]]
+    wanted = [k for k, name in enumerate(names) if name.lower() != "round"]
+    if len({names[k] for k in wanted}) < len(wanted):
+        raise DataError(f"{path}: a site has more than one column")
+    rows = []
+    for number, line in enumerate(lines[1:], start=2):
+        if len(line) != len(names):
+            raise DataError(f"{path}: line {number} has {len(line)} cells, expected {len(names)}")
+        cells = {names[k]: line[k].strip() for k in wanted}
+        for name, cell in cells.items():
+            if cell not in ("0", "1"):
+                raise DataError(f"{path}: line {number}, site {name!r}: expected 0 or 1, got {cell!r}")
+        rows.append([cell == "1" for cell in cells.values()])
+    return np.array(rows, dtype=np.bool_), [names[k] for k in wanted]
+
+
+def _read_npz(path: Path) -> tuple[Mask, list[str] | None]:
+    try:
+        with path.open("rb") as opened, np.load(opened, allow_pickle=False) as file:
+            arrays = dict(file)
+    except (OSError, ValueError, zipfile.BadZipFile) as error:
+        raise DataError(f"{path}: cannot be read as NPZ: {error}") from None
+    if "available" not in arrays:
+        raise DataError(f"{path}: has no array 'available'; it holds {', '.join(arrays) or 'nothing'}")
+    values = _zero_one(arrays["available"], str(path))
+    names = [str(name) for name in arrays["sites"].tolist()] if "sites" in arrays else None
+    if names is not None and len(names) != values.shape[1]:
+        raise DataError(f"{path}: {len(names)} site names for {values.shape[1]} columns")
+    return values, names

@@ -16,8 +16,8 @@ from numpy.typing import NDArray
 
 from fedkin._base import AnyArray, Array, Index, Mask, count
 from fedkin.admm.sampling import draw_batches, round_states
-from fedkin.data import Rows
-from fedkin.errors import DataError, SolverError
+from fedkin.data import Federation, Rows
+from fedkin.errors import DataError, SolverError, UnknownSiteError
 from fedkin.losses import Loss
 
 GradientKind = Literal["plain", "saga", "svrg"]
@@ -48,7 +48,7 @@ class SiteRows:
     ridge: Array
 
     def take(self, sites: Index) -> SiteRows:
-        """The part of some sites, given by number; the arrays of rows are shared."""
+        """Return the part of some sites, given by number; the arrays of rows are shared."""
         return replace(
             self,
             starts=self.starts[sites],
@@ -58,8 +58,12 @@ class SiteRows:
             batch=self.batch[sites],
         )
 
+    def of(self, site: int) -> Rows:
+        """Return the rows of one site, given by number."""
+        return self.data.take(slice(self.starts[site], self.starts[site] + self.counts[site]))
+
     def table_width(self) -> int:
-        """Numbers that SAGA remembers of a row: its slopes, or its whole score where the loss has no slopes."""
+        """Return how many numbers SAGA remembers of a row: its slopes, or its whole score where there are none."""
         kinds = {id(loss): loss for loss in self.losses}.values()
         return max(loss.compact_width(self.ridge.size) for loss in kinds)
 
@@ -73,15 +77,15 @@ class _Batch(NamedTuple):
     offset: Array | None
 
     def per_row(self, theta: Array) -> Array:
-        """What tells each row's gradient at ``theta (B, p)``, as the table of SAGA remembers it."""
+        """Return what tells each row's gradient at ``theta (B, p)``, as the table of SAGA remembers it."""
         return self.loss.compact_scores(theta, self.X, self.y, self.offset)
 
     def mean(self, per_row: Array) -> Array:
-        """Mean gradient ``(B, p)`` of rows given by `per_row`."""
+        """Return the mean gradient ``(B, p)`` of rows given by `per_row`."""
         return self.loss.mean_of_compact(per_row, self.X)
 
     def gradient(self, theta: Array) -> Array:
-        """Mean gradient ``(B, p)`` at ``theta (B, p)``."""
+        """Return the mean gradient ``(B, p)`` at ``theta (B, p)``."""
         return self.loss.batch_gradients(theta, self.X, self.y, self.offset)
 
 
@@ -109,9 +113,9 @@ class Gradients:
         #: Mean gradient of the table (SAGA) or of the snapshot (SVRG), and the snapshot itself.
         self.anchor_gradient = np.zeros(shape if kind != "plain" else (0, shape[1]))
         self.anchor_theta = np.zeros(shape if kind == "svrg" else (0, shape[1]))
-        self.table = np.zeros((rows.data.n_samples if kind == "saga" else 0, 1)) if table is None else table
-        if kind == "saga" and table is None:
-            self.table = np.zeros((rows.data.n_samples, rows.table_width()))
+        if table is None:
+            table = np.zeros((rows.data.n_samples, rows.table_width()) if kind == "saga" else (0, 1))
+        self.table = table
         #: Sites whose snapshot is due (SVRG), and rows that each site has looked at.
         self.stale = np.ones(shape[0], dtype=np.bool_)
         self.looked = np.zeros(shape[0], dtype=np.int64)
@@ -121,14 +125,14 @@ class Gradients:
         self._looks = (2 if kind == "svrg" else 1) * rows.batch
 
     def _own_lines(self) -> Index | slice:
-        """Lines of the table that belong to the hosted sites."""
+        """Return the lines of the table that belong to the hosted sites."""
         rows = self.rows
         if not self.table.shape[0] or int(rows.counts.sum()) == self.table.shape[0]:
             return slice(None)
         return np.concatenate([np.arange(s, s + n) for s, n in zip(rows.starts, rows.counts, strict=True)])
 
     def memory(self) -> Memory:
-        """What changes, as it is now, in the order of the last fields of `fedkin.admm.shard.ShardState`."""
+        """Return what changes, as it is now, in the order of the last fields of `fedkin.admm.shard.ShardState`."""
         if self.kind == "plain":  # only `looked` changes, and it is made anew
             return self.table, self.anchor_gradient, self.anchor_theta, self.stale, self.looked
         table = self.table[self._own_lines()].copy()
@@ -145,7 +149,7 @@ class Gradients:
             there[...] = kept
 
     def _stored_groups(self) -> list[Index]:
-        """Sites with the same loss and batch size, which are computed together."""
+        """Group sites with the same loss and batch size, which are computed together."""
         by_kind: dict[tuple[int, int], list[int]] = {}
         for u, loss in enumerate(self.rows.losses):
             if u not in self.streams:
@@ -153,7 +157,7 @@ class Gradients:
         return [np.array(members, dtype=np.int64) for members in by_kind.values()]
 
     def __call__(self, t: int, theta: Array, available: Mask | None = None) -> Array:
-        """Estimates ``(B, p)`` at ``theta (B, p)`` in round ``t = 1, 2, ...``; 0 for sites that are not available."""
+        """Return estimates ``(B, p)`` at ``theta (B, p)`` in round ``t = 1, 2, ...``; 0 for sites that are absent."""
         if self.kind == "svrg":
             self.stale |= (t - 1) % self.snapshot_every == 0
             # an absent site takes its snapshot when it is back
@@ -205,7 +209,7 @@ class Gradients:
 
 
 def no_memory(theta: Array) -> Memory:
-    """The memory of sites ``(B, p)`` that have no rows."""
+    """Return the memory of sites ``(B, p)`` that have no rows."""
     empty = np.zeros((0, theta.shape[1]))
     return np.zeros((0, 1)), empty, empty, np.ones(theta.shape[0], dtype=np.bool_), np.zeros(len(theta), dtype=np.int64)
 
@@ -221,7 +225,7 @@ class _Group:
         self._first, self._drawn = -1, np.empty((0, 0, 0), dtype=np.int64)
 
     def numbers(self, t: int, available: Mask | None) -> Index:
-        """Rows that the (available) members look at in round t, ``(B, b)``."""
+        """Return the rows that the (available) members look at in round t, ``(B, b)``."""
         first = (t // self._ahead) * self._ahead
         if first != self._first:
             states = round_states(self.rows.keys[self.members], self.seed, np.arange(first, first + self._ahead))
@@ -256,7 +260,7 @@ class SampleStream:
         self.used = 0
 
     def batch(self, size: int, t: int) -> Rows:
-        """The next ``size`` samples as arrays with a leading axis of length 1."""
+        """Return the next ``size`` samples as arrays with a leading axis of length 1."""
         parts, missing = [], size
         while missing:
             part = self._left.pop() if self._left else self._next(t)
@@ -269,7 +273,7 @@ class SampleStream:
         return Rows.stack(parts).map(lambda part: part[None])
 
     def skip(self, rows: int) -> None:
-        """Pass over samples that a run before this one has seen."""
+        """Pass over samples that an earlier run has seen."""
         if rows:
             self.batch(rows, 0)
 
@@ -297,3 +301,15 @@ class SampleStream:
             if not np.isfinite(part).all():
                 raise DataError(f"a sample of site {self.site!r} (row {self.used} of its stream) is not finite")
         return Rows(X, *rest[:2])
+
+
+def sample_streams(federation: Federation, streams: Mapping[Any, Iterable[Any]] | None) -> dict[int, SampleStream]:
+    """Return the streams of sites by their number, checked."""
+    out = {}
+    for site, samples in (streams or {}).items():
+        if site not in federation:
+            raise UnknownSiteError(f"streams names site {site!r}, which the federation does not have")
+        if not isinstance(samples, Iterable):
+            raise DataError(f"the stream of site {site!r} must be an iterable of samples, got {type(samples).__name__}")
+        out[federation.index[site]] = SampleStream(site, samples, federation.n_features)
+    return out

@@ -1,22 +1,28 @@
-"""The plan of a run, which makes its shards: checked arguments, steps and rho from the sites' curvature."""
+"""The plan of a run: checked arguments, and steps and rho from the curvature of the sites' losses.
+
+A `RunPlan` is made once: `plan_run` makes it of a problem, `fedkin.federate` of a contract. Shards are made of it.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Mapping, Sequence
+from collections.abc import Collection, Hashable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
+from numpy.typing import NDArray
 
 from fedkin._base import Array, Index, check_choice, check_positive, check_whole, count
-from fedkin.admm.curvature import Curvature
-from fedkin.admm.gradients import GRADIENT_KINDS, GradientKind, Gradients, SampleStream, SiteRows
+from fedkin.admm.availability import Availability
+from fedkin.admm.gradients import GRADIENT_KINDS, GradientKind, SiteRows
 from fedkin.admm.sampling import check_seed, site_keys
-from fedkin.admm.shard import AVERAGES, Average, Shard, StepRule, UpdateRule
-from fedkin.core import Penalty, Problem, Solution
-from fedkin.errors import DataError, ParameterError, UnknownSiteError
+from fedkin.core import Penalty, Problem, QuadraticTerms, SiteTerms, Solution
+from fedkin.errors import ParameterError
+from fedkin.losses import Loss, by_loss
 
 BatchSize = int | Sequence[int] | None
+Average = Literal["tail", "paper", "last"]
+AVERAGES = ("tail", "paper", "last")
 
 #: kappa = 1 / (GROWTH * weakest curvature). With GROWTH of 2 or more the rate 1/T would be lost.
 GROWTH = 1.5
@@ -25,188 +31,175 @@ REDUCED_CAUTION = 2.0
 #: rho is so many times the mean curvature, divided by the mean degree: where steps stay long, and where noise makes
 #: them short.
 STILL_RHO, NOISY_RHO = 4.0, 1.0
-
-
-@dataclass(frozen=True)
-class Settings:
-    """How to run Fed-ADMM; see `fedkin.fed_admm`."""
-
-    batch_size: BatchSize = None
-    rho: float | Literal["auto"] = "auto"
-    step: float | Literal["auto", "literal"] = "auto"
-    kappa: float | None = None
-    average: Average | None = None
-    gradient: GradientKind = "plain"
-    seed: int = 0
-
-    def __post_init__(self) -> None:
-        check_seed(self.seed)
-        if self.rho != "auto":
-            check_positive("rho", self.rho)
-        if self.step not in ("auto", "literal"):
-            check_positive("step", self.step)
-        if self.kappa is not None:
-            check_positive("kappa", self.kappa)
-            if self.step != "literal":
-                raise ParameterError(
-                    "kappa belongs to step='literal'; for proximal steps with e(t) = kappa/t give step=kappa"
-                )
-        check_choice("average", self.average, (None, *AVERAGES))
-        check_choice("gradient", self.gradient, GRADIENT_KINDS)
+#: A site with less curvature than this share of its largest one counts as if it had that much.
+WEAKEST_SHARE = 0.02
+_FIT_STEPS = 8
 
 
 @dataclass(frozen=True, eq=False)
-class Plan:
-    """All that the sites of a run agree on, and what is planned for V of them; the only maker of shards.
+class StepRule:
+    """Step sizes of B sites: ``1 / eta_i(t) = start_i / p_i(t) + growth_i * t + damping_i``.
 
-    ``rows``, ``steps`` and ``sparsity (V, p)`` are of the V sites, whose positions are ``sites`` (by default all of
-    the federation); ``edges (E, 2)`` and ``edge_radius (E,)`` are of the whole federation.
+    ``start`` keeps the first rounds stable (0 in the paper's rule), ``growth`` is ``1 / kappa``, and ``damping`` of
+    ``rho * |N_i|`` makes it the proximal step, 0 the literal one.
     """
 
-    rows: SiteRows
+    start: Array
+    growth: Array
+    damping: Array
+
+    def eta(self, t: int, probability: Array | None = None) -> Array:
+        """Return the steps ``(B,)`` in round ``t = 1, 2, ...``, given the probabilities ``(B,)`` of being available."""
+        start = self.start if probability is None else self.start / probability
+        return np.asarray(1.0 / (start + self.growth * t + self.damping))
+
+    def take(self, which: Index) -> StepRule:
+        """Return the rule of some of the sites."""
+        return StepRule(self.start[which], self.growth[which], self.damping[which])
+
+
+@dataclass(frozen=True, eq=False)
+class RunPlan:
+    """All that the sites of a run agree on, and what is planned for B of them.
+
+    - ``sites (B,)``: increasing positions in the federation; ``theta (B, p)``: where they start;
+    - ``edges (E, 2)``: pairs ``(i, j)``, ``i > j``, of positions, with ``edge_radius (E,)``, ``strength * w_e``;
+      ``alpha (E, p)``: the duals to start from, 0 by default;
+    - ``rows``: of all of ``sites``, or of those in ``with_rows``; None where others have the rows (a central machine);
+    - ``sparsity (B, p)`` weighs ``|theta|``; ``radius`` is that of the parameter ball.
+    """
+
+    sites: Index
+    theta: Array
     edges: Index
     edge_radius: Array
     penalty: Penalty
     rho: float
     steps: StepRule
-    seed: int
-    gradient: GradientKind
-    snapshot_every: int
-    average: Average
+    rows: SiteRows | None
+    rounds: int = 1
+    seed: int = 0
+    gradient: GradientKind = "plain"
+    snapshot_every: int = 1
+    average: Average = "tail"
     sparsity: Array | None = None
     radius: float | None = None
-    sites: Index | None = None
+    alpha: Array | None = None
+    with_rows: Index | None = None
+    availability: Availability | None = None
 
     @property
     def n_sites(self) -> int:
-        return int(self.rows.starts.size)
+        return int(self.sites.size)
 
     @property
     def n_params(self) -> int:
-        return int(self.rows.ridge.size)
-
-    def shard(
-        self,
-        sites: Index | None = None,
-        *,
-        theta: Array | None = None,
-        alpha: Array | None = None,
-        without: Sequence[int] = (),
-        rowless: bool = False,
-        table: Array | None = None,
-        streams: Mapping[int, SampleStream] | None = None,
-    ) -> Shard:
-        """The shard that hosts the sites at these positions (increasing; by default all that are planned for).
-
-        ``theta (B, p)`` and the duals ``alpha (E, p)`` of all edges start at 0 by default. Edges of sites in
-        ``without`` are dropped. A ``rowless`` shard has no gradients, as for a central machine or a replica.
-        ``table (N, width)`` is SAGA's memory, where several shards share it like they share the rows.
-        """
-        planned = np.arange(self.n_sites) if self.sites is None else self.sites
-        here = planned if sites is None else sites
-        which = np.searchsorted(planned, here)
-        touching = np.isin(self.edges, here).any(axis=1) & ~np.isin(self.edges, list(without)).any(axis=1)
-        start, growth, damping = (part[which] for part in vars(self.steps).values())
-        sparsity = None if self.sparsity is None else self.sparsity[which]
-        rule = UpdateRule(self.penalty, self.rho, StepRule(start, growth, damping), sparsity, self.radius, self.average)
-        gradients = None
-        if not rowless:
-            rows = self.rows if which.size == planned.size else self.rows.take(which)
-            own = {k: streams[int(u)] for k, u in enumerate(here) if int(u) in streams} if streams else {}
-            every = self.snapshot_every
-            gradients = Gradients(rows, self.seed, self.gradient, snapshot_every=every, table=table, streams=own)
-        at = np.zeros((here.size, self.n_params)) if theta is None else theta
-        duals = None if alpha is None else alpha[touching]
-        return Shard(here, self.edges[touching], self.edge_radius[touching], rule, gradients, at, duals)
+        return int(self.theta.shape[1])
 
 
 def plan_run(
     problem: Problem,
-    settings: Settings,
-    rows: SiteRows,
-    curvature: Curvature,
+    rounds: int = 1,
+    batch_size: BatchSize = None,
     *,
-    noisy: bool,
-    absent: bool = False,
-    caution: float = 1.0,
-) -> Plan:
-    """Everything that the sites of a run agree on.
+    rho: float | Literal["auto"] = "auto",
+    step: float | Literal["auto", "literal"] = "auto",
+    kappa: float | None = None,
+    average: Average | None = None,
+    gradient: GradientKind = "plain",
+    seed: int = 0,
+    availability: Availability | None = None,
+    streaming: Collection[Hashable] = (),
+    warm_start: Solution | None = None,
+    noisy: bool | None = None,
+) -> RunPlan:
+    """Plan a run of all sites of a problem; `fedkin.fed_admm` explains the arguments.
 
-    ``noisy``: anything is random (batches, streams or absence). ``absent``: sites come and go, so noise stays also
-    where ``gradient`` removes that of the batches. ``caution``: automatic steps are so many times shorter at first.
+    ``streaming`` sites see new samples in every round. ``noisy`` says whether anything is random, by default whether
+    batches are smaller than the rows, or sites come and go. Sites that come and go are noisy also where ``gradient``
+    removes the noise of the batches.
     """
-    reduced = settings.gradient != "plain" and not absent
+    check_whole("rounds", rounds, least=1)
+    check_seed(seed)
+    if rho != "auto":
+        check_positive("rho", rho)
+    if step not in ("auto", "literal"):
+        check_positive("step", step)
+    if kappa is not None:
+        check_positive("kappa", kappa)
+        if step != "literal":
+            raise ParameterError(
+                "kappa belongs to step='literal'; for proximal steps with e(t) = kappa/t give step=kappa"
+            )
+    check_choice("average", average, (None, *AVERAGES))
+    check_choice("gradient", gradient, GRADIENT_KINDS)
+    if gradient != "plain" and streaming:
+        raise ParameterError(
+            f"gradient={gradient!r} looks at rows again, but streams bring new ones; use gradient='plain'"
+        )
+    rows = site_rows(problem, batch_size, streaming)
+    theta, alpha = starting_point(problem, warm_start)
+    curvature = local_curvature(problem.terms, rows)
+    if noisy is None:
+        noisy = availability is not None or bool(streaming) or bool((rows.batch < rows.counts).any())
+    still = not noisy or (gradient != "plain" and availability is None)
     degree = problem.graph.degree.astype(np.float64) if problem.strength > 0 else np.zeros(problem.n_sites)
-    still = reduced or not noisy
-    factor = STILL_RHO if still else NOISY_RHO
-    rho = factor * curvature_per_edge(curvature, degree) if settings.rho == "auto" else float(settings.rho)
-    average: Average = settings.average or ("last" if still else "tail")
+    if rho == "auto":
+        linked = degree[degree > 0]
+        rho = float(curvature.mean.mean()) / (float(linked.mean()) if linked.size else 1.0)
+        rho *= STILL_RHO if still else NOISY_RHO
+    damping, nothing = float(rho) * degree, np.zeros_like(degree)
+    if step == "literal":
+        kappa = kappa or 1.0 / (GROWTH * float(curvature.weakest.mean()))
+        steps = StepRule(nothing, np.full_like(damping, 1.0 / kappa), nothing)
+    elif step != "auto":
+        steps = StepRule(nothing, np.full_like(damping, 1.0 / step), damping)
+    else:
+        growth = nothing if still else GROWTH * curvature.weakest
+        steps = StepRule(curvature.first_steps(rows, gradient), growth, damping)
     assert isinstance(problem.penalty, Penalty)
-    objective = problem.fused
-    return Plan(
-        rows=rows,
+    return RunPlan(
+        sites=np.arange(problem.n_sites),
+        theta=theta,
         edges=problem.graph.edges,
-        edge_radius=objective.edge_radius,
+        edge_radius=problem.fused.edge_radius,
         penalty=problem.penalty,
-        rho=rho,
-        steps=_steps(settings, rows, curvature, rho * degree, still, caution),
-        seed=settings.seed,
-        gradient=settings.gradient,
+        rho=float(rho),
+        steps=steps,
+        rows=rows,
+        rounds=rounds,
+        seed=seed,
+        gradient=gradient,
         snapshot_every=2 * int(np.ceil(np.mean(rows.counts / rows.batch))),
-        average=average,
-        sparsity=objective.sparsity,
+        average=average or ("last" if still else "tail"),
+        sparsity=problem.fused.sparsity,
         radius=problem.radius,
+        alpha=alpha,
+        availability=availability,
     )
-
-
-def curvature_per_edge(curvature: Curvature, degree: Array) -> float:
-    """Mean curvature divided by the mean degree of the sites that have neighbours: the scale of rho."""
-    linked = degree[degree > 0]
-    return float(curvature.mean.mean()) / (float(linked.mean()) if linked.size else 1.0)
-
-
-def _steps(
-    settings: Settings, rows: SiteRows, curvature: Curvature, damping: Array, still: bool, caution: float
-) -> StepRule:
-    nothing = np.zeros_like(damping)
-    if settings.step == "literal":
-        kappa = settings.kappa or 1.0 / (GROWTH * float(curvature.weakest.mean()))
-        return StepRule(nothing, np.full_like(damping, 1.0 / kappa), nothing)
-    if settings.step != "auto":
-        return StepRule(nothing, np.full_like(damping, 1.0 / settings.step), damping)
-    start = curvature.of_batches(rows, worst=settings.gradient != "plain")
-    if settings.gradient != "plain":
-        # Gazagnadou, Gower and Salmon (2019), "Optimal mini-batch and step sizes for SAGA"
-        n, b = rows.counts.astype(np.float64), np.minimum(rows.batch, rows.counts).astype(np.float64)
-        memory = (n - b) / (b * np.maximum(n - 1.0, 1.0)) * curvature.worst_row + curvature.weakest * n / (4.0 * b)
-        start = REDUCED_CAUTION * np.maximum(start, memory)
-    return StepRule(caution * start, nothing if still else GROWTH * curvature.weakest, damping)
 
 
 # --- what the user gives ---
 
 
-def site_rows(problem: Problem, batch_size: BatchSize, streaming: set[Hashable]) -> SiteRows:
-    """The rows of all sites and their batch sizes, checked."""
+def site_rows(problem: Problem, batch_size: BatchSize, streaming: Collection[Hashable] = ()) -> SiteRows:
+    """Return the rows of all sites and their batch sizes, checked."""
     federation = problem.rows_for("Fed-ADMM")
     if federation.weight is not None:
         raise ParameterError("Fed-ADMM draws rows and takes no weights: leave weight= out, or use the exact solver")
-    counts = federation.n_samples
-    batch = _batches(batch_size, counts, federation.sites, streaming)
-    y = federation.y
-    ridge = np.broadcast_to(np.asarray(problem.ridge, dtype=np.float64), (problem.n_params,)).copy()
+    counts, y = federation.n_samples, federation.y
     return SiteRows(
         replace(federation.rows, y=None if y is None else np.asarray(y, dtype=np.float64)),
         federation.starts[:-1],
         counts,
         site_keys(federation.sites),
         problem.losses,
-        batch,
-        ridge,
+        _batches(batch_size, counts, federation.sites, streaming),
+        np.broadcast_to(np.asarray(problem.ridge, dtype=np.float64), (problem.n_params,)).copy(),
     )
 
 
-def _batches(batch_size: BatchSize, counts: Index, sites: Sequence[Hashable], streaming: set[Hashable]) -> Index:
+def _batches(batch_size: BatchSize, counts: Index, sites: Sequence[Hashable], streaming: Collection[Hashable]) -> Index:
     if batch_size is None:
         return counts.copy()
     if np.ndim(batch_size) == 0:
@@ -230,22 +223,8 @@ def _batches(batch_size: BatchSize, counts: Index, sites: Sequence[Hashable], st
     return batch
 
 
-def sample_streams(problem: Problem, streams: Mapping[Any, Iterable[Any]] | None) -> dict[int, SampleStream]:
-    """Streams by site number."""
-    out = {}
-    for site, samples in (streams or {}).items():
-        if site not in problem.federation:
-            raise UnknownSiteError(f"streams names site {site!r}, which the federation does not have")
-        if not isinstance(samples, Iterable):
-            raise DataError(
-                f"the stream of site {site!r} must be an iterable of samples, got {type(samples).__name__}"
-            )
-        out[problem.federation.index[site]] = SampleStream(site, samples, problem.federation.n_features)
-    return out
-
-
 def starting_point(problem: Problem, warm_start: Solution | None) -> tuple[Array, Array | None]:
-    """Theta ``(V, p)`` and edge duals ``(E, p)`` to start from."""
+    """Return theta ``(V, p)`` and edge duals ``(E, p)`` to start from."""
     shape, edges = (problem.n_sites, problem.n_params), problem.fused.dual_shape
     if warm_start is None:
         return np.zeros(shape), None
@@ -261,3 +240,113 @@ def starting_point(problem: Problem, warm_start: Solution | None) -> tuple[Array
         (i, j), slopes = problem.graph.edges.T, alpha / (cliques.weights * cliques.totals[cliques.labels])[:, None]
         alpha = problem.graph.weights[:, None] * (slopes[i] - slopes[j])
     return warm_start.theta, problem.penalty.project(alpha, problem.fused.edge_radius)
+
+
+# --- curvature --------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, eq=False)
+class Curvature:
+    """Curvatures ``(V,)`` of the sites' mean losses, at 0 and near their own minimisers.
+
+    - ``weakest``: smallest eigenvalue of the Hessian near the minimiser, at least `WEAKEST_SHARE` of the largest;
+    - ``mean``: mean eigenvalue there;
+    - ``strongest``: largest eigenvalue met;
+    - ``row``: curvature of a single row's loss, weighted by itself: what a random row shows where it matters;
+    - ``worst_row``: the largest of them.
+    """
+
+    weakest: Array
+    mean: Array
+    strongest: Array
+    row: Array
+    worst_row: Array
+
+    def of_batches(self, rows: SiteRows, worst: bool = False) -> Array:
+        """Return the smoothness ``(V,)`` of a random batch, between `strongest` (all rows) and `row` (one row).
+
+        The expected smoothness of Gower et al. (2019, "SGD: general analysis and improved rates") for batches without
+        replacement, which is proven with the worst row.
+        """
+        n = rows.counts.astype(np.float64)
+        b = np.minimum(rows.batch, rows.counts).astype(np.float64)
+        one = self.worst_row if worst else self.row
+        return np.asarray((n * (b - 1.0) * self.strongest + (n - b) * one) / (b * np.maximum(n - 1.0, 1.0)))
+
+    def first_steps(self, rows: SiteRows, gradient: GradientKind) -> Array:
+        """Return 1 / (the longest first step) ``(V,)`` that the gradient estimator allows."""
+        start = self.of_batches(rows, worst=gradient != "plain")
+        if gradient == "plain":
+            return start
+        # Gazagnadou, Gower and Salmon (2019), "Optimal mini-batch and step sizes for SAGA"
+        n, b = rows.counts.astype(np.float64), np.minimum(rows.batch, rows.counts).astype(np.float64)
+        memory = (n - b) / (b * np.maximum(n - 1.0, 1.0)) * self.worst_row + self.weakest * n / (4.0 * b)
+        return np.asarray(REDUCED_CAUTION * np.maximum(start, memory))
+
+
+def local_curvature(terms: SiteTerms, rows: SiteRows) -> Curvature:
+    """Measure the curvatures of the sites' mean losses ``terms``, whose rows are ``rows``."""
+    zero = np.zeros((terms.n_sites, terms.n_params))
+    fit = zero if isinstance(terms, QuadraticTerms) else _rough_fit(terms)
+    smallest, largest, mean = _spectrum(terms, fit)
+    typical, worst = _row_curvature(rows, fit)
+    if fit is not zero:
+        largest = np.maximum(largest, _spectrum(terms, zero)[1])
+        typical, worst = (np.maximum(*pair) for pair in zip((typical, worst), _row_curvature(rows, zero), strict=True))
+    # losses without rows of their own: the trace is the mean curvature of a row, if rows are alike
+    unknown = ~np.isfinite(worst)
+    typical, worst = (np.maximum(np.where(unknown, mean * terms.n_params, each), largest) for each in (typical, worst))
+    tiny = np.finfo(float).tiny
+    weakest = np.maximum(smallest, WEAKEST_SHARE * largest)
+    return Curvature(weakest + tiny, mean + tiny, largest + tiny, typical + tiny, worst + tiny)
+
+
+def _spectrum(terms: SiteTerms, theta: Array) -> tuple[Array, Array, Array]:
+    if isinstance(terms, QuadraticTerms) and terms.isotropic:
+        return terms.A, terms.A, terms.A
+    hessians = terms.hessians(theta)
+    values = np.linalg.eigvalsh(hessians)
+    mean = np.asarray(np.einsum("vii->v", hessians), dtype=np.float64) / terms.n_params
+    return np.asarray(values[:, 0], dtype=np.float64), np.asarray(values[:, -1], dtype=np.float64), mean
+
+
+def _rough_fit(terms: SiteTerms) -> Array:
+    """Take some damped Newton steps from 0, each only where it lowers the site's loss."""
+    theta = np.zeros((terms.n_sites, terms.n_params))
+    with np.errstate(over="ignore", invalid="ignore"):
+        value = terms.values(theta)
+        damping = np.full(terms.n_sites, 0.05)
+        for _ in range(_FIT_STEPS):
+            hessians = terms.hessians(theta)
+            mean = np.einsum("vii->v", hessians) / terms.n_params
+            lift = damping * mean + np.finfo(float).tiny
+            shifted = hessians + lift[:, None, None] * np.eye(terms.n_params)
+            tried = theta - np.linalg.solve(shifted, terms.gradients(theta)[:, :, None])[:, :, 0]
+            tried_value = terms.values(tried)
+            better = np.isfinite(tried_value) & (tried_value < value)
+            theta = np.where(better[:, None], tried, theta)
+            value = np.where(better, tried_value, value)
+            damping = np.where(better, 0.3 * damping + 0.015, 10.0 * damping)
+    return theta
+
+
+def _row_curvature(rows: SiteRows, theta: Array) -> tuple[Array, Array]:
+    """Return typical and largest curvature of one row on each site, infinite where the loss has no rows of its own."""
+    typical, worst = np.empty(rows.starts.size), np.empty(rows.starts.size)
+    for members, loss in by_loss(rows.losses):
+        typical[members], worst[members] = _row_curvature_of(loss, rows, members, theta)
+    return typical, worst
+
+
+def _row_curvature_of(loss: Loss, rows: SiteRows, members: NDArray[np.int64], theta: Array) -> tuple[Array, Array]:
+    ridge, counts = rows.ridge.max(), rows.counts[members]
+    first = np.concatenate([[0], np.cumsum(counts)[:-1]])
+    numbers = np.repeat(rows.starts[members] - first, counts) + np.arange(counts.sum())
+    each = loss.row_curvatures(theta[np.repeat(members, counts)], *rows.data.take(numbers).arrays)
+    if each is None:
+        unknown = np.full(members.size, np.inf)
+        return unknown, unknown
+    total = np.maximum(np.add.reduceat(each, first), np.finfo(float).tiny)
+    # the trace of E(curvature^2 x x' / ...) over that of the Hessian: heavy rows count as much as they can hurt
+    typical = np.add.reduceat(each * each, first) / total
+    return typical + ridge, np.maximum.reduceat(each, first) + ridge

@@ -31,14 +31,14 @@ FLOYD_LIMIT = 64
 
 
 def mix(words: Words) -> Words:
-    """The SplitMix64 finaliser, a bijection of 64-bit words in which every input bit moves every output bit."""
+    """Apply the SplitMix64 finaliser, a bijection of 64-bit words in which every input bit moves every output bit."""
     words = (words ^ (words >> _S30)) * _MULTIPLY_1
     words = (words ^ (words >> _S27)) * _MULTIPLY_2
     return words ^ (words >> _S31)
 
 
 def site_keys(sites: Iterable[Hashable]) -> Words:
-    """A 64-bit key for each site id, the same in every process and for every federation that has the site.
+    """Return a 64-bit key for each site id, the same in every process and for every federation that has the site.
 
     Examples
     --------
@@ -57,25 +57,25 @@ def site_keys(sites: Iterable[Hashable]) -> Words:
 
 
 def round_states(keys: Words, seed: int, rounds: NDArray[np.integer], purpose: int = BATCHES) -> Words:
-    """State of each site in each round, ``(R, B)``; the purpose is `BATCHES` or `PRESENCE`, the seed below 2**63."""
+    """Return the state of each site in each round, ``(R, B)``; the purpose is `BATCHES` or `PRESENCE`."""
     counter = (rounds.astype(np.uint64) * GOLDEN)[:, None]
     return mix(site_roots(keys, seed, purpose)[None, :] + counter)
 
 
 def site_roots(keys: Words, seed: int, purpose: int = BATCHES) -> Words:
-    """The part ``(B,)`` of `round_states` that does not depend on the round."""
+    """Return the part ``(B,)`` of `round_states` that does not depend on the round."""
     check_seed(seed)
     root = mix(np.array([seed], dtype=np.uint64) * GOLDEN + np.uint64(purpose))
     return mix(keys ^ root)
 
 
 def uniforms(states: Words) -> Array:
-    """One number in [0, 1) for each state, with 53 random bits."""
+    """Return a number in [0, 1) for each state, with 53 random bits."""
     return (mix(states + GOLDEN) >> _S11).astype(np.float64) * 2.0**-53
 
 
 def draw_batches(states: Words, counts: Index, size: int) -> Index:
-    """Rows drawn without replacement, every subset equally likely: numbers ``(R, B, size)`` from 0 to ``counts - 1``.
+    """Draw rows without replacement, every subset equally likely: ``(R, B, size)`` from 0 to ``counts - 1``.
 
     ``size`` is at most ``counts.min()``; all rows in their order when it equals the count. Floyd's algorithm: for
     j = n - size, ..., n - 1 draw r from 0..j and take r, or j where r was taken before. A draw uses 32 bits, so
@@ -99,7 +99,7 @@ def draw_batches(states: Words, counts: Index, size: int) -> Index:
 
 
 def _draw_by_sorting(states: Words, counts: Index, size: int) -> Index:
-    """The rows with the smallest of ``n`` random words; ties have probability below n**2 / 2**64."""
+    """Return the rows with the smallest of ``n`` random words; ties have probability below n**2 / 2**64."""
     chosen = np.empty((*states.shape, size), dtype=np.int64)
     for n in np.unique(counts):
         members = np.flatnonzero(counts == n)

@@ -16,55 +16,21 @@ which is Algorithm 1 of the paper with its copies beta eliminated (docs/fed-admm
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
 
 import numpy as np
 from scipy import sparse
 
 from fedkin._base import Array, Index, Mask
-from fedkin.admm.gradients import Gradients, no_memory
-from fedkin.core import Penalty, make_penalty
-
-Average = Literal["tail", "paper", "last"]
-AVERAGES = ("tail", "paper", "last")
+from fedkin.admm.gradients import Gradients, SampleStream, no_memory
+from fedkin.admm.plan import Average, RunPlan
+from fedkin.core import Penalty, build_terms, make_penalty
+from fedkin.data import Federation
+from fedkin.solvers import SCALE_FLOOR
 
 #: Weight of round t in the tail average grows like t ** TAIL_POWER.
 TAIL_POWER = 3.0
-
-
-@dataclass(frozen=True, eq=False)
-class StepRule:
-    """Step sizes of the hosted sites: ``1 / eta_i(t) = start_i / p_i(t) + growth_i * t + damping_i``.
-
-    ``start`` keeps the first rounds stable (0 in the paper's rule), ``growth`` is ``1 / kappa``, and ``damping`` of
-    ``rho * |N_i|`` makes it the proximal step, 0 the literal one.
-    """
-
-    start: Array
-    growth: Array
-    damping: Array
-
-    def eta(self, t: int, probability: Array | None = None) -> Array:
-        """Steps ``(B,)`` in round ``t = 1, 2, ...``, given the probabilities ``(B,)`` of being available."""
-        start = self.start if probability is None else self.start / probability
-        return np.asarray(1.0 / (start + self.growth * t + self.damping))
-
-
-@dataclass(frozen=True, eq=False)
-class UpdateRule:
-    """How the hosted sites and their edges move.
-
-    ``sparsity (B, p)`` weighs ``|theta|``, ``radius`` is that of the parameter ball.
-    """
-
-    penalty: Penalty
-    rho: float
-    steps: StepRule
-    sparsity: Array | None = None
-    radius: float | None = None
-    average: Average = "tail"
 
 
 @dataclass(eq=False)
@@ -95,20 +61,16 @@ class ShardState:
 
 
 def averaging_weight(average: Average, t: int) -> float:
-    """Share of round t's parameters in the running average after round t."""
+    """Return the share of round t's parameters in the running average after round t."""
     if average == "last":
         return 1.0
     return 1.0 / t if average == "paper" else (TAIL_POWER + 1.0) / (TAIL_POWER + t)
 
 
 def node_update(
-    theta: Array,
-    direction: Array,
-    eta: Array,
-    sparsity: Array | None = None,
-    radius: float | None = None,
+    theta: Array, direction: Array, eta: Array, sparsity: Array | None = None, radius: float | None = None
 ) -> Array:
-    """``theta - eta * direction``, then the soft threshold of the sparsity term, then the parameter ball.
+    """Return ``theta - eta * direction`` after the soft threshold of the sparsity term and the parameter ball.
 
     ``theta``, ``direction`` (gradient plus pull of the edges) and ``sparsity`` are ``(B, p)``, ``eta`` is ``(B,)``.
     """
@@ -116,23 +78,21 @@ def node_update(
     if sparsity is not None:
         bound = eta[:, None] * sparsity
         moved = moved - np.clip(moved, -bound, bound)
-    if radius is not None and not _plainly_inside(moved, radius):
-        with np.errstate(over="ignore"):
-            length = np.sqrt((moved * moved).sum(axis=1))
-        if np.isinf(length).any() and np.isfinite(moved).all():
-            moved = make_penalty("l2").project(moved, radius)  # which knows how to shorten such numbers
-            length = np.sqrt((moved * moved).sum(axis=1))
-        moved = moved * np.divide(radius, length, out=np.ones_like(length), where=length > radius)[:, None]
-    return moved
-
-
-def _plainly_inside(theta: Array, radius: float) -> bool:
-    """Whether no row can be longer than the radius, by its largest number; False where only the length can tell."""
-    return bool(np.maximum.reduce(np.absolute(theta), axis=None, initial=0.0) * math.sqrt(theta.shape[1]) < radius)
+    if radius is None:
+        return moved
+    largest = np.maximum.reduce(np.absolute(moved), axis=None, initial=0.0)
+    if largest * math.sqrt(moved.shape[1]) < radius:  # no row can be longer than the radius; False also for NaN
+        return moved
+    with np.errstate(over="ignore"):
+        length = np.sqrt((moved * moved).sum(axis=1))
+    if np.isinf(length).any() and np.isfinite(moved).all():
+        moved = make_penalty("l2").project(moved, radius)  # which knows how to shorten such numbers
+        length = np.sqrt((moved * moved).sum(axis=1))
+    return np.asarray(moved * np.divide(radius, length, out=np.ones_like(length), where=length > radius)[:, None])
 
 
 def edge_update(alpha: Array, difference: Array, rho: float, radius: Array, penalty: Penalty) -> Array:
-    """The dual ``(E, p)`` after one edge step; ``difference`` is ``theta_i - theta_j``.
+    """Return the dual ``(E, p)`` after one edge step; ``difference`` is ``theta_i - theta_j``.
 
     The threshold of the paper's prox is ``2 L w_e / rho`` because both end points move; in terms of the dual that is
     a ball of radius ``L w_e`` and half of rho.
@@ -141,31 +101,22 @@ def edge_update(alpha: Array, difference: Array, rho: float, radius: Array, pena
 
 
 class Shard:
-    """Some sites and every edge that touches them.
+    """Some sites of a plan (all, by default) and every edge that touches them.
 
-    ``sites (B,)`` are increasing positions in the federation, ``edges (E, 2)`` every edge ``(i, j)``, ``i > j``, with
-    a hosted end, in the federation's order, ``edge_radius (E,)`` is ``strength * w_e``. Without ``gradients`` (a
-    central machine, replicas of neighbours) sites get the penalty's part of the step only. ``alpha (E, p)`` starts at
-    0.
+    ``sites (B,)`` are increasing positions; edges of sites in ``without`` are left out. ``table (N, width)`` is SAGA's
+    memory, where several shards share it like they share the rows; ``streams`` are by position. Sites whose rows are
+    elsewhere get the penalty's part of the step only.
 
     ``foreign`` are the neighbours hosted elsewhere, increasing; ``boundary`` the hosted sites that have such a
     neighbour: the thetas that others need.
 
     Two sites that hold one number each, 0 and 2, in one shard:
 
-    >>> import numpy as np
-    >>> from fedkin.admm import SiteRows, Gradients, Shard, StepRule, UpdateRule, site_keys
-    >>> from fedkin.data import Rows
-    >>> from fedkin.losses import MeanLoss
-    >>> from fedkin.core import L1
-    >>> one = np.ones(2, dtype=np.int64)
-    >>> loss = MeanLoss()
-    >>> X = np.array([[0.0], [2.0]])
-    >>> rows = SiteRows(Rows(X), np.array([0, 1]), one, site_keys("ab"), (loss, loss), one, np.zeros(1))
-    >>> steps = StepRule(np.full(2, 1.0), np.zeros(2), np.full(2, 1.0))
-    >>> rule = UpdateRule(L1(), 1.0, steps, average="last")
-    >>> gradients = Gradients(rows, 0)
-    >>> shard = Shard(np.array([0, 1]), np.array([[1, 0]]), np.array([0.2]), rule, gradients, np.zeros((2, 1)))
+    >>> import fedkin
+    >>> from fedkin.admm import Shard, plan_run
+    >>> fed = fedkin.Federation({"a": [[0.0]], "b": [[2.0]]})
+    >>> problem = fedkin.Problem(fed, fedkin.Graph.complete(["a", "b"]), loss="mean", lam=0.1)
+    >>> shard = Shard(plan_run(problem))
     >>> for t in range(1, 100):
     ...     shard.node_step(t)
     ...     shard.edge_step()
@@ -175,121 +126,149 @@ class Shard:
 
     def __init__(
         self,
-        sites: Index,
-        edges: Index,
-        edge_radius: Array,
-        rule: UpdateRule,
-        gradients: Gradients | None,
-        theta: Array,
-        alpha: Array | None = None,
+        plan: RunPlan,
+        sites: Index | None = None,
+        *,
+        without: Sequence[int] = (),
+        table: Array | None = None,
+        streams: Mapping[int, SampleStream] | None = None,
     ) -> None:
-        self.sites, self.rule, self.gradients = sites, rule, gradients
+        self.plan, self.sites = plan, plan.sites if sites is None else sites
+        which = np.searchsorted(plan.sites, self.sites)
+        edges = plan.edges
+        touching = np.isin(edges, self.sites).any(axis=1) & ~np.isin(edges, list(without)).any(axis=1)
+        self.steps = plan.steps if sites is None else plan.steps.take(which)
+        self.sparsity = None if plan.sparsity is None else plan.sparsity[which]
+        #: The hosted sites whose rows are here: all, or these numbers.
+        self.own: slice | Index = slice(None)
+        self.gradients = self._make_gradients(which, table, streams or {})
+        theta = plan.theta[which]
         self._all_theta = theta.copy()
-        self._host(edges, edge_radius)
-        self.alpha = np.zeros((edges.shape[0], theta.shape[1])) if alpha is None else alpha.copy()
+        self._host(edges[touching], plan.edge_radius[touching])
+        zero = np.zeros((self.edges.shape[0], theta.shape[1]))
+        self.alpha = zero if plan.alpha is None else plan.alpha[touching]
         self.balance = self._balance()
-        self.balance_before = self.balance.copy()
-        self.average = theta.copy()
-        self.average_balance = self.balance.copy()
+        self.balance_before, self.average_balance = self.balance.copy(), self.balance.copy()
+        #: The running average of the thetas, and the thetas before the last node step, ``(B, p)``.
+        self.average, self.left = theta.copy(), theta.copy()
         self._weight = 1.0
-        self._left = theta
+
+    def _make_gradients(
+        self, which: Index, table: Array | None, streams: Mapping[int, SampleStream]
+    ) -> Gradients | None:
+        plan, rows, here = self.plan, self.plan.rows, self.sites
+        if plan.with_rows is not None:
+            own = np.flatnonzero(np.isin(here, plan.with_rows))
+            self.own = slice(None) if own.size == here.size else own
+            here = here[own]
+            which = np.searchsorted(plan.with_rows, here)
+        if rows is None or not here.size:
+            return None
+        rows = rows if which.size == rows.starts.size else rows.take(which)
+        near = {k: streams[int(u)] for k, u in enumerate(here) if int(u) in streams} if streams else {}
+        every = plan.snapshot_every
+        return Gradients(rows, plan.seed, plan.gradient, snapshot_every=every, table=table, streams=near)
 
     def _host(self, edges: Index, edge_radius: Array) -> None:
         """Set up everything that depends on which edges there are."""
-        sites = self.sites
+        sites, p = self.sites, self._all_theta.shape[1]
         self.edges, self.edge_radius = edges, edge_radius
         hosted = np.isin(edges, sites)
         self.foreign: Index = np.unique(edges[~hosted])
         self.boundary: Index = np.unique(edges[hosted & ~hosted[:, ::-1]])
-        self._place, self._all_foreign = np.concatenate([sites, self.foreign]), self.foreign.tobytes()
-        self._order = np.argsort(self._place)
-        ends = self._order[np.searchsorted(self._place, edges, sorter=self._order)]
+        self._place = np.concatenate([sites, self.foreign])
+        self._row: dict[int, int] | None = None
+        order = np.argsort(self._place)
+        ends = order[np.searchsorted(self._place, edges, sorter=order)]
         self._heads, self._tails = np.ascontiguousarray(ends[:, 0]), np.ascontiguousarray(ends[:, 1])
-        self._boundary_here = np.searchsorted(sites, self.boundary)
         self._sum_duals = _signed_sums(ends, sites.size)
         # of one site the same sums in the same order; numpy would sum a single column in pairs
-        alone = sites.size == 1 and self._all_theta.shape[1] > 1
-        self._signs = np.where(ends[:, :1] == 0, 1.0, -1.0) if alone else None
+        self._signs = np.where(ends[:, :1] == 0, 1.0, -1.0) if sites.size == 1 and p > 1 else None
         # hosted sites first, then the neighbours' last known thetas
-        self._all_theta = np.concatenate(
-            [self._all_theta[: sites.size], np.zeros((self.foreign.size, self._all_theta.shape[1]))]
-        )
-        #: Parameters ``(B, p)`` of the hosted sites, and ``(F, p)`` of the foreign ones as last learned.
-        self.theta, self._foreign_theta = self._all_theta[: sites.size], self._all_theta[sites.size :]
+        self._all_theta = np.concatenate([self._all_theta[: sites.size], np.zeros((self.foreign.size, p))])
+        #: Parameters ``(B, p)`` of the hosted sites.
+        self.theta = self._all_theta[: sites.size]
 
     # --- the three verbs ---
 
     def pull(self) -> Array:
-        """``2 s(t) - s(t-1)``, shape ``(B, p)``: all that a node step needs to know of a site's edges."""
+        """Return ``2 s(t) - s(t-1)``, ``(B, p)``: all that a node step needs to know of a site's edges."""
         return 2.0 * self.balance - self.balance_before
 
-    def node_step(
-        self,
-        t: int,
-        available: Mask | None = None,
-        probability: Array | None = None,
-    ) -> None:
+    def node_step(self, t: int, available: Mask | None = None, probability: Array | None = None) -> None:
         """Move the hosted thetas in round ``t = 1, 2, ...``.
 
-        Sites that are not ``available (B,)`` get the penalty's part of the step only; gradients of the others are
-        divided by the ``probability (B,)`` with which they are there.
+        Sites that are not ``available (B,)``, or whose rows are elsewhere, get the penalty's part of the step only;
+        gradients of the others are divided by the ``probability (B,)`` with which they are there.
         """
-        theta, rule = self.theta, self.rule
-        direction = self.pull()
+        self.left, direction = self.theta.copy(), self.pull()
         if self.gradients is not None:
-            gradient = self.gradients(t, theta, available)
-            direction = direction + (gradient if probability is None else gradient / probability[:, None])
-        moved = node_update(theta, direction, rule.steps.eta(t, probability), rule.sparsity, rule.radius)
-        self._weight = averaging_weight(rule.average, t)
-        if rule.average == "paper":
-            self._left = theta.copy()
-        self.theta[:] = moved
+            own = self.own
+            gradient = self.gradients(t, self.left[own], None if available is None else available[own])
+            direction[own] += gradient if probability is None else gradient / probability[own][:, None]
+        self.theta[:] = self._moved(direction, t, probability)
+        self._weight = averaging_weight(self.plan.average, t)
 
-    def give(self) -> tuple[Index, Array]:
-        """Positions and thetas of the hosted sites that other shards need, as they are now."""
-        return self.boundary, self.theta.take(self._boundary_here, axis=0)
+    def _moved(self, direction: Array, t: int, probability: Array | None) -> Array:
+        return node_update(self.left, direction, self.steps.eta(t, probability), self.sparsity, self.plan.radius)
 
-    def take(self, positions: Index, theta: Array) -> None:
-        """Learn thetas ``(len(positions), p)``: of foreign neighbours, or of hosted sites that moved elsewhere."""
-        if positions.tobytes() == self._all_foreign:  # in nearly every round of a site in the field
-            self._foreign_theta[:] = theta
-            return
-        place = self._order[
-            np.minimum(np.searchsorted(self._place, positions, sorter=self._order), self._order.size - 1)
-        ]
-        known = self._place[place] == positions
-        self._all_theta[place[known]] = theta[known]
+    def penalty_step(self, t: int, probability: Array | None = None) -> Array:
+        """Return where all hosted sites would be after the last node step had they been absent, ``(B, p)``."""
+        return self._moved(self.pull(), t, probability)
+
+    def give(self) -> dict[int, Array]:
+        """Return the thetas ``(p,)`` of the hosted sites that other shards need, by position."""
+        here = np.searchsorted(self.sites, self.boundary)
+        return dict(zip(self.boundary.tolist(), self.theta[here], strict=True))
+
+    def take(self, thetas: Mapping[int, Array]) -> None:
+        """Learn thetas by position: of foreign neighbours, or of hosted sites that moved elsewhere."""
+        if self._row is None:
+            self._row = {u: k for k, u in enumerate(self._place.tolist())}
+        for u, theta in thetas.items():
+            row = self._row.get(u)
+            if row is not None:
+                self._all_theta[row] = theta
 
     def differences(self) -> Array:
-        """``theta_i - theta_j (E, p)`` of the touching edges, with the thetas of neighbours as last learned."""
+        """Return ``theta_i - theta_j (E, p)`` of the touching edges, with the thetas of neighbours as last learned."""
         difference = self._all_theta.take(self._heads, axis=0)
         difference -= self._all_theta.take(self._tails, axis=0)
         return difference
 
     def edge_step(self) -> None:
         """Move the dual of every touching edge, given the thetas at both ends."""
-        self.alpha = edge_update(self.alpha, self.differences(), self.rule.rho, self.edge_radius, self.rule.penalty)
+        plan = self.plan
+        self.alpha = edge_update(self.alpha, self.differences(), plan.rho, self.edge_radius, plan.penalty)
         self.balance_before = self.balance
         self.balance = self._balance()
         # the paper averages theta(0), ..., theta(t-1)
-        taken = self._left if self.rule.average == "paper" else self.theta
+        taken = self.left if plan.average == "paper" else self.theta
         self.average = self.average + self._weight * (taken - self.average)
         self.average_balance = self.average_balance + self._weight * (self.balance - self.average_balance)
 
     def _balance(self) -> Array:
-        """Signed sums ``(B, p)`` of the duals around each hosted site, edge by edge."""
+        """Return the signed sums ``(B, p)`` of the duals around each hosted site, edge by edge."""
         if self._signs is not None:
             return np.add.reduce(self._signs * self.alpha, axis=0, initial=0.0, keepdims=True)
         return np.asarray(self._sum_duals @ self.alpha)
 
     def round_thetas(self) -> None:
-        """Round the hosted thetas to float32, where that is what travels: both ends of an edge must use the same."""
-        self.take(self.sites, self.theta.astype(np.float32).astype(np.float64))
+        """Round own thetas to float32, where that is what travels: both ends of an edge must use the same."""
+        if self.gradients is not None:
+            self.theta[self.own] = self.theta[self.own].astype(np.float32)
+
+    # --- state ---
 
     def take_duals(self, alpha: Array) -> None:
         """Replace the edge duals ``(E, p)``."""
         self.alpha = alpha.copy()
         self.balance = self._balance()
+
+    def take_pull(self, theta: Array, pull: Array) -> None:
+        """Set theta and the pull of edges that are elsewhere, both ``(B, p)``."""
+        self.theta[:] = theta
+        self.balance = self.balance_before = pull.copy()  # 2 s - s is s, to the bit
 
     def drop(self, gone: Iterable[int]) -> None:
         """Remove the edges to foreign sites that have left for good; their duals count as 0 from now on.
@@ -299,14 +278,12 @@ class Shard:
         kept = ~np.isin(self.edges, list(gone)).any(axis=1)
         alpha, known = self.alpha[kept], dict(zip(self._place.tolist(), self._all_theta, strict=True))
         self._host(self.edges[kept], self.edge_radius[kept])
-        self._all_theta[:] = [known[u] for u in self._place.tolist()]
+        self.take({u: known[u] for u in self._place.tolist()})
         self.take_duals(alpha)
         self.balance_before = self.balance.copy()
 
-    # --- state ---
-
     def state(self) -> ShardState:
-        """Everything that changes, as it is now; only compiled rounds write to these arrays later."""
+        """Return everything that changes, as it is now; only compiled rounds write to these arrays later."""
         memory = no_memory(self.theta) if self.gradients is None else self.gradients.memory()
         # every step makes new arrays of these, except of theta
         numbers = (self.balance, self.balance_before, self.average, self.average_balance, self.alpha)
@@ -323,12 +300,108 @@ class Shard:
 
 
 def _signed_sums(ends: Index, n_sites: int) -> sparse.csr_array:
-    """The matrix ``(B, E)`` with +1 at an edge's first and -1 at its second end, columns sorted in every row."""
+    """Return the matrix ``(B, E)`` with +1 at an edge's first and -1 at its second end, columns sorted in every row."""
     n_edges = ends.shape[0]
-    site = ends.reshape(-1)
-    edge = np.repeat(np.arange(n_edges), 2)
-    sign = np.tile([1.0, -1.0], n_edges)
+    site, edge, sign = ends.reshape(-1), np.repeat(np.arange(n_edges), 2), np.tile([1.0, -1.0], n_edges)
     here = site < n_sites
     matrix = sparse.csr_array((sign[here], (site[here], edge[here])), shape=(n_sites, n_edges))
     matrix.sort_indices()
     return matrix
+
+
+# --- shares of the certificate ----------------------------------------------------------------------------------------
+# The gap of a federation is a sum of one term for each site, of its own rows, and one for each edge, of what both its
+# ends know. So every site can work out its share alone, and all shares of a round make the certificate.
+
+#: A share needs a matrix of as many rows and columns as there are parameters: with more of them there are none.
+MOST_PARAMS = 300
+_PART = 4  # shares are taken four times while the first digit of the round stays the same
+
+
+def is_shared(t: int) -> bool:
+    """Return whether sites take their shares after round t: the same at all of them, ever more seldom.
+
+    Examples
+    --------
+    >>> [t for t in range(1000, 2000) if is_shared(t)]
+    [1000, 1250, 1500, 1750]
+    """
+    step = int(10 ** math.floor(math.log10(t))) // _PART
+    return t % max(step, 1) == 0
+
+
+@dataclass(frozen=True)
+class Share:
+    """What a shard adds after a round; an edge to another shard counts half.
+
+    ``value`` and ``zero`` are the objective at the shard's parameters and at 0, ``gap`` the duality gap (infinite where
+    rows do not bound it), ``primal`` and ``dual`` squares of residuals, ``edges`` and ``sites`` how many there are.
+    """
+
+    round: int
+    value: float
+    zero: float
+    gap: float
+    primal: float
+    dual: float
+    edges: float
+    sites: float
+
+
+class ShareTaker:
+    """Works out the shares of a shard that has the rows of its sites."""
+
+    def __init__(self, shard: Shard) -> None:
+        assert shard.gradients is not None
+        rows = shard.gradients.rows
+        self.shard, own = shard, {u: rows.of(u) for u in range(rows.starts.size)}
+        self._terms = build_terms(Federation(own), rows.losses, rows.ridge)
+        self._zero = float(self._terms.values(np.zeros((len(own), rows.ridge.size))).sum())
+
+    def take(self, t: int) -> Share:
+        """Return the share after round t, of the parameters and duals that the shard has now."""
+        shard, plan = self.shard, self.shard.plan
+        theta, balance, alpha, sparsity = shard.theta, shard.balance, shard.alpha, shard.sparsity
+        difference = shard.differences()
+        whole = np.where(np.isin(shard.edges, shard.sites).all(axis=1), 1.0, 0.5)
+        penalties = shard.edge_radius * plan.penalty.value(difference)
+        moved = edge_update(alpha, difference, plan.rho, shard.edge_radius, plan.penalty) - alpha
+        value, gap = float(whole @ penalties), float(whole @ (penalties - (alpha * difference).sum(axis=1)))
+        residual = self._terms.gradients(theta) + balance
+        if sparsity is not None:
+            zeta = np.clip(-residual, -sparsity, sparsity)
+            size = float((sparsity * np.abs(theta)).sum())
+            balance, residual = balance + zeta, residual + zeta
+            value, gap = value + size, gap + size - float((zeta * theta).sum())
+        with np.errstate(over="ignore", invalid="ignore"):
+            gaps = self._terms.young_gaps(theta, balance)
+            if plan.radius is not None and not np.isfinite(gaps).all():
+                gaps = np.minimum(gaps, self._terms.young_gaps(theta, balance, plan.radius))
+        return Share(
+            t,
+            value + float(self._terms.values(theta).sum()),
+            self._zero,
+            gap + float(gaps.sum()),
+            float(whole @ (moved**2).sum(axis=1)) / plan.rho**2,
+            float((residual**2).sum()),
+            float(whole.sum()),
+            float(shard.sites.size),
+        )
+
+
+def together(shares: Sequence[Share]) -> dict[str, float]:
+    """Return residuals and relative gap of a round, from the shares of all shards.
+
+    Examples
+    --------
+    >>> together([Share(3, 1.0, 2.0, 0.1, 0.0, 4.0, 0.5, 1.0), Share(3, 1.0, 2.0, 0.1, 0.0, 0.0, 0.5, 1.0)])["gap"]
+    0.1
+    """
+    total = {name: sum(getattr(share, name) for share in shares) for name in vars(shares[0])}
+    floor = SCALE_FLOOR * abs(total["zero"]) + np.finfo(float).tiny
+    return {
+        "n_iter": float(shares[0].round),
+        "primal_residual": math.sqrt(total["primal"] / max(total["edges"], 1.0)),
+        "dual_residual": math.sqrt(total["dual"] / max(total["sites"], 1.0)),
+        "gap": max(total["gap"], 0.0) / max(abs(total["value"]), floor),
+    }

@@ -9,7 +9,7 @@ import sys
 from collections.abc import Sequence
 
 from fedkin.federate.messages import MODEL
-from fedkin.federate.programs.run import Result, main
+from fedkin.federate.program import Result, main
 
 
 def write_model(result: Result) -> None:
@@ -17,7 +17,7 @@ def write_model(result: Result) -> None:
     from fedkin.cli.shared.contracts import model_of_rounds
     from fedkin.graph import Graph
 
-    view, member = result.manifest, result.site.invite.site
+    view, member = result.plan, result.site.invite.site
     model = model_of_rounds(
         result.site.contract,
         {member.id: result.theta},

@@ -1,4 +1,4 @@
-"""Federations between processes: what sites have agreed on, who is who, and what carries their messages.
+"""Federations between machines: what sites have agreed on, who is who, and what carries their messages.
 
 | module | what is in it |
 |---|---|
@@ -6,17 +6,14 @@
 | `trust`, `envelope`, `messages` | certificates and private files; signed JSON; every file that travels |
 | `organiser`, `addresses`, `site` | the organiser's directory; the list of sites; a site's directory |
 | `sharing` | a site's summary, its answers to queries, and all summaries checked |
-| `manifest`, `reading`, `views` | one site's view of a run, and what it plans from its rows |
-| `frames`, `journal`, `records`, `kept` | what travels; a site's log, files, state on disk |
-| `waiting`, `post` | what has come and how long to wait; how everybody who steps waits for it |
-| `peer`, `replicas`, `central` | who steps for whom: a site, Algorithm 2 |
-| `links` | what carries thetas: memory (tests), zenoh and its access lists |
-| `programs` | what runs on a machine: a site's programs, their supervisor, an overview |
+| `plan` | a run as one site sees it, from these directories and its rows |
+| `participant`, `links` | who takes part in the rounds, and which theta goes where: neighbours, central, replicated |
+| `endpoint`, `inbox`, `frames` | what was sent and has come, how to wait for it, how it is written |
+| `transports`, `zenoh` | what moves frames between machines, and who may do what |
+| `checkpoint`, `records`, `journal` | a site's state on disk, its small files, its log |
+| `program`, `selection`, `supervisor`, `status` | the process of a site, edge tests; several sites on one machine |
 
-To add a transport: `federate/links` lists the files. To add a key of the contract: `contract` (raise `FORMAT`) and
-docs/contract.md. To change when a site refuses to share: `disclosure`.
-
-Names are imported on first use, so that a site's process stays light.
+Names are imported on first use: a contract needs no cryptography, and a site's process stays light.
 """
 
 from __future__ import annotations
@@ -28,23 +25,17 @@ if TYPE_CHECKING:
     from fedkin.federate.contract import Contract, ContractError, EdgeTests, Rounds
     from fedkin.federate.disclosure import Thresholds, check_disclosure
     from fedkin.federate.draft import draft_contract
+    from fedkin.federate.inbox import Patience
+    from fedkin.federate.journal import Journal
     from fedkin.federate.messages import Order, Steps, read_charter, read_invite
     from fedkin.federate.organiser import Organiser
-    from fedkin.federate.programs.files import SELECTION, STDERR
-    from fedkin.federate.programs.overview import TROUBLE, Line, overview, places_in, prometheus
-    from fedkin.federate.programs.snapshot import snapshot
-    from fedkin.federate.programs.supervisor import (
-        STOP_SIGNAL,
-        Supervisor,
-        all_done,
-        check_idle,
-        only_supervisor,
-        stop_all,
-    )
+    from fedkin.federate.participant import Participant
+    from fedkin.federate.plan import SitePlan, centre_plan, site_plan, steps_of, whole_plan
+    from fedkin.federate.records import SELECTION, STDERR, read_record, read_selection, read_status, write_record
     from fedkin.federate.site import Joined, Site, SiteSettings, change_settings, contract_in, departures
+    from fedkin.federate.status import TROUBLE, Line, overview, places_in, prometheus, snapshot
+    from fedkin.federate.supervisor import STOP_SIGNAL, Supervisor, all_done, check_idle, only_supervisor, stop_all
     from fedkin.federate.trust import SecurityError
-    from fedkin.federate.views import site_view, steps_of
-    from fedkin.federate.waiting import Patience
 
 _MODULES = {
     "contract": "Contract ContractError EdgeTests Rounds",
@@ -54,12 +45,13 @@ _MODULES = {
     "organiser": "Organiser",
     "site": "Joined Site SiteSettings change_settings contract_in departures",
     "trust": "SecurityError",
-    "programs.files": "SELECTION STDERR",
-    "programs.overview": "TROUBLE Line overview places_in prometheus",
-    "programs.snapshot": "snapshot",
-    "programs.supervisor": "STOP_SIGNAL Supervisor all_done check_idle only_supervisor stop_all",
-    "views": "site_view steps_of",
-    "waiting": "Patience",
+    "inbox": "Patience",
+    "journal": "Journal",
+    "status": "TROUBLE Line overview places_in prometheus snapshot",
+    "participant": "Participant",
+    "plan": "SitePlan centre_plan site_plan steps_of whole_plan",
+    "records": "SELECTION STDERR read_record read_selection read_status write_record",
+    "supervisor": "STOP_SIGNAL Supervisor all_done check_idle only_supervisor stop_all",
 }
 _WHERE = {name: f"fedkin.federate.{module}" for module, names in _MODULES.items() for name in names.split()}
 

@@ -60,6 +60,7 @@ class Kind(IntEnum):
     VERDICT = 7  #: the p-value of an edge, from the end that decides
     PRESENT = 8  #: from a leader: who was there in a round
     REPLICA = 9  #: from a leader: the state of its component
+    CHOSEN = 10  #: no numbers: the sender has tested its edges
 
 
 class MessageError(FedkinError, ValueError):

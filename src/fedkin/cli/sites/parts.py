@@ -9,8 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from fedkin.errors import DataError
-from fedkin.federate import Organiser, Site, site_view
-from fedkin.federate.programs.files import SELECTION, read_selection
+from fedkin.federate import SELECTION, Organiser, Site, read_selection, site_plan
 from fedkin.fitting import FittedModel, check_model_place, join_parts, load
 from fedkin.graph import Graph
 
@@ -43,8 +42,8 @@ def publish(directory: Path) -> Path:
     """Sign a site's own model, with what its edge tests dropped."""
     dropped: frozenset[str] = frozenset()
     if (directory / SELECTION).exists():
-        view = site_view(directory)
-        dropped = frozenset(view.name(number) for number in read_selection(directory, view))
+        plan = site_plan(directory)
+        dropped = frozenset(plan.name(number) for number in read_selection(directory, plan))
     return Site.read(directory).publish(dropped)
 
 

@@ -50,7 +50,7 @@ def become(place: Path, patience: Patience, *, echo: bool, listen: str | None, c
 
 def select(place: Path, give_up: float, listen: str | None) -> None:
     """Test the edges of one site."""
-    from fedkin.federate.programs.select import main
+    from fedkin.federate.selection import main
 
     check_patience(0, give_up)
     raise SystemExit(main([str(place), "--give-up", str(give_up), *([] if listen is None else ["--listen", listen])]))
@@ -59,7 +59,7 @@ def select(place: Path, give_up: float, listen: str | None) -> None:
 def select_all(places: Sequence[Path], give_up: float) -> None:
     """Test the edges of all these sites that have not done it."""
     waiting = [place for place in places if not (place / SELECTION).exists()]
-    command = [sys.executable, "-m", "fedkin.federate.programs.select", "--give-up", str(give_up)]
+    command = [sys.executable, "-m", "fedkin.federate.selection", "--give-up", str(give_up)]
     running: list[subprocess.Popen[bytes]] = []
     try:
         for place in waiting:

@@ -24,8 +24,7 @@ from fedkin.data import read_columns, site_ids, write_csv
 from fedkin.errors import DataError, ParameterError
 from fedkin.federate import STOP_SIGNAL, Contract, Organiser, only_supervisor
 from fedkin.federate.messages import ADMIT, ADMITTED, ORDER
-from fedkin.federate.programs.files import SELECTION
-from fedkin.federate.records import read_record, write_record
+from fedkin.federate.records import SELECTION, read_record, write_record
 from fedkin.graph import Graph
 
 #: A process per site: more than this and the machine would only be busy with itself. Who shares does it in turn.

@@ -16,7 +16,6 @@ from fedkin.federate.frames import Expected, Kind, MessageError, OutsideWindow, 
 from fedkin.federate.journal import Journal
 
 Slot = tuple[Kind, int]
-Tick = Callable[[], None]
 
 #: State of a site that cannot write what has to be written before it goes on.
 HOLDING = "holding: no room for a checkpoint"
@@ -84,12 +83,7 @@ class Status:
 
 
 class Reminders:
-    """When to ask again for what is missing, and when to complain about it: ever less often.
-
-    Parameters
-    ----------
-    patience : Patience
-    """
+    """When to ask again for what is missing, and when to complain about it: ever less often."""
 
     def __init__(self, patience: Patience) -> None:
         self.began = time.monotonic()

@@ -10,9 +10,9 @@ from numpy.typing import ArrayLike
 from scipy import sparse
 
 from fedkin._base import Array, Index, check_choice, check_positive, check_whole
-from fedkin.admm.curvature import local_curvature
 from fedkin.admm.gradients import Gradients
-from fedkin.admm.in_process.trace import (
+from fedkin.admm.plan import AVERAGES, Average, BatchSize, local_curvature, site_rows, starting_point
+from fedkin.admm.run import (
     Callback,
     Progress,
     Trace,
@@ -22,8 +22,7 @@ from fedkin.admm.in_process.trace import (
     root_mean_square,
     run_callbacks,
 )
-from fedkin.admm.plan import BatchSize, site_rows, starting_point
-from fedkin.admm.shard import AVERAGES, Average, averaging_weight, edge_update
+from fedkin.admm.shard import averaging_weight, edge_update
 from fedkin.core import FusedObjective, Problem, QuadraticTerms, SiteTerms, Solution, Status, damped_newton
 from fedkin.errors import ParameterError, SolverError
 
@@ -44,7 +43,7 @@ def network_lasso_admm(
     callbacks: Sequence[Callback] = (),
     record_every: int | None = None,
 ) -> Solution:
-    """Network-lasso ADMM with all rows: Algorithm 1 with the node step replaced by an exact minimisation.
+    """Run network-lasso ADMM with all rows: Algorithm 1 with the node step replaced by an exact minimisation.
 
     Parameters
     ----------
@@ -103,7 +102,7 @@ def network_lasso_admm(
     def record(t: int) -> dict[str, float]:
         columns = {"primal_residual": root_mean_square(alpha - previous) / strength, **_traffic(problem, t, n_rows * t)}
         if tol is not None:
-            columns["gap"] = certify(objective, theta, [balance]).gap
+            columns["gap"] = certify(objective, theta, [balance])[0]
         return trace.record(t, theta, balance, **columns)
 
     trace = Trace(problem, reference)
@@ -171,11 +170,11 @@ def _newton(terms: SiteTerms, weight: Array, theta: Array, pull: Array) -> Array
 def _finish(
     problem: Problem, theta: Array, alpha: Array, balance: Array, status: Status, done: int, trace: Trace
 ) -> Solution:
-    certificate = certify(problem.fused, theta, [balance])
+    gap, radius = certify(problem.fused, theta, [balance])
     words = {"converged": "converged after", "interrupted": "interrupted after", "iteration_limit": "did"}[status]
-    message = f"{words} {done} rounds: relative gap {certificate.gap:.1e}"
+    message = f"{words} {done} rounds: relative gap {gap:.1e}"
     value = problem.objective(theta)
-    return Solution(theta, value, certificate.gap, status, done, trace.columns(), alpha, message, certificate.radius)
+    return Solution(theta, value, gap, status, done, trace.columns(), alpha, message, radius)
 
 
 def subgradient_descent(
@@ -191,7 +190,7 @@ def subgradient_descent(
     callbacks: Sequence[Callback] = (),
     record_every: int | None = None,
 ) -> Solution:
-    """Subgradient descent on the objective: GD with all rows, SGD with batches. A baseline for `fedkin.fed_admm`.
+    """Run subgradient descent on the objective: GD with all rows, SGD with batches; a baseline for `fedkin.fed_admm`.
 
     Parameters
     ----------
@@ -238,7 +237,7 @@ def subgradient_descent(
     check_choice("average", average, AVERAGES)
     if not 0 <= decay <= 1:
         raise ParameterError(f"decay must lie between 0 and 1, got {decay!r}")
-    rows = site_rows(problem, batch_size, set())
+    rows = site_rows(problem, batch_size)
     if step == "auto":
         length = 1.0 / float(local_curvature(problem.terms, rows).of_batches(rows).max())
     else:

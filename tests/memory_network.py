@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 
-from fedkin.federate.links import OnFrame, OnPresence, OnPull
+from fedkin.federate.transports import OnFrame, OnPresence, OnPull
 
 
 @dataclass(frozen=True)

@@ -15,12 +15,12 @@ from pathlib import Path
 
 from fedkin._base import lock
 from fedkin.errors import DataError
+from fedkin.federate.inbox import HOLDING
 from fedkin.federate.messages import CENTRE, MODEL
-from fedkin.federate.programs.files import LOCK, STATE, STDERR, read_status
-from fedkin.federate.programs.overview import holder, is_running, name_of, places_in, silence
-from fedkin.federate.programs.program import FINISHED, RESTARTS, STOPPED, WRONG
+from fedkin.federate.program import FINISHED, RESTARTS, STOPPED, WRONG
+from fedkin.federate.records import LOCK, STATE, STDERR, read_status
+from fedkin.federate.status import holder, is_running, name_of, places_in, silence
 from fedkin.federate.trust import open_private
-from fedkin.federate.waiting import HOLDING
 
 #: A site that dies so often is given up.
 MAX_RESTARTS = 10
@@ -71,7 +71,7 @@ class Supervisor:
         """Start every site that is here; raises `DataError` when one runs already."""
         check_idle(self.places)
         self.children = [
-            Child(place, restarts_before=int(read_status(place).get("restarts", 0))) for place in self.places
+            Child(place, restarts_before=read_status(place).restarts) for place in self.places
         ]
         for child in self.children:
             self._start(child)
@@ -122,7 +122,7 @@ class Supervisor:
         status = read_status(child.place)
         pid = None if child.process is None else child.process.pid
         why = silence(child.place, status, pid)
-        if why is None and status.get("state") == HOLDING and status.get("pid") == pid:
+        if why is None and status.state == HOLDING and status.pid == pid:
             why = f"{HOLDING}; log.jsonl in {child.place} says why"
         if why is not None and not child.told:
             self.news.append(f"{child.name}: {why}")
@@ -184,8 +184,8 @@ def _role(place: Path) -> list[str]:
 def _why(child: Child, code: int) -> str:
     """Why a site ended, in its own words if it had the time."""
     status = read_status(child.place)
-    if child.process is not None and status.get("pid") == child.process.pid and status.get("why"):
-        return str(status["why"])
+    if child.process is not None and status.pid == child.process.pid and status.why:
+        return status.why
     if code < 0:
         return f"killed by {signal.Signals(-code).name}"
     with (child.place / STDERR).open("rb") as errors:
@@ -200,7 +200,7 @@ def all_done(places: Sequence[Path]) -> bool:
 
     def is_done(place: Path) -> bool:
         made = (place / MODEL).is_dir() if name_of(place) != CENTRE else (place / STATE).exists()
-        return made and read_status(place).get("state") == "done"
+        return made and read_status(place).state == "done"
 
     return all(is_done(place) for place in places)
 

@@ -11,8 +11,8 @@ from functools import partial
 from typing import Any
 
 from fedkin.errors import FedkinError, missing_dependency
-from fedkin.federate.links import OnFrame, OnPresence, OnPull
-from fedkin.federate.waiting import PeerError
+from fedkin.federate.inbox import PeerError
+from fedkin.federate.transports import OnFrame, OnPresence, OnPull
 
 try:
     import zenoh
@@ -70,7 +70,7 @@ def not_opened(listen: Sequence[str], words: str) -> FedkinError:
 
 
 class ZenohTransport:
-    """A zenoh session, configured by `fedkin.federate.links.access`.
+    """A zenoh session, configured by `fedkin.federate.transports`.
 
     ``on_link(common_name, address, opened)`` hears of every link that opens or closes; the name is None without TLS.
     ``on_refused(key, size)`` hears of payloads above ``most_bytes``, which are not even copied.

@@ -30,7 +30,7 @@ MOST_BYTES = 4 << 20
 LAG_SECONDS = 0.05
 
 
-class KeptState:
+class CheckpointFile:
     """The file of one site; states of another run or revision are refused, or written over.
 
     ``hold(write, path, round)`` calls ``write`` until the disk takes it. Sent vectors are kept for ``keep`` rounds.

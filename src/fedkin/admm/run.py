@@ -1,0 +1,624 @@
+"""Fed-ADMM (Algorithms 1 and 2 of the paper): decentralised stochastic ADMM, with sites that may come and go."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import threading
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from signal import SIGINT, default_int_handler, getsignal, signal
+from types import FrameType
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from fedkin._base import Array, check_choice, check_positive, check_whole
+from fedkin.admm.availability import Availability
+from fedkin.admm.gradients import GradientKind, sample_streams
+from fedkin.admm.kernels import CompiledRounds, unsupported
+from fedkin.admm.plan import Average, BatchSize, RunPlan, StepRule, plan_run
+from fedkin.admm.rounds import LocalShards, hosts_of
+from fedkin.admm.shard import ShardState, edge_update
+from fedkin.admm.store import Store
+from fedkin.core import FusedObjective, Problem, Solution, Status
+from fedkin.errors import ConvergenceWarning, ModelFileError, ParameterError, SolverError
+from fedkin.solvers import SCALE_FLOOR, MinimizerBall, fused_parameters
+
+Backend = Literal["auto", "numpy", "numba"]
+
+#: Rounds are recorded one by one in the beginning, and then each time their number has grown by this factor.
+RECORD_GROWTH = 1.2
+#: A run that diverges starts again with steps this many times shorter, and gives up after so many times.
+RESTART_FACTOR, MAX_RESTARTS = 4.0, 6
+#: RUNAWAY times the starting value ends a run at once; WORSE is checked after the last round.
+RUNAWAY, WORSE = 1e6, 0.1
+#: Multiplications between two looks at Ctrl-C, and from which on waiting for the compiler pays.
+CHUNK_WORK, COMPILE_WORK = 3e8, 2e9
+
+
+# --- what the round-by-round solvers share: a trace, and the certificate of what they return --------------------------
+
+
+@dataclass(frozen=True, eq=False)
+class Progress:
+    """What a callback sees.
+
+    Attributes
+    ----------
+    n_iter : int
+        Rounds done.
+    theta : array (V, p)
+        The parameters that would be returned now.
+    record : mapping
+        The newest line of the trace.
+    """
+
+    n_iter: int
+    theta: Array
+    record: Mapping[str, float]
+
+
+Callback = Callable[[Progress], object]
+
+
+def next_record(done: int, every: int | None) -> int:
+    """Return the round to record next."""
+    if every is not None:
+        return (done // every + 1) * every
+    return max(done + 1, int(np.ceil(done * RECORD_GROWTH)))
+
+
+class Trace:
+    """The lines of a trace; ``distance`` is ``||theta - reference||_F^2 / |V|``, as in the paper's theorem."""
+
+    def __init__(self, problem: Problem, reference: Solution | ArrayLike | None) -> None:
+        self.problem, self.reference = problem, None
+        self.lines: list[dict[str, float]] = []
+        if reference is not None:
+            theta = reference.theta if isinstance(reference, Solution) else np.asarray(reference, dtype=np.float64)
+            expected = (problem.n_sites, problem.n_params)
+            if theta.shape != expected:
+                raise ParameterError(f"reference has shape {theta.shape}, expected {expected}: a line for each site")
+            self.reference = theta
+
+    def record(self, n_iter: int, theta: Array, balance: Array | None, **columns: float) -> dict[str, float]:
+        """Add a line; ``balance (V, p)`` are the summed duals for the dual residual."""
+        objective, V = self.problem.fused, self.problem.n_sites
+        line = {"n_iter": float(n_iter), "objective": objective.value(theta) / V}
+        if balance is not None:
+            residual = objective.terms.gradients(theta) + balance
+            if objective.sparsity is not None:
+                residual = residual + np.clip(-residual, -objective.sparsity, objective.sparsity)
+            line["dual_residual"] = root_mean_square(residual)
+        if self.reference is not None:
+            line["distance"] = float(((theta - self.reference) ** 2).sum() / V)
+        line.update(columns)
+        self.lines.append(line)
+        return line
+
+    def columns(self) -> dict[str, Array]:
+        """Return the trace as arrays."""
+        names = self.lines[-1] if self.lines else ()
+        return {name: np.array([line.get(name, np.nan) for line in self.lines]) for name in names}
+
+
+def root_mean_square(rows: Array) -> float:
+    """Return the root of the mean over rows of their squared length; 0 without rows."""
+    return float(np.sqrt((rows**2).sum() / max(rows.shape[0], 1)))
+
+
+def certify(objective: FusedObjective, theta: Array, balances: Iterable[Array]) -> tuple[float, float | None]:
+    """Return the best relative duality gap of ``theta (V, p)`` that one of the given duals proves.
+
+    Each of ``balances (V, p)`` is ``D' alpha`` for duals inside their balls; an average of such sums is one, too. The
+    second number is the radius of the ball that the gap holds for where that is unproven.
+    """
+    with np.errstate(over="ignore", invalid="ignore"):
+        value, zero = objective.value(theta), objective.value(np.zeros_like(theta))
+        radius, proven = MinimizerBall(objective).radius(theta, value)
+        gradients = objective.terms.gradients(theta)
+        best, needed = np.inf, False
+        for balance in balances:
+            gap, conditional = _gap(objective, theta, gradients, balance, radius)
+            if gap < best:
+                best, needed = gap, conditional
+    floor = SCALE_FLOOR * abs(zero) + np.finfo(float).tiny
+    return max(best, 0.0) / max(abs(value), floor), radius if needed and not proven else None
+
+
+def _gap(
+    objective: FusedObjective, theta: Array, gradients: Array, balance: Array, radius: float
+) -> tuple[float, bool]:
+    # sum_e <alpha_e, theta_i - theta_j> = <D' alpha, theta>: the edges need not be looked at one by one
+    total = objective.penalty_value(theta) - float((balance * theta).sum())
+    if objective.sparsity is not None:
+        zeta = np.clip(-(gradients + balance), -objective.sparsity, objective.sparsity)
+        balance = balance + zeta
+        total -= float((zeta * theta).sum())
+    sites = objective.terms.young_gaps(theta, balance)
+    unbounded = ~np.isfinite(sites)
+    if unbounded.any() and np.isfinite(radius):
+        sites[unbounded] = objective.terms.young_gaps(theta, balance, radius)[unbounded]
+    return float(sites.sum()) + total, bool(unbounded.any())
+
+
+class Interrupt:
+    """Whether Ctrl-C was pressed."""
+
+    pressed = False
+
+
+@contextmanager
+def deferred_interrupt() -> Iterator[Interrupt]:
+    """Note Ctrl-C instead of raising it, so that a round is never left half done; the second one raises at once."""
+    interrupt = Interrupt()
+    # only the main thread receives signals; a handler of somebody else's is left alone
+    if threading.current_thread() is not threading.main_thread() or getsignal(SIGINT) is not default_int_handler:
+        yield interrupt
+        return
+
+    def note(number: int, frame: FrameType | None) -> None:
+        if interrupt.pressed:
+            default_int_handler(number, frame)
+        interrupt.pressed = True
+
+    signal(SIGINT, note)
+    try:
+        yield interrupt
+    finally:
+        signal(SIGINT, default_int_handler)
+
+
+def run_callbacks(callbacks: Iterable[Callback], progress: Progress) -> bool:
+    """Call all of them, and return whether one wants the run to end."""
+    return any([bool(callback(progress)) for callback in callbacks])
+
+
+# --- fed_admm ---------------------------------------------------------------------------------------------------------
+
+
+def fed_admm(
+    problem: Problem,
+    rounds: int = 1000,
+    batch_size: BatchSize = None,
+    *,
+    availability: Availability | None = None,
+    streams: Mapping[Any, Iterable[Any]] | None = None,
+    tol: float | None = None,
+    reference: Solution | ArrayLike | None = None,
+    warm_start: Solution | None = None,
+    rho: float | Literal["auto"] = "auto",
+    step: float | Literal["auto", "literal"] = "auto",
+    kappa: float | None = None,
+    average: Average | None = None,
+    gradient: GradientKind = "plain",
+    seed: int = 0,
+    callbacks: Sequence[Callback] = (),
+    record_every: int | None = None,
+    checkpoint: str | os.PathLike[str] | None = None,
+    checkpoint_every: int | None = None,
+    resume: bool = False,
+    fuse: bool = False,
+    shards: int | Sequence[int] = 1,
+    backend: Backend = "auto",
+) -> Solution:
+    """Minimise the objective of ``problem`` by Fed-ADMM: each round, a site looks at a batch and tells its
+    neighbours its theta.
+
+    Parameters
+    ----------
+    problem : Problem
+        What is solved.
+    rounds : int
+        Rounds to do, counted from the very first one also when resuming.
+    batch_size : int, sequence of V ints or None
+        Rows that a site draws in each round, without replacement; None for all its rows.
+    availability : Availability, optional
+        Sites that come and go (Algorithm 2).
+    streams : mapping {site: iterable of samples}, optional
+        These sites see new samples ``(x, y)`` in every round; their stored rows serve for the curvature and the
+        reported objective only.
+    tol : float, optional
+        Stop when the relative duality gap is at most this; it is computed for every line of the trace.
+    reference : Solution or array (V, p), optional
+        For the column ``distance`` of the trace.
+    warm_start : Solution, optional
+        Where theta and the edge duals start; at 0 by default.
+    rho : float or "auto"
+        Penalty of the augmented Lagrangian. By default ``mean curvature / mean degree``, times 4 where noise does not
+        force the steps to shrink.
+    step : "auto", float or "literal"
+        "auto": proximal steps chosen by each site from its own curvature. A number kappa: proximal steps
+        ``eta_i(t) = e / (1 + rho |N_i| e)`` with ``e(t) = kappa / t``. "literal": ``eta(t) = kappa / t`` as printed
+        in the paper, which explodes easily.
+    kappa : float, optional
+        For ``step="literal"``; by default from the curvature.
+    average : "tail", "paper", "last" or None
+        What is returned: an average in which round t weighs like t^3 and so forgets the beginning, the plain average of
+        theta(0), ..., theta(T-1) that the theorem is about, or the last theta. By default "last" where nothing is
+        random or ``gradient`` removes the variance, "tail" otherwise.
+    gradient : "plain", "saga" or "svrg"
+        The paper's mini-batch gradient, or one whose variance vanishes: linear convergence on strongly convex losses.
+        SAGA remembers a number per row, SVRG passes over all rows now and then.
+    seed : int
+        Of the batches and of the availability.
+    callbacks : sequence of callables
+        Called with a `Progress` whenever a line is recorded; a true result ends the run.
+    record_every : int, optional
+        Rounds between lines of the trace; by default they grow by a fifth.
+    checkpoint : path, optional
+        SQLite file to write the state to: every ``checkpoint_every`` rounds, at the end and at Ctrl-C.
+    checkpoint_every : int, optional
+        By default whenever a line is recorded.
+    resume : bool
+        Go on from the checkpoint; the result is that of a run without the break, to the bit.
+    fuse : bool
+        Make sites equal to the bit whose edges the duals show to be fused (for `Solution.clusters`), unless that
+        makes the gap worse.
+    shards : int or sequence of V ints
+        Number of shards inside this process, or the shard of each site. It does not change a bit of the result.
+    backend : "auto", "numpy" or "numba"
+        "numpy" is the reference, with the same bits in every engine; "numba" is faster and agrees to 1e-10; "auto"
+        compiles when the work pays.
+
+    Returns
+    -------
+    Solution
+        ``trace`` has the columns ``n_iter``, ``objective``, ``dual_residual`` (of the returned parameters: root mean
+        square over sites of gradient plus duals), ``primal_residual`` (root mean square over edges of theta -
+        beta), ``distance`` (``||theta - reference||_F^2 / |V|``), ``vectors`` and ``bytes`` (that would have
+        travelled up to then), ``rows`` (looked at up to then), ``available`` (share of sites in that round) and
+        ``gap`` (with ``tol``).
+
+    Raises
+    ------
+    ParameterError
+        When an argument is out of range.
+    SolverError
+        When the run diverges with the steps that were asked for.
+
+    Notes
+    -----
+    docs/fed-admm.md follows a row through a round and derives the form that is computed. The gap is certified by the
+    edge duals, which stay inside their balls in every round, and so do their averages.
+
+    Examples
+    --------
+    >>> import fedkin
+    >>> from fedkin.datasets import paper_design
+    >>> design = paper_design(n_sites=10, n_samples=30, n_features=3, n_clusters=2, seed=0)
+    >>> problem = fedkin.Problem(design.federation, design.graph, lam=0.01)
+    >>> exact = fedkin.solve(problem, 1e-10)
+    >>> solution = fedkin.fed_admm(problem, rounds=300, batch_size=5, gradient="saga", reference=exact)
+    >>> bool(solution.trace["distance"][-1] < 1e-10)
+    True
+    """
+    for name, value in (("record_every", record_every), ("checkpoint_every", checkpoint_every)):
+        if value is not None:
+            check_whole(name, value, least=1)
+    if tol is not None:
+        check_positive("tol", tol)
+    if resume and checkpoint is None:
+        raise ParameterError("resume needs checkpoint, the file to go on from")
+    check_choice("backend", backend, ("auto", "numpy", "numba"))
+    given = {"rho": rho, "step": step, "kappa": kappa, "average": average, "gradient": gradient, "seed": seed}
+    plan = plan_run(
+        problem,
+        rounds,
+        batch_size,
+        availability=availability,
+        streaming=set(streams or {}),
+        warm_start=warm_start,
+        **given,  # type: ignore[arg-type]
+    )
+    run = _Run(problem, plan, hosts_of(shards, problem.n_sites), streams, step, backend)
+    run.trace, run.tol, run.callbacks, run.record_every = Trace(problem, reference), tol, callbacks, record_every
+    if checkpoint is None:
+        return run.go(fuse)
+    run.file = Store(checkpoint, fingerprint([*_describe(problem, plan, tuple(given.values())), *run.describe()]))
+    run.save_every, run.fresh = checkpoint_every, not resume
+    try:
+        if resume:
+            run.resume()
+        return run.go(fuse)
+    finally:
+        run.file.close()
+
+
+class _DivergedError(Exception):
+    """The steps were too long."""
+
+
+class _Run:
+    """One run inside this process: its shards, how far they are, its trace, its checkpoint and its restarts."""
+
+    trace: Trace
+    tol: float | None
+    callbacks: Sequence[Callback]
+    record_every: int | None
+    save_every: int | None = None
+    file: Store | None = None
+    fresh: bool = True
+
+    def __init__(
+        self,
+        problem: Problem,
+        plan: RunPlan,
+        hosts: NDArray[np.int64],
+        streams: Mapping[Any, Iterable[Any]] | None,
+        step: float | str,
+        backend: Backend,
+    ) -> None:
+        self.problem, self.plan, self.hosts, self.streams = problem, plan, hosts, streams
+        self.step, self.backend = step, backend
+        with np.errstate(over="ignore"):
+            self.start_value = problem.objective(plan.theta)
+            # a warm start may fit perfectly: what counts as worse is measured against theta = 0 too
+            zero = problem.objective(np.zeros_like(plan.theta))
+            self.scale = max(abs(self.start_value), abs(zero), np.finfo(float).tiny)
+        self.listeners = _listeners(problem, plan.availability)
+        self.caution, self.restarts = 1.0, 0
+        self.begin()
+
+    def begin(self) -> None:
+        """Set everything to the state before round 1."""
+        plan, steps = self.plan, self.plan.steps
+        if self.caution > 1.0:
+            plan = replace(plan, steps=StepRule(self.caution * steps.start, steps.growth, steps.damping))
+        availability, sites = plan.availability, self.problem.federation.sites
+        self.presence = None if availability is None else availability.bind(sites, plan.seed)
+        streams = sample_streams(self.problem.rows_for("Fed-ADMM"), self.streams)
+        self.local = LocalShards(plan, self.hosts, streams)
+        work = float(self.local.rows.batch.sum() + plan.edges.shape[0] + plan.n_sites) * plan.n_params
+        self.chunk = int(max(1, min(4096, CHUNK_WORK / work)))
+        compiled = self.backend == "numba" or (self.backend == "auto" and plan.rounds * work >= COMPILE_WORK)
+        reason = unsupported(self.local) if compiled else None
+        if reason is not None and self.backend == "numba":
+            raise ParameterError(f"backend='numba' cannot do this run: {reason}; use backend='numpy'")
+        self.compiled = compiled and reason is None
+        self.advance = CompiledRounds(self.local) if self.compiled else self.local.run
+        self.done, self.vectors, self.available = 0, 0.0, 1.0
+
+    def restart(self, reason: str) -> None:
+        """Begin again with shorter steps, or say why that does not help."""
+        if self.step != "auto":
+            asked = "the literal step kappa/t" if self.step == "literal" else f"step={self.step!r}"
+            raise SolverError(f"{reason} with {asked}; use step='auto', or a smaller kappa or rho") from None
+        if self.streams:
+            raise SolverError(f"{reason}, and samples of a stream cannot be seen again; give a small step") from None
+        if self.restarts >= MAX_RESTARTS:
+            raise SolverError(
+                f"{reason}, also with {self.caution:.0f} times shorter steps: the objective may have no finite "
+                "minimiser (add ridge=1e-3 or so), or the features are badly scaled (standardise them)"
+            ) from None
+        self.restarts += 1
+        self.caution *= RESTART_FACTOR
+        self.trace.lines.clear()
+        self.begin()
+
+    def go(self, fuse: bool) -> Solution:
+        """Do the rounds that are missing, again with shorter steps where they diverge, and sum up."""
+        while True:
+            try:
+                with deferred_interrupt() as interrupt, np.errstate(over="ignore", invalid="ignore"):
+                    status = self._rounds(interrupt)
+                    worse = self._worse()
+                    if worse is not None and status != "interrupted":
+                        raise _DivergedError(worse)
+                    # interrupted in a bad moment: the best so far is the beginning
+                    theta = self.local.gather("average") if worse is None else self.plan.theta
+                    return self._finish(status, theta, fuse)
+            except _DivergedError as diverged:
+                self.restart(str(diverged))
+
+    def _rounds(self, interrupt: Interrupt) -> Status:
+        status: Status = "iteration_limit"
+        lines, rounds = self.trace.lines, self.plan.rounds
+        recorded = int(lines[-1]["n_iter"]) if lines else 0
+        while self.done < rounds and status == "iteration_limit":
+            planned = next_record(recorded, self.record_every)
+            self._advance_to(min(planned, rounds), interrupt)
+            if interrupt.pressed:
+                status = "interrupted"
+            elif self.done == planned:
+                recorded = planned
+                status = self._look()
+                if self.save_every is None:
+                    self._save()
+        self._save()
+        if not lines or lines[-1]["n_iter"] != self.done:
+            self._record()
+        return status
+
+    def _advance_to(self, goal: int, interrupt: Interrupt) -> None:
+        every = self.save_every
+        while self.done < goal and not interrupt.pressed:
+            count = min(goal - self.done, self.chunk)
+            if every is not None:
+                count = min(count, every - self.done % every)
+            available = probability = None
+            if self.presence is not None:
+                available, probability = self.presence.rounds(self.done + 1, count)
+                self.available = float(available[-1].mean())
+                self.vectors += float((available @ self.listeners).sum())
+            else:
+                self.vectors += float(self.listeners.sum()) * count
+            self.advance(self.done + 1, count, available, probability)
+            self.done += count
+            if not np.isfinite(self.local.gather("theta")).all():
+                raise _DivergedError(f"the parameters became infinite within {self.done} rounds")
+            if every is not None and self.done % every == 0:
+                self._save()
+
+    def _look(self) -> Status:
+        """Record a line, and decide whether to go on."""
+        line = self._record()
+        if not line["objective"] < self.start_value + RUNAWAY * self.scale:
+            raise _DivergedError(f"the objective ran away within {self.done} rounds")
+        if self.tol is not None and line["gap"] <= self.tol:
+            return "converged"
+        try:
+            stop = run_callbacks(self.callbacks, Progress(self.done, self.local.gather("average"), line))
+        except KeyboardInterrupt:
+            stop = True
+        return "interrupted" if stop else "iteration_limit"
+
+    def _record(self) -> dict[str, float]:
+        local, plan, objective = self.local, self.plan, self.problem.fused
+        theta, alpha = local.gather("theta"), local.gather("alpha")
+        average, balance = local.gather("average"), local.gather("average_balance")
+        moved = edge_update(alpha, objective.differences(theta), plan.rho, plan.edge_radius, plan.penalty) - alpha
+        columns = {
+            # an edge step moves alpha by rho times theta - beta
+            "primal_residual": root_mean_square(moved) / plan.rho,
+            "vectors": self.vectors,
+            "bytes": self.vectors * self.problem.n_params * 8.0,
+            "rows": float(local.looked.sum()),
+            "available": self.available,
+        }
+        if self.tol is not None:
+            columns["gap"] = certify(objective, average, [balance, local.gather("balance")])[0]
+        return self.trace.record(self.done, average, balance, **columns)
+
+    def _worse(self) -> str | None:
+        """Return a sentence, when the result is worse than where the run began."""
+        value = self.trace.lines[-1]["objective"]
+        if value <= self.start_value + WORSE * self.scale:
+            return None
+        return f"after {self.done} rounds the objective is {value:.3g}, worse than {self.start_value:.3g} at the start"
+
+    def _finish(self, status: Status, theta: Array, fuse: bool) -> Solution:
+        objective, balance, alpha = self.problem.fused, self.local.gather("average_balance"), self.local.gather("alpha")
+        balances = [balance, self.local.gather("balance")]
+        gap, radius = certify(objective, theta, balances)
+        if fuse:
+            zeta = None
+            if objective.sparsity is not None:
+                zeta = np.clip(-objective.terms.gradients(theta) - balance, -objective.sparsity, objective.sparsity)
+            candidate = fused_parameters(objective, theta, alpha, zeta)
+            other, within = certify(objective, candidate, balances)
+            if other <= gap:
+                theta, gap, radius = candidate, other, within
+        message = _message(status, self.done, gap, self.tol, self.restarts)
+        if status == "iteration_limit" and self.tol is not None:
+            warnings.warn(message, ConvergenceWarning, stacklevel=4)
+        value, trace = self.problem.objective(theta), self.trace.columns()
+        return Solution(theta, value, gap, status, self.done, trace, alpha, message, radius)
+
+    # --- checkpoints ---
+
+    def describe(self) -> list[object]:
+        """Return what the course of this run depends on beside problem and plan."""
+        return [sorted(self.local.streams), *(() if self.presence is None else self.presence.facts)]
+
+    def _save(self) -> None:
+        """Replace the saved state; a crash leaves the one before or this one."""
+        if self.file is None:
+            return
+        if self.fresh:  # whatever is there is replaced
+            self.file.clear()
+            self.fresh = False
+        arrays: dict[str, NDArray[Any]] = {f"trace_{name}": values for name, values in self.trace.columns().items()}
+        streams = self.local.streams
+        arrays["streamed"] = np.array([streams[u].used for u in sorted(streams)], dtype=np.int64)
+        if self.presence is not None:
+            arrays["seen"] = self.presence.seen
+        header = {name: getattr(self, name) for name in ("vectors", "available", "restarts", "caution", "compiled")}
+        self.file.save(self.done, {**vars(self.local.state()), **arrays}, header, durable=True)
+
+    def resume(self) -> None:
+        """Go to the state, and back to the trace, that was saved."""
+        assert self.file is not None
+        path = self.file.path
+        if not path.exists():
+            raise ModelFileError(f"{path}: there is no checkpoint to resume from; run once without resume")
+        saved = self.file.load()
+        if saved is None and self.file.others():
+            raise ParameterError(
+                f"{path}: was written by a run with other data, another graph or other settings; resume needs the same "
+                "problem, batch size, steps, seed and availability (only rounds and shards may change)"
+            )
+        if saved is None:
+            raise ModelFileError(f"{path}: cannot be read as a checkpoint: it holds no state")
+        arrays, header = saved.arrays, saved.header
+        self.restarts, self.caution = header["restarts"], header["caution"]
+        if self.backend == "auto":
+            self.backend = "numba" if header["compiled"] else "numpy"
+        self.begin()
+        self.local.restore(ShardState(**{name: arrays.pop(name) for name in ShardState.__dataclass_fields__}))
+        for u, used in zip(sorted(self.local.streams), arrays.pop("streamed").tolist(), strict=True):
+            self.local.streams[u].skip(used)
+        self.done, self.vectors, self.available = saved.round, header["vectors"], header["available"]
+        if self.presence is not None:
+            self.presence.seen = arrays.pop("seen")
+        columns = {name.removeprefix("trace_"): values.tolist() for name, values in arrays.items()}
+        self.trace.lines = [dict(zip(columns, values, strict=True)) for values in zip(*columns.values(), strict=True)]
+
+
+def fingerprint(parts: Iterable[object]) -> str:
+    """Return a digest of arrays (their dtype, shape and bytes), numbers and strings, the same in every process."""
+    digest = hashlib.blake2b(digest_size=16)
+    for part in parts:
+        if isinstance(part, np.ndarray) and part.dtype.kind != "O":
+            digest.update(f"array:{part.dtype.str}:{part.shape};".encode())
+            digest.update(np.ascontiguousarray(part).data)
+        else:
+            digest.update(f"{type(part).__name__}:{part!r};".encode())
+    return digest.hexdigest()
+
+
+def _describe(problem: Problem, plan: RunPlan, given: tuple[object, ...]) -> list[object]:
+    """Return everything that the course of a run depends on, for `fingerprint`."""
+    assert plan.rows is not None
+    rows, kinds = plan.rows, {id(loss): loss for loss in problem.losses}
+    numbers = {key: k for k, key in enumerate(kinds)}
+    plain = [(type(loss).__name__, loss.name, sorted(_plain_parts(vars(loss)), key=str)) for loss in kinds.values()]
+    return [
+        *rows.data.arrays,
+        *(rows.starts, rows.batch, rows.keys, rows.ridge),
+        np.array([numbers[id(loss)] for loss in problem.losses]),
+        plain,
+        *(plan.edges, plan.edge_radius, plan.penalty.name, plan.sparsity, plan.radius),
+        given,
+        *(plan.theta, plan.alpha),
+    ]
+
+
+def _plain_parts(parts: Mapping[str, Any]) -> Iterator[tuple[str, object]]:
+    """Yield what can be compared between processes: numbers, words, and the names of functions."""
+    for name, value in parts.items():
+        if callable(value):
+            yield name, getattr(value, "__qualname__", type(value).__name__)
+        elif isinstance(value, int | float | str):
+            yield name, value
+
+
+def _listeners(problem: Problem, availability: Availability | None) -> Array:
+    """Return the vectors ``(V,)`` that travel in a round because a site is there."""
+    if availability is None:
+        return problem.graph.degree.astype(np.float64)
+    if availability.placement == "central":
+        # the central machine sends theta_i and the pull of its edges, the site returns theta_i
+        return np.full(problem.n_sites, 3.0)
+    labels = problem.graph.components()
+    return np.asarray((np.bincount(labels) - 1.0)[labels], dtype=np.float64)
+
+
+def _message(status: Status, done: int, gap: float, tol: float | None, restarts: int) -> str:
+    again = f" (after {restarts} restarts with shorter steps)" if restarts else ""
+    if status == "converged":
+        return f"converged: relative gap {gap:.1e} after {done} rounds{again}"
+    if status == "interrupted":
+        return (
+            f"interrupted after {done} rounds at relative gap {gap:.1e}{again}; with a checkpoint, resume=True goes on"
+        )
+    if tol is None:
+        return f"did {done} rounds: relative gap {gap:.1e}{again}"
+    return (
+        f"stopped after {done} rounds with relative gap {gap:.1e} > {tol:.1e}{again}; raise rounds, take larger "
+        "batches, or use gradient='saga'"
+    )

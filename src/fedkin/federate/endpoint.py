@@ -1,0 +1,343 @@
+"""One process's end of a run: what it has sent and what has come, how it waits for others, what its owner is told."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+
+from fedkin._base import Array, wait_until
+from fedkin.admm import Sent
+from fedkin.federate.frames import Expected, Kind, encode
+from fedkin.federate.inbox import HOLDING, LONGEST_SILENCE, LOOK_SECONDS, Inbox, Patience, PeerError, Reminders, Status
+from fedkin.federate.journal import Journal
+from fedkin.federate.plan import SitePlan
+from fedkin.federate.transports import Transport
+
+_DONE_SECONDS, _MOMENT_SECONDS = 0.4, 0.02
+#: Kinds of messages that are written to disk, so that they can be told again after a crash.
+_SAVED = (Kind.THETA, Kind.ALPHA, Kind.PRESENT)
+_NOTHING = np.zeros(0)
+
+
+class Endpoint:
+    """What everybody who steps in a run has: partners, an inbox, sent vectors, patience, a status.
+
+    ``tick`` is called several times a second while waiting, and may raise `Stopped`; ``idle`` when a wait gets longer.
+    """
+
+    def __init__(
+        self,
+        plan: SitePlan,
+        transport: Transport,
+        journal: Journal,
+        *,
+        patience: Patience | None = None,
+        tick: Callable[[], None] | None = None,
+        idle: Callable[[], None] | None = None,
+    ) -> None:
+        self.plan, self.transport, self.journal = plan, transport, journal
+        self.patience = patience or Patience()
+        self.tick: Callable[[], None] = tick or (lambda: None)
+        self.idle: Callable[[], None] = idle or (lambda: None)
+        self.here, self.partners = plan.here, plan.partners()
+        self.names = {u: plan.name(u) for u in [plan.here, *self.partners]}
+        self.status, self.inbox = Status(), Inbox(self.names, journal)
+        #: Partners that have left for good.
+        self.left: frozenset[int] = frozenset()
+        self.keep = plan.checkpoint_every + 2
+        #: Own vectors of the last rounds, for who asks: by kind and receiver (None for all), then by round.
+        self.past: dict[tuple[Kind, int | None], dict[int, Array]] = {}
+        self._unsaved: list[Sent] = []
+        self._slots: dict[tuple[Kind, int], Callable[[bytes], bool]] = {}
+        self._hint = True  # somebody may be ahead of this site: pull at once
+
+    @property
+    def name(self) -> str:
+        """The name of this site."""
+        return self.names[self.here]
+
+    def open(
+        self,
+        expected: Callable[[int], Iterable[Expected]],
+        answer: Callable[[Kind, int, int], bytes | None] | None = None,
+        word: str = "neighbour",
+    ) -> None:
+        """Begin to listen: ``expected(v)`` is what may come from partner v, ``answer(kind, v, t)`` what it may ask."""
+        plan = self.plan
+        for v in self.partners:
+            for one in expected(v):
+                self._slots[one.kind, v] = self.inbox.expect(one)
+                self.transport.subscribe(plan.key(one.kind, v, self.here), self.inbox.line((one.kind, v)))
+            self.transport.watch(plan.presence_key(v), partial(self._on_presence, v, word))
+            for kind in plan.kinds(self.here, v):
+                self.transport.answer(plan.asking_key(kind, self.here, v), partial(answer or self.answer, kind, v))
+        self.transport.announce(plan.presence_key(self.here))
+
+    def _on_presence(self, v: int, word: str, here: bool) -> None:
+        name = self.names[v]
+        (self.status.up.add if here else self.status.up.discard)(name)
+        self.journal.sparingly("info", f"{word} {'up' if here else 'down'}", peer=name)
+        self._hint = self._hint or here
+        self.inbox.wake()
+
+    def drop(self, gone: Iterable[int]) -> frozenset[int]:
+        """Go on without partners that have left for good; returns those that had not been dropped before."""
+        new = frozenset(gone) & set(self.partners)
+        self.left |= new
+        self.partners = [v for v in self.partners if v not in new]
+        for v in sorted(new):
+            self.inbox.forget(v)
+        return new
+
+    # --- what is sent ---
+
+    def expected(self, kind: Kind, v: int, length: int, first: int, last: int, **bounds: object) -> Expected:
+        """Return what may come from partner v: so many numbers, of these rounds."""
+        if kind is Kind.THETA:
+            bounds = {"wire": self.plan.wire, "bound": self.plan.radius, **bounds}
+        return Expected(self.plan.run_bytes, kind, v, length, first, last, **bounds)  # type: ignore[arg-type]
+
+    def frame(self, kind: Kind, t: int, values: Array) -> bytes:
+        """Return a message of this site."""
+        wire = self.plan.wire if kind is Kind.THETA else "float64"  # duals are compared as they are
+        return encode(self.plan.run_bytes, kind, self.here, t, values, wire)
+
+    def send(self, kind: Kind, t: int, values: Array, to: int | None = None, *, push: bool = True) -> None:
+        """Send a vector to all partners, or to one, and keep it for those who ask; without ``push`` only keep it."""
+        self.remember(kind, t, values, to)
+        if push and self.partners:
+            key = self.plan.key(kind, self.here, self.here if to is None else to)
+            self.transport.publish(key, self.frame(kind, t, values))
+
+    def remember(self, kind: Kind, t: int, values: Array, to: int | None = None) -> None:
+        """Keep a vector for those who ask."""
+        # threads of the transport read this dictionary: single operations only
+        held = self.past.setdefault((kind, to), {})
+        held[t] = values
+        while (old := next(iter(held))) <= t - self.keep:  # rounds come in order
+            del held[old]
+        if kind in _SAVED:
+            self._unsaved.append(Sent(kind, t, values))
+            del self._unsaved[: -len(_SAVED) * self.keep]
+
+    def answer(self, kind: Kind, v: int, t: int) -> bytes | None:
+        """Return the frame of round t, 0 for the newest, that partner v asks for; None when there is none."""
+        held = self.past.get((kind, None)) or self.past.get((kind, v)) or {}
+        t = t or next(reversed(held), 0)
+        values = held.get(t)
+        if values is None and t < min(list(held), default=0):
+            self.journal.sparingly("warning", "asked for a round that is no longer kept", peer=self.names[v])
+        return None if values is None else self.frame(kind, t, values)
+
+    def unsaved(self, t: int) -> list[Sent]:
+        """Return what was sent up to round t and not yet `saved`."""
+        return [one for one in self._unsaved if one.round <= t]
+
+    def saved(self, t: int) -> None:
+        """Take note that what was sent up to round t is on the disk."""
+        self._unsaved = [one for one in self._unsaved if one.round > t]
+
+    def recall(self, sent: Sequence[Sent], done: int) -> None:
+        """Take back what was sent up to round ``done``, before this process began."""
+        for one in sent:
+            if done - self.keep < one.round <= done:
+                self.past.setdefault((Kind(one.kind), None), {})[one.round] = one.values
+
+    # --- waiting ---
+
+    def pull(self, kind: Kind, sender: int, t: int) -> None:
+        """Ask a partner for the message of a round."""
+
+        def on_frame(frame: bytes) -> None:
+            # nothing had been pushed: the sender is ahead of this site, so pull the next message at once, too
+            self._hint = self._slots[kind, sender](frame) or self._hint
+
+        self.status.pulled += 1
+        self.transport.pull(self.plan.asking_key(kind, sender, self.here), t, on_frame)
+
+    def look_around(self) -> None:
+        """Pull at once in the next wait: somebody may be ahead."""
+        self._hint = True
+
+    def hinted(self) -> bool:
+        """Return, once, whether somebody may be ahead."""
+        hint, self._hint = self._hint, False
+        return hint
+
+    def wait_for(
+        self,
+        kind: Kind,
+        senders: Sequence[int],
+        t: int,
+        pull: Callable[[Kind, int, int], None] | None = None,
+        stop: Callable[[], bool] | None = None,
+    ) -> bool:
+        """Wait for the messages of round t, and pull them where they do not come; False when ``stop`` says so first."""
+        # in nearly every round that is all
+        missing = self.inbox.wait(kind, list(senders), t, 0.0 if self._hint else _MOMENT_SECONDS)
+        if missing:
+            self.idle()
+            reminders = Reminders(self.patience)
+            next_tick = reminders.began + LOOK_SECONDS
+            while missing:
+                if stop is not None and stop():
+                    return False
+                now = time.monotonic()
+                if reminders.pull_is_due(now) or self._hint:
+                    self._hint = False
+                    for sender in missing:
+                        (pull or self.pull)(kind, sender, t)
+                    reminders.pulled(now)
+                if reminders.complaint_is_due(now):
+                    self._complain(kind, missing, t, now - reminders.began)
+                    reminders.complained(now)
+                if now >= next_tick:
+                    next_tick = now + LOOK_SECONDS
+                    self.tick()
+                    # a neighbour may have left for good meanwhile
+                    senders = [sender for sender in senders if sender not in self.left]
+                pause = max(min(reminders.next_pull, next_tick) - now, 0.001)
+                missing = self.inbox.wait(kind, list(senders), t, pause)
+        self.status.waiting_for = []
+        return True
+
+    def _complain(self, kind: Kind, missing: list[int], t: int, seconds: float) -> None:
+        names = self.status.waiting_for = [self.names[v] for v in missing]
+        facts = {"kind": kind.name, "peers": names, "down": self._down(names), "seconds": round(seconds, 1)}
+        self.journal.write("warning", "waiting", round=t, **facts)
+        if seconds >= self.patience.give_up:
+            which = f"{kind.name} of round {t}" if t else kind.name
+            whom = self.inbox.in_words(missing, self.status.up)
+            raise PeerError(f"no {which} for {seconds:.0f} s from {whom}")
+
+    def _down(self, names: Sequence[str]) -> list[str]:
+        return [name for name in names if name not in self.status.up]
+
+    def gather(self, t: int, seconds: float) -> None:
+        """Wait until all partners are up, at most so long: a slow start is not to be taken for absence in round t."""
+
+        def missing() -> list[str]:
+            return self._down([self.names[u] for u in self.partners])
+
+        def look(pause: float) -> None:
+            self.inbox.wait(Kind.THETA, self.partners, t, pause)
+            self.tick()
+
+        if not wait_until(lambda: not missing(), seconds, longest_pause=LOOK_SECONDS, sleep=look):
+            self.journal.write("warning", "starting without", peers=missing())
+
+    def collect(self, t: int, pull: Callable[[int], None], least: int = 0) -> dict[int, Array]:
+        """Return the thetas of round t: of all who are up, or who have sent them by the deadline, but at least so many.
+
+        ``pull(u)`` asks u again. Raises `PeerError` when fewer than ``least`` have come after ``patience.give_up``
+        seconds.
+        """
+        inbox, names, status, patience, senders = self.inbox, self.names, self.status, self.patience, self.partners
+        reminders = Reminders(patience)
+        deadline = reminders.began + patience.deadline
+        while True:
+            missing = inbox.missing(Kind.THETA, senders, t)
+            awaited = [u for u in missing if names[u] in status.up]
+            now = time.monotonic()
+            waited = now - reminders.began
+            enough = len(senders) - len(missing) >= least
+            if enough and (not awaited or now >= deadline):
+                break
+            if waited > patience.give_up and not enough:
+                raise PeerError(f"no site has answered in round {t} for {waited:.0f} s; start some")
+            if reminders.pull_is_due(now):
+                for u in awaited:
+                    pull(u)
+                reminders.pulled(now)
+            if reminders.complaint_is_due(now) and waited <= patience.give_up:
+                peers = [names[u] for u in missing]
+                self.journal.write("warning", "waiting", round=t, peers=peers, seconds=round(waited, 1))
+                reminders.complained(now)
+            status.waiting_for = [names[u] for u in awaited] if waited > 1.0 else []
+            pause = min(LOOK_SECONDS, reminders.next_pull - now, deadline - now if now < deadline else LOOK_SECONDS)
+            inbox.wait(Kind.THETA, awaited or senders, t, max(0.001, pause))
+            if waited > LOOK_SECONDS:
+                self.tick()
+        status.waiting_for = []
+        for u in awaited:
+            self.journal.sparingly("warning", "up, but no theta before the deadline", peer=names[u])
+        return {u: inbox.values(Kind.THETA, u, t) for u in senders if u not in missing}
+
+    def hold(
+        self, write: Callable[[], None], path: Path, round: int, event: str = "checkpoint failed, holding"
+    ) -> None:
+        """Call ``write`` until the disk takes it, and wait where this process is; log lines come ever less often.
+
+        Raises `PeerError` when it has not after ``patience.give_up`` seconds.
+        """
+        failures: list[OSError] = []
+
+        def is_written() -> bool:
+            try:
+                write()
+            except OSError as error:
+                failures.append(error)
+                return False
+            return True
+
+        if is_written():
+            return
+        before = self.status.state
+
+        def complain(seconds: float) -> None:
+            self.journal.write("error", event, round=round, why=str(failures[-1]), seconds=int(seconds))
+
+        def pause(seconds: float) -> None:
+            self.status.state = HOLDING
+            time.sleep(seconds)
+            self.tick()
+
+        if not wait_until(is_written, self.patience.give_up, complain=complain, silence=1.0, sleep=pause):
+            raise PeerError(f"cannot write {path}: {failures[-1]}; make room, then start again") from failures[-1]
+        self.status.state = before
+
+    # --- the end ---
+
+    def linger(
+        self,
+        kind: Kind,
+        t: int,
+        *,
+        waits: bool = True,
+        only_up: bool = False,
+        on_over: Callable[[], None] | None = None,
+    ) -> None:
+        """Say that this site has finished, and stay until all partners say so, as they may need its last vectors.
+
+        It stays at most as long as `Patience` says, and waits for those only who are up (``only_up``), or for nobody
+        (``waits=False``). ``on_over`` is called when all have finished.
+        """
+        began = time.monotonic()
+        deadline, silence = began + self.patience.linger, self.patience.complain
+        next_word = began + min(silence, 2.0 * _DONE_SECONDS)
+        waiting = list(self.partners) if waits else []
+        while waiting and time.monotonic() < deadline:
+            self.send(kind, t, _NOTHING)
+            for v in waiting:
+                self.pull(kind, v, t)
+            missing = self.inbox.wait(kind, self.partners, t, _DONE_SECONDS)
+            waiting = [v for v in missing if not only_up or self.names[v] in self.status.up]
+            names = self.status.waiting_for = [self.names[v] for v in waiting]
+            if not missing and on_over is not None:
+                on_over()
+            now = time.monotonic()
+            if waiting and now >= next_word:
+                facts = {"peers": names, "down": self._down(names), "at_most": round(deadline - now, 1)}
+                self.journal.write("info", "finished, staying for neighbours that have not", **facts)
+                next_word, silence = now + silence, min(2.0 * silence, LONGEST_SILENCE)
+            self.tick()
+        if waiting:
+            self.journal.write("warning", "left before all neighbours had finished", peers=self.status.waiting_for)
+        elif self.partners:
+            # somebody may have missed that this site has finished, and asks again
+            self.send(kind, t, _NOTHING)
+            time.sleep(2.5 * _DONE_SECONDS)

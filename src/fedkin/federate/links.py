@@ -1,0 +1,531 @@
+"""Links between machines (`fedkin.admm.Link`): who tells whom which theta, and who steps for sites that are absent.
+
+- `NeighbourLink`: a site waits for its neighbours only, in lock step. Nothing is ever skipped: a vector that does not
+  arrive is pulled until it does. The two ends of an edge compare their replicas of its dual now and then.
+- `CentralLink` and `WorkerLink`: Algorithm 2. A central machine S holds all edge state; in each round it tells every
+  site theta, pull and chance to be there, and a site that is there answers with its theta.
+- `ReplicatedLink`: Algorithm 2 without a central machine; every site keeps a replica of its component.
+
+Presence is what happens: who has not answered before the deadline of a round counts as absent, gets the penalty's
+part of its step, and is seen less often; gradients are divided by ``p_i(t) = (1 + rounds seen before t) / t``.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedkin._base import Array, Mask
+from fedkin.admm import Shard, ShardState
+from fedkin.federate.endpoint import Endpoint
+from fedkin.federate.frames import HEADER_BYTES, Expected, Kind, MessageError, decode, encode
+from fedkin.federate.inbox import LOOK_SECONDS, PeerError
+
+Arrays = Mapping[str, NDArray[Any]]
+
+#: Differences between the replicas of an edge dual up to this share of its bound are rounding of different processors.
+SAME_DUAL = 1e-9
+_BOUND_KIND = {"l1": "max", "l2": "length", "linf": "sum"}  # dual norms of the penalties
+_STATE = ("theta", "balance", "balance_before", "average", "average_balance", "alpha")
+
+
+class RunLink(Protocol):
+    """What a `Participant` asks of its link beside the rounds (`fedkin.admm.Link`)."""
+
+    done: int  #: rounds that are over
+    over: bool  #: whether all partners have finished, too
+    keeps_state: bool  #: whether this process writes checkpoints, and
+    keeps_all: bool  #: whether after every round
+
+    def open(self) -> None:
+        """Begin to listen."""
+        ...
+
+    def gather(self) -> None:
+        """Wait for partners before the first round, where rounds do not wait for them."""
+        ...
+
+    def begin(self, shard: Shard) -> int | None: ...
+    def presence(self, t: int) -> tuple[Mask | None, Array | None]: ...
+    def exchange(self, t: int, shard: Shard) -> Mapping[int, Array] | None: ...
+    def end(self, t: int, shard: Shard) -> None: ...
+
+    def result(self) -> Array:
+        """Return the averaged parameters, ``(p,)`` of a site or ``(V, p)`` of a central machine."""
+        ...
+
+    def linger(self, save: Any) -> None:
+        """Stay until partners need this process no more; ``save()`` keeps that."""
+        ...
+
+    def arrays(self) -> Arrays:
+        """Return what changes here and belongs into a checkpoint."""
+        ...
+
+    def restore(self, arrays: Arrays, done: int) -> None:
+        """Go back to such a state."""
+        ...
+
+    def saved(self, t: int) -> None:
+        """Take note that the state after round t is safe on the disk."""
+        ...
+
+
+class _LockStep:
+    """What links share whose rounds follow each other: how many are over, and nothing to keep but that."""
+
+    keeps_state = keeps_all = True
+
+    def __init__(self, end: Endpoint, shard: Shard) -> None:
+        self.endpoint, self.plan, self.shard = end, end.plan, shard
+        self.done, self.over = 0, False
+
+    def gather(self) -> None:
+        return
+
+    def begin(self, shard: Shard) -> int | None:
+        return self.done + 1 if self.done < self.plan.rounds else None
+
+    def presence(self, t: int) -> tuple[Mask | None, Array | None]:
+        return None, None
+
+    def result(self) -> Array:
+        return np.asarray(self.shard.average[self.shard.sites.tolist().index(self.plan.here)])
+
+    def linger(self, save: Any) -> None:
+        self.endpoint.linger(Kind.DONE, self.done, waits=not self.over, on_over=lambda: self._all_finished(save))
+
+    def _all_finished(self, save: Any) -> None:
+        self.over = True
+        save()
+
+    def arrays(self) -> Arrays:
+        return {}
+
+    def restore(self, arrays: Arrays, done: int) -> None:
+        self.done = done
+
+    def saved(self, t: int) -> None:
+        return
+
+
+class NeighbourLink(_LockStep):
+    """The link of one site to its neighbours, which also compares the two replicas of each edge's dual."""
+
+    def open(self) -> None:
+        self.endpoint.open(self._expected, self._answer)
+        names = [self.endpoint.names[v] for v in self.endpoint.partners]
+        self.endpoint.journal.write("info", "started", round=self.done, neighbours=names)
+
+    def _expected(self, v: int) -> list[Expected]:
+        end, plan, t = self.endpoint, self.plan, self.done + 1
+        usual = [
+            end.expected(Kind.THETA, v, plan.n_params, t, t + 1),
+            end.expected(Kind.DONE, v, 0, plan.rounds, plan.rounds + 1),
+        ]
+        if v > plan.here or not plan.compare_every:
+            return usual
+        bound = float(self.shard.edge_radius[self.shard.edges.tolist().index([plan.here, v])])
+        kind = _BOUND_KIND[plan.penalty.name]
+        return [*usual, end.expected(Kind.ALPHA, v, plan.n_params, t, t + 1, bound=bound, bound_kind=kind)]
+
+    def _answer(self, kind: Kind, v: int, t: int) -> bytes | None:
+        if kind is not Kind.ALPHA:
+            return self.endpoint.answer(kind, v, t)
+        held = self.endpoint.past.get((kind, None), {}).get(t)
+        own = np.flatnonzero((self.shard.edges == v).any(axis=1))
+        if held is None or not own.size:
+            return None
+        return self.endpoint.frame(kind, t, held.reshape(-1, self.plan.n_params)[own[0]])
+
+    def exchange(self, t: int, shard: Shard) -> Mapping[int, Array]:
+        end = self.endpoint
+        end.status.round = t
+        # first open the window: a quick neighbour answers with its next vector before `send` returns
+        end.inbox.advance(Kind.THETA, t, t + 1)
+        end.send(Kind.THETA, t, shard.theta[0].copy())
+        end.wait_for(Kind.THETA, end.partners, t)
+        return {v: end.inbox.values(Kind.THETA, v, t) for v in end.partners}  # one may have left meanwhile
+
+    def end(self, t: int, shard: Shard) -> None:
+        if self.plan.compare_every and t % self.plan.compare_every == 0:
+            self.compare_duals(t)
+        self.done = t
+
+    def compare_duals(self, t: int) -> None:
+        """Compare the replicas, and take over those of the smaller ends, which are right by definition."""
+        end, shard, here = self.endpoint, self.shard, self.plan.here
+        for edge, (i, j) in enumerate(shard.edges.tolist()):
+            if j == here:
+                frame = end.frame(Kind.ALPHA, t, shard.alpha[edge])
+                end.transport.publish(self.plan.key(Kind.ALPHA, here, i), frame)
+        end.remember(Kind.ALPHA, t, shard.alpha.flatten())
+        end.inbox.advance(Kind.ALPHA, t, t + self.plan.compare_every)
+        end.wait_for(Kind.ALPHA, [v for v in end.partners if v < here], t)
+        alpha = shard.alpha.copy()
+        for edge, (_, j) in enumerate(shard.edges.tolist()):
+            if j == here:
+                continue
+            theirs = end.inbox.values(Kind.ALPHA, j, t)
+            difference = float(np.abs(theirs - alpha[edge]).max(initial=0.0))
+            if difference > SAME_DUAL * shard.edge_radius[edge]:
+                end.journal.write("warning", "edge dual repaired", peer=end.names[j], round=t, difference=difference)
+                end.status.repaired += 1
+            alpha[edge] = theirs
+        if alpha.tobytes() != shard.alpha.tobytes():
+            shard.take_duals(alpha)
+
+
+class _Attended(_LockStep):
+    """What links share that count who was there: ``seen (m,)``, and ``attended``, a bool array ``(m,)`` per round."""
+
+    keeps_all = False
+
+    def __init__(self, end: Endpoint, shard: Shard) -> None:
+        super().__init__(end, shard)
+        self.members = shard.sites.tolist()
+        self.seen, self.attended = np.zeros(len(self.members), dtype=np.int64), list[Mask]()
+
+    def presence(self, t: int) -> tuple[Mask | None, Array | None]:
+        return None, np.asarray((1.0 + self.seen) / t)
+
+    def note(self, t: int, here: Mask) -> None:
+        """Round t is over, and these were there."""
+        self.seen = self.seen + here
+        self.attended.append(here)
+        self.done = t
+
+    def arrays(self) -> Arrays:
+        return {"seen": self.seen.copy(), "presence": np.array(self.attended, dtype=np.bool_)}
+
+    def restore(self, arrays: Arrays, done: int) -> None:
+        self.seen, self.done = np.asarray(arrays["seen"], dtype=np.int64).copy(), done
+        self.attended = list(arrays.get("presence", self.attended))
+
+
+class CentralLink(_Attended):
+    """The central machine S, whose shard hosts all sites without their rows."""
+
+    _here: Mask
+
+    def open(self) -> None:
+        self.endpoint.open(self._expected, word="site")
+        self.endpoint.journal.write("info", "started", round=self.done)
+
+    def _expected(self, u: int) -> list[Expected]:
+        end, plan, t = self.endpoint, self.plan, self.done + 1
+        done = end.expected(Kind.DONE, u, 0, plan.rounds, plan.rounds)
+        return [end.expected(Kind.THETA, u, plan.n_params, t, t), done]
+
+    def gather(self) -> None:
+        if self.done < self.plan.rounds:
+            self.endpoint.gather(self.done + 1, self.endpoint.patience.gather)
+
+    def exchange(self, t: int, shard: Shard) -> Mapping[int, Array]:
+        end = self.endpoint
+        end.status.round = t
+        end.inbox.advance(Kind.THETA, t, t)
+        _, chance = self.presence(t)
+        assert chance is not None
+        questions = np.concatenate([shard.left, shard.pull(), chance[:, None]], axis=1)
+        for u, question in zip(self.members, questions, strict=True):
+            end.send(Kind.DOWN, t, question, u, push=end.names[u] in end.status.up)
+
+        def ask_again(u: int) -> None:
+            end.send(Kind.DOWN, t, questions[self.members.index(u)], u)
+            end.pull(Kind.THETA, u, t)
+
+        thetas = end.collect(t, ask_again, least=1)
+        self._here = np.isin(self.members, list(thetas))
+        return thetas
+
+    def end(self, t: int, shard: Shard) -> None:
+        self.note(t, self._here)
+
+    def result(self) -> Array:
+        return self.shard.average
+
+    def linger(self, save: Any) -> None:
+        """Hand out the results, until all sites have them or the time is over."""
+        end = self.endpoint
+        deadline, waiting = time.monotonic() + end.patience.linger, end.partners
+        while waiting and time.monotonic() < deadline:
+            for u in waiting:
+                end.send(Kind.RESULT, self.done, self.shard.average[self.members.index(u)], u)
+            waiting = end.inbox.wait(Kind.DONE, end.partners, self.done, 2 * LOOK_SECONDS)
+            end.status.waiting_for = [end.names[u] for u in waiting]
+            end.tick()
+        if waiting:
+            end.journal.write("warning", "left before all sites had their result", peers=end.status.waiting_for)
+
+
+class WorkerLink(_LockStep):
+    """A site of a central placement: answers S until the result comes, and keeps nothing between rounds."""
+
+    keeps_state = False
+    _chance: Array
+
+    def open(self) -> None:
+        end, plan = self.endpoint, self.plan
+        self.centre = plan.federation_size
+        down = end.expected(Kind.DOWN, self.centre, 2 * plan.n_params + 1, 1, plan.rounds)
+        result = end.expected(Kind.RESULT, self.centre, plan.n_params, plan.rounds, plan.rounds)
+        end.open(lambda _: [down, result], word="central machine")
+        end.journal.write("info", "started")
+
+    def begin(self, shard: Shard) -> int | None:
+        """Wait for S. A round may come again: S repeats itself, or has gone back to its checkpoint."""
+        end, plan, patience = self.endpoint, self.plan, self.endpoint.patience
+        heard = time.monotonic()
+        next_pull = heard + patience.first_pull
+        while end.inbox.missing(Kind.RESULT, [self.centre], plan.rounds):
+            message, now = end.inbox.newest(Kind.DOWN, self.centre, LOOK_SECONDS), time.monotonic()
+            if message is not None:
+                t, values = message
+                theta, pull, self._chance = np.split(values, [plan.n_params, 2 * plan.n_params])
+                shard.take_pull(theta[None], pull[None])
+                end.status.round = t
+                return t
+            if now >= next_pull or end.hinted():
+                end.pull(Kind.DOWN, self.centre, 0)
+                end.pull(Kind.RESULT, self.centre, 0)
+                next_pull = now + patience.last_pull
+            if now - heard > patience.give_up:
+                raise PeerError(f"nothing from the central machine for {now - heard:.0f} s: start it, then this site")
+            end.tick()
+        return None
+
+    def presence(self, t: int) -> tuple[Mask | None, Array | None]:
+        return None, np.clip(self._chance, 1e-9, 1.0)
+
+    def exchange(self, t: int, shard: Shard) -> Mapping[int, Array]:
+        self.endpoint.send(Kind.THETA, t, shard.theta[0].copy())
+        return {}
+
+    def end(self, t: int, shard: Shard) -> None:
+        self.done = t
+
+    def result(self) -> Array:
+        self.endpoint.status.round = self.plan.rounds
+        self.endpoint.send(Kind.DONE, self.plan.rounds, np.zeros(0))
+        return self.endpoint.inbox.values(Kind.RESULT, self.centre, self.plan.rounds)
+
+    def linger(self, save: Any) -> None:
+        return
+
+
+class ReplicatedLink(_Attended):
+    """A site of a component whose sites come and go, and that all keep a replica of the whole component.
+
+    A step for an absent site needs the duals around it, hence the thetas of *its* neighbours, which an absent site
+    cannot pass on. So sites of a component talk to all others of it: a site that is there sends its theta to all, and
+    all take the penalty's part of the step for who is absent, each in its own replica. Replicas hold the same bits as
+    long as all know the same sites to be absent.
+
+    One site of the component, the leader, says who was there in a round: those whose theta it had got before the
+    deadline. It writes that down in ``record``, thetas included, before it says so. A site that has missed a round, or
+    was not there at all, takes over the leader's replica. Nobody decides in the leader's place: two leaders on the two
+    sides of a broken network would make two histories that no rule could join.
+    """
+
+    def __init__(self, end: Endpoint, shard: Shard, record: Path | None = None) -> None:
+        super().__init__(end, shard)
+        self.leads = self.plan.here == self.plan.leader
+        self.keeps_state = self.leads
+        self.record = record if self.leads else None
+        self._own = self.members.index(self.plan.here)
+        self._thetas: dict[int, Array] = {}
+        self._replica: tuple[int, ShardState, NDArray[np.int64]] = (0, shard.state(), self.seen)
+
+    def open(self) -> None:
+        self._keep_replica()
+        self.endpoint.open(self._expected, self._answer)
+        names = [self.endpoint.names[v] for v in self.endpoint.partners]
+        self.endpoint.journal.write("info", "started", round=self.done, neighbours=names)
+
+    def _expected(self, v: int) -> list[Expected]:
+        end, plan, t, m = self.endpoint, self.plan, self.done + 1, len(self.members)
+        usual = [
+            end.expected(Kind.THETA, v, plan.n_params, t, t + 1),
+            end.expected(Kind.DONE, v, 0, plan.rounds, plan.rounds + 1),
+        ]
+        if v != plan.leader:
+            return usual
+        length = (5 * m + self.shard.edges.shape[0]) * plan.n_params + m
+        present = end.expected(Kind.PRESENT, v, m, t, t + 1, bound=1.0, bound_kind="max")
+        return [*usual, present, end.expected(Kind.REPLICA, v, length, t, plan.rounds)]
+
+    def _answer(self, kind: Kind, v: int, t: int) -> bytes | None:
+        if kind is not Kind.REPLICA:
+            return self.endpoint.answer(kind, v, t)
+        done, state, seen = self._replica  # of a round that is over, also while the next one is computed
+        return None if done < t else self.endpoint.frame(kind, done, _to_vector(state, seen))
+
+    def _keep_replica(self) -> None:
+        self._replica = self.done, self.shard.state(), self.seen
+
+    def gather(self) -> None:
+        if self.leads and self.done < self.plan.rounds:
+            patience = self.endpoint.patience
+            self.endpoint.gather(self.done + 1, patience.gather if self.done == 0 else patience.deadline)
+
+    # --- rounds ---
+
+    def exchange(self, t: int, shard: Shard) -> Mapping[int, Array] | None:
+        end, here = self.endpoint, self.plan.here
+        end.status.round = t
+        own = shard.theta[self._own].copy()
+        end.inbox.advance(Kind.THETA, t, t + 1)
+        if self.leads:
+            end.send(Kind.THETA, t, own)
+            thetas = end.collect(t, lambda u: end.pull(Kind.THETA, u, t))
+            self._thetas = {here: own, **thetas}
+            if self.record is not None:
+                self._write_down(self.record, t)
+            return thetas
+        end.inbox.advance(Kind.PRESENT, t, t + 1)
+        end.inbox.advance(Kind.REPLICA, t, self.plan.rounds)
+        end.send(Kind.THETA, t, own)
+        if not self._wait(Kind.PRESENT, [self.plan.leader], t):
+            return None
+        told = end.inbox.values(Kind.PRESENT, self.plan.leader, t)
+        present = [u for u, now in zip(self.members, told, strict=True) if now > 0.5]
+        others = [u for u in present if u != here]
+        if not self._wait(Kind.THETA, others, t):
+            return None
+        thetas = {u: end.inbox.values(Kind.THETA, u, t) for u in others}
+        self._thetas = {**thetas, here: own} if here in present else dict(thetas)
+        if here not in present:
+            end.journal.sparingly("warning", "counted as absent", peer=end.names[self.plan.leader], round=t)
+            thetas[here] = shard.penalty_step(t, self.presence(t)[1])[self._own]
+        return thetas
+
+    def end(self, t: int, shard: Shard, push: bool = True) -> None:
+        here = np.isin(self.members, list(self._thetas))
+        self.note(t, here)
+        self._keep_replica()
+        if self.leads:
+            for u in (u for u, now in zip(self.members, here, strict=True) if not now):
+                self.endpoint.journal.sparingly("warning", "absent", peer=self.endpoint.names[u], round=t)
+            self.endpoint.send(Kind.PRESENT, t, here.astype(np.float64), push=push)
+
+    def _wait(self, kind: Kind, senders: list[int], t: int) -> bool:
+        """Wait as all do; False when the leader is ahead, and its replica was taken over."""
+        end, leader = self.endpoint, self.plan.leader
+        ahead: list[tuple[int, Array]] = []
+
+        def pull(kind: Kind, sender: int, t: int) -> None:
+            end.pull(kind, sender, t)
+            # a sender may have died after the leader had its theta, or this site may be far behind
+            end.pull(Kind.REPLICA, leader, t)
+
+        def is_behind() -> bool:
+            ahead.extend(one for one in [end.inbox.newest(Kind.REPLICA, leader, 0.0)] if one is not None)
+            return bool(ahead)
+
+        while not end.wait_for(kind, senders, t, pull, is_behind):
+            done, vector = ahead.pop()
+            was = self.done
+            try:
+                self.take_vector(vector, done)
+            except MessageError as error:
+                facts = {"peer": end.names[leader], "kind": "REPLICA", "why": str(error)}
+                end.journal.sparingly("warning", "message refused", **facts)
+                continue
+            end.journal.write("info", "took over the leader's replica", round=done, was=was)
+            end.look_around()
+            return False
+        return True
+
+    def linger(self, save: Any) -> None:
+        finished = {"waits": not self.over, "only_up": True}
+        self.endpoint.linger(Kind.DONE, self.done, on_over=lambda: self._all_finished(save), **finished)
+
+    # --- replicas as vectors ---
+
+    def take_vector(self, vector: Array, done: int) -> None:
+        """Take over another replica.
+
+        Raises `MessageError` when it cannot be a state after ``done`` rounds: duals outside their balls, or impossible
+        counts.
+        """
+        shard = self.shard
+        m, p = shard.theta.shape
+        *parts, seen = np.split(vector, np.cumsum([m * p] * 5 + [shard.edges.shape[0] * p]))
+        state = {name: part.reshape(-1, p) for name, part in zip(_STATE, parts, strict=True)}
+        if (self.plan.penalty.dual_norm(state["alpha"]) > shard.edge_radius * (1.0 + 1e-6)).any():
+            raise MessageError("a replica with duals outside their balls")
+        if (seen != np.round(seen)).any() or (seen < 0).any() or (seen > done).any():
+            raise MessageError(f"a replica with impossible counts of presence after {done} rounds")
+        shard.restore(ShardState(**{**vars(shard.state()), **state}))
+        self.restore({"seen": seen}, done)
+        self._keep_replica()
+
+    def to_vector(self) -> Array:
+        """Return the replica as it travels."""
+        return _to_vector(self.shard.state(), self.seen)
+
+    # --- what a leader writes down ---
+
+    def _write_down(self, path: Path, t: int) -> None:
+        absent, end = np.zeros(self.plan.n_params), self.endpoint
+        here = np.isin(self.members, list(self._thetas)).astype(float)
+        values = np.concatenate([here, *(self._thetas.get(u, absent) for u in self.members)])
+        frame = encode(self.plan.run_bytes, Kind.PRESENT, self.plan.here, t, values)
+
+        def write() -> None:
+            descriptor = os.open(path, os.O_WRONLY | os.O_CREAT, 0o600)
+            try:
+                # where the record of a round goes is known: half a record is written over
+                os.pwrite(descriptor, frame, (t - 1) % self.plan.checkpoint_every * len(frame))
+                os.fsync(descriptor)
+            finally:
+                os.close(descriptor)
+
+        end.hold(write, path, t, "record failed, holding")
+
+    def replay(self) -> None:
+        """Do the rounds again that were decided after the last checkpoint."""
+        text = b"" if self.record is None or not self.record.exists() else self.record.read_bytes()
+        m, p, plan, shard = len(self.members), self.plan.n_params, self.plan, self.shard
+        length = m * (1 + p)
+        size = HEADER_BYTES + 8 * length
+        for k in range(0, len(text), size):
+            t = self.done + 1
+            try:
+                frame = Expected(plan.run_bytes, Kind.PRESENT, plan.here, length, t, t)
+                values = decode(text[k : k + size], frame).values
+            except MessageError:
+                continue  # older than the checkpoint, or half a record: that round was never announced
+            thetas = dict(zip(self.members, values[m:].reshape(-1, p), strict=True))
+            self._thetas = {u: theta for (u, theta), now in zip(thetas.items(), values[:m], strict=True) if now > 0.5}
+            shard.node_step(t, *self.presence(t))
+            shard.take(self._thetas)
+            shard.edge_step()
+            self.end(t, shard, push=False)
+            self.endpoint.remember(Kind.THETA, t, self._thetas[plan.here])
+
+    def saved(self, t: int) -> None:
+        if self.record is not None:
+            self.record.unlink(missing_ok=True)
+
+
+def _to_vector(state: ShardState, seen: NDArray[np.int64]) -> Array:
+    return np.concatenate([*(getattr(state, name).ravel() for name in _STATE), seen.astype(np.float64)])
+
+
+def make_link(end: Endpoint, shard: Shard, record: Path | None = None) -> RunLink:
+    """Return the link that goes with the placement of the run."""
+    plan = end.plan
+    if plan.placement == "replicas":
+        return ReplicatedLink(end, shard, record)
+    if plan.placement == "central":
+        return CentralLink(end, shard) if plan.is_centre else WorkerLink(end, shard)
+    return NeighbourLink(end, shard)
+

@@ -1,0 +1,412 @@
+"""A run between machines as one of them sees it: itself, whom it exchanges messages with, and what it computes.
+
+A `SitePlan` is made once, in memory, from what was signed and the rows of the site, and is never a file. Sites go by
+their numbers in the organiser's list: they order the ends of an edge, edges and members, and stand in messages. So what
+a site computes from its own part of the graph has the bits of a run that sees all of it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import warnings
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from fedkin._base import Array
+from fedkin.admm import RunPlan, SiteRows, StepRule, Wire, plan_run, site_keys
+from fedkin.core import Problem, local_fit, make_penalty
+from fedkin.data import Federation, Rows
+from fedkin.errors import DataError, DegenerateSiteWarning, FedkinError, ParameterError
+from fedkin.federate.contract import Contract, EdgeTests, Placement
+from fedkin.federate.disclosure import check_disclosure, refuse_disclosure
+from fedkin.federate.frames import HEADER_BYTES, RUN_BYTES, Kind
+from fedkin.federate.messages import CENTRE, Invite, Member, Order, Steps
+from fedkin.federate.organiser import Organiser
+from fedkin.federate.site import Site
+from fedkin.graph import Graph
+from fedkin.losses import Loss, described_loss
+
+Edge = tuple[int, int, float]
+
+#: rho where the contract has none, for features that are scaled to about 1: smaller where noise makes steps short.
+AGREED_RHO, AGREED_NOISY_RHO = 1.0, 0.25
+#: Why parameters diverge, and what helps.
+TOO_LONG = (
+    "its steps are too long for its rows; let the contract have a larger batch_size or some ridge, or a smaller rho"
+)
+#: Kinds of messages that are for one receiver only.
+_PAIRWISE = (Kind.ALPHA, Kind.VERDICT, Kind.DOWN, Kind.RESULT)
+
+
+class PlanError(FedkinError, ValueError):
+    """A plan of a run that does not hold together."""
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class SitePlan(RunPlan):
+    """The plan of a run (`fedkin.admm.RunPlan`) with what its messages need.
+
+    - ``run``: 16 hexadecimal digits; ``revision``: how often the organiser has ordered something. Sites with different
+      revisions do not understand each other.
+    - ``here``: the number of the site whose plan this is, ``federation_size`` for the central machine; ``members``: the
+      site itself and those whom it exchanges messages with, increasing by number; ``federation_size``: sites of all.
+    - ``sites``, ``theta``, ``steps`` are of those who are stepped for here; ``edges`` touch them.
+    - ``checkpoint_every``, ``compare_every``: rounds between checkpoints, and between comparisons of the edge duals'
+      replicas (0 for never).
+    - ``placement``: who holds the state of an edge: its two ends, a central machine (its endpoint is ``centre``), or
+      every site of the component.
+    - ``select``: the edge selection that comes before the rounds, among ``n_edges`` edges of the whole graph.
+    """
+
+    run: str
+    here: int
+    federation_size: int
+    members: tuple[Member, ...]
+    loss: Mapping[str, Any]
+    lam: float
+    wire: Wire = "float64"
+    checkpoint_every: int = 100
+    compare_every: int = 200
+    placement: Placement = "peer"
+    centre: str | None = None
+    select: EdgeTests | None = None
+    n_edges: int = 0
+    revision: int = 0
+
+    def __post_init__(self) -> None:
+        """Raise `PlanError` when two fields do not fit together."""
+        if len({member.name for member in self.members} | {CENTRE}) <= len(self.members):
+            raise PlanError("two sites have the same name")
+        if self.numbers != sorted(self.numbers):
+            raise PlanError("members are not in the order of their numbers")
+        known = set(self.numbers)
+        for i, j in self.edges.tolist():
+            if not j < i or not {i, j} <= known:
+                raise PlanError(f"edge ({i}, {j}) does not join two members, larger number first")
+        parts = (self.theta, self.steps.start, self.steps.growth, self.edge_radius)
+        if not all(np.isfinite(part).all() for part in parts) or not math.isfinite(self.rho + self.lam):
+            raise PlanError("rho, lam, the steps and the edge bounds must be finite")
+        if self.placement == "central" and self.centre is None:
+            raise PlanError("placement is central, but the endpoint of the central machine is missing")
+
+    @cached_property
+    def run_bytes(self) -> bytes:
+        """What messages and checkpoints are marked with: the run id, or a digest of it and the revision."""
+        if self.revision == 0:
+            return bytes.fromhex(self.run)
+        return hashlib.blake2b(f"{self.run} {self.revision}".encode(), digest_size=RUN_BYTES).digest()
+
+    @property
+    def most_bytes(self) -> int:
+        """Bytes of the largest message of this run."""
+        p, largest = self.n_params, 2 * self.n_params + 1
+        if self.select is not None:
+            largest = max(largest, p * p + 2 * p + 5)
+        if self.placement == "replicas":
+            m = len(self.members)
+            largest = max(largest, (5 * m + len(self.edges)) * p + m)
+        return HEADER_BYTES + 8 * largest
+
+    def loss_object(self) -> Loss:
+        """Return the loss of the run."""
+        return described_loss(dict(self.loss))
+
+    # --- who is who ---
+
+    @cached_property
+    def _by_number(self) -> dict[int, Member]:
+        return {member.number: member for member in self.members}
+
+    @property
+    def numbers(self) -> list[int]:
+        """Of the members, increasing."""
+        return list(self._by_number)
+
+    def name(self, number: int) -> str:
+        """Return the name of a site, or of the central machine."""
+        return CENTRE if number == self.federation_size else self._by_number[number].name
+
+    def number(self, name: str) -> int:
+        """Return the number of the site of that name."""
+        for member in self.members:
+            if member.name == name:
+                return member.number
+        raise PlanError(f"{self.name(self.here)} knows no site named {name!r}")
+
+    def endpoint(self, number: int) -> str | None:
+        """Return where a site, or the central machine, listens."""
+        return self.centre if number == self.federation_size else self._by_number[number].endpoint
+
+    def neighbours(self, number: int) -> list[int]:
+        """Return the numbers of the neighbours of a site, increasing."""
+        touching = self.edges[(self.edges == number).any(axis=1)]
+        return [int(v) for v in np.unique(touching[touching != number])]
+
+    @property
+    def is_centre(self) -> bool:
+        """Whether it is the plan of the central machine."""
+        return self.here == self.federation_size
+
+    @property
+    def leader(self) -> int:
+        """The first site of the component (placement replicas)."""
+        return self.numbers[0]
+
+    def partners(self) -> list[int]:
+        """Return the numbers of those whom this site exchanges messages with, increasing."""
+        if self.placement == "central":
+            return self.numbers if self.is_centre else [self.federation_size]
+        if self.placement == "replicas":
+            return [u for u in self.numbers if u != self.here]
+        return self.neighbours(self.here)
+
+    # --- keys ---
+
+    def kinds(self, sender: int, receiver: int) -> list[Kind]:
+        """Return the kinds of messages that ``sender`` writes for ``receiver``."""
+        if self.placement == "central":
+            return [Kind.DOWN, Kind.RESULT] if sender == self.federation_size else [Kind.THETA, Kind.DONE]
+        kinds = [Kind.THETA, Kind.DONE]
+        if self.placement == "replicas":
+            return kinds + ([Kind.PRESENT, Kind.REPLICA] if sender == self.leader else [])
+        kinds += [Kind.ALPHA] if sender < receiver and self.compare_every else []
+        if self.select is not None:
+            kinds += [Kind.SUMMARY, Kind.CHOSEN] + ([Kind.VERDICT] if sender < receiver else [])
+        return kinds
+
+    def key(self, kind: Kind, sender: int, receiver: int) -> str:
+        """Return the key under which ``sender`` writes what ``receiver`` reads."""
+        pair = f"/{self.name(receiver)}" if kind in _PAIRWISE else ""
+        return f"{self.run}/{kind.name.lower()}/{self.name(sender)}{pair}"
+
+    def asking_key(self, kind: Kind, sender: int, receiver: int) -> str:
+        """Return the key under which ``receiver`` asks for what was lost: nobody else may, so the asker is known."""
+        return f"{self.run}/ask/{kind.name.lower()}/{self.name(sender)}/{self.name(receiver)}"
+
+    def presence_key(self, sender: int) -> str:
+        """Return the key under which a site shows that it is there."""
+        return f"{self.run}/live/{self.name(sender)}"
+
+    def all_keys(self, sender: int, receiver: int) -> list[str]:
+        """Return all keys under which ``sender`` writes what ``receiver`` reads."""
+        kinds = self.kinds(sender, receiver)
+        keys = [self.key(kind, sender, receiver) for kind in kinds]
+        return [*keys, *(self.asking_key(kind, sender, receiver) for kind in kinds), self.presence_key(sender)]
+
+
+# --- from what was signed ---------------------------------------------------------------------------------------------
+
+
+def site_plan(directory: Path | Site) -> SitePlan:
+    """Return the plan of a site, from its directory: invite, order, and steps planned from its own rows.
+
+    Examples
+    --------
+    ``site_plan(Path("north")).partners()`` are the numbers of its neighbours.
+    """
+    site = directory if isinstance(directory, Site) else Site.read(directory)
+    given, contract, rows = site.invite, site.contract, site.rows()
+    refuse_disclosure(check_disclosure(contract, rows, site.settings), f"{site.directory}: no rounds")
+    own, placement = given.site, contract.rounds.placement
+    members = tuple(one.member for one in given.neighbours)
+    near = [(one.member.number, one.weight) for one in given.neighbours]
+    edges = [(max(own.number, v), min(own.number, v), weight) for v, weight in near]
+    others: Mapping[str, Steps] = {}
+    if placement == "replicas":
+        assert given.component is not None and given.edges is not None
+        members, edges = given.component, list(given.edges)
+        others = {} if site.order is None or site.order.steps is None else site.order.steps
+    elif placement == "central":
+        members, edges = (), []
+    members = tuple(sorted({one.number: one for one in (*members, own)}.values(), key=lambda one: one.number))
+    rho = _rho(contract, site.order)
+    planned, every = plan_site(contract, rows, given.degree, rho)
+    steps = {own.number: others.get(own.name, planned)}  # as the others know it, also when rows were replaced
+    if placement == "replicas":
+        for member in members:
+            if member.number != own.number:
+                if member.name not in others:
+                    raise DataError(
+                        f"{site.directory} has no steps of {member.name}, for which it must step: the organiser sends "
+                        "them with an order, when all are admitted (fedkin federation order)"
+                    )
+                steps[member.number] = others[member.name]
+    degrees = {u: sum(u in edge[:2] for edge in edges) for u in steps} | {own.number: given.degree}
+    return _plan(
+        contract,
+        site.order,
+        members,
+        edges,
+        steps,
+        degrees,
+        {own.number: rows},
+        where=str(site.directory),
+        run=given.run,
+        here=own.number,
+        federation_size=given.n_sites,
+        snapshot_every=every,
+        centre=given.centre,
+        n_edges=given.n_edges,
+    )
+
+
+def centre_plan(organiser: Organiser) -> SitePlan:
+    """Return the plan of the central machine, from the organiser's directory: all sites, and the steps they sent."""
+    graph, order = organiser.graph, organiser.newest_order()
+    known, members = organiser.steps(), organiser.members
+    missing = [member.name for member in members if member.name not in known]
+    if missing:
+        raise DataError(
+            f"{', '.join(missing)} not admitted yet: the central machine steps for all, and needs their steps"
+        )
+    return _plan(
+        organiser.contract,
+        order,
+        members,
+        _edges(graph),
+        {one.number: known[one.name] for one in members},
+        dict(enumerate(graph.degree.tolist())),
+        {},
+        where=str(organiser.directory),
+        run=organiser.charter.run,
+        here=len(members),
+        federation_size=len(members),
+        centre=organiser.charter.centre,
+        n_edges=graph.n_edges,
+    )
+
+
+def whole_plan(
+    contract: Contract, graph: Graph, rows: Mapping[int, Rows], *, run: str, order: Order | None = None
+) -> SitePlan:
+    """Return the plan of somebody who sees all sites, whatever the placement of the contract."""
+    ids = [one if isinstance(one, str | int) else str(one) for one in graph.sites]
+    members = tuple(Member(one, f"site-{k}", k) for k, one in enumerate(ids))
+    degrees, rho = dict(enumerate(graph.degree.tolist())), _rho(contract, order)
+    steps = {u: plan_site(contract, part, degrees[u], rho)[0] for u, part in rows.items()}
+    batch = contract.rounds.batch_size
+    passes = [part.n_samples / min(batch or part.n_samples, part.n_samples) for part in rows.values()]
+    every = 2 * int(np.ceil(np.mean(passes)))  # as `fedkin.admm.plan_run`
+    facts = {"run": run, "here": 0, "federation_size": len(members), "snapshot_every": every, "placement": "peer"}
+    given = (contract, order, members, _edges(graph), steps, degrees, rows)
+    return _plan(*given, where="the contract", n_edges=graph.n_edges, **facts)  # type: ignore[arg-type]
+
+
+def steps_of(invite: Invite, rows: Rows) -> Steps:
+    """Return what a site tells the organiser of its plan, where others step for it while it is away."""
+    return plan_site(invite.terms, rows, invite.degree, _rho(invite.terms, None))[0]
+
+
+def _plan(
+    contract: Contract,
+    order: Order | None,
+    members: tuple[Member, ...],
+    edges: Sequence[Edge],
+    steps: Mapping[int, Steps],
+    degrees: Mapping[int, int],
+    rows: Mapping[int, Rows],
+    *,
+    where: str,
+    federation_size: int,
+    **facts: Any,
+) -> SitePlan:
+    contract.check_rounds(where)
+    rounds, rho = contract.rounds, _rho(contract, order)
+    lam = rounds.lam if order is None or order.lam is None else order.lam
+    if lam is None:
+        raise ParameterError(f"{where}: no lam is set; the organiser orders one: fedkin federation order DIR --lam X")
+    ordered, numbers = sorted(edges), sorted(steps)
+    ids = {member.number: member.id for member in members}
+    # edges without any strength do not slow a site down
+    damping = [rho * degrees[u] if lam > 0 else 0.0 for u in numbers]
+    reduced = rounds.gradient != "plain" and rounds.placement == "peer"
+    sparsity = contract.per_parameter(contract.sparsity) if contract.sparsity else None
+    return SitePlan(
+        **{"placement": rounds.placement, **facts},
+        sites=np.array(numbers, dtype=np.int64),
+        theta=np.array([steps[u].theta for u in numbers]).reshape(-1, contract.n_params),
+        edges=np.array([edge[:2] for edge in ordered], dtype=np.int64).reshape(-1, 2),
+        edge_radius=lam * federation_size * np.array([weight for _, _, weight in ordered]),  # as `Problem.strength`
+        penalty=make_penalty(contract.penalty),
+        rho=rho,
+        steps=StepRule(
+            np.array([steps[u].start for u in numbers]), np.array([steps[u].growth for u in numbers]), np.array(damping)
+        ),
+        rows=stacked(contract, rows, ids) if rows else None,
+        with_rows=np.array(sorted(rows), dtype=np.int64),
+        rounds=rounds.rounds if order is None or order.rounds is None else order.rounds,
+        seed=contract.seed,
+        gradient=rounds.gradient,
+        average=rounds.average or ("last" if reduced or not _is_noisy(contract) else "tail"),
+        sparsity=None if sparsity is None else np.tile(sparsity, (len(numbers), 1)),
+        radius=contract.radius,
+        federation_size=federation_size,
+        members=members,
+        loss=contract.loss,
+        lam=lam,
+        wire=rounds.wire,
+        checkpoint_every=rounds.checkpoint_every,
+        compare_every=rounds.compare_every,
+        select=rounds.select,
+        revision=0 if order is None else order.revision,
+    )
+
+
+def stacked(contract: Contract, rows: Mapping[int, Rows], ids: Mapping[int, str | int]) -> SiteRows:
+    """Return the rows of some sites, by number, as shards take them."""
+    here = sorted(rows)
+    counts = np.array([rows[u].n_samples for u in here], dtype=np.int64)
+    batch = contract.rounds.batch_size
+    return SiteRows(
+        Rows.stack([rows[u] for u in here]),
+        np.concatenate([[0], np.cumsum(counts)[:-1]]).astype(np.int64),
+        counts,
+        site_keys([ids[u] for u in here]),
+        (contract.loss_object(),) * len(here),
+        counts if batch is None else np.minimum(batch, counts),
+        contract.per_parameter(contract.ridge),
+    )
+
+
+def plan_site(contract: Contract, rows: Rows, degree: int, rho: float) -> tuple[Steps, int]:
+    """Return what a site plans from its own rows: steps, where it starts, and rounds between snapshots.
+
+    It starts from its own estimate on all its rows, inside the ball. From 0, the first theta that it sends would be the
+    gradient of a few rows; so it is the first theta minus something that nobody else knows.
+    """
+    rounds, ridge = contract.rounds, contract.per_parameter(contract.ridge)
+    problem = Problem(Federation({0: rows}), Graph.empty([0]), contract.loss_object(), lam=0.0, ridge=ridge)
+    batch = None if rounds.batch_size is None else min(rounds.batch_size, rows.n_samples)
+    plan = plan_run(problem, 1, batch, rho=rho, gradient=rounds.gradient, noisy=_is_noisy(contract))
+    start, growth = float(plan.steps.start[0]), float(plan.steps.growth[0])
+    return Steps(start, growth, rho * degree, tuple(own_estimate(contract, rows).tolist())), plan.snapshot_every
+
+
+def own_estimate(contract: Contract, rows: Rows) -> Array:
+    """Return the estimate of a site on its own ``(p,)``, with a ridge where there would be none, inside the ball."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DegenerateSiteWarning)
+        theta = local_fit(Federation({0: rows}), contract.loss_object()).theta
+    return np.asarray(make_penalty("l2").project(theta, 0.5 * contract.radius)[0])
+
+
+def _is_noisy(contract: Contract) -> bool:
+    """Return whether anything is random in a run: batches, or who is there."""
+    return contract.rounds.batch_size is not None or contract.rounds.placement != "peer"
+
+
+def _rho(contract: Contract, order: Order | None) -> float:
+    if order is not None and order.rho is not None:
+        return order.rho
+    return contract.rounds.rho or (AGREED_NOISY_RHO if _is_noisy(contract) else AGREED_RHO)
+
+
+def _edges(graph: Graph) -> list[Edge]:
+    pairs = zip(graph.edges.tolist(), graph.weights.tolist(), strict=True)
+    return [(i, j, weight) for (i, j), weight in pairs]

@@ -1,0 +1,266 @@
+"""What moves frames between machines: the `Transport` protocol, one that is opened anew, and who may do what.
+
+Links are TLS with certificates on both sides. Each site enforces, for every link by the common name at its other end: a
+neighbour may write only its own keys and read only what this site publishes for it; anybody else may do nothing.
+A new transport has the methods of `Transport`, beside `fedkin.federate.zenoh`.
+"""
+
+from __future__ import annotations
+
+import base64
+import threading
+import time
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from fedkin._base import wait_until
+from fedkin.errors import DataError
+from fedkin.federate.inbox import PeerError
+from fedkin.federate.plan import SitePlan
+from fedkin.federate.trust import Pair
+
+#: How long to try to open again, as the port may be free only after a moment.
+_AGAIN_SECONDS = 30.0
+#: Bounds for who connects and says nothing: so many at a time, each for so many milliseconds, and so many links.
+_LINKS = {"accept_timeout": 2000, "accept_pending": 4096, "max_sessions": 4096}
+#: What a message has beside its payload, and the least that a link must take.
+_AROUND, _LEAST_BYTES = 4096, 65536
+
+OnFrame = Callable[[bytes], object]
+OnPull = Callable[[int], bytes | None]
+OnPresence = Callable[[bool], None]
+
+
+class Transport(Protocol):
+    """Frames that are pushed under a key, frames that are pulled by key and round, and who is there.
+
+    Nothing is promised about a pushed frame: it may be lost, arrive twice or late. Callbacks run in the transport's
+    threads; those for frames hold up what comes next, so they take note of a frame and return.
+    """
+
+    def publish(self, key: str, frame: bytes) -> None:
+        """Push a frame to all who subscribe to ``key``."""
+        ...
+
+    def subscribe(self, key: str, on_frame: OnFrame) -> None:
+        """Call ``on_frame`` for every frame pushed under ``key``."""
+        ...
+
+    def answer(self, key: str, on_pull: OnPull) -> None:
+        """Serve pulls of ``key``: ``on_pull(round)`` gives the frame, or None."""
+        ...
+
+    def pull(self, key: str, round: int, on_frame: OnFrame) -> None:
+        """Ask whoever serves ``key`` for the frame of a round; returns at once."""
+        ...
+
+    def announce(self, key: str) -> None:
+        """Be seen under ``key`` until `close`."""
+        ...
+
+    def watch(self, key: str, on_presence: OnPresence) -> None:
+        """Call ``on_presence(True)`` when somebody announces ``key``, ``on_presence(False)`` when it is gone."""
+        ...
+
+    def close(self) -> None:
+        """Leave."""
+        ...
+
+
+class ReopeningTransport:
+    """Passes everything on to a transport that ``make`` makes, and remembers what it was asked to listen to.
+
+    What is under way while it is closed is lost, as on any network; whoever waits for it pulls it.
+    """
+
+    def __init__(self, make: Callable[[], Transport]) -> None:
+        self._make = make
+        self._lock = threading.RLock()
+        self._asked: list[Callable[[Transport], None]] = []
+        self._inner = make()
+        #: Bytes that were published so far.
+        self.sent = 0
+
+    def reopen(self) -> None:
+        """Close the links and open new ones; who is not granted anything any more gets none."""
+        with self._lock:
+            self._inner.close()
+            failures: list[PeerError] = []
+
+            def is_open() -> bool:
+                try:
+                    self._inner = self._make()
+                except PeerError as error:
+                    failures.append(error)
+                    return False
+                return True
+
+            if not wait_until(is_open, _AGAIN_SECONDS, pause=0.2, sleep=time.sleep):
+                raise failures[-1]
+            for ask in self._asked:
+                ask(self._inner)
+
+    def _ask(self, ask: Callable[[Transport], None]) -> None:
+        with self._lock:
+            self._asked.append(ask)
+            ask(self._inner)
+
+    def publish(self, key: str, frame: bytes) -> None:
+        self._inner.publish(key, frame)
+        self.sent += len(frame)
+
+    def subscribe(self, key: str, on_frame: OnFrame) -> None:
+        self._ask(lambda inner: inner.subscribe(key, on_frame))
+
+    def answer(self, key: str, on_pull: OnPull) -> None:
+        self._ask(lambda inner: inner.answer(key, on_pull))
+
+    def pull(self, key: str, round: int, on_frame: OnFrame) -> None:
+        self._inner.pull(key, round, on_frame)
+
+    def announce(self, key: str) -> None:
+        self._ask(lambda inner: inner.announce(key))
+
+    def watch(self, key: str, on_presence: OnPresence) -> None:
+        self._ask(lambda inner: inner.watch(key, on_presence))
+
+    def close(self) -> None:
+        with self._lock:
+            self._inner.close()
+
+
+@dataclass(frozen=True)
+class Grant:
+    """What one neighbour, by its common name, may do on a link: key expressions that it writes and reads."""
+
+    name: str
+    writes: Sequence[str]
+    reads: Sequence[str]
+
+
+def access_list(grants: Sequence[Grant]) -> dict[str, Any]:
+    """Return the ``access_control`` part of a zenoh configuration: what is not granted is refused.
+
+    A neighbour's rules come in two directions. What it writes may enter, and what asks for it (subscriptions, queries)
+    may leave; what it reads may leave, and what asks for that may enter.
+    """
+    rules: list[dict[str, Any]] = []
+    for grant in grants:
+        told = ["put", "reply", "declare_queryable", "liveliness_token"]
+        asked = ["declare_subscriber", "query", "liveliness_query", "declare_liveliness_subscriber"]
+        for label, flow, keys, messages in (
+            ("writes", "ingress", grant.writes, told),
+            ("asked for", "egress", grant.writes, asked),
+            ("reads", "egress", grant.reads, told),
+            ("asks for", "ingress", grant.reads, asked),
+        ):
+            if keys:
+                rules.append(
+                    {
+                        "id": f"{grant.name} {label}",
+                        "permission": "allow",
+                        "flows": [flow],
+                        "messages": messages,
+                        "key_exprs": list(keys),
+                    }
+                )
+    return {
+        "enabled": True,
+        "default_permission": "deny",
+        "rules": rules,
+        "subjects": [{"id": grant.name, "cert_common_names": [grant.name]} for grant in grants],
+        "policies": [
+            {
+                "subjects": [grant.name],
+                "rules": [rule["id"] for rule in rules if rule["id"].startswith(f"{grant.name} ")],
+            }
+            for grant in grants
+            if grant.writes or grant.reads
+        ],
+    }
+
+
+def link_configuration(
+    listen: Sequence[str],
+    connect: Sequence[str],
+    grants: Sequence[Grant] | None,
+    pair: Pair,
+    authority: bytes,
+    most_bytes: int = 1 << 20,
+    lease: float = 10.0,
+) -> dict[str, Any]:
+    """Return a zenoh configuration: explicit endpoints, no scouting, TLS on both sides, and the access list.
+
+    It has the private key of ``pair``, and is never written down. Endpoints are ``tls/host:port``; without ``grants``
+    there is no access list, as an intruder would have it. Payloads above ``most_bytes`` are dropped before they are put
+    together; a link on which nothing came for ``lease`` seconds is taken for broken.
+    """
+    configuration: dict[str, Any] = {
+        "mode": "peer",
+        "listen": {"endpoints": list(listen), "exit_on_failure": True},
+        "connect": {
+            "endpoints": list(connect),
+            "timeout_ms": -1,
+            "exit_on_failure": False,
+            "retry": {"period_init_ms": 100, "period_max_ms": 2000, "period_increase_factor": 1.5},
+        },
+        "scouting": {"multicast": {"enabled": False}, "gossip": {"enabled": False}},
+        "transport": {
+            "shared_memory": {"enabled": False},
+            "unicast": _LINKS,
+            "link": {
+                "tx": {"lease": int(1000 * lease), "keep_alive": 4},
+                "rx": {"max_message_size": max(most_bytes, _LEAST_BYTES) + _AROUND},
+            },
+        },
+    }
+    if grants is not None:
+        configuration["access_control"] = access_list(grants)
+    own, key, root = (base64.b64encode(text).decode() for text in (pair.certificate, pair.key, authority))
+    configuration["transport"]["link"] |= {
+        "protocols": ["tls"],
+        "tls": {
+            "enable_mtls": True,
+            "verify_name_on_connect": True,
+            "close_link_on_expiration": True,
+            "root_ca_certificate_base64": root,
+            "listen_certificate_base64": own,
+            "listen_private_key_base64": key,
+            "connect_certificate_base64": own,
+            "connect_private_key_base64": key,
+        },
+    }
+    return configuration
+
+
+def site_links(
+    plan: SitePlan,
+    pair: Pair,
+    authority: bytes,
+    out: Collection[str] = (),
+    listen: str | None = None,
+    lease: float = 10.0,
+) -> dict[str, Any]:
+    """Return the zenoh configuration of a site: grants follow `SitePlan.all_keys`, and who is ``out`` gets none.
+
+    Of two neighbours the one with the larger number connects to the other, if that listens. ``listen`` replaces the
+    endpoint on which the site itself listens, where it is behind NAT or in a container.
+    """
+    here = plan.here
+    others = [v for v in plan.partners() if plan.name(v) not in out]
+    grants = [Grant(plan.name(v), plan.all_keys(v, here), plan.all_keys(here, v)) for v in others]
+    own = plan.endpoint(here) if plan.placement != "central" or plan.is_centre else None
+    connect = []
+    for v in others:
+        there = plan.endpoint(v)
+        if there is None and own is None:
+            raise DataError(
+                f"neither {plan.name(here)} nor {plan.name(v)} has an address where the other could reach it: "
+                "the organiser's list of sites needs host and port of one of them"
+            )
+        if there is not None and (own is None or v < here):
+            connect.append(there)
+    return link_configuration(
+        [] if own is None else [listen or own], connect, grants, pair, authority, plan.most_bytes, lease
+    )
