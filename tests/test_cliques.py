@@ -96,7 +96,7 @@ def test_weights_of_sites_are_checked(weights: object) -> None:
 def test_sums_over_sorted_sites_are_sums_over_edges(seed: int, n: int, p: int) -> None:
     rng = np.random.default_rng(seed)
     weights, labels = rng.uniform(0.5, 2.0, n), rng.integers(0, 3, n).tolist()
-    graph, cliques = Graph.clusters(labels, weights=weights), Cliques.of(labels, weights)
+    graph, cliques = Graph.clusters(labels, weights=weights), Cliques.from_labels(labels, weights)
     theta = rng.integers(-3, 4, (n, p)).astype(float)
     sizes = np.abs(graph.incidence() @ theta).sum(axis=1) * graph.weights
     assert cliques.variation(theta).sum() == pytest.approx(sizes.sum(), abs=1e-10)
@@ -115,7 +115,7 @@ def test_sums_over_sorted_sites_are_sums_over_edges(seed: int, n: int, p: int) -
 @settings(max_examples=40, deadline=None)
 def test_the_prox_leaves_what_its_optimality_demands(seed: int, n: int, compiled: bool) -> None:
     rng = np.random.default_rng(seed)
-    cliques = Cliques.of(rng.integers(0, 2, n).tolist(), rng.uniform(0.5, 2.0, n))
+    cliques = Cliques.from_labels(rng.integers(0, 2, n).tolist(), rng.uniform(0.5, 2.0, n))
     v, tau = rng.normal(size=(n, 2)), np.array([0.05, 0.4])
     prox = SortedProx(cliques, 2, compiled=compiled)
     prox(rng.normal(size=(n, 2)), tau)  # an order to start from that is wrong
@@ -129,7 +129,7 @@ def test_the_prox_leaves_what_its_optimality_demands(seed: int, n: int, compiled
 
 def test_compiled_and_plain_prox_agree_on_long_cliques() -> None:
     rng = np.random.default_rng(0)
-    cliques = Cliques.of(rng.integers(0, 3, 3_000).tolist())
+    cliques = Cliques.from_labels(rng.integers(0, 3, 3_000).tolist())
     v, tau = rng.normal(size=(3_000, 2)), np.array([1e-3, 1e-5])
     both = [SortedProx(cliques, 2, compiled=compiled)(v, tau) for compiled in (True, False)]
     np.testing.assert_allclose(both[0], both[1], atol=1e-12)

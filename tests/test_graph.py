@@ -3,8 +3,6 @@
 import copy
 import math
 import pickle
-import subprocess
-import sys
 import time
 
 import networkx as nx
@@ -17,7 +15,6 @@ from hypothesis import strategies as st
 from builders import edge_weights, random_graphs
 from fedkin.errors import FedkinError, GraphError, GraphWarning
 from fedkin.graph import Graph
-from processes import PATIENCE
 
 # --- construction ---------------------------------------------------------------------------------------------
 
@@ -231,10 +228,3 @@ def test_large_sparse_graphs_take_seconds():
     assert graph.incidence().nnz == 2 * graph.n_edges
     graph.aligned(range(size - 1, -1, -1))
     assert time.process_time() - started < 30  # a loop over all pairs would take hours, one per edge minutes
-
-
-def test_import_stays_light():
-    heavy = ["networkx", "pandas", "narwhals", "sklearn", "scipy.stats", "scipy.spatial", "pyarrow"]
-    code = f"import sys, fedkin.graph, fedkin.data.federation; print([m for m in {heavy} if m in sys.modules])"
-    answer = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=PATIENCE)
-    assert answer.stdout.strip() == "[]"

@@ -12,7 +12,7 @@ from hypothesis import given
 from builders import edge_weights, random_graphs
 from fedkin.errors import GraphError, GraphWarning, MissingDependencyError
 from fedkin.graph import Graph
-from fedkin.graph.spectrum import smallest_nonzero_eigenvalue
+from fedkin.graph.edges import smallest_nonzero_eigenvalue
 
 # --- networkx and scipy ---------------------------------------------------------------------------------------
 

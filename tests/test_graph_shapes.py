@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from builders import unit_weights
 from fedkin.errors import GraphError, ParameterError
 from fedkin.graph import Graph
-from fedkin.graph import checks as graph_checks
+from fedkin.graph import edges as graph_checks
 
 # --- named graphs ---------------------------------------------------------------------------------------------
 

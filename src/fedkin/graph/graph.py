@@ -3,40 +3,47 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Hashable, Iterable, Mapping
+from collections.abc import Hashable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+from scipy import sparse
 
-from fedkin._base import Array, Index, count, frozen
+from fedkin._base import Array, Index, count, frozen, html_card, some_of
+from fedkin.data import HasSites
 from fedkin.errors import DataError, GraphError, ParameterError
-from fedkin.graph.checks import (
+from fedkin.graph.edges import (
+    Cliques,
     checked_edges,
     checked_site_weights,
     checked_weights,
+    component_labels,
+    flipped_pairs,
+    found_cliques,
+    grid_pairs,
     ids_for,
+    incidence_matrix,
+    laplacian_matrix,
     named,
+    nearest_pairs,
     pair_numbers,
+    pairs_of_matrix,
     plain_ids,
     positions,
+    smallest_nonzero_eigenvalue,
     sorted_edges,
+    square_matrix,
     warn_of_unnamed,
 )
-from fedkin.graph.cliques import Cliques
-from fedkin.graph.edges import Edges
-from fedkin.graph.files import named_among, named_in_file, networkx_graph, reader_of, write_graph
-from fedkin.graph.matrices import (
-    pairs_of_matrix,
-    square_matrix,
-)
-from fedkin.graph.shapes import flipped_pairs, grid_pairs, nearest_pairs
+from fedkin.graph.io import named_among, named_in_file, networkx_graph, reader_of, write_graph
 
 
 @dataclass(frozen=True, eq=False, repr=False, init=False)
-class Graph(Edges):
+class Graph(HasSites):
     """An undirected graph without self-loops. Immutable.
 
     Parameters
@@ -71,11 +78,11 @@ class Graph(Edges):
     [[1, 0], [2, 1]]
     """
 
+    # Edges are listed (`edges` and `weights` are set), or known as `cliques` and listed only when asked for.
+    sites: tuple[Hashable, ...]
+
     def __init__(
-        self,
-        sites: Iterable[Hashable],
-        edges: Iterable[Any],
-        weights: npt.ArrayLike | None = None,
+        self, sites: Iterable[Hashable], edges: Iterable[Any], weights: npt.ArrayLike | None = None
     ) -> None:
         ids, position = positions(sites)
         pairs = edges.tolist() if isinstance(edges, np.ndarray) else list(edges)
@@ -100,14 +107,14 @@ class Graph(Edges):
         vars(self).update(sites=sites, edges=frozen(edges), weights=frozen(weights))
 
     @classmethod
-    def _of(cls, sites: tuple[Hashable, ...], edges: Index, weights: Array | None = None) -> Graph:
-        """A graph from parts that are known to be right."""
+    def _from_edges(cls, sites: tuple[Hashable, ...], edges: Index, weights: Array | None = None) -> Graph:
+        """Make a graph from parts that are known to be right."""
         made = object.__new__(cls)
         made._set(sites, edges, np.ones(len(edges)) if weights is None else weights)
         return made
 
     @classmethod
-    def _of_cliques(cls, sites: tuple[Hashable, ...], cliques: Cliques) -> Graph:
+    def _from_cliques(cls, sites: tuple[Hashable, ...], cliques: Cliques) -> Graph:
         made = object.__new__(cls)
         vars(made).update(sites=sites, cliques=cliques)
         return made
@@ -118,7 +125,7 @@ class Graph(Edges):
     def from_indices(
         cls, sites: Iterable[Hashable], index: npt.ArrayLike, weights: npt.ArrayLike | None = None
     ) -> Graph:
-        """A graph from pairs of site positions; the quick way for millions of edges.
+        """Make a graph from pairs of site positions; the quick way for millions of edges.
 
         Parameters
         ----------
@@ -147,16 +154,11 @@ class Graph(Edges):
                 f"edge number {edge} names position {pairs[edge, end]}, but the {len(ids)} sites of the graph "
                 f"have the positions 0..{len(ids) - 1}"
             )
-        return cls._of(ids, *checked_edges(ids, pairs.astype(np.int64), weights))
+        return cls._from_edges(ids, *checked_edges(ids, pairs.astype(np.int64), weights))
 
     @classmethod
     def complete(cls, sites: Iterable[Hashable]) -> Graph:
-        """All pairs of sites. Edges are listed when somebody asks for them.
-
-        Parameters
-        ----------
-        sites : iterable of V ids
-            The nodes.
+        """Join all pairs of sites. Edges are listed only when asked for.
 
         Examples
         --------
@@ -164,16 +166,11 @@ class Graph(Edges):
         6
         """
         ids, _ = positions(sites)
-        return cls._of_cliques(ids, Cliques.of([0] * len(ids)))
+        return cls._from_cliques(ids, Cliques.from_labels([0] * len(ids)))
 
     @classmethod
     def empty(cls, sites: Iterable[Hashable]) -> Graph:
-        """No edges: every site on its own.
-
-        Parameters
-        ----------
-        sites : iterable of V ids
-            The nodes.
+        """Make a graph without edges.
 
         Examples
         --------
@@ -181,7 +178,7 @@ class Graph(Edges):
         Graph(4 sites, 0 edges, 4 components)
         """
         ids, _ = positions(sites)
-        return cls._of(ids, np.empty((0, 2), dtype=np.int64))
+        return cls._from_edges(ids, np.empty((0, 2), dtype=np.int64))
 
     @classmethod
     def clusters(
@@ -190,7 +187,7 @@ class Graph(Edges):
         sites: Iterable[Hashable] | None = None,
         weights: npt.ArrayLike | None = None,
     ) -> Graph:
-        """Disjoint cliques: an edge between any two sites with the same label, listed when somebody asks for it.
+        """Join any two sites with the same label. Edges are listed only when asked for.
 
         Parameters
         ----------
@@ -215,11 +212,11 @@ class Graph(Edges):
         groups = plain_ids(labels, "labels")
         ids = ids_for(sites, len(groups), "label")
         checked = None if weights is None else checked_site_weights(ids, weights)
-        return cls._of_cliques(ids, Cliques.of(groups, checked))
+        return cls._from_cliques(ids, Cliques.from_labels(groups, checked))
 
     @classmethod
     def from_networkx(cls, g: Any) -> Graph:
-        """A graph from an undirected networkx graph.
+        """Make a graph from an undirected networkx graph.
 
         Parameters
         ----------
@@ -244,7 +241,7 @@ class Graph(Edges):
         return cls(g.nodes, ends, weights)
 
     def to_networkx(self) -> Any:
-        """The same graph as a `networkx.Graph`, with the edge attribute ``weight``.
+        """Return the graph as a `networkx.Graph`, with the edge attribute ``weight``.
 
         Examples
         --------
@@ -255,7 +252,7 @@ class Graph(Edges):
 
     @classmethod
     def from_scipy(cls, matrix: Any, sites: Iterable[Hashable] | None = None) -> Graph:
-        """A graph from a symmetric weight matrix.
+        """Make a graph from a symmetric weight matrix.
 
         Parameters
         ----------
@@ -272,7 +269,7 @@ class Graph(Edges):
         """
         square = square_matrix(matrix)
         ids = ids_for(sites, square.shape[0], "matrix row")
-        return cls._of(ids, *checked_edges(ids, *pairs_of_matrix(square, ids)))
+        return cls._from_edges(ids, *checked_edges(ids, *pairs_of_matrix(square, ids)))
 
     @classmethod
     def knn(
@@ -281,7 +278,7 @@ class Graph(Edges):
         k: int,
         sites: Iterable[Hashable] | None = None,
     ) -> Graph:
-        """Every site joined to its k nearest ones.
+        """Join every site to its k nearest ones.
 
         Parameters
         ----------
@@ -318,11 +315,11 @@ class Graph(Edges):
             raise GraphError(f"site {ids[at]!r} has the coordinates {places[at].tolist()}, which are not finite")
         if not 1 <= k < size:
             raise ParameterError(f"k must be from 1 to {size - 1} for {size} sites, got {k!r}")
-        return cls._of(ids, *sorted_edges(nearest_pairs(places, k), None))
+        return cls._from_edges(ids, *sorted_edges(nearest_pairs(places, k), None))
 
     @classmethod
     def grid(cls, rows: int, cols: int) -> Graph:
-        """A rectangle of sites ``(r, c)``, each joined to the ones above, below, left and right.
+        """Join the sites ``(r, c)`` of a rectangle to the ones above, below, left and right.
 
         Parameters
         ----------
@@ -337,13 +334,13 @@ class Graph(Edges):
         if rows < 1 or cols < 1:
             raise ParameterError(f"a grid needs at least one row and one column, got {rows} x {cols}")
         ids = tuple((r, c) for r in range(rows) for c in range(cols))
-        return cls._of(ids, *sorted_edges(grid_pairs(rows, cols), None))
+        return cls._from_edges(ids, *sorted_edges(grid_pairs(rows, cols), None))
 
     # --- files ------------------------------------------------------------------------------------------------
 
     @classmethod
     def read(cls, path: str | os.PathLike[str], sites: Iterable[Hashable] | None = None) -> Graph:
-        """A graph from a CSV edge list or a GraphML file, by the suffix.
+        """Read a graph from a CSV edge list or a GraphML file, by the suffix.
 
         Parameters
         ----------
@@ -405,10 +402,165 @@ class Graph(Edges):
         """
         write_graph(Path(path), self.sites, self.edges, self.weights)
 
+    # --- what can be read off it ------------------------------------------------------------------------------
+
+    @cached_property
+    def edges(self) -> Index:
+        return frozen(self._listed[0])
+
+    @cached_property
+    def weights(self) -> Array:
+        return frozen(self._listed[1])
+
+    @cached_property
+    def _listed(self) -> tuple[Index, Array]:
+        assert self.cliques is not None  # only they come without a list
+        return self.cliques.listed()
+
+    @property
+    def _known(self) -> Cliques | None:
+        """The cliques, if somebody has said or found out that there are."""
+        known: Cliques | None = vars(self).get("cliques")
+        return known
+
+    @cached_property
+    def cliques(self) -> Cliques | None:
+        """The graph as a union of cliques, None where it is none. Of `complete` and `clusters`, edges wait for use."""
+        return found_cliques(self.components(), self.edges, self.weights)
+
+    @property
+    def n_edges(self) -> int:
+        """Number of edges E."""
+        known = self._known
+        return len(self.edges) if known is None else known.n_edges
+
+    @cached_property
+    def degree(self) -> Index:
+        """Number of neighbours of each site, int64 array of shape (V,)."""
+        known = self._known
+        if known is not None:
+            return frozen(known.sizes[known.labels] - 1)
+        return frozen(np.bincount(self.edges.ravel(), minlength=self.n_sites).astype(np.int64))
+
+    def edge_ids(self) -> Iterator[tuple[Hashable, Hashable]]:
+        """Yield the edges as pairs of ids, in the order of `edges`.
+
+        Examples
+        --------
+        >>> list(Graph(["a", "b"], [("a", "b")]).edge_ids())
+        [('b', 'a')]
+        """
+        return ((self.sites[i], self.sites[j]) for i, j in self.edges.tolist())
+
+    def incidence(self) -> sparse.csr_array:
+        """Return the signed incidence matrix D, sparse of shape (E, V): +1 at i and -1 at j for the edge (i, j), i > j.
+
+        Examples
+        --------
+        >>> Graph(["a", "b"], [("a", "b")]).incidence().toarray()
+        array([[-1.,  1.]])
+        """
+        return self._incidence
+
+    @cached_property
+    def _incidence(self) -> sparse.csr_array:
+        return incidence_matrix(self.n_sites, self.edges)
+
+    def laplacian(self, weighted: bool = True) -> sparse.csr_array:
+        """Return the Laplacian D'WD (degrees minus adjacency), sparse of shape (V, V).
+
+        Parameters
+        ----------
+        weighted : bool
+            Whether W holds the edge weights; otherwise it is the identity.
+
+        Examples
+        --------
+        >>> Graph(["a", "b"], [("a", "b")]).laplacian().toarray()
+        array([[ 1., -1.],
+               [-1.,  1.]])
+        """
+        return laplacian_matrix(self.n_sites, self.edges, self.weights if weighted else np.ones(self.n_edges))
+
+    def components(self) -> Index:
+        """Return the connected component of each site, int64 array of shape (V,), numbered by first appearance.
+
+        Examples
+        --------
+        >>> Graph(["a", "b", "c"], [("a", "c")]).components()
+        array([0, 1, 0])
+        """
+        return self._components
+
+    @cached_property
+    def _components(self) -> Index:
+        known = self._known
+        return frozen(component_labels(self.n_sites, self.edges)) if known is None else known.labels
+
+    @property
+    def n_components(self) -> int:
+        """Number of connected components, the paper's K(E)."""
+        return int(self.components().max()) + 1
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Graph):
+            return NotImplemented
+        if self.sites != other.sites or self.n_edges != other.n_edges:
+            return False
+        one, two = self._known, other._known
+        if one is not None and two is not None:
+            return np.array_equal(one.labels, two.labels) and np.array_equal(one.weights, two.weights)
+        return np.array_equal(self.edges, other.edges) and np.array_equal(self.weights, other.weights)
+
+    def __repr__(self) -> str:
+        counts = (count(self.n_sites, "site"), count(self.n_edges, "edge"), count(self.n_components, "component"))
+        return f"Graph({', '.join(counts)})"
+
+    def _repr_html_(self) -> str:
+        degree = self.degree
+        around = f"{degree.min():g} to {degree.max():g}, {degree.mean():.3g} on average" if self.n_sites else "none"
+        facts = {
+            "sites": f"{self.n_sites}: {some_of(self.sites)}",
+            "edges": self.n_edges,
+            "neighbours of a site": around,
+            "connected components": self.n_components,
+        }
+        return html_card("Graph", facts)
+
+    def equal_groups(self, theta: Array) -> Index:
+        """Return labels of shape (V,) of sites joined by edges along which the rows of ``theta (V, p)`` are equal.
+
+        Examples
+        --------
+        >>> Graph.complete("abc").equal_groups(np.array([[1.0], [2.0], [1.0]]))
+        array([0, 1, 0])
+        """
+        known = self._known
+        if known is not None:
+            return known.equal_groups(theta)
+        equal = (theta[self.edges[:, 0]] == theta[self.edges[:, 1]]).all(axis=1)
+        return component_labels(self.n_sites, self.edges[equal])
+
+    def algebraic_connectivity(self) -> float:
+        """Return the smallest nonzero eigenvalue of D'D, the paper's gamma_G^2.
+
+        Returns
+        -------
+        float
+            The smallest over the components of their second eigenvalue (edge weights do not count); infinity for a
+            graph without edges, which has no nonzero eigenvalue.
+
+        Examples
+        --------
+        >>> round(Graph.complete(range(5)).algebraic_connectivity(), 12)
+        5.0
+        """
+        return smallest_nonzero_eigenvalue(self.laplacian(weighted=False), self.components())
+
     # --- making another one -----------------------------------------------------------------------------------
 
     def keep(self, mask: npt.ArrayLike) -> Graph:
-        """The graph with some of its edges; their weights and all sites stay.
+        """Keep some edges with their weights, and all sites.
 
         Parameters
         ----------
@@ -429,10 +581,10 @@ class Graph(Edges):
             )
         if kept.all():
             return self
-        return Graph._of(self.sites, self.edges[kept], self.weights[kept])
+        return Graph._from_edges(self.sites, self.edges[kept], self.weights[kept])
 
     def reweighted(self, weights: npt.ArrayLike) -> Graph:
-        """The graph with other edge weights.
+        """Replace the edge weights.
 
         Parameters
         ----------
@@ -444,10 +596,10 @@ class Graph(Edges):
         >>> Graph.complete("ab").reweighted([0.5]).weights
         array([0.5])
         """
-        return Graph._of(self.sites, self.edges, checked_weights(self.sites, self.edges, weights))
+        return Graph._from_edges(self.sites, self.edges, checked_weights(self.sites, self.edges, weights))
 
     def aligned(self, sites: Iterable[Hashable]) -> Graph:
-        """The same graph with its sites in another order.
+        """Put the sites in another order.
 
         Parameters
         ----------
@@ -469,11 +621,11 @@ class Graph(Edges):
         moved = np.array([position[site] for site in self.sites], dtype=np.int64)
         known = self._known
         if known is not None:
-            return Graph._of_cliques(ids, known.moved(moved, len(ids)))
-        return Graph._of(ids, *sorted_edges(moved[self.edges], self.weights))
+            return Graph._from_cliques(ids, known.moved(moved, len(ids)))
+        return Graph._from_edges(ids, *sorted_edges(moved[self.edges], self.weights))
 
     def subset(self, sites: Iterable[Hashable]) -> Graph:
-        """Some sites, in the order given, and the edges between them.
+        """Restrict the graph to some sites, in the order given, and the edges between them.
 
         Parameters
         ----------
@@ -492,14 +644,14 @@ class Graph(Edges):
         chosen = np.array([self.index[site] for site in ids], dtype=np.int64)
         known = self._known
         if known is not None:
-            return Graph._of_cliques(ids, Cliques.of(known.labels[chosen].tolist(), known.weights[chosen]))
+            return Graph._from_cliques(ids, Cliques.from_labels(known.labels[chosen].tolist(), known.weights[chosen]))
         place = np.full(self.n_sites, -1, dtype=np.int64)
         place[chosen] = np.arange(chosen.size)
         inside = (place[self.edges] >= 0).all(axis=1)
-        return Graph._of(ids, *sorted_edges(place[self.edges[inside]], self.weights[inside]))
+        return Graph._from_edges(ids, *sorted_edges(place[self.edges[inside]], self.weights[inside]))
 
     def corrupt(self, varrho: float, seed: int | np.random.Generator) -> Graph:
-        """The graph with the edge status of every pair of sites flipped with probability varrho (section 5).
+        """Flip the edge status of every pair of sites with probability varrho (section 5).
 
         Parameters
         ----------
@@ -521,14 +673,14 @@ class Graph(Edges):
         if not 0 <= varrho <= 1:
             raise ParameterError(f"varrho is a probability, from 0 to 1, got {varrho!r}")
         rng = np.random.default_rng(seed)
-        return Graph._of(
+        return Graph._from_edges(
             self.sites, *sorted_edges(*flipped_pairs(self.n_sites, self.edges, self.weights, varrho, rng))
         )
 
     # --- theory -----------------------------------------------------------------------------------------------
 
     def fidelity(self, truth: Graph) -> float:
-        """The paper's graph fidelity GF = K(E0) / (K(E) + |E minus E0|), at most 1, of this graph for the true one.
+        """Return the graph fidelity GF = K(E0) / (K(E) + |E minus E0|), at most 1, of this graph for the true one.
 
         Parameters
         ----------
