@@ -153,7 +153,7 @@ def test_rare_levels_are_refused():
 
 
 def test_files_that_are_not_there(tmp_path):
-    with pytest.raises(ContractError, match="there is no file"):
+    with pytest.raises(ContractError, match="No such file"):
         Contract.read(tmp_path / "heart.toml")
     with pytest.raises(ContractError, match="directory"):
         Contract.read(tmp_path)

@@ -11,7 +11,8 @@ import hashlib
 import math
 import re
 import tomllib
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import fields, is_dataclass
 from functools import cached_property
 from os import PathLike
@@ -25,7 +26,7 @@ from msgspec import Meta
 from fedkin._base import Array, count
 from fedkin.admm import Average, GradientKind, StandIns, Wire
 from fedkin.data import INTERCEPT, Column, Finding, Rows, Schema, columns_of, level_text
-from fedkin.errors import FedkinError, ParameterError
+from fedkin.errors import FedkinError
 from fedkin.federate.disclosure import Thresholds, check_count, check_disclosure
 from fedkin.losses import LOSS_NAMES, LOSSES, Loss, describe_loss, described_loss, loss_for
 
@@ -212,13 +213,6 @@ class Contract(
         """Return everything about a site's table that does not fit; ``own`` are the site's stricter thresholds.
 
         ``at`` says what a row, numbered from 0, is called (`fedkin.data.row_places` for those of a file).
-
-        Examples
-        --------
-        >>> from fedkin.federate import Contract
-        >>> contract = Contract.from_toml('name = "h"\\nloss = "linear"\\nfeatures.x = {}\\ntarget.name = "y"')
-        >>> print(*contract.check({"x": range(9), "y": range(9)}), sep=chr(10))
-        9 rows, but at least 10 are needed
         """
         findings = self.schema.check(columns) if at is None else self.schema.check(columns, at=at)
         if not any(finding.refuses for finding in findings):
@@ -272,14 +266,10 @@ class Contract(
         """Read the contract in a TOML file; raises `ContractError` with everything that is wrong."""
         try:
             text = Path(path).read_text(encoding="utf-8-sig")
-        except FileNotFoundError:
-            raise ContractError(f"there is no file {path}: check the path") from None
-        except IsADirectoryError:
-            raise ContractError(f"{path} is a directory, expected the TOML file of a contract") from None
         except UnicodeDecodeError:
             raise ContractError(f"{path} is not UTF-8 text: save it as UTF-8") from None
         except OSError as error:
-            raise ContractError(f"{path} cannot be read: {error.strerror or error}") from None
+            raise ContractError(f"{path} cannot be read: {error.strerror}; give the TOML file of a contract") from None
         return cls.from_toml(text, str(path))
 
     # --- whether it holds together ----------------------------------------------------------------------------
@@ -356,47 +346,40 @@ class _Reading:
     def contract(self, entries: Mapping[str, Any]) -> Contract | None:
         self.wrong += [f"{key} is missing: {words}" for key, words in _EXAMPLES.items() if key not in entries]
         own = {key: value for key, value in entries.items() if key not in (*_OF_SCHEMA, "loss")}
-        made = self._entries(Contract, own, (), more=(*_OF_SCHEMA, "loss"))
+        made = self._entries(Contract, own, (), without="schema", more=(*_OF_SCHEMA, "loss"))
         schema = self._schema(entries)
-        loss = self._loss(entries.get("loss"), schema)
-        if self.wrong or schema is None or loss is None:
-            return None
-        try:
-            return Contract(schema=schema, loss=loss, **made)
-        except ContractError as error:
-            self.wrong.append(str(error))
+        loss = self._loss(entries["loss"], schema) if "loss" in entries else None
+        with self._noting():
+            if not self.wrong and schema is not None and loss is not None:
+                return Contract(schema=schema, loss=loss, **made)
         return None
 
     def _entries(
-        self, form: type, given: Mapping[str, Any], path: tuple[str, ...], more: Iterable[str] = ()
+        self, form: type, given: Mapping[str, Any], path: tuple[str, ...], without: str = "", more: Iterable[str] = ()
     ) -> dict[str, Any]:
         """Convert the entries of a table one by one, so that every mistake is found."""
-        hints = {key: one for key, one in get_type_hints(form, include_extras=True).items() if key != "schema"}
-        made = {}
+        hints, made = get_type_hints(form, include_extras=True), {}
+        known = sorted({*hints, *more} - {without})
         for key, value in given.items():
             place = (*path, key)
-            if key not in hints:
-                known = sorted({*hints, *more})
+            if key not in known:
                 section = f"in [{'.'.join(path)}]" if path else "at the top"
                 near = _near(key, known) or f"; known are {', '.join(known)}"
                 self._mistake(place, f"unknown key {key!r} {section}{near}")
             elif key in _TABLES and isinstance(value, dict):
                 made[key] = _TABLES[key](**self._entries(_TABLES[key], value, place))
             else:
-                try:
+                with self._noting(*place):
                     made[key] = msgspec.convert(value, hints[key])
-                except msgspec.ValidationError as error:
-                    self._mistake(place, f"{'.'.join(place)}: {error}")
         return made
 
     def _schema(self, entries: Mapping[str, Any]) -> Schema | None:
         features, target, offset = entries.get("features", {}), entries.get("target"), entries.get("offset")
-        before = len(self.wrong)
+        before, predicted = len(self.wrong), None
         if not isinstance(features, dict) or ("features" in entries and not features):
             self._mistake(("features",), "features must be a table with an entry for each column")
             return None
         columns = [self._column(name, given, ("features", name)) for name, given in features.items()]
-        predicted = None
         if isinstance(target, dict) and isinstance(target.get("name"), str):
             rest = {key: value for key, value in target.items() if key != "name"}
             predicted = self._column(target["name"], rest, ("target",))
@@ -404,53 +387,47 @@ class _Reading:
             self._mistake(("target",), 'target needs the name of a column: name = "days"')
         if offset is not None and not isinstance(offset, str):
             self._mistake(("offset",), "offset must be the name of a column")
-        if len(self.wrong) > before or not columns:
-            return None
-        try:
-            return Schema(tuple(filter(None, columns)), predicted, offset, entries.get("missing", "refuse"))
-        except ParameterError as error:
-            self.wrong.append(str(error))
-            return None
+        with self._noting():
+            if len(self.wrong) == before and columns:
+                return Schema(tuple(filter(None, columns)), predicted, offset, entries.get("missing", "refuse"))
+        return None
 
     def _column(self, name: str, given: Any, path: tuple[str, ...]) -> Column | None:
         if not isinstance(given, dict):
             self._mistake(path, _COLUMN)
             return None
-        before = len(self.wrong)
-        made = self._entries(Column, {key: value for key, value in given.items() if key != "name"}, path)
-        if "name" in given:
-            self._mistake((*path, "name"), f"unknown key 'name' in [{'.'.join(path)}]")
-        if len(self.wrong) > before:
-            return None
-        try:
-            return Column(**{"kind": "category" if "levels" in made else "number", **made, "name": name})
-        except FedkinError as error:
-            self._mistake(path, f"{'.'.join(path)}: {error}")
+        before, made = len(self.wrong), self._entries(Column, given, path, without="name")
+        with self._noting(*path):
+            if len(self.wrong) == before:
+                return Column(**{"kind": "category" if "levels" in made else "number", **made, "name": name})
         return None
 
     def _loss(self, given: Any, schema: Schema | None) -> dict[str, Any] | None:
         """Return a loss with all its parameters, so that a default and the same number given are one contract."""
         described = dict(given) if isinstance(given, dict) else {"name": given}
-        name = described.get("name")
-        if given is None:
-            return None
-        if name not in LOSS_NAMES:
+        if (name := described.get("name")) not in LOSS_NAMES:
             near = _near(str(name), LOSS_NAMES)
             self._mistake(("loss",), f"unknown loss {name!r}{near}; choose one of {', '.join(LOSS_NAMES)}")
             return None
         if schema is not None and schema.classes is not None:
             whole = describe_loss(LOSSES[name].from_classes(len(schema.classes)))
             described = {**whole, **described} if whole["name"] == name else described
-        try:
+        with self._noting("loss"):
             loss = described_loss(described)
-        except FedkinError as error:
-            self._mistake(("loss",), f"loss: {error}")
-            return None
-        floats = {one.name for one in fields(loss) if isinstance(one.default, float)} if is_dataclass(loss) else ()
-        return {key: float(value) if key in floats else value for key, value in describe_loss(loss).items()}
+            floats = {one.name for one in fields(loss) if isinstance(one.default, float)} if is_dataclass(loss) else ()
+            return {key: float(value) if key in floats else value for key, value in describe_loss(loss).items()}
+        return None
+
+    @contextmanager
+    def _noting(self, *path: str) -> Iterator[None]:
+        """Note what goes wrong within this context, with its place."""
+        try:
+            yield
+        except (msgspec.ValidationError, FedkinError) as error:
+            self._mistake(path, f"{'.'.join(path)}: {error}" if path else str(error))
 
     def _mistake(self, path: tuple[str, ...], words: str) -> None:
-        line = _line_of(self._lines, path)
+        line = _line_of(self._lines, path) if path else None
         self.wrong.append(words if line is None else f"line {line}: {words}")
 
 
