@@ -57,7 +57,7 @@ def check_count(contract: Contract, n: int, own: Thresholds | None = None) -> li
         return []
     words = f"{count(n, 'row')}, but at least {needed} are needed"
     more = f" ({least.rows_per_parameter:g} for each of {count(contract.n_params, 'parameter')})"
-    return [Finding.from_text("", words + (more if per_parameter > least.rows else ""))]
+    return [Finding.from_text("", words + (more if per_parameter > least.rows else ""), code="few_rows")]
 
 
 def check_disclosure(
@@ -74,20 +74,21 @@ def check_disclosure(
     needed = f"at least {least.cell} (or none) are needed"
     for name, value, inside in cells:
         if 0 < (n := int(inside.sum())) < least.cell:
-            hint = "so few could be recognised; leave them out, or join levels in the contract"
-            findings.append(Finding.from_text(name, f"only {count(n, 'row')} with {value!r}, but {needed}: {hint}"))
+            words = f"only {count(n, 'row')} with {value!r}, but {needed}: so few could be recognised"
+            hint = "leave them out, or join levels in the contract"
+            findings.append(Finding.from_text(name, f"{words}; {hint}", code="few_in_cell"))
     if findings or not folds:
         return findings
     fold_of = deal_folds(site, rows.n_samples, folds, contract.seed)
     smallest, fewest = int(np.bincount(fold_of, minlength=folds).min()), max(least.rows, contract.n_params + 1)
     if smallest < fewest:
         words = f"{count(len(fold_of), 'row')} in {folds} folds are only {smallest} in one of them"
-        findings.append(Finding.from_text("", f"{words}, and at least {fewest} are needed"))
+        findings.append(Finding.from_text("", f"{words}, and at least {fewest} are needed", code="few_in_fold"))
     for name, value, inside in cells:
         parts = np.bincount(fold_of[inside], minlength=folds)
         if (parts := parts[parts > 0]).size and (smallest := int(parts.min())) < least.cell:
             words = f"{count(int(inside.sum()), 'row')} with {value!r}, but only {smallest} in one of {folds} folds"
-            findings.append(Finding.from_text(name, f"{words}, and {needed}"))
+            findings.append(Finding.from_text(name, f"{words}, and {needed}", code="few_in_fold"))
     return findings
 
 

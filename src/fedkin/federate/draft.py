@@ -1,4 +1,4 @@
-"""A contract drafted from an example table: kinds, levels, ranges and the loss guessed, units asked for in comments.
+"""A contract drafted from an example table: kinds, levels, ranges and the loss inferred, units asked for in comments.
 
 The draft tells nothing about single rows of the example: ranges are wider than the values and rounded, levels that only
 a few rows have are left out.
@@ -16,24 +16,44 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from fedkin._base import AnyArray, Array, listed
-from fedkin.data import Label, level_text, looks_like_date, parsed_numbers
+from fedkin.data import Column, Label, infer_kind, level_text, parsed_numbers
 from fedkin.errors import DataError
 from fedkin.federate.disclosure import Thresholds
 from fedkin.losses import LOSSES, loss_for
 
-_ABOUT = (
-    "",
-    "# --- what the rows of a site must have",
-    "# low, high: least and largest plausible value; values outside are refused. They are rounded from the example:",
-    "#     correct them.",
-    "# mean, scale: what is subtracted and by what is divided before fitting. Roughly mean and standard deviation is",
-    "#     best; without them middle and half width of the range are taken.",
-    "# levels: the first is the reference; add those that other sites have.",
-)
+_HEAD = """\
+# A contract, drafted from an example table. Read every line: this is what all sites agree on.
+# All keys are explained in docs/contract.md.
+name = {name}
+loss = "{loss}"  # {target} holds {why}
+intercept = true
+method = "kin"  # finds from one summary of each site who is alike, and how sure that is; rounds (site run) need
+#     "fused", which draws neighbours together by a penalty, with a certified gap
+# penalty = "l1"  # for fused: l1 fuses single coefficients, l2 and linf whole sites
+
+# --- what the rows of a site must have
+# unit: for people; empty for none.
+# low, high: least and largest plausible value; values outside are refused. They are rounded from the example:
+#     correct them.
+# mean, scale: what is subtracted and by what is divided before fitting. Roughly mean and standard deviation is
+#     best; without them middle and half width of the range are taken.
+# levels: the first is the reference; add those that other sites have.
+"""
+_TAIL = f"""
+# --- below these numbers nothing is computed from a site's rows; a site may ask for more
+[thresholds]
+rows = {Thresholds().rows}
+rows_per_parameter = {Thresholds().rows_per_parameter:g}
+cell = {Thresholds().cell}  # rows with any level that occurs at all
+
+# --- for rounds between sites (fedkin site run), with the fused method; fedkin site share does not need them
+[rounds]
+rounds = 1000
+# lam = 0.01  # or let the summaries tell: fedkin fit DIR_OF_SUMMARIES
+"""
 _MOST_LEVELS = 20
-_FEW_VALUES = 6  # whole numbers with so few values may be codes
 _ENOUGH = 30  # values from which a mean is taken
-_MARGIN = 0.1  # of the spread, by which a range is wider on either side
+_MARGIN = 0.1  # of the range, by which it is wider on either side
 _SITE_NAMES = ("site", "hospital", "centre", "center", "clinic", "device", "institution", "practice", "ward_site")
 _TARGET_NAMES = ("target", "outcome", "label", "response", "y", "event", "death", "died", "status", "score")
 _COUNT_NAME = re.compile(r"(^n_|^num|count|visits|events|admissions|number)", re.IGNORECASE)
@@ -46,25 +66,15 @@ class Draft:
     """The text of a contract, what it was taken from, and what was left out and why."""
 
     text: str
-    target: str | None
+    target: str
     site_column: str | None
     left_out: dict[str, str] = field(default_factory=dict)
-
-
-@dataclass(frozen=True)
-class _Guess:
-    """What a column seems to be: lines of TOML, or why it is left out."""
-
-    lines: tuple[str, ...] = ()
-    levels: tuple[Label, ...] = ()
-    counts: bool = False
-    reason: str = ""
 
 
 def draft_contract(
     columns: Mapping[str, AnyArray], name: str, target: str | None = None, site_column: str | None = None
 ) -> Draft:
-    """A contract in TOML with comments, to be read and corrected by who knows the data.
+    """Draft a contract in TOML with comments, to be read and corrected by who knows the data.
 
     Parameters
     ----------
@@ -75,7 +85,7 @@ def draft_contract(
     target : str, optional
         Column to predict; by default the last one, or one that is called like a target.
     site_column : str, optional
-        Column of the sites, which is no feature; by default one that is called so.
+        Column of the sites, which is not a feature; by default one that is called so.
 
     Examples
     --------
@@ -91,162 +101,92 @@ def draft_contract(
             raise DataError(f"there is no column {given!r} for the {role}; the table has {listed(columns, 20)}")
     if site_column is None:
         site_column = next((one for one in columns if one.lower() in _SITE_NAMES and one != target), None)
-    rest = [one for one in columns if one != site_column]
-    guesses = {one: _guess(one, columns[one], one == target) for one in rest}
-    usable = [one for one in rest if not guesses[one].reason]
-    if target is None:
-        named = [one for one in usable if one.lower() in _TARGET_NAMES]
-        target = next(iter(named or usable[-1:]), None)
-        if target is not None:
-            guesses[target] = _guess(target, columns[target], True)
-    features = [one for one in usable if one != target]
-    if target is None or guesses[target].reason or not features:
-        raise DataError(
-            "a contract needs a target and at least one feature; "
-            + "; ".join(f"{one}: {guess.reason}" for one, guess in guesses.items() if guess.reason)
-        )
-    left_out = {one: guesses[one].reason for one in rest if guesses[one].reason}
-    lines = [*_head(name, target, guesses[target]), *_ABOUT]
-    for one in features:
-        lines += ["", f"[features.{_key(one)}]", *guesses[one].lines]
-    for one, reason in left_out.items():
-        lines += ["", f"# {one}: left out, {reason}"]
-    lines += ["", "[target]", f"name = {_text(target)}", *guesses[target].lines, *_tail()]
-    return Draft("\n".join(lines) + "\n", target, site_column, left_out)
-
-
-def _head(name: str, target: str, guess: _Guess) -> list[str]:
-    if guess.levels:
-        loss, why = loss_for("class", len(guess.levels)).name, "classes"
-    elif guess.counts:
-        loss, why = loss_for("count").name, "counts"
+    found = {one: _infer(one, cells, one == target) for one, cells in columns.items() if one != site_column}
+    features = {one: column for one, column in found.items() if isinstance(column, Column)}
+    if target is None and features:
+        target = next((one for one in features if one.lower() in _TARGET_NAMES), list(features)[-1])
+        found[target] = _infer(target, columns[target], True)
+    left_out = {one: reason for one, reason in found.items() if isinstance(reason, str)}
+    predicted = None if target is None else found[target]
+    if target is None or not isinstance(predicted, Column) or not features.keys() - {target}:
+        reasons = "; ".join(f"{one}: {reason}" for one, reason in left_out.items())
+        raise DataError(f"a contract needs a target and at least one feature; {reasons}")
+    loss, why = loss_for("number"), "numbers"
+    if predicted.kind == "category":
+        loss, why = loss_for("class", len(predicted.levels)), "classes"
+    elif predicted.kind == "count":
+        loss, why = loss_for("count"), "counts"
     else:
-        loss, why = loss_for("number").name, "numbers"
-        other = ", ".join(f"{kind.name} for {kind.purpose}" for kind in LOSSES.values() if kind.purpose)
-        why += f" ({other})"
-    return [
-        "# A contract, drafted from an example table. Read every line: this is what all sites agree on.",
-        "# All keys are explained in docs/contract.md.",
-        f"name = {_text(name)}",
-        f'loss = "{loss}"  # {target} holds {why}',
-        "intercept = true",
-        'method = "kin"  # finds from one message who is alike, and how sure that is; rounds (site run) need "fused",',
-        "#     which draws neighbours together by a penalty, with a certified gap",
-        '# penalty = "l1"  # for fused: l1 fuses single coefficients, l2 and linf whole sites',
-    ]
+        why += f" ({', '.join(f'{kind.name} for {kind.purpose}' for kind in LOSSES.values() if kind.purpose)})"
+    lines = [_HEAD.format(name=_text(name), loss=loss.name, target=target, why=why)]
+    for one, column in features.items():
+        if one != target:
+            key = one if re.fullmatch(r"[A-Za-z0-9_-]+", one) else _text(one)
+            lines += [f"[features.{key}]", *_entries(column), ""]
+    lines += [f"# {one}: left out, {reason}" for one, reason in left_out.items()]
+    lines += ["", "[target]", f"name = {_text(target)}", *_entries(predicted), _TAIL]
+    return Draft("\n".join(lines), target, site_column, left_out)
 
 
-def _tail() -> list[str]:
-    default = Thresholds()
-    return [
-        "",
-        "# --- below these numbers nothing is computed from a site's rows; a site may ask for more",
-        "[thresholds]",
-        f"rows = {default.rows}",
-        f"rows_per_parameter = {default.rows_per_parameter:g}",
-        f"cell = {default.cell}  # rows with any level that occurs at all",
-        "",
-        "# --- for rounds between sites (fedkin site run), with the fused method; fedkin site share does not need them",
-        "[rounds]",
-        "rounds = 1000",
-        "# lam = 0.01  # or let the summaries tell: fedkin fit DIR_OF_SUMMARIES",
-    ]
-
-
-# --- columns ----------------------------------------------------------------------------------------------------
-
-
-def _guess(name: str, column: AnyArray, is_target: bool) -> _Guess:
+def _infer(name: str, cells: AnyArray, is_target: bool) -> Column | str:
+    """Return what a column seems to be, or why it is left out."""
     if not name:
-        return _Guess(reason="it has no name")
-    numbers = parsed_numbers(column)
-    values = numbers.values[np.isfinite(numbers.values)]
-    words = [cell for _, cell in numbers.wrong]
-    if column.dtype.kind == "b":
-        return _levels(Counter({False: int((~column).sum()), True: int(column.sum())}))
-    if values.size == 0 and not words:
-        return _Guess(reason="it is empty")
-    if any(map(looks_like_date, words)):
-        return _Guess(reason="it holds dates: give a number instead, such as an age in years")
-    if len(words) > 0.05 * len(column):
-        return _text_column(column)
-    whole = bool((values == np.floor(values)).all())
-    distinct = np.unique(values)
+        return "it has no name"
+    found, values = infer_kind(cells), parsed_numbers(cells).values
+    values = values[np.isfinite(values)]
+    if found.kind == "empty":
+        return "it is empty"
+    if found.kind == "date":
+        return "it holds dates: give a number instead, such as an age in years"
+    if found.kind == "category":
+        if len(found.levels) > max(0.9 * len(cells), 2):
+            return "it has a different text in every row"
+        if len(found.levels) > _MOST_LEVELS:
+            return f"it has too many levels ({len(found.levels)}): join some of them"
+        return _category(name, dict(zip(found.levels, found.counts, strict=True)))
+    distinct, whole = np.unique(values), bool((values == np.floor(values)).all())
     if whole and not is_target and _ID_NAME.search(name) and distinct.size > 0.9 * values.size:
-        return _Guess(reason="it looks like an identifier")
+        return "it looks like an identifier"
     if distinct.size == 1:
-        return _Guess(reason="it is the same in every row of the example")
+        return "it is the same in every row of the example"
     if whole and distinct.size == 2:
-        return _levels(Counter(int(value) for value in values.tolist()))
-    return _number(name, values, whole, is_target)
-
-
-def _text_column(column: AnyArray) -> _Guess:
-    seen: Counter[Label] = Counter(level_text(cell) for cell in column if cell is not None and level_text(cell) != "NA")
-    if len(seen) > 0.9 * len(column) and len(seen) > 2:
-        return _Guess(reason="it has a different text in every row")
-    if len(seen) > _MOST_LEVELS:
-        return _Guess(reason=f"it has too many levels ({len(seen)}): join some of them")
-    return _levels(seen)
-
-
-def _levels(seen: Counter[Label]) -> _Guess:
-    least = Thresholds().cell
-    common = sorted((label for label, n in seen.items() if n >= least), key=lambda label: str(level_text(label)))
-    if len(common) < 2:
-        return _Guess(reason=f"fewer than two of its levels occur in {least} rows or more")
-    negative = [label for label in common if level_text(label).lower() in _NEGATIVE]
-    first = negative[0] if negative else common[0]
-    ordered = (first, *(label for label in common if label != first))
-    shown = ", ".join(_text(label) if isinstance(label, str) else level_text(label) for label in ordered)
-    lines = [f"levels = [{shown}]"]
-    if len(common) < len(seen):
-        lines.append(
-            f"# levels that occur in fewer than {least} rows of the example are left out: add those that exist"
-        )
-    return _Guess(tuple(lines), ordered)
-
-
-def _number(name: str, values: Array, whole: bool, is_target: bool) -> _Guess:
+        return _category(name, Counter((cells if cells.dtype.kind == "b" else values.astype(np.int64)).tolist()))
     low, high = outward(values)
-    lines = ['unit = ""  # which unit? for example "kg", "mmol/L"; empty for none']
     counts = is_target and whole and bool((values >= 0).all()) and _COUNT_NAME.search(name) is not None
-    kind = ['kind = "count"'] if counts else []
-    lines += [f"low = {low:.12g}", f"high = {high:.12g}"]
-    if not is_target and values.size >= _ENOUGH:
-        mean, scale = roughly(values)
-        lines += [f"mean = {mean:.12g}", f"scale = {scale:.12g}"]
-    if whole and np.unique(values).size <= _FEW_VALUES:
-        lines.append("# few different values: if they are codes, write levels = [1, 2, ...] instead of unit, low, high")
-    return _Guess((*kind, *lines), counts=counts)
+    mean, scale = (None, None) if is_target or values.size < _ENOUGH else roughly(values)
+    return Column(name, "count" if counts else "number", low=low, high=high, mean=mean, scale=scale)
+
+
+def _category(name: str, counts: Mapping[Label, int]) -> Column | str:
+    least = Thresholds().cell
+    common = sorted((label for label, n in counts.items() if n >= least), key=level_text)
+    if len(common) < 2:
+        return f"fewer than two of its levels occur in {least} rows or more"
+    common.sort(key=lambda label: level_text(label).lower() not in _NEGATIVE)
+    return Column(name, "category", levels=tuple(common))
 
 
 def outward(values: Array) -> tuple[float, float]:
-    """A range of round numbers that is wider than the values, and does not tell the least and the largest of them.
+    """Return a range of round numbers that is wider than the values, and does not tell the extreme ones.
 
     Examples
     --------
     >>> import numpy as np
     >>> from fedkin.federate.draft import outward
-    >>> outward(np.array([43.7, 71.2, 107.3]))
-    (30.0, 120.0)
-    >>> outward(np.array([0.0, 3.0, 12.0]))
-    (0.0, 14.0)
+    >>> outward(np.array([43.7, 71.2, 107.3])), outward(np.array([0.0, 3.0, 12.0]))
+    ((30.0, 120.0), (0.0, 14.0))
     """
     least, largest = float(values.min()), float(values.max())
-    spread = largest - least
-    step = _round_down(spread / 4)
-    low = math.floor((least - _MARGIN * spread) / step) * step
-    high = math.ceil((largest + _MARGIN * spread) / step) * step
-    if least >= 0 > low:
-        low = 0.0  # what cannot be negative should not become so
-    if largest <= 0 < high:
-        high = 0.0
-    return _tidy(low, step), _tidy(high, step)
+    width = largest - least
+    step = _round_down(width / 4)
+    low = math.floor((least - _MARGIN * width) / step) * step
+    high = math.ceil((largest + _MARGIN * width) / step) * step
+    # what cannot be negative, or positive, should not become so
+    return _tidy(max(low, 0.0) if least >= 0 else low, step), _tidy(min(high, 0.0) if largest <= 0 else high, step)
 
 
 def roughly(values: Array) -> tuple[float, float]:
-    """Mean and standard deviation, rounded so much that single values do not show; the latter up.
+    """Return mean and standard deviation, rounded so much that single values do not show; the latter up.
 
     Examples
     --------
@@ -255,30 +195,34 @@ def roughly(values: Array) -> tuple[float, float]:
     >>> roughly(np.array([43.7, 71.2, 107.3, 66.6]))
     (80.0, 40.0)
     """
-    spread = float(values.std())
-    step = _round_down(spread)
+    sd = float(values.std())
+    step = _round_down(sd)
     # outward: a scale that is too small makes prepared features large, and their effects seem small
-    scale = next(part * step for part in (1, 2, 2.5) if part * step >= spread * (1 - 1e-12))
+    scale = next(part * step for part in (1, 2, 2.5) if part * step >= sd * (1 - 1e-12))
     return _tidy(round(float(values.mean()) / step) * step, step), _tidy(scale, step)
 
 
 def _round_down(number: float) -> float:
-    """1, 2 or 5 times a power of ten, at most the number."""
+    """Return 1, 2 or 5 times a power of ten, at most the number."""
     power = 10.0 ** math.floor(math.log10(number))
     return max(part * power for part in (1, 2, 5) if part * power <= number or part == 1)
 
 
 def _tidy(number: float, step: float) -> float:
-    """A multiple of a step without the digits that rounding errors add."""
+    """Return a multiple of a step without the digits that rounding errors add."""
     return round(number, max(0, -math.floor(math.log10(step))))
 
 
-# --- TOML -------------------------------------------------------------------------------------------------------
+def _entries(column: Column) -> list[str]:
+    """Return the lines of TOML for a column."""
+    if column.levels:
+        shown = (_text(label) if isinstance(label, str) else level_text(label) for label in column.levels)
+        return [f"levels = [{', '.join(shown)}]"]
+    numbers = {key: getattr(column, key) for key in ("low", "high", "mean", "scale")}
+    lines = ['kind = "count"'] if column.kind == "count" else []
+    lines.append('unit = ""  # which unit? for example "kg", "mmol/L"')
+    return [*lines, *(f"{key} = {value:.12g}" for key, value in numbers.items() if value is not None)]
 
 
 def _text(value: object) -> str:
     return json.dumps(str(value), ensure_ascii=False).replace("\x7f", "\\u007f")
-
-
-def _key(name: str) -> str:
-    return name if re.fullmatch(r"[A-Za-z0-9_-]+", name) else _text(name)
