@@ -22,7 +22,7 @@ from fedkin.kin import Pairs, display_groups, find
 from fedkin.kin.chains import Sampling
 from fedkin.kin.display import agreement, between_probability, inside_probabilities, resolved
 from fedkin.kin.partitions import capacity, log_partitions
-from fedkin.kin.sources import RowSource
+from fedkin.kin.sources import Source
 
 DATA = Path(os.environ.get("FEDKIN_DATA", Path(__file__).resolve().parents[1].parent / "shared" / "data"))
 
@@ -551,7 +551,7 @@ def test_long_chains_run_where_an_expansion_is_not_taken(monkeypatch):
     for u in range(12):
         X = rng.normal(size=(60, 2))
         rows[u] = X, rng.random(60) < 1 / (1 + np.exp(-X @ slopes[u % 2]))
-    held, value, refused = find._within_limits, RowSource.value, []
+    held, value, refused = find._within_limits, Source.value, []
 
     def held_once(*parts):
         refused.append(True)
@@ -564,7 +564,7 @@ def test_long_chains_run_where_an_expansion_is_not_taken(monkeypatch):
         return value(self, theta)
 
     monkeypatch.setattr(find, "_within_limits", held_once)
-    monkeypatch.setattr(RowSource, "value", value_of)
+    monkeypatch.setattr(Source, "value", value_of)
     kin = find_kin(Federation(rows), loss="logistic")
     assert refused == [True, False]
     assert kin.diagnostics.draws >= 70

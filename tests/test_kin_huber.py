@@ -15,7 +15,7 @@ from fedkin.errors import DataError, SolverError
 from fedkin.fitting import FitOptions, FittedModel, fit_federation, fit_files
 from fedkin.graph import Graph
 from fedkin.kin import find
-from fedkin.kin.corners import CORNERS, expected_shares, residual_counts
+from fedkin.kin.sources import THRESHOLDS, expected_shares, residual_counts
 from fedkin.losses import HuberLoss, LinearLoss
 
 
@@ -165,7 +165,7 @@ def test_expected_curvature_is_the_density_at_the_corner():
     fed = Federation({u: (np.ones((4000, 1)), rng.normal(size=4000)) for u in range(2)})
     for delta in (1.345, 0.01):
         counts = residual_counts(HuberLoss(delta), fed, np.zeros((2, 1)))
-        assert counts.shape == (2, CORNERS)
+        assert counts.shape == (2, THRESHOLDS)
         assert counts.sum(axis=1).tolist() == [4000, 4000]
         inside = 2 * stats.norm.cdf(delta) - 1
         assert expected_shares(counts) == pytest.approx([inside, inside], rel=0.2 if delta < 0.1 else 0.03)
@@ -176,7 +176,7 @@ def test_expected_curvature_is_the_density_at_the_corner():
 
 def test_a_fit_that_ends_worse_than_it_began_is_refused():
     fed = table()[0].with_intercept()
-    source = find.RowSource(fed, HuberLoss(1.5))
+    source = find.Source(find.RowData(fed, HuberLoss(1.5)))
     find._refuse_worse(source, source.start(), 1.0)
     with pytest.raises(SolverError, match="one model for all has"):
         find._refuse_worse(source, source.start() + 100.0, 1.0)

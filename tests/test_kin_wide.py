@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 import fedkin
+from fedkin.core import RowData
 from fedkin.data import Federation
 from fedkin.kin.chains import Sampling
 from fedkin.kin.groups import find_groups
@@ -15,7 +16,7 @@ from fedkin.kin.matrices import Dense, LowRank, dense_sums, low_rank
 from fedkin.kin.mixed import Priors, _Evidence, fit_mixed, with_noise
 from fedkin.kin.partitions import Neighbours
 from fedkin.kin.quadratics import Quadratics, common_units
-from fedkin.kin.sources import RowSource, SummarySource
+from fedkin.kin.sources import Source
 from fedkin.kin.wide import FullEffects
 
 
@@ -80,7 +81,7 @@ def test_low_rank_answers_like_whole_matrices():
 @pytest.mark.parametrize("rank", [None, 20])
 def test_the_mixed_model_of_low_rank_is_that_of_whole_matrices(rank):
     made, _, _ = rows_of(8, 60, 25 if rank is None else 100, 2, 0.3)
-    source = RowSource(made, "linear") if rank is None else SummarySource(fedkin.summarise(made, rank=rank))
+    source = Source(RowData(made, "linear") if rank is None else fedkin.summarise(made, rank=rank))
     short, whole = both_ways(in_units(source))
     assert short.short.factor.shape[2] == (25 if rank is None else 20)
     assert bool(short.short.diagonal.any()) == (rank is not None)
@@ -110,7 +111,7 @@ def test_noise_is_not_explained_by_coefficients():
     inside = np.abs(kin.theta - truth) < 1.96 * np.sqrt(np.einsum("ujj->uj", kin.covariance))
     assert 0.9 < inside.mean() < 0.99
     # twice the noise has spreads of its own
-    sums, free = in_units(RowSource(made, "linear")), np.zeros(60, dtype=bool)
+    sums, free = in_units(Source(RowData(made, "linear"))), np.zeros(60, dtype=bool)
     model = fit_mixed(sums, free)
     twice = with_noise(sums, free, 2 * model.noise, model.parameters)
     np.testing.assert_allclose(twice.noise, 2 * model.noise)

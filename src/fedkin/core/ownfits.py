@@ -79,7 +79,7 @@ class OwnFits:
 
 def fit_sites(data: RowData | Summaries, members: Index, loss: Loss) -> OwnFits:
     """Fit the sites with positions ``members`` (ascending), which share one loss."""
-    fits = OwnFits(members, loss, data.n[members], data.n_features)
+    fits = OwnFits(members, loss, data.n[members].astype(np.float64), data.n_features)
     if data.rows is not None:
         if loss.location and loss.quadratic:
             _fit_means(fits, _moments_of_rows(data.rows, members), 0.0)

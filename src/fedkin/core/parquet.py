@@ -6,7 +6,7 @@ import os
 from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Unpack
+from typing import ClassVar, Unpack
 
 import numpy as np
 
@@ -106,21 +106,29 @@ class FileRows(HasSites):
         """Labels of the target's codes 0, 1, ...; None when it is a number."""
         return self.schema.classes
 
+    movable: ClassVar[bool] = True
+
     @property
     def feature_names(self) -> tuple[str, ...]:
         """Names of the columns, the intercept among them."""
         return (INTERCEPT, *self.schema.names) if self.intercept else self.schema.names
 
     @property
-    def n(self) -> Array:
-        return self.n_samples.astype(np.float64)
+    def n(self) -> Index | Array:
+        return self.n_samples
 
     @property
     def names(self) -> tuple[str, ...]:
         q = len(self.feature_names)
         return parameter_names(self.feature_names, self.loss.n_params(q) // q)
 
-    def batches(self) -> Iterator[Federation]:
+    def take(self, order: Index) -> FileRows:
+        """Some sites, in that order."""
+        sites, n = tuple(self.sites[u] for u in order.tolist()), self.n_samples[order]
+        sums, squares = self.column_sums[order], self.column_squares[order]
+        return replace(self, sites=sites, n_samples=n, column_sums=sums, column_squares=squares)
+
+    def batches(self) -> Iterator[RowData]:
         """All rows, prepared, some at a time: each batch has some rows of some sites."""
         for table in complete_batches(self._table, self.schema, self.roles):
             made = Federation.from_arrays(
@@ -131,22 +139,21 @@ class FileRows(HasSites):
                 weight=_weight(table, self.roles),
                 feature_names=self.schema.names,
             )
-            yield made.with_intercept() if self.intercept else made
+            yield RowData(made.with_intercept() if self.intercept else made, self.loss)
 
     def expand(self, theta: Array, folds: int = 1) -> Quadratics:
         """Sums around ``theta (V, p)``, in one pass; a site's rows go to folds in turn, in the order of the files."""
         sums = Quadratics.zeros(theta, 1 if folds == 1 else folds + 1)
         came = np.zeros(len(self.sites), dtype=np.int64)
         with np.errstate(over="ignore", invalid="ignore"):
-            for batch in self.batches():
-                place = np.array([self.index[site] for site in batch.sites], dtype=np.int64)
+            for part in self.batches():
+                place, batch = np.array([self.index[site] for site in part.sites], dtype=np.int64), part.rows
                 if folds == 1:
-                    sums.add(place, RowData(batch, self.loss).expand(theta[place]))
+                    sums.add(place, part.expand(theta[place]))
                     continue
                 turn = np.arange(len(batch.X)) - np.repeat(batch.starts[:-1] - came[place], batch.n_samples)
                 came[place] += batch.n_samples
-                losses = [self.loss] * batch.n_sites
-                sums.add(place, Quadratics.from_rows(batch, losses, turn % folds, folds, theta[place]))
+                sums.add(place, Quadratics.from_rows(batch, part.losses, turn % folds, folds, theta[place]))
         if folds > 1:
             sums.single_rows_train(came == 1)
         return sums
@@ -289,7 +296,7 @@ def rows_in_files(
     rows = FileRows(said.sites, said.n_samples, made, schema, fit_intercept, scanned.notes, roles, *sizes, table)
     if isinstance(loss, Loss) or classes is not None:
         return rows
-    head = next(replace(rows, intercept=False).batches())  # a batch tells the scale well enough
+    head = next(replace(rows, intercept=False).batches()).rows  # a batch tells the scale well enough
     y = np.asarray(head.y, dtype=np.float64)
     return replace(rows, loss=kind.from_rows(head.X, y, head.site_index, head.offset, head.weight))
 

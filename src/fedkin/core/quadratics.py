@@ -31,9 +31,14 @@ class SiteData(Protocol):
     def names(self) -> tuple[str, ...]:
         """Names of the p parameters."""
     @property
-    def n(self) -> Array:
+    def n(self) -> Index | Array:
         """Rows of each site, or the sums of their weights, ``(V,)``."""
-    def batches(self) -> Iterable[Federation]:
+    @property
+    def movable(self) -> bool:
+        """Whether there are rows, so that the losses can be expanded anywhere."""
+    def take(self, order: Index) -> SiteData:
+        """Some sites, in that order."""
+    def batches(self) -> Iterable[RowData]:
         """All rows, some at a time; raises `DataError` where there are none."""
     def expand(self, theta: Array, folds: int = 1) -> Quadratics:
         """Sums around ``theta (V, p)``, or around the point of the summaries; of all rows, or by fold."""
@@ -184,6 +189,8 @@ class Quadratics:
 class RowData(HasSites):
     """The rows of a federation with a loss for each site, as `SiteData`."""
 
+    movable = True
+
     def __init__(self, federation: Federation, loss: LossLike) -> None:
         self.rows, self.losses = federation, resolve_losses(loss, federation)
         self.sites = federation.sites
@@ -197,8 +204,8 @@ class RowData(HasSites):
         return parameter_names(self.rows.feature_names, self.zeros.shape[1] // self.rows.n_features)
 
     @property
-    def n(self) -> Array:
-        return self.rows.weight_sums
+    def n(self) -> Index | Array:
+        return self.rows.n_samples if self.rows.weight is None else self.rows.weight_sums
 
     @property
     def n_features(self) -> int:
@@ -217,8 +224,17 @@ class RowData(HasSites):
     def _terms(self) -> SiteTerms:
         return self.terms(self.zeros[0], np.zeros(self.n_sites, dtype=bool))
 
-    def batches(self) -> Iterator[Federation]:
-        yield self.rows
+    def take(self, order: Index) -> RowData:
+        sites, mixed = [self.sites[u] for u in order], len({id(one) for one in self.losses}) > 1
+        loss = {self.sites[u]: self.losses[u] for u in order} if mixed else self.loss
+        return RowData(self.rows.subset(sites), loss)
+
+    def batches(self) -> Iterator[RowData]:
+        yield self
+
+    def values(self, theta: Array) -> Array:
+        """The losses ``(V,)`` at ``theta (V, p)``, sums over rows."""
+        return self._terms.values(theta) * self.n
 
     def expand(self, theta: Array, folds: int = 1, seed: int = 0) -> Quadratics:
         if folds == 1:

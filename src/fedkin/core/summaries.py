@@ -251,6 +251,7 @@ class Summaries(HasSites):
     # --- as `SiteData` ------------------------------------------------------------------------------------------
 
     rows: ClassVar[None] = None
+    movable: ClassVar[bool] = False
 
     @property
     def losses(self) -> tuple[Loss, ...]:
@@ -261,10 +262,13 @@ class Summaries(HasSites):
         return parameter_names(self.feature_names, self.n_params // self.n_features)
 
     @property
-    def n(self) -> Array:
-        return self.n_samples.astype(np.float64)
+    def n(self) -> Index:
+        return self.n_samples
 
-    def batches(self) -> Iterable[Federation]:
+    def take(self, order: Index) -> Summaries:
+        return self.subset([self.sites[u] for u in order])
+
+    def batches(self) -> Iterable[RowData]:
         raise DataError("this needs rows, and summaries have none")
 
     def expand(self, theta: Array, folds: int = 1) -> Quadratics:

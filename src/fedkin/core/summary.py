@@ -333,23 +333,11 @@ class Summary:
             raise DataError(f"a site that writes files needs a name, but this one is called {self.site!r}")
         first = 0 if self.curvature is None else self.folds
         curvature = self.curvature and replace_in(self.curvature, factor=self.curvature.factor.T)
-        return encode(
-            _Summary(
-                self.site,
-                describe_loss(self.loss),
-                self.feature_names,
-                self.seed,
-                self.at,
-                self.column_sums,
-                self.column_squares,
-                self.folds,
-                [self._part(k) for k in range(first, self.folds + int(self.count[-1] != 0))],
-                self.own,
-                self.privacy,
-                curvature,
-                "infinite" if self.gap is not None and np.isinf(self.gap) else self.gap,
-            )
-        )
+        parts = [self._part(k) for k in range(first, self.folds + int(self.count[-1] != 0))]
+        gap: float | Literal["infinite"] | None = "infinite" if self.gap == np.inf else self.gap
+        head = self.site, describe_loss(self.loss), self.feature_names, self.seed
+        sums = self.at, self.column_sums, self.column_squares
+        return encode(_Summary(*head, *sums, self.folds, parts, self.own, self.privacy, curvature, gap))
 
     def _part(self, k: int) -> _Part:
         part = _Part(int(self.count[k]), float(self.value[k]), self.gradient[k])
@@ -394,23 +382,14 @@ class Summary:
         curvature = said.curvature and replace_in(said.curvature, factor=said.curvature.factor.T.copy())
         if curvature is not None:
             matrices[-1] = curvature.dense()
+        hessian = count.astype(np.float64) if mean else matrices  # the mean loss has multiples of the identity
+        head, columns = (said.site, loss, said.columns, said.seed, said.at), (said.column_sums, said.column_squares)
         made = cls(
-            said.site,
-            loss,
-            said.columns,
-            said.seed,
-            said.at,
-            count,
-            value,
-            gradient,
-            count.astype(np.float64) if mean else matrices,  # the mean loss has multiples of the identity
-            said.column_sums,
-            said.column_squares,
-            matrices if mean else None,
-            said.own,
-            np.inf if said.gap == "infinite" else said.gap,
-            said.privacy,
-            curvature,
+            *(*head, count, value, gradient, hessian, *columns, matrices if mean else None),
+            own=said.own,
+            gap=np.inf if said.gap == "infinite" else said.gap,
+            privacy=said.privacy,
+            curvature=curvature,
         )
         made._refuse_impossible(matrices, entry, what)
         return made

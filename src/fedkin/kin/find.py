@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from fedkin._base import Array, Index, Mask, check_whole, one_blas_thread
-from fedkin.core import FileRows, Summaries, damped_newton
+from fedkin.core import FileRows, RowData, Summaries, damped_newton
 from fedkin.data import Federation
 from fedkin.errors import DataError, GraphError, SolverError
 from fedkin.graph import Graph
@@ -22,7 +22,7 @@ from fedkin.kin.partitions import Neighbours
 from fedkin.kin.quadratics import Quadratics, Units, apply, common_units
 from fedkin.kin.result import Kin, make_kin
 from fedkin.kin.sampler import MANY_SITES, WHOLE_GROUPS, load_kernels
-from fedkin.kin.sources import FileSource, RowSource, SummarySource, SumSource, canonical_order, intercepts_of
+from fedkin.kin.sources import Source, canonical_order, intercepts_of
 from fedkin.losses import Loss
 
 #: What a fit may start from: an earlier result, a graph of who seems alike, or a label for each site.
@@ -118,16 +118,10 @@ def find_kin(
     if sweeps is not None:
         check_whole("sweeps", sweeps, least=4)
     check_whole("chains", chains, least=1)
-    source: RowSource | SummarySource
-    if isinstance(data, Summaries):
-        source = SummarySource(data)
-        source.refuse_small_corner()
-    elif isinstance(data, Federation):
-        source = RowSource(data, loss)
-    elif isinstance(data, FileRows):
-        source = FileSource(data)
-    else:
+    if not isinstance(data, Federation | Summaries | FileRows):
         raise DataError(f"find_kin takes a Federation or Summaries, got {type(data).__name__}")
+    source = Source(RowData(data, loss) if isinstance(data, Federation) else data)
+    source.refuse_small_threshold()
     graph = hint_of(graph, covariates, source.sites)
     first = source.first()
     order = canonical_order(first, source.sites)
@@ -135,8 +129,8 @@ def find_kin(
     sampling = replace(
         Sampling.for_sites(len(order), sweeps, chains), given=given_groups(start, source.sites, order)
     )
-    ordered = SumSource(source, first, order) if source.loss.quadratic else source.take(order)
-    del first, source  # sums of many sites are large
+    ordered = source.take(order)
+    del data, first, source  # sums of many sites are large
     warm = WarmStart.from_kin(start, ordered.sites, ordered.names) if isinstance(start, Kin) else None
     load_kernels(len(order) < MANY_SITES, len(order) >= WHOLE_GROUPS)
     with one_blas_thread():
@@ -213,7 +207,7 @@ def given_groups(start: StartFrom | None, sites: tuple[Hashable, ...], order: In
 
 
 def _fit(
-    source: RowSource | SummarySource | SumSource,
+    source: Source,
     neighbours: Neighbours,
     seed: int,
     sampling: Sampling,
@@ -226,10 +220,10 @@ def _fit(
     free = np.ones_like(intercepts) if loss.location else intercepts
     has_scale = loss.quadratic or loss.threshold is not None
     units = common_units(first, intercepts, has_scale=has_scale, location=loss.location)
-    if isinstance(source, RowSource):
+    if source.movable and not loss.quadratic:
         model, found = _fit_smooth(source, units, free, neighbours, seed, sampling, warm)
         return make_kin(source, units, model, found, had_graph=had_graph)
-    dispersion = source.dispersion() / units.target**2 if isinstance(source, SummarySource) else None
+    dispersion = None if loss.quadratic else source.shared_dispersion() / units.target**2
     sums = units.fitted(first)
     model = fit_mixed(sums, free, dispersion=dispersion, start=None if warm is None else warm.parameters)
     found = find_groups(model, ~free, neighbours, seed, sampling)
@@ -259,7 +253,7 @@ def _noise_factor(sums: Quadratics, model: MixedModel, found: Grouped) -> float:
 
 
 def _fit_smooth(
-    source: RowSource,
+    source: Source,
     units: Units,
     free: Mask,
     neighbours: Neighbours,
@@ -307,14 +301,14 @@ def _fit_smooth(
     return model, found.with_one_model(model, fit_one_model(sums, free, mixed, learned=False))
 
 
-def _refuse_worse(source: RowSource, theta: Array, slack: float) -> None:
+def _refuse_worse(source: Source, theta: Array, slack: float) -> None:
     """Raise `SolverError` where estimates suit the rows less than the one model for all that rounds began with."""
     start, end = source.value(source.start()), source.value(theta)
     if not end <= start + slack * len(theta):
         raise SolverError(f"the fit ended with a loss of {end:.4g}, but one model for all has {start:.4g}: {HINT}")
 
 
-def _mixed_rounds(source: RowSource, units: Units, free: Mask, warm: WarmStart | None) -> MixedModel:
+def _mixed_rounds(source: Source, units: Units, free: Mask, warm: WarmStart | None) -> MixedModel:
     """Fit the mixed model of a smooth loss: posterior modes given mean and variance, which are then learned from them.
 
     Quadratics hold at the modes: elsewhere a row that is badly predicted has next to no weight and a large gradient,
@@ -345,7 +339,7 @@ def _mixed_rounds(source: RowSource, units: Units, free: Mask, warm: WarmStart |
     return _averaged_rounds(source, units, free, model) if source.averages else model
 
 
-def _averaged_rounds(source: RowSource, units: Units, free: Mask, model: MixedModel) -> MixedModel:
+def _averaged_rounds(source: Source, units: Units, free: Mask, model: MixedModel) -> MixedModel:
     """Fit the model again, with losses averaged over every site's posterior instead of taken at its mode.
 
     Variances change by a factor of e at most in a round. A model that explains the rows worse than the first is not
@@ -364,7 +358,7 @@ def _averaged_rounds(source: RowSource, units: Units, free: Mask, model: MixedMo
     return model if source.value(units.theta(model.theta)) <= worst else first
 
 
-def _averaged_modes(source: RowSource, units: Units, model: MixedModel, dispersion: float) -> Quadratics:
+def _averaged_modes(source: Source, units: Units, model: MixedModel, dispersion: float) -> Quadratics:
     """Return quadratics at the modes of averaged losses: values cost as much as derivatives, so the last are kept."""
     last: list[tuple[Array, Quadratics]] = []
 
@@ -380,7 +374,7 @@ def _averaged_modes(source: RowSource, units: Units, model: MixedModel, dispersi
     return expand(posterior_modes(values, expand, *start, dispersion, AVERAGED_NEWTON, AVERAGED_TOL))
 
 
-def _sums(source: RowSource, units: Units, at: Array, covariance: Array) -> Quadratics:
+def _sums(source: Source, units: Units, at: Array, covariance: Array) -> Quadratics:
     """Return quadratics at a point, or averaged around it where losses can be averaged."""
     if source.averages:
         return units.fitted(source.averaged(units.theta(at), units.covariance(covariance)))
@@ -413,7 +407,7 @@ def posterior_modes(
     return damped_newton(value, derivatives, theta, tol, steps)[0]
 
 
-def _within_limits(source: RowSource, units: Units, theta: Array, back: Array, limits: Array) -> Array:
+def _within_limits(source: Source, units: Units, theta: Array, back: Array, limits: Array) -> Array:
     """Return ``theta (V, p)``, but half way back, or more, for sites whose loss there is above its limit ``(V,)``."""
     for _ in range(BACK):
         bad = source.values(units.theta(theta)) > limits
@@ -423,7 +417,7 @@ def _within_limits(source: RowSource, units: Units, theta: Array, back: Array, l
     return np.asarray(np.where(bad[:, None], back, theta))
 
 
-def _expanded(source: RowSource, units: Units, model: MixedModel, at: Array, covariance: Array) -> MixedModel:
+def _expanded(source: Source, units: Units, model: MixedModel, at: Array, covariance: Array) -> MixedModel:
     """Return the model with the site likelihoods at another point, with this uncertainty."""
     sums = _sums(source, units, at, covariance)
     weight = 1.0 / model.noise

@@ -8,14 +8,14 @@ from functools import cached_property
 import numpy as np
 
 from fedkin._base import Array, Index
-from fedkin.core import Summaries, Summary
+from fedkin.core import RowData, Summaries, Summary
 from fedkin.data import Federation, Rows
 from fedkin.errors import DataError
 from fedkin.kin.chains import States
 from fedkin.kin.display import Pairs
 from fedkin.kin.partitions import SHARES, are_kin, log_partitions, log_prior
 from fedkin.kin.quadratics import Quadratics, Units, apply
-from fedkin.kin.sources import RowSource, SummarySource
+from fedkin.kin.sources import Source
 from fedkin.losses import Loss
 
 #: No two sites are kin with a higher probability than 1 less this, as far as variances go.
@@ -283,9 +283,9 @@ def join_site(learned: Learned, loss: Loss, names: tuple[str, ...], site: Rows |
     if site is None:
         return _posterior(learned, Quadratics(np.zeros((1, p, p)), np.zeros((1, p)), np.zeros(1), np.zeros(1)))
     if isinstance(site, Summary):
-        source: RowSource | SummarySource = SummarySource(Summaries.stack([site]))
+        source = Source(Summaries.stack([site]))
     elif isinstance(site, Rows):
-        source = RowSource(Federation({"new": site}), loss)
+        source = Source(RowData(Federation({"new": site}), loss))
     else:
         raise DataError(f"a new site comes with Rows, a Summary or nothing, got {type(site).__name__}")
     if len(source.names) != p:
@@ -293,7 +293,7 @@ def join_site(learned: Learned, loss: Loss, names: tuple[str, ...], site: Rows |
             f"the new site has {len(source.names)} parameters, but the fit has {p}: give it the same columns, "
             "the intercept among them"
         )
-    if loss.quadratic or isinstance(source, SummarySource):
+    if loss.quadratic or not source.movable:
         return _posterior(learned, learned.units.fitted(source.first()))
     units, at = learned.units, learned.mean[None]
     much = 1.0 if loss.threshold is None else learned.noise * units.target**2
