@@ -46,8 +46,8 @@ THREADING_PAYS = 1e6
 SCRAMBLED_SITES, SCRAMBLED_SHARE = 50_000, 0.05
 #: A Gram matrix with all pivots above this share of its diagonal is regular beyond doubt.
 SAFE_PIVOT = 1e-6
-#: Inverse Gram matrices with up to this many entries are kept for the certificates, others are factorised again.
-MOST_INVERSES = 20_000_000
+#: Inverse Gram matrices with up to this many entries are kept with the terms, for the other levels of a path.
+KEPT = 20_000_000
 #: Pairs with more edge duals than this are not copied: they change when the iteration goes on.
 COPIED = 1_000_000
 
@@ -190,16 +190,16 @@ class CompiledIteration(Iteration):
         self._linked = internal(weights_of_sites(objective))
         A = inverse = np.empty((0, p, p))
         curvature, b = np.empty(0), internal(quadratic.b)
-        # what follows from the matrices alone is kept with the terms: it is the same along a path
-        keeps = quadratic.A.size <= MOST_INVERSES
-        self._known = quadratic.shared if keeps and not numbering.changed else {}
+        # what follows from the matrices alone is the same along a path
+        self._keeps = quadratic.A.size <= KEPT and not numbering.changed
+        self._known = quadratic.shared if self._keeps else {}
         own: Array | None = None
         if quadratic.isotropic:
             curvature = internal(quadratic.A)
             own = b / curvature[:, None] if (curvature > 0).all() else None
         else:
             A = np.ascontiguousarray(quadratic.A)
-            own, inverse = self._minimizers(A, b, keeps)
+            own, inverse = self._minimizers(A, b)
         #: Each site has a minimiser of its own.
         self.regular = own is not None
         weight = np.where(self._linked > 0, self._linked, 1.0)
@@ -210,13 +210,9 @@ class CompiledIteration(Iteration):
         self._resolvent = np.empty((0, p, p))
         super().__init__(rho)
 
-    def _minimizers(self, A: Array, b: Array, keeps: bool) -> tuple[Array | None, Array]:
-        """Each site's own minimiser, None when one may not be unique; and inverses, empty where not to keep them."""
-        (n, p), order, known = b.shape, self._numbering.sites, self._known
-        if not keeps:
-            own = np.zeros_like(b)
-            pivots = self._crew.run(lambda _, lo, hi: kernels.minimizers(lo, hi, order, A, b, own), self._site_ranges)
-            return (own if min(pivots) > SAFE_PIVOT else None), np.empty((0, p, p))
+    def _minimizers(self, A: Array, b: Array) -> tuple[Array | None, Array]:
+        """Each site's own minimiser, None when one may not be unique, and inverses."""
+        (n, p), known = b.shape, self._known
         if "inverse" not in known:
             inverse = np.empty_like(A)
             if not self._invert(A, np.zeros(n), np.ones(p), inverse) > SAFE_PIVOT:
@@ -235,17 +231,14 @@ class CompiledIteration(Iteration):
         if not sites.A.size:
             return
         known, found = self._known, self._known.get("resolvent")
-        if (
-            found is not None
-            and np.array_equal(known["rho"], self._rho)
-            and np.array_equal(known["weight"], sites.weight)
-        ):
+        same = found is not None and np.array_equal(known["rho"], self._rho)
+        if found is not None and same and np.array_equal(known["weight"], sites.weight):
             self._resolvent = found
             return
         if self._resolvent.size == 0 or self._resolvent is found:
             self._resolvent = np.empty_like(sites.A)
         self._invert(sites.A, sites.weight, self._rho, self._resolvent)
-        if found is None and self.regular:
+        if found is None and self._keeps:
             known.update(rho=self._rho, weight=sites.weight, resolvent=self._resolvent)
 
     def _started(self, quadratic: QuadraticTerms, own: Array | None, start: Start) -> Any:

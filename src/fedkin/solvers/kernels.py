@@ -26,9 +26,9 @@ class Sites(NamedTuple):
     """The smooth part: ``x' A_u x / 2 - b_u' x + c_u`` on each site.
 
     ``order (V,)`` is the caller's number of each site: ``A`` and ``c`` are in the caller's order, the others in ours.
-    ``inverse (V, p, p)`` are the inverses of ``A``, unless these would take too much memory; ``curvature (V,)`` takes
-    the place of ``A`` where every Gram matrix is a multiple of the identity. ``weight (V,)`` is the number of duals of
-    each site, 1 in place of 0, and ``box (V, p)`` bounds the sparsity duals.
+    ``inverse (V, p, p)`` are the inverses of ``A``; ``curvature (V,)`` takes the place of both where every Gram matrix
+    is a multiple of the identity. ``weight (V,)`` is the number of duals of each site, 1 in place of 0, and
+    ``box (V, p)`` bounds the sparsity duals.
     """
 
     order: Any
@@ -159,6 +159,15 @@ def edge_step(lo: int, hi: int, edges: Any, rho: Any, ahead: Any, y: Any, s: Any
     head, tail, radius, kind = edges.head, edges.tail, edges.radius, edges.kind
     p = y.shape[1]
     moved = np.empty(p)
+    if p == 1:
+        half = 0.5 * rho[0]
+        for e in range(lo, hi):
+            i, j, old = np.uint32(head[e]), np.uint32(tail[e]), y[e, 0]
+            new = min(max(old + half * (ahead[i, 0] - ahead[j, 0]), -radius[e]), radius[e])
+            y[e, 0] = old + relax * (new - old)
+            s[i, 0] += y[e, 0]
+            s[j, 0] -= y[e, 0]
+        return
     # one loop over the coordinates of an edge, for what it reads and writes: it is vectorised, several are not
     for e in range(lo, hi):
         i, j, r = np.uint32(head[e]), np.uint32(tail[e]), radius[e]
@@ -228,26 +237,6 @@ def add_balance(lo: int, hi: int, edges: Any, y: Any, s: Any) -> None:
 
 
 @kernel
-def _factorize(matrix: Any, factor: Any) -> float:
-    """Lower Cholesky factor; the smallest pivot relative to its diagonal entry, -1 where there is none."""
-    p = matrix.shape[0]
-    worst = 1.0
-    for k in range(p):
-        for m in range(k, p):
-            total = matrix[m, k]
-            for c in range(k):
-                total -= factor[m, c] * factor[k, c]
-            if m == k:
-                if not total > 0.0:
-                    return -1.0
-                worst = min(worst, total / matrix[k, k])
-                factor[k, k] = math.sqrt(total)
-            else:
-                factor[m, k] = total / factor[k, k]
-    return worst
-
-
-@kernel
 def invert(lo: int, hi: int, order: Any, A: Any, weight: Any, rho: Any, inverse: Any) -> float:
     """``inverse[i] = (A[order[i]] + weight[i] diag(rho))^-1``; the worst relative pivot, -1 for one below 0."""
     p = rho.shape[0]
@@ -280,29 +269,6 @@ def invert(lo: int, hi: int, order: Any, A: Any, weight: Any, rho: Any, inverse:
     return worst
 
 
-@kernel
-def minimizers(lo: int, hi: int, order: Any, A: Any, b: Any, out: Any) -> float:
-    """``out[i] = A[order[i]]^-1 b[i]``; the worst relative pivot, -1 when one is not positive."""
-    p = b.shape[1]
-    worst = 1.0
-    factor = np.zeros((p, p))
-    for i in range(lo, hi):
-        worst = min(worst, _factorize(A[order[i]], factor))
-        if worst <= 0.0:
-            return -1.0
-        for k in range(p):
-            left = b[i, k]
-            for c in range(k):
-                left -= factor[k, c] * out[i, c]
-            out[i, k] = left / factor[k, k]
-        for k in range(p - 1, -1, -1):
-            left = out[i, k]
-            for c in range(k + 1, p):
-                left -= factor[c, k] * out[i, c]
-            out[i, k] = left / factor[k, k]
-    return worst
-
-
 # --- certificates -----------------------------------------------------------------------------------------------------
 
 
@@ -310,9 +276,9 @@ def minimizers(lo: int, hi: int, order: Any, A: Any, b: Any, out: Any) -> float:
 def node_gap(lo: int, hi: int, sites: Any, x: Any, s: Any) -> tuple[float, float]:
     """Sums of ``M_u(x_u)`` and of ``r' A^-1 r / 2`` with ``r = A x - b + s``."""
     order, A, inverse, curvature, b = sites.order, sites.A, sites.inverse, sites.curvature, sites.b
-    p, dense, stored = x.shape[1], curvature.shape[0] == 0, inverse.shape[0] > 0
+    p, dense = x.shape[1], curvature.shape[0] == 0
     value, gap = 0.0, 0.0
-    residual, factor = np.empty(p), np.empty((p, p))
+    residual = np.empty(p)
     for i in range(lo, hi):
         u = order[i]
         value += sites.c[u]
@@ -331,20 +297,12 @@ def node_gap(lo: int, hi: int, sites: Any, x: Any, s: Any) -> tuple[float, float
         if not dense:
             for k in range(p):
                 gap += 0.5 * residual[k] * residual[k] / curvature[i]
-        elif stored:
+        else:
             for k in range(p):
                 applied = 0.0
                 for c in range(p):
                     applied += inverse[i, k, c] * residual[c]
                 gap += 0.5 * residual[k] * applied
-        else:
-            _factorize(A[u], factor)
-            for k in range(p):
-                left = residual[k]
-                for c in range(k):
-                    left -= factor[k, c] * residual[c]
-                residual[k] = left / factor[k, k]
-                gap += 0.5 * residual[k] * residual[k]
     return value, gap
 
 
@@ -497,7 +455,6 @@ def load_kernels() -> None:
     load(edge_moves, 0, 1, edges, one, matrix, matrix, one)
     load(add_balance, 0, 1, edges, matrix, matrix)
     load(invert, 0, 1, order, cube, one, one, cube)
-    load(minimizers, 0, 1, order, cube, matrix, matrix)
     load(node_gap, 0, 1, sites, matrix, cube)
     load(edge_gap, 0, 1, edges, matrix, matrix)
     load(fuse, 0, 1, edges, matrix, 1.0, matrix, matrix, matrix, matrix)
