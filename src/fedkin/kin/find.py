@@ -421,5 +421,5 @@ def _expanded(source: Source, units: Units, model: MixedModel, at: Array, covari
     """Return the model with the site likelihoods at another point, with this uncertainty."""
     sums = _sums(source, units, at, covariance)
     weight = 1.0 / model.noise
-    short = None if sums.short is None else sums.short.scaled(np.ones(sums.n_params), weight)
-    return replace(model, precision=sums.G * weight[:, None, None], score=sums.c * weight[:, None], short=short)
+    matrices = sums.matrices.scaled(np.ones(sums.n_params), weight)
+    return replace(model, precision=sums.G * weight[:, None, None], score=sums.c * weight[:, None], matrices=matrices)

@@ -11,7 +11,7 @@ from scipy.special import betaln, expit
 from fedkin._base import Array, Index, Mask
 from fedkin.kin.chains import TEMPER, Chains, PilotChains, Sampling, States
 from fedkin.kin.display import AGREE, NEARLY, Pairs, effective_size, split_rhat
-from fedkin.kin.matrices import Dense, shrunk
+from fedkin.kin.matrices import shrunk
 from fedkin.kin.mixed import MixedModel, OneModel
 from fedkin.kin.partitions import CONTINUUM, SHARES, Neighbours, SiteLikelihoods, are_kin, unpacked
 from fedkin.kin.quadratics import apply
@@ -428,8 +428,7 @@ class Whitened:
     def _wide(cls, model: MixedModel, variance: Array, rest: Array) -> Whitened | None:
         """Whiten in the directions in which sites differ most, where there are too many to sample."""
         root, V = np.sqrt(variance), len(rest)
-        S = Dense(model.precision) if model.short is None else model.short
-        scaled = S.scaled(root, np.ones(V))
+        scaled = model.matrices.scaled(root, np.ones(V))
         if (np.linalg.eigvalsh(scaled.sum() / V) > SEEN).sum() <= MOST_DIRECTIONS:
             return None
         full = FullEffects.from_likelihoods(scaled, root * rest, MOST_DIRECTIONS)

@@ -18,8 +18,8 @@ from scipy.optimize import brentq
 from scipy.special import polygamma
 
 from fedkin._base import Array, Index, Mask
-from fedkin.kin.matrices import FEW, LowRank, dense_sums
-from fedkin.kin.quadratics import Quadratics, apply
+from fedkin.kin.matrices import FEW, Dense, LowRank, Matrices
+from fedkin.kin.quadratics import Quadratics
 
 #: Precision of an intercept's mean: flat for every purpose.
 FLAT = 1e-8
@@ -149,7 +149,7 @@ class MixedModel:
     degrees: Array
     log_likelihood: float
     parameters: Array  # log variance, log ridge, log noise: where the next fit may begin
-    short: LowRank | None = None  # the precision as diagonal plus low rank, where that pays
+    matrices: Matrices  # the precision, perhaps as diagonal plus low rank
 
 
 def fit_mixed(
@@ -269,7 +269,7 @@ def fit_one_model(sums: Quadratics, intercepts: Mask, model: MixedModel, *, lear
 
 def _some_sites(sums: Quadratics) -> Index | None:
     """Return sites from which variances are learned, or None for all of them."""
-    rank = sums.n_params if sums.short is None else sums.short.factor.shape[2]
+    rank = sums.matrices.rank
     most = min(MOST_SITES, max(FEW_SITES, int(MOST_WORK / (sums.n_params**2 * rank))))
     if sums.n_sites <= most:
         return None
@@ -330,54 +330,28 @@ class _Evidence:
         p = self.sums.n_params
         root = np.exp(0.5 * parameters[:p])
         weight = 1.0 / (np.exp(parameters[p + 1]) * self.share)
-        if self.sums.short is not None:
-            return self._solved_short(self.sums.short, parameters, root, weight)
-        B = self.sums.G * (weight[:, None, None] * (root[:, None] * root))
-        diagonal = np.arange(p)
-        B[:, diagonal, diagonal] += 1.0
-        log_det = 2 * float(np.log(np.einsum("ujj->uj", np.linalg.cholesky(B))).sum())
-        inverse = np.linalg.inv(B)
+        away, logs = self.sums.matrices.scaled(root, weight).resolved()  # I - B^-1
         scaled = self.sums.c * (weight[:, None] * root)  # T c
-        seen = apply(inverse, scaled)
-        covariance, mean, log_likelihood = self._mean(
-            parameters, weight, len(B) * np.eye(p) - inverse.sum(axis=0), scaled, seen, log_det
-        )
-        # effects in units of their standard deviation: B^-1 T (c - S mean) = B^-1 T c - (I - B^-1) T^-1 mean
-        effects = seen - mean / root + (inverse @ (mean / root))
-        return _Solved(root, weight, inverse, covariance, mean, effects, log_likelihood)
-
-    def _solved_short(self, short: LowRank, parameters: Array, root: Array, weight: Array) -> _Solved:
-        """Return the model from matrices of low rank: ``I - B^-1`` is one, too."""
-        away, logs = short.scaled(root, weight).resolved()
-        scaled = self.sums.c * (weight[:, None] * root)
         seen = scaled - away.apply(scaled)
-        covariance, mean, log_likelihood = self._mean(parameters, weight, away.sum(), scaled, seen, float(logs.sum()))
-        effects = seen - away.apply(mean / root)
-        return _Solved(root, weight, away, covariance, mean, effects, log_likelihood)
-
-    def _mean(
-        self, parameters: Array, weight: Array, away: Array, scaled: Array, seen: Array, log_det: float
-    ) -> tuple[Array, Array, float]:
-        """Return covariance and value of the mean, and the log likelihood, from sums over sites of ``I - B^-1``."""
-        p = self.sums.n_params
-        root = np.exp(0.5 * parameters[:p])
         # sum of S - S C S = T^-1 (I - B^-1) T^-1, and of c - S C c = T^-1 B^-1 T c
         prior = np.where(self.intercepts, FLAT, np.exp(-parameters[p]))
-        A = away / (root[:, None] * root) + np.diag(prior)
+        A = away.sum() / (root[:, None] * root) + np.diag(prior)
         A = 0.5 * (A + A.T)
         covariance = np.linalg.inv(A)
         pulled = seen.sum(axis=0) / root
         mean = covariance @ pulled
         log_likelihood = -0.5 * (
             (self.sums.n @ np.log(1.0 / weight) if self.learned else 0.0)
-            + log_det
+            + logs.sum()
             + self.sums.yy @ weight
             - (scaled * seen).sum()
             - pulled @ mean
             + np.linalg.slogdet(A)[1]
             - np.log(prior).sum()
         )
-        return covariance, mean, float(log_likelihood)
+        # effects in units of their standard deviation: B^-1 T (c - S mean) = B^-1 T c - (I - B^-1) T^-1 mean
+        effects = seen - away.apply(mean / root)
+        return _Solved(root, weight, away, covariance, mean, effects, float(log_likelihood))
 
     def _negative(self, parameters: Array) -> tuple[float, Array, Array]:
         """Minus the log evidence, its gradient, and its expected second derivatives, those by way of the mean left out.
@@ -389,11 +363,8 @@ class _Evidence:
         at = self.solve(parameters)
         value, gradient = at.log_likelihood, np.zeros(p + 2)
         V, scaled = self.sums.n_sites, at.covariance / (at.root[:, None] * at.root)
-        if isinstance(at.inverse, LowRank):
-            sums = at.inverse.sums(scaled)
-        else:
-            sums = dense_sums(at.inverse, scaled, noise=self.learned)
-        square = (at.effects**2).sum(axis=0) + sums.open + sums.spent
+        sums = at.away.sums(scaled)
+        square = (at.effects**2).sum(axis=0) + sums.left + sums.spent
         gradient[:p] = 0.5 * (square - V)
         information = np.zeros((p + 2, p + 2))
         information[:p, :p] = 0.5 * sums.squares
@@ -423,14 +394,10 @@ class _Evidence:
         at, p = self.solve(parameters), self.sums.n_params
         outer = at.root[:, None] * at.root
         precision = self.sums.G * at.weight[:, None, None]
-        short = self.sums.short
-        if isinstance(at.inverse, LowRank):
-            covariance = np.empty_like(precision)
-            for u, one in enumerate(at.inverse.posterior_cov(at.covariance / outer)):
-                covariance[u] = outer * one
-        else:
-            keep = at.root[:, None] * at.inverse / at.root  # I - C S
-            covariance = outer * at.inverse + keep @ at.covariance @ np.swapaxes(keep, 1, 2)
+        covariance = np.empty_like(precision)
+        for u, one in enumerate(at.away.posterior_cov(at.covariance / outer)):
+            covariance[u] = outer * one
+        matrices = self.sums.matrices
         return MixedModel(
             mean=at.mean,
             mean_covariance=at.covariance,
@@ -444,7 +411,7 @@ class _Evidence:
             degrees=(precision * covariance).sum(axis=(1, 2)),
             log_likelihood=at.log_likelihood,
             parameters=parameters,
-            short=None if short is None else short.scaled(np.ones(p), at.weight),
+            matrices=matrices.scaled(np.ones(p), at.weight) if isinstance(matrices, LowRank) else Dense(precision),
         )
 
 
@@ -454,7 +421,7 @@ class _Solved:
 
     root: Array  # (p,) standard deviations
     weight: Array  # (V,) 1 / noise
-    inverse: Array | LowRank  # (V, p, p) of B; or what it leaves of I, of low rank
+    away: Matrices  # I - B^-1
     covariance: Array  # (p, p) of the mean
     mean: Array
     effects: Array

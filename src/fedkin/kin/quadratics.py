@@ -8,7 +8,7 @@ from functools import cached_property
 import numpy as np
 
 from fedkin._base import Array, Index, Mask
-from fedkin.kin.matrices import LowRank, low_rank
+from fedkin.kin.matrices import Dense, LowRank, Matrices, low_rank
 
 #: A column whose variance is below this share of its mean square is constant.
 CONSTANT = 1e-10
@@ -47,9 +47,9 @@ class Quadratics:
     known: LowRank | None = field(default=None, repr=False)
 
     @cached_property
-    def short(self) -> LowRank | None:
-        """``G`` as diagonal plus low rank; None where whole matrices are as good."""
-        return low_rank(self.G, int(self.n.max(initial=0.0))) if self.known is None else self.known
+    def matrices(self) -> Matrices:
+        """``G``, as diagonal plus low rank where that pays."""
+        return self.known or low_rank(self.G, int(self.n.max(initial=0.0))) or Dense(self.G)
 
     @property
     def n_sites(self) -> int:
