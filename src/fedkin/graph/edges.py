@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 from scipy import sparse
-from scipy.sparse.csgraph import connected_components, reverse_cuthill_mckee
-from scipy.sparse.linalg import LinearOperator, cg, eigsh, splu
+from scipy.sparse.csgraph import connected_components
+from scipy.sparse.linalg import ArpackNoConvergence, LinearOperator, eigsh, splu
 from scipy.spatial import cKDTree
 
 from fedkin._base import Array, Index, count, frozen, listed
@@ -373,77 +373,38 @@ def component_labels(size: int, edges: Index) -> Index:
 # --- spectrum ----------------------------------------------------------------------------------------------------
 
 
-def smallest_nonzero_eigenvalue(
-    laplacian: sparse.csr_array, labels: Index, dense_size: int = 1500, factor_entries: int = 5 * 10**7
-) -> float:
-    """Of a Laplacian ``(V, V)`` whose components are numbered by ``labels (V,)``; infinity without any edge.
+def smallest_nonzero_eigenvalue(laplacian: sparse.csr_array, labels: Index, dense_size: int = 1500) -> float:
+    """Return it for a Laplacian ``(V, V)`` with components ``labels (V,)``; infinity without any edge.
 
-    Components of more than ``dense_size`` sites are left to an iterative routine, which is quicker there; it uses a
-    sparse factor that has no more than ``factor_entries``.
+    Components of more than ``dense_size`` sites are left to an iterative routine, which is quicker there.
     """
-    order = np.argsort(labels, kind="stable")
     sizes = np.bincount(labels)
     smallest = math.inf
-    for members in np.split(order, np.cumsum(sizes)[:-1]):
+    for members in np.split(np.argsort(labels, kind="stable"), np.cumsum(sizes)[:-1]):
         if len(members) > 1:
             block = laplacian if len(sizes) == 1 else laplacian[members][:, members]
-            dense = len(members) <= dense_size
-            second = (
-                np.linalg.eigvalsh(block.toarray())[1]
-                if dense
-                else _second_eigenvalue(sparse.csr_array(block), factor_entries)
-            )
+            small = len(members) <= dense_size
+            second = np.linalg.eigvalsh(block.toarray())[1] if small else _second_eigenvalue(sparse.csc_array(block))
             smallest = min(smallest, float(second))
     return smallest
 
 
-def _second_eigenvalue(laplacian: sparse.csr_array, factor_entries: int) -> float:
-    size = laplacian.shape[0]
-    solve = _grounded_solver(laplacian, factor_entries)
-
-    def pseudo_inverse(vector: Array) -> Array:
-        centred = vector - vector.mean()
-        solved = solve(centred)
-        solved -= solved.mean()
-        return solved
-
-    # 1/lambda_2 is the largest eigenvalue of the pseudo-inverse and stands well apart there.
-    operator = LinearOperator((size, size), matvec=pseudo_inverse, dtype=np.float64)
+def _second_eigenvalue(laplacian: sparse.csc_array) -> float:
+    size, bound, shift = laplacian.shape[0], 2.0 * float(laplacian.diagonal().max()), 1e-6
     start = np.random.default_rng(0).standard_normal(size)
-    largest = eigsh(operator, k=1, which="LA", v0=start, tol=1e-9, return_eigenvectors=False)
-    return float(1.0 / largest[0])
 
+    def largest(apply: Callable[[Array], Array], **how: Any) -> float:
+        """Return the largest eigenvalue among vectors of mean zero, all but the constant eigenvector."""
 
-def _grounded_solver(laplacian: sparse.csr_array, factor_entries: int) -> Callable[[Array], Array]:
-    """Solutions of ``laplacian @ x = b`` for b of mean zero: by a sparse factor if it is small, else by iteration.
+        def product(vector: Array) -> Array:
+            image = apply(vector - vector.mean())
+            return image - image.mean()
 
-    The band under a Cuthill-McKee order says how large a factor may get: small for paths, grids and maps, where
-    the iteration is slow; large for random graphs, where it takes a few steps.
-    """
-    size = laplacian.shape[0]
-    order = reverse_cuthill_mckee(laplacian, symmetric_mode=True)
-    place = np.argsort(order)
-    entries = laplacian.tocoo()
-    band = np.zeros(size, dtype=np.int64)
-    np.maximum.at(band, place[entries.coords[0]], place[entries.coords[0]] - place[entries.coords[1]])
-    if int(band.sum()) <= factor_entries:
-        # With one site held at zero the rest is positive definite.
-        rest = order[1:]
-        factor = splu(sparse.csc_array(laplacian[rest][:, rest]), permc_spec="MMD_AT_PLUS_A", diag_pivot_thresh=0.0)
+        operator = LinearOperator((size, size), matvec=product, dtype=np.float64)
+        return float(eigsh(operator, k=1, which="LA", v0=start, return_eigenvectors=False, **how)[0])
 
-        def by_factor(b: Array) -> Array:
-            x = np.zeros(size)
-            x[rest] = factor.solve(b[rest])
-            return x
-
-        return by_factor
-    diagonal = laplacian.diagonal()
-    jacobi = LinearOperator((size, size), matvec=lambda v: v / diagonal, dtype=np.float64)
-
-    def by_iteration(b: Array) -> Array:
-        x, failed = cg(laplacian, b, rtol=1e-10, maxiter=20 * size, M=jacobi)
-        if failed:
-            raise GraphError("the algebraic connectivity of this graph could not be computed: the iteration stalled")
-        return np.asarray(x)
-
-    return by_iteration
+    try:
+        return bound - largest(lambda v: bound * v - laplacian @ v, maxiter=100)  # quick on random graphs
+    except ArpackNoConvergence:  # paths, grids and maps, whose sparse factors are small
+        factor = splu(sparse.csc_array(laplacian + shift * sparse.eye_array(size)), permc_spec="MMD_AT_PLUS_A")
+        return 1.0 / largest(factor.solve, tol=1e-10) - shift

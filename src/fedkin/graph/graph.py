@@ -216,12 +216,7 @@ class Graph(HasSites):
 
     @classmethod
     def from_networkx(cls, g: Any) -> Graph:
-        """Make a graph from an undirected networkx graph.
-
-        Parameters
-        ----------
-        g : networkx.Graph
-            Its edge attribute ``weight`` is the weight, 1 where it is absent.
+        """Make a graph from an undirected networkx graph; its edge attribute ``weight`` is the weight, by default 1.
 
         Examples
         --------
@@ -233,12 +228,8 @@ class Graph(HasSites):
             raise GraphError(f"expected a networkx graph, got {type(g).__name__}")
         if g.is_directed():
             raise GraphError("the networkx graph is directed, but edges here have no direction: use g.to_undirected()")
-        ends = []
-        weights = []
-        for u, v, weight in g.edges(data="weight", default=1.0):
-            ends.append((u, v))
-            weights.append(weight)
-        return cls(g.nodes, ends, weights)
+        triples = list(g.edges(data="weight", default=1.0))
+        return cls(g.nodes, [(u, v) for u, v, _ in triples], [weight for *_, weight in triples])
 
     def to_networkx(self) -> Any:
         """Return the graph as a `networkx.Graph`, with the edge attribute ``weight``.
@@ -304,27 +295,19 @@ class Graph(HasSites):
             sites = tuple(coordinates) if sites is None else sites
             coordinates = [coordinates[site] for site in sites]  # type: ignore[assignment]
         places = np.asarray(coordinates, dtype=np.float64)
-        if places.ndim == 1:
-            places = places[:, None]
+        places = places[:, None] if places.ndim == 1 else places
         if places.ndim != 2:
             raise GraphError(f"coordinates must have the shape (V, d), got {places.shape}")
-        size = len(places)
-        ids = ids_for(sites, size, "coordinate")
-        if not np.isfinite(places).all():
-            at = int(np.flatnonzero(~np.isfinite(places).all(axis=1))[0])
+        ids = ids_for(sites, len(places), "coordinate")
+        for at in np.flatnonzero(~np.isfinite(places).all(axis=1))[:1]:
             raise GraphError(f"site {ids[at]!r} has the coordinates {places[at].tolist()}, which are not finite")
-        if not 1 <= k < size:
-            raise ParameterError(f"k must be from 1 to {size - 1} for {size} sites, got {k!r}")
+        if not 1 <= k < len(ids):
+            raise ParameterError(f"k must be from 1 to {len(ids) - 1} for {len(ids)} sites, got {k!r}")
         return cls._from_edges(ids, *sorted_edges(nearest_pairs(places, k), None))
 
     @classmethod
     def grid(cls, rows: int, cols: int) -> Graph:
         """Join the sites ``(r, c)`` of a rectangle to the ones above, below, left and right.
-
-        Parameters
-        ----------
-        rows, cols : int
-            At least 1.
 
         Examples
         --------
@@ -405,17 +388,18 @@ class Graph(HasSites):
     # --- what can be read off it ------------------------------------------------------------------------------
 
     @cached_property
+    def _listed(self) -> tuple[Index, Array]:
+        assert self.cliques is not None  # only they come without a list
+        edges, weights = self.cliques.listed()
+        return frozen(edges), frozen(weights)
+
+    @cached_property
     def edges(self) -> Index:
-        return frozen(self._listed[0])
+        return self._listed[0]
 
     @cached_property
     def weights(self) -> Array:
-        return frozen(self._listed[1])
-
-    @cached_property
-    def _listed(self) -> tuple[Index, Array]:
-        assert self.cliques is not None  # only they come without a list
-        return self.cliques.listed()
+        return self._listed[1]
 
     @property
     def _known(self) -> Cliques | None:
@@ -560,12 +544,7 @@ class Graph(HasSites):
     # --- making another one -----------------------------------------------------------------------------------
 
     def keep(self, mask: npt.ArrayLike) -> Graph:
-        """Keep some edges with their weights, and all sites.
-
-        Parameters
-        ----------
-        mask : bool array of shape (E,)
-            Which edges to keep.
+        """Keep the edges where a bool array of shape (E,) is true, with their weights, and all sites.
 
         Examples
         --------
@@ -584,12 +563,7 @@ class Graph(HasSites):
         return Graph._from_edges(self.sites, self.edges[kept], self.weights[kept])
 
     def reweighted(self, weights: npt.ArrayLike) -> Graph:
-        """Replace the edge weights.
-
-        Parameters
-        ----------
-        weights : array of shape (E,)
-            Positive, in the order of `edges`.
+        """Replace the edge weights by positive ones of shape (E,), in the order of `edges`.
 
         Examples
         --------
@@ -599,12 +573,7 @@ class Graph(HasSites):
         return Graph._from_edges(self.sites, self.edges, checked_weights(self.sites, self.edges, weights))
 
     def aligned(self, sites: Iterable[Hashable]) -> Graph:
-        """Put the sites in another order.
-
-        Parameters
-        ----------
-        sites : iterable of ids
-            All sites of the graph. Further ones get no edges, which a `GraphWarning` says.
+        """Put all sites in another order; further ones get no edges, which a `GraphWarning` says.
 
         Examples
         --------
