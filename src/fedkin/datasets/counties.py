@@ -1,4 +1,4 @@
-"""Counties, votes and the map of section 6, read from a directory that the user points to; no data come with Fedkin."""
+"""Read counties, votes and the map of section 6 from a directory of the user; no data come with Fedkin."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Rings = tuple[Array, ...]
 
 
 def read_shapes(path: Path) -> dict[str, Rings]:
-    """The polygons of the only object of a TopoJSON file, by the ``id`` of each shape: outer rings and holes alike.
+    """Read the polygons of the only object of a TopoJSON file by the ``id`` of each shape, outer rings and holes alike.
 
     Arcs are lines shared by neighbours, stored as differences of whole numbers; a ring is a chain of arc numbers, where
     ``~i`` means arc i backwards, and consecutive arcs share the point at which they meet.
@@ -31,7 +31,10 @@ def read_shapes(path: Path) -> dict[str, Rings]:
         objects = topology["objects"]
         if len(objects) != 1:
             raise DataError(f"{path} has the objects {', '.join(objects)}; one is expected")
-        arcs = _decoded_arcs(topology)
+        arcs = [np.asarray(arc, dtype=np.float64)[:, :2] for arc in topology["arcs"]]
+        if (transform := topology.get("transform")) is not None:
+            scale, shift = np.asarray(transform["scale"]), np.asarray(transform["translate"])
+            arcs = [np.cumsum(arc, axis=0) * scale + shift for arc in arcs]
         (only,) = objects.values()
         return {str(shape["id"]): _rings(shape, arcs) for shape in only["geometries"]}
     except (KeyError, TypeError, ValueError, IndexError) as error:
@@ -39,15 +42,6 @@ def read_shapes(path: Path) -> dict[str, Rings]:
             raise
         problem = f"{type(error).__name__}: {error}"
         raise DataError(f"{path} is not a TopoJSON file of polygons with ids ({problem})") from error
-
-
-def _decoded_arcs(topology: Mapping[str, Any]) -> list[Array]:
-    arcs = [np.asarray(arc, dtype=np.float64)[:, :2] for arc in topology["arcs"]]
-    transform = topology.get("transform")
-    if transform is None:
-        return arcs
-    scale, shift = np.asarray(transform["scale"]), np.asarray(transform["translate"])
-    return [np.cumsum(arc, axis=0) * scale + shift for arc in arcs]
 
 
 def _rings(shape: Mapping[str, Any], arcs: list[Array]) -> Rings:
@@ -135,7 +129,7 @@ def load_election(folder: Path, more_than: int = 50) -> Election:
 
 
 def write_outlines(data: Path, folder: Path) -> None:
-    """Put the states' outlines beside the rows, so that the map can be drawn again without the data (whole metres)."""
+    """Write the states' outlines in whole metres, so that the map can be drawn again without the data."""
     check_files(data)
     _, _, state_of_number = _facts(data / FACTS)
     shapes = _shapes(data / MAP, state_of_number)
@@ -145,7 +139,7 @@ def write_outlines(data: Path, folder: Path) -> None:
 
 
 def read_outlines(folder: Path) -> dict[str, Rings]:
-    """The outlines that `write_outlines` put beside the rows."""
+    """Read the outlines that `write_outlines` wrote."""
     path = folder / OUTLINES
     if not path.is_file():
         raise DataError(f"there is no {path}; run the election study again with --data DIR to draw its map")
@@ -192,7 +186,7 @@ def check_data(folder: Path, more_than: int = 50, *, allow_incomplete: bool = Fa
 
 
 def fingerprint(folder: Path) -> str:
-    """Digest of the files' contents, so that rows computed from other data are not reused."""
+    """Return a digest of the files, so that rows computed from other data are not reused."""
     check_files(folder)
     digest = hashlib.sha256()
     for name in SOURCES:

@@ -1,4 +1,4 @@
-"""The design of the paper's simulation, with its truth."""
+"""Draw the paper's simulation, with its truth."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Design:
     labels: NDArray[np.int64]
 
     def error(self, theta: Array) -> float:
-        """Average squared estimation error ``||theta - theta_star||_F^2 / |V|``."""
+        """Return the average squared estimation error ``||theta - theta_star||_F^2 / |V|``."""
         return float(((theta - self.theta_star) ** 2).sum() / self.theta_star.shape[0])
 
 
@@ -52,7 +52,7 @@ def paper_design(
     noise: float = 1.0,
     seed: int = 0,
 ) -> Design:
-    """The simulation design of section 5.
+    """Draw the simulation design of section 5.
 
     Parameters
     ----------

@@ -1,4 +1,4 @@
-"""Public tables with a column of sites: where to get them, how to read them, how they are usually split.
+"""Read public tables with a column of sites, split as papers split them, or generate tables like them.
 
 No data come with Fedkin. Put the files into one folder, a subfolder for each table as `SOURCES` has it, and pass the
 folder, or name it in the environment variable ``FEDKIN_DATA``.
@@ -19,7 +19,8 @@ from fedkin.data import Federation, read_columns
 from fedkin.datasets import counties
 from fedkin.errors import DataError, ParameterError, TableWarning
 
-#: The environment variable that names the folder.
+#: The folder that holds the files; None for the one that the environment variable names.
+Folder = str | os.PathLike[str] | None
 VARIABLE = "FEDKIN_DATA"
 #: {file below the folder: where it comes from}.
 SOURCES: Mapping[str, str] = {
@@ -67,7 +68,7 @@ class PublicTable:
     generated: bool = False
 
     def held_out(self, number: int) -> Mask:
-        """Which rows split ``number`` holds out, ``(N,)``: a published split while there are, else one by seed.
+        """Return which rows ``(N,)`` split ``number`` holds out: a published split while there are, else one by seed.
 
         Examples
         --------
@@ -81,14 +82,8 @@ class PublicTable:
         return np.isin(self.federation.row_order, test.row_order)
 
 
-def load_school(folder: str | os.PathLike[str] | None = None) -> PublicTable:
-    """Exam scores of 15,362 pupils in 139 schools; the ten splits of multi-task papers.
-
-    Parameters
-    ----------
-    folder : path, optional
-        That holds ``school/school.csv`` and ``school/school_splits.csv``; by default what ``FEDKIN_DATA`` names.
-    """
+def load_school(folder: Folder = None) -> PublicTable:
+    """Load exam scores of 15,362 pupils in 139 schools; the ten splits of multi-task papers."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", TableWarning)  # of each set of 0/1 columns one follows from the others
         federation = Federation.read(_file(folder, "school/school.csv"), site="school", target="exam_score")
@@ -101,40 +96,22 @@ def load_school(folder: str | os.PathLike[str] | None = None) -> PublicTable:
     return PublicTable("school", federation, "linear", 0.25, (training[federation.row_order] == 0).T)
 
 
-def load_landmine(folder: str | os.PathLike[str] | None = None) -> PublicTable:
-    """Landmines in 29 fields, 14,820 radar images with nine features; half of each field is held out.
-
-    Parameters
-    ----------
-    folder : path, optional
-        That holds ``landmine/landmine.csv``; by default what ``FEDKIN_DATA`` names.
-    """
+def load_landmine(folder: Folder = None) -> PublicTable:
+    """Load landmines in 29 fields, 14,820 radar images with nine features; half of each field is held out."""
     federation = Federation.read(_file(folder, "landmine/landmine.csv"), site="task", target="label")
     return PublicTable("landmine", federation, "logistic", 0.5)
 
 
-def load_computer_survey(folder: str | os.PathLike[str] | None = None) -> PublicTable:
-    """How 190 people rate 20 computers each by 13 attributes; four ratings of each are held out.
-
-    Parameters
-    ----------
-    folder : path, optional
-        That holds ``computer_survey/computer_survey.csv``; by default what ``FEDKIN_DATA`` names.
-    """
+def load_computer_survey(folder: Folder = None) -> PublicTable:
+    """Load how 190 people rate 20 computers each by 13 attributes; four ratings of each are held out."""
     columns = read_columns(_file(folder, "computer_survey/computer_survey.csv"))
     features = [name for name in columns if name not in ("person", "profile", "part", "like")]
     federation = Federation.from_frame(columns, site="person", target="like", features=features)
     return PublicTable("computer survey", federation, "linear", 0.2)
 
 
-def load_melanoma(folder: str | os.PathLike[str] | None = None) -> PublicTable:
-    """Deaths by melanoma in 354 counties of 9 nations, with the log of the expected deaths as offset; 30% held out.
-
-    Parameters
-    ----------
-    folder : path, optional
-        That holds ``melanoma/melanoma.csv``; by default what ``FEDKIN_DATA`` names.
-    """
+def load_melanoma(folder: Folder = None) -> PublicTable:
+    """Load deaths by melanoma in 354 counties of 9 nations; the log of the expected deaths is the offset; 30% held out."""
     columns = dict(read_columns(_file(folder, "melanoma/melanoma.csv")))
     columns["log_expected"] = np.log(columns["expected"])
     federation = Federation.from_frame(
@@ -143,15 +120,10 @@ def load_melanoma(folder: str | os.PathLike[str] | None = None) -> PublicTable:
     return PublicTable("melanoma", federation, "poisson", 0.3)
 
 
-def load_sacramento(folder: str | os.PathLike[str] | None = None) -> PublicTable:
-    """Log prices of 813 houses in 66 zip codes by beds, baths and area; a third is held out.
+def load_sacramento(folder: Folder = None) -> PublicTable:
+    """Load log prices of 813 houses in 66 zip codes by beds, baths and area; a third is held out.
 
-    Sales below 10,000 dollars, and houses without area or beds, are no market sales and are left out.
-
-    Parameters
-    ----------
-    folder : path, optional
-        That holds ``sacramento/sacramento_real_estate.csv``; by default what ``FEDKIN_DATA`` names.
+    Sales below 10,000 dollars, and houses without area or beds, are left out.
     """
     columns = read_columns(_file(folder, "sacramento/sacramento_real_estate.csv"))
     sold = (columns["sq__ft"] > 0) & (columns["beds"] > 0) & (columns["price"] > 10_000)
@@ -161,19 +133,13 @@ def load_sacramento(folder: str | os.PathLike[str] | None = None) -> PublicTable
     return PublicTable("sacramento", federation, "linear", 1 / 3)
 
 
-def load_election(folder: str | os.PathLike[str] | None = None) -> PublicTable:
-    """Who won the counties of 30 states in 2020, by 51 facts about them; a third of each state is held out.
-
-    Parameters
-    ----------
-    folder : path, optional
-        That holds the files of ``election/``; by default what ``FEDKIN_DATA`` names.
-    """
+def load_election(folder: Folder = None) -> PublicTable:
+    """Load who won the counties of 30 states in 2020, by 51 facts about them; a third of each state is held out."""
     place = _file(folder, f"election/{counties.RESULTS}").parent
     return PublicTable("election", counties.load_election(place).federation, "logistic", 1 / 3)
 
 
-_LOADERS: Mapping[str, Callable[[str | os.PathLike[str] | None], PublicTable]] = {
+_LOADERS: Mapping[str, Callable[[Folder], PublicTable]] = {
     "school": load_school,
     "landmine": load_landmine,
     "sacramento": load_sacramento,
@@ -184,7 +150,7 @@ _LOADERS: Mapping[str, Callable[[str | os.PathLike[str] | None], PublicTable]] =
 
 
 def table_names() -> tuple[str, ...]:
-    """The tables that `load_table` knows.
+    """Return the tables that `load_table` knows.
 
     Examples
     --------
@@ -194,8 +160,8 @@ def table_names() -> tuple[str, ...]:
     return tuple(_LOADERS)
 
 
-def load_table(name: str, folder: str | os.PathLike[str] | None = None) -> PublicTable:
-    """One of the public tables, by name.
+def load_table(name: str, folder: Folder = None) -> PublicTable:
+    """Load one of the public tables by name.
 
     Parameters
     ----------
@@ -214,7 +180,7 @@ def load_table(name: str, folder: str | os.PathLike[str] | None = None) -> Publi
     return _LOADERS[name](folder)
 
 
-def _file(folder: str | os.PathLike[str] | None, name: str) -> Path:
+def _file(folder: Folder, name: str) -> Path:
     given = os.environ.get(VARIABLE) if folder is None else folder
     if given is None:
         raise DataError(
@@ -225,3 +191,63 @@ def _file(folder: str | os.PathLike[str] | None, name: str) -> Path:
     if not path.is_file():
         raise DataError(f"there is no file {path}; it has {SOURCES[name]}")
     return path
+
+
+# --- tables like them ---------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class _Shape:
+    """What a look-alike is drawn from: ``intercepts`` and ``slopes`` are standard deviations between sites."""
+
+    sites: int
+    rows: tuple[int, int]
+    features: int
+    loss: str
+    test_size: float
+    intercepts: float
+    slopes: float
+    groups: int = 1
+    level: float = 0.0
+    noise: float = 1.0
+
+
+_SHAPES: Mapping[str, _Shape] = {
+    "school": _Shape(40, (25, 120), 10, "linear", 0.25, 0.4, 0.1),
+    "landmine": _Shape(29, (50, 70), 9, "logistic", 0.5, 0.4, 0.2, groups=2, level=-2.5),
+    "sacramento": _Shape(30, (1, 40), 3, "linear", 1 / 3, 0.5, 0.05, noise=0.6),
+    "computer survey": _Shape(60, (20, 20), 8, "linear", 0.2, 0.8, 0.4, groups=3),
+    "melanoma": _Shape(9, (3, 60), 1, "poisson", 0.3, 0.4, 0.1),
+    "election": _Shape(15, (50, 100), 12, "logistic", 1 / 3, 0.8, 0.3, level=-1.5),
+}
+
+
+def look_alike(name: str, seed: int = 0) -> PublicTable:
+    """Generate a small table that is like a public one, for where the files are not.
+
+    Examples
+    --------
+    >>> from fedkin.datasets import look_alike
+    >>> look_alike("melanoma").federation
+    Federation(9 sites, 189 rows, 1 feature)
+    """
+    if name not in _SHAPES:
+        raise ParameterError(f"there is no table {name!r} to be like; choose one of {listed(_SHAPES)}")
+    shape, rng = _SHAPES[name], np.random.default_rng(seed)
+    sizes = rng.integers(shape.rows[0], shape.rows[1] + 1, shape.sites)
+    site = np.repeat(np.arange(shape.sites), sizes)
+    centre = rng.normal(scale=(2 * shape.features) ** -0.5, size=(shape.groups, shape.features))
+    slopes = centre[np.arange(shape.sites) * shape.groups // shape.sites]
+    slopes = slopes + shape.slopes * rng.normal(size=slopes.shape)
+    X = rng.normal(size=(len(site), shape.features))
+    eta = shape.level + (shape.intercepts * rng.normal(size=shape.sites))[site] + (X * slopes[site]).sum(axis=1)
+    offset = None
+    if shape.loss == "linear":
+        y = eta + shape.noise * rng.normal(size=len(eta))
+    elif shape.loss == "logistic":
+        y = (rng.random(len(eta)) < 1 / (1 + np.exp(-eta))).astype(np.float64)
+    else:
+        offset = rng.uniform(1.0, 4.0, len(eta))
+        y = rng.poisson(np.exp(eta + offset)).astype(np.float64)
+    federation = Federation.from_arrays(X, y, [f"site {u}" for u in site], offset=offset)
+    return PublicTable(name, federation, shape.loss, shape.test_size, generated=True)
