@@ -32,6 +32,7 @@ LOSSES = {
     "poisson": LossCase(lambda cp, eta, y: cp.exp(eta) - cp.multiply(y, eta), "Poisson"),
     "huber": LossCase(),
     "multinomial": LossCase(),
+    "gamma": LossCase(lambda cp, eta, y: eta + cp.multiply(y, cp.exp(-eta)), "Gamma"),
 }
 LOSS_NAMES = tuple(LOSSES)
 PENALTY_NAMES = ("l1", "l2", "linf")

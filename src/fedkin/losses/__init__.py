@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from fedkin.errors import FedkinWarning, ModelFileError, ParameterError
 from fedkin.losses.base import LOGIT_SIZE, Loss, RowLoss, ScalarLoss, TargetKind, by_loss, weighted_gram
 from fedkin.losses.custom import UserLoss
+from fedkin.losses.gamma import GammaLoss
 from fedkin.losses.huber import HuberLoss
 from fedkin.losses.linear import LinearLoss
 from fedkin.losses.logistic import LogisticLoss
@@ -30,6 +31,7 @@ __all__ = [
     "LOGIT_SIZE",
     "LOSSES",
     "LOSS_NAMES",
+    "GammaLoss",
     "HuberLoss",
     "LinearLoss",
     "LogisticLoss",
@@ -53,7 +55,7 @@ __all__ = [
 
 #: Losses by name. The first one for a kind of target is the one that "auto" means.
 LOSSES: dict[str, type[Loss]] = {
-    kind.name: kind for kind in (MeanLoss, LinearLoss, LogisticLoss, PoissonLoss, HuberLoss, MultinomialLoss)
+    kind.name: kind for kind in (MeanLoss, LinearLoss, LogisticLoss, PoissonLoss, HuberLoss, GammaLoss, MultinomialLoss)
 }
 LOSS_NAMES = tuple(LOSSES)
 #: Losses that compiled rounds know; their slopes are compiled in this order.
