@@ -398,7 +398,7 @@ def _second_eigenvalue(laplacian: sparse.csc_array) -> float:
 
         def product(vector: Array) -> Array:
             image = apply(vector - vector.mean())
-            return image - image.mean()
+            return np.asarray(image - image.mean())
 
         operator = LinearOperator((size, size), matvec=product, dtype=np.float64)
         return float(eigsh(operator, k=1, which="LA", v0=start, return_eigenvectors=False, **how)[0])
