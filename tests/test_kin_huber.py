@@ -1,4 +1,4 @@
-"""Kin with the Huber loss: any unit of the target, any corner, and no fit that went astray."""
+"""Kin with the Huber loss: any unit of the target, any threshold, and no fit that went astray."""
 
 from __future__ import annotations
 

@@ -121,7 +121,7 @@ def test_huber_with_a_corner_that_leaves_no_inliers():
 
 @pytest.mark.parametrize("delta", [1.345, 0.3, 0.05])
 def test_huber_finds_its_minimum_among_many_outliers(delta):
-    """Heavy tails and a narrow corner: Hessians are singular along the way, and often at the end."""
+    """Heavy tails and a narrow threshold: Hessians are singular along the way, and often at the end."""
     rng = np.random.default_rng(16)
     X = rng.standard_normal((150, 40, 10))
     y = 3 * rng.standard_t(1.5, (150, 40))

@@ -21,7 +21,7 @@ from fedkin.graph import Graph
 from fedkin.losses import LOSSES, HuberLoss, Loss, UserLoss, make_loss
 
 SMOOTH = [name for name in LOSS_NAMES if not LOSSES[name].quadratic]
-#: Sites agree on a corner beforehand, while fits from rows measure one: it is stated here.
+#: Sites agree on a threshold beforehand, while fits from rows measure one: it is stated here.
 STATED: dict[str, Loss] = {"huber": HuberLoss()}
 
 

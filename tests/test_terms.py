@@ -211,7 +211,7 @@ def test_young_gaps_are_upper_bounds_and_tight_nearby(loss: str, ridge: float, s
     assert (gaps >= exact - 1e-8).all()
     if size < 0.1:
         np.testing.assert_allclose(terms.young_gaps(theta, -terms.gradients(theta)), 0.0, atol=1e-14)
-        # Huber's corners leave less room to repair a dual point
+        # Huber's threshold leaves less slack to repair a dual point
         assert (gaps <= (10 if loss == "huber" else 1.1) * exact + 1e-7).all()
 
 

@@ -266,7 +266,7 @@ class Problem:
     graph : Graph
         Over the same sites, in any order.
     loss : str, Loss or mapping {site: loss}
-        "mean", "linear", "logistic", "poisson", "huber", "multinomial", or an object. Summaries know theirs.
+        A name in `fedkin.losses.LOSSES` or an object. Summaries know theirs.
     penalty : str or Penalty
         "l1", "l2" or "linf".
     lam : float
