@@ -127,14 +127,6 @@ def test_the_prox_leaves_what_its_optimality_demands(seed: int, n: int, compiled
     assert cliques.variation(z).sum() == pytest.approx((dual * z).sum(), abs=1e-9)
 
 
-def test_compiled_and_plain_prox_agree_on_long_cliques() -> None:
-    rng = np.random.default_rng(0)
-    cliques = Cliques.from_labels(rng.integers(0, 3, 3_000).tolist())
-    v, tau = rng.normal(size=(3_000, 2)), np.array([1e-3, 1e-5])
-    both = [SortedProx(cliques, 2, compiled=compiled)(v, tau) for compiled in (True, False)]
-    np.testing.assert_allclose(both[0], both[1], atol=1e-12)
-
-
 # --- solutions --------------------------------------------------------------------------------------------------------
 
 
@@ -190,16 +182,6 @@ def test_sites_with_too_few_rows_are_certified_through_the_others() -> None:
     assert (solution.status, solution.radius) == ("converged", None)
     expected = solve(Problem(mixed, listed(one.graph), lam=one.lam), 1e-7)
     assert solution.objective - expected.objective <= 1e-6 * solution.objective
-
-
-def test_fused_sites_are_equal_to_the_bit() -> None:
-    fed = groups(110, 3, 20, seed=4)
-    one = Problem(fed, Graph.clusters([u % 2 for u in fed.sites], sites=fed.sites))
-    assert one.fused.cliques is None  # two cliques of 55 have fewer edges than pay
-    one = Problem(fed, Graph.complete(fed.sites))
-    top = solve(one.with_lam(1.001 * lam_max(one)))
-    assert set(top.clusters(one.graph)) == {0}
-    assert len(np.unique(top.theta, axis=0)) == 1
 
 
 def test_warm_starts_are_taken_up() -> None:

@@ -43,13 +43,6 @@ def test_sites_with_few_rows_do_not_delay_the_certificate(lam: float, most: int,
     assert solve(scarce("l1", lam), 1e-6, backend=backend).n_iter <= most
 
 
-@pytest.mark.parametrize("penalty", ["l1", "l2"])
-def test_kernels_and_numpy_find_the_same_gaps_where_some_sites_have_few_rows(penalty: str) -> None:
-    one, other = (solve(scarce(penalty, 0.5), 1e-6, backend=backend).trace for backend in ("numpy", "numba"))
-    for name in ("n_iter", "objective", "gap"):
-        np.testing.assert_allclose(one[name][:4], other[name][:4], rtol=1e-6)
-
-
 def test_paths_with_few_rows_on_some_sites_are_those_of_single_solves() -> None:
     problem = scarce("l1", 0.5)
     choice = cross_validate_lam(problem, [2.0, 1.0, 0.5, 0.25], folds=3, tol=1e-8, backend="numba")
@@ -157,12 +150,6 @@ def test_huber_with_outliers_everywhere(penalty: str) -> None:
         Problem(Federation(data), ring(6), HuberLoss(0.5), penalty, lam=0.02), theta_tol=None, tol=1e-8
     )
     assert solution.n_iter < 3000
-
-
-def test_multinomial_with_a_class_missing_on_a_site() -> None:
-    rng = np.random.default_rng(0)
-    data = {u: (rng.normal(size=(15, 2)), rng.integers(0, 3 if u else 2, size=15).astype(float)) for u in range(4)}
-    check_against(Problem(Federation(data), ring(4), "multinomial", lam=0.02), theta_tol=1e-3)
 
 
 def test_constant_and_duplicate_columns() -> None:

@@ -71,15 +71,6 @@ def test_jobs_limit_threads() -> None:
     np.testing.assert_array_equal(one.scores, other.scores)
 
 
-def test_prediction_along_the_path_saves_iterations() -> None:
-    design = paper_design(40, 60, 5, 4)
-    problem = Problem(design.federation, design.graph, penalty="l2")
-    lams = 2e-3 * np.geomspace(1, 1e-2, 16)
-    warm = sum(solution.n_iter for _, solution in fedkin.lam_path(problem, lams))
-    cold = sum(fedkin.solve(problem.with_lam(lam)).n_iter for lam in lams)
-    assert warm < 0.8 * cold
-
-
 @pytest.mark.parametrize("loss", ["linear", "logistic"])
 def test_folds_in_time_train_on_earlier_rows_only(loss):
     rng = np.random.default_rng(0)
