@@ -87,31 +87,15 @@ class Contract(
 ):
     """What a federation computes, and from what.
 
-    Attributes
-    ----------
-    name : str
-    schema : Schema
-        Features, target and offset.
-    loss : dict
-        Name and parameters, as `fedkin.losses.describe_loss` gives them.
-    intercept : bool
-    method : "kin" | "fused"
-        Whether similar sites are found from one summary of each, with probabilities, or edges are fused by a penalty.
-        Only the second way has a penalty, rounds and a certified gap.
-    penalty : "l1" | "l2" | "linf"
-    ridge, sparsity : float
-        Extra penalties of every site, on scaled features.
-    folds, seed : int
-        Of the sums by fold, from which ``lam`` is chosen.
-    messages : int
-        How often a site may give sums of its rows at most, the first time included: each answer tells more.
-    thresholds : Thresholds
-    rounds : Rounds
+    - ``schema``: features, target and offset; ``loss``: name and parameters, as `fedkin.losses.describe_loss` gives
+      them.
+    - ``method``: "kin" finds similar sites from one summary of each, with probabilities; "fused" draws edges together
+      by a penalty, with rounds and a certified gap. ``penalty``, ``ridge`` and ``sparsity`` (on scaled features) are
+      its.
+    - ``folds``, ``seed``: of the sums by fold, from which ``lam`` is chosen.
+    - ``messages``: how often a site may give sums of its rows at most, the first time included: each answer tells more.
 
-    Raises
-    ------
-    ContractError
-        When two entries do not fit together.
+    Raises `ContractError` when two entries do not fit together.
 
     Examples
     --------

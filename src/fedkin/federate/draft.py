@@ -76,16 +76,8 @@ def draft_contract(
 ) -> Draft:
     """Draft a contract in TOML with comments, to be read and corrected by who knows the data.
 
-    Parameters
-    ----------
-    columns : mapping of name to array of shape (n,)
-        An example table, as `fedkin.data.read_columns` gives it.
-    name : str
-        Of the federation.
-    target : str, optional
-        Column to predict; by default the last one, or one that is called like a target.
-    site_column : str, optional
-        Column of the sites, which is not a feature; by default one that is called so.
+    The target is by default the last column, or one that is called like a target; the column of the sites, which is not
+    a feature, one that is called so.
 
     Examples
     --------
