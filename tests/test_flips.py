@@ -15,7 +15,7 @@ import heart
 from fedkin.admm import Sent, Store
 from fedkin.core import Query
 from fedkin.errors import FedkinError
-from fedkin.federate import Organiser, Site, departures, read_invite, sharing
+from fedkin.federate import Organiser, Site, read_invite, sharing
 from flips import flipped
 
 pytestmark = pytest.mark.exhaustive
@@ -53,7 +53,7 @@ def as_site(north: Path) -> Callable[[], Any]:
     def use() -> Any:
         site = Site.read(north)
         known = (site.invite, site.contract, site.settings, site.order, site.certificate, site.out)
-        return known, site.rows().digest, departures(north)
+        return known, site.rows().digest
 
     return use
 

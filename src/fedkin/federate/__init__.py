@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from fedkin.federate.participant import Participant
     from fedkin.federate.plan import SitePlan, centre_plan, site_plan, steps_of, whole_plan
     from fedkin.federate.records import SELECTION, STDERR, read_record, read_selection, read_status, write_record
-    from fedkin.federate.site import Joined, Site, SiteSettings, change_settings, contract_in, departures
+    from fedkin.federate.site import Joined, Site, SiteSettings, change_settings, contract_in
     from fedkin.federate.status import TROUBLE, Line, overview, places_in, prometheus, snapshot
     from fedkin.federate.supervisor import STOP_SIGNAL, Supervisor, all_done, check_idle, only_supervisor, stop_all
     from fedkin.federate.trust import SecurityError
@@ -43,7 +43,7 @@ _MODULES = {
     "draft": "draft_contract",
     "messages": "Order Steps read_charter read_invite",
     "organiser": "Organiser",
-    "site": "Joined Site SiteSettings change_settings contract_in departures",
+    "site": "Joined Site SiteSettings change_settings contract_in",
     "trust": "SecurityError",
     "inbox": "Patience",
     "journal": "Journal",

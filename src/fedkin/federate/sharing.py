@@ -191,7 +191,7 @@ def _check_rows(site: Site, rows: Rows, folds: int) -> None:
         return
     try:
         known = msgspec.json.decode(path.read_bytes(), type=dict[str, str]).get("rows")
-    except msgspec.MsgspecError:
+    except (msgspec.MsgspecError, ValueError):
         raise DataError(
             f"{path} is damaged, so nobody knows of which rows sums were shared; remove {path.parent} if all that was "
             "shared has been withdrawn"

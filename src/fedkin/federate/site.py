@@ -252,8 +252,7 @@ class Site:
         if kind == ModelFile.kind:
             found = self.invite.verifier.read(path, ModelFile, site=self.name).body
             place = self.directory / messages.MODEL
-            with in_file(path, SecurityError):
-                found.unpack(place)
+            found.unpack(place)
             return f"{place} has the model of {self.name}; fedkin predict {place} TABLE"
         if kind == Notice.kind:
             notice = self.invite.verifier.read_notice(path).body
@@ -352,15 +351,6 @@ def change_settings(directory: Path, *, confirmed: bool = False, **changes: Any)
     if confirmed or changes:
         wanted.write(path)
     return wanted
-
-
-def departures(directory: Path) -> frozenset[str]:
-    """Return the names of the sites that are out, by the valid notices in a site's directory; its own, too.
-
-    It is cheap, so that a long run can ask again and again. Raises `SecurityError` when a notice was not signed by the
-    organiser, or by the site that left.
-    """
-    return read_invite(directory / messages.INVITE).verifier.departures(directory / messages.NOTICES)
 
 
 def _known_before(place: Path, given: Invite) -> bytes | None:

@@ -19,10 +19,9 @@ from fedkin._base import count, is_locked, listed, wait_until
 from fedkin.admm import MOST_PARAMS, Share, together
 from fedkin.errors import DataError, FedkinError
 from fedkin.federate.inbox import HOLDING
-from fedkin.federate.messages import CENTRE, FEDERATION, INVITE, read_invite
+from fedkin.federate.messages import CENTRE, FEDERATION, INVITE, NOTICES, read_invite
 from fedkin.federate.program import CANNOT
 from fedkin.federate.records import LOCK, STATUS, StatusFile, read_status
-from fedkin.federate.site import departures
 
 #: State of a site that runs and says nothing.
 SILENT = "silent"
@@ -298,7 +297,8 @@ def _site(line: Line, left: frozenset[str]) -> dict[str, Any]:
 
 def _left(place: Path) -> frozenset[str]:
     try:
-        return departures(place) if (place / INVITE).exists() else frozenset()
+        path = place / INVITE
+        return read_invite(path).verifier.departures(place / NOTICES) if path.exists() else frozenset()
     except FedkinError:  # a forged or damaged notice: the site itself refuses it
         return frozenset()
 
