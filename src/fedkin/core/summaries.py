@@ -86,35 +86,39 @@ class Summaries(HasSites):
         parts = list(summaries)
         if not parts:
             raise DataError("there are no summaries to stack: give that of at least one site")
-        first = parts[0]
-        for k, part in enumerate(parts):
+        first, seen = parts[0], set()
+        for part in parts:
             _check_alike(first, part)
-            if any(part.site == other.site for other in parts[:k]):
+            if part.site in seen:
                 raise DataError(f"site {part.site!r} has two summaries: keep the newer one")
+            seen.add(part.site)
         hessian = np.zeros((len(parts), *first.hessian.shape))
         for own_sums, part in zip(hessian, parts, strict=True):
             where = slice(None) if part.curvature is None else slice(-1, None)  # the rest of a large array stays unused
             own_sums[where] = part.hessian[where]
-        at, count, value, gradient = (
-            np.stack([getattr(part, name) for part in parts]) for name in ("at", "count", "value", "gradient")
-        )
-        sums = Quadratics(at, count, value, gradient, hessian)
-        own = [part.own for part in parts if part.own is not None]
-        scores = [part.scores for part in parts if part.scores is not None]
-        gaps = [part.gap for part in parts if part.gap is not None]
+
+        def stacked(name: str) -> Any:
+            each = [getattr(part, name) for part in parts]
+            return None if each[0] is None else np.stack(each)
+
+        def kept(name: str) -> Any:
+            each = tuple(getattr(part, name) for part in parts)
+            return each if any(one is not None for one in each) else None
+
+        sums = Quadratics(stacked("at"), stacked("count"), stacked("value"), stacked("gradient"), hessian)
         return cls(
-            tuple(part.site for part in parts),
+            kept("site"),
             first.loss,
             first.feature_names,
             first.seed,
             sums,
-            np.stack([part.column_sums for part in parts]),
-            np.stack([part.column_squares for part in parts]),
-            scores=np.stack(scores) if scores else None,
-            own=tuple(own) if own else None,
-            gaps=np.array(gaps) if gaps else None,
-            privacy=tuple(part.privacy for part in parts) if any(part.privacy for part in parts) else None,
-            curvature=tuple(part.curvature for part in parts) if any(part.curvature for part in parts) else None,
+            stacked("column_sums"),
+            stacked("column_squares"),
+            scores=stacked("scores"),
+            own=kept("own"),
+            gaps=None if first.gap is None else np.array([part.gap for part in parts]),
+            privacy=kept("privacy"),
+            curvature=kept("curvature"),
         )
 
     # --- looking at it, as at a federation ----------------------------------------------------------------------
@@ -161,30 +165,35 @@ class Summaries(HasSites):
         if site not in self.index:
             raise UnknownSiteError(f"there is no summary of site {site!r}, only of {listed(self.sites)}")
         u, sums = self.index[site], self.sums
-        return Summary(
-            site,
-            self.loss,
-            self.feature_names,
-            self.seed,
-            sums.at[u],
-            sums.count[u],
-            sums.value[u],
-            sums.gradient[u],
-            sums.hessian[u],
-            self.column_sums[u],
-            self.column_squares[u],
-            scores=None if self.scores is None else self.scores[u],
-            own=None if self.own is None else self.own[u],
-            gap=None if self.gaps is None else float(self.gaps[u]),
-            privacy=None if self.privacy is None else self.privacy[u],
-            curvature=None if self.curvature is None else self.curvature[u],
-        )
+
+        entries: dict[str, Any] = {
+            name: None if (each := getattr(self, name)) is None else each[u]
+            for name in ("column_sums", "column_squares", "scores", "own", "privacy", "curvature")
+        }
+        entries |= {name: getattr(sums, name)[u] for name in ("at", "count", "value", "gradient", "hessian")}
+        gap = None if self.gaps is None else float(self.gaps[u])
+        return Summary(site, self.loss, self.feature_names, self.seed, gap=gap, **entries)
 
     # --- making another one -------------------------------------------------------------------------------------
 
     def subset(self, sites: Sequence[Hashable]) -> Summaries:
         """The summaries of some sites, in that order."""
-        return Summaries.stack([self[site] for site in sites])
+        unknown = [site for site in sites if site not in self.index]
+        if unknown:
+            raise UnknownSiteError(f"there is no summary of site {unknown[0]!r}, only of {listed(self.sites)}")
+        if len(set(sites)) < len(sites):
+            raise DataError("a site is named twice: name every site once")
+        return self.take(np.array([self.index[site] for site in sites], dtype=np.int64))
+
+    def take(self, order: Index) -> Summaries:
+        """The summaries of some sites by position, in that order."""
+        entries: dict[str, Any] = {"sums": self.sums.take(order), "sites": tuple(self.sites[u] for u in order)}
+        for name in ("column_sums", "column_squares", "scores", "gaps"):
+            entries[name] = None if (each := getattr(self, name)) is None else each[order]
+        for name in ("own", "privacy", "curvature"):
+            some = tuple((getattr(self, name) or [None] * self.n_sites)[u] for u in order)
+            entries[name] = some if any(one is not None for one in some) else None
+        return replace(self, **entries)
 
     def pooled(self, labels: Sequence[Hashable]) -> Summaries:
         """What each group of sites would have said together, for quadratic losses: ``labels`` name the V sites' groups.
@@ -264,9 +273,6 @@ class Summaries(HasSites):
     @property
     def n(self) -> Index:
         return self.n_samples
-
-    def take(self, order: Index) -> Summaries:
-        return self.subset([self.sites[u] for u in order])
 
     def batches(self) -> Iterable[RowData]:
         raise DataError("this needs rows, and summaries have none")

@@ -15,7 +15,7 @@ from fedkin.core.summaries import Summaries
 from fedkin.core.summary import OwnEstimate, Privacy, Query, Summary
 from fedkin.data import INTERCEPT, Federation, Rows
 from fedkin.errors import DataError, ParameterError, missing_dependency
-from fedkin.losses import Loss, make_loss
+from fedkin.losses import LinearLoss, Loss, make_loss
 
 #: Numbers that the outer products of a chunk of rows may take.
 _CHUNK = 2**21
@@ -83,7 +83,8 @@ def summarise(
     starts, weight, X = federation.starts[:-1], federation.weight, federation.X
     weighted = X if weight is None else X * weight[:, None]
     if one.location and one.quadratic:
-        scores = _outer_products(federation, weighted, folds, seed)
+        zero = RowData(federation.replaced(y=np.zeros(len(X))), LinearLoss())  # whose Hessian is x x'
+        scores = zero.expand(data.zeros, folds, seed).hessian
     sums, squares = np.add.reduceat(weighted, starts, axis=0), np.add.reduceat(weighted * X, starts, axis=0)
     expanded, names = data.expand(at, folds, seed), federation.feature_names
     return Summaries(federation.sites, one, names, seed, expanded, sums, squares, scores=scores, own=own)
@@ -143,18 +144,6 @@ def _own_estimates(federation: Federation, loss: Loss) -> tuple[Array, tuple[Own
         theta.append(fit.theta[0])
         own.append(OwnEstimate(ridge, dispersion, float(fit.residual_dof[0]), fit.notes.get(site, "")))
     return np.stack(theta), tuple(own)
-
-
-def _outer_products(federation: Federation, weighted: Array, folds: int, seed: int) -> Array:
-    """Sums ``(V, K + 1, q, q)`` of the outer products of rows."""
-    fold_of, q = assign_folds(federation, folds, seed), federation.n_features
-    out = np.zeros((federation.n_sites, folds + 1, q, q))
-    for u in range(federation.n_sites):
-        own = slice(int(federation.starts[u]), int(federation.starts[u + 1]))
-        for k in np.unique(fold_of[own]):
-            inside = fold_of[own] == k
-            out[u, k] = weighted[own][inside].T @ federation.X[own][inside]
-    return out
 
 
 class RunningSums:
