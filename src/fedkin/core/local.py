@@ -321,5 +321,5 @@ def _pooled(data: RowData | Summaries, members: Index, weights: Weights) -> tupl
             factor = np.repeat(share * n_rows / sizes, data.rows.n_samples[members])
             rows = replace(rows, weight=factor if rows.weight is None else factor * rows.weight)
         group = RowData(Federation({0: rows}, data.rows.feature_names), loss)
-    fits = fit_sites(group, np.zeros(1, dtype=np.int64), loss)
+    fits = fit_sites(group, np.zeros(1, dtype=np.int64), loss, describe=False)
     return fits.theta[0], "; ".join(fits.notes.get(0, [])) if fits.rescued[0] else ""

@@ -77,14 +77,14 @@ class OwnFits:
         self.dispersion = np.maximum(self.dispersion, 1e-100)
 
 
-def fit_sites(data: RowData | Summaries, members: Index, loss: Loss) -> OwnFits:
-    """Fit the sites with positions ``members`` (ascending), which share one loss."""
+def fit_sites(data: RowData | Summaries, members: Index, loss: Loss, *, describe: bool = True) -> OwnFits:
+    """Fit the sites with positions ``members`` (ascending), which share one loss; ``describe`` what variances need."""
     fits = OwnFits(members, loss, data.n[members].astype(np.float64), data.n_features)
     if data.rows is not None:
         if loss.location and loss.quadratic:
             _fit_means(fits, _moments_of_rows(data.rows, members), 0.0)
         elif loss.rowwise is not None:
-            _fit_by_rule(fits, _RowFits(fits, data.rows), loss.rowwise)
+            _fit_by_rule(fits, _RowFits(fits, data.rows), loss.rowwise, describe)
         else:
             _fit_functions(fits, data.rows)
         return fits
@@ -92,7 +92,7 @@ def fit_sites(data: RowData | Summaries, members: Index, loss: Loss) -> OwnFits:
         moments = _moments_of_sums(data)
         _fit_means(fits, moments, _residual_noise(data, moments[0]))
     elif loss.quadratic and loss.rowwise is not None:
-        _fit_by_rule(fits, _SumFits(fits, data), loss.rowwise)
+        _fit_by_rule(fits, _SumFits(fits, data), loss.rowwise, describe)
     else:
         _take_estimates(fits, data)
     if data.privacy is not None:
@@ -163,7 +163,7 @@ class _SiteFits(Protocol):
         """Fill in Hessians, score covariances and the degrees of freedom of a sandwich at the estimates."""
 
 
-def _fit_by_rule(fits: OwnFits, sites: _SiteFits, loss: RowLoss) -> None:
+def _fit_by_rule(fits: OwnFits, sites: _SiteFits, loss: RowLoss, describe: bool) -> None:
     fits.theta, exists = sites.own()
     fits.rescued = ~exists
     unfit, n = np.flatnonzero(fits.rescued), fits.n
@@ -187,7 +187,8 @@ def _fit_by_rule(fits: OwnFits, sites: _SiteFits, loss: RowLoss) -> None:
             why = f"{rows} and a design of rank {sites.rank[k]} for {fits.n_features} features"
         line = f"{why}: ridge fit, wide in the directions that the rows do not show"
         fits.notes[k] = [line, *fits.notes.get(k, [])]
-    sites.describe()
+    if describe:
+        sites.describe()
 
 
 class _SumFits:
@@ -245,7 +246,7 @@ class _RowFits:
 
     def with_ridge(self, who: Index, ridge: Array) -> Array:
         theta = np.empty_like(ridge)
-        for where, batch in self.batches:
+        for where, batch in self.batches if who.size else ():
             here = np.flatnonzero(np.isin(where, who))
             if here.size:
                 at = np.searchsorted(who, where[here])
