@@ -200,7 +200,7 @@ def test_rounds_need_the_fused_method(tmp_path: Path, capsys: pytest.CaptureFixt
     contract.write_text(contract.read_text().replace('method = "fused"', 'method = "kin"'))
     assert main(command) == 2
     said = capsys.readouterr().err
-    assert 'small.toml: method = "kin" takes one summary' in said and 'say method = "fused" in the contract' in said
+    assert 'small.toml: method = "kin" takes one summary' in said and 'set method = "fused" in the contract' in said
     assert not (tmp_path / "trial").exists()
 
 

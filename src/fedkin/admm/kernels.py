@@ -12,7 +12,10 @@ from __future__ import annotations
 
 import math
 import zlib
-from typing import Any, NamedTuple
+from collections import namedtuple
+from contextlib import closing
+from functools import partial
+from typing import Any
 
 import numpy as np
 from numba import njit
@@ -41,65 +44,19 @@ THREADING_PAYS = 3e6
 _GOLDEN = 0x9E3779B97F4A7C15
 
 
-class Rule(NamedTuple):
-    """Codes of loss, gradient and average, rounds between snapshots, Huber's delta, radius of the ball or infinity."""
-
-    loss: Any
-    gradient: Any
-    average: Any
-    snapshot_every: Any
-    delta: Any
-    ball: Any
-
-
-class Samples(NamedTuple):
-    """Rows of all sites ``X (N, p)``, ``y (N,)``, ``offset (N,)``; where each begins, how many it has and draws.
-
-    ``roots (V,)`` are what a site's draws begin with. Arrays that are not needed are empty, here and below.
-    """
-
-    X: Any
-    y: Any
-    offset: Any
-    starts: Any
-    counts: Any
-    batch: Any
-    roots: Any
-
-
-class Steps(NamedTuple):
-    """Step sizes ``start, growth, damping (V,)``, ``ridge (p,)`` and ``sparsity (V, p)``."""
-
-    start: Any
-    growth: Any
-    damping: Any
-    ridge: Any
-    sparsity: Any
-
-
-class Edges(NamedTuple):
-    """Code of the penalty, rho, ``ends (E, 2)`` and radii ``(E,)`` of the dual balls."""
-
-    penalty: Any
-    rho: Any
-    ends: Any
-    radius: Any
-
-
-class State(NamedTuple):
-    """What rounds change: `fedkin.admm.shard.ShardState` with the sums of duals as shares ``s (T, V, p)``."""
-
-    theta: Any
-    alpha: Any
-    s: Any
-    before: Any
-    average: Any
-    average_balance: Any
-    table: Any
-    anchor_gradient: Any
-    anchor_theta: Any
-    stale: Any
-    looked: Any
+#: Codes of loss, gradient and average, rounds between snapshots, the loss's parameter, radius of the ball or infinity.
+Rule = namedtuple("Rule", "loss gradient average snapshot_every parameter ball")
+#: Rows of all sites ``X (N, p)``, ``y (N,)``, ``offset (N,)``; where each begins, how many it has and draws; what its
+#: draws begin with. Arrays that are not needed are empty, here and below.
+Samples = namedtuple("Samples", "X y offset starts counts batch roots")
+#: Step sizes ``start, growth, damping (V,)``, ``ridge (p,)`` and ``sparsity (V, p)``.
+Steps = namedtuple("Steps", "start growth damping ridge sparsity")
+#: Code of the penalty, rho, ``ends (E, 2)`` and radii ``(E,)`` of the dual balls.
+Edges = namedtuple("Edges", "penalty rho ends radius")
+#: What rounds change: `fedkin.admm.shard.ShardState` with the sums of duals as shares ``s (T, V, p)``.
+State = namedtuple(
+    "State", "theta alpha s before average average_balance table anchor_gradient anchor_theta stale looked"
+)
 
 
 @kernel
@@ -162,105 +119,79 @@ def add_to_average(weight: Any, balance: Any, average_balance: Any) -> None:
 def _sites_loop(slopes: int) -> Any:
     @kernel
     def sites_loop(
-        lo: int,
-        hi: int,
-        t: int,
-        last_weight: float,
-        available: Any,
-        probability: Any,
-        rule: Any,
-        samples: Any,
-        steps: Any,
-        state: Any,
+        lo: int, hi: int, first: int, k: int, presence: Any, rule: Any, samples: Any, steps: Any, state: Any
     ) -> None:
-        """Node steps of the sites ``lo .. hi - 1`` in round t.
+        """Take the node steps of the sites ``lo .. hi - 1`` in round ``t = first + k``.
 
-        ``last_weight`` is the weight of the present sums of duals in their average.
+        ``presence`` has who is there and with which probability, ``(R, V)`` from round ``first`` on, or is empty.
         """
+        assert slopes >= 0
+        t, (available, probability) = first + k, presence
+        last_weight = 0.0 if k == 0 else _weight(rule.average, t - 1)  # of the present sums of duals in their average
         X, y, offset, starts, counts, batch, roots = samples
         start, growth, damping, ridge, sparsity = steps
         theta, _, s, before, average, average_balance, table, anchor_gradient, anchor_theta, stale, looked = state
-        assert slopes >= 0
-        loss, gradient, paper, delta = rule.loss, rule.gradient, rule.average == PAPER, rule.delta
-        mean = loss == MEAN
-        snapshot = gradient == SVRG and (t - 1) % rule.snapshot_every == 0
-        ball, weight = rule.ball, _weight(rule.average, t)
-        p, shares = theta.shape[1], s.shape[0]
+        loss, gradient, parameter, ball = rule.loss, rule.gradient, rule.parameter, rule.ball
+        mean, weight = loss == MEAN, _weight(rule.average, t)
+        p, counter = theta.shape[1], np.uint64(t) * np.uint64(_GOLDEN)
         g, moved, balance = np.empty(p), np.empty(p), np.empty(p)
-        chosen, slope = np.empty(batch.max(), dtype=np.int64), np.empty(batch.max())
-        counter = np.uint64(t) * np.uint64(_GOLDEN)
+        chosen, change = np.empty(batch.max(), dtype=np.int64), np.empty(batch.max())
         for i in range(lo, hi):
-            here = available.size == 0 or available[i]
-            chance = 1.0 if probability.size == 0 else probability[i]
-            n, b, first = counts[i], batch[i], starts[i]
-            for c in range(p):
-                g[c] = 0.0
-            if snapshot:
-                stale[i] = True
-            if here and gradient == SVRG and stale[i]:
-                for row in range(first, first + n):
-                    if mean:
-                        for c in range(p):
-                            g[c] += (theta[i, c] - X[row, c]) / n
-                        continue
-                    eta = offset[row] if offset.size else 0.0
-                    for c in range(p):
-                        eta += X[row, c] * theta[i, c]
-                    change = _slope(loss, delta, eta, y[row]) / n
-                    for c in range(p):
-                        g[c] += change * X[row, c]
-                for c in range(p):
-                    anchor_gradient[i, c] = g[c]
-                    anchor_theta[i, c] = theta[i, c]
-                    g[c] = 0.0
-                stale[i] = False
-                looked[i] += n
+            here = available.size == 0 or available[k, i]
+            chance = 1.0 if probability.size == 0 else probability[k, i]
+            n, b, start_row = counts[i], batch[i], starts[i]
+            g[:] = 0.0
+            if gradient == SVRG:
+                stale[i] |= (t - 1) % rule.snapshot_every == 0
+                if here and stale[i]:
+                    for row in range(start_row, start_row + n):
+                        if mean:
+                            for c in range(p):
+                                g[c] += (theta[i, c] - X[row, c]) / n
+                        else:
+                            eta = offset[row] if offset.size else 0.0
+                            for c in range(p):
+                                eta += X[row, c] * theta[i, c]
+                            d = _slope(loss, parameter, eta, y[row]) / n
+                            for c in range(p):
+                                g[c] += d * X[row, c]
+                    anchor_gradient[i], anchor_theta[i], g[:] = g, theta[i], 0.0
+                    stale[i] = False
+                    looked[i] += n
             if here:
                 looked[i] += 2 * b if gradient == SVRG else b
                 _draw(_mix(roots[i] + counter), n, b, chosen)
-                if mean:
-                    for k in range(b):
-                        row = first + chosen[k]
-                        if gradient == SAGA:
-                            for c in range(p):
-                                score = theta[i, c] - X[row, c]
-                                g[c] += (score - table[row, c]) / b
-                                table[row, c] = score
-                        elif gradient == SVRG:
-                            for c in range(p):
-                                g[c] += (theta[i, c] - anchor_theta[i, c]) / b
+                # all slopes first: the two passes over the batch are loops that vectorise
+                for m in range(0 if mean else b):
+                    row = start_row + chosen[m]
+                    known = offset[row] if offset.size else 0.0
+                    eta, old = known, 0.0
+                    for c in range(p):
+                        eta += X[row, c] * theta[i, c]
+                    new = _slope(loss, parameter, eta, y[row])
+                    if gradient == SAGA:
+                        old, table[row, 0] = table[row, 0], new
+                    elif gradient == SVRG:
+                        for c in range(p):
+                            known += X[row, c] * anchor_theta[i, c]
+                        old = _slope(loss, parameter, known, y[row])
+                    change[m] = (new - old) / b
+                for m in range(b):
+                    row, d = start_row + chosen[m], change[m]
+                    for c in range(p):
+                        if not mean:
+                            g[c] += d * X[row, c]
+                        elif gradient == SAGA:
+                            score = theta[i, c] - X[row, c]
+                            g[c] += (score - table[row, c]) / b
+                            table[row, c] = score
                         else:
-                            for c in range(p):
-                                g[c] += (theta[i, c] - X[row, c]) / b
-                else:
-                    # all slopes first: the two passes over the batch are loops that vectorise
-                    for k in range(b):
-                        row = first + chosen[k]
-                        known = offset[row] if offset.size else 0.0
-                        eta, old = known, 0.0
-                        for c in range(p):
-                            eta += X[row, c] * theta[i, c]
-                        new = _slope(loss, delta, eta, y[row])
-                        if gradient == SAGA:
-                            old = table[row, 0]
-                            table[row, 0] = new
-                        elif gradient == SVRG:
-                            for c in range(p):
-                                known += X[row, c] * anchor_theta[i, c]
-                            old = _slope(loss, delta, known, y[row])
-                        slope[k] = (new - old) / b
-                    for k in range(b):
-                        row, change = first + chosen[k], slope[k]
-                        for c in range(p):
-                            g[c] += change * X[row, c]
-                if gradient == SAGA:
-                    for c in range(p):
-                        change = g[c]
-                        g[c] += anchor_gradient[i, c]
-                        anchor_gradient[i, c] += change * b / n
-                elif gradient == SVRG:
-                    for c in range(p):
-                        g[c] += anchor_gradient[i, c]
+                            g[c] += (theta[i, c] - (anchor_theta[i, c] if gradient == SVRG else X[row, c])) / b
+                for c in range(p if gradient != PLAIN else 0):
+                    d = g[c]
+                    g[c] += anchor_gradient[i, c]
+                    if gradient == SAGA:
+                        anchor_gradient[i, c] += d * b / n
                 for c in range(p):
                     g[c] = (g[c] + ridge[c] * theta[i, c]) / chance
             eta = 1.0 / (start[i] / chance + growth[i] * t + damping[i])
@@ -268,18 +199,16 @@ def _sites_loop(slopes: int) -> Any:
             for c in range(p):
                 balance[c] = s[0, i, c]
                 s[0, i, c] = 0.0
-            for k in range(1, shares):
+            for m in range(1, s.shape[0]):
                 for c in range(p):
-                    balance[c] += s[k, i, c]
-                    s[k, i, c] = 0.0
+                    balance[c] += s[m, i, c]
+                    s[m, i, c] = 0.0
             for c in range(p):
                 average_balance[i, c] += last_weight * (balance[c] - average_balance[i, c])
             for c in range(p):
-                g[c] += 2.0 * balance[c] - before[i, c]
+                moved[c] = theta[i, c] - eta * (g[c] + 2.0 * balance[c] - before[i, c])
             for c in range(p):
                 before[i, c] = balance[c]
-            for c in range(p):
-                moved[c] = theta[i, c] - eta * g[c]
             if sparsity.size:
                 for c in range(p):
                     bound = eta * sparsity[i, c]
@@ -292,12 +221,8 @@ def _sites_loop(slopes: int) -> Any:
                 if length > ball:
                     for c in range(p):
                         moved[c] *= ball / length
-            if paper:
-                for c in range(p):
-                    average[i, c] += weight * (theta[i, c] - average[i, c])
-            else:
-                for c in range(p):
-                    average[i, c] += weight * (moved[c] - average[i, c])
+            for c in range(p):
+                average[i, c] += weight * ((theta[i, c] if rule.average == PAPER else moved[c]) - average[i, c])
             for c in range(p):
                 theta[i, c] = moved[c]
 
@@ -308,52 +233,31 @@ sites_loop = _sites_loop(_SLOPES)
 
 
 @kernel
-def _sort(values: Any) -> None:
-    for k in range(1, values.shape[0]):
-        value, place = values[k], k
-        while place > 0 and values[place - 1] > value:
-            values[place] = values[place - 1]
-            place -= 1
-        values[place] = value
-
-
-@kernel
 def edges_loop(lo: int, hi: int, share: int, edges: Any, state: Any) -> None:
-    """Edge steps of the edges ``lo .. hi - 1``; their duals are added to a share of s."""
+    """Take the edge steps of the edges ``lo .. hi - 1``; their duals are added to a share of s."""
     penalty, ends, radius = edges.penalty, edges.ends, edges.radius
     theta, alpha, s = state.theta, state.alpha, state.s
-    p = theta.shape[1]
-    half = 0.5 * edges.rho
-    moved, ordered = np.empty(p), np.empty(p)
+    p, half = theta.shape[1], 0.5 * edges.rho
+    moved = np.empty(p)
     for e in range(lo, hi):
-        i, j, bound = ends[e, 0], ends[e, 1], radius[e]
-        if penalty == L1:
-            for c in range(p):
-                moved[c] = min(max(alpha[e, c] + half * (theta[i, c] - theta[j, c]), -bound), bound)
-            for c in range(p):
-                alpha[e, c] = moved[c]
-            for c in range(p):
-                s[share, i, c] += moved[c]
-            for c in range(p):
-                s[share, j, c] -= moved[c]
-            continue
-        size = 0.0
+        i, j, bound, size = ends[e, 0], ends[e, 1], radius[e], 0.0
         for c in range(p):
             moved[c] = alpha[e, c] + half * (theta[i, c] - theta[j, c])
-        if penalty == L2:
+        if penalty == L1:
+            for c in range(p):
+                moved[c] = min(max(moved[c], -bound), bound)
+        elif penalty == L2:
             for c in range(p):
                 size += moved[c] * moved[c]
             size = math.sqrt(size)
             if size > bound:
-                shrink = bound / size
                 for c in range(p):
-                    moved[c] *= shrink
+                    moved[c] *= bound / size
         else:
             for c in range(p):
-                ordered[c] = abs(moved[c])
-                size += ordered[c]
+                size += abs(moved[c])
             if size > bound:
-                _sort(ordered)
+                ordered = np.sort(np.abs(moved))
                 # the threshold of the l1 ball is the largest of (sum of the k largest - bound) / k
                 threshold, total = -np.inf, 0.0
                 for k in range(p):
@@ -373,25 +277,12 @@ def edges_loop(lo: int, hi: int, share: int, edges: Any, state: Any) -> None:
 def _rounds_loop(slopes: int) -> Any:
     @kernel
     def rounds_loop(
-        first: int,
-        count: int,
-        available: Any,
-        probability: Any,
-        rule: Any,
-        samples: Any,
-        steps: Any,
-        edges: Any,
-        state: Any,
+        first: int, count: int, presence: Any, rule: Any, samples: Any, steps: Any, edges: Any, state: Any
     ) -> None:
-        """Rounds ``first .. first + count - 1`` on one thread, with presence ``(count, V)`` or none."""
+        """Do the rounds ``first .. first + count - 1`` on one thread."""
         assert slopes >= 0
-        everybody, certain = np.empty(0, dtype=np.bool_), np.empty(0)
         for k in range(count):
-            t = first + k
-            last_weight = 0.0 if k == 0 else _weight(rule.average, t - 1)
-            here = available[k] if available.shape[0] else everybody
-            chance = probability[k] if probability.shape[0] else certain
-            sites_loop(0, state.theta.shape[0], t, last_weight, here, chance, rule, samples, steps, state)
+            sites_loop(0, state.theta.shape[0], first, k, presence, rule, samples, steps, state)
             edges_loop(0, state.alpha.shape[0], 0, edges, state)
 
     return rounds_loop
@@ -434,34 +325,24 @@ class CompiledRounds:
         chance = np.empty((0, 0)) if probability is None else np.ascontiguousarray(probability)
         of_shard = (shard.theta, shard.alpha, s, shard.balance_before, shard.average, shard.average_balance)
         state = State(*of_shard, kept.table, kept.anchor_gradient, kept.anchor_theta, kept.stale, kept.looked)
+        rules, edges = ((here, chance), self._rule, self._samples, self._steps), self._edges
         if self.threads == 1:
-            given = (first, count, here, chance, self._rule, self._samples, self._steps, self._edges, state)
-            load(rounds_loop, *given)
-            rounds_loop(*given)
+            load(rounds_loop, first, count, *rules, edges, state)
+            rounds_loop(first, count, *rules, edges, state)
         else:
-            self._share_rounds(first, count, here, chance, state)
+            with closing(Crew(self.threads)) as crew:
+                sites, duals = crew.split(shard.sites.size), crew.split(shard.alpha.shape[0])
+                for round in range(count):
+                    crew.run(partial(_node_steps, first, round, rules, state), sites)
+                    crew.run(lambda n, lo, hi: edges_loop(lo, hi, n, edges, state), duals)
         np.sum(s, axis=0, out=shard.balance)
         weight = averaging_weight(self.plan.average, first + count - 1)
         # by a kernel, like those of the other rounds: bits must not depend on where stretches of rounds end
         add_to_average(weight, shard.balance, shard.average_balance)
 
-    def _share_rounds(self, first: int, count: int, here: Mask, chance: Array, state: State) -> None:
-        rule, samples, steps, edges = self._rule, self._samples, self._steps, self._edges
-        everybody, certain = np.empty(0, dtype=np.bool_), np.empty(0)
-        crew = Crew(self.threads)
-        sites, duals = crew.split(self.shard.sites.size), crew.split(self.shard.alpha.shape[0])
 
-        def node_steps(t: int, weight: float, now: Mask, p: Array) -> None:
-            crew.run(lambda _, lo, hi: sites_loop(lo, hi, t, weight, now, p, rule, samples, steps, state), sites)
-
-        try:
-            for k in range(count):
-                weight = 0.0 if k == 0 else averaging_weight(self.plan.average, first + k - 1)
-                now = here[k] if here.size else everybody
-                node_steps(first + k, weight, now, chance[k] if chance.size else certain)
-                crew.run(lambda n, lo, hi: edges_loop(lo, hi, n, edges, state), duals)
-        finally:
-            crew.close()
+def _node_steps(first: int, k: int, rules: Any, state: Any, thread: int, lo: int, hi: int) -> None:
+    sites_loop(lo, hi, first, k, *rules, state)
 
 
 def _readable(array: NDArray[Any]) -> NDArray[Any]:

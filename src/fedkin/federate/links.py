@@ -14,9 +14,10 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Mapping
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -35,50 +36,12 @@ _BOUND_KIND = {"l1": "max", "l2": "length", "linf": "sum"}  # dual norms of the 
 _STATE = ("theta", "balance", "balance_before", "average", "average_balance", "alpha")
 
 
-class RunLink(Protocol):
-    """What a `Participant` asks of its link beside the rounds (`fedkin.admm.Link`)."""
+class BaseLink(ABC):
+    """What all links share; the rounds of most of them follow each other.
 
-    done: int  #: rounds that are over
-    over: bool  #: whether all partners have finished, too
-    keeps_state: bool  #: whether this process writes checkpoints, and
-    keeps_all: bool  #: whether after every round
-
-    def open(self) -> None:
-        """Begin to listen."""
-        ...
-
-    def gather(self) -> None:
-        """Wait for partners before the first round, where rounds do not wait for them."""
-        ...
-
-    def begin(self, shard: Shard) -> int | None: ...
-    def presence(self, t: int) -> tuple[Mask | None, Array | None]: ...
-    def exchange(self, t: int, shard: Shard) -> Mapping[int, Array] | None: ...
-    def end(self, t: int, shard: Shard) -> None: ...
-
-    def result(self) -> Array:
-        """Return the averaged parameters, ``(p,)`` of a site or ``(V, p)`` of a central machine."""
-        ...
-
-    def linger(self, save: Any) -> None:
-        """Stay until partners need this process no more; ``save()`` keeps that."""
-        ...
-
-    def arrays(self) -> Arrays:
-        """Return what changes here and belongs into a checkpoint."""
-        ...
-
-    def restore(self, arrays: Arrays, done: int) -> None:
-        """Go back to such a state."""
-        ...
-
-    def saved(self, t: int) -> None:
-        """Take note that the state after round t is safe on the disk."""
-        ...
-
-
-class _LockStep:
-    """What links share whose rounds follow each other: how many are over, and nothing to keep but that."""
+    ``done`` rounds are over; ``over`` says whether all partners have finished, too. ``keeps_state`` says whether this
+    process writes checkpoints, ``keeps_all`` whether after every round.
+    """
 
     keeps_state = keeps_all = True
 
@@ -86,7 +49,12 @@ class _LockStep:
         self.endpoint, self.plan, self.shard = end, end.plan, shard
         self.done, self.over = 0, False
 
+    @abstractmethod
+    def open(self) -> None:
+        """Begin to listen."""
+
     def gather(self) -> None:
+        """Wait for partners before the first round, where rounds do not wait for them."""
         return
 
     def begin(self, shard: Shard) -> int | None:
@@ -95,45 +63,63 @@ class _LockStep:
     def presence(self, t: int) -> tuple[Mask | None, Array | None]:
         return None, None
 
+    @abstractmethod
+    def exchange(self, t: int, shard: Shard) -> Mapping[int, Array] | None: ...
+
+    def end(self, t: int, shard: Shard) -> None:
+        self.done = t
+
     def result(self) -> Array:
+        """Return the averaged parameters, ``(p,)`` of a site or ``(V, p)`` of a central machine."""
         return np.asarray(self.shard.average[self.shard.sites.tolist().index(self.plan.here)])
 
-    def linger(self, save: Any) -> None:
-        self.endpoint.linger(Kind.DONE, self.done, waits=not self.over, on_over=lambda: self._all_finished(save))
+    def linger(self, save: Callable[[], None], only_up: bool = False) -> None:
+        """Stay until partners need this process no more; ``save()`` keeps that."""
 
-    def _all_finished(self, save: Any) -> None:
-        self.over = True
-        save()
+        def on_over() -> None:
+            self.over = True
+            save()
+
+        self.endpoint.linger(Kind.DONE, self.done, waits=not self.over, only_up=only_up, on_over=on_over)
 
     def arrays(self) -> Arrays:
+        """Return what changes here and belongs into a checkpoint."""
         return {}
 
     def restore(self, arrays: Arrays, done: int) -> None:
+        """Go back to such a state."""
         self.done = done
 
     def saved(self, t: int) -> None:
+        """Take note that the state after round t is safe on the disk."""
         return
 
+    def _usual(self, v: int) -> list[Expected]:
+        """Return what may come from any partner: thetas of this round and the next, and that it has finished."""
+        end, rounds, t = self.endpoint, self.plan.rounds, self.done + 1
+        done = end.expected(Kind.DONE, v, 0, rounds, rounds + 1)
+        return [end.expected(Kind.THETA, v, self.plan.n_params, t, t + 1), done]
 
-class NeighbourLink(_LockStep):
+    def _started(self) -> None:
+        names = [self.endpoint.names[v] for v in self.endpoint.partners]
+        self.endpoint.journal.write("info", "started", round=self.done, neighbours=names)
+
+
+class NeighbourLink(BaseLink):
     """The link of one site to its neighbours, which also compares the two replicas of each edge's dual."""
 
     def open(self) -> None:
         self.endpoint.open(self._expected, self._answer)
-        names = [self.endpoint.names[v] for v in self.endpoint.partners]
-        self.endpoint.journal.write("info", "started", round=self.done, neighbours=names)
+        self._started()
 
     def _expected(self, v: int) -> list[Expected]:
         end, plan, t = self.endpoint, self.plan, self.done + 1
-        usual = [
-            end.expected(Kind.THETA, v, plan.n_params, t, t + 1),
-            end.expected(Kind.DONE, v, 0, plan.rounds, plan.rounds + 1),
-        ]
         if v > plan.here or not plan.compare_every:
-            return usual
+            return self._usual(v)
         bound = float(self.shard.edge_radius[self.shard.edges.tolist().index([plan.here, v])])
         kind = _BOUND_KIND[plan.penalty.name]
-        return [*usual, end.expected(Kind.ALPHA, v, plan.n_params, t, t + 1, bound=bound, bound_kind=kind)]
+        dual = end.expected(Kind.ALPHA, v, plan.n_params, t, t + 1, bound=bound, bound_kind=kind)
+        return [*self._usual(v), dual]
 
     def _answer(self, kind: Kind, v: int, t: int) -> bytes | None:
         if kind is not Kind.ALPHA:
@@ -182,7 +168,7 @@ class NeighbourLink(_LockStep):
             shard.take_duals(alpha)
 
 
-class _Attended(_LockStep):
+class _Attended(BaseLink):
     """What links share that count who was there: ``seen (m,)``, and ``attended``, a bool array ``(m,)`` per round."""
 
     keeps_all = False
@@ -251,7 +237,7 @@ class CentralLink(_Attended):
     def result(self) -> Array:
         return self.shard.average
 
-    def linger(self, save: Any) -> None:
+    def linger(self, save: Callable[[], None], only_up: bool = False) -> None:
         """Hand out the results, until all sites have them or the time is over."""
         end = self.endpoint
         deadline, waiting = time.monotonic() + end.patience.linger, end.partners
@@ -265,7 +251,7 @@ class CentralLink(_Attended):
             end.journal.write("warning", "left before all sites had their result", peers=end.status.waiting_for)
 
 
-class WorkerLink(_LockStep):
+class WorkerLink(BaseLink):
     """A site of a central placement: answers S until the result comes, and keeps nothing between rounds."""
 
     keeps_state = False
@@ -308,15 +294,12 @@ class WorkerLink(_LockStep):
         self.endpoint.send(Kind.THETA, t, shard.theta[0].copy())
         return {}
 
-    def end(self, t: int, shard: Shard) -> None:
-        self.done = t
-
     def result(self) -> Array:
         self.endpoint.status.round = self.plan.rounds
         self.endpoint.send(Kind.DONE, self.plan.rounds, np.zeros(0))
         return self.endpoint.inbox.values(Kind.RESULT, self.centre, self.plan.rounds)
 
-    def linger(self, save: Any) -> None:
+    def linger(self, save: Callable[[], None], only_up: bool = False) -> None:
         return
 
 
@@ -346,20 +329,15 @@ class ReplicatedLink(_Attended):
     def open(self) -> None:
         self._keep_replica()
         self.endpoint.open(self._expected, self._answer)
-        names = [self.endpoint.names[v] for v in self.endpoint.partners]
-        self.endpoint.journal.write("info", "started", round=self.done, neighbours=names)
+        self._started()
 
     def _expected(self, v: int) -> list[Expected]:
         end, plan, t, m = self.endpoint, self.plan, self.done + 1, len(self.members)
-        usual = [
-            end.expected(Kind.THETA, v, plan.n_params, t, t + 1),
-            end.expected(Kind.DONE, v, 0, plan.rounds, plan.rounds + 1),
-        ]
         if v != plan.leader:
-            return usual
+            return self._usual(v)
         length = (5 * m + self.shard.edges.shape[0]) * plan.n_params + m
         present = end.expected(Kind.PRESENT, v, m, t, t + 1, bound=1.0, bound_kind="max")
-        return [*usual, present, end.expected(Kind.REPLICA, v, length, t, plan.rounds)]
+        return [*self._usual(v), present, end.expected(Kind.REPLICA, v, length, t, plan.rounds)]
 
     def _answer(self, kind: Kind, v: int, t: int) -> bytes | None:
         if kind is not Kind.REPLICA:
@@ -443,9 +421,8 @@ class ReplicatedLink(_Attended):
             return False
         return True
 
-    def linger(self, save: Any) -> None:
-        finished = {"waits": not self.over, "only_up": True}
-        self.endpoint.linger(Kind.DONE, self.done, on_over=lambda: self._all_finished(save), **finished)
+    def linger(self, save: Callable[[], None], only_up: bool = True) -> None:
+        super().linger(save, only_up)
 
     # --- replicas as vectors ---
 
@@ -520,7 +497,7 @@ def _to_vector(state: ShardState, seen: NDArray[np.int64]) -> Array:
     return np.concatenate([*(getattr(state, name).ravel() for name in _STATE), seen.astype(np.float64)])
 
 
-def make_link(end: Endpoint, shard: Shard, record: Path | None = None) -> RunLink:
+def make_link(end: Endpoint, shard: Shard, record: Path | None = None) -> BaseLink:
     """Return the link that goes with the placement of the run."""
     plan = end.plan
     if plan.placement == "replicas":

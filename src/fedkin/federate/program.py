@@ -84,7 +84,7 @@ class Program:
             self._pair = self._organiser.centre_pair()  # its key is made anew at every start
         else:
             if not (place / INVITE).exists() and (place / FEDERATION).exists():
-                raise DataError(f"{place} is the organiser's: give the directory of a site (fedkin site join makes it)")
+                raise DataError(f"{place} is the organiser's directory: give that of a site (fedkin site join)")
             self._site = Site.read(place)
             self.name, self.authority = self._site.name, self._site.authority
         self.pair()  # raises unless it is admitted, and its certificate good
