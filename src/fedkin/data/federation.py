@@ -17,21 +17,16 @@ from fedkin.data.cells import is_missing, parsed_numbers
 from fedkin.data.checks import (
     HasSites,
     RowNames,
-    check_finite,
-    check_labels,
+    check_values,
     checked_feature_names,
-    checked_matrix,
-    checked_numbers,
-    checked_target,
-    checked_weight,
+    checked_rows,
     distinct_ids,
     fold_numbers,
     grouped,
     held_out_rows,
     row_numbers,
     site_rows,
-    stacked_numbers,
-    stacked_targets,
+    stacked_rows,
     times_of,
 )
 from fedkin.data.columns import Columns, columns_of
@@ -116,23 +111,11 @@ class Federation(HasSites):
             raise DataError("a federation needs at least one site, got an empty mapping")
         sites = distinct_ids(data)
         parts = [site_rows(site, value) for site, value in zip(sites, data.values(), strict=True)]
-        for site, part in zip(sites, parts, strict=True):
-            if part.n_samples == 0:
-                raise DataError(f"site {site!r} has no rows: leave it out or give it data")
-            if part.X.shape[1] != parts[0].X.shape[1]:
-                raise DataError(
-                    f"site {site!r} has {count(part.X.shape[1], 'feature')}, but site {sites[0]!r} has "
-                    f"{parts[0].X.shape[1]}: all sites need the same features"
-                )
+        rows = stacked_rows(sites, parts)
         counts = np.array([part.n_samples for part in parts], dtype=np.int64)
-        names = checked_feature_names(feature_names, parts[0].X.shape[1])
-        rows = RowNames(sites, np.repeat(np.arange(len(sites)), counts), counts)
-        X = np.concatenate([part.X for part in parts])
-        check_finite(X, names, rows)
-        y = stacked_targets(sites, [part.y for part in parts], rows)
-        offset = stacked_numbers(sites, [part.offset for part in parts], "offset", rows)
-        weight = stacked_numbers(sites, [part.weight for part in parts], "weight", rows)
-        self._set(sites, counts, Rows(X, y, offset, weight), np.arange(len(X)), feature_names=names)
+        names = checked_feature_names(feature_names, rows.X.shape[1])
+        check_values(rows, names, RowNames(sites, np.repeat(np.arange(len(sites)), counts), counts))
+        self._set(sites, counts, rows, np.arange(len(rows.X)), feature_names=names)
 
     def _set(
         self, sites: tuple[Hashable, ...], counts: Index, rows: Rows, row_order: npt.NDArray[np.integer], **more: Any
@@ -186,10 +169,8 @@ class Federation(HasSites):
             As how many rows each one counts, more than 0.
         time : array of shape (N,), optional
             Numbers or days. Rows of a site are put in this order, and cuts hold out later rows.
-        feature_names : sequence of q str, optional
-            By default ``x0, x1, ...``.
-        target_name : str, optional
-            What the target is called.
+        feature_names, target_name : sequence of q str and str, optional
+            By default ``x0, x1, ...``, and no name.
 
         Examples
         --------
@@ -197,25 +178,17 @@ class Federation(HasSites):
         >>> fed.sites, fed.X[:, 0], fed.row_order
         (('b', 'a'), array([1., 3., 2.]), array([0, 2, 1]))
         """
-        X = checked_matrix(X, "")
-        names = checked_feature_names(feature_names, X.shape[1])
+        rows = checked_rows(X, y, offset, weight)
+        n, q = rows.X.shape
+        names = checked_feature_names(feature_names, q)
         sites, codes = grouped(site)
-        if len(codes) != len(X):
-            raise DataError(f"X has {count(len(X), 'row')}, but site= has {len(codes)}: give every row its site")
+        if len(codes) != n:
+            raise DataError(f"X has {count(n, 'row')}, but site= has {len(codes)}: give every row its site")
         if not sites:
             raise DataError("there are no rows, at least one row is needed")
-        rows = RowNames(sites, codes, None)
-        check_finite(X, names, rows)
-        target = None if y is None else checked_target(y, len(X), "")
-        if target is not None:
-            check_labels(target, "target", rows)
-        shift = None if offset is None else checked_numbers(offset, len(X), "offset", "")
-        if shift is not None:
-            check_labels(shift, "offset", rows)
-        mass = None if weight is None else checked_weight(weight, len(X), "")
-        moments = None if time is None else times_of(time, len(X))
-        stacked = Rows(X, target, shift, mass)
-        return cls._stacked(sites, codes, stacked, moments, feature_names=names, target_name=target_name)
+        check_values(rows, names, RowNames(sites, codes))
+        moments = None if time is None else times_of(time, n)
+        return cls._stacked(sites, codes, rows, moments, feature_names=names, target_name=target_name)
 
     @classmethod
     def _stacked(

@@ -111,7 +111,7 @@ def load_computer_survey(folder: Folder = None) -> PublicTable:
 
 
 def load_melanoma(folder: Folder = None) -> PublicTable:
-    """Load deaths by melanoma in 354 counties of 9 nations, with log expected deaths as the offset; 30% are held out."""
+    """Load deaths by melanoma in 354 counties of 9 nations, with log expected deaths as the offset; 30% held out."""
     columns = dict(read_columns(_file(folder, "melanoma/melanoma.csv")))
     columns["log_expected"] = np.log(columns["expected"])
     federation = Federation.from_frame(
