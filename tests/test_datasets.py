@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fedkin import Graph, Problem, solve
+from fedkin import Problem, solve
 from fedkin.datasets import load_landmine, load_school, load_table, look_alike, paper_design, table_names
 from fedkin.errors import DataError, ParameterError
 
@@ -50,40 +50,6 @@ def test_the_moments_are_those_of_the_paper() -> None:
     assert residual.var() == pytest.approx(1.0, rel=0.05)
     # 200 clusters of one site: every edge is a flip
     assert design.graph.n_edges / (200 * 199 / 2) == pytest.approx(0.3, abs=0.01)
-
-
-def test_signal_noise_and_corruption() -> None:
-    plain, loud = paper_design(6, 9, 3, 2), paper_design(6, 9, 3, 2, signal=10.0, noise=0.0)
-    np.testing.assert_allclose(loud.theta_star, 10 * plain.theta_star)
-    fitted = np.einsum("np,np->n", loud.federation.X, loud.theta_star[loud.federation.site_index])
-    np.testing.assert_allclose(loud.federation.y, fitted)
-    clean = paper_design(6, 9, 3, 2, varrho=0.0)
-    assert clean.graph == clean.truth == Graph.clusters([0, 0, 0, 1, 1, 1])
-    assert paper_design(6, 9, 3, 2, varrho=1.0).graph.n_edges == 9
-
-
-def test_clusters_are_contiguous_and_as_equal_as_possible() -> None:
-    design = paper_design(10, 5, 2, 4)
-    assert (np.diff(design.labels) >= 0).all()
-    assert set(np.bincount(design.labels)) == {2, 3}
-
-
-def test_logistic_responses() -> None:
-    design = paper_design(50, 200, 3, 2, loss="logistic", signal=2.0, seed=1)
-    fed = design.federation
-    assert set(np.unique(fed.y)) == {0.0, 1.0}
-    eta = np.einsum("np,np->n", fed.X, design.theta_star[fed.site_index])
-    for low, high in ((-2.0, -1.5), (-0.2, 0.2), (1.5, 2.0)):
-        chosen = (eta > low) & (eta < high)
-        expected = (1 / (1 + np.exp(-eta[chosen]))).mean()
-        assert fed.y[chosen].mean() == pytest.approx(expected, abs=0.06)
-
-
-def test_seeds() -> None:
-    one, same, other = (paper_design(6, 9, 3, 2, seed=seed) for seed in (1, 1, 2))
-    np.testing.assert_array_equal(one.federation.X, same.federation.X)
-    assert one.graph == same.graph
-    assert not np.array_equal(one.federation.X, other.federation.X)
 
 
 def test_the_error_of_local_and_oracle_fits() -> None:

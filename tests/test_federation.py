@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from builders import of_sizes
-from fedkin.data import Federation, Rows
+from fedkin.data import Federation
 from fedkin.errors import DataError, UnknownSiteError
 
 IDS = st.one_of(st.integers(-5, 5), st.sampled_from(["a", "b", "東京"]), st.tuples(st.integers(0, 2)))
@@ -68,24 +68,6 @@ def test_integer_ids_of_any_kind_become_ints(site):
     assert fed.row_order.tolist() == [0, 2, 1]
 
 
-@pytest.mark.parametrize(
-    "site",
-    [np.array(["b", "a", "b"]), pd.Series(["b", "a", "b"]), pl.Series(["b", "a", "b"]), pa.array(["b", "a", "b"])],
-    ids=lambda site: type(site).__module__,
-)
-def test_text_ids_of_any_kind_become_str(site):
-    fed = Federation.from_arrays([[0.0], [1.0], [2.0]], None, site)
-    assert fed.sites == ("b", "a")
-    assert [type(name) for name in fed.sites] == [str, str]
-
-
-def test_truth_values_and_numpy_keys():
-    assert Federation.from_arrays([[0.0], [1.0]], None, np.array([True, False])).sites == (True, False)
-    fed = Federation({np.int64(4): [[1.0]], np.str_("x"): [[2.0]]})
-    assert [type(name) for name in fed.sites] == [int, str]
-    assert fed[np.int64(4)].X.tolist() == [[1.0]]
-
-
 def test_dtypes_and_shapes():
     fed = Federation.from_arrays(np.ones((3, 2), dtype=np.float32), [1, 2, 3], [0, 0, 1], feature_names=["a", "b"])
     assert fed.X.dtype == fed.y.dtype == np.float64
@@ -94,13 +76,6 @@ def test_dtypes_and_shapes():
     assert fed.feature_names == ("a", "b")
     assert (fed.n_features, fed.target_name, fed.offset) == (2, None, None)
     assert of_sizes(1, 1).feature_names == ("x0", "x1")
-
-
-def test_the_mean_loss_needs_no_target():
-    fed = Federation({"a": np.ones((2, 3)), "b": Rows(np.zeros((1, 3))), "c": (np.zeros((1, 3)), None)})
-    assert fed.y is None
-    assert fed["a"].y is None
-    assert fed.n_samples.tolist() == [2, 1, 1]
 
 
 @pytest.mark.parametrize(
@@ -244,10 +219,3 @@ X3 = np.arange(6.0).reshape(3, 2)
 def test_bad_arrays(arguments, options, message):
     with pytest.raises(DataError, match=message):
         Federation.from_arrays(*arguments, **options)
-
-
-def test_a_sparse_matrix_says_what_to_do():
-    import scipy.sparse
-
-    with pytest.raises(DataError, match=r"X\.toarray\(\)"):
-        Federation.from_arrays(scipy.sparse.eye_array(3).tocsr(), None, ["a"] * 3)

@@ -35,11 +35,6 @@ def test_chosen_features_come_in_the_order_asked_for():
     assert Federation.from_frame(TABLE, site="site", target="score", features=[]).X.shape == (3, 0)
 
 
-def test_large_ids_of_frames_are_exact():
-    ids = [2**60, 2**60 + 1]
-    assert Federation.from_frame(pd.DataFrame({"id": ids, "x": [1.0, 2.0]}), site="id").sites == tuple(ids)
-
-
 @pytest.mark.parametrize(
     ("changes", "options", "message"),
     [
@@ -72,22 +67,6 @@ def test_frames_without_features_or_rows():
 
 
 # --- files ----------------------------------------------------------------------------------------------------
-
-
-def test_one_csv_file(tmp_path):
-    path = tmp_path / "sites.csv"
-    path.write_text("site,x,y\n01,1,2\n02,3,4\n01,5,6\n")
-    fed = Federation.read(path, site="site", target="y")
-    assert fed.sites == ("01", "02")
-    assert fed["01"].X.tolist() == [[1.0], [5.0]]
-    path.write_text("site,x,y\n7,1,2\n8,3,4\n")
-    assert Federation.read(str(path), site="site", target="y").sites == (7, 8)
-
-
-def test_one_parquet_file(tmp_path):
-    pq.write_table(pa.table(TABLE), tmp_path / "table.parquet")
-    fed = Federation.read(tmp_path / "table.parquet", site="site", target="score", features=["age"])
-    assert fed["n"].X.tolist() == [[40.0], [60.0]]
 
 
 def test_directory_with_a_file_per_site(tmp_path):
@@ -158,58 +137,4 @@ def test_bad_files_are_named(tmp_path, content, options, message):
     assert str(path) in str(caught.value)
 
 
-def test_absent_file(tmp_path):
-    with pytest.raises(DataError, match="there is no file"):
-        Federation.read(tmp_path / "absent.csv", site="site")
-
-
 # --- numbers that are not -------------------------------------------------------------------------------------
-
-
-def numbers_with(word, n=60):
-    cells = [str(k / 7) for k in range(n)]
-    cells[17] = word
-    return "site,x,y\n" + "".join(f"{'ab'[k % 2]},{k},{cell}\n" for k, cell in enumerate(cells))
-
-
-def test_a_word_among_the_numbers_of_the_target_is_named_at_once(tmp_path):
-    path = tmp_path / "rows.csv"
-    path.write_text(numbers_with("oops"))
-    with pytest.raises(DataError) as caught:
-        Federation.read(path, site="site", target="y")
-    assert str(caught.value) == (
-        f"{path}: the table does not fit: y: 1 of 60 cells is not a number: 'oops' in line 19; "
-        'correct the cell, or leave it empty and add missing="drop"; if these are classes, give each a letter (c1, c2)'
-    )
-    table = {"site": ["a", "b"] * 30, "x": range(60), "y": [str(k) for k in range(59)] + ["?"]}
-    with pytest.raises(DataError, match=r"y: 1 of 60 cells is not a number: '\?' in row 59"):
-        Federation.from_frame(table, site="site", target="y")
-    with pytest.raises(DataError, match=r"y: 1 of 60 cells is not a number: 'oops' in line 19"):
-        Federation.read(path, site="site", target="x")
-
-
-def test_a_word_in_one_file_of_a_directory_is_named(tmp_path):
-    (tmp_path / "a.csv").write_text("x,y\n" + "1,2\n" * 30)
-    (tmp_path / "b.csv").write_text("x,y\n" + "1,2\n" * 30 + "1,oops\n")
-    with pytest.raises(DataError, match=r"y: 1 of 61 cells is not a number: 'oops' in b\.csv, line 32"):
-        Federation.read(tmp_path, target="y")
-
-
-def test_labels_stay_labels_also_where_some_are_numbers(tmp_path):
-    path = tmp_path / "rows.csv"
-    for labels in (["yes", "no"], ["0", "1", "2", "3+"], ["01", "02"], ["c1", "c2"]):
-        cells = [labels[k % len(labels)] for k in range(40)]
-        path.write_text("site,x,y\n" + "".join(f"a,{k},{cell}\n" for k, cell in enumerate(cells)))
-        assert Federation.read(path, site="site", target="y").y.tolist() == cells
-
-
-def test_decimal_commas_get_a_hint(tmp_path):
-    path = tmp_path / "rows.csv"
-    path.write_text("site;x;y\na;1,5;2,5\nb;2;3\n")
-    with pytest.raises(DataError) as caught:
-        Federation.read(path, site="site", target="y")
-    assert "x: 1 of 2 cells is not a number: '1,5' in line 2; write decimal points, not commas\n" in str(caught.value)
-    assert "y: 1 of 2 cells is not a number: '2,5' in line 2; write decimal points, not commas" in str(caught.value)
-    path.write_text("site,x,y\na,1,5,2\n")
-    with pytest.raises(DataError, match=r"line 2: 4 cells, but the header has 3.*decimal points, not commas"):
-        Federation.read(path, site="site", target="y")

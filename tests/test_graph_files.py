@@ -1,7 +1,5 @@
 """Graph files: what is written comes back, and what others write is read."""
 
-import networkx as nx
-import pandas as pd
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -55,16 +53,6 @@ def test_edge_list_as_others_write_it(tmp_path):
     assert Graph.read(path).sites == ("01", "2")
 
 
-def test_pandas_makes_floats_of_ids_next_to_gaps(tmp_path):
-    frame = pd.DataFrame({"source": [1, 2, 4], "target": [2, 3, None]})
-    frame.to_csv(tmp_path / "graph.csv", index=False)
-    assert "2.0" in (tmp_path / "graph.csv").read_text()
-    graph = Graph.read(tmp_path / "graph.csv")
-    assert graph == Graph([1, 2, 3, 4], [(1, 2), (2, 3)])
-    assert [type(site) for site in graph.sites] == [int] * 4
-    assert Graph.read(tmp_path / "graph.csv", sites=[1, 2, 3, 4]) == graph
-
-
 def test_sites_may_be_read_from_a_generator_and_be_more_than_the_file_has(tmp_path):
     Graph([1, 2], [(1, 2)]).write(tmp_path / "graph.csv")
     with pytest.warns(GraphWarning, match="does not name site 3"):
@@ -102,26 +90,6 @@ def test_bad_files(tmp_path, name, content, sites, message):
     assert str(tmp_path / name) in str(caught.value)
 
 
-@pytest.mark.parametrize("name", ["absent.csv", "absent.graphml"])
-def test_absent_files(tmp_path, name):
-    with pytest.raises(GraphError, match="there is no file"):
-        Graph.read(tmp_path / name)
-
-
-def test_directed_graphml(tmp_path):
-    nx.write_graphml(nx.DiGraph([("a", "b")]), tmp_path / "graph.graphml")
-    with pytest.raises(GraphError, match="directed"):
-        Graph.read(tmp_path / "graph.graphml")
-
-
-def test_graphml_of_networkx_with_text_weights(tmp_path):
-    g = nx.Graph([("a", "b")])
-    g.edges["a", "b"]["weight"] = "heavy"
-    nx.write_graphml(g, tmp_path / "graph.graphml")
-    with pytest.raises(GraphError, match="weights must be numbers"):
-        Graph.read(tmp_path / "graph.graphml")
-
-
 @pytest.mark.parametrize(
     ("sites", "message"), [([1, "1"], "look the same"), (["", "a"], "empty or padded"), ([" a"], "empty or padded")]
 )
@@ -129,13 +97,6 @@ def test_ids_that_a_file_cannot_keep(tmp_path, sites, message):
     with pytest.raises(GraphError, match=message):
         Graph.empty(sites).write(tmp_path / "graph.csv")
     assert not list(tmp_path.iterdir())
-
-
-def test_writing_nowhere(tmp_path):
-    with pytest.raises(GraphError, match="there is no directory"):
-        Graph.empty("ab").write(tmp_path / "absent" / "graph.csv")
-    with pytest.raises(GraphError, match="cannot tell the format"):
-        Graph.empty("ab").write(tmp_path / "graph.json")
 
 
 def test_files_with_repeated_edges_and_without_some_sites(tmp_path):

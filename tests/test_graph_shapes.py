@@ -67,11 +67,6 @@ def test_grid(rows, cols):
     assert graph.sites == tuple((r, c) for r in range(rows) for c in range(cols))
 
 
-def test_bad_grid():
-    with pytest.raises(ParameterError, match="0 x 3"):
-        Graph.grid(0, 3)
-
-
 @pytest.mark.parametrize("k", [1, 3, 39])
 def test_nearest_neighbours_by_brute_force(k):
     places = np.random.default_rng(k).random((40, 2))
@@ -82,14 +77,6 @@ def test_nearest_neighbours_by_brute_force(k):
     graph = Graph.knn(places, k)
     assert {frozenset(pair) for pair in graph.edge_ids()} == expected
     assert (graph.degree >= k).all()
-
-
-def test_sites_at_one_place_are_neighbours():
-    graph = Graph.knn(np.zeros((30, 2)), k=3)
-    assert (graph.degree >= 3).all()
-    assert (graph.edges[:, 0] != graph.edges[:, 1]).all()
-    twins = Graph.knn([0.0, 0.0, 10.0, 10.0], k=1, sites="abcd")
-    assert list(twins.edge_ids()) == [("b", "a"), ("d", "c")]
 
 
 @pytest.mark.parametrize(

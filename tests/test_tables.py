@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedkin.data import as_column, columns_of, infer_column, read_columns, site_id, site_ids, write_csv
+from fedkin.data import columns_of, infer_column, read_columns, site_id, site_ids, write_csv
 from fedkin.data.columns import _read_large_csv as read_large_csv
 from fedkin.errors import DataError, MissingDependencyError
 
@@ -66,14 +66,6 @@ def test_missing_cells_of_a_numeric_column_are_nan(missing):
     np.testing.assert_array_equal(infer_column(["1", missing, "3"]), [1.0, np.nan, 3.0])
 
 
-def test_a_column_without_any_cell_is_nan():
-    assert np.isnan(infer_column(["", ""])).all()
-
-
-def test_infinity_is_a_number_that_checks_can_find():
-    np.testing.assert_array_equal(infer_column(["1", "-inf"]), [1.0, -np.inf])
-
-
 @given(st.lists(st.floats(allow_nan=False), min_size=1))
 def test_floats_survive_their_text(values):
     column = infer_column([repr(value) for value in values])
@@ -103,26 +95,6 @@ def test_csv_with_and_without_byte_order_mark(tmp_path, mark):
     columns = read_columns(written(tmp_path, mark + "città,x\nRömer,1\n東京,2\n".encode()))
     assert list(columns) == ["città", "x"]
     assert same_cells(columns["città"], ["Römer", "東京"])
-
-
-@pytest.mark.parametrize("mark", [";", "\t"])
-def test_csv_with_other_separators(tmp_path, mark):
-    columns = read_columns(written(tmp_path, f"a{mark}b\n1{mark}2\n", "table.tsv"))
-    assert {name: column.tolist() for name, column in columns.items()} == {"a": [1.0], "b": [2.0]}
-
-
-def test_csv_agrees_with_pandas(tmp_path):
-    rng = np.random.default_rng(0)
-    frame = pd.DataFrame({"x": rng.standard_normal(50), "k": rng.integers(0, 9, 50), "s": rng.choice(["a", "b"], 50)})
-    frame.loc[3, "x"] = np.nan
-    frame.to_csv(tmp_path / "frame.csv", index=False)
-    columns = read_columns(tmp_path / "frame.csv")
-    for name in frame:
-        np.testing.assert_array_equal(columns[name], frame[name].to_numpy())
-
-
-def test_header_alone_gives_empty_columns(tmp_path):
-    assert [len(column) for column in read_columns(written(tmp_path, "a,b\n")).values()] == [0, 0]
 
 
 @pytest.mark.parametrize(
@@ -265,12 +237,6 @@ def test_polars_gaps_categories_and_decimals():
     np.testing.assert_array_equal(columns["u"], [1.0, 255.0])
 
 
-def test_the_frame_is_not_shared():
-    frame = pd.DataFrame({"x": [1.0, 2.0]})
-    columns_of(frame)["x"][0] = 9.0
-    assert frame["x"].tolist() == [1.0, 2.0]
-
-
 @pytest.mark.parametrize(
     ("frame", "message"),
     [
@@ -289,11 +255,6 @@ def test_the_frame_is_not_shared():
 def test_bad_frames(frame, message):
     with pytest.raises(DataError, match=message):
         columns_of(frame)
-
-
-def test_dict_of_series():
-    columns = columns_of({"a": pd.Series(["u", "v"]), "b": pl.Series([1, 2]), "c": pa.array(["x", None])})
-    assert [column.tolist() for column in columns.values()] == [["u", "v"], [1.0, 2.0], ["x", None]]
 
 
 # --- ids ------------------------------------------------------------------------------------------------------
@@ -325,33 +286,6 @@ def test_missing_ids(value):
         site_id(value)
 
 
-@pytest.mark.parametrize("value", [[1], {}, set()])
-def test_ids_that_cannot_be_hashed(value):
-    with pytest.raises(DataError, match="cannot be hashed"):
-        site_id(value)
-
-
-@pytest.mark.parametrize(
-    "values",
-    [np.array([2.0, 1.0]), np.array([2, 1]), pd.Series([2, 1]), pl.Series([2, 1]), pa.array([2, 1]), [2, np.int8(1)]],
-)
-def test_ids_of_many_kinds_of_list(values):
-    ids = site_ids(values)
-    assert ids == [2, 1]
-    assert {type(value) for value in ids} == {int}
-
-
-def test_text_ids_of_arrays_are_plain_text():
-    for values in (np.array(["a", "b"]), pd.Series(["a", "b"]), pl.Series(["a", "b"]), pa.array(["a", "b"])):
-        assert [type(value) for value in site_ids(values)] == [str, str]
-
-
-def test_as_column_keeps_tuples_whole():
-    column = as_column([(0, 1), (1, 0)])
-    assert column.shape == (2,)
-    assert column.tolist() == [(0, 1), (1, 0)]
-
-
 # --- writing --------------------------------------------------------------------------------------------------
 
 WORDS = st.text(st.characters(codec="utf-8", exclude_categories=["Cs", "Cc", "Z"]), min_size=1).map(lambda s: "w" + s)
@@ -365,30 +299,6 @@ def test_csv_round_trip(tmp_path_factory, rows):
     columns = read_columns(path)
     assert list(zip(*(column.tolist() for column in columns.values()), strict=True)) == rows
     assert list(columns) == ["a", "x", "b,;"]
-
-
-def test_writing_that_fails_leaves_the_old_file(tmp_path):
-    path = written(tmp_path, "a\nold\n")
-
-    def rows():
-        yield ["new"]
-        raise RuntimeError("half way")
-
-    with pytest.raises(RuntimeError, match="half way"):
-        write_csv(path, ["a"], rows())
-    assert path.read_text() == "a\nold\n"
-    assert list(tmp_path.iterdir()) == [path]
-
-
-def test_written_file_has_ordinary_permissions(tmp_path):
-    write_csv(tmp_path / "table.csv", ["a"], [])
-    (tmp_path / "plain").touch()
-    assert (tmp_path / "table.csv").stat().st_mode == (tmp_path / "plain").stat().st_mode
-
-
-def test_writing_into_no_directory(tmp_path):
-    with pytest.raises(DataError, match="there is no directory"):
-        write_csv(tmp_path / "absent" / "table.csv", ["a"], [])
 
 
 # --- large files ----------------------------------------------------------------------------------------------
