@@ -37,18 +37,6 @@ def test_global_fit_minimises_the_stated_sum(kind, weights):
     assert total(theta)[0] <= best.fun + 1e-12
 
 
-def test_global_by_samples_is_the_fit_of_the_stacked_rows():
-    import statsmodels.api as sm
-
-    fed = sites("logistic")
-    np.testing.assert_allclose(global_fit(fed, "logistic"), sm.Logit(fed.y, fed.X).fit(disp=0).params, atol=1e-8)
-
-
-def test_both_weights_agree_for_equal_sizes():
-    fed = sites("poisson", sizes=(50, 50, 50))
-    np.testing.assert_allclose(global_fit(fed, "poisson"), global_fit(fed, "poisson", "sites"), rtol=1e-9)
-
-
 def test_global_fit_of_different_losses():
     fed = sites("poisson", sizes=(50, 70, 40))
     losses = dict(zip(fed.sites, ("poisson", "linear", HuberLoss(0.5)), strict=True))
@@ -72,12 +60,6 @@ def test_oracle_is_global_within_groups():
     np.testing.assert_array_equal(theta, oracle_fit(fed, {d: 1, c: 0, b: 1, a: 0}))
     np.testing.assert_allclose(oracle_fit(fed, range(4)), local_fit(fed).theta, rtol=1e-9)
     np.testing.assert_allclose(oracle_fit(fed, [None] * 4)[2], global_fit(fed), rtol=1e-10)
-
-
-def test_labels_by_site_come_in_any_order():
-    fed = sites("linear")
-    labels = {"site 2": "x", "elsewhere": "y", "site 1": "z", "site 0": "x"}
-    np.testing.assert_array_equal(oracle_fit(fed, labels), oracle_fit(fed, ["x", "z", "x"]))
 
 
 def test_oracle_refuses_wrong_labels_and_weights():

@@ -18,7 +18,7 @@ from fedkin.datasets import paper_design
 from fedkin.errors import ParameterError
 from fedkin.fitting import FitOptions, FittedModel, fit_federation, with_history
 from fedkin.fitting.estimators import FedADMMRegressor, KinRegressor
-from fedkin.report import plot_coefficients, plot_graph, plot_kin, plot_path
+from fedkin.report import plot_coefficients, plot_kin, plot_path
 
 NASTY = "<script>alert(1)</script>"
 
@@ -76,15 +76,6 @@ def test_estimators_show_their_model_once_they_have_one() -> None:
 # --- figures --------------------------------------------------------------------------------------------------
 
 
-def test_figures_are_drawn_on_the_axes_that_they_get(kin: FittedModel, fused: FittedModel) -> None:
-    _, axes = plt.subplots(2, 2)
-    assert plot_kin(kin, axes[0, 0]) is axes[0, 0]
-    assert plot_coefficients(kin, 1, axes[0, 1]) is axes[0, 1]
-    assert plot_path(fused, axes[1, 0]) is axes[1, 0]
-    assert plot_graph(fused.graph, ax=axes[1, 1]) is axes[1, 1]
-    axes[0, 0].figure.canvas.draw()
-
-
 def test_the_matrix_is_ordered_and_has_the_probabilities(kin: FittedModel) -> None:
     shown = plot_kin(kin).images[0].get_array()
     found = np.sort(np.asarray(kin.kin.probability).ravel())
@@ -115,9 +106,3 @@ def test_the_path_ends_in_groups(fused: FittedModel) -> None:
         plot_path(fit_federation(Federation({"a": [[0.0]], "b": [[1.0]]}), None, FitOptions(loss="mean", lam=0.1)))
 
 
-def test_graphs_at_coordinates() -> None:
-    graph = Graph.complete(["a", "b", "c"])
-    axes = plot_graph(graph, coordinates=[[0, 0], [1, 0], [5, 5]])
-    assert axes.collections[1].get_offsets()[2].tolist() == [5, 5]
-    with pytest.raises(ParameterError, match="2 lines, expected 3"):
-        plot_graph(graph, coordinates=[[0, 0], [1, 0]])

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import fedkin
-from fedkin.core import Curvature, Summaries, Summary
+from fedkin.core import Summaries, Summary
 from fedkin.data import Federation
 from fedkin.errors import DataError, ParameterError
 
@@ -67,14 +67,6 @@ def test_what_is_left_out_of_few_rows_are_rows_of_a_rotated_table():
     assert short.curvature.left_out == 4 and not short.curvature.diagonal.any()
 
 
-def test_units_of_columns_do_not_matter():
-    fed = one_site(60, 8)
-    scale = 10.0 ** np.arange(-3, 5)
-    other = Federation({"a": (fed["a"].X * scale, fed["a"].y)})
-    one, two = (fedkin.summarise(each, rank=3)["a"] for each in (fed, other))
-    np.testing.assert_allclose(two.hessian[-1] / np.outer(scale, scale), one.hessian[-1], rtol=1e-7, atol=1e-9)
-
-
 def test_a_short_message_is_short_and_comes_back_to_the_bit():
     whole = fedkin.summarise(one_site(30, 60))["a"]
     short = whole.short(5)
@@ -120,7 +112,3 @@ def test_what_cannot_be_shortened_is_said():
         fedkin.summarise(Federation({"a": np.ones((5, 3))}), "mean", rank=1)
 
 
-def test_curvature_applies_like_its_matrix():
-    rng = np.random.default_rng(0)
-    one, vector = Curvature(rng.random(5), rng.normal(size=(5, 2))), rng.normal(size=5)
-    np.testing.assert_allclose(one.apply(vector), one.dense() @ vector)

