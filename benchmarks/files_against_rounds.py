@@ -18,7 +18,7 @@ import fedkin
 from fedkin.core import site_answer
 from fedkin.data import Federation
 from fedkin.federate.frames import HEADER_BYTES
-from fedkin.fitting import Asks, FitOptions, FittedModel, SummaryFit
+from fedkin.fitting import FitOptions, FittedModel, Queries, fit
 from fedkin.graph import Graph
 
 TOL = 1e-6
@@ -40,7 +40,7 @@ def row(loss: str, n_sites: int, n: int, q: int, groups: int) -> None:
     fed, graph = design(loss, n_sites, n, q, groups)
     model, sent = by_files(fed, graph, FitOptions(loss, standardize=False, tol=TOL))
     cells = [f"{loss} | {n_sites} | {n} | {q + 1} | {model.graph.n_edges}", f"{rounds_of(model)} | {sent:,}"]
-    problem = fedkin.Problem(fed, model.graph, loss, lam=model.lam)
+    problem = fedkin.Problem(fed, model.graph, loss, lam=model.fused.lam)
     for how in ({}, {"batch_size": BATCH, "gradient": "saga"}):
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
@@ -75,12 +75,13 @@ def design(loss: str, n_sites: int, n: int, q: int, groups: int) -> tuple[Federa
 
 def by_files(fed: Federation, graph: Graph, options: FitOptions) -> tuple[FittedModel, int]:
     """The model, and the bytes of all messages."""
-    fit, said, sent = SummaryFit(graph, options), fedkin.summarise(fed, str(options.loss)), 0
+    queries, said, sent = None, fedkin.summarise(fed, str(options.loss)), 0
     while True:
         sent += sum(len(json.dumps(said[site].to_plain())) for site in fed)
-        found = fit.step(said)
-        if not isinstance(found, Asks):
+        found = fit(said, graph, options, queries=queries)
+        if not isinstance(found, Queries):
             return found, sent
+        queries = found
         sent += sum(len(json.dumps(question.to_plain())) for question in found.questions)
         said = fedkin.Summaries.stack(
             site_answer(question, fed[question.site], said.loss, feature_names=fed.feature_names)

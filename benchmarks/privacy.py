@@ -15,7 +15,7 @@ import numpy as np
 
 from fedkin.core import Budget, Summaries, Summary, local_fit, private_summary, site_summary
 from fedkin.data import Federation, Rows
-from fedkin.fitting import FitOptions, fit_summaries
+from fedkin.fitting import FitOptions, fit
 from fedkin.losses import LinearLoss
 
 SITES, ROWS, FEATURES, GROUPS, DELTA = 30, 500, 5, 3, 1e-5
@@ -40,7 +40,7 @@ def errors(epsilon: float, seed: int) -> list[float]:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         local = local_fit(summaries)
-        model = fit_summaries(summaries, None, options)
+        model = fit(summaries, None, options)
     fitted = np.column_stack([model.intercept[:, 0], model.coef[:, 0]])
     total = summaries.repaired().sums.total()
     common = np.linalg.solve(total.hessian[:, 0].sum(axis=0), -total.gradient[:, 0].sum(axis=0))

@@ -16,7 +16,7 @@ from sklearn.preprocessing import StandardScaler
 
 from fedkin.core import build_terms, resolve_losses
 from fedkin.data import Federation
-from fedkin.fitting import FitOptions, FittedModel, baseline_models, fit_after_kin, fit_federation, prepare
+from fedkin.fitting import FitOptions, FittedModel, baseline_models, fit, fit_after_kin, prepare
 from fedkin.kin import Quadratics, fit_mixed
 
 Values = NDArray[np.float64]
@@ -211,19 +211,19 @@ def _intercepts(train: Federation, loss: str) -> Fitted:
 
 
 def _kin(train: Federation, loss: str) -> Fitted:
-    model = fit_federation(train, None, FitOptions(loss=loss, method="kin"))
-    return _of_model(model, model.n_clusters if model.n_clusters < model.n_sites else 1)
+    model = fit(train, None, FitOptions(loss=loss, method="kin"))
+    return _of_model(model, model.n_groups if model.n_groups < model.n_sites else 1)
 
 
 def _fused(train: Federation, loss: str) -> Fitted:
-    model = fit_federation(train, None, FitOptions(loss=loss, method="fused"))
-    return _of_model(model, model.n_clusters)
+    model = fit(train, None, FitOptions(loss=loss, method="fused"))
+    return _of_model(model, model.n_groups)
 
 
 def _fused_after_kin(train: Federation, loss: str) -> Fitted:
     """The fused estimator on kin's groups (all pairs where none are resolved), in units of kin's spreads."""
     model = fit_after_kin(train, FitOptions(loss=loss))
-    return _of_model(model, model.n_clusters)
+    return _of_model(model, model.n_groups)
 
 
 METHODS = (

@@ -17,8 +17,8 @@ y = (X * slopes[kind]).sum(axis=1) + rng.normal(size=800)
 
 model = FedADMMRegressor().fit(X, y, site=clinic)
 
-for number in range(model.clusters_.max() + 1):
-    members = [name for name, group in zip(model.sites_, model.clusters_, strict=True) if group == number]
+for number in range(model.groups_.max() + 1):
+    members = [name for name, group in zip(model.sites_, model.groups_, strict=True) if group == number]
     print(f"group {number}: {', '.join(members)}")
 print("coefficients of clinic 0:", model.coef_[0].round(2), "in truth", slopes[0])
 print("coefficients of clinic 1:", model.coef_[1].round(2), "in truth", slopes[1])

@@ -11,7 +11,7 @@ import fedkin
 from fedkin.cli import main
 from fedkin.data import Federation
 from fedkin.errors import DataError, TableWarning
-from fedkin.fitting import FitOptions, fit_federation
+from fedkin.fitting import FitOptions, fit
 from fedkin.fitting.preparation import prepare
 
 OPTIONS = FitOptions(lam=0.05, select="none")
@@ -71,7 +71,7 @@ def test_rows_with_gaps_are_left_out(tmp_path):
     kept = table.dropna()
     assert sorted(fed.row_order.tolist()) == kept.index.tolist()
     assert fed.X[np.argsort(fed.row_order), 0].tolist() == kept["age"].tolist()
-    model = fit_federation(fed, None, OPTIONS)
+    model = fit(fed, None, OPTIONS)
     with pytest.raises(DataError, match="age: is missing in 1 of 1 row, first in row 2; fill them in"):
         model.predict({"age": [None], "dose": [1.0], "ward": ["A"]}, "000")
 
@@ -84,7 +84,7 @@ def test_means_of_training_rows_fill_gaps(tmp_path, missing):
     extra = ("age missing", "ward missing") if missing == "indicator" else ()
     assert fed.feature_names == ("age", "dose", "ward=B", "ward=C", *extra)
     train, test = fed.split(0.3, seed=1)
-    model = fit_federation(train, None, OPTIONS)
+    model = fit(train, None, OPTIONS)
     rows = table.iloc[train.row_order]
     expected = [rows["age"].mean(), rows["dose"].mean()]
     expected += [(rows["ward"].dropna() == level).mean() for level in "BC"]
@@ -156,7 +156,7 @@ def test_text_becomes_levels_and_new_levels_are_averages(tmp_path):
     assert fed.feature_names == ("age", "dose", "ward=B", "ward=C")
     dummies = pd.get_dummies(table["ward"], drop_first=True).to_numpy(float)
     assert np.array_equal(fed.X[np.argsort(fed.row_order), 2:], dummies)
-    model = fit_federation(fed, None, OPTIONS)
+    model = fit(fed, None, OPTIONS)
     new = {"age": [50.0], "dose": [0.0]}
     known = [model.predict({**new, "ward": [level]}, "000")[0] for level in "ABC"]
     with pytest.warns(TableWarning, match=r"ward: unknown level 'D' \(1 row\), first in row 2; .* as an average"):
@@ -296,7 +296,7 @@ def test_an_index_that_was_saved_along(tmp_path, name):
 def test_yes_and_no_are_classes(tmp_path, labels):
     table = frame()
     table["days"] = np.array(labels)[(table["days"] > table["days"].mean()).astype(int)]
-    model = fit_federation(read(saved(tmp_path, table)), None, FitOptions(lam=0.05, select="none", ridge=0.1))
+    model = fit(read(saved(tmp_path, table)), None, FitOptions(lam=0.05, select="none", ridge=0.1))
     assert model.loss.name == "logistic"
     assert model.classes == tuple(labels)
 
@@ -325,7 +325,7 @@ def test_constant_and_collinear_columns_are_left_out_with_one_note_each(tmp_path
         "columns 'twice', 'sum' follow from the columns before them: left out",
     )
     assert fed.feature_names == ("age", "dose", "ward=B", "ward=C")
-    assert not fit_federation(fed, None, OPTIONS).notes
+    assert not fit(fed, None, OPTIONS).notes
 
 
 def test_an_empty_column_is_left_out(tmp_path):
@@ -339,11 +339,11 @@ def test_a_target_that_is_constant_at_one_site_and_a_site_with_one_row(tmp_path)
     table.loc[60] = ["999", 50.0, 0.0, "A", 5.0]
     fed = read(saved(tmp_path, table))
     assert fed.n_samples.tolist() == [20, 20, 20, 1]
-    model = fit_federation(fed, None, OPTIONS)
+    model = fit(fed, None, OPTIONS)
     assert np.isfinite(model.coef).all()
     labels = read(saved(tmp_path, table.assign(days=np.where(table["days"] > 4, "long", "short"))))
     with pytest.warns(fedkin.errors.DegenerateSiteWarning, match="a ridge of 1/25 of a row was added"):
-        model = fit_federation(labels, None, FitOptions(lam=0.0, select="none"))
+        model = fit(labels, None, FitOptions(lam=0.0, select="none"))
     assert np.isfinite(model.coef).all()
     assert any("1/25 of a row" in line for line in model.notes["001"])
 
@@ -429,7 +429,7 @@ def test_numbers_that_are_0_or_1_are_probabilities_unless_told_otherwise(tmp_pat
     model, said = fitted(tmp_path, capsys, table, "--test-size", "0", "--loss", "linear")
     assert model.loss.name == "linear"
     assert "0 or 1" not in said
-    assert fit_federation(read(tmp_path / "table.csv")).loss.name == "linear"  # in Python numbers stay numbers
+    assert fit(read(tmp_path / "table.csv")).loss.name == "linear"  # in Python numbers stay numbers
 
 
 def test_sites_with_one_row_and_targets_that_never_change_are_named(tmp_path, capsys):

@@ -11,11 +11,17 @@ from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 
 from fedkin import Federation
-from fedkin.fitting import FitOptions
-from fedkin.fitting.comparison import baseline_models
-from fedkin.fitting.comparison.ridge_paths import HOLDS, RIDGES, SiteRows, own_ridges, pooled_ridge
-from fedkin.fitting.comparison.smooth_paths import RIDGES as SMOOTH_RIDGES
-from fedkin.fitting.comparison.smooth_paths import own_fits, with_site_intercepts
+from fedkin.fitting import FitOptions, baseline_models
+from fedkin.fitting.baselines import (
+    HOLDS,
+    RIDGES,
+    SMOOTH_RIDGES,
+    SiteRows,
+    own_fits,
+    own_ridges,
+    pooled_ridge,
+    with_site_intercepts,
+)
 from fedkin.losses import make_loss
 
 
@@ -174,7 +180,7 @@ def test_site_intercepts_of_smooth_losses_minimise_what_they_should(loss):
     fed = sites(loss, sizes=(30, 20, 10, 5))
     rows, made = standardised(fed), make_loss(loss, fed.y)
     start = np.zeros(made.n_params(4))
-    theta = with_site_intercepts(made, rows, None, start).reshape(4, made.n_outputs, 4)
+    theta = with_site_intercepts(made, rows, start).reshape(4, made.n_outputs, 4)
     assert (np.ptp(theta[:, :, 1:], axis=0) < 1e-12).all()
     slope = made.slope_at(np.einsum("np,nkp->nk", rows.X, theta[fed.site_index]), fed.y)
     pull = np.add.reduceat(slope, fed.starts[:-1], axis=0)
@@ -229,7 +235,7 @@ def test_own_fits_of_equal_weights_do_not_depend_on_their_size():
     twice = SiteRows(
         np.repeat(rows.X, 2, axis=0), np.repeat(rows.y, 2), np.full(100, 0.5), np.array([0, 60, 100]), True
     )
-    a, b = (own_fits(make_loss("logistic", fed.y), one, None) for one in (rows, twice))
+    a, b = (own_fits(make_loss("logistic", fed.y), one) for one in (rows, twice))
     # rows of half the weight, each twice, have the same fits along the path; left out one by one they are worth half
     assert a.shape == b.shape
     assert np.isfinite(b).all()

@@ -9,14 +9,14 @@ import pytest
 
 from fedkin.cli import main
 from fedkin.datasets import paper_design
-from fedkin.fitting import FitOptions, FittedModel, fit_federation
+from fedkin.fitting import FitOptions, FittedModel, fit
 from fedkin.report import model_card
 
 
 @pytest.fixture(scope="module")
 def model() -> FittedModel:
     design = paper_design(n_sites=6, n_samples=30, n_features=3, n_clusters=2, signal=2, seed=0)
-    return fit_federation(design.federation, design.truth, FitOptions(lam=0.1, select="none"))
+    return fit(design.federation, design.truth, FitOptions(lam=0.1, select="none"))
 
 
 def test_a_card_says_what_a_model_is(model: FittedModel) -> None:

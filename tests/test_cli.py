@@ -14,7 +14,7 @@ import fedkin
 import fedkin.cli.models.fit_table
 from clinics import FIT, HEADER, NORTH, SOUTH, clinic_rows, failing, write
 from fedkin.cli import main
-from fedkin.fitting import FitOptions, compare, fit_federation
+from fedkin.fitting import FitOptions, compare, fit
 
 
 def test_version_and_help(capsys: pytest.CaptureFixture[str]) -> None:
@@ -34,7 +34,7 @@ def test_fit_shows_errors_groups_and_place(place: Path, capsys: pytest.CaptureFi
     for words in ("Local", "Global", "Fedkin", "2 groups", "[red]Basel[/]", "東京", "lam", "gap", "model, fitted on"):
         assert words in shown.out
     model = fedkin.load(place / "model")
-    assert {frozenset(group) for group in model.groups()} == {frozenset(NORTH), frozenset(SOUTH)}
+    assert {frozenset(group) for group in model.members()} == {frozenset(NORTH), frozenset(SOUTH)}
     assert model.n_samples.tolist() == [24] * 6  # all rows, not the training part
 
 
@@ -47,7 +47,7 @@ def test_fit_as_json_agrees_with_the_library(place: Path, capsys: pytest.Capture
     assert document["comparison"] == json.loads(json.dumps(expected.plain()))
     model = fedkin.load(document["model"])
     assert model.comparison == document["comparison"]
-    assert (document["lam"], document["gap"], document["n_groups"]) == (model.lam, model.gap, 2)
+    assert (document["lam"], document["gap"], document["n_groups"]) == (model.fused.lam, model.fused.gap, 2)
     assert sorted(map(len, document["groups"])) == [3, 3]
     assert document["selection"]["candidates"] == 15
 
@@ -96,12 +96,12 @@ def test_the_defaults_are_those_of_python(place: Path, capsys: pytest.CaptureFix
     ):
         assert main(["fit", "sites.csv", *columns, *words]) == 0
         model = fedkin.load("fedkin-model")
-        fitted = fit_federation(federation, None, FitOptions(**options))
+        fitted = fit(federation, None, FitOptions(**options))
         face = fedkin.FedADMMRegressor if options else fedkin.KinRegressor
         own = {name: value for name, value in options.items() if name != "method"}
         estimator = face(**own).fit(table[:, :2], table[:, 2], site=ids)
         for other in (fitted, estimator.model_):
-            assert (model.sites, model.lam) == (other.sites, other.lam)
+            assert (model.sites, model.fused.lam) == (other.sites, other.fused.lam)
             np.testing.assert_array_equal(model.coef, other.coef)
             np.testing.assert_array_equal(model.intercept, other.intercept)
         assert model.graph.n_edges == (0 if not options else 6 if "method" in options else 15)

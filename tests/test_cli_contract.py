@@ -14,7 +14,7 @@ from fedkin.cli import main
 from fedkin.cli.shared.contracts import fit_options, model_of_rounds
 from fedkin.data import Federation, read_columns
 from fedkin.federate import Contract
-from fedkin.fitting import FitOptions, fit_federation
+from fedkin.fitting import FitOptions
 
 HEART = Path(__file__).resolve().parent.parent / "examples" / "heart"
 
@@ -45,11 +45,11 @@ def test_the_pooled_fit_prepares_rows_as_the_contract_says(tables, tmp_path, cap
     rows = contract.prepare(columns)
     prepared = fedkin.Federation.from_arrays(rows.X, rows.y, columns["hospital"])
     how = FitOptions(lam=0.01, select="none", fit_intercept=False, standardize=False)
-    same = fit_federation(prepared, fedkin.Graph.read(tables / "graph.csv", prepared.sites), how)
+    same = fedkin.fit(prepared, fedkin.Graph.read(tables / "graph.csv", prepared.sites), how)
     ids = columns["hospital"].tolist()
     np.testing.assert_allclose(model.predict(columns, ids), same.predict(rows.X, ids), atol=1e-6)
     assert model.schema == contract.schema
-    assert model.clusters.tolist() == same.clusters.tolist()
+    assert model.groups.tolist() == same.groups.tolist()
     assert model.options["site_column"] == "hospital"
 
 
@@ -71,7 +71,7 @@ def test_parameters_of_prepared_rows_make_the_pooled_model(tables, tmp_path, cap
     model = model_of_rounds(contract, theta, graph, counts, lam=0.01, rounds=1)
     np.testing.assert_allclose(model.coef, pooled.coef, atol=1e-7)
     np.testing.assert_allclose(model.intercept, pooled.intercept, atol=1e-5)
-    assert model.clusters.tolist() == pooled.clusters.tolist()
+    assert model.groups.tolist() == pooled.groups.tolist()
     assert model.options["contract_digest"] == contract.digest
 
 
@@ -80,14 +80,14 @@ def test_summaries_of_prepared_rows_give_the_pooled_model(tables):
     columns = read_columns(tables / "all.csv")
     options = FitOptions(**fit_options(contract))
     federation = Federation.from_schema(columns, contract.schema, site="hospital")
-    pooled = fit_federation(federation, None, options, schema=contract.schema)
+    pooled = fedkin.fit(federation, None, options, schema=contract.schema)
     rows = contract.prepare(columns)
     names = contract.parameter_names
     sites = fedkin.Federation.from_arrays(rows.X, rows.y, columns["hospital"], feature_names=names)
     summaries = fedkin.summarise(sites, contract.loss_object(), folds=contract.folds, seed=contract.seed)
-    model = fedkin.fit_summaries(summaries, None, options, schema=contract.schema)
+    model = fedkin.fit(summaries, None, options, schema=contract.schema)
     np.testing.assert_allclose(model.coef, pooled.coef, rtol=1e-9, atol=1e-10)
-    assert model.groups() == pooled.groups()
+    assert model.members() == pooled.members()
     assert model.schema == pooled.schema
 
 

@@ -19,7 +19,7 @@ import fedkin.cli.models.fit_table
 from clinics import FIT, HEADER, failing, write
 from fedkin.cli import main
 from fedkin.errors import FedkinWarning, SolverError
-from fedkin.fitting import compare, fit_federation
+from fedkin.fitting import compare, fit
 from processes import PATIENCE
 
 
@@ -120,9 +120,9 @@ def test_warnings_become_notes(
     def warn(*arguments: object) -> object:
         for k in (0, 0, 1, 2, 3, 4):
             warnings.warn(f"something odd, {k}", FedkinWarning, stacklevel=2)
-        return fit_federation(*arguments)
+        return fit(*arguments)
 
-    monkeypatch.setattr(fedkin.cli.models.fit_table, "fit_federation", warn)
+    monkeypatch.setattr(fedkin.cli.models.fit_table, "fit", warn)
     assert main(["fit", "sites.csv", *FIT, "--test-size", "0"]) == 0
     shown = capsys.readouterr().err
     assert shown.count("note: something odd") == 3
@@ -192,7 +192,7 @@ def test_ctrl_c_ends_a_solver_that_would_go_on(
                 continue  # as a path of many solutions does
         pytest.fail("Ctrl-C was swallowed")
 
-    monkeypatch.setattr(fedkin.cli.models.fit_table, "fit_federation", solver)
+    monkeypatch.setattr(fedkin.cli.models.fit_table, "fit", solver)
     handler = signal.getsignal(signal.SIGINT)
     assert main(["fit", "sites.csv", *FIT, "--test-size", "0"]) == 130
     assert signal.getsignal(signal.SIGINT) is handler

@@ -180,9 +180,9 @@ def test_numbers_in_tables_are_never_cut(monkeypatch, capsys, width):
 
 def test_rates_are_told_of_graphs_that_are_used_only():
     design = paper_design(n_sites=20, n_samples=60, n_features=3, n_clusters=2, signal=2, seed=0)
-    from fedkin.fitting import fit_federation
+    from fedkin.fitting import fit
 
-    model = fit_federation(design.federation, design.graph)
+    model = fit(design.federation, design.graph)
     words = graph_use_words(model)["graph"]
     assert words.startswith("used") and "edges:" in words
 

@@ -15,7 +15,7 @@ from fedkin import Federation, Graph, Problem, cross_validate_lam, lam_max, lam_
 from fedkin.admm.plan import starting_point
 from fedkin.core import FusedObjective, QuadraticTerms, make_penalty
 from fedkin.errors import GraphError, ParameterError
-from fedkin.fitting import FitOptions, fit_federation
+from fedkin.fitting import FitOptions, fit
 from fedkin.graph import Cliques
 from fedkin.solvers import solve_fused
 from fedkin.solvers.path import least_congestion
@@ -221,8 +221,8 @@ def test_a_fit_without_edge_tests_takes_any_number_of_pairs() -> None:
     fed = Federation.from_arrays(rng.normal(size=(6_400, 1)), None, np.repeat(np.arange(3_200), 2))
     options = {"loss": "mean", "lam": 1e-6, "standardize": False, "method": "fused"}
     options = {name: value for name, value in options.items() if name in FitOptions.__dataclass_fields__}
-    model = fit_federation(fed, None, FitOptions(select="none", **options))  # type: ignore[arg-type]
+    model = fit(fed, None, FitOptions(select="none", **options))  # type: ignore[arg-type]
     assert model.status == "converged"
     assert model.graph.n_edges == 3_200 * 3_199 // 2 > 5_000_000
     with pytest.raises(ParameterError, match="too many to list"):
-        fit_federation(fed, None, FitOptions(**options))  # type: ignore[arg-type]
+        fit(fed, None, FitOptions(**options))  # type: ignore[arg-type]

@@ -24,10 +24,9 @@ from sklearn.preprocessing import StandardScaler
 
 from fedkin import Federation
 from fedkin.errors import DataError, ParameterError
-from fedkin.fitting import Comparison, FitOptions, baseline_models, compare, fit_federation
-from fedkin.fitting.comparison.metrics import check_held_out, more_scores, responses, row_errors, site_areas
-from fedkin.fitting.comparison.ridge_paths import RIDGES
-from fedkin.fitting.comparison.verdict import verdict
+from fedkin.fitting import Comparison, FitOptions, baseline_models, compare, fit
+from fedkin.fitting.baselines import RIDGES
+from fedkin.fitting.comparison import check_held_out, more_scores, responses, row_errors, site_areas, verdict
 from fedkin.losses import UserLoss
 
 PLAIN = FitOptions(lam=0.02, select="none")
@@ -66,7 +65,7 @@ def test_every_number_by_hand():
         own = np.concatenate([alphas.fit(train[u].X, train[u].y).predict(test[u].X) for u in fed.sites])
         local.append(mean_squared_error(test.y, own))
         pooled.append(mean_squared_error(test.y, alphas.fit(train.X, train.y).predict(test.X)))
-        ours.append(mean_squared_error(test.y, fit_federation(train, None, PLAIN).predict(test.X, ids(test))))
+        ours.append(mean_squared_error(test.y, fit(train, None, PLAIN).predict(test.X, ids(test))))
         at_site = mean_squared_error(test["s1"].y, own[60 * 3 // 10 : 60 * 3 // 10 + 12])
         assert found.site_errors["Local"][seed][1] == pytest.approx(at_site, rel=1e-8)
     assert found.metric == "mean squared error"
@@ -103,9 +102,9 @@ def test_metrics_agree_with_scikit_learn(kind):
 
 def test_areas_with_ties_and_single_classes():
     rng = np.random.default_rng(0)
-    site, chance = rng.integers(0, 6, 300), rng.integers(0, 5, 300) / 5
+    site, chance = np.sort(rng.integers(0, 6, 300)), rng.integers(0, 5, 300) / 5
     codes = np.where(site == 4, 1.0, rng.integers(0, 2, 300))
-    found = site_areas(codes, chance, site, 8)
+    found = site_areas(codes, chance, np.searchsorted(site, np.arange(9)))
     for u in (0, 1, 2, 3, 5):
         assert found[u] == pytest.approx(roc_auc_score(codes[site == u], chance[site == u]), rel=1e-12)
     assert np.isnan(found[[4, 6, 7]]).all()
@@ -118,7 +117,8 @@ def made(**errors):
     """A comparison with these errors by split."""
     values = {name.replace("_", " "): np.array(each, dtype=float) for name, each in errors.items()}
     sites = {name: np.column_stack([each, each]) for name, each in values.items()}
-    return Comparison("log-loss", ("a", "b"), np.array([10, 10]), values, sites, dict.fromkeys(values, 0.0), 0.25)
+    held = np.full(len(values["Fedkin"]), 5.0)
+    return Comparison("log-loss", "splits", ("a", "b"), np.array([10, 10]), values, sites, held)
 
 
 def test_standard_errors_are_corrected_for_rows_that_splits_share():
@@ -229,7 +229,8 @@ def test_the_verdict_says_when_one_site_outweighs_the_rest():
     def of(fedkin, local, rows=rows):
         sites = {"Local": np.tile(local, (2, 1)), "Fedkin": np.tile(fedkin, (2, 1))}
         errors = {name: each @ rows / rows.sum() for name, each in sites.items()}
-        return Comparison("error", tuple("abcd"), rows, errors, sites, dict.fromkeys(sites, 0.0), 0.25).verdict
+        held = np.full(len(errors["Fedkin"]), rows.sum() / 4)
+        return Comparison("error", "splits", tuple("abcd"), rows, errors, sites, held).verdict
 
     assert of(fedkin, local) == (
         "Every site's own model predicts better than Fedkin here: use it, in Python with "
@@ -296,7 +297,7 @@ def test_splits_of_ones_own():
 
 def test_comparisons_that_cannot_be_made():
     train, _ = sites("logistic").split(0.3, seed=1)
-    model = fit_federation(train, None, PLAIN)
+    model = fit(train, None, PLAIN)
     with pytest.raises(DataError, match="'w' of the test"):
         check_held_out(model, Federation({"w": train["s0"]}))
     with pytest.raises(DataError, match="no held-out rows"):
@@ -329,9 +330,9 @@ def test_ctrl_c_keeps_the_splits_that_are_done(monkeypatch):
         turns.append(1)
         if len(turns) == 3:
             signal.raise_signal(signal.SIGINT)
-        return fit_federation(*arguments, **more)
+        return fit(*arguments, **more)
 
-    monkeypatch.setattr("fedkin.fitting.comparison.comparison.fit_federation", interrupted)
+    monkeypatch.setattr("fedkin.fitting.comparison.fit", interrupted)
     assert compare(fed, None, PLAIN, repeats=5, keep_best=True).repeats == 2
     turns.clear()
     with pytest.raises(KeyboardInterrupt):

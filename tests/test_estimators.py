@@ -73,7 +73,7 @@ def test_one_site_is_ordinary_least_squares():
     plain = LinearRegression().fit(X, y)
     np.testing.assert_allclose(model.coef_, [plain.coef_], rtol=1e-8)
     np.testing.assert_allclose(model.predict(X), plain.predict(X), rtol=1e-8)
-    assert (model.sites_, model.lam_, model.clusters_.tolist()) == (("all",), 0.0, [0])
+    assert (model.sites_, model.lam_, model.groups_.tolist()) == (("all",), 0.0, [0])
     assert model.score(X, y) == pytest.approx(plain.score(X, y))
 
 
@@ -116,7 +116,7 @@ def test_each_site_has_its_row():
 def test_selection_finds_the_kin():
     X, y, site = three_sites()
     model = FedADMMRegressor(select="bonferroni").fit(X, y, site=site)
-    groups = {frozenset(group) for group in model.model_.groups()}
+    groups = {frozenset(group) for group in model.model_.members()}
     assert groups == {frozenset("ab"), frozenset("c")}
     assert list(model.graph_.edge_ids()) in ([("b", "a")], [("a", "b")])
     assert model.selection_["candidates"] == 3 and model.selection_["kept"] == 1

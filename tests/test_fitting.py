@@ -15,7 +15,8 @@ import fedkin
 from fedkin import Federation, Graph, Problem, solve
 from fedkin.datasets import paper_design
 from fedkin.errors import DataError, DegenerateSiteWarning, GraphError, ParameterError
-from fedkin.fitting import FitOptions, fit_federation, prepare
+from fedkin.fitting import FitOptions, fit, prepare
+from fedkin.fitting.preparation import Estimate
 from fedkin.losses import HuberLoss, UserLoss
 
 
@@ -53,7 +54,7 @@ ALONE = replace(PLAIN, lam=0.0, tol=1e-10)
 @pytest.mark.parametrize("fit_intercept", [False, True])
 def test_without_penalty_it_is_least_squares(standardize, fit_intercept):
     fed = two_sites()
-    model = fit_federation(fed, None, replace(ALONE, standardize=standardize, fit_intercept=fit_intercept))
+    model = fit(fed, None, replace(ALONE, standardize=standardize, fit_intercept=fit_intercept))
     for u, site in enumerate(fed.sites):
         own = LinearRegression(fit_intercept=fit_intercept).fit(fed[site].X, fed[site].y)
         np.testing.assert_allclose(model.coef[u, 0], own.coef_, rtol=1e-6, atol=1e-8)
@@ -66,7 +67,7 @@ def test_without_penalty_it_is_least_squares(standardize, fit_intercept):
 @pytest.mark.parametrize("standardize", [False, True])
 def test_without_penalty_it_is_each_sites_logistic_regression(standardize):
     fed = two_sites("logistic")
-    model = fit_federation(fed, None, replace(ALONE, loss="logistic", standardize=standardize))
+    model = fit(fed, None, replace(ALONE, loss="logistic", standardize=standardize))
     assert model.classes == (False, True)
     for u, site in enumerate(fed.sites):
         own = LogisticRegression(C=np.inf, tol=1e-10, max_iter=5000).fit(fed[site].X, fed[site].y)
@@ -79,7 +80,7 @@ def test_without_penalty_it_is_each_sites_logistic_regression(standardize):
 @pytest.mark.parametrize("standardize", [False, True])
 def test_more_than_two_classes_make_it_multinomial(standardize):
     fed = two_sites("multinomial")
-    model = fit_federation(fed, None, replace(ALONE, loss="logistic", standardize=standardize))
+    model = fit(fed, None, replace(ALONE, loss="logistic", standardize=standardize))
     assert (model.loss.name, model.classes, model.coef.shape) == ("multinomial", ("low", "mid", "top"), (2, 2, 3))
     own = LogisticRegression(C=np.inf, tol=1e-10, max_iter=5000).fit(fed["v"].X, fed["v"].y.astype(str))
     np.testing.assert_allclose(model.predict_proba(fed["v"].X, "v"), own.predict_proba(fed["v"].X), atol=1e-4)
@@ -91,7 +92,7 @@ def test_counts_with_an_offset(standardize):
     shift = np.random.default_rng(5).normal(size=len(base.X))
     y = np.random.default_rng(6).poisson(np.exp(0.3 * base.X[:, 0] + shift))
     fed = Federation.from_arrays(base.X, y, [base.sites[u] for u in base.site_index], offset=shift)
-    model = fit_federation(fed, None, replace(ALONE, loss="poisson", standardize=standardize))
+    model = fit(fed, None, replace(ALONE, loss="poisson", standardize=standardize))
     for u, site in enumerate(fed.sites):
         part = fed[site]
         own = sm.GLM(part.y, sm.add_constant(part.X), family=sm.families.Poisson(), offset=part.offset).fit(tol=1e-12)
@@ -102,14 +103,14 @@ def test_counts_with_an_offset(standardize):
 def test_the_mean_loss_has_no_intercept():
     fed = Federation({"a": [[1.0, 10.0], [3.0, 20.0]], "b": [[5.0, 0.0]]})
     for standardize in (False, True):
-        model = fit_federation(fed, None, FitOptions(loss="mean", lam=0.0, standardize=standardize))
+        model = fit(fed, None, FitOptions(loss="mean", lam=0.0, standardize=standardize))
         np.testing.assert_allclose(model.coef[:, 0], [[2.0, 15.0], [5.0, 0.0]], atol=1e-9)
         np.testing.assert_allclose(model.predict(np.zeros((1, 2)), "a"), [[2.0, 15.0]], atol=1e-9)
 
 
 def test_ridge_spares_the_intercept():
     _, X, y = rows()
-    model = fit_federation(Federation({"a": (X, y)}), None, replace(ALONE, ridge=0.3))
+    model = fit(Federation({"a": (X, y)}), None, replace(ALONE, ridge=0.3))
     own = Ridge(alpha=0.3 * len(y)).fit(X, y)
     np.testing.assert_allclose(model.coef[0, 0], own.coef_, rtol=1e-5)
     np.testing.assert_allclose(model.intercept[0, 0], own.intercept_, rtol=1e-5)
@@ -117,7 +118,7 @@ def test_ridge_spares_the_intercept():
 
 def test_sparsity_spares_the_intercept():
     _, X, y = rows()
-    model = fit_federation(Federation({"a": (X, y + 100.0)}), None, FitOptions(lam=0.0, sparsity=1e4))
+    model = fit(Federation({"a": (X, y + 100.0)}), None, FitOptions(lam=0.0, sparsity=1e4))
     assert not model.coef.any()
     np.testing.assert_allclose(model.intercept, [[y.mean() + 100.0]], rtol=1e-5)
 
@@ -125,30 +126,30 @@ def test_sparsity_spares_the_intercept():
 def test_huber_and_poisson_agree_with_scikit_learn():
     fed = two_sites("poisson")
     own = PoissonRegressor(alpha=0.0, tol=1e-10, max_iter=5000).fit(fed["u"].X, fed["u"].y)
-    model = fit_federation(fed, None, replace(ALONE, loss="poisson"))
+    model = fit(fed, None, replace(ALONE, loss="poisson"))
     np.testing.assert_allclose(model.predict(fed["u"].X, "u"), own.predict(fed["u"].X), rtol=1e-3)
     fed = two_sites()
     own = HuberRegressor(epsilon=1.345, alpha=0.0, tol=1e-10, max_iter=5000).fit(fed["u"].X, fed["u"].y)
-    model = fit_federation(fed, None, replace(ALONE, loss=HuberLoss(1.345 * own.scale_)))  # theirs estimates a scale
+    model = fit(fed, None, replace(ALONE, loss=HuberLoss(1.345 * own.scale_)))  # theirs estimates a scale
     np.testing.assert_allclose(model.coef[0, 0], own.coef_, rtol=1e-3, atol=1e-4)
 
 
 def test_lam_refers_to_standardised_features():
     fed = two_sites()
-    model = fit_federation(fed, None, FitOptions(lam=0.02, standardize=True))
+    model = fit(fed, None, FitOptions(lam=0.02, standardize=True))
     shifted = Federation.from_arrays(100 * fed.X + 7, fed.y, [fed.sites[u] for u in fed.site_index])
-    other = fit_federation(shifted, None, FitOptions(lam=0.02, standardize=True))
+    other = fit(shifted, None, FitOptions(lam=0.02, standardize=True))
     np.testing.assert_allclose(other.coef, model.coef / 100, rtol=1e-4, atol=1e-6)
 
 
 def test_it_is_the_problem_that_was_announced():
     """The pieces by hand: intercept column, complete graph, lam on the public scale."""
     fed = two_sites()
-    model = fit_federation(fed, None, replace(PLAIN, lam=0.05, penalty="l2", tol=1e-9))
+    model = fit(fed, None, replace(PLAIN, lam=0.05, penalty="l2", tol=1e-9))
     problem = Problem(fed.with_intercept(), Graph.complete(fed.sites), "linear", "l2", lam=0.05)
     theta = solve(problem, 1e-9).theta
     np.testing.assert_allclose(np.hstack([model.intercept, model.coef[:, 0]]), theta, rtol=1e-6, atol=1e-8)
-    assert model.gap <= 1e-9 and model.lam == 0.05 and model.status == "converged"
+    assert model.fused.gap <= 1e-9 and model.fused.lam == 0.05 and model.status == "converged"
 
 
 # --- graph, groups, lam ---------------------------------------------------------------------------------------
@@ -156,78 +157,79 @@ def test_it_is_the_problem_that_was_announced():
 
 def test_groups_without_selection_are_fused_sites():
     fed = Federation({"a": [[0.0]], "b": [[0.1]], "c": [[5.0]], "d": [[5.1]]})
-    model = fit_federation(fed, Graph.clusters([0, 0, 1, 1], fed.sites), replace(PLAIN, loss="mean", lam=1.0))
-    assert model.groups() == (("a", "b"), ("c", "d"))
-    assert fit_federation(fed, None, replace(PLAIN, loss="mean", lam=0.0)).n_clusters == 4
+    model = fit(fed, Graph.clusters([0, 0, 1, 1], fed.sites), replace(PLAIN, loss="mean", lam=1.0))
+    assert model.members() == (("a", "b"), ("c", "d"))
+    assert fit(fed, None, replace(PLAIN, loss="mean", lam=0.0)).n_groups == 4
 
 
 def test_groups_with_selection_are_components_of_kept_edges_and_refit_is_the_oracle():
     design = paper_design(n_sites=20, n_samples=80, n_features=6, n_clusters=2, signal=2.0, seed=1)
-    model = fit_federation(design.federation, design.graph, FitOptions(select="holm", refit=True))
-    assert model.clusters.tolist() == design.labels.tolist()
-    assert model.graph.n_edges == model.selection["kept"] < model.selection["candidates"] == design.graph.n_edges
+    model = fit(design.federation, design.graph, FitOptions(select="holm", refit=True))
+    assert model.groups.tolist() == design.labels.tolist()
+    assert model.graph.n_edges == model.fused.selection["kept"] < model.fused.selection["candidates"] == design.graph.n_edges
     pooled = fedkin.oracle_fit(design.federation.with_intercept(), design.labels.tolist())
     np.testing.assert_allclose(np.hstack([model.intercept, model.coef[:, 0]]), pooled, rtol=1e-8, atol=1e-10)
 
 
 def test_all_pairs_are_candidates_without_a_graph():
     design = paper_design(n_sites=12, n_samples=80, n_features=6, n_clusters=2, signal=2.0, seed=1)
-    model = fit_federation(design.federation, None, FitOptions(method="fused"))
-    assert model.selection["candidates"] == 66
+    model = fit(design.federation, None, FitOptions(method="fused"))
+    assert model.fused.selection["candidates"] == 66
     assert model.graph.fidelity(design.truth) == 1.0
 
 
 def test_a_graph_in_another_order_is_the_same_graph():
     design = paper_design(n_sites=8, n_samples=30, n_features=3, n_clusters=2, seed=3)
     turned = design.graph.aligned(reversed(design.federation.sites))
-    one, other = (fit_federation(design.federation, g, FitOptions(lam=0.01)) for g in (design.graph, turned))
+    one, other = (fit(design.federation, g, FitOptions(lam=0.01)) for g in (design.graph, turned))
     np.testing.assert_array_equal(one.coef, other.coef)
     assert one.graph == other.graph
 
 
 def test_a_graph_of_other_sites_is_an_error():
     with pytest.raises(GraphError, match="'w'"):
-        fit_federation(two_sites(), Graph.complete(["u", "v", "w"]), FitOptions(lam=0.1))
+        fit(two_sites(), Graph.complete(["u", "v", "w"]), FitOptions(lam=0.1))
 
 
 def test_sites_without_edges_do_not_change_the_choice_of_lam():
     design = paper_design(n_sites=8, n_samples=40, n_features=3, n_clusters=2, seed=3)
     fed = design.federation
-    alone = fit_federation(fed, design.graph, PLAIN)
+    alone = fit(fed, design.graph, PLAIN)
     extra = {u: (fed[u].X, fed[u].y) for u in fed.sites} | {"hermit": (fed[0].X[:1], fed[0].y[:1])}
     edges = list(design.graph.edge_ids())
-    joined = fit_federation(Federation(extra), Graph(extra, edges), PLAIN)
-    np.testing.assert_allclose(joined.lam * 9, alone.lam * 8, rtol=1e-12)
+    joined = fit(Federation(extra), Graph(extra, edges), PLAIN)
+    np.testing.assert_allclose(joined.fused.lam * 9, alone.fused.lam * 8, rtol=1e-12)
     np.testing.assert_allclose(joined.coef[:8], alone.coef, rtol=1e-3, atol=1e-4)
 
 
 def test_nothing_to_choose_with_one_site_or_without_edges():
     fed = two_sites()
-    assert fit_federation(fed, Graph.empty(fed.sites)).lam == 0.0
-    assert fit_federation(fed.subset(["u"])).lam == 0.0
-    assert fit_federation(fed, Graph.empty(fed.sites), FitOptions(select="by")).selection["kept"] == 0
+    fused = FitOptions(method="fused")
+    assert fit(fed, Graph.empty(fed.sites), fused).fused.lam == 0.0
+    assert fit(fed.subset(["u"]), None, fused).fused.lam == 0.0
+    assert fit(fed, Graph.empty(fed.sites), FitOptions(select="by")).fused.selection["kept"] == 0
 
 
 def test_too_many_pairs_are_refused():
     fed = Federation({u: [[0.0]] for u in range(4000)})
     with pytest.raises(ParameterError, match=r"7998000 pairs.*give a graph"):
-        fit_federation(fed, None, FitOptions(loss="mean", lam=0.1))
+        fit(fed, None, FitOptions(loss="mean", lam=0.1))
 
 
 def test_progress_is_told_in_order():
     lines: list[str] = []
     design = paper_design(n_sites=6, n_samples=30, n_features=2, n_clusters=2, seed=3)
-    fit_federation(design.federation, design.graph, FitOptions(select="bh", refit=True), lines.append)
+    fit(design.federation, design.graph, FitOptions(select="bh", refit=True), lines.append)
     assert [line.split()[0] for line in lines] == ["testing", "kept", "choosing", "solving", "refitting"]
 
 
 def test_a_fit_can_be_repeated_and_the_folds_follow_the_seed():
     design = paper_design(n_sites=6, n_samples=30, n_features=2, n_clusters=2, seed=3)
     for method in ("kin", "fused"):
-        one, two = (fit_federation(design.federation, design.graph, FitOptions(method=method)) for _ in range(2))
+        one, two = (fit(design.federation, design.graph, FitOptions(method=method)) for _ in range(2))
         assert one.coef.tobytes() == two.coef.tobytes()
     options = (FitOptions(method="fused", seed=s) for s in range(6))
-    lams = {fit_federation(design.federation, design.graph, how).lam for how in options}
+    lams = {fit(design.federation, design.graph, how).fused.lam for how in options}
     assert len(lams) > 1
 
 
@@ -265,19 +267,19 @@ def test_no_selection_has_one_meaning():
     ("loss", "expected"), [("linear", "linear"), ("logistic", "logistic"), ("multinomial", "multinomial")]
 )
 def test_the_loss_follows_from_the_target(loss, expected):
-    assert fit_federation(two_sites(loss), None, FitOptions(lam=0.1)).loss.name == expected
+    assert fit(two_sites(loss), None, FitOptions(lam=0.1)).loss.name == expected
 
 
 def test_rows_are_prepared_in_one_place():
     fed = two_sites("multinomial")
-    prepared = prepare(fed, FitOptions(loss="logistic"))
-    assert (prepared.units.classes, prepared.loss.name) == (("low", "mid", "top"), "multinomial")
-    assert prepared.federation.feature_names[0] == "(intercept)"
-    np.testing.assert_allclose(prepared.federation.X[:, 1:].std(axis=0), 1.0)
-    np.testing.assert_array_equal(np.array(prepared.units.classes)[prepared.federation.y.astype(int)], fed.y)
+    prepared = prepare(fed, FitOptions(loss="logistic", method="fused"))
+    assert (prepared.classes, prepared.loss.name) == (("low", "mid", "top"), "multinomial")
+    assert prepared.rows.feature_names[0] == "(intercept)"
+    np.testing.assert_allclose(prepared.rows.X[:, 1:].std(axis=0), 1.0)
+    np.testing.assert_array_equal(np.array(prepared.classes)[prepared.rows.y.astype(int)], fed.y)
     theta = np.random.default_rng(0).normal(size=(2, 8))
-    model = prepared.model(theta, Graph.empty(fed.sites), FitOptions())
-    eta = np.einsum("nq,nkq->nk", prepared.federation.X, theta.reshape(2, 2, 4)[fed.site_index])
+    model = prepared.model(Estimate(theta, Graph.empty(fed.sites)), FitOptions())
+    eta = np.einsum("nq,nkq->nk", prepared.rows.X, theta.reshape(2, 2, 4)[fed.site_index])
     ids = [fed.sites[u] for u in fed.site_index]
     np.testing.assert_allclose(model.linear_predictor(fed.X, ids), eta)
 
@@ -293,31 +295,31 @@ def test_fewer_rows_than_features_on_some_sites():
         X = rng.normal(size=(n, 6))
         data[u] = (X, X @ truth + 0.1 * rng.normal(size=n))
     fed = Federation(data)
-    model = fit_federation(fed, None, FitOptions(lam=0.1))
+    model = fit(fed, None, FitOptions(lam=0.1))
     assert np.abs(model.coef[:, 0] - truth).max() < 0.2  # the short sites learn from the long ones
     for options in (
         FitOptions(lam=0.1, select="bonferroni"),
         FitOptions(lam=0.0),
         FitOptions(lam=0.1, select="bh", refit=True),
     ):
-        assert np.isfinite(fit_federation(fed, None, options).coef).all()
+        assert np.isfinite(fit(fed, None, options).coef).all()
 
 
 def test_least_squares_without_a_unique_answer_still_fits():
     _, X, y = rows(n=4, q=5)
-    model = fit_federation(Federation({"a": (X, y)}))
+    model = fit(Federation({"a": (X, y)}))
     np.testing.assert_allclose(model.predict(X), y, atol=1e-4)
 
 
 def test_a_site_of_one_row_is_fitted_with_the_others():
     fed = Federation({"long": (np.arange(9.0)[:, None], np.arange(9.0)), "short": ([[1.0]], [1.0])})
-    assert np.isfinite(fit_federation(fed).coef).all()
+    assert np.isfinite(fit(fed).coef).all()
 
 
 def test_a_continuous_target_is_no_set_of_classes():
     _, X, y = rows(n=40, q=2)
     with pytest.raises(DataError, match=r"numbers such as .* needs classes: use loss=\"linear\""):
-        fit_federation(Federation({"a": (X, y)}), None, FitOptions(loss="logistic"))
+        fit(Federation({"a": (X, y)}), None, FitOptions(loss="logistic"))
 
 
 def test_a_site_with_one_class_learns_from_its_neighbours():
@@ -325,9 +327,9 @@ def test_a_site_with_one_class_learns_from_its_neighbours():
     only = {"u": fed["u"], "one-sided": (fed["v"].X[fed["v"].y], fed["v"].y[fed["v"].y])}
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        model = fit_federation(Federation(only), None, replace(PLAIN, loss="logistic", lam=1.0))
-    assert model.groups() == (("u", "one-sided"),)
-    cross_validated = fit_federation(Federation(only), None, FitOptions(loss="logistic", select=None))
+        model = fit(Federation(only), None, replace(PLAIN, loss="logistic", lam=1.0))
+    assert model.members() == (("u", "one-sided"),)
+    cross_validated = fit(Federation(only), None, FitOptions(loss="logistic", select=None))
     assert np.abs(cross_validated.coef).max() < 50
 
 
@@ -335,10 +337,10 @@ def test_a_site_with_one_class_and_no_neighbours_is_held_back():
     fed = two_sites("logistic", n=150)
     only = Federation({"u": fed["u"], "one-sided": (fed["v"].X[fed["v"].y], fed["v"].y[fed["v"].y])})
     with pytest.warns(DegenerateSiteWarning, match="'one-sided'"):
-        model = fit_federation(only, Graph.empty(only.sites), FitOptions(loss="logistic", method="fused"))
+        model = fit(only, Graph.empty(only.sites), FitOptions(loss="logistic", method="fused"))
     assert list(model.notes) == ["one-sided"]
     assert model.predict_proba(only["one-sided"].X, "one-sided")[:, 1].min() > 0.5
-    clean = fit_federation(fed.subset(["u"]), None, FitOptions(loss="logistic", method="fused"))
+    clean = fit(fed.subset(["u"]), None, FitOptions(loss="logistic", method="fused"))
     chances = [made.predict_proba(fed["u"].X, "u") for made in (model, clean)]
     np.testing.assert_allclose(*chances, atol=0.01)  # the others hardly notice
 
@@ -352,11 +354,11 @@ def test_likelihoods_without_a_maximum_end_in_finite_fits(loss, ridge):
     fed = Federation({"a": (X, y)})
     options = FitOptions(loss=loss, method="fused", ridge=ridge)
     if ridge and loss != "poisson":
-        model = fit_federation(fed, None, options)  # the ridge is enough
+        model = fit(fed, None, options)  # the ridge is enough
     else:
         with pytest.warns(DegenerateSiteWarning, match="'a'"):
-            model = fit_federation(fed, None, options)
-    assert np.isfinite(model.coef).all() and model.gap < 1e-5
+            model = fit(fed, None, options)
+    assert np.isfinite(model.coef).all() and model.fused.gap < 1e-5
     if loss != "poisson":
         assert (model.predict(X) == y).mean() > 0.8
 
@@ -364,7 +366,7 @@ def test_likelihoods_without_a_maximum_end_in_finite_fits(loss, ridge):
 def test_one_class_everywhere_is_an_error():
     fed = Federation({"a": ([[0.0], [1.0]], ["yes", "yes"]), "b": ([[0.0]], ["yes"])})
     with pytest.raises(DataError, match=r"all 3 rows have the class 'yes'"):
-        fit_federation(fed, None, FitOptions(loss="logistic"))
+        fit(fed, None, FitOptions(loss="logistic"))
 
 
 @pytest.mark.parametrize("loss", ["linear", "logistic", "poisson", "huber"])
@@ -376,7 +378,7 @@ def test_constant_and_repeated_columns(loss, standardize):
     options = FitOptions(loss=loss, lam=0.01, standardize=standardize)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        model, plain = fit_federation(doubled, None, options), fit_federation(fed, None, options)
+        model, plain = fit(doubled, None, options), fit(fed, None, options)
     assert np.isfinite(model.coef).all()
     # another column with the same information changes the penalty, but not what can be said
     np.testing.assert_allclose(model.predict(wide[:5], "u"), plain.predict(fed.X[:5], "u"), rtol=0.1, atol=0.1)
@@ -386,7 +388,7 @@ def test_a_column_constant_on_one_site_only():
     fed = two_sites()
     X = fed.X.copy()
     X[:80, 1] = 4.0
-    model = fit_federation(Federation.from_arrays(X, fed.y, np.repeat(["u", "v"], 80)), None, FitOptions(lam=0.01))
+    model = fit(Federation.from_arrays(X, fed.y, np.repeat(["u", "v"], 80)), None, FitOptions(lam=0.01))
     assert np.isfinite(model.coef).all()
 
 
@@ -394,14 +396,14 @@ def test_duplicate_rows_change_nothing_when_all_are_doubled():
     fed = two_sites()
     ids = [fed.sites[u] for u in fed.site_index]
     twice = Federation.from_arrays(np.vstack([fed.X, fed.X]), np.append(fed.y, fed.y), ids + ids)
-    one, two = (fit_federation(f, None, replace(PLAIN, lam=0.02, tol=1e-9)) for f in (fed, twice))
+    one, two = (fit(f, None, replace(PLAIN, lam=0.02, tol=1e-9)) for f in (fed, twice))
     np.testing.assert_allclose(one.coef, two.coef, rtol=1e-5, atol=1e-7)
 
 
 def test_unicode_ids_two_sites(tmp_path):
     fed = two_sites()
     named = Federation({"Köln": fed["u"], "大阪 🏯": fed["v"]})
-    model = fit_federation(named, Graph(named.sites, [("大阪 🏯", "Köln")]))
+    model = fit(named, Graph(named.sites, [("大阪 🏯", "Köln")]))
     model.save(tmp_path / "modèle")
     again = fedkin.load(tmp_path / "modèle")
     np.testing.assert_array_equal(again.predict(fed["v"].X, "大阪 🏯"), model.predict(fed["v"].X, "大阪 🏯"))
@@ -410,13 +412,13 @@ def test_unicode_ids_two_sites(tmp_path):
 def test_sites_without_rows_are_named():
     fed = two_sites()
     with pytest.raises(DataError, match="site 'v' has no rows"):
-        fit_federation(fed.take(fed.site_index == 0, allow_empty=True))
+        fit(fed.take(fed.site_index == 0, allow_empty=True))
 
 
 def test_losses_with_parameters_of_another_length_are_refused():
     loss = UserLoss(lambda *a: 0.0, lambda t, *a: 0 * t, params=7)
     with pytest.raises(ParameterError, match="7 parameters for 4 columns"):
-        fit_federation(two_sites(), None, FitOptions(loss=loss, lam=0.1))
+        fit(two_sites(), None, FitOptions(loss=loss, lam=0.1))
 
 
 # --- the paper's design ---------------------------------------------------------------------------------------
@@ -427,8 +429,8 @@ def test_section_5(varrho):
     """V = 100, n = 100, p = 20, five clusters: edge selection finds the oracle, Fed-ADMM lies between it and Local."""
     design = paper_design(varrho=varrho, seed=1)
     fed, no_intercept = design.federation, replace(PLAIN, fit_intercept=False, tol=1e-4)
-    plain = fit_federation(fed, design.graph, no_intercept)
-    selected = fit_federation(fed, design.graph, replace(no_intercept, select="bonferroni"))
+    plain = fit(fed, design.graph, no_intercept)
+    selected = fit(fed, design.graph, replace(no_intercept, select="bonferroni"))
     oracle = design.error(fedkin.oracle_fit(fed, design.labels.tolist()))
     local = design.error(fedkin.local_fit(fed).theta)
     assert 0.8 * 20 / (100 * 20) < oracle < 1.25 * 20 / (100 * 20)
@@ -446,16 +448,16 @@ def test_a_ridge_is_chosen_together_with_lam_and_shrinkage_undone():
     y = X @ (0.2 * np.ones(8)) + rng.normal(size=60)
     fed = fedkin.Federation.from_arrays(X, y, site)
     plain = {"select": "none", "standardize": False, "fit_intercept": False}
-    model = fit_federation(fed, None, FitOptions(ridge="cv", **plain))
+    model = fit(fed, None, FitOptions(ridge="cv", **plain))
     problem = fedkin.Problem(fed, fedkin.Graph.complete(fed.sites))
     best, choice = cross_validate_ridge(problem, [np.full(8, ridge) for ridge in (0.0, 1e-3, 1e-2, 0.1, 1.0)])
     assert model.history["choice"]["ridge"] == np.max(best.ridge) > 0
-    assert model.lam == pytest.approx(choice.lam)
+    assert model.fused.lam == pytest.approx(choice.lam)
     assert np.allclose(model.coef[:, 0], fedkin.solve(best.with_lam(choice.lam)).theta, atol=1e-4)
     assert np.allclose(FedADMMRegressor(ridge="cv", **plain).fit(X, y, site=site).coef_, model.coef[:, 0])
-    mcp = fit_federation(fed, None, FitOptions(lam=0.02, debias="mcp", **plain))
+    mcp = fit(fed, None, FitOptions(lam=0.02, debias="mcp", **plain))
     assert np.allclose(mcp.coef[:, 0], solve_debiased(problem.with_lam(0.02))[-1].theta, atol=1e-4)
-    assert not np.allclose(mcp.coef, fit_federation(fed, None, FitOptions(lam=0.02, **plain)).coef, atol=5e-4)
+    assert not np.allclose(mcp.coef, fit(fed, None, FitOptions(lam=0.02, **plain)).coef, atol=5e-4)
     with pytest.raises(ParameterError, match="is chosen together with lam"):
         FitOptions(ridge="cv", lam=0.1)
     with pytest.raises(ParameterError, match="'cv', got 'big'"):

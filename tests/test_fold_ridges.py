@@ -6,8 +6,9 @@ from sklearn.linear_model import Ridge
 
 import fedkin
 from fedkin.core import assign_folds
-from fedkin.fitting import FitOptions, FoldComparison, compare_folds, fit_summaries
-from fedkin.fitting.comparison.fold_ridges import RIDGES, FoldRidges
+from fedkin.fitting import Comparison, FitOptions, compare, fit
+from fedkin.fitting.baselines import FOLD_RIDGES as RIDGES
+from fedkin.fitting.baselines import fold_baselines
 
 V, K = 4, 3
 
@@ -46,7 +47,7 @@ def test_ridges_are_tuned_by_the_folds_that_train(kind):
     fed = rows()
     fold = assign_folds(fed.with_intercept(), K, 0)
     sums = fedkin.summarise(fed.with_intercept(), folds=K).sums
-    ours = FoldRidges(sums, np.array([True, False, False, False])).models(0)[kind]
+    ours = fold_baselines(sums, np.array([True, False, False, False]), 0)[kind]
     loss = np.zeros((len(RIDGES), V))
     for k in (1, 2):
         train, test = (fold != 0) & (fold != k), fold == k
@@ -67,29 +68,35 @@ def test_the_comparison_has_four_methods_and_few_rows_do_no_harm():
     )
     summaries = fedkin.summarise(fed.with_intercept(), folds=5)
     options = FitOptions(method="fused", select="none", fuse_intercept=False)
-    model = fit_summaries(summaries, None, options)
-    compared = compare_folds(summaries, model, options)
-    found = compared.errors
+    model = fit(summaries, None, options)
+    compared = compare(summaries, None, options, model=model)
+    found = {name: compared.mean(name) for name in compared.errors}
     assert list(found) == ["Local", "Global", "Site intercepts", "Fedkin"]
     assert all(np.isfinite(error) and error < 20 for error in found.values())
     assert found["Fedkin"] < found["Global"]
     fold = assign_folds(fed.with_intercept(), 5, 0)
     sizes = np.bincount(fold[fold >= 0], minlength=5)
-    for name, each in compared.fold_errors.items():
+    for name, each in compared.errors.items():
         assert np.average(each, weights=sizes) == pytest.approx(found[name])
-    apart = compared.fold_errors["Local"] - compared.fold_errors["Fedkin"]
-    assert compared.difference_error("Local") == pytest.approx(np.std(apart, ddof=1) * (1 / 5 + 1 / 4) ** 0.5)
+    apart = compared.errors["Local"] - compared.errors["Fedkin"]
+    share = sizes.mean() / len(fed.X)  # one row always trains
+    factor = (1 / 5 + share / (1 - share)) ** 0.5
+    assert compared.difference_error("Local") == pytest.approx(np.std(apart, ddof=1) * factor)
+    assert compared.site_means("Local").shape == (V + 1,)
     assert compared.difference("Local") == pytest.approx(found["Local"] - found["Fedkin"])
 
 
 def test_folds_end_with_the_same_sentence_as_splits():
     def of(local, fedkin=(1.0, 1.1, 0.9)):
         folds = {"Local": np.array(local), "Fedkin": np.array(fedkin)}
-        return FoldComparison("loss", {name: float(each.mean()) for name, each in folds.items()}, 30, folds)
+        sites = {name: each[:, None] for name, each in folds.items()}
+        held = np.full(len(local), 10.0)
+        return Comparison("loss", "folds", ("a",), np.array([10 * max(len(local), 2)]), folds, sites, held)
 
     assert (
         of([1.5, 1.6, 1.4]).verdict
-        == "Fedkin predicts best: its error is 33.3% smaller than that of the sites' own models."
+        == "Fedkin predicts best: its error is 33.3% smaller than that of the sites' own models, and 1 of 1 sites gain "
+        "over their own models."
     )
     assert of([1.0, 1.1, 0.9]).verdict.startswith("Every site's own model does as well and is simpler; Fedkin's")
     assert of([0.5, 0.6, 0.4]).verdict == "Every site's own model predicts better than Fedkin here: use it."

@@ -39,7 +39,7 @@ def test_sites_and_groups():
     made, X, y, site = rows()
     X = X * [1.0, 10.0, 0.1, 1.0] + [5.0, 0.0, -3.0, 0.0]
     model = KinRegressor().fit(X, y, site=site)
-    assert model.clusters_.tolist() == made.labels.tolist()
+    assert model.groups_.tolist() == made.labels.tolist()
     assert model.coef_ * [1.0, 10.0, 0.1, 1.0] == pytest.approx(made.theta_star, abs=0.2)
     for k in (0, 1):
         mine = made.labels[np.repeat(np.arange(12), 60)] == k
@@ -95,7 +95,7 @@ def test_models_are_saved_and_loaded(tmp_path):
     model.model_.save(tmp_path / "model")
     loaded = fedkin.load(tmp_path / "model")
     assert np.array_equal(loaded.predict_proba(X, site), model.predict_proba(X, site=site))
-    assert loaded.clusters.tolist() == model.clusters_.tolist()
+    assert loaded.groups.tolist() == model.groups_.tolist()
     assert loaded.options["method"] == "kin"
 
 
@@ -107,4 +107,4 @@ def test_three_classes_and_unresolved_sites():
     assert model.coef_.shape == (6, 2, 2)
     assert model.score(X, y, site=site) > 0.6
     if not model.kin_.resolved:
-        assert model.clusters_.tolist() == list(range(6))
+        assert model.groups_.tolist() == list(range(6))

@@ -15,7 +15,7 @@ import fedkin
 from fedkin import KinClassifier, KinRegressor, WithinSiteKFold, find_kin
 from fedkin.datasets import paper_design
 from fedkin.errors import DataError, ParameterError
-from fedkin.fitting import FitOptions, fit_federation, fit_summaries
+from fedkin.fitting import FitOptions, fit
 from fedkin.kin import covariate_graph, covariate_names, read_covariates
 
 NAMES = [f"site {u}" for u in range(24)]
@@ -102,9 +102,9 @@ def test_covariates_help_in_every_face(made, way):
         one = KinRegressor(fit_intercept=False).fit(X[some], y[some], site=site[some])
         model = one.partial_fit(X[~some], y[~some], site=site[~some], covariates=known).model_
     elif way == "rows":
-        model = fit_federation(fed, None, options, covariates=known)
+        model = fit(fed, None, options, covariates=known)
     else:
-        model = fit_summaries(fedkin.summarise(fed), None, options, covariates=known)
+        model = fit(fedkin.summarise(fed), None, options, covariates=known)
     assert model.kin.graph_use == "used"
     assert model.options["covariates"] == ["region", "size"]
     assert squares(model.coef[:, 0], design) < 0.8 * squares(bare.coef[:, 0], design)

@@ -12,7 +12,7 @@ import fedkin
 from fedkin import Federation, find_kin
 from fedkin.core import rows_in_files
 from fedkin.errors import DataError, SolverError
-from fedkin.fitting import FitOptions, FittedModel, fit_federation, fit_files
+from fedkin.fitting import FitOptions, FittedModel, fit
 from fedkin.graph import Graph
 from fedkin.kin import find
 from fedkin.kin.sources import THRESHOLDS, expected_shares, residual_counts
@@ -38,7 +38,7 @@ def parameters(model):
 
 @pytest.mark.parametrize("unit", [1e-3, 100.0, 1e4])
 def test_predictions_do_not_depend_on_the_unit_of_the_target(unit):
-    one, other = (fit_federation(table(unit=each)[0], None, FitOptions(loss="huber")) for each in (1.0, unit))
+    one, other = (fit(table(unit=each)[0], None, FitOptions(loss="huber")) for each in (1.0, unit))
     assert other.loss.delta == pytest.approx(unit * one.loss.delta, rel=1e-9)
     assert parameters(other) / unit == pytest.approx(parameters(one), abs=1e-6)
     assert other.kin.covariance / unit**2 == pytest.approx(one.kin.covariance, abs=1e-6)
@@ -72,7 +72,7 @@ def test_ratings_of_many_persons_from_few_rows():
     rows = np.concatenate([np.ones((60, 44, 1)), rng.integers(0, 2, size=(60, 44, 5))], axis=2)
     y = np.clip(np.rint(np.einsum("unq,uq->un", rows, truth) + rng.normal(0, 1.5, size=(60, 44))), 0, 10)
     seen = Federation({u: (rows[u, :14, 1:], y[u, :14]) for u in range(60)})
-    model = fit_federation(seen, None, FitOptions(loss="huber"))
+    model = fit(seen, None, FitOptions(loss="huber"))
     own = fedkin.local_fit(seen.with_intercept(), model.loss).theta
 
     def missed(theta):
@@ -85,15 +85,15 @@ def test_intervals_cover_as_promised():
     covered = []
     for seed in range(6):
         fed, truth = table(V=12, n=40, q=2, seed=seed)
-        low, high = np.moveaxis(fit_federation(fed, None, FitOptions(loss="huber")).kin.confint(0.95), 2, 0)
+        low, high = np.moveaxis(fit(fed, None, FitOptions(loss="huber")).kin.confint(0.95), 2, 0)
         covered.append(((low < truth) & (truth < high)).mean())
     assert 0.9 < np.mean(covered) < 0.99
 
 
 def test_outliers_move_nothing():
     clean, truth = table(V=10, n=40)
-    model = fit_federation(table(V=10, n=40, outliers=0.05)[0], None, FitOptions(loss="huber"))
-    plain = fit_federation(clean, None, FitOptions(loss="huber"))
+    model = fit(table(V=10, n=40, outliers=0.05)[0], None, FitOptions(loss="huber"))
+    plain = fit(clean, None, FitOptions(loss="huber"))
     assert ((parameters(model) - truth) ** 2).mean() < 2 * ((parameters(plain) - truth) ** 2).mean()
 
 
@@ -115,13 +115,13 @@ def test_rows_in_files_give_what_rows_in_memory_give(tmp_path):
     columns = {"site": [f"s{u}" for u in fed.site_index], **{f"x{k}": fed.X[:, k] for k in range(3)}, "y": fed.y}
     pyarrow.parquet.write_table(pyarrow.table(columns), tmp_path / "a.parquet")
     rows = rows_in_files(tmp_path / "*.parquet", site="site", target="y", loss="huber")
-    stayed, loaded = fit_files(rows), fit_federation(fed, None, FitOptions(loss="huber"))
+    stayed, loaded = fit(rows), fit(fed, None, FitOptions(loss="huber"))
     assert stayed.loss.delta == pytest.approx(loaded.loss.delta, rel=1e-9)
     assert parameters(stayed) == pytest.approx(parameters(loaded), abs=0.1)  # targets are hundreds
 
 
 def test_a_new_site_joins_in_any_unit():
-    one, other = (fit_federation(table(unit=unit)[0], None, FitOptions(loss="huber")).kin for unit in (1.0, 1e4))
+    one, other = (fit(table(unit=unit)[0], None, FitOptions(loss="huber")).kin for unit in (1.0, 1e4))
     new, big = (table(V=1, seed=9, unit=unit)[0].with_intercept()[0] for unit in (1.0, 1e4))
     assert other.join(big).theta / 1e4 == pytest.approx(one.join(new).theta, abs=1e-6)
 
@@ -156,7 +156,7 @@ def test_scale_where_residuals_tell_nothing():
 
 
 def test_a_corner_that_is_given_stays():
-    assert fit_federation(table()[0], None, FitOptions(loss=HuberLoss(0.7))).loss == HuberLoss(0.7)
+    assert fit(table()[0], None, FitOptions(loss=HuberLoss(0.7))).loss == HuberLoss(0.7)
     assert find.find_kin(table()[0].with_intercept(), loss="huber").loss == HuberLoss()
 
 
@@ -188,7 +188,6 @@ def test_a_fit_that_ends_worse_than_it_began_is_refused():
 def test_no_model_has_parameters_that_are_not_finite(part):
     numbers = {"coef": np.zeros((2, 1, 1)), "intercept": np.zeros((2, 1))}
     numbers[part][1] = np.nan
-    about = {"clusters": np.zeros(2, dtype=np.int64), "n_samples": np.ones(2, dtype=np.int64), "loss": LinearLoss()}
-    rest = {"penalty": "none", "lam": 0.0, "gap": 0.0, "n_iter": 0, "status": "converged"}
+    about = {"groups": np.zeros(2, dtype=np.int64), "n_samples": np.ones(2, dtype=np.int64), "loss": LinearLoss()}
     with pytest.raises(SolverError, match="the parameters of site 'b' are not finite"):
-        FittedModel(sites=("a", "b"), feature_names=("x",), graph=Graph.empty(["a", "b"]), **numbers, **about, **rest)
+        FittedModel(sites=("a", "b"), feature_names=("x",), graph=Graph.empty(["a", "b"]), **numbers, **about)

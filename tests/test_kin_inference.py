@@ -16,7 +16,7 @@ from fedkin.core import site_summary
 from fedkin.data import Column, Rows, Schema
 from fedkin.datasets import paper_design
 from fedkin.errors import DataError, ParameterError, UnknownSiteError
-from fedkin.fitting import FitOptions, fit_federation, naive_confint
+from fedkin.fitting import FitOptions, fit, naive_confint
 from fedkin.kin.groups import MOSTLY_ONE, Grouped, outer
 from fedkin.kin.learned import combined_covariance, covariance_of_sum
 from fedkin.kin.mixed import OneModel
@@ -31,7 +31,7 @@ def design(signal=1.0, seed=0, V=12, n=40, p=3, groups=2, **more):
 @pytest.fixture(scope="module")
 def clear():
     made = design(3.0, n=60, p=5)
-    return made, fit_federation(made.federation)
+    return made, fit(made.federation)
 
 
 @pytest.fixture(scope="module")
@@ -254,7 +254,7 @@ def test_texts_look_like_statsmodels(clear):
 
 def test_fused_models_have_naive_intervals_only():
     made = design(2.0, V=6)
-    model = fit_federation(made.federation, made.graph, FitOptions(method="fused"))
+    model = fit(made.federation, made.graph, FitOptions(method="fused"))
     with pytest.raises(ParameterError, match='method="kin"'):
         model.confint()
     ends = naive_confint(model, made.federation)
@@ -275,7 +275,7 @@ def test_prediction_intervals_cover_new_rows():
     theta, X = rng.normal(size=(30, 2)), rng.normal(size=(30, 40, 2))
     y = np.einsum("unp,up->un", X, theta) + rng.normal(size=(30, 40))
     train, test = Federation({u: (X[u], y[u]) for u in range(30)}).split(0.3, seed=0)
-    model = fit_federation(train)
+    model = fit(train)
     ids = [test.sites[u] for u in test.site_index]
     new = model.predict_interval(test.X, ids, level=0.9, target="observation")
     assert 0.86 < ((new.low < test.y) & (test.y < new.high)).mean() < 0.94
@@ -291,14 +291,14 @@ def test_prediction_intervals_of_other_losses():
     X = rng.normal(size=(600, 1))
     site = np.repeat(np.arange(6), 100)
     counts = rng.poisson(np.exp(1.0 + 0.5 * X[:, 0]))
-    model = fit_federation(Federation.from_arrays(X, counts, site), None, FitOptions("poisson"))
+    model = fit(Federation.from_arrays(X, counts, site), None, FitOptions("poisson"))
     found = model.predict_interval([[0.0]], 2, level=0.9, target="observation")
     rate = model.predict([[0.0]], 2)[0]
     ends = poisson.ppf([0.05, 0.95], rate)
     assert abs(found.low[0] - ends[0]) <= 1
     assert abs(found.high[0] - ends[1]) <= 1
     labels = np.where(X[:, 0] + rng.logistic(size=600) > 0, "yes", "no")
-    classes = fit_federation(Federation.from_arrays(X, labels, site))
+    classes = fit(Federation.from_arrays(X, labels, site))
     found = classes.predict_interval([[0.5]], 1)
     assert 0 < found.low[0] < classes.predict_proba([[0.5]], 1)[0, 1] < found.high[0] < 1
     with pytest.raises(ParameterError, match="no intervals for new observations of the logistic loss"):
@@ -311,7 +311,7 @@ def test_prediction_intervals_of_other_losses():
 def test_a_new_sites_intervals_shrink_with_rows():
     made = design(3.0, n=60, p=5)
     kept = list(range(1, 12))
-    model = fit_federation(made.federation.subset(kept))
+    model = fit(made.federation.subset(kept))
     rows, truth = made.federation[0], np.concatenate([[0.0], made.theta_star[0]])
     steps = [model.join(name="new")] + [model.join(rows.take(slice(0, n)), name="new") for n in (3, 10, 60)]
     widths = [np.ptp(one.model.confint(), axis=2).sum() for one in steps]
@@ -340,7 +340,7 @@ def test_new_sites_come_as_rows_tables_and_summaries():
     columns["site"] = np.array([f"s{u}" for u in fed.site_index])
     own = columns["site"] == "s0"
     agreed = Federation.from_schema({name: values[~own] for name, values in columns.items()}, schema, site="site")
-    model = fit_federation(agreed, None, schema=schema)
+    model = fit(agreed, None, schema=schema)
     table = {name: values[own] for name, values in columns.items()}
     first = model.join(table).model
     for other in (model.join((fed[0].X, fed[0].y)), model.join(Rows(fed[0].X, fed[0].y))):
@@ -361,7 +361,7 @@ def test_new_sites_of_classes():
     rng = np.random.default_rng(0)
     X, site = rng.normal(size=(600, 1)), np.repeat(np.arange(6), 100)
     labels = np.where(3 * X[:, 0] + rng.logistic(size=600) > 0, "yes", "no")
-    model = fit_federation(Federation.from_arrays(X[:500], labels[:500], site[:500]))
+    model = fit(Federation.from_arrays(X[:500], labels[:500], site[:500]))
     new = model.join((X[500:], labels[500:])).model
     assert new.classes == ("no", "yes")
     assert (new.predict(X[500:]) == labels[500:]).mean() > 0.8

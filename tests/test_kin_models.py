@@ -17,7 +17,7 @@ from fedkin.core import site_answer
 from fedkin.data import Column, Federation, Schema
 from fedkin.datasets import paper_design
 from fedkin.errors import ModelFileError, ParameterError
-from fedkin.fitting import Asks, FitOptions, SummaryFit, compare_folds, fit_federation, fit_summaries
+from fedkin.fitting import FitOptions, Queries, compare, fit
 from fedkin.kin import Kin, Learned, Pairs, States
 
 
@@ -28,7 +28,7 @@ def design(loss="linear", V=12, n=60, p=3, seed=0, **more):
 @pytest.fixture(scope="module")
 def fitted():
     made = design()
-    return made, fit_federation(made.federation, made.graph)
+    return made, fit(made.federation, made.graph)
 
 
 # --- which method ---------------------------------------------------------------------------------------------
@@ -49,16 +49,15 @@ def test_models_of_both_methods(fitted):
     made, model = fitted
     assert model.kin is not None
     assert model.kin.resolved
-    assert model.clusters.tolist() == made.labels.tolist()
-    assert np.isnan(model.gap)
-    assert (model.penalty, model.lam, model.status) == ("none", 0.0, "converged")
+    assert model.groups.tolist() == made.labels.tolist()
+    assert model.fused is None and model.status == "converged"
     assert np.array_equal(model.graph.edges, made.graph.edges)
     assert np.array_equal(model.kin.theta[:, 1:], model.coef[:, 0])
     assert np.array_equal(model.kin.theta[:, :1], model.intercept)
     assert set(model.options) == {"method", "loss", "messages", "fit_intercept", "standardize", "seed", "n_jobs"}
-    fused = fit_federation(made.federation, made.graph, FitOptions(method="fused"))
+    fused = fit(made.federation, made.graph, FitOptions(method="fused"))
     assert fused.kin is None
-    assert fused.gap <= 1e-6
+    assert fused.fused.gap <= 1e-6
     assert fused.options["method"] == "fused"
 
 
@@ -79,7 +78,7 @@ def same(one: object, other: object) -> bool:
 @pytest.mark.parametrize("loss", ["linear", "logistic", "mean"])
 def test_a_model_comes_back_to_the_bit(loss, tmp_path):
     made = design("linear" if loss == "mean" else loss, V=8)
-    model = fit_federation(made.federation, made.graph, FitOptions(loss))
+    model = fit(made.federation, made.graph, FitOptions(loss))
     model.save(tmp_path / "model")
     loaded = fedkin.load(tmp_path / "model")
     assert isinstance(loaded.kin, Kin)
@@ -99,7 +98,7 @@ def test_a_model_comes_back_to_the_bit(loss, tmp_path):
 
 def test_few_sites_have_nothing_sampled_and_are_saved(tmp_path):
     made = design(V=3).federation
-    model = fit_federation(made)
+    model = fit(made)
     assert model.kin.diagnostics is None
     model.save(tmp_path / "model")
     loaded = fedkin.load(tmp_path / "model").kin
@@ -136,35 +135,35 @@ def test_a_part_tells_about_its_sites_only(fitted, tmp_path):
 
 def test_one_message_of_a_quadratic_loss():
     fed = design().federation.with_intercept()
-    model = fit_summaries(fedkin.summarise(fed))
-    rows = fit_federation(design().federation)
+    model = fit(fedkin.summarise(fed))
+    rows = fit(design().federation)
     assert model.origin == {"from": "summaries", "rounds": 1}
     deviation = np.sqrt(np.einsum("ujj->uj", rows.kin.covariance))
     assert (np.abs(model.kin.theta - rows.kin.theta) < 0.3 * deviation).all()  # Monte Carlo error
-    assert model.groups() == rows.groups()
+    assert model.members() == rows.members()
 
 
 def test_two_messages_of_a_smooth_loss():
     made = paper_design(n_sites=10, n_samples=120, n_features=2, n_clusters=2, signal=6, seed=0, loss="logistic")
     fed = made.federation.with_intercept()
-    said, fit, rounds = fedkin.summarise(fed, "logistic"), SummaryFit(), 1
-    while isinstance(found := fit.step(said), Asks):
+    said, rounds, asked = fedkin.summarise(fed, "logistic"), 1, None
+    while isinstance(found := fit(said, queries=asked), Queries):
         parts = [site_answer(found[u], fed[u], said.loss, feature_names=fed.feature_names) for u in fed]
         said, rounds = fedkin.Summaries.stack(parts), rounds + 1
-        asks = Asks.from_plain(json.loads(json.dumps(renamed(found).to_plain())))
-        assert np.array_equal(asks.theta, found.theta)
+        asked, again = found, Queries.from_plain(json.loads(json.dumps(renamed(found).to_plain())))
+        assert np.array_equal(again.theta, found.theta)
     assert rounds == 2
     assert found.origin["rounds"] == 2
-    rows = fit_federation(made.federation, None, FitOptions("logistic"))
+    rows = fit(made.federation, None, FitOptions("logistic"))
     deviation = np.sqrt(np.einsum("ujj->uj", rows.kin.covariance))
     assert np.abs((found.kin.theta - rows.kin.theta) / deviation).mean() < 0.25
-    one = SummaryFit(options=FitOptions(messages=1)).step(fedkin.summarise(fed, "logistic"))
+    one = fit(fedkin.summarise(fed, "logistic"), None, FitOptions(messages=1))
     assert one.origin["rounds"] == 1
-    compared = compare_folds(said, found, FitOptions("logistic"))
-    assert compared.errors["Fedkin"] < min(compared.errors["Local"], compared.errors["Global"])
+    compared = compare(said, None, FitOptions("logistic"), model=found)
+    assert compared.mean("Fedkin") < min(compared.mean("Local"), compared.mean("Global"))
 
 
-def renamed(asks: Asks) -> Asks:
+def renamed(asks: Queries) -> Queries:
     return replace(asks, questions=tuple(msgspec.structs.replace(one, site=str(one.site)) for one in asks.questions))
 
 
@@ -181,8 +180,8 @@ def test_a_schemas_scale_does_not_matter(seed):
         tuple(Column(name, low=-6.0 - j, high=9.0) for j, name in enumerate(fed.feature_names)), Column("y")
     )
     agreed = Federation.from_schema(columns, scaled, site="site")
-    model = fit_federation(agreed, None, schema=scaled)
-    plain = fit_federation(fed)
+    model = fit(agreed, None, schema=scaled)
+    plain = fit(fed)
     assert model.kin.names == ("(intercept)", *fed.feature_names)
     assert model.kin.theta[:, 1:] == pytest.approx(model.coef[:, 0])
     assert model.kin.theta[:, :1] == pytest.approx(model.intercept)
@@ -202,7 +201,7 @@ def test_parameters_of_classes_are_named_by_label():
     rng = np.random.default_rng(0)
     y = np.array(["low", "mid", "high"])[rng.integers(0, 3, 120)]
     fed = fedkin.Federation.from_arrays(rng.normal(size=(120, 1)), y, np.repeat([0, 1, 2], 40))
-    assert fit_federation(fed).kin.names == ("(intercept) [low]", "x0 [low]", "(intercept) [mid]", "x0 [mid]")
+    assert fit(fed).kin.names == ("(intercept) [low]", "x0 [low]", "(intercept) [mid]", "x0 [mid]")
 
 
 # --- command line ---------------------------------------------------------------------------------------------
@@ -295,12 +294,12 @@ def test_kin_weights_the_edges_of_the_fused_estimator():
     assert weighted.n_edges
     assert 0.05 < weighted.weights.min() <= weighted.weights.max() <= 1.0
     options = FitOptions(method="fused", select="none", fit_intercept=False, standardize=False)
-    bridged = fit_federation(made.federation, weighted, options)
-    assert bridged.gap <= 1e-6
+    bridged = fit(made.federation, weighted, options)
+    assert bridged.fused.gap <= 1e-6
     assert np.array_equal(bridged.graph.weights, weighted.weights)
-    tested = fit_federation(made.federation, None, replace(options, select="bonferroni"))
+    tested = fit(made.federation, None, replace(options, select="bonferroni"))
     ours, theirs = (((model.coef[:, 0] - made.theta_star) ** 2).sum() for model in (bridged, tested))
     assert ours < theirs
-    cliques = fit_federation(made.federation, kin.graph("groups"), options)
-    assert cliques.gap <= 1e-6
+    cliques = fit(made.federation, kin.graph("groups"), options)
+    assert cliques.fused.gap <= 1e-6
     assert cliques.graph.n_components >= int(kin.groups.max()) + 1

@@ -10,7 +10,7 @@ from scipy.special import expit, softmax
 import fedkin
 from fedkin import KinClassifier
 from fedkin.datasets import paper_design
-from fedkin.fitting import FitOptions, fit_federation
+from fedkin.fitting import FitOptions, fit
 from fedkin.losses import LogisticLoss, MultinomialLoss, PoissonLoss, make_loss
 
 
@@ -79,7 +79,7 @@ def made():
 
 @pytest.fixture(scope="module")
 def model(made):
-    return fit_federation(made.federation, None, FitOptions(loss="logistic"))
+    return fit(made.federation, None, FitOptions(loss="logistic"))
 
 
 def test_probabilities_of_a_model_are_means_over_draws(made, model):
@@ -136,7 +136,7 @@ def test_three_classes_from_rows_to_decisions():
 
 
 def test_fused_models_predict_at_their_estimates(made):
-    fused = fit_federation(made.federation, None, FitOptions(loss="logistic", lam=0.02))
+    fused = fit(made.federation, None, FitOptions(loss="logistic", lam=0.02))
     eta = fused.linear_predictor(made.federation[2].X, 2)
     assert np.array_equal(fused.averaged_predictor(made.federation[2].X, 2), eta)
     assert fused.predict_proba(made.federation[2].X, 2)[:, 1] == pytest.approx(expit(eta[:, 0]))

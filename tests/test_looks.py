@@ -16,7 +16,7 @@ import fedkin
 from fedkin import Federation, Graph
 from fedkin.datasets import paper_design
 from fedkin.errors import ParameterError
-from fedkin.fitting import FitOptions, FittedModel, fit_federation, with_history
+from fedkin.fitting import FitOptions, FittedModel, fit, with_history
 from fedkin.fitting.estimators import FedADMMRegressor, KinRegressor
 from fedkin.report import plot_coefficients, plot_kin, plot_path
 
@@ -28,14 +28,14 @@ def fused() -> FittedModel:
     design = paper_design(12, 60, 4, 2, varrho=0.2, signal=2, seed=0)
     options = FitOptions(select="holm")
     return with_history(
-        fit_federation(design.federation, design.graph, options), design.federation, design.graph, options
+        fit(design.federation, design.graph, options), design.federation, design.graph, options
     )
 
 
 @pytest.fixture(scope="module")
 def kin() -> FittedModel:
     design = paper_design(n_sites=12, n_samples=40, n_features=5, n_clusters=2, signal=2, seed=0)
-    return fit_federation(design.federation, None, FitOptions(method="kin"))
+    return fit(design.federation, None, FitOptions(method="kin"))
 
 
 @pytest.fixture(autouse=True)
@@ -51,7 +51,7 @@ def test_cards_are_small_and_take_nothing_for_markup(kin: FittedModel) -> None:
     fed = Federation({f"{NASTY}{u}": ([[0.0], [1.0], [2.0 + u]], [1.0, 3.0, 5.0]) for u in range(3)})
     graph = Graph.complete(fed.sites)
     problem = fedkin.Problem(fed, graph, lam=0.1)
-    model = fit_federation(fed, graph, FitOptions(lam=0.1))
+    model = fit(fed, graph, FitOptions(lam=0.1))
     for one in (fed, graph, problem, fedkin.solve(problem), model, kin, kin.kin):
         card = one._repr_html_()
         assert type(one).__name__ in card and "<script" not in card and len(card) < 8_000
@@ -101,8 +101,8 @@ def test_the_path_ends_in_groups(fused: FittedModel) -> None:
     assert len(lines) == fused.n_sites
     at_top = {round(float(line.get_ydata()[0]), 6) for line in lines}
     at_bottom = {round(float(line.get_ydata()[-1]), 6) for line in lines}
-    assert len(at_top) <= fused.n_clusters < len(at_bottom)
+    assert len(at_top) <= fused.n_groups < len(at_bottom)
     with pytest.raises(ParameterError, match="no path"):
-        plot_path(fit_federation(Federation({"a": [[0.0]], "b": [[1.0]]}), None, FitOptions(loss="mean", lam=0.1)))
+        plot_path(fit(Federation({"a": [[0.0]], "b": [[1.0]]}), None, FitOptions(loss="mean", lam=0.1)))
 
 

@@ -21,7 +21,7 @@ import fedkin
 from fedkin import Federation, Graph
 from fedkin.data import Column, Schema
 from fedkin.errors import DataError, FedkinWarning, ModelFileError, ParameterError, UnknownSiteError
-from fedkin.fitting import FitOptions, FittedModel, fit_federation, load, model_from_theta
+from fedkin.fitting import FitOptions, FittedModel, FusedFit, fit, load, model_from_theta
 from fedkin.losses import HuberLoss, LinearLoss, LogisticLoss, Loss, MultinomialLoss, PoissonLoss, UserLoss, make_loss
 
 
@@ -42,14 +42,10 @@ def made(
         coef=rng.normal(size=(v, k, len(names))),
         intercept=rng.normal(size=(v, k)),
         feature_names=names,
-        clusters=np.arange(v) // 2,
+        groups=np.arange(v) // 2,
         n_samples=np.arange(v) + 5,
         loss=loss or LinearLoss(),
-        penalty="l1",
-        lam=0.1,
-        gap=1e-7,
-        n_iter=12,
-        status="converged",
+        fused=FusedFit("l1", 0.1, 1e-7, 12),
         graph=graph.reweighted(rng.uniform(0.5, 2.0, graph.n_edges)),
         **more,
     )
@@ -62,12 +58,13 @@ def held(folder: Path) -> list[str]:
 def assert_same(one: FittedModel, other: FittedModel) -> None:
     assert one.sites == other.sites
     assert [type(site) for site in one.sites] == [type(site) for site in other.sites]
-    for name in ("coef", "intercept", "clusters", "n_samples"):
+    for name in ("coef", "intercept", "groups", "n_samples"):
         first, second = getattr(one, name), getattr(other, name)
         assert first.dtype == second.dtype and first.shape == second.shape
         assert first.tobytes() == second.tobytes(), name
-    for name in ("feature_names", "penalty", "lam", "n_iter", "status", "fit_intercept", "classes", "target_name"):
+    for name in ("feature_names", "fit_intercept", "classes", "target_name"):
         assert getattr(one, name) == getattr(other, name), name
+    assert repr(one.fused) == repr(other.fused)  # a gap may be NaN
     assert one.graph == other.graph
     assert one.offset_name == other.offset_name
     assert dict(one.notes) == dict(other.notes)
@@ -168,13 +165,13 @@ def test_probabilities_need_classes():
 
 
 def test_coefficients_as_a_table():
-    table = pd.DataFrame(made(feature_names=("age", "cluster")).coefficients())
-    assert table.columns.tolist() == ["site", "cluster", "intercept", "age", "feature:cluster"]
+    table = pd.DataFrame(made(feature_names=("age", "group")).coefficients())
+    assert table.columns.tolist() == ["site", "group", "intercept", "age", "feature:group"]
     assert len(pd.DataFrame(made(loss=MultinomialLoss(3), classes=(0, 1, 2), k=2).coefficients())) == 6
 
 
 def test_groups():
-    assert made(sites="abcde").groups() == (("a", "b"), ("c", "d"), ("e",))
+    assert made(sites="abcde").members() == (("a", "b"), ("c", "d"), ("e",))
 
 
 # --- files ----------------------------------------------------------------------------------------------------
@@ -244,7 +241,7 @@ def test_files_are_open(tmp_path):
     assert held(tmp_path) == ["m"]
     assert held(tmp_path / "m") == ["coefficients.csv", "edges.csv", "model.json"]
     meta = json.loads((tmp_path / "m" / "model.json").read_text(encoding="utf-8"))
-    assert (meta["format"], meta["format_version"], meta["lam"]) == ("fedkin-model", 1, 0.1)
+    assert (meta["format"], meta["format_version"], meta["fused"]["lam"]) == ("fedkin-model", 2, 0.1)
     table = pl.read_csv(tmp_path / "m" / "coefficients.csv")
     assert table["site"].to_list() == list(model.sites)
     np.testing.assert_array_equal(table["age"], model.coef[:, 0, 0])
@@ -254,7 +251,7 @@ def test_files_are_open(tmp_path):
 
 
 def test_what_a_model_need_not_have_survives_too(tmp_path):
-    model = fit_federation(Federation({u: [[float(u)]] for u in range(4)}), None, FitOptions(loss="mean", lam=0.1))
+    model = fit(Federation({u: [[float(u)]] for u in range(4)}), None, FitOptions(loss="mean", lam=0.1))
     told = {"metric": "error", "methods": [{"name": "Local", "mean": 1.5}]}
     replace(model, comparison=told, history={"command": "fedkin fit"}).save(tmp_path / "model")
     again = load(tmp_path / "model")
@@ -379,8 +376,8 @@ def test_entries_of_the_wrong_kind_are_noticed(tmp_path_factory, data):
 def test_other_versions_and_missing_models(tmp_path):
     made().save(tmp_path / "m")
     path = tmp_path / "m" / "model.json"
-    path.write_text(path.read_text().replace('"format_version": 1', '"format_version": 99'))
-    with pytest.raises(ModelFileError, match=r"format version 99.*reads version 1"):
+    path.write_text(path.read_text().replace('"format_version": 2', '"format_version": 99'))
+    with pytest.raises(ModelFileError, match=r"format version 99.*reads version 2"):
         load(tmp_path / "m")
     made().save(tmp_path / "m")  # a model of another version is still a model, and may be replaced
     with pytest.raises(ModelFileError, match="does not exist"):
@@ -428,7 +425,7 @@ def test_a_loss_of_ones_own(tmp_path):
     X = rng.normal(size=(40, 2))
     fed = Federation({u: (X[20 * u : 20 * u + 20], rng.normal(size=20)) for u in (0, 1)})
     plain = UserLoss(squared, squared_gradient, name="half squares", strong_convexity=1e-3)
-    model = fit_federation(fed, None, FitOptions(loss=plain, lam=0.0))
+    model = fit(fed, None, FitOptions(loss=plain, lam=0.0))
     model.save(tmp_path / "plain")
     np.testing.assert_array_equal(load(tmp_path / "plain").predict(X, 1), model.predict(X, 1))
 
@@ -451,8 +448,8 @@ def test_a_known_loss_cannot_be_swapped(tmp_path):
 
 
 def test_infinite_gaps_survive(tmp_path):
-    replace(made(), gap=math.inf).save(tmp_path / "m")
-    assert load(tmp_path / "m").gap == math.inf
+    replace(made(), fused=FusedFit("l1", 0.1, math.inf)).save(tmp_path / "m")
+    assert load(tmp_path / "m").fused.gap == math.inf
 
 
 def test_load_is_a_name_of_the_package():
@@ -477,8 +474,7 @@ def schema_model() -> FittedModel:
         loss=make_loss("logistic"),
         intercept=True,
         n_samples={"n": 40, "s": 50},
-        lam=0.1,
-        gap=float("nan"),
+        fused=FusedFit("l1", 0.1),
     )
 
 
@@ -498,7 +494,7 @@ def test_parameters_of_prepared_rows_become_a_model_in_the_users_units():
     np.testing.assert_allclose(model.linear_predictor(table, "s")[:, 0], eta, rtol=1e-12)
     assert model.feature_names == ("age", "ward=B", "ward=C")
     assert model.classes == ("alive", "dead")
-    assert model.groups() == (("n",), ("s",), ("w",))
+    assert model.members() == (("n",), ("s",), ("w",))
     assert model.n_samples.tolist() == [40, 50, 0]
 
 
@@ -525,7 +521,7 @@ def test_equal_parameters_along_edges_make_a_group():
     schema = Schema((Column("x"),), Column("y"))
     same = {"a": [1.0, 2.0], "b": [1.0, 2.0], "c": [1.0, 2.0]}
     how = {"schema": schema, "loss": make_loss("linear"), "intercept": True, "n_samples": {}}
-    assert model_from_theta(same, Graph(["a", "b", "c"], [("a", "b")]), **how).groups() == (("a", "b"), ("c",))
+    assert model_from_theta(same, Graph(["a", "b", "c"], [("a", "b")]), **how).members() == (("a", "b"), ("c",))
     with pytest.raises(ParameterError, match="'c'"):
         model_from_theta({"a": [1.0, 2.0], "b": [1.0, 2.0]}, Graph.empty(["a", "b", "c"]), **how)
     with pytest.raises(ParameterError, match="2 parameters"):
@@ -537,7 +533,7 @@ def test_a_part_stands_alone(tmp_path):
     part = model.part(["w", "s"])
     assert part.sites == ("w", "s")
     assert part.graph.n_edges == 1
-    assert part.clusters.tolist() == [0, 1]
+    assert part.groups.tolist() == [0, 1]
     alone = model.part(["s"])
     alone.save(tmp_path / "own")
     back = load(tmp_path / "own")

@@ -14,7 +14,7 @@ from fedkin.data import Column, Schema
 from fedkin.errors import DataError
 from fedkin.federate import Organiser, Site, change_settings
 from fedkin.federate.trust import SecurityError
-from fedkin.fitting import FitOptions, FittedModel, fit_federation, join_parts, model_from_theta
+from fedkin.fitting import FitOptions, FittedModel, fit, join_parts, model_from_theta
 from fedkin.losses import make_loss
 
 
@@ -85,8 +85,8 @@ def test_parts_of_different_rounds_are_not_joined(two) -> None:
     made, *_ = two
     graph = fedkin.Graph(["north", "south"], [("north", "south")])
     one, other = model_of(made.contract, "north"), model_of(made.contract, "south")
-    assert join_parts([one, other], graph).groups() == (("north", "south"),)
-    assert join_parts([one, model_of(made.contract, "south", 0.6)], graph).n_clusters == 2
+    assert join_parts([one, other], graph).members() == (("north", "south"),)
+    assert join_parts([one, model_of(made.contract, "south", 0.6)], graph).n_groups == 2
     with pytest.raises(DataError, match="'north' and 'south' differ in lam: they are not of the same rounds"):
         join_parts([one, model_of(made.contract, "south", lam=0.2)], graph)
     with pytest.raises(DataError, match="each of them once"):
@@ -104,7 +104,7 @@ def test_joining_the_parts_gives_the_model_back() -> None:
     )
     again = join_parts([whole.part([site]) for site in "cab"], graph)
     assert again.coef.tobytes() == whole.coef.tobytes() and again.intercept.tobytes() == whole.intercept.tobytes()
-    assert again.groups() == whole.groups() == (("a", "c"), ("b",))
+    assert again.members() == whole.members() == (("a", "c"), ("b",))
     federation = fedkin.Federation({site: [[float(site > "a")]] for site in "abc"})
-    means = fit_federation(federation, graph, FitOptions(loss="mean", lam=0.01, select="none"))
-    assert join_parts([means.part([site]) for site in "abc"], graph).groups() == means.groups()
+    means = fit(federation, graph, FitOptions(loss="mean", lam=0.01, select="none"))
+    assert join_parts([means.part([site]) for site in "abc"], graph).members() == means.members()

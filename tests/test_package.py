@@ -148,7 +148,7 @@ def test_python_of_the_pages_runs(page: Path, tmp_path: Path) -> None:
 
 def test_readme_says_what_comes_out(tmp_path: Path) -> None:
     (block,) = python_blocks(PAGES[0])
-    promised = re.search(r"print\(model.clusters_\)\s*# (.*)", block)[1]
+    promised = re.search(r"print\(model.groups_\)\s*# (.*)", block)[1]
     assert run_python(block, tmp_path).splitlines()[0] == promised
 
 

@@ -13,7 +13,7 @@ from fedkin.core import Budget, Summaries, Summary, local_fit, private_summary, 
 from fedkin.core.summarising import noise_multiplier
 from fedkin.data import Rows
 from fedkin.errors import DataError, ParameterError
-from fedkin.fitting import FitOptions, compare_folds, fit_summaries
+from fedkin.fitting import FitOptions, compare, fit
 from fedkin.losses import LinearLoss, LogisticLoss, MeanLoss
 
 pytestmark = pytest.mark.exhaustive
@@ -103,21 +103,21 @@ def test_a_fit_of_noisy_sums_says_what_was_promised(tmp_path) -> None:
         parts.append(private_summary(f"site {k}", rows, LinearLoss(), budget, feature_names=NAMES, rng=rng))
     summaries = Summaries.stack(Summary.from_plain(json.loads(json.dumps(part.to_plain()))) for part in parts)
     options = FitOptions("linear", "fused", standardize=False)
-    model = fit_summaries(summaries, None, options)
+    model = fit(summaries, None, options)
     assert model.origin == {
         "from": "summaries",
         "rounds": 1,
         "privacy": {"epsilon": 8.0, "delta": 1e-5, "sites": 6},
     }
-    assert model.groups() == (("site 0", "site 1", "site 2"), ("site 3", "site 4", "site 5"))
+    assert model.members() == (("site 0", "site 1", "site 2"), ("site 3", "site 4", "site 5"))
     assert abs(model.coef[0, 0] - THETA[1:]).max() < 0.1
     model.save(tmp_path / "model")
     assert fedkin.load(tmp_path / "model").origin == model.origin
-    compared = compare_folds(summaries, model, options)
+    compared = compare(summaries, None, options, model=model)
     assert compared is not None
-    assert compared.errors["Fedkin"] < compared.errors["Global"]
+    assert compared.mean("Fedkin") < compared.mean("Global")
     with pytest.raises(ParameterError, match="standardize=False"):
-        fit_summaries(summaries, None, FitOptions("linear", "fused"))
+        fit(summaries, None, FitOptions("linear", "fused"))
 
 
 @pytest.mark.parametrize("loss", ["linear", "mean"])
@@ -130,7 +130,7 @@ def test_noise_that_drowns_the_rows_still_gives_a_fit(loss: str) -> None:
         rng = np.random.default_rng(k)
         parts.append(private_summary(f"site {k}", rows, made, Budget(0.3), feature_names=names, rng=rng))
     summaries = Summaries.stack(parts)
-    model = fit_summaries(summaries, None, FitOptions(loss, "fused", standardize=False))
+    model = fit(summaries, None, FitOptions(loss, "fused", standardize=False))
     assert np.isfinite(model.coef).all()
     assert model.status == "converged"
     assert model.graph.n_edges == 10  # nobody can tell the sites apart

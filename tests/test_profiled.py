@@ -12,7 +12,7 @@ from fedkin import FedADMMRegressor, Graph
 from fedkin.cli import main
 from fedkin.core import assign_folds
 from fedkin.errors import DegenerateSiteWarning, ParameterError, SolverError
-from fedkin.fitting import FitOptions, fit_federation, fit_summaries
+from fedkin.fitting import FitOptions, fit
 from fedkin.losses import UserLoss
 from fedkin.solvers import ProfiledProblem
 
@@ -79,27 +79,27 @@ def test_held_out_rows_meet_intercepts_of_training():
 def test_groups_share_slopes_and_no_intercept():
     fed = sites(v=6, n=40, spread=20.0)
     how = {"method": "fused", "select": "none"}
-    model = fit_federation(fed, None, FitOptions(fuse_intercept=False, lam=0.02, **how))
-    assert model.clusters.tolist() == [0, 0, 0, 1, 1, 1]
+    model = fit(fed, None, FitOptions(fuse_intercept=False, lam=0.02, **how))
+    assert model.groups.tolist() == [0, 0, 0, 1, 1, 1]
     assert len(np.unique(model.intercept)) == 6
-    fused = fit_federation(fed, None, FitOptions(lam=0.02, **how))
+    fused = fit(fed, None, FitOptions(lam=0.02, **how))
     own = [fed.y[fed.site_index == u].mean() for u in range(6)]
     assert np.corrcoef(model.intercept[:, 0], own)[0, 1] > 0.99
     assert np.abs(model.intercept[:, 0] - own).max() < np.abs(fused.intercept[:, 0] - own).max()
-    chosen = fit_federation(fed, None, FitOptions(fuse_intercept="auto", **how))
+    chosen = fit(fed, None, FitOptions(fuse_intercept="auto", **how))
     assert chosen.history["choice"]["fuse_intercept"] is False
-    assert fit_federation(fed, None, FitOptions(fuse_intercept=False, **how)).lam == chosen.lam
+    assert fit(fed, None, FitOptions(fuse_intercept=False, **how)).fused.lam == chosen.fused.lam
     same = sites(v=12, n=4, spread=0.0, seed=1)  # few rows and one level: edges help intercepts, too
-    one = fit_federation(same, None, FitOptions(fuse_intercept="auto", **how))
+    one = fit(same, None, FitOptions(fuse_intercept="auto", **how))
     assert one.history["choice"]["fuse_intercept"] is True
-    assert one.lam == fit_federation(same, None, FitOptions(**how)).lam
+    assert one.fused.lam == fit(same, None, FitOptions(**how)).fused.lam
 
 
 def test_summaries_estimators_and_the_command_line(tmp_path, monkeypatch):
     fed = sites(v=6, n=40).replaced(weight=None)
     options = FitOptions(method="fused", select="none", fuse_intercept=False)
-    model = fit_federation(fed, None, options)
-    summed = fit_summaries(fedkin.summarise(fed.with_intercept(), "linear"), None, options)
+    model = fit(fed, None, options)
+    summed = fit(fedkin.summarise(fed.with_intercept(), "linear"), None, options)
     assert np.allclose(model.coef, summed.coef, atol=1e-5)
     estimator = FedADMMRegressor(select=None, fuse_intercept=False).fit(fed.X, fed.y, site=fed.site_index)
     assert np.allclose(model.coef[:, 0], estimator.coef_, atol=1e-5)
@@ -209,8 +209,8 @@ def test_a_site_with_one_class_needs_a_ridge_or_edges():
     for fuse in (False, "auto"):
         options = FitOptions(loss="logistic", fuse_intercept=fuse, select="none", cv_folds=3)
         with pytest.warns(DegenerateSiteWarning, match="a missing one"):
-            model = fit_federation(rows, None, options)
-        assert model.gap <= 1e-6 and np.isfinite(model.coef).all()
+            model = fit(rows, None, options)
+        assert model.fused.gap <= 1e-6 and np.isfinite(model.coef).all()
         assert "fuse_intercept" in model.history["choice"]
 
 

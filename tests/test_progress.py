@@ -16,7 +16,7 @@ import fedkin.cli.models.fit_table
 from fedkin._base import listening, tracked
 from fedkin.cli import main
 from fedkin.datasets import paper_design
-from fedkin.fitting import FitOptions, compare, fit_federation
+from fedkin.fitting import FitOptions, compare
 from processes import PATIENCE
 
 TABLE = "site,x,y\n" + "".join(
@@ -118,10 +118,10 @@ def interrupted_fit(monkeypatch, turn):
         turns.append(1)
         if len(turns) == turn:
             signal.raise_signal(signal.SIGINT)
-        return fit_federation(*arguments, **more)
+        return fit(*arguments, **more)
 
-    monkeypatch.setattr("fedkin.fitting.comparison.comparison.fit_federation", fit)
-    monkeypatch.setattr(fedkin.cli.models.fit_table, "fit_federation", fit)
+    monkeypatch.setattr("fedkin.fitting.comparison.fit", fit)
+    monkeypatch.setattr(fedkin.cli.models.fit_table, "fit", fit)
 
 
 def test_ctrl_c_keeps_the_best_if_asked(place, capsys, monkeypatch):

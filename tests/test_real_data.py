@@ -17,7 +17,7 @@ from sklearn.preprocessing import StandardScaler
 from fedkin import Federation
 from fedkin.data import read_columns
 from fedkin.errors import TableWarning
-from fedkin.fitting import FitOptions, compare, fit_federation
+from fedkin.fitting import FitOptions, compare, fit
 
 DATA = Path(os.environ.get("FEDKIN_DATA", Path(__file__).resolve().parents[1].parent / "shared" / "data"))
 
@@ -96,7 +96,7 @@ def test_kinds_of_ground_are_found_unaided(seed):
     Foliated ground comes in two groups; where the border between these runs depends on the seed.
     """
     federation = Federation.read(DATA / "landmine" / "landmine.csv", site="task", target="label")
-    kin = fit_federation(federation, None, FitOptions(loss="logistic", seed=seed)).kin
+    kin = fit(federation, None, FitOptions(loss="logistic", seed=seed)).kin
     foliated = np.array([int(field) <= 15 for field in kin.sites])
     assert kin.resolved
     right = sum(max((kin.groups[foliated] == k).sum(), (kin.groups[~foliated] == k).sum()) for k in set(kin.groups))
@@ -119,7 +119,7 @@ def test_melanoma():
     found = compare(federation, None, FitOptions(loss="poisson"), repeats=1, test_size=0.3)
     assert found.mean("Fedkin") < found.mean("Global")
     ids = in_site_order(test)
-    forgotten = fit_federation(
+    forgotten = fit(
         Federation.from_arrays(train.X, train.y, in_site_order(train)), None, FitOptions(loss="poisson", lam=0.01)
     )
     with_offset = found.models[0]["Fedkin"].predict(test.X, ids, test.offset)
@@ -128,8 +128,8 @@ def test_melanoma():
 
 def test_melanoma_slopes_change_sign():
     """The textbook reversal: mortality rises with UV-B in Britain and falls with it over Europe as a whole."""
-    model = fit_federation(melanoma(), None, FitOptions(loss="poisson", lam=0.003))
+    model = fit(melanoma(), None, FitOptions(loss="poisson", lam=0.003))
     slopes = dict(zip(model.sites, model.coef[:, 0, 0], strict=True))
     assert slopes["UK"] > 0.05 and slopes["Italy"] < -0.05
-    one_for_all = fit_federation(melanoma(), None, replace(FitOptions(loss="poisson"), lam=100.0))
-    assert one_for_all.n_clusters == 1 and one_for_all.coef[0, 0, 0] < 0
+    one_for_all = fit(melanoma(), None, replace(FitOptions(loss="poisson"), lam=100.0))
+    assert one_for_all.n_groups == 1 and one_for_all.coef[0, 0, 0] < 0

@@ -17,10 +17,16 @@ from fedkin import Federation, Graph
 from fedkin.cli import main
 from fedkin.datasets import paper_design
 from fedkin.errors import DataError
-from fedkin.fitting import FitOptions, FittedModel, fit_federation, load, with_history
+from fedkin.fitting import FitOptions, FittedModel, fit, load, with_history
 from fedkin.report import read_coordinates, report_page, report_payload
-from fedkin.report.arrays import BLOCKS, MOST_PAIRED_SITES, display_order, nearest_kin, pair_matrix
-from fedkin.report.payload import MOST_ESTIMATES
+from fedkin.report.payload import (
+    BLOCKS,
+    MOST_ESTIMATES,
+    MOST_PAIRED_SITES,
+    display_order,
+    nearest_kin,
+    pair_matrix,
+)
 
 #: Bytes that a page may have.
 LIMIT = 3_000_000
@@ -43,14 +49,14 @@ COMPARED = {
 def fused() -> FittedModel:
     design = paper_design(12, 60, 4, 2, varrho=0.2, signal=2, seed=0)
     options = FitOptions(select="holm")
-    model = fit_federation(design.federation, design.graph, options)
+    model = fit(design.federation, design.graph, options)
     return with_history(model, design.federation, design.graph, options)
 
 
 @pytest.fixture(scope="module")
 def kin() -> FittedModel:
     design = paper_design(n_sites=12, n_samples=40, n_features=5, n_clusters=2, signal=2, seed=0)
-    return fit_federation(design.federation)
+    return fit(design.federation)
 
 
 def unpacked(text: str, kind: str) -> np.ndarray:
@@ -88,7 +94,7 @@ def test_a_fused_model(fused):
     assert told["coefficients"]["names"] == ["(intercept)", *fused.feature_names]
     kept, dropped = (unpacked(told["edges"][name], "i4").reshape(-1, 2) for name in ("kept", "dropped"))
     assert kept.tolist() == fused.graph.edges.tolist()
-    assert len(kept) + len(dropped) == told["edges"]["n_candidates"] == fused.selection["candidates"]
+    assert len(kept) + len(dropped) == told["edges"]["n_candidates"] == fused.fused.selection["candidates"]
     assert not {tuple(edge) for edge in kept.tolist()} & {tuple(edge) for edge in dropped.tolist()}
     assert told["comparison"]["sites"]["Local"] == [None, 3.0, *[None] * 10]
     assert told["comparison"]["methods"][1]["difference_error"] is None
@@ -102,7 +108,7 @@ def test_a_fused_model(fused):
 
 def test_the_matrix_of_a_fused_model_counts_equal_coefficients():
     fed = Federation({u: ([[1.0, 2.0], [2.0, 1.0], [0.0, 1.0]], [1.0, 2.0, float(u)]) for u in range(3)})
-    model = fit_federation(fed, None, FitOptions(lam=0.0, select="none", fit_intercept=False))
+    model = fit(fed, None, FitOptions(lam=0.0, select="none", fit_intercept=False))
     coef = np.array([[[1.0, 5.0]], [[1.0, 6.0]], [[2.0, 7.0]]])
     values = unpacked(report_payload(replace(model, coef=coef))["matrix"]["values"], "u1") / 255
     np.testing.assert_allclose(values, [0.5, 0, 0], atol=1 / 255)  # pairs (1, 0), (2, 0), (2, 1)
@@ -126,7 +132,7 @@ def test_no_groups_resolved():
     theta = rng.standard_normal((15, 3))
     X = rng.standard_normal((15, 30, 3))
     rows = {u: (X[u], X[u] @ theta[u] + rng.standard_normal(30)) for u in range(15)}
-    model = fit_federation(Federation(rows))
+    model = fit(Federation(rows))
     told = report_payload(model)
     assert not told["resolved"] and set(told["sites"]["groups"]) == {0}
     assert told["headline"] == "No groups resolved: the 15 sites differ gradually, or too little for groups to show."
@@ -135,18 +141,18 @@ def test_no_groups_resolved():
 
 def test_a_model_of_one_site_and_one_without_groups():
     fed = Federation({"a": ([[0.0], [1.0], [2.0]], [1.0, 3.0, 5.0])})
-    assert report_payload(fit_federation(fed))["headline"] == "A model for one site."
+    assert report_payload(fit(fed))["headline"] == "A model for one site."
     many = Federation({u: [[float(u)]] for u in range(4)})
-    apart = fit_federation(many, None, FitOptions(loss="mean", lam=0.0, select="none"))
+    apart = fit(many, None, FitOptions(loss="mean", lam=0.0, select="none"))
     assert report_payload(apart)["headline"] == "Each of the 4 sites has a model of its own."
-    as_one = fit_federation(many, None, FitOptions(loss="mean", lam=100.0, select="none"))
+    as_one = fit(many, None, FitOptions(loss="mean", lam=100.0, select="none"))
     assert report_payload(as_one)["headline"] == "All 4 sites belong together."
 
 
 def test_several_classes_have_coefficients_of_each():
     rng = np.random.default_rng(1)
     rows = {u: (rng.standard_normal((30, 2)), rng.choice(["x", "y", "z"], 30)) for u in range(3)}
-    model = fit_federation(Federation(rows), None, FitOptions(lam=0.01, select="none"))
+    model = fit(Federation(rows), None, FitOptions(lam=0.01, select="none"))
     names = report_payload(model)["coefficients"]["names"]
     assert names[0] == "(intercept) [y]" and names[3] == "(intercept) [z]" and len(names) == 6
 
@@ -157,14 +163,14 @@ def test_several_classes_have_coefficients_of_each():
 def large(V: int, p: int) -> FittedModel:
     """A model of many sites, without the time to fit one."""
     rng = np.random.default_rng(0)
-    small = fit_federation(Federation({u: [[float(u)] * p] for u in range(2)}), None, FitOptions(loss="mean", lam=0.0))
+    small = fit(Federation({u: [[float(u)] * p] for u in range(2)}), None, FitOptions(loss="mean", lam=0.0))
     sites = tuple(f"site {u:05d}" for u in range(V))
     return replace(
         small,
         sites=sites,
         coef=rng.standard_normal((V, 1, p)),
         intercept=np.zeros((V, 1)),
-        clusters=rng.integers(0, 8, V),
+        groups=rng.integers(0, 8, V),
         n_samples=np.full(V, 30),
         graph=Graph.empty(sites),
         notes={},
@@ -215,7 +221,7 @@ NASTY = "</script><script>alert(1)</script><img src=x onerror=alert(2)>&amp;\u20
 
 def test_nothing_that_a_site_is_called_becomes_part_of_the_page():
     fed = Federation({NASTY: ([[0.0], [1.0], [2.0]], [1.0, 3.0, 5.0])}, feature_names=["<b>x</b>"])
-    page = report_page(fit_federation(fed))
+    page = report_page(fit(fed))
     assert payload_of(page)["sites"]["names"] == [NASTY]
     assert page.count("<script") == page.count("</script>") == 2
     assert "<img" not in page and "<b>" not in page and "\u2028" not in page
@@ -257,10 +263,10 @@ def test_coordinates(tmp_path: Path):
 
 def test_states_are_recognised():
     rows = {name: [[1.0]] for name in ("Ohio", "New York", "texas", "DC")}
-    model = fit_federation(Federation(rows), None, FitOptions(loss="mean", lam=1.0, select="none"))
+    model = fit(Federation(rows), None, FitOptions(loss="mean", lam=1.0, select="none"))
     assert report_payload(model)["places"]["codes"] == ["OH", "NY", "TX", "DC"]
     rows["Paris"] = [[1.0]]
-    model = fit_federation(Federation(rows), None, FitOptions(loss="mean", lam=1.0, select="none"))
+    model = fit(Federation(rows), None, FitOptions(loss="mean", lam=1.0, select="none"))
     assert report_payload(model)["places"] is None
 
 

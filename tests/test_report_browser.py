@@ -18,7 +18,7 @@ from browser import Page, chromium, needs_browser, serious_findings
 from fedkin import Federation
 from fedkin.data import read_columns
 from fedkin.datasets import paper_design
-from fedkin.fitting import FitOptions, FittedModel, compare, fit_federation, with_history
+from fedkin.fitting import FitOptions, FittedModel, compare, fit, with_history
 from fedkin.report import report_page
 from test_report import large
 
@@ -55,7 +55,7 @@ def demo(folder: Path) -> str:
     design = paper_design(20, 40, 6, 2, varrho=0.2, signal=2, seed=0)
     options = FitOptions(select="holm")
     found = compare(design.federation, graph=design.graph, options=options, repeats=2)
-    model = fit_federation(design.federation, design.graph, options)
+    model = fit(design.federation, design.graph, options)
     model = with_history(model, design.federation, design.graph, options)
     model = replace(model, comparison=found.plain(), history={**model.history, "command": "fedkin demo"})
     return written(folder, "demo", model)
@@ -78,7 +78,7 @@ def landmine(folder: Path) -> str:
     """Kin of the landmine tasks, or of tasks like them where the table is absent."""
     table = DATA / "landmine" / "landmine.csv"
     federation = Federation.read(table, site="task", target="label") if table.exists() else look_alike()
-    return written(folder, "landmine", fit_federation(federation, None, FitOptions(loss="logistic", method="kin")))
+    return written(folder, "landmine", fit(federation, None, FitOptions(loss="logistic", method="kin")))
 
 
 @pytest.fixture(scope="module")
@@ -93,7 +93,7 @@ def election(folder: Path) -> str:
             X = rng.standard_normal((40, 2))
             rows[state] = (X, X @ [3.0 if u % 2 else -3.0, 1.0] + rng.standard_normal(40))
         federation = Federation(rows)
-    return written(folder, "election", fit_federation(federation, None, FitOptions(method="kin")))
+    return written(folder, "election", fit(federation, None, FitOptions(method="kin")))
 
 
 def votes(place: Path) -> Federation:
@@ -123,7 +123,7 @@ def many(folder: Path) -> str:
     model = large(2000, 12)
     centres = np.random.default_rng(1).standard_normal((8, 1, 12))
     own = model.coef * np.r_[np.zeros(6), np.full(6, 0.1)]  # half of the coefficients are common to a group
-    return written(folder, "many", replace(model, coef=own + centres[model.clusters]))
+    return written(folder, "many", replace(model, coef=own + centres[model.groups]))
 
 
 @pytest.fixture(scope="module")
@@ -132,7 +132,7 @@ def unresolved(folder: Path) -> str:
     rng = np.random.default_rng(0)
     theta, X = rng.standard_normal((15, 3)), rng.standard_normal((15, 30, 3))
     rows = {f"school {u}": (X[u], X[u] @ theta[u] + rng.standard_normal(30)) for u in range(15)}
-    return written(folder, "unresolved", fit_federation(Federation(rows), None, FitOptions(method="kin")))
+    return written(folder, "unresolved", fit(Federation(rows), None, FitOptions(method="kin")))
 
 
 ALL = ("demo", "landmine", "election", "many", "unresolved")
@@ -298,7 +298,7 @@ def test_differences_say_how_they_were_made(landmine: str, shown: Any, folder: P
     assert page.inner_text("#difference thead th >> nth=1") == "Difference"
     monkeypatch.setattr("fedkin.report.payload.MOST_DIFFERENCES", 0)
     rows = {u: ([[0.0], [1.0], [2.0], [3.0]], [0.0, 1.0 + u, 2.0, 3.5 * u]) for u in range(4)}
-    model = fit_federation(Federation(rows), None, FitOptions(method="kin"))
+    model = fit(Federation(rows), None, FitOptions(method="kin"))
     assert "Approximate" in shown(written(folder, "approximate", model)).inner_text("#difference")
 
 
@@ -306,7 +306,7 @@ def test_differences_say_how_they_were_made(landmine: str, shown: Any, folder: P
 def test_huge_errors_do_not_flatten_the_others(width: int, shown: Any, folder: Path) -> None:
     names = [f"A hospital with a long name {u}" for u in range(20)]
     rows = {name: [[float(k > 9)]] for k, name in enumerate(names)}
-    model = fit_federation(Federation(rows), None, FitOptions("mean"))
+    model = fit(Federation(rows), None, FitOptions("mean"))
     alone = np.r_[9e10, np.linspace(1.1e9, 9.5e8, 19)]
     means = {"Local": 8.9e10, "Global": 8.87e9, "Site intercepts": 8.85e9, "Fedkin": 8.77e9}
     found = {
@@ -377,7 +377,7 @@ def test_on_paper_everything_is_open_and_dark_is_light(demo: str, shown: Any, tm
 def test_names_are_text(browser: Any, folder: Path) -> None:
     nasty = "</script><img src=x onerror=\"document.body.dataset.broken='yes'\">"
     rows = {f"{nasty}{u}": ([[0.0], [1.0], [2.0 + u]], [1.0, 3.0, 5.0]) for u in range(3)}
-    model = fit_federation(Federation(rows, feature_names=[nasty]), None, FitOptions(lam=0.1))
+    model = fit(Federation(rows, feature_names=[nasty]), None, FitOptions(lam=0.1))
     model = replace(model, target_name=nasty)
     one = Page(browser)
     page = one.open(written(folder, "nasty", model))

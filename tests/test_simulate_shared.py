@@ -63,7 +63,7 @@ def test_one_message_ends_with_a_model_at_each_site(tmp_path: Path, capsys: pyte
         assert words in said
     trial = tmp_path / "trial"
     whole = load(trial / "model")
-    assert sorted(whole.groups()) == sorted([tuple(heart.SITES[:2]), tuple(heart.SITES[2:])])
+    assert sorted(whole.members()) == sorted([tuple(heart.SITES[:2]), tuple(heart.SITES[2:])])
     row = np.array([[70.0, 1.0]])
     for name in heart.SITES:
         own = load(trial / "sites" / name / "model")
@@ -93,7 +93,7 @@ def test_questions_are_asked_until_the_gap_is_certified(tmp_path: Path, capsys: 
     assert asked == list(range(2, asked[-1] + 1)) and f"messages  {asked[-1]} of every site" in said
     assert "No model yet" not in said
     model = load(tmp_path / "trial" / "model")
-    assert model.status == "converged" and model.gap < 1e-6
+    assert model.status == "converged" and model.fused.gap < 1e-6
     assert len(list((tmp_path / "trial" / "organiser" / "summaries").iterdir())) == 4 * asked[-1]
 
 

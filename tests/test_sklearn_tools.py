@@ -184,10 +184,10 @@ def test_rows_that_come_later_give_the_fit_of_all_rows(model):
         assert np.array_equal(grown.coef_, whole.coef_)
         assert np.array_equal(grown.intercept_, whole.intercept_)
     else:
-        assert not any(isinstance(part, Federation) for part in vars(grown._kept).values())
+        assert not any(isinstance(part, Federation) for part in vars(grown._so_far).values())
         assert np.allclose(grown.coef_, whole.coef_, atol=1e-6)
         assert np.allclose(grown.intercept_, whole.intercept_, atol=1e-6)
-        assert grown._kept.sums.size < X.size
+        assert grown._so_far.sums.size < X.size
     first = clone(model).partial_fit(X, y, site=site)
     assert np.array_equal(first.coef_, clone(model).fit(X, y, site=site).coef_)
     with pytest.raises(DataError, match="not told the sites"):
@@ -216,9 +216,9 @@ def test_few_rows_are_kept_as_they_are():
     frame, y, site = sites(classes=False)
     X = frame[["age", "dose"]].to_numpy()
     grown = KinRegressor().fit(X[:12], y[:12], site=site[:12])
-    assert isinstance(grown._kept.rows, Federation)
+    assert isinstance(grown._so_far.rows, Federation)
     grown.partial_fit(X[12:], y[12:], site=site[12:])
-    assert not hasattr(grown._kept, "rows")
+    assert not hasattr(grown._so_far, "rows")
 
 
 def test_a_class_that_comes_later():

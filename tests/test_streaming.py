@@ -12,7 +12,7 @@ from fedkin.core import rows_in_files
 from fedkin.core.parquet import ParquetTable
 from fedkin.data import Federation
 from fedkin.errors import DataError, ParameterError
-from fedkin.fitting import FitOptions, fit_federation, fit_files, fit_summaries
+from fedkin.fitting import FitOptions, fit
 
 ROLES = {"site": "site", "target": "y"}
 FUSED = FitOptions(method="fused", lam=0.03, select="none")
@@ -42,11 +42,11 @@ def test_the_fit_is_that_of_rows_in_memory(tmp_path, options):
     federation = Federation.read(path, **ROLES)
     assert streamed.n_rows == 900
     assert streamed.schema.names == federation.feature_names == ("x", "z", "ward=B", "ward=C")
-    ours = fit_summaries(streamed.summaries, None, options)
+    ours = fit(streamed.summaries, None, options)
     if options.method == "fused":
-        rows = fit_federation(federation, None, options)
+        rows = fit(federation, None, options)
     else:  # the chains of kin part ways over the last bits of rows
-        rows = fit_summaries(fedkin.summarise(federation.with_intercept(), "linear"), None, options)
+        rows = fit(fedkin.summarise(federation.with_intercept(), "linear"), None, options)
     assert ours.sites == rows.sites
     assert np.allclose(ours.coef, rows.coef, atol=1e-6)
     assert np.allclose(ours.intercept, rows.intercept, atol=1e-4)
@@ -138,8 +138,8 @@ def test_kin_of_rows_in_files_is_that_of_rows_in_memory(tmp_path, kind, more):
     path = written(tmp_path / "rows", columns)
     options = FitOptions(loss="poisson" if kind == "poisson" else "auto")
     rows = rows_in_files(path, **ROLES, **more, loss=options.loss)
-    ours = fit_files(rows, None, options)
-    theirs = fit_federation(Federation.read(path, **ROLES, **more), None, options)
+    ours = fit(rows, None, options)
+    theirs = fit(Federation.read(path, **ROLES, **more), None, options)
     assert ours.loss.name == theirs.loss.name == kind
     assert ours.sites == theirs.sites and ours.classes == theirs.classes
     spread = np.sqrt(np.stack([np.diag(part) for part in theirs.kin.covariance]))
@@ -165,7 +165,7 @@ def test_few_passes_and_one_batch_at_a_time(tmp_path, monkeypatch):
             yield table
 
     monkeypatch.setattr(ParquetTable, "batches", counted)
-    fit_files(rows)
+    fit(rows)
     assert len(passes) <= 40
     assert max(largest) <= 200  # the files have 200 rows each: never more than one of them
 

@@ -16,7 +16,7 @@ from fedkin.core import Problem, Query, Summaries, site_answer, site_summary
 from fedkin.data import Federation, Rows
 from fedkin.datasets import paper_design
 from fedkin.errors import DataError, ParameterError, UnknownSiteError
-from fedkin.fitting import FitOptions, FittedModel, fit_federation, fit_summaries
+from fedkin.fitting import FitOptions, FittedModel, fit
 from fedkin.graph import Graph
 from fedkin.losses import LinearLoss, LogisticLoss
 
@@ -36,9 +36,9 @@ def assert_same_model(ours: FittedModel, theirs: FittedModel, tol: float = 1e-10
     scale = max(np.abs(theirs.coef).max(), np.abs(theirs.intercept).max())
     np.testing.assert_allclose(ours.coef, theirs.coef, atol=tol * scale, rtol=0)
     np.testing.assert_allclose(ours.intercept, theirs.intercept, atol=tol * scale, rtol=0)
-    assert ours.lam == pytest.approx(theirs.lam, rel=tol, abs=0)
+    assert ours.fused.lam == pytest.approx(theirs.fused.lam, rel=tol, abs=0)
     assert list(ours.graph.edge_ids()) == list(theirs.graph.edge_ids())
-    assert ours.groups() == theirs.groups()
+    assert ours.members() == theirs.members()
     assert ours.feature_names == theirs.feature_names
     assert ours.n_samples.tolist() == theirs.n_samples.tolist()
     assert dict(ours.notes) == dict(theirs.notes)
@@ -54,7 +54,7 @@ def from_sums(fed: Federation, graph: Graph | None, options: FitOptions, loss: s
         )
         for site in rows.sites
     ]
-    return fit_summaries(Summaries.stack(parts), graph, options)
+    return fit(Summaries.stack(parts), graph, options)
 
 
 @pytest.mark.parametrize("offset", [False, True])
@@ -73,7 +73,7 @@ def test_least_squares_from_sums_is_least_squares_from_rows(offset: bool, interc
             cv_folds=4,
             seed=3,
         )
-        theirs = fit_federation(fed, None, options)
+        theirs = fit(fed, None, options)
         assert_same_model(from_sums(fed, None, options, "linear"), theirs)
 
 
@@ -82,7 +82,7 @@ def test_least_squares_from_sums_is_least_squares_from_rows(offset: bool, interc
 def test_means_from_sums_are_means_from_rows(standardize: bool, lam: float | str) -> None:
     fed = grouped("mean", centre=2.0)
     options = FitOptions("mean", lam=lam, standardize=standardize)
-    assert_same_model(from_sums(fed, None, options, "mean"), fit_federation(fed, None, options))
+    assert_same_model(from_sums(fed, None, options, "mean"), fit(fed, None, options))
 
 
 def test_sites_with_fewer_rows_than_parameters_are_treated_as_from_rows() -> None:
@@ -90,7 +90,7 @@ def test_sites_with_fewer_rows_than_parameters_are_treated_as_from_rows() -> Non
     sizes = np.random.default_rng(0).integers(2, 30, 12)
     fed = design.federation.take(np.concatenate([30 * u + np.arange(n) for u, n in enumerate(sizes.tolist())]))
     for options in (FitOptions(method="fused"), FitOptions(lam=0.02, penalty="l2", standardize=False)):
-        theirs = fit_federation(fed, design.graph, options)
+        theirs = fit(fed, design.graph, options)
         assert any("design of rank" in line for lines in theirs.notes.values() for line in lines)
         assert_same_model(from_sums(fed, design.graph, options, "linear"), theirs)
 
@@ -141,9 +141,9 @@ def test_a_problem_of_summaries_refuses_what_needs_rows() -> None:
     with pytest.raises(ParameterError, match="5 folds with seed 0"):
         fedkin.cross_validate_lam(problem, folds=4)
     with pytest.raises(ParameterError, match="linear loss, not of 'poisson'"):
-        fit_summaries(summaries, None, FitOptions(loss="poisson"))
+        fit(summaries, None, FitOptions(loss="poisson"))
     with pytest.raises(ParameterError, match="fedadmm"):
-        fit_summaries(summaries, None, FitOptions(solver="fedadmm"))
+        fit(summaries, None, FitOptions(solver="fedadmm"))
 
 
 def test_summaries_of_different_contracts_are_not_stacked() -> None:

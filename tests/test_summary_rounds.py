@@ -16,7 +16,7 @@ from builders import LOSS_NAMES, federation, separated
 from fedkin.core import OwnEstimate, Problem, Summaries, Summary, site_answer
 from fedkin.data import Federation
 from fedkin.errors import DataError, ParameterError, SolverError
-from fedkin.fitting import Asks, FitOptions, FittedModel, SummaryFit, fit_federation, fit_summaries
+from fedkin.fitting import FitOptions, FittedModel, Queries, fit
 from fedkin.graph import Graph
 from fedkin.losses import LOSSES, HuberLoss, Loss, UserLoss, make_loss
 
@@ -40,7 +40,7 @@ class Sites:
     def summaries(self) -> Summaries:
         return fedkin.summarise(self.rows, self.loss)
 
-    def answer(self, asks: Asks) -> Summaries:
+    def answer(self, asks: Queries) -> Summaries:
         self.rounds += 1
         made = []
         for site in self.rows.sites:
@@ -52,15 +52,15 @@ class Sites:
 
 def fitted(fed: Federation, loss: str | Loss, options: FitOptions, graph: Graph | None = None) -> FittedModel:
     sites = Sites(fed.with_intercept() if options.fit_intercept else fed, loss)
-    model = fit_summaries(sites.summaries(), graph, options, answer=sites.answer)
+    model = fit(sites.summaries(), graph, options, answer=sites.answer)
     assert model.origin == {"from": "summaries", "rounds": sites.rounds}
     return model
 
 
 def assert_certified(model: FittedModel, fed: Federation, options: FitOptions) -> None:
     """The model is as close to the minimum as its gap says, and close to what rows give."""
-    exact = fit_federation(fed, model.graph, replace(options, lam=model.lam, select=None, tol=1e-10))
-    assert model.gap <= options.tol
+    exact = fit(fed, model.graph, replace(options, lam=model.fused.lam, select=None, tol=1e-10))
+    assert model.fused.gap <= options.tol
     # the gap bounds the distance in curvature, which is of the order of 1 here
     np.testing.assert_allclose(model.coef, exact.coef, atol=0.01)
     np.testing.assert_allclose(model.intercept, exact.intercept, atol=0.01)
@@ -85,16 +85,16 @@ def test_the_tolerance_can_be_tight(loss: str) -> None:
     fed = named(loss, (60, 80, 70, 90))
     options = FitOptions(STATED.get(loss, loss), lam=0.02, select="none", tol=1e-10)
     model = fitted(fed, loss, options)
-    exact = fit_federation(fed, None, replace(options, tol=1e-12))
+    exact = fit(fed, None, replace(options, tol=1e-12))
     np.testing.assert_allclose(model.coef, exact.coef, atol=1e-4)
 
 
 def test_edges_and_lam_are_those_of_the_rows_or_close() -> None:
     fed = named("logistic", (150, 180, 170, 190, 165, 175), seed=2)
     options = FitOptions("logistic", "fused")
-    ours, theirs = fitted(fed, "logistic", options), fit_federation(fed, None, options)
+    ours, theirs = fitted(fed, "logistic", options), fit(fed, None, options)
     assert list(ours.graph.edge_ids()) == list(theirs.graph.edge_ids())
-    assert ours.lam == pytest.approx(theirs.lam, rel=0.5)  # cross-validated on expansions instead of rows
+    assert ours.fused.lam == pytest.approx(theirs.fused.lam, rel=0.5)  # cross-validated on expansions instead of rows
 
 
 def test_logistic_against_cvxpy() -> None:
@@ -129,7 +129,7 @@ def test_separated_classes_get_a_light_ridge() -> None:
     with pytest.warns(fedkin.errors.DegenerateSiteWarning, match="not determined by the data"):
         model = fitted(fed, "logistic", FitOptions("logistic", lam=0.05))
     assert "ridge of 1/25" in model.notes["a"][-1]
-    assert model.gap <= 1e-6
+    assert model.fused.gap <= 1e-6
     # one site whose classes overlap holds the others back: no ridge is needed
     overlap = Federation({**{site: (X[:, 1:], y) for site in "ab"}, "c": (X[:, 1:], np.arange(30) % 2)})
     assert not any(
@@ -161,11 +161,11 @@ def test_the_gap_is_certified_from_answers_alone() -> None:
     """The gap of the asked point, from rows with the duals of the questions, is what the answers add up to."""
     fed = named("logistic", (60, 80, 70))
     sites = Sites(fed, "logistic")
-    fit = SummaryFit(options=FitOptions("logistic", lam=0.05, select="none", standardize=False))
-    asks = fit.step(sites.summaries())
-    assert isinstance(asks, Asks)
-    following = fit.step(sites.answer(asks))
-    assert isinstance(following, Asks)
+    options = FitOptions("logistic", lam=0.05, select="none", standardize=False)
+    asks = fit(sites.summaries(), None, options)
+    assert isinstance(asks, Queries)
+    following = fit(sites.answer(asks), None, options, queries=asks)
+    assert isinstance(following, Queries)
     problem = Problem(fed, asks.graph, "logistic", lam=0.05)
     balance = np.asarray(asks.graph.incidence().T @ asks.alpha)
     gap, _ = problem.fused.gap(asks.theta, asks.alpha, None, balance)
@@ -176,18 +176,18 @@ def test_the_gap_is_certified_from_answers_alone() -> None:
 def test_going_on_in_another_process() -> None:
     fed = named("poisson", (60, 80, 70, 90)).with_intercept()
     sites, options = Sites(fed, "poisson"), FitOptions("poisson", sparsity=0.01)
-    whole = fit_summaries(sites.summaries(), None, options, answer=sites.answer)
+    whole = fit(sites.summaries(), None, options, answer=sites.answer)
     said, plain = sites.summaries(), None
     for _ in range(10):
-        fit = SummaryFit(None, options, asks=None if plain is None else Asks.from_plain(json.loads(plain)))
-        found = fit.step(said)
+        queries = None if plain is None else Queries.from_plain(json.loads(plain))
+        found = fit(said, None, options, queries=queries)
         if isinstance(found, FittedModel):
             break
         plain = json.dumps(found.to_plain(), allow_nan=False)
         said = sites.answer(found)
     assert isinstance(found, FittedModel)
     np.testing.assert_array_equal(found.coef, whole.coef)
-    assert (found.lam, found.gap, found.origin) == (whole.lam, whole.gap, whole.origin)
+    assert (found.fused.lam, found.fused.gap, found.origin) == (whole.fused.lam, whole.fused.gap, whole.origin)
 
 
 def test_a_bad_start_is_damped() -> None:
@@ -198,7 +198,7 @@ def test_a_bad_start_is_damped() -> None:
     far = replace(far, own=(OwnEstimate(np.zeros(4)),) * 4)
     told: list[str] = []
     options = FitOptions("poisson", lam=0.02, select="none")
-    model = fit_summaries(far, None, options, told.append, answer=sites.answer)
+    model = fit(far, None, options, told.append, answer=sites.answer)
     assert any("rose" in line for line in told)
     assert_certified(model, Federation({site: (fed[site].X[:, 1:], fed[site].y) for site in fed}), options)
 
@@ -206,30 +206,27 @@ def test_a_bad_start_is_damped() -> None:
 def test_answers_that_do_not_belong_to_the_questions_are_refused() -> None:
     sites = Sites(named("logistic", (60, 80, 70)), "logistic")
     options = FitOptions("logistic", "fused", standardize=False)
-    fit = SummaryFit(options=options)
     first = sites.summaries()
-    asks = fit.step(first)
-    assert isinstance(asks, Asks)
+    asks = fit(first, None, options)
+    assert isinstance(asks, Queries)
     answers = sites.answer(asks)
     with pytest.raises(DataError, match="first messages, but round 2 needs"):
-        fit.step(first)
+        fit(first, None, options, queries=asks)
     with pytest.raises(DataError, match="the answer of site 'site 2' is missing"):
-        fit.step(answers.subset(["site 1", "site 0"]))
+        fit(answers.subset(["site 1", "site 0"]), None, options, queries=asks)
     moved = replace(answers, sums=replace(answers.sums, at=answers.sums.at + 1e-9))
     with pytest.raises(DataError, match="'site 0' has answered another question"):
-        fit.step(moved)
+        fit(moved, None, options, queries=asks)
     # the order of the answers does not matter
     one, other = (
-        SummaryFit(options=options, asks=asks).step(answers.subset(order)) for order in ([*first], [*first][::-1])
+        fit(answers.subset(order), None, options, queries=asks) for order in ([*first], [*first][::-1])
     )
-    assert isinstance(one, Asks | FittedModel)
+    assert isinstance(one, Queries | FittedModel)
     assert type(one) is type(other)
-    with pytest.raises(ParameterError, match="give answer="):
-        fit_summaries(first, None, options)
     with pytest.raises(SolverError, match="after 2 rounds"):
-        fit_summaries(first, None, options, answer=sites.answer, max_rounds=2)
+        fit(first, None, options, answer=sites.answer, max_rounds=2)
     with pytest.raises(ParameterError, match="refit"):
-        fit_summaries(first, None, FitOptions("logistic", refit=True), answer=sites.answer)
+        fit(first, None, FitOptions("logistic", refit=True), answer=sites.answer)
 
 
 def test_a_model_from_messages_says_so_when_it_is_read_back(tmp_path: Any) -> None:

@@ -217,10 +217,10 @@ def test_twelve_sites_by_one_message_and_by_rounds(
     enrol_all(machines, at)
     how = ("--select", "none", "--lam", str(LAM), "--tol", "1e-9")
     pooled = fit_pooled(machines, at, *how)
-    assert pooled.groups() == (NAMES[:6], NAMES[6:])
+    assert pooled.members() == (NAMES[:6], NAMES[6:])
 
     shared = share_all(machines, at, *how)
-    assert shared.groups() == pooled.groups()
+    assert shared.members() == pooled.members()
     np.testing.assert_allclose(shared.coef, pooled.coef, rtol=0, atol=1e-10)
     np.testing.assert_allclose(shared.intercept, pooled.intercept, rtol=0, atol=1e-8)
     by_message = at(machines.of(NAMES[3]), "predict", f"{NAMES[3]}/model", "patients.csv")
@@ -236,7 +236,7 @@ def test_twelve_sites_by_one_message_and_by_rounds(
     processes.start(*victims)
     processes.join()
     rounds = publish_all(machines, at)
-    assert rounds.groups() == pooled.groups()
+    assert rounds.members() == pooled.members()
     scale = np.array([15.0, 15.0])
     assert np.abs((rounds.coef - pooled.coef) * scale).max() < 1e-4
     by_rounds = at(machines.of(NAMES[3]), "predict", f"{NAMES[3]}/model", "patients.csv")

@@ -8,7 +8,7 @@ import fedkin
 from fedkin import FedADMMClassifier, FedADMMRegressor, KinClassifier, KinRegressor
 from fedkin.data import Federation
 from fedkin.errors import DataError, ParameterError
-from fedkin.fitting import FitOptions, fit_federation
+from fedkin.fitting import FitOptions, fit
 from fedkin.kin import find_kin
 
 
@@ -94,7 +94,7 @@ def test_fits_agree_with_scikit_learn(loss):
 
     weighted, _, weight = design(loss, sites=1, n=80)
     fed = weighted.replaced(offset=None)
-    model = fit_federation(fed, None, FitOptions(loss=loss, lam=0.0, select="none", tol=1e-12))
+    model = fit(fed, None, FitOptions(loss=loss, lam=0.0, select="none", tol=1e-12))
     theirs = LinearRegression() if loss == "linear" else LogisticRegression(C=np.inf, tol=1e-10, max_iter=1000)
     theirs.fit(fed.X, fed.y, sample_weight=weight)
     assert np.allclose(model.coef[0, 0], np.ravel(theirs.coef_), atol=1e-5)

@@ -63,7 +63,7 @@ _WHERE = {
     "FedADMMClassifier": "fedkin.fitting.estimators",
     "SiteScorer": "fedkin.fitting.estimators",
     "WithinSiteKFold": "fedkin.fitting.estimators",
-    "fit_summaries": "fedkin.fitting",
+    "fit": "fedkin.fitting",
     "KinRegressor": "fedkin.fitting.estimators",
     "KinClassifier": "fedkin.fitting.estimators",
     "load": "fedkin.fitting",
@@ -76,7 +76,7 @@ _MODULES = {
     "datasets": "fedkin.datasets",
     "losses": "fedkin.losses",
     "penalties": "fedkin.core.penalties",
-    "scoring": "fedkin.fitting.estimators.scoring",
+    "scoring": "fedkin.fitting.scoring",
     "theory": "fedkin.core.theory",
 }
 
@@ -97,7 +97,7 @@ if TYPE_CHECKING:
     from fedkin.core import summarise_files as summarise_files
     from fedkin.data import Federation as Federation
     from fedkin.errors import FedkinError as FedkinError
-    from fedkin.fitting import fit_summaries as fit_summaries
+    from fedkin.fitting import fit as fit
     from fedkin.fitting import load as load
     from fedkin.fitting.estimators import FedADMMClassifier as FedADMMClassifier
     from fedkin.fitting.estimators import FedADMMRegressor as FedADMMRegressor

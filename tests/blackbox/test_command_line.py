@@ -303,7 +303,7 @@ def test_rows_that_stay_in_parquet_files_give_the_estimates_of_rows_in_memory(tm
     clinics.iloc[:130].to_parquet(tmp_path / "1.parquet", index=False)
     clinics.iloc[130:].to_parquet(tmp_path / "2.parquet", index=False)
     streamed = library.summarise_files(tmp_path / "*.parquet", site="clinic", target="days")
-    library.fit_summaries(streamed.summaries).save(tmp_path / "model")
+    library.fit(streamed.summaries).save(tmp_path / "model")
     np.testing.assert_allclose(read_coefficients(tmp_path / "model"), read_coefficients(fit.model), rtol=1e-6)
 
 

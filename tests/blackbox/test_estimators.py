@@ -43,7 +43,7 @@ def name_of(model):
 
 
 def groups_of(model):
-    return np.asarray(model.clusters_)
+    return np.asarray(model.groups_)
 
 
 def is_classifier(model):
@@ -292,7 +292,7 @@ def test_summaries_fit_the_model_of_the_rows():
     X, y, where = table()
     rows = KinRegressor().fit(X, y, site=where)
     fed = fedkin.Federation.from_arrays(X, y, where)
-    told = fedkin.fit_summaries(fedkin.summarise(fed.with_intercept()))
+    told = fedkin.fit(fedkin.summarise(fed.with_intercept()))
     for name in NAMES:
         assert told.predict(X[:5], name) == pytest.approx(rows.predict(X[:5], site=name), abs=1e-5)
 

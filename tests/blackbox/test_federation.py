@@ -88,7 +88,7 @@ def test_the_sequence_of_the_readme_ends_with_a_model_at_each_site(tmp_path: Pat
     cli("fit", "heart/summaries", "--out", "model", cwd=office)
     cli("federation", "deliver", "heart", "model", cwd=office)
     whole = fedkin.load(office / "model")
-    assert sorted(whole.groups()) == sorted([SITES[:2], SITES[2:]])
+    assert sorted(whole.members()) == sorted([SITES[:2], SITES[2:]])
     for k, name in enumerate(SITES):
         own = tmp_path / name
         shutil.copy(office / "heart/models" / f"{name}.model", own)

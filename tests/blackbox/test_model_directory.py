@@ -30,7 +30,7 @@ def test_a_model_is_the_documented_files_with_their_checksums(fit):
     told = json.loads(files["model.json"])
     sums = {name: "sha256:" + hashlib.sha256(files[name]).hexdigest() for name in FILES - {"model.json"}}
     assert told["checksums"] == sums
-    assert told["format_version"] == 1
+    assert told["format_version"] == 2
     assert (told["target"], told["features"], told["loss"]["name"]) == ("days", ["age", "dose"], "linear")
     assert json.loads(files["comparison.json"]) == fit.outcome.json["comparison"]
 

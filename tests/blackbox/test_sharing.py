@@ -199,8 +199,8 @@ def test_the_fused_fit_of_summaries_is_that_of_the_pooled_table(shared: Path, tm
     ours = fedkin.load(tmp_path / "ours")
     theirs = fit_pooled(shared, tmp_path / "theirs", "--graph", shared.parent / "edges.csv")
     assert_same(ours, theirs, 1e-10)
-    assert ours.lam == pytest.approx(theirs.lam, rel=1e-10)
-    assert sorted(ours.groups()) == sorted(theirs.groups()) == sorted([SITES[:2], SITES[2:]])
+    assert ours.fused.lam == pytest.approx(theirs.fused.lam, rel=1e-10)
+    assert sorted(ours.members()) == sorted(theirs.members()) == sorted([SITES[:2], SITES[2:]])
     assert ours.origin == {"from": "summaries", "rounds": 1}
     assert json.loads((tmp_path / "ours" / "model.json").read_text())["origin"] == ours.origin
 
@@ -279,9 +279,9 @@ def test_a_logistic_fit_after_a_few_questions_is_that_of_the_pooled_table(died: 
         for name in SITES:
             answer(made, name, number)
     ours = fedkin.load(out)
-    assert ours.origin == {"from": "summaries", "rounds": number} and number > 1 and ours.gap <= 1e-6
-    theirs = fit_pooled(made, tmp_path / "theirs", "--graph", made.parent / "edges.csv", "--lam", repr(ours.lam))
-    assert ours.classes == theirs.classes == ("no", "yes") and sorted(ours.groups()) == sorted(theirs.groups())
+    assert ours.origin == {"from": "summaries", "rounds": number} and number > 1 and ours.fused.gap <= 1e-6
+    theirs = fit_pooled(made, tmp_path / "theirs", "--graph", made.parent / "edges.csv", "--lam", repr(ours.fused.lam))
+    assert ours.classes == theirs.classes == ("no", "yes") and sorted(ours.members()) == sorted(theirs.members())
     assert_same(ours, theirs, 0.01)
 
 

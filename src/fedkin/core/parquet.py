@@ -215,7 +215,7 @@ def summarise_files(
     Returns
     -------
     Streamed
-        Its ``summaries`` take the place of a federation in `fit_summaries`, `find_kin` and `Problem`.
+        Its ``summaries`` take the place of a federation in `fit`, `find_kin` and `Problem`.
 
     Notes
     -----

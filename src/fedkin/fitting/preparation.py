@@ -1,120 +1,198 @@
-"""From the user's rows to a problem that has a solution; the way back is that of `fedkin.fitting.model.units`.
-
-Classes become numbers, an intercept column is added, features are standardised, or scaled as a schema has it; a light
-ridge goes where the problem would have no minimiser.
-"""
+"""From the user's rows, files or summaries to prepared columns, and back to a model in the user's units."""
 
 from __future__ import annotations
 
-import warnings
-from collections.abc import Hashable
-from dataclasses import dataclass, replace
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
-from fedkin._base import Array
-from fedkin.core import RANK_TOLERANCE, Problem, Summaries, least_eigenvalue, local_fit
+from fedkin._base import Array, Index, count
+from fedkin.core import Columns, FileRows, Summaries
 from fedkin.data import INTERCEPT, Federation, Schema
-from fedkin.errors import DataError, DegenerateSiteWarning, ParameterError
-from fedkin.fitting.model import ColumnUnits, FittedModel, class_numbers
+from fedkin.errors import DataError, ParameterError
+from fedkin.fitting.inputs import class_numbers
+from fedkin.fitting.model import FittedModel, FusedFit, schema_columns
 from fedkin.fitting.options import AUTO, FitOptions
 from fedkin.graph import Graph
-from fedkin.losses import LOGIT_SIZE, Loss, loss_for, loss_kind, make_loss
+from fedkin.kin import Kin
+from fedkin.losses import Loss, loss_for, loss_kind, make_loss
 
-Reasons = dict[Hashable, str]  # site: why its parameters had to be held back
+#: What a fit takes: rows in memory, rows that stay in files, or the summaries of sites.
+Data = Federation | FileRows | Summaries
 
-COLLINEAR = "collinear features"
-_SEPARATED = "separated classes, a class that is missing, or no counts"
+#: Largest difference, in units of scaled columns, up to which neighbours count as equal after rounds.
+SAME = 1e-4
+
+
+@dataclass(frozen=True, eq=False)
+class Estimate:
+    """What a method found, in the units of prepared columns.
+
+    Attributes
+    ----------
+    theta : array (V, p)
+    graph : Graph
+        The edges that were used.
+    groups : int array (V,), optional
+        By default sites joined by edges along which their parameters are equal to the bit.
+    kin, fused : Kin, FusedFit
+        The result of the method.
+    notes : mapping {site: tuple of str}
+    history : mapping or None
+    """
+
+    theta: Array
+    graph: Graph
+    groups: Index | None = None
+    kin: Kin | None = None
+    fused: FusedFit | None = None
+    notes: Mapping[Hashable, tuple[str, ...]] = field(default_factory=dict)
+    history: Mapping[str, Any] | None = None
 
 
 @dataclass(frozen=True, eq=False)
 class Prepared:
-    """Rows as the solver sees them, the user's, and the way back."""
+    """Data as the solver sees them (`data`), the user's (`original`), and the map of columns between them."""
 
-    federation: Federation | Summaries
-    original: Federation | Summaries
-    units: ColumnUnits
-    #: The columns of `federation` are those of `units` times this ``(q,)``; None where they are the same.
-    stretch: Array | None = None
+    data: Data
+    original: Data
+    loss: Loss
+    columns: Columns
+    classes: tuple[Any, ...] | None = None
+    target_name: str | None = None
+    offset_name: str | None = None
+    schema: Schema | None = None
 
     @property
     def rows(self) -> Federation:
-        """The rows, where they are known."""
-        assert isinstance(self.federation, Federation)
-        return self.federation
+        """The rows, where they are in memory."""
+        assert isinstance(self.data, Federation)
+        return self.data
 
     @property
-    def loss(self) -> Loss:
-        return self.units.loss
+    def summaries(self) -> Summaries:
+        """The summaries, where there are no rows."""
+        assert isinstance(self.data, Summaries)
+        return self.data
 
     @property
-    def fit_intercept(self) -> bool:
-        return self.units.fit_intercept
+    def site_map(self) -> Array:
+        """The matrix ``(p, p)`` from parameters of prepared columns to those of the columns that sites summed up."""
+        return np.eye(self.columns.n_params) if self.data is self.original else self.columns.A
 
-    def site_parameters(self) -> Array:
-        """The matrix ``(p, p)`` that turns parameters of prepared columns into those of the columns before."""
-        columns = self.units.columns
-        return np.eye(columns.n_params) if self.federation is self.original else columns.A
+    def model(self, found: Estimate, options: FitOptions) -> FittedModel:
+        """Return the model of an estimate, in the user's units."""
+        columns = self.columns
+        return build_model(
+            found.theta,
+            columns,
+            self.loss,
+            found.graph,
+            np.rint(self.original.n_samples).astype(np.int64),
+            found.groups,
+            classes=self.classes,
+            target_name=self.target_name,
+            offset_name=self.offset_name,
+            schema=self.schema,
+            kin=None if found.kin is None else found.kin.in_units(columns.A, columns.shift, columns.parameter_names),
+            fused=found.fused,
+            options=options.plain(),
+            notes=found.notes,
+            history=found.history,
+        )
 
-    def model(self, theta: Array, graph: Graph, options: FitOptions, **more: Any) -> FittedModel:
-        """A model with these parameters ``(V, p)``, in the user's units; ``more`` as in `ColumnUnits.model`."""
-        if self.stretch is not None:
-            theta = theta * np.tile(self.stretch, theta.shape[1] // self.stretch.size)
-        rows = self.original.n_samples
-        return self.units.model(theta, graph, rows, options.penalty, options=options.plain(), **more)
 
+def build_model(
+    theta: Array,
+    columns: Columns,
+    loss: Loss,
+    graph: Graph,
+    n_samples: Index,
+    groups: Index | None = None,
+    **more: Any,
+) -> FittedModel:
+    """Return the model with parameters ``theta (V, p)`` of prepared columns, for the sites of ``graph``.
 
-def prepare(federation: Federation | Summaries, options: FitOptions, schema: Schema | None = None) -> Prepared:
-    """The rows of a federation, or what is known of them, as ``options`` want them fitted.
-
-    With a ``schema`` the federation is `Schema.federation`'s, or the sites have summed up rows that it prepared; then
-    classes, centre and scale are what was agreed on. Otherwise what a table needs to be encoded is learned from these
-    rows: the means that stand in for missing cells.
+    ``more`` are other attributes of `FittedModel`. Without ``groups``, sites are of one group when edges join them
+    along which their parameters are equal to the bit.
     """
-    if isinstance(federation, Summaries):
-        return _prepared_sums(federation, options, schema)
+    first = int(columns.intercept)
+    blocks, mean, scale = theta.reshape(len(theta), columns.outputs, -1), columns.mean[first:], columns.scale[first:]
+    # feature by feature, so that equal parameters stay equal and 0 stays 0
+    coef = blocks * scale + mean if columns.location else blocks[:, :, first:] / scale
+    intercept = np.zeros(blocks.shape[:2])
+    if first:
+        intercept = blocks[:, :, 0] / columns.scale[0] - np.einsum("vkq,q->vk", coef, mean)
+    labels = graph.equal_groups(theta) if groups is None else groups
+    names = columns.names[first:]
+    return FittedModel(graph.sites, coef, intercept, names, labels, n_samples, loss, graph, bool(first), **more)
+
+
+# --- preparing --------------------------------------------------------------------------------------------------
+
+
+def prepare(
+    data: Data, options: FitOptions, schema: Schema | None = None, *, standardize: bool | None = None
+) -> Prepared:
+    """Return the data as ``options`` want them fitted.
+
+    Classes become numbers, an intercept column is added, features are standardised where the method needs it
+    (``standardize`` overrules that), or scaled as a schema has it. With a ``schema`` the federation is
+    `Schema.federation`'s, or the sites have summed up rows that it prepared; then classes, centre and scale are what
+    was agreed on. Otherwise the means that stand in for missing cells are learned from these rows.
+    """
+    scaled = options.standardize and options.chosen == "fused" if standardize is None else standardize
+    if isinstance(data, Summaries):
+        return _prepared_summaries(data, options, schema, scaled)
+    if isinstance(data, FileRows):
+        names, roles = data.schema.names, data.roles
+        columns = _columns(names, np.zeros(len(names)), np.ones(len(names)), data.loss, data.intercept, data.classes)
+        return Prepared(data, data, data.loss, columns, data.classes, roles.target, roles.offset, data.schema)
+    return _prepared_rows(data, options, schema, scaled)
+
+
+def _prepared_rows(federation: Federation, options: FitOptions, schema: Schema | None, scaled: bool) -> Prepared:
     if not federation.n_samples.all():
         empty = federation.sites[int(np.flatnonzero(federation.n_samples == 0)[0])]
         raise DataError(f"site {empty!r} has no rows to fit: leave it out or give it data")
-    federation, learned = _filled(federation)
+    learned = None
+    if federation.schema is not None:
+        learned = federation.schema.trained(federation.X, federation.weight)
+        filled = learned.filled(federation.X)
+        federation = federation if filled is federation.X else federation.replaced(X=filled)
     loss, classes, encoded = _encoded(federation, options.loss, schema)
-    has_intercept = options.fit_intercept and not loss.location
+    intercept = options.fit_intercept and not loss.location
+    about: dict[str, Any] = {"classes": classes, "target_name": federation.target_name, "schema": learned}
     if schema is not None:
-        units = ColumnUnits.of_schema(schema, loss, has_intercept)
-        encoded = encoded.replaced(X=schema.scaled(encoded.X, has_intercept))
+        columns = schema_columns(schema, loss, intercept)
+        encoded = encoded.replaced(X=schema.scaled(encoded.X, intercept))
+        about |= {"offset_name": schema.offset, "schema": schema}
     else:
-        encoded, mean, scale = _standardized(encoded, options, centre=has_intercept or loss.location)
-        names = (federation.feature_names, mean, scale, classes, federation.target_name)
-        offset = "offset" if learned is None or learned.offset is None else learned.offset
-        units = ColumnUnits(loss, has_intercept, *names, None if federation.offset is None else offset, learned)
-    if has_intercept:
+        mean, scale = np.zeros(federation.n_features), np.ones(federation.n_features)
+        if scaled:
+            centred, mean, scale = encoded.standardized()
+            if intercept or loss.location:
+                encoded = centred
+            else:  # without an intercept a shift of the features would be another model
+                encoded, mean = encoded.replaced(X=encoded.X / scale), np.zeros_like(mean)
+        columns = _columns(federation.feature_names, mean, scale, loss, intercept, classes)
+        if federation.offset is not None:
+            about["offset_name"] = "offset" if learned is None or learned.offset is None else learned.offset
+    if intercept:
         encoded = encoded.with_intercept()
-    if loss.n_params(encoded.n_features) != units.per_feature(0.0).size:
+    if loss.n_params(encoded.n_features) != columns.n_params:
         raise ParameterError(
             f"the {loss.name} loss has {loss.n_params(encoded.n_features)} parameters for {encoded.n_features} columns "
             "(the intercept among them); a model has one for each column: use Problem and solve for other losses"
         )
-    return Prepared(encoded, federation, units)
+    return Prepared(encoded, federation, loss, columns, **about)
 
 
-def prepare_fit(data: Federation | Summaries, options: FitOptions, schema: Schema | None = None) -> Prepared:
-    """As `prepare`, for the chosen method: kin keeps the user's units, since it has scales of its own."""
-    return prepare(data, replace(options, standardize=False) if options.chosen == "kin" else options, schema)
-
-
-def _filled(federation: Federation) -> tuple[Federation, Schema | None]:
-    """The federation without gaps, and its schema with what these rows have taught it."""
-    if federation.schema is None:
-        return federation, None
-    learned = federation.schema.trained(federation.X, federation.weight)
-    filled = learned.filled(federation.X)
-    return federation if filled is federation.X else federation.replaced(X=filled), learned
-
-
-def _prepared_sums(summaries: Summaries, options: FitOptions, schema: Schema | None) -> Prepared:
-    """Sites have encoded classes and added the intercept themselves; what is left are the scales."""
+def _prepared_summaries(summaries: Summaries, options: FitOptions, schema: Schema | None, scaled: bool) -> Prepared:
+    """Prepare summaries: sites have encoded classes and added the intercept; only the scales are left."""
     loss, wanted = summaries.loss, options.loss
     if wanted != AUTO and (wanted if isinstance(wanted, str) else wanted.name) != loss.name:
         raise ParameterError(
@@ -122,31 +200,30 @@ def _prepared_sums(summaries: Summaries, options: FitOptions, schema: Schema | N
         )
     intercept, summaries = summaries.has_intercept, summaries.repaired()
     if schema is not None:
-        return Prepared(summaries, summaries, ColumnUnits.of_schema(schema, loss, intercept))
+        target = None if schema.target is None else schema.target.name
+        columns = schema_columns(schema, loss, intercept)
+        return Prepared(summaries, summaries, loss, columns, schema.classes, target, schema.offset, schema)
     mean, scale, prepared = np.zeros(summaries.n_features), np.ones(summaries.n_features), summaries
-    if options.standardize:
+    if scaled:
         prepared, mean, scale = summaries.standardized()
     first = int(intercept)
     names = tuple(name for name in summaries.feature_names if name != INTERCEPT)
-    return Prepared(prepared, summaries, ColumnUnits(loss, intercept, names, mean[first:], scale[first:]))
+    return Prepared(prepared, summaries, loss, _columns(names, mean[first:], scale[first:], loss, intercept, None))
 
 
-def _standardized(federation: Federation, options: FitOptions, centre: bool) -> tuple[Federation, Array, Array]:
-    """The federation, standardised if the options say so, and by which means and scales."""
-    mean, scale = np.zeros(federation.n_features), np.ones(federation.n_features)
-    if not options.standardize:
-        return federation, mean, scale
-    centred, mean, scale = federation.standardized()
-    if centre:
-        return centred, mean, scale
-    # without an intercept a shift of the features would be another model
-    return federation.replaced(X=federation.X / scale), np.zeros_like(mean), scale
+def _columns(
+    names: Sequence[str], mean: Array, scale: Array, loss: Loss, intercept: bool, classes: tuple[Any, ...] | None
+) -> Columns:
+    outputs, labels = loss.n_outputs, None if classes is None else classes[1:]
+    return Columns.from_features(
+        names, mean, scale, intercept=intercept, outputs=outputs, location=loss.location, labels=labels
+    )
 
 
 def _encoded(
     federation: Federation, loss: str | Loss, schema: Schema | None
 ) -> tuple[Loss, tuple[Any, ...] | None, Federation]:
-    """The loss, the classes (None for regression), and the federation with targets 0, 1, ... for classes."""
+    """Return the loss, the classes (None for regression), and the federation with targets 0, 1, ... for classes."""
     y = federation.y
     if loss == AUTO:
         loss = loss_for("number" if y is None or y.dtype.kind == "f" else "class").name
@@ -169,10 +246,7 @@ def _encoded(
 
 
 def _encoded_classes(y: NDArray[Any], loss: str, target: str | None = None) -> tuple[tuple[Any, ...], Array]:
-    """The classes of a target in order, whole numbers as ints, and the number of each row's class.
-
-    ``loss`` and ``target`` are names to use in errors.
-    """
+    """Return the classes of a target in order, whole numbers as ints, and the number of each row's class."""
     labels, codes = np.unique(y, return_inverse=True)
     if labels.dtype.kind == "f":
         fractions = labels[labels != np.floor(labels)]
@@ -192,118 +266,135 @@ def _encoded_classes(y: NDArray[Any], loss: str, target: str | None = None) -> t
     return classes, codes.astype(np.float64)
 
 
-# --- a problem with a minimiser --------------------------------------------------------------------------------
+# --- models of rounds -------------------------------------------------------------------------------------------
 
 
-def well_posed_problem(prepared: Prepared, graph: Graph, options: FitOptions) -> tuple[Problem, Reasons]:
-    """The problem, with a light ridge where it would have no minimiser, and what to say about that."""
-    shape = (graph.n_sites, prepared.units.per_feature(0.0).size)
-    problem = Problem(
-        prepared.federation,
-        graph,
-        prepared.loss,
-        options.penalty,
-        sparsity=np.broadcast_to(prepared.units.per_feature(options.sparsity), shape),
-        ridge=prepared.units.per_feature(options.least_ridge),
-    )
-    # edges with a penalty leave only common directions free: a component has a minimiser when its pooled loss has one
-    groups = graph if options.lam != 0 else Graph.empty(graph.sites)
-    reasons = _without_minimiser(prepared, groups.components(), options)
-    if not reasons:
-        return problem, {}
-    # least squares along a collinear direction is only as steep as one site's ridge makes it
-    rowwise = prepared.loss.rowwise
-    alone = Graph.empty(graph.sites) if rowwise is not None and rowwise.minimiser == "always" else groups
-    return with_light_ridge(problem, alone, list(reasons)), reasons
+def near_groups(theta: Array, graph: Graph) -> Index:
+    """Return labels ``(V,)`` of sites joined by edges along which ``theta (V, ...)`` differs by at most `SAME`."""
+    ends = graph.edges
+    apart = np.abs(theta[ends[:, 0]] - theta[ends[:, 1]]).reshape(len(ends), -1).max(axis=1, initial=0.0)
+    return graph.keep(apart <= SAME).components()
 
 
-def with_light_ridge(problem: Problem, groups: Graph, sites: list[Hashable]) -> Problem:
-    """A 25th of one row's worth of ridge for all sites, intercept included; the rule of `LocalFit`."""
-    fed = problem.federation
-    own = fed.n_samples if isinstance(fed, Summaries) else fed.weight_sums
-    rows = np.bincount(groups.components(), weights=own)[groups.components()]
-    fewest = min(rows[fed.index[site]] for site in sites)
-    if isinstance(fed, Summaries):
-        scale = fed.column_scale
-    else:
-        scale = np.average(fed.X**2, axis=0, weights=fed.weight)
-        scale[scale == 0] = 1.0
-    light = np.tile(scale, problem.n_params // fed.n_features) / (LOGIT_SIZE * fewest)
-    return replace(problem, ridge=np.asarray(problem.ridge) + light)
+def model_from_theta(
+    theta: Mapping[Hashable, ArrayLike],
+    graph: Graph,
+    *,
+    schema: Schema,
+    loss: Loss,
+    intercept: bool,
+    n_samples: Mapping[Hashable, int],
+    **more: Any,
+) -> FittedModel:
+    """Return the model of sites whose parameters were found on rows that `Schema.rows` prepared.
 
+    Parameters
+    ----------
+    theta : mapping of site to array (p,)
+        Parameters in prepared units, for every site of ``graph``.
+    graph : Graph
+        The sites of the model and the edges that were used; ``Graph.empty([site])`` for a site's own model.
+    schema, loss, intercept
+        As the contract has them.
+    n_samples : mapping of site to int
+        Rows of each site; 0 where it is not known.
+    **more
+        Other attributes of `FittedModel`: ``fused``, ``groups``, ``options``, ``notes``. By default, sites are of one
+        group when edges join them along which their parameters are equal to the bit.
 
-def note_light_ridge(notes: dict[Hashable, tuple[str, ...]], reasons: Reasons, stacklevel: int) -> None:
-    """Note why sites have a light ridge, and warn of those whose parameters the data do not determine."""
-    sites = [site for site, reason in reasons.items() if reason != COLLINEAR]
-    if sites:
-        shown = ", ".join(repr(site) for site in sites[:5])
-        more = f" and {len(sites) - 5} more" if len(sites) > 5 else ""
-        warnings.warn(
-            f"the parameters of site {shown}{more} are not determined by the data ({reasons[sites[0]]}): a ridge "
-            "of 1/25 of a row was added. Join such sites to others, or give ridge= yourself",
-            DegenerateSiteWarning,
-            stacklevel=stacklevel,
-        )
-    for site, reason in reasons.items():
-        notes[site] = (*notes.get(site, ()), f"{reason}; a ridge of 1/25 of a row was added (or give ridge=)")
+    Returns
+    -------
+    FittedModel
+        With coefficients in the units of the schema's columns.
 
-
-def _without_minimiser(prepared: Prepared, labels: NDArray[np.int64], options: FitOptions) -> Reasons:
-    """Sites in groups whose pooled loss has no unique minimiser, and why."""
-    fed, loss = prepared.federation, prepared.loss.rowwise
-    if loss is None or loss.minimiser == "unknown":
-        return {}
-    if loss.minimiser == "always":
-        return {} if options.least_ridge > 0 or options.sparsity > 0 else _with_collinear_features(fed, labels)
-    if isinstance(fed, Summaries):
-        return _without_estimates(fed, labels)
-    assert fed.y is not None
-    group = labels[fed.site_index]
-    if options.least_ridge > 0 or options.sparsity > 0:
-        # only the intercept is free: it has nowhere to stop when a class, or every count, is missing
-        diverges = np.flatnonzero(loss.constant_diverges(fed.y, group)) if prepared.fit_intercept else ()
-        bad: dict[Hashable, str] = {int(label): _SEPARATED for label in diverges}
-    else:
-        fit = local_fit(Federation.from_arrays(fed.X, fed.y, group, offset=fed.offset, weight=fed.weight), loss)
-        bad = {
-            label: COLLINEAR if _collinear(fed, labels == label) else _SEPARATED
-            for label in (fit.sites[u] for u in np.flatnonzero(fit.rescued))
-        }
-    return {site: bad[label] for site, label in zip(fed.sites, labels.tolist(), strict=True) if label in bad}
-
-
-def _without_estimates(summaries: Summaries, labels: NDArray[np.int64]) -> Reasons:
-    """Sites in groups of which none has an estimate of its own.
-
-    A group has a minimiser when one of its sites has an estimate: a sum of losses that are bounded below grows in every
-    direction in which one of them does.
+    Examples
+    --------
+    >>> import fedkin
+    >>> from fedkin.data import Column, Schema
+    >>> from fedkin.losses import make_loss
+    >>> schema = Schema((Column("age", unit="years", low=20, high=100),), Column("days"))
+    >>> model = model_from_theta(
+    ...     {"north": [5.0, 2.0]}, fedkin.Graph.empty(["north"]), schema=schema, loss=make_loss("linear"),
+    ...     intercept=True, n_samples={"north": 80},
+    ... )
+    >>> model.predict({"age": [60, 100]})
+    array([5., 7.])
     """
-    assert summaries.own is not None
-    poor = np.array([one.ridge.any() for one in summaries.own])
-    lost = [label for label in np.unique(labels).tolist() if poor[labels == label].all()]
-    reasons = {}
-    for u in np.flatnonzero(np.isin(labels, lost)).tolist():
-        alone = np.arange(summaries.n_sites) == u
-        reasons[summaries.sites[u]] = COLLINEAR if _collinear(summaries, alone) else _SEPARATED
-    return reasons
+    columns = schema_columns(schema, loss, intercept)
+    absent = [site for site in graph.sites if site not in theta]
+    if absent:
+        raise ParameterError(f"there are no parameters for {absent[0]!r}, one of the sites of the graph")
+    stacked = np.array([np.asarray(theta[site], dtype=np.float64) for site in graph.sites])
+    if stacked.shape != (graph.n_sites, columns.n_params):
+        expected = count(columns.n_params, "parameter")
+        raise ParameterError(f"each theta must have {expected}, got arrays of shape {stacked.shape[1:]}")
+    rows = np.array([n_samples.get(site, 0) for site in graph.sites], dtype=np.int64)
+    about: dict[str, Any] = {"classes": schema.classes, "offset_name": schema.offset, "schema": schema}
+    about["target_name"] = None if schema.target is None else schema.target.name
+    return build_model(stacked, columns, loss, graph, rows, **about | more)
 
 
-def _with_collinear_features(data: Federation | Summaries, labels: NDArray[np.int64]) -> Reasons:
-    """Sites in groups of several whose pooled features are collinear; a site alone has its shortest solution."""
-    several = np.flatnonzero(np.bincount(labels) > 1)
-    bad = {int(label) for label in several if _collinear(data, labels == label)}
-    return {site: COLLINEAR for site, label in zip(data.sites, labels.tolist(), strict=True) if label in bad}
+def join_parts(parts: Sequence[FittedModel], graph: Graph, *, tested: bool = False) -> FittedModel:
+    """Return the model of all sites of some models that were found in the same rounds.
 
+    Parameters
+    ----------
+    parts : sequence of FittedModel
+        With different sites.
+    graph : Graph
+        Its sites are those of the parts, its edges those that were used.
+    tested : bool
+        Whether edges between sites that differ were dropped from the graph. Then groups are the sites that edges
+        join; otherwise those that edges join along which parameters differ by at most `SAME`: rounds end close to
+        equal, not equal.
 
-def _collinear(data: Federation | Summaries, members: NDArray[np.bool_]) -> bool:
-    """Whether the pooled features of some sites are collinear."""
-    return bool(least_eigenvalue(_pooled_gram(data, members)) <= RANK_TOLERANCE)
+    Raises
+    ------
+    DataError
+        When two parts have a site in common, or other columns, loss, penalty or ``lam``.
 
-
-def _pooled_gram(data: Federation | Summaries, members: NDArray[np.bool_]) -> Array:
-    if isinstance(data, Summaries):
-        return np.asarray(data.sums.total().hessian[members, 0].sum(axis=0))
-    rows = data.X[members[data.site_index]]
-    size = np.sqrt((rows**2).mean(axis=0))
-    rows = rows / np.where(size > 0, size, 1.0)
-    return np.asarray(rows.T @ rows)
+    Examples
+    --------
+    >>> import fedkin
+    >>> from fedkin.fitting import FitOptions, fit, join_parts
+    >>> fed = fedkin.Federation({u: [[float(u > 1)]] for u in range(4)})
+    >>> model = fit(fed, None, FitOptions(loss="mean", lam=0.02, select="none"))
+    >>> join_parts([model.part([u]) for u in range(4)], model.graph).members()
+    ((0, 1), (2, 3))
+    """
+    if not parts:
+        raise ParameterError("there is no model to join")
+    first = parts[0]
+    for part in parts:
+        for name in ("feature_names", "fit_intercept", "classes", "schema", "penalty", "lam"):
+            mine, theirs = (getattr(one if hasattr(one, name) else one.fused, name, None) for one in (first, part))
+            if mine != theirs:
+                raise DataError(
+                    f"the models of {first.sites[0]!r} and {part.sites[0]!r} differ in {name.replace('_', ' ')}: "
+                    "they are not of the same rounds"
+                )
+    sites = tuple(site for part in parts for site in part.sites)
+    if len(set(sites)) < len(sites) or set(sites) != set(graph.sites):
+        raise DataError(
+            f"the parts have {count(len(sites), 'site')}, and the graph {graph.n_sites}: they must be the same, "
+            "each of them once"
+        )
+    order = [sites.index(site) for site in graph.sites]
+    coef, intercept, n = (
+        np.concatenate([getattr(part, name) for part in parts])[order] for name in ("coef", "intercept", "n_samples")
+    )
+    scale, mean = np.ones(first.n_features), np.zeros(first.n_features)
+    if first.schema is not None:
+        scale, mean = first.schema.scale, first.schema.mean if first.fit_intercept else mean
+    scaled = coef / scale if first.loss.location else coef * scale
+    theta = np.concatenate([scaled, (intercept + coef @ mean)[:, :, None]], axis=2)
+    return replace(
+        first,
+        sites=graph.sites,
+        coef=coef,
+        intercept=intercept,
+        groups=graph.components() if tested else near_groups(theta, graph),
+        n_samples=n,
+        graph=graph,
+        notes={site: lines for part in parts for site, lines in part.notes.items()},
+    )

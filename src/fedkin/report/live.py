@@ -13,7 +13,7 @@ from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
 from fedkin.errors import FedkinError
-from fedkin.report.page import embedded, page_with_script
+from fedkin.report.pages import embedded, page_with_script
 
 #: Seconds between two looks, and between two signs of life to a browser.
 LOOK_SECONDS, ALIVE_SECONDS = 1.0, 15.0

@@ -1,29 +1,25 @@
-"""What the report page shows, as one mapping of plain values that JSON can hold."""
+"""What the report page shows, as one mapping of plain values that JSON can hold; ``web/src/data.ts`` reads it."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+import base64
+import os
+from collections.abc import Hashable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
 
 import numpy as np
+from numpy.typing import ArrayLike
+from scipy.cluster.hierarchy import leaves_list, linkage
+from scipy.spatial.distance import squareform
+from scipy.special import ndtri
 
-from fedkin._base import Array, Index
-from fedkin.kin.display import by_size
-from fedkin.report.arrays import (
-    MOST_PAIRED_SITES,
-    display_order,
-    nearest_kin,
-    number,
-    numbers,
-    packed,
-    pair_matrix,
-)
-from fedkin.report.places import state_tiles
-from fedkin.report.words import headline, reproduction, trust
-
-if TYPE_CHECKING:  # loads what fits models
-    from fedkin.fitting import FittedModel
-    from fedkin.kin import Kin
+from fedkin._base import Array, Index, listed
+from fedkin.data import read_columns
+from fedkin.errors import DataError
+from fedkin.fitting import FittedModel
+from fedkin.kin import Kin
+from fedkin.report.text import group_labels, headline, number, reproduction, trust
 
 #: Of what the page and this module agree on.
 PAYLOAD_VERSION = 1
@@ -57,9 +53,9 @@ def report_payload(model: FittedModel, places: Mapping[str, Any] | None = None) 
     Examples
     --------
     >>> import fedkin
-    >>> from fedkin.fitting import FitOptions, fit_federation
+    >>> from fedkin.fitting import FitOptions, fit
     >>> fed = fedkin.Federation({u: [[float(u > 1)]] for u in range(4)})
-    >>> model = fit_federation(fed, None, FitOptions(loss="mean", lam=0.02, select="none"))
+    >>> model = fit(fed, None, FitOptions(loss="mean", lam=0.02, select="none"))
     >>> report_payload(model)["headline"]
     '4 sites form 2 groups.'
     """
@@ -97,15 +93,6 @@ def report_payload(model: FittedModel, places: Mapping[str, Any] | None = None) 
         "trust": trust(model),
         "reproduction": reproduction(model),
     }
-
-
-def group_labels(model: FittedModel) -> tuple[Index, bool]:
-    """Group of each site, 0 for the largest, and whether there are groups to believe in."""
-    kin = model.kin
-    if kin is not None:
-        return np.asarray(kin.groups, dtype=np.int64), bool(kin.resolved)
-    resolved = 1 < model.n_clusters < model.n_sites
-    return by_size(model.clusters if resolved else np.zeros(model.n_sites, dtype=np.int64)), resolved
 
 
 def _pairs(model: FittedModel, kin: Kin | None, groups: Index) -> dict[str, Any]:
@@ -158,7 +145,8 @@ def _edges(model: FittedModel, kin: Kin | None, shares: Array | None) -> dict[st
         i, j = np.nonzero(np.tril(shares, -1) >= 0.5)
         kept, what = np.column_stack([i, j]), "likely"
     dropped = history.get("dropped", {}).get("edges", [])
-    candidates = None if model.selection is None else model.selection.get("candidates")
+    selection = None if model.fused is None else model.fused.selection
+    candidates = None if selection is None else selection.get("candidates")
     return {
         "what": what,
         "n_kept": len(kept),
@@ -217,8 +205,6 @@ def _differences(kin: Kin, half: Array, chosen: Index) -> str | None:
 
     A byte is 255 times the root of a quarter of the ratio to the width that independent sites would have.
     """
-    from scipy.special import ndtri  # slow to load
-
     V = len(half)
     if V * (V - 1) // 2 * chosen.size > MOST_DIFFERENCES:
         return None
@@ -271,7 +257,7 @@ def _path(model: FittedModel) -> dict[str, Any] | None:
         return None
     labels = None if not path else path["labels"]
     return {
-        "lam": number(model.lam),
+        "lam": None if model.fused is None else number(model.fused.lam),
         "choice": None
         if not choice
         else {
@@ -287,4 +273,147 @@ def _path(model: FittedModel) -> dict[str, Any] | None:
             "counts": [len(set(line)) for line in labels],
             "labels": labels if model.n_sites <= MOST_PATH_SITES else None,
         },
+    }
+
+
+# --- arrays -----------------------------------------------------------------------------------------------------
+
+
+#: Up to this many sites the page has every pair; above it, blocks of neighbouring sites.
+MOST_PAIRED_SITES = 1000
+#: Blocks on a side of the matrix of many sites.
+BLOCKS = 300
+
+
+def packed(values: ArrayLike, kind: str) -> str:
+    """An array in base64: ``kind`` is "f4", "i4" or "u1", little endian.
+
+    Examples
+    --------
+    >>> packed([1, 2], "i4")
+    'AQAAAAIAAAA='
+    """
+    return base64.b64encode(np.ascontiguousarray(values, dtype=np.dtype(kind).newbyteorder("<")).tobytes()).decode()
+
+
+def numbers(values: ArrayLike) -> list[float | None]:
+    """A list of `number`."""
+    return [number(value) for value in np.asarray(values, dtype=np.float64).ravel().tolist()]
+
+
+def pair_matrix(values: Array, order: Index) -> dict[str, Any]:
+    """Shares between 0 and 1 for all pairs of sites ``(V, V)``, or for blocks of ``order`` where there are many.
+
+    A pair takes a byte. Of all pairs only those below the diagonal are kept, line by line, sites in their own order.
+    """
+    n = len(order)
+    if n <= MOST_PAIRED_SITES:
+        i, j = np.tril_indices(n, -1)
+        return {"kind": "pairs", "values": packed(np.rint(255 * values[i, j]), "u1")}
+    starts = np.linspace(0, n, BLOCKS + 1).astype(np.int64)
+    sorted_rows = np.add.reduceat(values[order], starts[:-1], axis=0)
+    sums = np.add.reduceat(sorted_rows[:, order], starts[:-1], axis=1)
+    sizes = np.diff(starts)
+    means = sums / np.outer(sizes, sizes)
+    return {"kind": "blocks", "starts": starts.tolist(), "values": packed(np.rint(255 * np.clip(means, 0, 1)), "u1")}
+
+
+def nearest_kin(values: Array, most: int = 12) -> dict[str, Any]:
+    """For every site the others with the largest share, for pages that do not have all pairs."""
+    own = values.copy()
+    np.fill_diagonal(own, -1.0)
+    most = min(most, len(own) - 1)
+    chosen = np.argpartition(-own, most - 1, axis=1)[:, :most]
+    shares = np.take_along_axis(own, chosen, axis=1)
+    rank = np.argsort(-shares, axis=1, kind="stable")
+    return {
+        "each": most,
+        "sites": packed(np.take_along_axis(chosen, rank, axis=1), "i4"),
+        "values": packed(np.rint(255 * np.take_along_axis(shares, rank, axis=1)), "u1"),
+    }
+
+
+def display_order(values: Array, groups: Index) -> Index:
+    """Sites in the order of the matrix: by group, and within groups alike ones beside each other."""
+    n = len(groups)
+    if n < 3:
+        return np.argsort(groups, kind="stable")
+    apart = 1.0 - (values + values.T) / 2
+    np.fill_diagonal(apart, 0.0)
+    leaves = leaves_list(linkage(squareform(np.maximum(apart, 0.0), checks=False), "average"))
+    place = np.empty(n, dtype=np.int64)
+    place[leaves] = np.arange(n)
+    return np.lexsort((place, groups))
+
+
+# --- places -----------------------------------------------------------------------------------------------------
+
+#: Code, column and row of each state in a grid of tiles.
+_TILES = """
+AK 0 0, ME 10 0, VT 9 1, NH 10 1, WA 0 2, ID 1 2, MT 2 2, ND 3 2, MN 4 2, IL 5 2, WI 6 2, MI 7 2, NY 8 2, RI 9 2,
+MA 10 2, OR 0 3, NV 1 3, WY 2 3, SD 3 3, IA 4 3, IN 5 3, OH 6 3, PA 7 3, NJ 8 3, CT 9 3, CA 0 4, UT 1 4, CO 2 4,
+NE 3 4, MO 4 4, KY 5 4, WV 6 4, VA 7 4, MD 8 4, DE 9 4, AZ 1 5, NM 2 5, KS 3 5, AR 4 5, TN 5 5, NC 6 5, SC 7 5,
+DC 8 5, OK 3 6, LA 4 6, MS 5 6, AL 6 6, GA 7 6, HI 0 7, TX 3 7, FL 8 7
+"""
+TILES = {code: (int(x), int(y)) for code, x, y in (entry.split() for entry in _TILES.replace("\n", " ").split(","))}
+_NAMES = (
+    "AK Alaska,AL Alabama,AR Arkansas,AZ Arizona,CA California,CO Colorado,CT Connecticut,DC District of Columbia,"
+    "DE Delaware,FL Florida,GA Georgia,HI Hawaii,IA Iowa,ID Idaho,IL Illinois,IN Indiana,KS Kansas,KY Kentucky,"
+    "LA Louisiana,MA Massachusetts,MD Maryland,ME Maine,MI Michigan,MN Minnesota,MO Missouri,MS Mississippi,"
+    "MT Montana,NC North Carolina,ND North Dakota,NE Nebraska,NH New Hampshire,NJ New Jersey,NM New Mexico,"
+    "NV Nevada,NY New York,OH Ohio,OK Oklahoma,OR Oregon,PA Pennsylvania,RI Rhode Island,SC South Carolina,"
+    "SD South Dakota,TN Tennessee,TX Texas,UT Utah,VA Virginia,VT Vermont,WA Washington,WI Wisconsin,"
+    "WV West Virginia,WY Wyoming"
+)
+_CODES = {name.casefold(): code for code, name in (entry.split(" ", 1) for entry in _NAMES.split(","))}
+_HEADS = ({"x", "lon", "longitude", "easting"}, {"y", "lat", "latitude", "northing"})
+
+
+def state_tiles(sites: Sequence[Hashable]) -> dict[str, Any] | None:
+    """A map of tiles where all sites are states of the USA, by code or by name; None otherwise.
+
+    Examples
+    --------
+    >>> state_tiles(["Ohio", "TX", "WY"])["codes"], state_tiles(["Ohio", "Paris", "WY"])
+    (['OH', 'TX', 'WY'], None)
+    """
+    codes = [_code(site) for site in sites]
+    if len(codes) < 3 or None in codes or len(set(codes)) < len(codes):
+        return None
+    return {"kind": "tiles", "codes": codes, "tiles": [[code, x, y] for code, (x, y) in TILES.items()]}
+
+
+def _code(site: Hashable) -> str | None:
+    words = str(site).strip().replace("_", " ")
+    return words.upper() if words.upper() in TILES else _CODES.get(words.casefold())
+
+
+def read_coordinates(path: str | os.PathLike[str], sites: Sequence[Hashable]) -> dict[str, Any]:
+    """The map from a CSV file with a column of sites and two of coordinates: ``x,y`` or ``lon,lat``.
+
+    Raises `DataError` for columns that are missing, and for sites without a line.
+    """
+    columns = {str(name): list(column) for name, column in read_columns(Path(path)).items()}
+    across, up = (next((name for name in columns if name.casefold() in heads), None) for heads in _HEADS)
+    key = next((name for name in columns if name.casefold() in ("site", "device", "name", "id")), None)
+    if across is None or up is None or key is None:
+        raise DataError(
+            f"{path} has the columns {listed(list(columns))}, expected site and x, y (or lon, lat): rename its columns"
+        )
+    known: Mapping[str, tuple[Any, Any]] = {
+        str(site): (x, y) for site, x, y in zip(columns[key], columns[across], columns[up], strict=True)
+    }
+    missing = [str(site) for site in sites if str(site) not in known]
+    if missing:
+        raise DataError(f"{path} has no line for {listed(missing)}: add coordinates for every site of the model")
+    try:
+        points = [(float(x), float(y)) for x, y in (known[str(site)] for site in sites)]
+    except (TypeError, ValueError) as error:
+        raise DataError(f"{path}: a coordinate is no number: {error}") from None
+    globe = across.casefold().startswith("lon")
+    return {
+        "kind": "points",
+        "globe": globe,
+        "x": [number(x) for x, _ in points],
+        "y": [number(y) for _, y in points],
     }

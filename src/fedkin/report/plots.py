@@ -13,14 +13,13 @@ from numpy.typing import ArrayLike
 
 from fedkin._base import Array, Index
 from fedkin.errors import ParameterError, missing_dependency
+from fedkin.fitting import FittedModel
 from fedkin.graph import Graph
-from fedkin.report.arrays import display_order
-from fedkin.report.payload import LEVEL, group_labels, shares_of
+from fedkin.report.payload import LEVEL, display_order, shares_of
+from fedkin.report.text import group_labels
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
-
-    from fedkin.fitting import FittedModel
 
 #: Colours of groups, as on the page; beyond ten they come again.
 COLOURS = (
@@ -51,10 +50,10 @@ def plot_kin(model: FittedModel, ax: Axes | None = None) -> Axes:
     >>> import matplotlib
     >>> matplotlib.use("Agg")
     >>> import fedkin
-    >>> from fedkin.fitting import FitOptions, fit_federation
+    >>> from fedkin.fitting import FitOptions, fit
     >>> from fedkin.report import plot_kin
     >>> fed = fedkin.Federation({u: [[float(u > 1)]] for u in range(4)})
-    >>> model = fit_federation(fed, None, FitOptions(loss="mean", lam=0.02, select="none"))
+    >>> model = fit(fed, None, FitOptions(loss="mean", lam=0.02, select="none"))
     >>> plot_kin(model).get_title()
     'Coefficients in common'
     """
@@ -163,10 +162,10 @@ def plot_path(model: FittedModel, ax: Axes | None = None) -> Axes:
         heights[k] = sums[line] / sizes[line]
     for u in range(model.n_sites):
         ax.plot(lams, heights[:, u], color=_colour(int(groups[u]), resolved), linewidth=1, alpha=0.7)
-    ax.axvline(model.lam, color="0.2", linewidth=1.2)
-    ax.annotate(
-        f"lam = {model.lam:.3g}", (model.lam, 1.01), xycoords=("data", "axes fraction"), ha="center", fontsize=8
-    )
+    if model.fused is not None:
+        lam = model.fused.lam
+        ax.axvline(lam, color="0.2", linewidth=1.2)
+        ax.annotate(f"lam = {lam:.3g}", (lam, 1.01), xycoords=("data", "axes fraction"), ha="center", fontsize=8)
     ax.set_xscale("log")
     ax.set_yticks([])
     ax.set_xlabel("lam")

@@ -22,7 +22,7 @@ from fedkin.core import global_fit, local_fit, oracle_fit
 from fedkin.data import Federation, write_csv
 from fedkin.datasets import Design, paper_design
 from fedkin.errors import ParameterError
-from fedkin.fitting import FitOptions, FittedModel, fit_federation
+from fedkin.fitting import FitOptions, FittedModel, fit
 from fedkin.graph import Graph
 from fedkin.report import DemoResult, demo_picture
 
@@ -71,7 +71,7 @@ def demo(
                 "report": str(out / "report.html"),
                 "estimation_error": result.estimation,
                 "held_out_error": result.held_out,
-                "n_groups": model.n_clusters,
+                "n_groups": model.n_groups,
                 "true_groups": GROUPS,
                 "resolved": model.kin is not None and model.kin.resolved,
                 "summary": result.summary,
@@ -92,10 +92,10 @@ def _found(design: Design, seed: int, say: Say) -> tuple[FittedModel, DemoResult
         LOCAL: local_fit(train).theta,
         GLOBAL: np.tile(global_fit(train), (train.n_sites, 1)),
     }
-    given = fit_federation(train, design.graph, plain, lambda words: say(f"the graph as given: {words}"))
+    given = fit(train, design.graph, plain, lambda words: say(f"the graph as given: {words}"))
     tested = replace(plain, select="bonferroni")
-    fused = fit_federation(train, design.graph, tested, lambda words: say(f"edges tested first: {words}"))
-    model = fit_federation(train, design.graph, FitOptions(fit_intercept=False, seed=seed), say)
+    fused = fit(train, design.graph, tested, lambda words: say(f"edges tested first: {words}"))
+    model = fit(train, design.graph, FitOptions(fit_intercept=False, seed=seed), say)
     kin = model.kin
     assert kin is not None
     theta[GIVEN], theta[SELECTED], theta[KIN] = given.coef[:, 0], fused.coef[:, 0], model.coef[:, 0]
@@ -150,9 +150,9 @@ def _squared_errors(theta: Array, test: Federation) -> Array:
 
 def _summary(design: Design, model: FittedModel, rows: int, error: dict[str, float]) -> str:
     wrong = int((design.labels[design.graph.edges[:, 0]] != design.labels[design.graph.edges[:, 1]]).sum())
-    right = _same_partition(model.clusters, design.labels)
+    right = _same_partition(model.groups, design.labels)
     resolved = model.kin is not None and model.kin.resolved
-    found = f"{count(model.n_clusters, 'group')} of sites" if resolved else "no groups that it would vouch for"
+    found = f"{count(model.n_groups, 'group')} of sites" if resolved else "no groups that it would vouch for"
     return (
         f"Every one of the {model.n_sites} sites kept its own {rows} rows. A graph said which sites may be alike, "
         f"but {wrong} of its {design.graph.n_edges} edges were wrong. Fedkin found {found}"

@@ -18,7 +18,6 @@ from fedkin.cli.models.results import (
     method_words,
     print_comparison,
     print_document,
-    print_fold_comparison,
     print_model,
 )
 from fedkin.cli.models.streamed import fit_streamed, streams
@@ -191,7 +190,7 @@ def fit(
             print_document(data, files, out, model, folds)
             return
         if folds is not None:
-            print_fold_comparison(folds, model.kin is not None)
+            print_comparison(folds, model.fused is not None)
         _print_end(out, model, False, report)
         return
     with working(f"reading {data}") as say:
@@ -205,7 +204,7 @@ def fit(
         comparing = Comparing(test_size, repeats, keep_best)
         comparison, model = fit_table(rows, edges, how, comparing, say, schema)
         model = replace(model, offset_name=offset, options={**model.options, "site_column": site})
-        if model.kin is None:
+        if model.fused is not None:
             say("following the path of lam")
         model = with_covariates(with_history(model, rows, edges, how, schema), known)
         model = with_origin(model, data, context)

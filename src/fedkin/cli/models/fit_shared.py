@@ -13,7 +13,7 @@ import numpy as np
 from fedkin import __version__
 from fedkin._base import Say, count, listed
 from fedkin.cli.models.edge_files import EdgeFiles
-from fedkin.cli.models.results import check_converged, method_words, print_document, print_fold_comparison
+from fedkin.cli.models.results import check_converged, method_words, print_comparison, print_document
 from fedkin.cli.shared.console import note, output, print_json, working
 from fedkin.cli.shared.kin_words import graph_use_words
 from fedkin.cli.shared.options import flag, with_contract
@@ -21,12 +21,12 @@ from fedkin.cli.shared.tables import print_facts
 from fedkin.core import Summaries
 from fedkin.errors import ConvergenceWarning, DataError, DegenerateSiteWarning, ParameterError, SolverError
 from fedkin.fitting import (
-    Asks,
+    Comparison,
     FittedModel,
-    FoldComparison,
-    SummaryFit,
-    compare_folds,
+    Queries,
+    compare,
     data_record,
+    fit,
     with_covariates,
     with_history,
 )
@@ -68,8 +68,8 @@ class Step:
     collected: Collected
     edges: Graph | None
     model: FittedModel | None = None
-    comparison: FoldComparison | None = None
-    asks: Asks | None = None
+    comparison: Comparison | None = None
+    asks: Queries | None = None
     questions: Sequence[Path] = ()
 
 
@@ -104,12 +104,12 @@ def shared_step(asked: Asked, out: Path, say: Say) -> Step:
         # both are said by the model: by its status, and by its notes
         warnings.simplefilter("ignore", ConvergenceWarning)
         warnings.simplefilter("ignore", DegenerateSiteWarning)
-        found = SummaryFit(edges, how, contract.schema, asks, say).step(summaries)
-    if isinstance(found, Asks):
+        found = fit(summaries, edges, how, say, contract.schema, queries=asks)
+    if isinstance(found, Queries):
         return Step(collected, edges, asks=found, questions=_ask(found, organiser, contract))
     check_converged(found, how)
     say("comparing with Local and Global, every fold held out in turn")
-    comparison = compare_folds(summaries, found, how, contract.schema)
+    comparison = compare(summaries, edges, how, model=found, schema=contract.schema)
     found = with_history(with_covariates(found, known), summaries, edges, how, contract.schema)
     record = {"data": data_record(data, int(found.n_samples.sum()))}
     found = replace(
@@ -142,7 +142,7 @@ def print_step(asked: Asked, step: Step) -> None:
         }
     )
     if step.comparison is not None:
-        print_fold_comparison(step.comparison, found.kin is not None)
+        print_comparison(step.comparison, found.fused is not None)
 
 
 def _places(data: Path, federation: Path | None) -> list[Path]:
@@ -165,13 +165,13 @@ def _edges(
     return Graph.from_indices(summaries.sites, ends[here], organiser.graph.weights[here]), None
 
 
-def _last_questions(organiser: Organiser | None, collected: Collected, summaries: Summaries) -> Asks | None:
+def _last_questions(organiser: Organiser | None, collected: Collected, summaries: Summaries) -> Queries | None:
     """What was asked last, checked to be what the newest files answer."""
 
     if summaries.loss.quadratic:
         return None
     state = None if organiser is None else organiser.read_state()
-    asks = None if state is None else Asks.from_plain(state)
+    asks = None if state is None else Queries.from_plain(state)
     asked = 1 if asks is None else asks.round
     if collected.round < asked:
         raise DataError(
@@ -186,7 +186,7 @@ def _last_questions(organiser: Organiser | None, collected: Collected, summaries
     return asks
 
 
-def _ask(asks: Asks, organiser: Organiser | None, contract: Contract) -> list[Path]:
+def _ask(asks: Queries, organiser: Organiser | None, contract: Contract) -> list[Path]:
     """Write the questions."""
 
     if organiser is None:
@@ -202,7 +202,7 @@ def _ask(asks: Asks, organiser: Organiser | None, contract: Contract) -> list[Pa
     return organiser.write_queries(asks.questions, asks.to_plain())
 
 
-def _print_asks(asks: Asks, questions: Sequence[Path]) -> None:
+def _print_asks(asks: Queries, questions: Sequence[Path]) -> None:
     """What to do with the questions."""
     console = output()
     if np.isfinite(asks.gap):

@@ -13,7 +13,7 @@ from fedkin.cli.models.results import check_converged
 from fedkin.cli.shared.console import Interrupted, note, stopping_early
 from fedkin.data import Federation, Schema, level_text
 from fedkin.errors import ConvergenceWarning, DataError, DegenerateSiteWarning
-from fedkin.fitting import Comparison, FitOptions, FittedModel, compare, fit_federation
+from fedkin.fitting import Comparison, FitOptions, FittedModel, compare, fit
 from fedkin.graph import Graph
 from fedkin.losses import loss_kind
 
@@ -109,20 +109,22 @@ def fit_table(
                     schema=schema,
                 )
                 last = comparison.models[-1]["Fedkin"]
-            model = fit_federation(federation, graph, how, lambda words: say(f"all rows: {words}"), schema)
+            model = fit(federation, graph, how, lambda words: say(f"all rows: {words}"), schema)
         except KeyboardInterrupt:
             if last is None:
                 note("--keep-best: no split was done, so there is nothing to keep yet")
                 raise Interrupted from None
             model = last
             note(f"interrupted: the model is that of the last split, {count(int(last.n_samples.sum()), 'row')}")
-    if model.status == "interrupted" and how_compared.keep_best:
-        note(f"interrupted: the model is as far as the fit of all rows came, with a relative gap of {model.gap:.1e}")
+    if model.fused is not None and model.status == "interrupted" and how_compared.keep_best:
+        gap = model.fused.gap
+        note(f"interrupted: the model is as far as the fit of all rows came, with a relative gap of {gap:.1e}")
     else:
         check_converged(model, how)
     for part in () if comparison is None else comparison.models:
-        if part["Fedkin"].status != "converged":
-            gap = part["Fedkin"].gap
+        tried = part["Fedkin"].fused
+        if tried is not None and tried.status != "converged":
+            gap = tried.gap
             note(f"in the comparison, the fit of Fedkin did not converge (relative gap {gap:.1e}); on all rows it did")
             break
     return comparison, replace(model, comparison=None if comparison is None else comparison.plain())

@@ -17,7 +17,7 @@ from fedkin.cli.shared.model_words import gap_words, group_words, groups_table, 
 from fedkin.cli.shared.options import flag
 from fedkin.cli.shared.tables import MOST_GROUPS, add_row, plain_table, print_facts, rounded
 from fedkin.errors import SolverError
-from fedkin.fitting import Comparison, FitOptions, FittedModel, FoldComparison
+from fedkin.fitting import Comparison, FitOptions, FittedModel
 from fedkin.kin import Kin
 
 
@@ -47,21 +47,27 @@ def _kin_facts(model: FittedModel, kin: Kin) -> dict[str, str]:
 
 
 def _fused_facts(model: FittedModel) -> dict[str, str]:
-    if 1 < model.n_clusters <= MOST_GROUPS:
+    assert model.fused is not None
+    if 1 < model.n_groups <= MOST_GROUPS:
         console = output()
-        console.print(f"{count(model.n_clusters, 'group')} of sites that belong together", style="bold")
+        console.print(f"{count(model.n_groups, 'group')} of sites that belong together", style="bold")
         console.print(groups_table(model))
     rule = ", one standard error" if model.options["cv_rule"] == "1se" else ""
     how = f"cross-validation{rule}" if model.options["lam"] == "cv" else "given"
-    return {"groups": group_words(model), "lam": f"{model.lam:.4g} ({how})", "gap": gap_words(model)}
+    return {"groups": group_words(model), "lam": f"{model.fused.lam:.4g} ({how})", "gap": gap_words(model)}
 
 
-def print_comparison(comparison: Comparison) -> None:
+def print_comparison(comparison: Comparison, fused: bool = False) -> None:
     """The errors of all methods on held-out rows, who gains by it and who loses, and the verdict."""
     splits = "one split" if comparison.repeats == 1 else f"{comparison.repeats} splits"
     console = output()
-    console.print(f"\nError on rows that were held out: {comparison.test_size:.0%} of them, {splits}", style="bold")
-    console.print(f"({comparison.metric}: lower is better)")
+    if comparison.kind == "folds":
+        rows = count(int(comparison.held_out.sum()), "row")
+        console.print(f"\nError on {rows}, each predicted without its fold", style="bold")
+    else:
+        console.print(f"\nError on rows that were held out: {comparison.test_size:.0%} of them, {splits}", style="bold")
+    chosen = "; edges and lam were chosen with all rows" if fused and comparison.kind == "folds" else ""
+    console.print(f"({comparison.metric}: lower is better{chosen})")
     means = {name: comparison.mean(name) for name in comparison.errors}
     console.print(_errors_table(comparison, means, comparison.more))
     for line in _site_lines(comparison):
@@ -69,18 +75,8 @@ def print_comparison(comparison: Comparison) -> None:
     console.print(comparison.verdict, style="bold", soft_wrap=True)
 
 
-def print_fold_comparison(comparison: FoldComparison, kin: bool) -> None:
-    """The table of errors of rows that were predicted without their fold, and the verdict."""
-    chosen = "" if kin else "; edges and lam were chosen with all rows"
-    console = output()
-    console.print(f"\nError on {count(comparison.rows, 'row')}, each predicted without its fold", style="bold")
-    console.print(f"({comparison.metric}: lower is better{chosen})")
-    console.print(_errors_table(comparison, comparison.errors, {}))
-    console.print(comparison.verdict, style="bold", soft_wrap=True)
-
-
 def _errors_table(
-    comparison: Comparison | FoldComparison, means: Mapping[str, float], more: Mapping[str, Mapping[str, float]]
+    comparison: Comparison, means: Mapping[str, float], more: Mapping[str, Mapping[str, float]]
 ) -> Table:
     """Errors with standard errors, and how much they are more than Fedkin's."""
     table = plain_table("method", comparison.metric, "s.e.", "more than Fedkin", "s.e. of it", *more)
@@ -96,23 +92,23 @@ def _errors_table(
 
 def check_converged(model: FittedModel, how: FitOptions) -> None:
     """Raise `SolverError`, with what to do about it, for a model that has not converged."""
-    if model.status == "converged":
+    if model.fused is None or model.status == "converged":
         return
     more = "rounds" if how.solver == "fedadmm" else "max_iter"
     raise SolverError(
-        f"the fit did not converge, so no model was saved: after {count(model.n_iter, 'iteration')} the relative "
-        f"gap is {model.gap:.1e}, not {how.tol:.1e}. Raise {flag(more)}, accept a larger {flag('tol')}, or add "
+        f"the fit did not converge, so no model was saved: after {count(model.fused.n_iter, 'iteration')} the relative "
+        f"gap is {model.fused.gap:.1e}, not {how.tol:.1e}. Raise {flag(more)}, accept a larger {flag('tol')}, or add "
         f"{flag('ridge')} 0.001"
     )
 
 
 def method_words(model: FittedModel) -> str:
     """How a model was fitted."""
-    return f"{model.penalty} penalty" if model.kin is None else "partial pooling with groups (kin)"
+    return f"{model.fused.penalty} penalty" if model.fused is not None else "partial pooling with groups (kin)"
 
 
 def print_document(
-    data: Path, files: EdgeFiles, out: Path, model: FittedModel, comparison: Comparison | FoldComparison | None
+    data: Path, files: EdgeFiles, out: Path, model: FittedModel, comparison: Comparison | None
 ) -> None:
     """All of it as JSON."""
     print_json(

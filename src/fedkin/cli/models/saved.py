@@ -206,7 +206,7 @@ def inspect(
         console.print("\nColumns", style="bold")
         console.print(schema_table(fitted.schema))
     if fitted.kin is None:
-        console.print(f"\n{count(fitted.n_clusters, 'group')}", style="bold")
+        console.print(f"\n{count(fitted.n_groups, 'group')}", style="bold")
         console.print(groups_table(fitted))
     else:
         if fitted.kin.resolved:
@@ -225,9 +225,11 @@ def inspect(
 
 
 def _fused_facts(model: FittedModel) -> dict[str, str]:
+    fused = model.fused
+    after = "" if fused is None or np.isnan(fused.gap) else f" after {count(fused.n_iter, 'iteration')}"
     return {
-        "penalty": f"{model.penalty}, lam {model.lam:.4g}",
-        "gap": gap_words(model) + ("" if np.isnan(model.gap) else f" after {count(model.n_iter, 'iteration')}"),
+        **({} if fused is None else {"penalty": f"{fused.penalty}, lam {fused.lam:.4g}"}),
+        "gap": gap_words(model) + after,
         "groups": group_words(model),
         "graph": f"{graph_words(model)}; {count(model.graph.n_components, 'connected component')}",
     }
@@ -235,10 +237,10 @@ def _fused_facts(model: FittedModel) -> dict[str, str]:
 
 def _print_coefficients(model: FittedModel) -> None:
     """The features with the largest coefficients: a column per group if there are few, else the spread."""
-    labels = sorted(range(model.n_clusters), key=lambda k: -int((model.clusters == k).sum()))
+    labels = sorted(range(model.n_groups), key=lambda k: -int((model.groups == k).sum()))
     by_group = len(labels) <= _MOST_COLUMNS and (len(labels) > 1 or n_distinct(model) == 1)
     by_group = by_group and (model.kin is None or model.kin.resolved)
-    parts = [model.clusters == k for k in labels] if by_group else [np.full(model.n_sites, True)]
+    parts = [model.groups == k for k in labels] if by_group else [np.full(model.n_sites, True)]
     heads = [f"group {k + 1}" for k in range(len(labels))] if by_group else ["average", "least", "most"]
     # as large as what is shown: the average of all sites, or of one of the groups
     size = np.abs([model.coef[part].mean(axis=0) for part in parts]).max(axis=(0, 1))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,7 +14,7 @@ from fedkin.cli.models.edge_files import EdgeFiles
 from fedkin.cli.models.results import check_converged
 from fedkin.cli.shared.console import note
 from fedkin.cli.shared.reading import check_exists
-from fedkin.core import Summaries, holds_labels, holds_zeros_and_ones, rows_in_files, summarise_files, table_size
+from fedkin.core import holds_labels, holds_zeros_and_ones, rows_in_files, summarise_files, table_size
 from fedkin.data import PARQUET_SUFFIXES, files_of
 from fedkin.errors import (
     ConvergenceWarning,
@@ -23,15 +23,7 @@ from fedkin.errors import (
     FedkinError,
     ParameterError,
 )
-from fedkin.fitting import (
-    FitOptions,
-    FittedModel,
-    FoldComparison,
-    compare_folds,
-    fit_files,
-    fit_summaries,
-    with_covariates,
-)
+from fedkin.fitting import Comparison, Data, FitOptions, FittedModel, compare, fit, with_covariates
 from fedkin.losses import loss_kind
 
 #: A fit in memory takes about this many times the numbers of the table.
@@ -104,7 +96,7 @@ def _free_memory() -> float | None:
 
 def fit_streamed(
     data: Path, asked: Mapping[str, Any], files: EdgeFiles, how: FitOptions, compares: bool, say: Say
-) -> tuple[FittedModel, FoldComparison | None]:
+) -> tuple[FittedModel, Comparison | None]:
     """A model of rows that stay in files, and its comparison over folds; ``asked`` as in `summarise_files`."""
     if asked.get("site") is None:
         raise DataError(f"say which column of {data} holds the sites: --site COL")
@@ -118,14 +110,14 @@ def fit_streamed(
             if how.loss == "auto" and target is not None and holds_zeros_and_ones(data, target):
                 words = "is modelled by least squares, which takes one pass; for probabilities add --loss logistic"
                 note(f"the target {target!r} is 0 or 1 and {words}")
-            model, summaries = _from_sums(data, asked, files, how, say)
+            model, rows = _from_sums(data, asked, files, how, say)
         else:
-            model, summaries = _from_files(data, asked, files, how, say)
+            model, rows = _from_files(data, asked, files, how, say)
         comparison = None
         if compares:
             say("comparing with simpler models, every fold held out in turn")
             try:
-                comparison = compare_folds(summaries(), model, how)
+                comparison = compare(rows, None, how, model=model)
             except FedkinError as error:
                 note(f"no comparison: {error}")
     return replace(model, comparison=None if comparison is None else comparison.plain()), comparison
@@ -133,25 +125,24 @@ def fit_streamed(
 
 def _from_sums(
     data: Path, said: Mapping[str, Any], files: EdgeFiles, how: FitOptions, say: Say
-) -> tuple[FittedModel, Callable[[], Summaries]]:
+) -> tuple[FittedModel, Data]:
     streamed = summarise_files(data, **said, fit_intercept=how.fit_intercept, folds=how.cv_folds, seed=how.seed)
     for words in streamed.notes:
         note(words)
     edges, known = files.read(streamed.summaries.sites)
-    model = with_covariates(fit_summaries(streamed.summaries, edges, how, say), known)
+    model = fit(streamed.summaries, edges, how, say)
+    assert isinstance(model, FittedModel)
     check_converged(model, how)
     names = {"target_name": said["target"], "offset_name": said.get("offset")}
-    return replace(model, schema=streamed.schema, **names, origin=None), lambda: streamed.summaries
+    model = replace(with_covariates(model, known), schema=streamed.schema, **names, origin=None)
+    return model, streamed.summaries
 
 
 def _from_files(
     data: Path, said: Mapping[str, Any], files: EdgeFiles, how: FitOptions, say: Say
-) -> tuple[FittedModel, Callable[[], Summaries]]:
+) -> tuple[FittedModel, Data]:
     rows = rows_in_files(data, **said, loss=how.loss, fit_intercept=how.fit_intercept)
     for words in rows.notes:
         note(words)
     edges, known = files.read(rows.sites)
-    model = with_covariates(fit_files(rows, edges, how, say), known)
-    assert model.kin is not None
-    theta = model.kin.theta
-    return model, lambda: rows.summaries(theta, how.cv_folds, how.seed)
+    return with_covariates(fit(rows, edges, how, say), known), rows

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Hashable, Mapping
 from typing import Any
 
 from numpy.typing import ArrayLike
 
 from fedkin.federate import Contract
-from fedkin.fitting import FittedModel, model_from_theta
+from fedkin.fitting import FittedModel, FusedFit, model_from_theta
 from fedkin.graph import Graph
 
 
@@ -36,6 +35,7 @@ def model_of_rounds(
     *,
     lam: float,
     rounds: int,
+    selection: Mapping[str, Any] | None = None,
     **more: Any,
 ) -> FittedModel:
     """The model of sites whose parameters were found in rounds, on rows that the contract prepared.
@@ -49,10 +49,8 @@ def model_of_rounds(
         loss=contract.loss_object(),
         intercept=contract.intercept,
         n_samples=n_samples,
-        penalty=contract.penalty,
-        lam=lam,
-        gap=math.nan,  # a certificate takes the rows of all sites
-        n_iter=rounds,
+        # without a gap: a certificate takes the rows of all sites
+        fused=FusedFit(contract.penalty, lam, n_iter=rounds, selection=selection),
         origin={"from": "rounds", "rounds": rounds},
         options={"contract": contract.name, "contract_digest": contract.digest},
         **more,

@@ -20,7 +20,7 @@ _MOST_NOTES = 8
 
 def groups_table(model: FittedModel) -> Table:
     """The largest groups and their members."""
-    groups = sorted(model.groups(), key=len, reverse=True)
+    groups = sorted(model.members(), key=len, reverse=True)
     table = plain_table("group", "sites", "members", numbers_from=9)
     for number, group in enumerate(groups[:MOST_GROUPS], start=1):
         add_row(table, str(number), str(len(group)), members(group))
@@ -54,26 +54,27 @@ def n_distinct(model: FittedModel) -> int:
 
 def group_words(model: FittedModel) -> str:
     """The number of groups, and of models where a group holds more than one."""
-    words = f"{model.n_clusters} among {count(model.n_sites, 'site')}"
+    words = f"{model.n_groups} among {count(model.n_sites, 'site')}"
     distinct = n_distinct(model)
-    return words if distinct == model.n_clusters else f"{words}, holding {count(distinct, 'different model')}"
+    return words if distinct == model.n_groups else f"{words}, holding {count(distinct, 'different model')}"
 
 
 def gap_words(model: FittedModel) -> str:
     """The certificate, and how the solver ended."""
-    if math.isnan(model.gap):
+    fused = model.fused
+    if fused is None or math.isnan(fused.gap):
         rounds = model.origin is not None and model.origin.get("from") == "rounds"
         return "not certified: that takes the rows of all sites in one place" if rounds else "none"
-    return f"{model.gap:.1e} ({model.status.replace('_', ' ')})"
+    return f"{fused.gap:.1e} ({fused.status.replace('_', ' ')})"
 
 
 def graph_words(model: FittedModel) -> str:
     """What happened to the edges, in words."""
-    if model.selection is None:
+    selection = None if model.fused is None else model.fused.selection
+    if selection is None:
         return count(model.graph.n_edges, "edge")
-    kept, tested = model.selection.get("kept"), model.selection.get("candidates")
-    words = f"{kept} of {tested} edges kept ({model.selection.get('method')})"
-    return words if "level" not in model.selection else f"{words[:-1]}, level {model.selection['level']:g})"
+    words = f"{selection.get('kept')} of {selection.get('candidates')} edges kept ({selection.get('method')})"
+    return words if "level" not in selection else f"{words[:-1]}, level {selection['level']:g})"
 
 
 def origin_words(model: FittedModel) -> str:
@@ -95,10 +96,10 @@ def model_document(model: FittedModel) -> dict[str, Any]:
     return {
         "method": "fused" if model.kin is None else "kin",
         "loss": model.loss.name,
-        "penalty": model.penalty,
-        "lam": model.lam,
-        "gap": None if np.isnan(model.gap) else model.gap,
-        "n_iter": model.n_iter,
+        "penalty": None if model.fused is None else model.fused.penalty,
+        "lam": None if model.fused is None else model.fused.lam,
+        "gap": None if model.fused is None or np.isnan(model.fused.gap) else model.fused.gap,
+        "n_iter": None if model.fused is None else model.fused.n_iter,
         "status": model.status,
         "target": model.target_name,
         "offset": model.offset_name,
@@ -106,11 +107,11 @@ def model_document(model: FittedModel) -> dict[str, Any]:
         "classes": None if model.classes is None else list(model.classes),
         "n_sites": model.n_sites,
         "n_rows": int(model.n_samples.sum()),
-        "n_groups": model.n_clusters,
+        "n_groups": model.n_groups,
         "n_distinct_models": n_distinct(model),
-        "groups": [list(group) for group in sorted(model.groups(), key=len, reverse=True)],
+        "groups": [list(group) for group in sorted(model.members(), key=len, reverse=True)],
         "edges": model.graph.n_edges,
-        "selection": None if model.selection is None else dict(model.selection),
+        "selection": None if model.fused is None or model.fused.selection is None else dict(model.fused.selection),
         "origin": None if model.origin is None else dict(model.origin),
         "notes": [{"site": site, "notes": list(lines)} for site, lines in model.notes.items()],
     }

@@ -138,6 +138,16 @@ class AtSites:
         return True
 
 
+def request_all(request: MetadataRequest) -> MetadataRequest:
+    """Return the request with all that methods can take asked for, unless somebody decided otherwise."""
+    for method in ("fit", "partial_fit", "predict", "predict_proba", "decision_function", "score"):
+        one = getattr(request, method)
+        for name, alias in dict(one.requests).items():
+            if alias is None:
+                one.add_request(param=name, alias=True)
+    return request
+
+
 def _length(X: Any) -> int:
     return int(X.shape[0]) if hasattr(X, "shape") else len(X)
 
@@ -173,13 +183,16 @@ class WithinSiteKFold(BaseCrossValidator):  # type: ignore[misc]
     ['a' 'a' 'b' 'b']
     """
 
-    # scikit-learn's way to say that split() wants groups without being asked
-    __metadata_request__split = {"groups": True}  # noqa: RUF012
-
     def __init__(self, n_splits: int = 5, seed: int = 0, site_column: str | int | None = None) -> None:
         self.n_splits = n_splits
         self.seed = seed
         self.site_column = site_column
+
+    def get_metadata_routing(self) -> MetadataRequest:
+        """Return what scikit-learn should pass on: groups."""
+        request: MetadataRequest = super().get_metadata_routing()
+        request.split.add_request(param="groups", alias=True)
+        return request
 
     def get_n_splits(self, X: object = None, y: object = None, groups: object = None) -> int:
         """Number of folds."""

@@ -1,19 +1,17 @@
-"""The sentences of the report: its headline, whether to trust it, how to make it again."""
+"""The sentences of the report and of the model card: headline, whether to trust it, how to reproduce it."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
-from fedkin._base import Index, count
-from fedkin.kin.display import AGREEMENT
-
-if TYPE_CHECKING:  # loads what fits models
-    from fedkin.fitting import FittedModel
-    from fedkin.kin import Kin
+from fedkin._base import Index, count, listed
+from fedkin.fitting import FittedModel
+from fedkin.kin import Kin
+from fedkin.kin.display import AGREEMENT, by_size
 
 _ENOUGH_DRAWS = 100
 _GRAPHS = {
@@ -47,7 +45,7 @@ def headline(
             else ""
         )
         title = f"{sites} form {count(found, 'group')}{' of kin' if model.kin is not None else ''}{rest}."
-    elif model.kin is None and model.n_clusters == 1:
+    elif model.kin is None and model.n_groups == 1:
         title = f"All {sites} belong together."
     elif model.kin is None:
         title = f"Each of the {sites} has a model of its own."
@@ -80,29 +78,30 @@ def trust(model: FittedModel) -> list[dict[str, str]]:
 
 
 def _about_gap(model: FittedModel) -> list[dict[str, str]]:
-    lines = []
-    if math.isfinite(model.gap):
-        done = model.status == "converged"
-        nearness = f"within {model.gap:.1e} of its minimum" if model.gap > 0 else "at its minimum, to rounding"
+    lines, fused = [], model.fused
+    if fused is not None and math.isfinite(fused.gap):
+        done = fused.status == "converged"
+        nearness = f"within {fused.gap:.1e} of its minimum" if fused.gap > 0 else "at its minimum, to rounding"
         words = (
             f"The objective is proven to be {nearness} (relative duality gap), after "
-            f"{count(model.n_iter, 'iteration')}."
+            f"{count(fused.n_iter, 'iteration')}."
         )
         lines.append(
             {
                 "tone": "good" if done else "bad",
                 "title": "The optimum is certified" if done else "The solver stopped early",
-                "words": words if done else f"{words} It ended with the status {model.status}: allow more iterations.",
+                "words": words if done else f"{words} It ended with the status {fused.status}: allow more iterations.",
             }
         )
     else:
         words = "No certificate came with these parameters: they are the result of rounds between sites."
         lines.append({"tone": "fair", "title": "No certificate", "words": words})
-    if model.selection is not None and model.selection.get("candidates"):
-        kept, all_edges = int(model.selection["kept"]), int(model.selection["candidates"])
+    selection = None if fused is None else fused.selection
+    if selection is not None and selection.get("candidates"):
+        kept, all_edges = int(selection["kept"]), int(selection["candidates"])
         which = f"Each of the {all_edges} candidate edges" if all_edges > 1 else "The one candidate edge"
         words = (
-            f"{which} was tested ({model.selection['method']}, level {model.selection.get('level', 0.05):g}); "
+            f"{which} was tested ({selection['method']}, level {selection.get('level', 0.05):g}); "
             f"{kept} stayed and {all_edges - kept} were dropped. A chain of kept edges makes one group even when its "
             "ends differ."
         )
@@ -198,7 +197,7 @@ def reproduction(model: FittedModel) -> dict[str, Any]:
         "Data": data.get("name"),
         "Rows": _shown(data.get("rows", int(model.n_samples.sum()))),
         "SHA-256 of the data": data.get("sha256"),
-        "Penalty level": None if model.kin is not None else f"{model.lam:.6g}",
+        "Penalty level": None if model.fused is None else f"{model.fused.lam:.6g}",
     }
     return {
         "facts": {name: str(value) for name, value in facts.items() if value not in (None, "")},
@@ -213,3 +212,122 @@ def _shown(value: object) -> str:
     if isinstance(value, Mapping):
         return ", ".join(f"{key} {_shown(item)}" for key, item in value.items())
     return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def number(value: float | str | None) -> float | None:
+    """A number of six significant digits, or None for what is no number; JSON has no others.
+
+    Files of models hold numbers that are not finite as text.
+
+    Examples
+    --------
+    >>> number(1 / 3), number(float("nan")), number("inf")
+    (0.333333, None, None)
+    """
+    return None if value is None or not math.isfinite(float(value)) else float(f"{float(value):.6g}")
+
+
+def group_labels(model: FittedModel) -> tuple[Index, bool]:
+    """Group of each site, 0 for the largest, and whether there are groups to believe in."""
+    kin = model.kin
+    if kin is not None:
+        return np.asarray(kin.groups, dtype=np.int64), bool(kin.resolved)
+    resolved = 1 < model.n_groups < model.n_sites
+    return by_size(model.groups if resolved else np.zeros(model.n_sites, dtype=np.int64)), resolved
+
+
+# --- the model card ---------------------------------------------------------------------------------------------
+
+_MOST_NAMES = 12
+_LIMITS = (
+    "A site's model is for rows like those that the site gave; nothing was learned about other populations.",
+    "Coefficients are associations, not effects of an intervention.",
+    "Groups describe how sites' rows look under this model, not why.",
+)
+
+
+def model_card(model: FittedModel) -> str:
+    """A model card in Markdown.
+
+    Parameters
+    ----------
+    model : FittedModel
+        With ``kin``, ``comparison``, ``history`` and ``origin`` where it has them.
+
+    Examples
+    --------
+    >>> import fedkin
+    >>> from fedkin.fitting import FitOptions, fit
+    >>> from fedkin.report import model_card
+    >>> fed = fedkin.Federation({u: [[float(u > 1)]] for u in range(4)})
+    >>> model = fit(fed, None, FitOptions(loss="mean", lam=0.02, select="none"))
+    >>> print(model_card(model)[:36])
+    # Model card
+    <BLANKLINE>
+    4 sites form 2 groups.
+    """
+    groups, resolved = group_labels(model)
+    title, lead = headline(model, groups, resolved, model.comparison)
+    again = reproduction(model)
+    parts = [
+        f"# Model card\n\n{title} {lead}",
+        _section("What it is", _facts(model)),
+        _section("What it was made of", _data(model)),
+        _comparison(model.comparison),
+        _section("Whether to trust it", [f"**{one['title']}.** {one['words']}" for one in trust(model)]),
+        _section("Privacy", _privacy(model.origin)),
+        _section("Limits", list(_LIMITS)),
+        _section("How to make it again", [f"{name}: {value}" for name, value in again["facts"].items()]),
+    ]
+    if again["command"]:
+        parts.append(f"    {again['command']}")
+    return "\n\n".join(part for part in parts if part) + "\n"
+
+
+def _section(title: str, lines: list[str]) -> str:
+    return f"## {title}\n\n" + "\n".join(f"- {line}" for line in lines)
+
+
+def _facts(model: FittedModel) -> list[str]:
+    method = "the fused estimator" if model.kin is None else "partial pooling that finds kin"
+    target = "" if model.target_name is None else f" of `{model.target_name}`"
+    classes = [] if model.classes is None else [f"Classes: {listed(list(map(str, model.classes)))}"]
+    return [
+        f"A model{target} for each of {count(model.n_sites, 'site')}, by {method} ({model.loss.name} loss)",
+        *classes,
+    ]
+
+
+def _data(model: FittedModel) -> list[str]:
+    n, names = model.n_samples, list(model.feature_names)
+    shown = names if len(names) <= _MOST_NAMES else [*names[:_MOST_NAMES], f"{len(names) - _MOST_NAMES} more"]
+    rows = f"{count(int(n.sum()), 'row')}, {int(n.min())} to {int(n.max())} at a site"
+    notes = [f"{count(len(model.notes), 'site')} needed special treatment"] if model.notes else []
+    return [rows, f"{count(len(names), 'feature')}: {', '.join(f'`{name}`' for name in shown)}", *notes]
+
+
+def _comparison(found: Any) -> str:
+    if not found:
+        return ""
+    better = "lower" if found.get("lower_is_better", True) else "higher"
+    lines = [f"| method | {found['metric']} | standard error |", "|---|---|---|"]
+    for one in found["methods"]:
+        mean, error = (number(one.get(key)) for key in ("mean", "standard_error"))
+        cells = ["-" if mean is None else f"{mean:.4g}", "-" if error is None else f"{error:.2g}"]
+        lines.append(f"| {one['name']} | {' | '.join(cells)} |")
+    cuts = count(int(found["repeats"]), "fold" if found.get("kind") == "folds" else "split")
+    how = f"On held-out rows of the same sites, {cuts}; {better} is better."
+    return f"## How well it predicts\n\n{how}\n\n" + "\n".join(lines)
+
+
+def _privacy(origin: Any) -> list[str]:
+    if not origin:
+        return ["The fit has read all rows in one place."]
+    if origin.get("from") == "rounds":
+        return ["No site has given its rows away: neighbours exchanged parameters, round by round."]
+    lines = ["No site has given its rows away: the fit has read sums over them."]
+    promised = origin.get("privacy")
+    if promised is None:
+        return [*lines, "No differential privacy was asked for."]
+    words = f"Differentially private with epsilon {promised['epsilon']:g} and delta {promised['delta']:g} at most"
+    return [*lines, f"{words}, at {count(int(promised['sites']), 'site')}."]

@@ -1,4 +1,4 @@
-"""Rows to predict, checked against the model."""
+"""Rows that a model is given later: features, sites, offsets and labels, checked against the model."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from fedkin.errors import DataError, UnknownSiteError
 
 
 def is_table(X: object) -> bool:
-    """Whether rows come with names: a mapping or a data frame, not an array."""
+    """Return whether rows have named columns: a mapping or a data frame, not an array."""
     return isinstance(X, Mapping) or hasattr(X, "columns") or hasattr(X, "column_names")
 
 
 def feature_matrix(X: object, names: tuple[str, ...], schema: Schema | None) -> Array:
-    """The features ``(n, q)`` of an array, or of a table that has them among its columns, or those of the schema."""
+    """Return the features ``(n, q)`` of an array, or of a table with the columns of the model or of its schema."""
     if is_table(X):
         rows = _from_table(X, names) if schema is None else schema.encode(columns_of(X))
     elif hasattr(X, "toarray"):
@@ -45,14 +45,11 @@ def _from_table(X: object, names: tuple[str, ...]) -> Array:
         if columns[name].dtype.kind not in "fb":
             raise DataError(f"column {name!r} is not numeric, but the model needs numbers there")
     n = len(next(iter(columns.values()), ()))
-    rows = np.empty((n, len(names)))
-    for k, name in enumerate(names):
-        rows[:, k] = columns[name]
-    return rows
+    return np.column_stack([np.empty((n, 0)), *(columns[name] for name in names)]).astype(np.float64)
 
 
 def site_positions(site: object, n: int, index: Mapping[Hashable, int]) -> Index:
-    """The number of each row's site: ``site`` is one id, an id per row, or None where there is one site only."""
+    """Return the number of each row's site: ``site`` is one id, an id per row, or None for a model of one site."""
     if site is None:
         if len(index) == 1:
             return np.zeros(n, dtype=np.int64)
@@ -70,22 +67,25 @@ def site_positions(site: object, n: int, index: Mapping[Hashable, int]) -> Index
 
 
 def position_of(site: Hashable, index: Mapping[Hashable, int]) -> int:
-    """The number of a site; raises `UnknownSiteError`."""
+    """Return the number of a site; raise `UnknownSiteError` for one that the model does not have."""
     if site in index:
         return index[site]
     alike = [known for known in index if str(known) == str(site)]
-    guess, cure = "", ". Fit again with rows of this site, or predict with a site like it"
+    guess, hint = "", (
+        ". Fit again with rows of this site, or predict with a site like it. In cross-validation use "
+        "cv=fedkin.WithinSiteKFold(), which leaves rows of every site to train on"
+    )
     if alike:
         kinds = f"{type(alike[0]).__name__} instead of {type(site).__name__}"
-        guess, cure = f" (did you mean {alike[0]!r}, {kinds}?)", ""
+        guess, hint = f" (did you mean {alike[0]!r}, {kinds}?)", ""
     raise UnknownSiteError(
         f"site {site!r}{guess} was not part of the fit, so it has no model; the {len(index)} known sites are "
-        f"{listed(index)}{cure}"
+        f"{listed(index)}{hint}"
     )
 
 
 def offset_column(offset: ArrayLike | None, n: int, *, needed: bool) -> Array | None:
-    """The offset of each row, ``(n,)``."""
+    """Return the offset of each row, ``(n,)``."""
     if offset is None:
         if needed:
             raise DataError(
@@ -103,7 +103,7 @@ def offset_column(offset: ArrayLike | None, n: int, *, needed: bool) -> Array | 
 
 
 def class_numbers(y: NDArray[Any], classes: tuple[Any, ...]) -> Array:
-    """The number of each label of new rows among the classes of a fit."""
+    """Return the number of each label among the classes of a fit."""
     number = {label: k for k, label in enumerate(classes)}
     unknown = [label for label in np.unique(y).tolist() if label not in number]
     if unknown:

@@ -1,0 +1,464 @@
+"""The models that Fedkin is compared with, each tuned: every site alone, one model for all, site intercepts.
+
+From rows, ridges are tuned by leaving out one row at a time: exactly for least squares, where one eigendecomposition
+gives the fits of all ridges and leverages give every row's prediction without it; by one Newton step for smooth losses
+(Rad and Maleki 2020). From sums, they are tuned by folds (`fold_baselines`).
+"""
+
+from __future__ import annotations
+
+import warnings
+from typing import NamedTuple
+
+import numpy as np
+
+from fedkin._base import Array, Index, Mask
+from fedkin.core import Quadratics, RowBatch, global_fit, local_fit, minimise_with_ridge, resolve_losses
+from fedkin.data import Federation, Rows, Schema
+from fedkin.errors import DegenerateSiteWarning
+from fedkin.fitting.model import FittedModel
+from fedkin.fitting.options import FitOptions
+from fedkin.fitting.preparation import Estimate, Prepared, prepare
+from fedkin.graph import Graph
+from fedkin.losses import LOGIT_SIZE, RowLoss, weighted_gram
+
+LOCAL, GLOBAL, INTERCEPTS = "Local", "Global", "Site intercepts"
+
+#: Ridges that are tried for least squares, on standardised columns and sums over rows.
+RIDGES = np.logspace(-2, 4, 13)
+#: Strengths that hold site intercepts together: noise variance over the variance between sites.
+HOLDS = np.logspace(-1, 3, 9)
+#: The same for smooth losses, largest first.
+SMOOTH_RIDGES, SMOOTH_HOLDS = np.logspace(3, -1, 9), np.logspace(3, -1, 5)
+#: Ridges that are tried from sums, in units of one row's curvature; features have a standard deviation of about 1.
+FOLD_RIDGES = np.geomspace(1e-3, 10.0, 7)
+#: Ridge of an intercept of a smooth loss: it matters only where a class, or every count, is missing.
+LIGHT = 1.0 / LOGIT_SIZE
+_STEPS, _ENOUGH = 12, 1e-7  # Newton steps at most, and the relative decrease that ends them
+_FREEDOM, _SMOOTH_FREEDOM = 1e-9, 1e-3  # least freedom of a row to differ from its fit
+_LEAST = 1e-10  # what keeps sums without enough rows solvable, as a share of the curvature
+
+
+def baseline_models(
+    federation: Federation, options: FitOptions | None = None, schema: Schema | None = None
+) -> dict[str, FittedModel]:
+    """Fit the models to compare with to the same rows.
+
+    Parameters
+    ----------
+    federation : Federation
+        Training rows, every site with at least one.
+    options : FitOptions, optional
+        Its loss and intercept are used; features are standardised, and ridges are tuned.
+    schema : Schema, optional
+        As in `fit`.
+
+    Returns
+    -------
+    dict {"Local" | "Global" | "Site intercepts": FittedModel}
+        Local is a ridge fit at each site, tuned there; Global one ridge fit of all rows; Site intercepts the same with
+        an intercept of its own for every site, held together as strongly as predicts best. There are no site intercepts
+        without an intercept, or with one site. Losses that are no functions of linear predictors have nothing to tune.
+
+    Examples
+    --------
+    >>> from fedkin.datasets import paper_design
+    >>> from fedkin.fitting import baseline_models
+    >>> design = paper_design(n_sites=6, n_samples=30, n_features=3, n_clusters=1, seed=0)
+    >>> list(baseline_models(design.federation))
+    ['Local', 'Global', 'Site intercepts']
+    """
+    options = FitOptions() if options is None else options
+    prepared = prepare(federation, options, schema, standardize=True)
+    alone, V = Graph.empty(federation.sites), federation.n_sites
+    groups = {LOCAL: np.arange(V)}
+    return {
+        name: prepared.model(Estimate(theta, alone, groups.get(name, np.zeros(V, dtype=np.int64))), options)
+        for name, theta in _thetas(prepared).items()
+    }
+
+
+def _thetas(prepared: Prepared) -> dict[str, Array]:
+    fed, loss = prepared.rows, prepared.loss.rowwise
+    resolve_losses(prepared.loss, fed)  # which checks the targets
+    if loss is None or fed.y is None:
+        with warnings.catch_warnings():
+            # its rescue is as good as Local's, which is silent
+            warnings.simplefilter("ignore", DegenerateSiteWarning)
+            pooled = global_fit(fed, prepared.loss)
+        return {LOCAL: local_fit(fed, prepared.loss).theta, GLOBAL: np.tile(pooled, (fed.n_sites, 1))}
+    target, offset = fed.y.astype(np.float64), fed.offset
+    weight = np.ones(len(target)) if fed.weight is None else fed.weight
+    several = prepared.columns.intercept and fed.n_sites > 1
+    if loss.quadratic:
+        target = target if offset is None else target - offset
+        rows = SiteRows(fed.X, target, weight, fed.starts, prepared.columns.intercept)
+        found = {LOCAL: own_ridges(rows), GLOBAL: pooled_ridge(rows)}
+        return found | {INTERCEPTS: pooled_ridge(rows, HOLDS)} if several else found
+    rows = SiteRows(fed.X, target, weight, fed.starts, prepared.columns.intercept, offset)
+    common = own_fits(loss, rows._replace(starts=np.array([0, len(target)])))[0]
+    found = {LOCAL: own_fits(loss, rows), GLOBAL: np.tile(common, (fed.n_sites, 1))}
+    return found | {INTERCEPTS: with_site_intercepts(loss, rows, common)} if several else found
+
+
+class SiteRows(NamedTuple):
+    """Rows ``X (N, p)``, ``y (N,)``, ``weight (N,)`` of V sites, one after the other from ``starts (V + 1,)``."""
+
+    X: Array
+    y: Array
+    weight: Array
+    starts: Index
+    intercept: bool
+    offset: Array | None = None
+
+    @property
+    def n_sites(self) -> int:
+        return len(self.starts) - 1
+
+    @property
+    def site(self) -> Index:
+        """The site of each row, ``(N,)``."""
+        return np.repeat(np.arange(self.n_sites), np.diff(self.starts))
+
+
+def _standardised(X: Array, weight: Array, intercept: bool) -> tuple[Array, Array, Array]:
+    """Return columns ``(B, n, p)`` standardised at each site, and their means and scales ``(B, p)``."""
+    share = weight / weight.sum(axis=1, keepdims=True)
+    mean = np.einsum("bn,bnp->bp", share, X) if intercept else np.zeros((len(X), X.shape[2]))
+    if intercept:
+        mean[:, 0] = 0.0
+    out = X - mean[:, None]
+    scale = np.sqrt(np.einsum("bn,bnp->bp", share, out**2))
+    scale = np.where(scale > 1e-12 * np.abs(X).max(axis=1), scale, 1.0)
+    return out / scale[:, None], mean, scale
+
+
+# --- least squares ----------------------------------------------------------------------------------------------
+
+
+def own_ridges(rows: SiteRows) -> Array:
+    """Return a ridge regression at each site, tuned there: ``theta (V, p)``.
+
+    What `sklearn.linear_model.RidgeCV` finds at a site whose columns were standardised there.
+    """
+    sizes, theta = np.diff(rows.starts), np.zeros((rows.n_sites, rows.X.shape[1]))
+    for size in np.unique(sizes):
+        sites = np.flatnonzero(sizes == size)
+        # as many sites at once as a few hundred thousand numbers hold
+        for part in np.array_split(sites, max(1, int(size) * sites.size * rows.X.shape[1] // 2_000_000)):
+            where = rows.starts[part][:, None] + np.arange(size)
+            theta[part] = _own_block(rows.X[where], rows.y[where], rows.weight[where], rows.intercept)
+    return theta
+
+
+def _own_block(X: Array, y: Array, weight: Array, intercept: bool) -> Array:
+    """Return parameters ``(B, p)`` of sites with equally many rows: ``X (B, n, p)``, ``y`` and ``weight (B, n)``."""
+    first, total = int(intercept), weight.sum(axis=1)
+    Z, mean, scale = (part[..., first:] for part in _standardised(X, weight, intercept))
+    middle = (weight * y).sum(axis=1) / total if intercept else np.zeros(len(X))
+    root = np.sqrt(weight)
+    Z, target = Z * root[:, :, None], (y - middle[:, None]) * root
+    size, turn = np.linalg.eigh(np.swapaxes(Z, 1, 2) @ Z)
+    U = Z @ turn
+    along = np.einsum("bnq,bn->bq", U, target)
+    shrunk = 1.0 / (np.maximum(size, 0.0)[:, :, None] + RIDGES)
+    leverage = (U**2) @ shrunk + (weight / total[:, None] if intercept else 0 * weight)[:, :, None]
+    missed = (target[:, :, None] - U @ (along[:, :, None] * shrunk)) / np.maximum(1.0 - leverage, _FREEDOM)
+    best = _largest_best((missed**2).sum(axis=1))
+    slopes = np.einsum("bqk,bk->bq", turn, along * shrunk[np.arange(len(X)), :, best]) / scale
+    return np.column_stack([middle - (slopes * mean).sum(axis=1), slopes]) if intercept else np.asarray(slopes)
+
+
+def _largest_best(scores: Array) -> Index:
+    """Return the largest of the best ridges for each row of ``scores (B, A)``: without two other rows, all tie."""
+    good = scores <= scores.min(axis=1, keepdims=True) * (1 + 1e-6) + 1e-300
+    return np.asarray(scores.shape[1] - 1 - good[:, ::-1].argmax(axis=1))
+
+
+def pooled_ridge(rows: SiteRows, holds: Array | None = None) -> Array:
+    """Return one ridge regression for all sites, tuned: ``theta (V, p)``, with site intercepts for given ``holds``.
+
+    ``holds`` are the strengths that are tried, ``sum_u hold b_u^2`` beside the sum of squares: site u's intercept is
+    the common one plus ``b_u``. Without them all rows of ``theta`` are equal.
+    """
+    first, pooled = int(rows.intercept), _Pooled.from_rows(rows)
+    shares = [np.zeros(rows.n_sites)] if holds is None else [1.0 / (pooled.total + hold) for hold in holds]
+    _, common, own = min((pooled.tuned(share) for share in shares), key=lambda found: found[0])
+    theta = np.tile(common[1 - first :], (rows.n_sites, 1))
+    if first:
+        theta[:, 0] += own
+    return theta
+
+
+class _Pooled(NamedTuple):
+    """Rows times the roots of their weights, ``Z (N, q)`` and ``target (N,)``, and their sums at sites and over all."""
+
+    Z: Array
+    target: Array
+    root: Array
+    site: Index
+    intercept: bool
+    total: Array  # (V,), weights
+    columns: Array  # (V, q)
+    targets: Array  # (V,)
+    gram: Array  # (q, q)
+    cross: Array  # (q,)
+
+    @classmethod
+    def from_rows(cls, rows: SiteRows) -> _Pooled:
+        root, plain, first = np.sqrt(rows.weight), rows.X[:, int(rows.intercept) :], rows.starts[:-1]
+        unit = bool((rows.weight == 1).all())
+        Z, target = (plain, rows.y) if unit else (plain * root[:, None], rows.y * root)
+        total, targets = np.add.reduceat(rows.weight, first), np.add.reduceat(target * root, first)
+        columns = np.add.reduceat(plain if unit else Z * root[:, None], first, axis=0)
+        return cls(Z, target, root, rows.site, rows.intercept, total, columns, targets, Z.T @ Z, Z.T @ target)
+
+    def tuned(self, share: Array) -> tuple[float, Array, Array]:
+        """Return the squared error without each row, common parameters ``(1 + q,)``, and intercepts of sites ``(V,)``.
+
+        With site intercepts eliminated, least squares is in the metric ``M = I - share_u 1 1'`` on the rows of site u,
+        so ``M x`` is x less ``share_u`` times the site's sum; ``left`` is what that leaves of ones.
+        """
+        left = (1.0 - share * self.total) if self.intercept else 0.0 * share
+        mass = float(left @ self.total)
+        has_common = mass > 1e-10 * max(float(self.total.sum()) * self.intercept, 1e-300)
+        mean, middle = np.zeros(self.Z.shape[1]), 0.0
+        if has_common:
+            mean, middle = left @ self.columns / mass, float(left @ self.targets) / mass
+        shrunk_sums = share[:, None] * self.columns
+        size, turn = np.linalg.eigh(self.gram - self.columns.T @ shrunk_sums - mass * np.outer(mean, mean))
+        along = turn.T @ (self.cross - shrunk_sums.T @ self.targets - mass * mean * middle)
+        shrunk = 1.0 / (np.maximum(size, 0.0)[:, None] + RIDGES)
+        U = self.Z @ turn
+        U -= self._at_rows((shrunk_sums + np.outer(left, mean)) @ turn)
+        fitted = U @ (along[:, None] * shrunk)
+        missed = self.target[:, None] - self._at_rows((share * self.targets + left * middle)[:, None]) - fitted
+        np.square(U, out=U)
+        constant = self.root**2 * (share + (left**2 / mass if has_common else 0.0))[self.site]
+        missed /= np.maximum((1.0 - constant)[:, None] - U @ shrunk, _FREEDOM)
+        score = np.einsum("na,na->a", missed, missed)
+        best = int(_largest_best(score[None])[0])
+        slopes = turn @ (along * shrunk[:, best])
+        common = np.concatenate([[middle - float(mean @ slopes)], slopes])
+        own = share * (self.targets - self.total * self.intercept * common[0] - self.columns @ slopes)
+        return float(score[best]), common, own
+
+    def _at_rows(self, of_sites: Array) -> Array:
+        return np.asarray(of_sites[self.site] * self.root[:, None])
+
+
+# --- smooth losses ----------------------------------------------------------------------------------------------
+
+
+def own_fits(loss: RowLoss, rows: SiteRows) -> Array:
+    """Return a fit at each site with the ridge that is best there: ``theta (V, p)``."""
+    k, sizes = loss.n_outputs, np.diff(rows.starts)
+    theta = np.zeros((rows.n_sites, k * rows.X.shape[1]))
+    for size in np.unique(sizes):
+        sites = np.flatnonzero(sizes == size)
+        where = rows.starts[sites][:, None] + np.arange(size)
+        weight = rows.weight[where]
+        scaled, mean, scale = _standardised(rows.X[where], weight, rows.intercept)
+        shift = None if rows.offset is None else rows.offset[where]
+        relative = None if (weight == 1).all() else weight / weight.mean(axis=1, keepdims=True)
+        batch = RowBatch(loss, Rows(scaled, rows.y[where], shift), relative)
+        slopes = _tuned(batch, weight.sum(axis=1), rows.intercept).reshape(sites.size, k, -1) / scale[:, None]
+        if rows.intercept:
+            slopes[:, :, 0] -= (slopes * mean[:, None]).sum(axis=2)
+        theta[sites] = slopes.reshape(sites.size, -1)
+    return theta
+
+
+def _tuned(batch: RowBatch, total: Array, intercept: bool) -> Array:
+    """Return parameters ``(B, p)`` with the ridge that best predicts rows that are left out."""
+    q, k = batch.X.shape[2], batch.loss.n_outputs
+    best, chosen, theta = np.full(batch.n_sites, np.inf), np.zeros((batch.n_sites, k * q)), None
+    for ridge in SMOOTH_RIDGES:
+        level = np.full((k, q), ridge)
+        if intercept:
+            level[:, 0] = LIGHT
+        each = level.reshape(-1) / total[:, None]
+        theta = minimise_with_ridge(batch, each, start=theta, tol=_ENOUGH)  # from the fit before: a few steps suffice
+        score = _without_each_row(batch, theta, each)
+        better = score < best
+        best, chosen = np.where(better, score, best), np.where(better[:, None], theta, chosen)
+    return chosen
+
+
+def _without_each_row(batch: RowBatch, theta: Array, ridge: Array) -> Array:
+    """Return mean losses ``(B,)`` of rows that are left out, approximately."""
+    loss, eta = batch.loss, batch.predictors(theta)
+    curvature = loss.curvature_at(eta, batch.y)
+    weight = np.ones(batch.y.shape) if batch.weight is None else batch.weight
+    hessian = batch.gram_of(curvature) * batch.n_rows
+    diagonal = np.arange(batch.n_params)
+    hessian[:, diagonal, diagonal] += ridge * batch.n_rows
+    q, k = batch.X.shape[2], loss.n_outputs
+    inverse = np.linalg.pinv(hessian, hermitian=True).reshape(-1, k, q, k, q)
+    leverage = np.empty((*batch.y.shape, k, k))
+    for a, b in np.ndindex(k, k):
+        leverage[..., a, b] = ((batch.X @ inverse[:, a, :, b]) * batch.X).sum(axis=2)
+    moved = _left_out(eta, loss.slope_at(eta, batch.y), curvature, leverage * weight[..., None, None])
+    return np.asarray((weight * loss.value_at(moved, batch.y)).mean(axis=1))
+
+
+def _left_out(eta: Array, slope: Array, curvature: Array, leverage: Array) -> Array:
+    """Return predictors ``(..., k)`` of rows without themselves; ``leverage (..., k, k)`` is each ``x'H^-1 x``."""
+    if eta.shape[-1] == 1:
+        freedom = np.maximum(1.0 - leverage[..., 0] * curvature[..., 0], _SMOOTH_FREEDOM)
+        return np.asarray(eta + leverage[..., 0] * slope / freedom)
+    freedom = np.eye(eta.shape[-1]) * (1 + _SMOOTH_FREEDOM) - leverage @ curvature
+    return np.asarray(eta + np.linalg.solve(freedom, leverage @ slope[..., None])[..., 0])
+
+
+def with_site_intercepts(loss: RowLoss, rows: SiteRows, start: Array) -> Array:
+    """Return one fit whose intercepts differ between sites, ridge and hold tuned in turn: ``theta (V, p)``.
+
+    ``start (p,)`` is a fit of all rows.
+    """
+    model, k = _Intercepts(loss, rows), loss.n_outputs
+    state = (start.reshape(k, -1), np.zeros((rows.n_sites, k)))
+    hold, ridge = float(SMOOTH_HOLDS[2]), float(SMOOTH_RIDGES[0])
+
+    def best(levels: list[tuple[float, float]]) -> tuple[float, float]:
+        nonlocal state
+        found = []
+        for level in levels:
+            state, score = model.fit(state, *level)
+            found.append((score, level, state))
+        _, level, state = min(found, key=lambda one: one[0])
+        return level
+
+    ridge, hold = best([(float(level), hold) for level in SMOOTH_RIDGES])
+    best([(ridge, float(level)) for level in SMOOTH_HOLDS])
+    common, own = state
+    theta = np.tile(common, (rows.n_sites, 1, 1))
+    theta[:, :, 0] += own
+    return theta.reshape(rows.n_sites, -1)
+
+
+_State = tuple[Array, Array]  # common parameters (k, q), intercept first; what sites add to it (V, k)
+
+
+class _Intercepts:
+    """Newton's method for the common parameters, with the sites' intercepts eliminated."""
+
+    def __init__(self, loss: RowLoss, rows: SiteRows) -> None:
+        self.loss, self.rows, self.site, self.starts = loss, rows, rows.site, rows.starts[:-1]
+
+    def predictors(self, state: _State) -> Array:
+        eta = self.rows.X @ state[0].T + state[1][self.site]
+        return np.asarray(eta if self.rows.offset is None else eta + self.rows.offset[:, None])
+
+    def cost(self, state: _State, level: Array, hold: float) -> float:
+        with np.errstate(over="ignore", invalid="ignore"):
+            value = float(self.rows.weight @ self.loss.value_at(self.predictors(state), self.rows.y))
+        penalty = 0.5 * float((level * state[0] ** 2).sum() + hold * (state[1] ** 2).sum())
+        return value + penalty if np.isfinite(value) else np.inf
+
+    def fit(self, state: _State, ridge: float, hold: float) -> tuple[_State, float]:
+        """Return the minimiser from a start on, and the mean loss of rows that are left out."""
+        level = np.full(state[0].shape, ridge)
+        level[:, 0] = LIGHT
+        now = self.cost(state, level, hold)
+        for _ in range(_STEPS):
+            (common, own), _ = self.step(state, level, hold)
+            for shorter in 0.5 ** np.arange(30):
+                tried = (state[0] + shorter * common, state[1] + shorter * own)
+                ahead = self.cost(tried, level, hold)
+                if ahead <= now:
+                    break
+            else:
+                break
+            state, gained, now = tried, now - ahead, ahead
+            if gained <= _ENOUGH * max(abs(now), 1e-12):
+                break
+        return state, self.step(state, level, hold, score=True)[1]
+
+    def step(self, state: _State, level: Array, hold: float, *, score: bool = False) -> tuple[_State, float]:
+        """Return the Newton step, and on demand the mean loss of rows that are left out, approximately."""
+        X, y, weight, loss = self.rows.X, self.rows.y, self.rows.weight, self.loss
+        (k, q), eta = state[0].shape, self.predictors(state)
+        slope, curvature = loss.slope_at(eta, y), loss.curvature_at(eta, y)
+        if not loss.strictly_convex:
+            curvature = curvature + 1e-2 * loss.cautious_at(eta, y)
+        pulled, bent = slope * weight[:, None], curvature * weight[:, None, None]
+        gradient = (pulled.T @ X + level * state[0]).reshape(-1)
+        own = np.add.reduceat(pulled, self.starts, axis=0) + hold * state[1]
+        inner = np.linalg.inv(np.add.reduceat(bent, self.starts, axis=0) + hold * np.eye(k))
+        crosses = np.empty((self.rows.n_sites, k, k, q))
+        for a, b in np.ndindex(k, k):
+            crosses[:, a, b] = np.add.reduceat(bent[:, a, b, None] * X, self.starts, axis=0)
+        cross = crosses.reshape(-1, k, k * q)
+        pull = inner @ cross
+        whole = weighted_gram(X, bent) * len(X) + np.diag(level.reshape(-1))
+        outer = np.linalg.pinv(whole - np.einsum("vkp,vkr->pr", cross, pull), hermitian=True)
+        common = -outer @ (gradient - np.einsum("vkp,vk->p", pull, own))
+        step = (common.reshape(k, q), -np.einsum("vab,vb->va", inner, own) - pull @ common)
+        if not score:
+            return step, np.nan
+        apart = -pull[self.site]
+        for a in range(k):
+            apart[:, a, a * q : (a + 1) * q] += X
+        leverage = inner[self.site] + apart @ outer @ np.swapaxes(apart, 1, 2)
+        moved = _left_out(eta, slope, curvature, leverage * weight[:, None, None])
+        return step, float(weight @ loss.value_at(moved, y) / weight.sum())
+
+
+# --- from sums --------------------------------------------------------------------------------------------------
+
+
+def fold_baselines(sums: Quadratics, intercepts: Mask, held_out: int) -> dict[str, Array]:
+    """Return parameters ``(V, p)`` of each method from all folds but one; ``intercepts (p,)`` are never shrunk.
+
+    Ridges are chosen by the other folds, each held out in turn; at every site its own for Local.
+    """
+    A, b, _ = sums.coefficients()
+    A = A[:, :, None, None] * np.eye(len(intercepts)) if A.ndim == 2 else A
+    whole = (sums.count.astype(np.float64), A, b)
+    folds = [k for k in range(sums.folds) if k != held_out and sums.count[:, k].any()]
+    V, loss = len(sums.at), dict[str, Array]()
+    for k in folds:
+        seen = np.flatnonzero(sums.count[:, k])
+        test = sums.take(seen).terms(k)
+        for m, ridge in enumerate(FOLD_RIDGES):
+            for name, theta in _fold_fits(whole, intercepts, (held_out, k), np.full(V, ridge)).items():
+                each = loss.setdefault(name, np.zeros((len(FOLD_RIDGES), V)))
+                each[m, seen] += sums.count[seen, k] * test.values(theta[seen])
+    if not folds:
+        return _fold_fits(whole, intercepts, (held_out,), np.full(V, FOLD_RIDGES[0]))
+    found = {}
+    for name, each in loss.items():
+        chosen = np.full(V, FOLD_RIDGES[each.sum(axis=1).argmin()])
+        if name == LOCAL:
+            tested = (sums.count[:, folds] > 0).any(axis=1)
+            chosen = np.where(tested, FOLD_RIDGES[each.argmin(axis=0)], chosen)
+        found[name] = _fold_fits(whole, intercepts, (held_out,), chosen)[name]
+    return found
+
+
+def _fold_fits(
+    whole: tuple[Array, Array, Array], free: Mask, without: tuple[int, ...], ridge: Array
+) -> dict[str, Array]:
+    """Return all methods with these ridges ``(V,)``, of which the pooled ones take the first."""
+    kept = [k for k in range(whole[0].shape[1]) if k not in without]
+    n, A, b = (part[:, kept].sum(axis=1) for part in whole)
+    V, slopes, one = len(n), ~free, np.eye(len(free))
+    tiny = _LEAST * max(float(np.einsum("vii->", A)), 1e-300) / len(free)
+    shrink = np.diag(slopes.astype(np.float64))
+    own = A + (n * ridge)[:, None, None] * shrink + tiny / V * one
+    held = n.sum() * ridge[0] * shrink + tiny * one
+    pooled = np.linalg.solve(A.sum(axis=0) + held, b.sum(axis=0))
+    found = {LOCAL: np.linalg.solve(own, b[:, :, None])[:, :, 0], GLOBAL: np.tile(pooled, (V, 1))}
+    if not free.any() or V == 1:
+        return found
+    # intercepts of the sites, minimised out
+    level = A[:, free][:, :, free] + tiny / V * np.eye(int(free.sum()))
+    cross = A[:, slopes][:, :, free]
+    start = np.linalg.solve(level, b[:, free, None])
+    steep = np.linalg.solve(level, np.swapaxes(cross, 1, 2))
+    left = (A[:, slopes][:, :, slopes] - cross @ steep).sum(axis=0) + held[slopes][:, slopes]
+    theta = np.empty_like(b)
+    theta[:, slopes] = np.linalg.solve(left, (b[:, slopes] - (cross @ start)[:, :, 0]).sum(axis=0))
+    theta[:, free] = start[:, :, 0] - steep @ theta[0, slopes]
+    return found | {INTERCEPTS: theta}

@@ -1,0 +1,626 @@
+"""`compare`: Fedkin and simpler models, all tuned, on rows that none of them has seen; and the verdict."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal, NamedTuple, overload
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+from scipy.stats import rankdata
+from sklearn.metrics import accuracy_score, r2_score
+
+from fedkin._base import Array, Index, Say, check_whole, count, one_blas_thread, tracked
+from fedkin.core import FileRows, Problem, Quadratics, Summaries
+from fedkin.data import Federation, Schema
+from fedkin.errors import ConvergenceWarning, DataError, ParameterError
+from fedkin.fitting.baselines import GLOBAL, INTERCEPTS, LOCAL, baseline_models, fold_baselines
+from fedkin.fitting.inputs import class_numbers
+from fedkin.fitting.methods import fit
+from fedkin.fitting.model import FittedModel
+from fedkin.fitting.options import FitOptions
+from fedkin.fitting.preparation import Data, Prepared, prepare
+from fedkin.graph import Graph
+from fedkin.kin import QUICK, find_kin
+from fedkin.solvers import minimised_out, solve_fused
+
+FEDKIN = "Fedkin"
+#: Splits of `compare` unless told otherwise.
+REPEATS = 3
+#: Relative gap of the solutions without a fold.
+FOLD_GAP = 1e-5
+#: A difference is clear from so many standard errors on, and its interval has so many on both sides.
+CLEAR = 2.0
+#: A simpler model is recommended only where its interval excludes that its error is larger by more than this share of
+#: Fedkin's. As its difference is within one standard error, the estimated loss is a third of this at most.
+RELEVANT = 0.05
+#: Smaller shares round to 0.0%.
+_SHOWN = 0.0005
+_NAMES = {GLOBAL: "one model for all", INTERCEPTS: "site intercepts", LOCAL: "the sites' own models"}
+_SIMPLER = {
+    GLOBAL: "One model for all sites",
+    INTERCEPTS: "One model with site intercepts",
+    LOCAL: "Every site's own model",
+}
+
+
+@dataclass(frozen=True, eq=False)
+class Comparison:
+    """Errors on held-out rows of the same sites; lower is better.
+
+    Attributes
+    ----------
+    metric : str
+        Mean over the held-out rows of the squared error (linear), absolute error (Huber), deviance (Poisson), log-loss
+        (classes), squared distance (mean), or the loss itself. For summaries of losses that are not quadratic, the
+        loss expanded around the fit.
+    kind : "splits" or "folds"
+        Random splits of rows, or folds of which each is held out once.
+    sites : tuple of V ids
+    n_samples : int array (V,)
+        Rows of each site, training and test together.
+    errors : dict {name: array (R,)}
+        The error in each of R splits or folds of "Local", "Global", "Site intercepts" and "Fedkin".
+    site_errors : dict {name: array (R, V)}
+        The same for each site; NaN where it had no held-out row.
+    held_out : array (R,)
+        Rows that each split or fold holds out.
+    row_error : dict {name: float}
+        Standard error of the difference to Fedkin in one split, from the differences of single rows, where known.
+    more : dict {metric: {name: float}}
+        Metrics where higher is better, means over splits: explained variance, accuracy, AUC averaged over the sites
+        with both classes.
+    models : tuple of R dicts {name: FittedModel}
+        The models of every split.
+
+    Notes
+    -----
+    Splits share rows, so the standard deviation over them is too small. Standard errors are corrected for that (Nadeau
+    and Bengio 2003): the variance over splits times ``1/R + n_test/n_train``. The error of a difference is never taken
+    to be less than what single rows tell, since a few splits can agree by luck.
+    """
+
+    metric: str
+    kind: Literal["splits", "folds"]
+    sites: tuple[Hashable, ...]
+    n_samples: Index
+    errors: Mapping[str, Array]
+    site_errors: Mapping[str, Array]
+    held_out: Array
+    row_error: Mapping[str, float] = field(default_factory=dict)
+    more: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
+    models: tuple[Mapping[str, FittedModel], ...] = ()
+
+    @property
+    def repeats(self) -> int:
+        """Number R of splits or folds."""
+        return len(self.held_out)
+
+    @property
+    def test_size(self) -> float:
+        """Share of the rows that were held out at a time."""
+        return float(self.held_out.mean() / self.n_samples.sum())
+
+    def mean(self, name: str) -> float:
+        """Return the mean error of a method over all rows that were held out."""
+        return float(np.average(self.errors[name], weights=self.held_out))
+
+    def standard_error(self, name: str) -> float:
+        """Return the standard error of `mean`; NaN with one split."""
+        return self._corrected(self.errors[name])
+
+    def difference(self, name: str) -> float:
+        """Return how much larger the mean error of a method is than Fedkin's."""
+        return self.mean(name) - self.mean(FEDKIN)
+
+    def difference_error(self, name: str) -> float:
+        """Return the standard error of `difference`: the splits are the same for both."""
+        if name == FEDKIN:
+            return 0.0
+        over_splits = self._corrected(self.errors[name] - self.errors[FEDKIN])
+        return float(np.fmax(over_splits, self.row_error.get(name, np.nan) / np.sqrt(self.repeats)))
+
+    def _corrected(self, values: Array) -> float:
+        if len(values) < 2:
+            return float("nan")
+        return float(np.sqrt(values.var(ddof=1) * (1 / len(values) + self.test_size / (1 - self.test_size))))
+
+    def site_means(self, name: str) -> Array:
+        """Return the mean errors of a method at each site, ``(V,)``; NaN where no row was ever held out."""
+        return _nanmean(self.site_errors[name])
+
+    def gains(self) -> tuple[Array, Array]:
+        """Return what each site gains over its own model, Local less Fedkin ``(V,)``, and the standard errors."""
+        each = self.site_errors[LOCAL] - self.site_errors[FEDKIN]
+        n, mean = (~np.isnan(each)).sum(axis=0), _nanmean(each)
+        squares = np.nansum((each - mean) ** 2, axis=0)
+        factor = 1 / np.maximum(n, 1) + self.test_size / (1 - self.test_size)
+        error = np.sqrt(np.divide(squares, n - 1, out=np.full(len(mean), np.nan), where=n > 1) * factor)
+        return mean, error
+
+    @property
+    def verdict(self) -> str:
+        """What to do with it, in one sentence."""
+        others = [name for name in self.errors if name != FEDKIN]
+        gains, _ = self.gains()
+        known = ~np.isnan(gains)
+        return verdict(
+            self.mean(FEDKIN),
+            {name: self.difference(name) for name in others},
+            {name: self.difference_error(name) for name in others},
+            how="in Python with fedkin.fitting.baseline_models" if self.kind == "splits" else "",
+            gains=f", and {int((gains[known] > 0).sum())} of {int(known.sum())} sites gain over their own models",
+            remark=self._outweighed,
+        )
+
+    def _outweighed(self, name: str) -> str:
+        """Return a clause for where all rows favour one method and most sites the other; "" elsewhere."""
+        if name not in self.errors:
+            return ""
+        each = self.site_means(name) - self.site_means(FEDKIN)
+        known = np.flatnonzero(np.isfinite(each))
+        better, worse = int((each[known] > 0).sum()), int((each[known] < 0).sum())
+        # rows count alike, so a site counts by its rows
+        part = each[known] * self.n_samples[known]
+        most = better if part.sum() < 0 else worse
+        if not part.size or (better > worse) == (part.sum() > 0) or 2 * most <= known.size:
+            return ""
+        word = "better" if part.sum() < 0 else "worse"
+        heavy = int(np.argmin(part) if part.sum() < 0 else np.argmax(part))
+        why = "the others have more rows, or larger differences"
+        if (part.sum() - part[heavy]) * part.sum() <= 0:
+            u = int(known[heavy])
+            why = f"site {self.sites[u]} with its {count(int(self.n_samples[u]), 'row')} outweighs them"
+        return f" ({most} of {known.size} sites do {word} with Fedkin than with {_NAMES[name]}, but {why})"
+
+    def plain(self) -> dict[str, Any]:
+        """Return the comparison in plain values, as a model directory and ``--json`` have it."""
+        gain, gain_error = self.gains()
+        sites = {name: self.site_means(name) for name in self.errors}
+        return {
+            "metric": self.metric,
+            "lower_is_better": True,
+            "kind": self.kind,
+            "repeats": self.repeats,
+            "test_size": self.test_size,
+            "rows": int(self.n_samples.sum()),
+            "verdict": self.verdict,
+            "methods": [
+                {
+                    "name": name,
+                    "mean": self.mean(name),
+                    "standard_error": _finite(self.standard_error(name)),
+                    "difference": self.difference(name),
+                    "difference_error": _finite(self.difference_error(name)),
+                }
+                for name in self.errors
+            ],
+            "sites": [
+                {
+                    "site": site,
+                    "rows": int(self.n_samples[u]),
+                    **{name: _finite(sites[name][u]) for name in self.errors},
+                    "gain": _finite(gain[u]),
+                    "gain_error": _finite(gain_error[u]),
+                }
+                for u, site in enumerate(self.sites)
+            ],
+            "more": {metric: dict(values) for metric, values in self.more.items()},
+        }
+
+
+class _Part(NamedTuple):
+    """A split or a fold: errors by method, of all rows and of each site."""
+
+    errors: dict[str, float]
+    site_errors: dict[str, Array]
+    held_out: float
+    row_error: Mapping[str, float] = {}
+    more: Mapping[str, Mapping[str, float]] = {}
+    models: Mapping[str, FittedModel] = {}
+
+
+@overload
+def compare(
+    data: Federation,
+    graph: Graph | None = ...,
+    options: FitOptions | None = ...,
+    *,
+    repeats: int = ...,
+    test_size: float = ...,
+    splits: Sequence[ArrayLike] | None = ...,
+    keep_best: bool = ...,
+    progress: Say | None = ...,
+    schema: Schema | None = ...,
+) -> Comparison: ...
+@overload
+def compare(
+    data: Data,
+    graph: Graph | None = ...,
+    options: FitOptions | None = ...,
+    *,
+    model: FittedModel | None = ...,
+    repeats: int = ...,
+    test_size: float = ...,
+    keep_best: bool = ...,
+    progress: Say | None = ...,
+    schema: Schema | None = ...,
+) -> Comparison | None: ...
+def compare(
+    data: Data,
+    graph: Graph | None = None,
+    options: FitOptions | None = None,
+    *,
+    model: FittedModel | None = None,
+    repeats: int = REPEATS,
+    test_size: float = 0.25,
+    splits: Sequence[ArrayLike] | None = None,
+    keep_best: bool = False,
+    progress: Say | None = None,
+    schema: Schema | None = None,
+) -> Comparison | None:
+    """Compare Fedkin on held-out rows with every site alone, one model for all, and site intercepts, all tuned.
+
+    Parameters
+    ----------
+    data : Federation, FileRows or Summaries
+        All rows, or what sites have summed up of them. Rows in memory are split at random; of files and summaries,
+        every fold is held out in turn.
+    graph, options, schema
+        As in `fit`; the graph of covariates is `fedkin.kin.covariate_graph`.
+    model : FittedModel, optional
+        What `fit` made of files or summaries (the last answers, for losses that are not quadratic); fitted here by
+        default. Its edges and its ``lam`` are used in every fold; they were chosen with all rows. Kin is found anew.
+    repeats : int
+        Splits, with the seeds ``options.seed``, ``options.seed + 1``, ... Rows in time order have one split only.
+    test_size : float
+        Share of each site's rows that a split holds out.
+    splits : sequence of bool arrays (N,), optional
+        Which of the stacked rows to hold out, instead of splits by seed.
+    keep_best : bool
+        Ctrl-C ends the comparison with the splits that are done, if there is one, instead of raising.
+    progress : callable, optional
+        Called with a line of text before each step.
+
+    Returns
+    -------
+    Comparison or None
+        None where sites gave no sums by fold.
+
+    Notes
+    -----
+    Local is a ridge fit at every site, tuned there; Global a ridge fit of all rows; Site intercepts the same with an
+    intercept for every site. All are tuned on the training rows, by leaving out one at a time, or fold by fold.
+
+    For files and summaries of quadratic losses the errors are exact. For other losses they are expanded around the
+    point of the summaries, in the rows that train as in those held out.
+
+    Examples
+    --------
+    >>> from fedkin.datasets import paper_design
+    >>> design = paper_design(n_sites=20, n_samples=60, n_features=10, n_clusters=2, seed=0)
+    >>> found = compare(design.federation, design.graph, FitOptions(select="holm"))
+    >>> found.mean("Fedkin") < found.mean("Local") < found.mean("Global")
+    True
+    >>> found.verdict.startswith("Fedkin predicts best")
+    True
+    """
+    options = FitOptions() if options is None else options
+    metric: str | None
+    if not isinstance(data, Federation):
+        metric, parts = _fold_parts(data, graph, options, model, schema)
+        rows = np.rint(data.n_samples).astype(np.int64)
+        return _together(metric, "folds", data.sites, rows, parts) if parts else None
+    check_whole("repeats", repeats, least=1)
+    if not 0 < test_size < 1:
+        raise ParameterError(f"test_size must be between 0 and 1, got {test_size!r}")
+    cuts = _cuts(data, options.seed, repeats, test_size, splits)
+    parts, metric = [], None
+    try:
+        for number, (train, test) in enumerate(tracked(cuts, "comparing on held-out rows"), 1):
+            if progress is not None:
+                progress(f"split {number} of {len(cuts)}")
+            with one_blas_thread():
+                models = baseline_models(train, options, schema)
+            models[FEDKIN] = fit(train, graph, options, progress, schema, quick=True)
+            if models[FEDKIN].status == "interrupted":  # solvers end so on Ctrl-C
+                raise KeyboardInterrupt
+            metric = models[FEDKIN].loss.metric
+            parts.append(_split_part(models, test))
+    except KeyboardInterrupt:
+        if not parts or not keep_best:
+            raise
+    return _together(metric or "loss", "splits", data.sites, data.n_samples, parts)
+
+
+def _together(
+    metric: str, kind: Literal["splits", "folds"], sites: tuple[Hashable, ...], n: Index, parts: list[_Part]
+) -> Comparison:
+    def more() -> Iterator[tuple[str, dict[str, float]]]:
+        for metric in parts[0].more:  # scores that every split has
+            if all(metric in part.more for part in parts):
+                yield metric, {one: float(np.mean([part.more[metric][one] for part in parts])) for one in names}
+
+    names = list(parts[0].errors)
+    return Comparison(
+        metric,
+        kind,
+        sites,
+        n,
+        {name: np.array([part.errors[name] for part in parts]) for name in names},
+        {name: np.array([part.site_errors[name] for part in parts]) for name in names},
+        np.array([part.held_out for part in parts], dtype=np.float64),
+        {name: float(np.mean([part.row_error[name] for part in parts])) for name in parts[0].row_error},
+        dict(more()),
+        tuple(part.models for part in parts),
+    )
+
+
+# --- splits of rows ---------------------------------------------------------------------------------------------
+
+
+def _cuts(
+    federation: Federation, seed: int, repeats: int, test_size: float, splits: Sequence[ArrayLike] | None
+) -> list[tuple[Federation, Federation]]:
+    if splits is not None:
+        held = [np.asarray(one, dtype=bool) for one in splits]
+        if not held:
+            raise ParameterError("splits is empty: give at least one, or leave it out")
+        return [(federation.take(~one), federation.take(one, allow_empty=True)) for one in held]
+    if federation.ordered:
+        repeats = 1  # the last rows of each site are held out, whatever the seed
+    return [federation.split(test_size, seed + k) for k in range(repeats)]
+
+
+def _split_part(models: dict[str, FittedModel], test: Federation) -> _Part:
+    check_held_out(models[FEDKIN], test)
+    weight = np.ones(len(test.X)) if test.weight is None else test.weight
+    mass = np.bincount(test.site_index, weights=weight, minlength=test.n_sites)
+    rows: dict[str, Array] = {}
+    more: dict[str, dict[str, float]] = {}
+    for name, model in models.items():
+        response = responses(model, test)
+        rows[name] = row_errors(model, test, response)
+        for metric, value in more_scores(model, test, response, weight).items():
+            more.setdefault(metric, {})[name] = value
+    site_errors, row_error = {}, {}
+    for name, each in rows.items():
+        total = np.bincount(test.site_index, weights=weight * each, minlength=test.n_sites)
+        site_errors[name] = np.divide(total, mass, out=np.full(len(mass), np.nan), where=mass > 0)
+        apart = each - rows[FEDKIN]
+        apart = (apart - weight @ apart / weight.sum()) * weight
+        row_error[name] = float(np.sqrt((apart**2).sum()) / weight.sum())
+    errors = {name: float(weight @ each / weight.sum()) for name, each in rows.items()}
+    return _Part(errors, site_errors, len(test.X), row_error, more, models)
+
+
+def check_held_out(model: FittedModel, test: Federation) -> None:
+    """Raise `DataError` where rows cannot be held-out rows of a model."""
+    if len(test.X) == 0:
+        raise DataError("there are no held-out rows to compare on")
+    if test.y is None and model.loss.needs_target:
+        raise DataError("the held-out rows have no target to compare with")
+    unknown = [site for site in test.sites if site not in model.index]
+    if unknown:
+        raise DataError(
+            f"site {unknown[0]!r} of the test is not among the training sites: cut both from one federation"
+        )
+
+
+def responses(model: FittedModel, test: Federation) -> Array:
+    """Return mean responses, or probabilities ``(n, C)`` of the classes."""
+    ids = [test.sites[u] for u in test.site_index.tolist()]
+    predict = model.predict if model.classes is None else model.predict_proba
+    return np.asarray(predict(test.X, ids, test.offset), dtype=np.float64)
+
+
+def row_errors(model: FittedModel, test: Federation, response: Array) -> Array:
+    """Return the error ``(n,)`` of every row; of a loss without a metric, the mean loss of the row's site."""
+    if model.loss.metric is not None:
+        target = test.X if test.y is None else test.y
+        if model.classes is not None:
+            target = class_numbers(target, model.classes)
+        return model.loss.row_errors(target.astype(np.float64), response)
+    out = np.empty(len(test.X))
+    for site, n in zip(test.sites, test.n_samples.tolist(), strict=True):
+        if n:
+            rows = test[site]
+            X = np.column_stack([np.ones(n), rows.X]) if model.fit_intercept else rows.X
+            own = test.site_index == test.index[site]
+            out[own] = model.loss.value(model.theta(model.index[site]), X, rows.y, rows.offset)
+    return out
+
+
+def more_scores(model: FittedModel, test: Federation, response: Array, weight: Array) -> dict[str, float]:
+    """Return scores of all rows where higher is better; none for losses that have none."""
+    if test.y is None:
+        return {}
+    if model.classes is None:
+        y = test.y.astype(np.float64)
+        if model.loss.link != "identity" or np.ptp(y) == 0:
+            return {}
+        return {"explained variance": float(r2_score(y, response, sample_weight=weight))}
+    codes = class_numbers(test.y, model.classes)
+    scores = {"accuracy": float(accuracy_score(codes, response.argmax(axis=1), sample_weight=weight))}
+    if len(model.classes) == 2:
+        areas = site_areas(codes, response[:, 1], test.starts)
+        if not np.isnan(areas).all():
+            scores["AUC per site"] = float(np.nanmean(areas))
+    return scores
+
+
+def site_areas(codes: NDArray[Any], chance: Array, starts: Index) -> Array:
+    """Return the area under the ROC curve at each site ``(V,)``, from ranks; NaN at sites with one class."""
+    areas = np.full(len(starts) - 1, np.nan)
+    for u, (first, last) in enumerate(zip(starts[:-1].tolist(), starts[1:].tolist(), strict=True)):
+        positive = codes[first:last] == 1
+        hits = int(positive.sum())
+        if 0 < hits < len(positive):
+            above = rankdata(chance[first:last])[positive].sum() - hits * (hits + 1) / 2
+            areas[u] = above / (hits * (len(positive) - hits))
+    return areas
+
+
+# --- folds of sums ----------------------------------------------------------------------------------------------
+
+
+def _fold_parts(
+    data: FileRows | Summaries,
+    graph: Graph | None,
+    options: FitOptions,
+    model: FittedModel | None,
+    schema: Schema | None,
+) -> tuple[str, list[_Part]]:
+    """Return the metric, and every fold held out in turn."""
+    if model is None:
+        found = fit(data, graph, options, schema=schema)
+        if not isinstance(found, FittedModel):
+            raise ParameterError(f"the {data.loss.name} loss needs the answers of the sites: give model=")
+        model = found
+    if isinstance(data, FileRows):
+        assert model.kin is not None
+        data = data.summaries(model.kin.theta, options.cv_folds, options.seed)
+    prepared = prepare(data, options, schema, standardize=options.standardize)
+    sums, free = prepared.summaries.sums, prepared.columns.intercepts
+    metric, factor = "loss, expanded around the fit", 1.0
+    if data.loss.quadratic and data.loss.metric is not None:
+        metric, factor = data.loss.metric, 2.0  # such a loss is half a square
+    parts = []
+    for fold in np.flatnonzero(sums.count[:, :-1].any(axis=0)).tolist():
+        seen = np.flatnonzero(sums.count[:, fold])
+        n, test = sums.count[seen, fold], sums.take(seen).terms(fold)
+        part = _Part({}, {}, float(n.sum()))
+        thetas = fold_baselines(sums, free, fold)
+        thetas[FEDKIN] = _without_fold(prepared, model, options, sums.total(without=fold))
+        for name, theta in thetas.items():
+            each = np.full(len(sums.at), np.nan)
+            each[seen] = factor * test.values(theta[seen])
+            part.errors[name], part.site_errors[name] = float(n @ each[seen] / n.sum()), each
+        parts.append(part)
+    return metric, parts
+
+
+def _without_fold(prepared: Prepared, model: FittedModel, options: FitOptions, rest: Quadratics) -> Array:
+    """Return the parameters of Fedkin from the other folds."""
+    data, columns = prepared.summaries, prepared.columns
+    if model.fused is None:
+        hint = model.graph if model.graph.n_edges else None
+        return find_kin(replace(data, sums=rest), hint, seed=options.seed, **QUICK).theta
+    choice = (model.history or {}).get("choice", {})
+    ridge = columns.per_parameter(choice.get("ridge", options.least_ridge))
+    sparsity = np.broadcast_to(columns.per_parameter(options.sparsity), rest.at.shape)
+    how: dict[str, Any] = {"penalty": model.fused.penalty, "lam": model.fused.lam}
+    fused = Problem(data, model.graph, **how, sparsity=sparsity, ridge=ridge).fused
+    terms, lift = rest.terms(ridge=ridge), None
+    if not choice.get("fuse_intercept", options.fuse_intercept is not False):
+        terms, lift = minimised_out(terms, columns.intercepts)
+        box = None if fused.sparsity is None else fused.sparsity[:, ~columns.intercepts]
+        fused = replace(fused, sparsity=box)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ConvergenceWarning)
+        theta = solve_fused(replace(fused, terms=terms), FOLD_GAP, quiet=True).theta
+    return theta if lift is None else lift(theta)
+
+
+# --- the verdict ------------------------------------------------------------------------------------------------
+
+
+def verdict(
+    scale: float,
+    apart: Mapping[str, float],
+    error: Mapping[str, float],
+    *,
+    how: str = "",
+    gains: str = "",
+    remark: Callable[[str], str] = lambda name: "",
+) -> str:
+    r"""Return what to do with a comparison, from differences to Fedkin and their standard errors.
+
+    Parameters
+    ----------
+    scale : float
+        Fedkin's error.
+    apart, error : dict {name: float}
+        How much larger the error of each simpler model is, and the standard error of that; NaN where it is unknown.
+    how : str
+        Where to get the simpler model.
+    gains : str
+        A clause about the sites that gain by Fedkin.
+    remark : callable
+        Gives a clause about a simpler model.
+
+    Notes
+    -----
+    In this order: a simpler model that is clearly better is recommended; Fedkin, where it is clearly better than each
+    of them; a simpler one whose difference is within a standard error, if the interval excludes a loss of `RELEVANT`,
+    the simplest of them unless another predicts better by more than chance; otherwise the rows cannot tell. That
+    Fedkin's model loses next to nothing is said where the interval excludes `RELEVANT` on that side, too.
+
+    Examples
+    --------
+    >>> verdict(100.0, {"Local": 9.0, "Global": 0.2}, {"Local": 1.0, "Global": 0.5})
+    "One model for all sites does as well and is simpler; Fedkin's model loses next to nothing."
+    >>> print(verdict(100.0, {"Local": 9.0, "Global": 2.0}, {"Local": 1.0, "Global": 5.0}).replace("; ", ";\n"))
+    These rows cannot tell Fedkin from one model for all (its error could be 8% smaller or 12% larger);
+    Fedkin's model is kept.
+    """
+    better = [name for name in apart if apart[name] < -CLEAR * error[name]]
+    if better:
+        best = min(better, key=lambda name: apart[name])
+        return f"{_SIMPLER[best]} predicts better than Fedkin here: use it{how and f', {how}'}{remark(best)}."
+    best = min(apart, key=lambda name: apart[name])
+    open_ones = [name for name in _NAMES if name in apart and not apart[name] > CLEAR * error[name]]
+    if not open_ones:
+        smaller = apart[best] / abs(scale + apart[best] or 1.0)
+        said = f"its error is {smaller:.1%} smaller than that of {_NAMES[best]}"
+        return f"Fedkin predicts best: {said}{gains}{remark(LOCAL)}."
+    ties = [
+        name
+        for name in open_ones
+        if apart[name] <= error[name] and apart[name] + CLEAR * error[name] <= RELEVANT * abs(scale)
+    ]
+    if not ties:
+        unknown = _unknown(scale, open_ones, apart, error)
+        return f"These rows cannot tell Fedkin from {unknown}; Fedkin's model is kept."
+    # the simplest of them, or the one with the smallest error if that is clearly smaller
+    name, best = ties[0], min(ties, key=lambda one: apart[one])
+    if apart[name] - apart[best] > float(np.hypot(error[name], error[best])):
+        name = best
+    if apart[name] - CLEAR * error[name] < -RELEVANT * abs(scale):
+        return f"{_SIMPLER[name]} does as well or better, and is simpler: use it{how and f', {how}'}{remark(name)}."
+    said = f"{_SIMPLER[name]} does as well and is simpler{how and f' ({how})'}"
+    return f"{said}; Fedkin's model loses next to nothing{remark(name)}."
+
+
+def _unknown(scale: float, names: list[str], apart: Mapping[str, float], error: Mapping[str, float]) -> str:
+    """Return which models the rows cannot tell from Fedkin, and how far the best of them may be from it."""
+    best = min(names, key=lambda name: apart[name])
+    low, high = ((apart[best] + side * error[best]) / abs(scale or 1.0) for side in (-CLEAR, CLEAR))
+    whose = "its error" if len(names) == 1 and best != LOCAL else f"the error of {_NAMES[best]}"
+    if not np.isfinite(high):
+        told = "no standard error"
+    elif low <= -1:  # no error can shrink by more than all of it
+        told = "the difference cannot be told: rows differ too much"
+    elif max(-low, high) < _SHOWN:
+        told = "equal to the digits shown"
+    else:
+        told = f"{whose} could be {_percent(-low)} smaller or {_percent(high)} larger"
+    return f"{' or '.join(_NAMES[name] for name in names)} ({told})"
+
+
+def _percent(share: float) -> str:
+    if share < _SHOWN:
+        return f"less than {2 * _SHOWN:.1%}"
+    return f"{share:.0%}" if share >= 0.01 else f"{share:.1%}"
+
+
+def _finite(value: float) -> float | None:
+    return float(value) if np.isfinite(value) else None
+
+
+def _nanmean(values: Array) -> Array:
+    known = ~np.isnan(values)
+    n, total = known.sum(axis=0), np.where(known, values, 0.0).sum(axis=0)
+    return np.asarray(np.divide(total, n, out=np.full(len(total), np.nan), where=n > 0))

@@ -1,0 +1,408 @@
+"""`fit`: one way from data to a model, whatever the method and wherever the rows are."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Protocol, overload
+
+import numpy as np
+from scipy.special import ndtri
+
+from fedkin._base import Array, Say, check_level
+from fedkin.core import FileRows, Summaries, local_fit
+from fedkin.data import Federation, Schema, files_of
+from fedkin.errors import ConvergenceWarning, ParameterError, SolverError
+from fedkin.fitting.fused import fused_estimate, silent, well_posed_problem
+from fedkin.fitting.model import FittedModel, in_order_of_appearance
+from fedkin.fitting.options import FitOptions
+from fedkin.fitting.preparation import Data, Estimate, Prepared, prepare
+from fedkin.fitting.rounds import Queries, check_answers, make_queries, next_fused
+from fedkin.graph import Graph
+from fedkin.kin import QUICK, Covariates, Kin, Length, covariate_names, find_kin, hint_of
+from fedkin.solvers import ProfiledProblem, lam_path
+
+#: Answers of all sites to the queries of a round.
+Answer = Callable[[Queries], Summaries]
+
+#: Dropped edges that are kept by name.
+MOST_DROPPED = 20_000
+#: Numbers in the duals of a problem whose path is worth solving for a picture, and sites whose groups are kept.
+_MOST_DUALS, _MOST_SITES = 200_000, 2_000
+_PATH_TOL, _PATH_ITER = 1e-5, 2_000
+
+
+class Method(Protocol):
+    """A way to estimate the parameters of all sites; `FitOptions` has its options."""
+
+    def fit(self, prepared: Prepared, graph: Graph | None, say: Say, start: Kin | None, quick: bool) -> Estimate:
+        """Return the estimate from data that tell everything: rows, or the sums of a quadratic loss."""
+
+    def step(self, prepared: Prepared, graph: Graph | None, say: Say, queries: Queries | None) -> Estimate | Queries:
+        """Return the estimate from the answers to ``queries``, or the next queries."""
+
+
+@dataclass(frozen=True)
+class KinMethod:
+    """Partial pooling with groups."""
+
+    options: FitOptions
+
+    def fit(self, prepared: Prepared, graph: Graph | None, say: Say, start: Kin | None, quick: bool) -> Estimate:
+        passes = ", with a pass over the files for every step" if isinstance(prepared.data, FileRows) else ""
+        say(f"finding kin{passes}")
+        length: Length = QUICK if quick else {}
+        found = find_kin(prepared.data, graph, loss=prepared.loss, seed=self.options.seed, start=start, **length)
+        # groups that are resolved; where none are, every site is on its own
+        groups = in_order_of_appearance(found.groups) if found.resolved else np.arange(len(found.sites))
+        used = Graph.empty(found.sites) if graph is None else graph.aligned(found.sites)
+        return Estimate(found.theta, used, groups, kin=found)
+
+    def step(self, prepared: Prepared, graph: Graph | None, say: Say, queries: Queries | None) -> Estimate | Queries:
+        number = 1 if queries is None else queries.round
+        found = self.fit(prepared, graph, say, None, False)
+        if number >= self.options.messages:
+            return found
+        # no edges pull, so nothing is to be certified
+        data, theta = prepared.summaries, found.theta
+        pull = -data.sums.total().terms().gradients(theta)
+        V, p = theta.shape
+        rest = {"lam": 0.0, "alpha": np.zeros((0, p)), "ridge": np.zeros(p), "give": np.zeros(V), "accuracy": 0.0}
+        return make_queries(Graph.empty(data.sites), number + 1, theta, pull, theta, **rest)
+
+
+@dataclass(frozen=True)
+class FusedMethod:
+    """The paper's estimator."""
+
+    options: FitOptions
+
+    def fit(self, prepared: Prepared, graph: Graph | None, say: Say, start: Kin | None, quick: bool) -> Estimate:
+        return fused_estimate(prepared, graph, self.options, say)
+
+    def step(self, prepared: Prepared, graph: Graph | None, say: Say, queries: Queries | None) -> Estimate | Queries:
+        return next_fused(prepared, graph, self.options, say, queries)
+
+
+METHODS: dict[str, Callable[[FitOptions], Method]] = {"kin": KinMethod, "fused": FusedMethod}
+
+
+@overload
+def fit(
+    data: Federation | FileRows,
+    graph: Graph | None = ...,
+    options: FitOptions | None = ...,
+    progress: Say | None = ...,
+    schema: Schema | None = ...,
+    start: FittedModel | None = ...,
+    *,
+    covariates: Covariates | None = ...,
+    quick: bool = ...,
+) -> FittedModel: ...
+@overload
+def fit(
+    data: Summaries,
+    graph: Graph | None = ...,
+    options: FitOptions | None = ...,
+    progress: Say | None = ...,
+    schema: Schema | None = ...,
+    start: FittedModel | None = ...,
+    *,
+    covariates: Covariates | None = ...,
+    quick: bool = ...,
+    answer: Answer,
+    max_rounds: int = ...,
+) -> FittedModel: ...
+@overload
+def fit(
+    data: Data,
+    graph: Graph | None = ...,
+    options: FitOptions | None = ...,
+    progress: Say | None = ...,
+    schema: Schema | None = ...,
+    start: FittedModel | None = ...,
+    *,
+    covariates: Covariates | None = ...,
+    quick: bool = ...,
+    queries: Queries | None = ...,
+) -> FittedModel | Queries: ...
+def fit(
+    data: Data,
+    graph: Graph | None = None,
+    options: FitOptions | None = None,
+    progress: Say | None = None,
+    schema: Schema | None = None,
+    start: FittedModel | None = None,
+    *,
+    covariates: Covariates | None = None,
+    quick: bool = False,
+    queries: Queries | None = None,
+    answer: Answer | None = None,
+    max_rounds: int = 30,
+) -> FittedModel | Queries:
+    """Fit a model for every site.
+
+    Parameters
+    ----------
+    data : Federation, FileRows or Summaries
+        Rows in memory; rows that stay in files (`fedkin.core.rows_in_files`), for kin; or the summaries of the sites.
+        For "logistic" and "multinomial" the targets of rows are class labels of any kind.
+    graph : Graph, optional
+        Over the sites of the data, in any order. Kin takes it for a hint at which sites are alike, which may be wrong.
+        For the fused estimator it has the edges; without it all pairs of sites are edges (candidates for edges, if
+        ``options.select`` is on).
+    options : FitOptions, optional
+        How to fit. For files and summaries, loss, intercept, classes and folds are those of the data.
+    progress : callable, optional
+        Called with a line of text before each step.
+    schema : Schema, optional
+        Of a federation that `Schema.federation` made, or by which sites prepared the rows that they summed up: rows
+        are then scaled as it says, whatever ``options.standardize``, and the model keeps it.
+    start : FittedModel, optional
+        An earlier model of the same columns, where kin starts; saves time.
+    covariates : mapping {site: value, row or {name: value}}, array (V, q) or pandas table, optional
+        What is known about the sites beside their rows, instead of a graph (see `fedkin.kin.covariate_graph`). The
+        model keeps the names in ``options["covariates"]``.
+    quick : bool
+        Whether only predictions are wanted: kin samples a third as long, which is enough for them, and not for
+        diagnostics and probabilities.
+    queries : Queries, optional
+        The last queries, where ``data`` are the sites' answers to them.
+    answer : callable, optional
+        Returns the sites' answers to `Queries`: then `fit` asks until it has a model.
+    max_rounds : int
+        Most rounds of messages with ``answer``, the first among them.
+
+    Returns
+    -------
+    FittedModel or Queries
+        Queries only for summaries of a loss that is not quadratic: ask the sites (`fedkin.core.site_answer`), stack
+        their answers, and call `fit` again with them and with ``queries``.
+
+    Notes
+    -----
+    *Method.* See `FitOptions`.
+
+    *Groups of the fused estimator.* With edge selection the groups are the connected components of the kept edges;
+    without it they are the sites that came out exactly fused along edges. With one site or without edges there is
+    nothing to choose: ``lam`` is 0 unless it is given as a number.
+
+    *No minimiser.* Where the likelihood of a whole connected component has no maximum (classes separated, a class
+    missing, no counts), or its features are collinear, a ridge of a 25th of one row's worth is added for all sites.
+    The sites concerned have a note in the model; in the first case a `DegenerateSiteWarning` is given.
+
+    *Summaries of quadratic losses.* The result is that of the rows up to rounding: coefficients agree to 1e-10 on
+    ordinary designs. A Gram matrix squares the condition number of the features, so of nearly collinear ones fewer
+    digits agree.
+
+    *Summaries of other losses.* Kin expands them at the sites' own estimates, then at its own, ``options.messages``
+    times in all. The fused estimator tests edges with the sites' own estimates, cross-validates ``lam`` on quadratic
+    expansions in the first two rounds, and asks until the certified relative gap is at most ``options.tol``.
+
+    Examples
+    --------
+    >>> import fedkin
+    >>> from fedkin.datasets import paper_design
+    >>> from fedkin.fitting import FitOptions, fit
+    >>> design = paper_design(n_sites=20, n_samples=60, n_features=10, n_clusters=2, seed=0)
+    >>> fit(design.federation, design.graph)
+    FittedModel(linear, kin, 20 sites, in 2 groups)
+    >>> fit(design.federation, design.graph, FitOptions(method="fused")).n_groups
+    2
+    >>> fit(fedkin.summarise(design.federation.with_intercept()), design.graph).n_groups
+    2
+    """
+    options = FitOptions() if options is None else options
+    say = progress or silent
+    hint = hint_of(graph, covariates, data.sites)
+    if not isinstance(data, Summaries):
+        prepared = prepare(data, options, schema)
+        return with_covariates(fit_prepared(prepared, hint, options, say, start, quick=quick), covariates)
+    for _ in range(max_rounds):
+        found = _step(data, hint, options, say, schema, queries)
+        if isinstance(found, FittedModel):
+            return with_covariates(found, covariates)
+        if answer is None:
+            return found
+        data, queries = answer(found), found
+    gap = np.inf if queries is None else queries.gap
+    raise SolverError(
+        f"the gap is {gap:.1e} after {max_rounds} rounds of messages, not {options.tol:.1e}: add ridge=0.001"
+    )
+
+
+def fit_prepared(
+    prepared: Prepared,
+    graph: Graph | None,
+    options: FitOptions,
+    say: Say = silent,
+    start: FittedModel | None = None,
+    *,
+    quick: bool = False,
+) -> FittedModel:
+    """Fit data that were prepared as ``options`` want them."""
+    earlier = None if start is None else _start(start, prepared)
+    return prepared.model(METHODS[options.chosen](options).fit(prepared, graph, say, earlier, quick), options)
+
+
+def _start(model: FittedModel, prepared: Prepared) -> Kin | None:
+    """Return the kin of an earlier model in the units of prepared columns; None where it had other parameters."""
+    columns = prepared.columns
+    names = columns.parameter_names
+    if model.kin is None or model.kin.names != names or model.loss.name != prepared.loss.name:
+        return None
+    back: Array = np.asarray(np.linalg.inv(columns.A), dtype=np.float64)
+    return model.kin.in_units(back, -back @ columns.shift, names)
+
+
+def _step(
+    data: Summaries,
+    graph: Graph | None,
+    options: FitOptions,
+    say: Say,
+    schema: Schema | None,
+    queries: Queries | None,
+) -> FittedModel | Queries:
+    """Return what follows from the messages of one round."""
+    if options.solver != "exact":
+        raise ParameterError(f"solver={options.solver!r} needs rows; summaries are solved directly: leave it out")
+    if queries is not None:
+        data = check_answers(queries, data)
+    if options.chosen == "fused":  # folds are those of the sites
+        options = replace(options, cv_folds=data.folds, seed=data.seed)
+    prepared = prepare(data, options, schema)
+    if data.loss.quadratic:
+        model, rounds = fit_prepared(prepared, graph, options, say), 1
+    else:
+        found = METHODS[options.chosen](options).step(prepared, graph, say, queries)
+        if isinstance(found, Queries):
+            return found
+        model, rounds = prepared.model(found, options), 1 if queries is None else queries.round
+    origin: dict[str, Any] = {"from": "summaries", "rounds": rounds}
+    promised = [one for one in data.privacy or () if one is not None]
+    if promised:
+        worst = {name: max(getattr(one, name) for one in promised) for name in ("epsilon", "delta")}
+        origin["privacy"] = {**worst, "sites": len(promised)}
+    return replace(model, origin=origin)
+
+
+def with_covariates(model: FittedModel, covariates: Covariates | None) -> FittedModel:
+    """Return the model with the names of the covariates that its graph was made of among its ``options``."""
+    if covariates is None:
+        return model
+    return replace(model, options={**model.options, "covariates": list(covariate_names(covariates))})
+
+
+# --- history ----------------------------------------------------------------------------------------------------
+
+
+def with_history(
+    model: FittedModel, data: Data, graph: Graph | None, options: FitOptions, schema: Schema | None = None
+) -> FittedModel:
+    """Return a fused model with its dropped edges and its path added to ``history``; others as they are.
+
+    Parameters
+    ----------
+    model : FittedModel
+        What `fit` made of the other arguments.
+    data, graph, options, schema
+        As there.
+
+    Notes
+    -----
+    The path is solved anew, at the levels that cross-validation tried, to a gap of 1e-5; only where that takes no
+    longer than the fit itself, roughly.
+
+    Examples
+    --------
+    >>> from fedkin.datasets import paper_design
+    >>> from fedkin.fitting import FitOptions, fit
+    >>> design = paper_design(n_sites=10, n_samples=40, n_features=3, n_clusters=2, seed=0)
+    >>> options = FitOptions(select="holm")
+    >>> model = fit(design.federation, design.graph, options)
+    >>> sorted(with_history(model, design.federation, design.graph, options).history)
+    ['choice', 'dropped', 'path']
+    """
+    if model.fused is None:
+        return model
+    history = dict(model.history or {})
+    if model.fused.selection is not None:
+        candidates = Graph.complete(model.sites) if graph is None else graph.aligned(model.sites)
+        gone = ~np.isin(candidates.edges @ [model.n_sites, 1], model.graph.edges @ [model.n_sites, 1])
+        edges = candidates.edges[gone].tolist() if gone.sum() <= MOST_DROPPED else []
+        history["dropped"] = {"candidates": candidates.n_edges, "edges": edges}
+    choice = history.get("choice")
+    if choice and model.graph.n_edges * model.coef[0].size <= _MOST_DUALS and model.n_sites <= _MOST_SITES:
+        prepared = prepare(data, options, schema)
+        problem, _ = well_posed_problem(
+            prepared, model.graph, replace(options, ridge=choice.get("ridge", options.least_ridge))
+        )
+        if choice.get("fuse_intercept") is False:
+            problem = ProfiledProblem(problem, prepared.columns.intercepts).rest
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", ConvergenceWarning)  # a picture, beside a fit with a certificate
+            path = lam_path(problem, choice["lams"], tol=_PATH_TOL, max_iter=_PATH_ITER)
+        labels = [solution.clusters(model.graph).tolist() for solution in path.solutions]
+        history["path"] = {"lams": path.lams.tolist(), "labels": labels}
+    return replace(model, history=history)
+
+
+def data_record(path: str | os.PathLike[str], rows: int) -> dict[str, Any]:
+    """Return the name of a table and the digest of its bytes; of several files, in order of their names."""
+    digest, place = hashlib.sha256(), Path(path)
+    files = sorted(one for one in place.iterdir() if one.is_file()) if place.is_dir() else files_of(place)
+    for one in files:
+        if not place.is_file():
+            digest.update(f"{one.name}\0".encode())
+        with one.open("rb") as file:
+            while block := file.read(1 << 20):
+                digest.update(block)
+    return {"name": place.name, "sha256": digest.hexdigest(), "rows": rows}
+
+
+# --- naive intervals --------------------------------------------------------------------------------------------
+
+
+def naive_confint(model: FittedModel, federation: Federation, level: float = 0.95) -> Array:
+    """Return intervals of each site's parameters from the pooled rows of its group, as if the groups had been given.
+
+    Parameters
+    ----------
+    model : FittedModel
+        A fused model: its groups are taken as they are.
+    federation : Federation
+        The rows that it was fitted on.
+    level : float in (0, 1)
+        What the intervals would cover if the groups were the true ones and had not been chosen.
+
+    Returns
+    -------
+    array (V, p, 2)
+        Intercept first, in the units of the features; the same for all sites of a group.
+
+    Notes
+    -----
+    They ignore that edges were selected with the same rows, that groups may be wrong, and the penalty's shrinkage, so
+    they cover less than they promise. `Kin.confint` averages over groupings instead.
+
+    Examples
+    --------
+    >>> from fedkin.datasets import paper_design
+    >>> from fedkin.fitting import FitOptions, fit, naive_confint
+    >>> design = paper_design(n_sites=6, n_samples=60, n_features=2, n_clusters=2, signal=2, seed=0)
+    >>> model = fit(design.federation, design.graph, FitOptions(method="fused"))
+    >>> naive_confint(model, design.federation).shape
+    (6, 3, 2)
+    """
+    check_level(level)
+    options = FitOptions(model.loss, fit_intercept=model.fit_intercept)
+    rows = prepare(federation.subset(model.sites), options, standardize=False).rows
+    pooled = Federation.from_arrays(rows.X, rows.y, model.groups[rows.site_index], offset=rows.offset)
+    found = local_fit(pooled, model.loss)
+    place = np.array([found.sites.index(label) for label in model.groups.tolist()])
+    half = ndtri(0.5 + level / 2) * np.sqrt(np.einsum("kjj->kj", found.covariance))
+    return np.asarray(np.stack([found.theta - half, found.theta + half], axis=2)[place])

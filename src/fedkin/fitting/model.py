@@ -1,0 +1,600 @@
+"""A fitted model: parameters for every site, predictions with their uncertainty, and models for new sites."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Hashable, Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from fedkin import __version__
+from fedkin._base import Array, Index, check_choice, count, html_card, some_of
+from fedkin.core import Columns, Summary
+from fedkin.data import HasSites, Rows, Schema, columns_of, raise_findings
+from fedkin.errors import DataError, ParameterError, SolverError
+from fedkin.fitting.inputs import (
+    class_numbers,
+    feature_matrix,
+    is_table,
+    offset_column,
+    position_of,
+    site_positions,
+)
+from fedkin.graph import Graph
+from fedkin.kin import Contrast, Joined, Kin, Kind, Predicted, Sites, predicted
+from fedkin.losses import Loss
+
+#: Leading columns of the table of coefficients.
+_LEADING = ("site", "group", "n_samples", "class", "intercept")
+
+
+@dataclass(frozen=True)
+class FusedFit:
+    """How the fused estimator was fitted.
+
+    Attributes
+    ----------
+    penalty : str
+    lam : float
+        On the scale of the objective; with ``standardize`` it refers to standardised features.
+    gap : float
+        Relative duality gap: how far the objective can be from its minimum. NaN where nothing is certified.
+    n_iter : int
+        Iterations, or rounds.
+    status : "converged" | "iteration_limit" | "interrupted"
+    selection : mapping or None
+        Summary of the edge selection.
+    """
+
+    penalty: str
+    lam: float
+    gap: float = float("nan")
+    n_iter: int = 0
+    status: str = "converged"
+    selection: Mapping[str, Any] | None = None
+
+
+@dataclass(frozen=True, eq=False)
+class NewSite:
+    """A site that was not part of the fit.
+
+    Attributes
+    ----------
+    model : FittedModel
+        Of this site alone: it predicts, has intervals, and can be saved.
+    probability : array (V,)
+        That it is alike with each site of the fit.
+    groups : array (K,)
+        Probability of each group that is resolved; the rest is the probability that it belongs to none of them. Empty
+        where none are.
+    """
+
+    model: FittedModel
+    probability: Array
+    groups: Array
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class FittedModel(HasSites):
+    """A model for every site, and the groups of sites that turned out to be alike.
+
+    Attributes
+    ----------
+    sites : tuple of V ids
+    coef : array (V, k, q)
+        Coefficients in the units of the features. k is 1, or the number of classes less one for more than two classes
+        (the first class is the reference). For the mean loss, the means.
+    intercept : array (V, k)
+        Zeros when the fit had none.
+    feature_names : tuple of q str
+    groups : int array (V,)
+        Group of each site, numbered by first appearance. With kin: the groups that are resolved; where none are,
+        every site is on its own. Fused, with edge selection: sites joined by kept edges. Without it: sites joined
+        by edges along which their parameters came out exactly equal.
+    n_samples : int array (V,)
+        Rows that each site was fitted on.
+    loss : Loss
+    graph : Graph
+        The graph that was used, after edge selection if there was one. With kin: the graph that was given, or no edges.
+    fit_intercept : bool
+    classes : tuple or None
+        Class labels in the order of the columns of `predict_proba`; None for regression.
+    target_name, offset_name : str or None
+        `offset_name` is None when the fit had no offset.
+    kin : Kin or None
+        The result of the method kin, with parameters in the units of `coef`.
+    fused : FusedFit or None
+        Penalty and certificate of the fused estimator.
+    options : mapping
+        The options of the fit, in plain values.
+    notes : mapping {site: tuple of str}
+        What had to be done about single sites.
+    fedkin_version : str
+    schema : Schema or None
+        The columns that a table must have, inferred from a table or agreed on in a contract; None for
+        rows that came as arrays. Tables to predict hold the columns of the schema (``ward``), while `feature_names`
+        and `coef` are of the encoded ones (``ward=B``).
+    origin : mapping or None
+        Where the model comes from, if not from rows: ``{"from": "summaries", "rounds": 3}`` and what was promised.
+    comparison : mapping or None
+        Errors of Local, Global, site intercepts and this method on held-out rows, in plain values.
+    history : mapping or None
+        How the fit came about, in plain values, for its report: the curve of the cross-validation (``choice``), groups
+        along the path (``path``), edges that were dropped, the digest of the data, the command.
+
+    Examples
+    --------
+    >>> import fedkin
+    >>> from fedkin.fitting import FitOptions, fit
+    >>> X = [[0.0], [1.0], [2.0]]
+    >>> fed = fedkin.Federation({"a": (X, [1.0, 3.0, 5.0]), "b": (X, [0.0, 2.0, 4.0])})
+    >>> model = fit(fed, None, FitOptions(lam=0.0))
+    >>> model.predict([[10.0]], "a").round(6)
+    array([21.])
+    """
+
+    sites: tuple[Hashable, ...]
+    coef: Array
+    intercept: Array
+    feature_names: tuple[str, ...]
+    groups: Index
+    n_samples: Index
+    loss: Loss
+    graph: Graph
+    fit_intercept: bool = True
+    classes: tuple[Any, ...] | None = None
+    target_name: str | None = None
+    offset_name: str | None = None
+    kin: Kin | None = None
+    fused: FusedFit | None = None
+    options: Mapping[str, Any] = field(default_factory=dict)
+    notes: Mapping[Hashable, tuple[str, ...]] = field(default_factory=dict)
+    fedkin_version: str = __version__
+    schema: Schema | None = None
+    origin: Mapping[str, Any] | None = None
+    comparison: Mapping[str, Any] | None = None
+    history: Mapping[str, Any] | None = None
+
+    def __post_init__(self) -> None:
+        wrong = ~(np.isfinite(self.coef).all(axis=(1, 2)) & np.isfinite(self.intercept).all(axis=1))
+        if wrong.any():
+            raise SolverError(
+                f"the parameters of site {self.sites[int(np.argmax(wrong))]!r} are not finite, so there is no model: "
+                "look for columns or targets of extreme size, or take another loss"
+            )
+
+    @property
+    def n_features(self) -> int:
+        """Number of features q."""
+        return len(self.feature_names)
+
+    @property
+    def n_groups(self) -> int:
+        """Number of groups of sites."""
+        return int(self.groups.max()) + 1
+
+    @property
+    def status(self) -> str:
+        """How the solver ended: "converged", "iteration_limit" or "interrupted"."""
+        return "converged" if self.fused is None else self.fused.status
+
+    def members(self) -> tuple[tuple[Hashable, ...], ...]:
+        """Return the sites of each group, in the order of the group numbers.
+
+        Examples
+        --------
+        >>> import fedkin
+        >>> from fedkin.fitting import FitOptions, fit
+        >>> fed = fedkin.Federation({u: [[float(u > 1)]] for u in range(4)})
+        >>> fit(fed, None, FitOptions(loss="mean", lam=0.02, select="none")).members()
+        ((0, 1), (2, 3))
+        """
+        return tuple(tuple(self.sites[u] for u in np.flatnonzero(self.groups == k)) for k in range(self.n_groups))
+
+    def part(self, sites: Iterable[Hashable]) -> FittedModel:
+        """Return the model of some of the sites, to keep or to share; it holds nothing about the other sites.
+
+        Parameters
+        ----------
+        sites : iterable of ids
+            In the order that they shall have; `UnknownSiteError` for one that the model does not have.
+
+        Examples
+        --------
+        >>> import fedkin
+        >>> from fedkin.fitting import FitOptions, fit
+        >>> fed = fedkin.Federation({u: [[float(u > 1)]] for u in range(4)})
+        >>> model = fit(fed, None, FitOptions(loss="mean", lam=0.02, select="none"))
+        >>> bool(model.part([3]).predict([[0.0]]) == model.predict([[0.0]], 3))
+        True
+        """
+        chosen = [position_of(site, self.index) for site in sites]
+        if not chosen:
+            raise ParameterError("a model needs at least one site, got none")
+        kept = tuple(self.sites[u] for u in chosen)
+        if len(set(kept)) < len(kept):
+            raise ParameterError("a site is named twice")
+        return replace(
+            self,
+            sites=kept,
+            coef=self.coef[chosen],
+            intercept=self.intercept[chosen],
+            groups=in_order_of_appearance(self.groups[chosen]),
+            n_samples=self.n_samples[chosen],
+            graph=self.graph.subset(kept),
+            notes={site: lines for site, lines in self.notes.items() if site in kept},
+            kin=None if self.kin is None else self.kin.part(np.array(chosen)),
+            comparison=None,
+            history=None,
+        )
+
+    def coefficients(self) -> dict[str, list[Any]]:
+        """Return the coefficients as columns: site, group, class (with more than two), intercept, then the features.
+
+        ``pandas.DataFrame(model.coefficients())`` makes a table of it. A feature that is called like one of the
+        leading columns gets the prefix ``feature:``.
+        """
+        k = self.coef.shape[1]
+        columns: dict[str, list[Any]] = {
+            "site": [site for site in self.sites for _ in range(k)],
+            "group": np.repeat(self.groups, k).tolist(),
+        }
+        if k > 1:
+            assert self.classes is not None
+            columns["class"] = list(self.classes[1:]) * self.n_sites
+        if self.fit_intercept:
+            columns["intercept"] = self.intercept.reshape(-1).tolist()
+        for number, name in enumerate(self.feature_names):
+            column = f"feature:{name}" if name in _LEADING else name
+            columns[column] = self.coef[:, :, number].reshape(-1).tolist()
+        return columns
+
+    def __repr__(self) -> str:
+        groups, sites = count(self.n_groups, "group"), count(self.n_sites, "site")
+        if self.kin is not None:
+            found = f"in {groups}" if self.kin.resolved else "no groups resolved"
+            return f"FittedModel({self.loss.name}, kin, {sites}, {found})"
+        how = "" if self.fused is None else f", lam={self.fused.lam:.4g}, gap={self.fused.gap:.1e}"
+        return f"FittedModel({self.loss.name}, {sites} in {groups}{how})"
+
+    def _repr_html_(self) -> str:
+        facts = {
+            "loss": self.loss.name + (f", target {self.target_name}" if self.target_name else ""),
+            "sites": f"{self.n_sites}, {int(self.n_samples.sum())} rows",
+            "features": f"{self.n_features}: {some_of(self.feature_names)}",
+        }
+        if self.fused is not None:
+            facts |= {"lam": f"{self.fused.lam:.4g}", "relative gap": f"{self.fused.gap:.1e} ({self.status})"}
+        if self.comparison:
+            facts["comparison"] = str(self.comparison.get("verdict", ""))
+        few = 1 < self.n_groups < self.n_sites
+        members = sorted(self.members(), key=len, reverse=True) if few else []
+        lines = [(k + 1, len(group), some_of(group)) for k, group in enumerate(members)]
+        if not few:
+            facts["groups"] = "one" if self.n_groups == 1 else "none resolved"
+        return html_card("FittedModel", facts, ("group", "sites", "members"), lines)
+
+    # --- predictions ------------------------------------------------------------------------------------------
+
+    def predict(self, X: object, site: object = None, offset: ArrayLike | None = None) -> NDArray[Any]:
+        """Predict rows of known sites.
+
+        Parameters
+        ----------
+        X : array (n, q), or a table with the features among its columns
+            Rows to predict. With a `schema`, a table holds its columns: levels as they are, an offset if it has one.
+        site : id, or list or array of n ids
+            The site of all rows, or of each row. It may be left out when the model has one site only.
+        offset : array (n,), optional
+            Needed when, and only when, the fit had an offset.
+
+        Returns
+        -------
+        array (n,)
+            Mean responses, or the likeliest classes. For the mean loss, the means ``(n, q)``.
+
+        Raises
+        ------
+        UnknownSiteError
+            For a site that was not part of the fit.
+        """
+        if self.classes is None:
+            return self._responses(X, site, offset)
+        labels = np.array(self.classes)
+        if labels.dtype.kind not in "biuf":
+            labels = np.fromiter(self.classes, dtype=object, count=len(self.classes))
+        return np.asarray(labels[self.predict_proba(X, site, offset).argmax(axis=1)])
+
+    def predict_proba(self, X: object, site: object = None, offset: ArrayLike | None = None) -> Array:
+        """Return probabilities ``(n, C)`` in the order of `classes`; arguments as in `predict`.
+
+        With kin they are averaged over the uncertainty in each site's parameters: nearer to equal than those at the
+        estimates, the more so the less is known. With two classes that is exact for normal parameters, with more it is
+        an approximation.
+        """
+        if self.classes is None:
+            raise ParameterError(
+                f"a model with the {self.loss.name} loss has no classes and so no probabilities: use predict"
+            )
+        mean = self._responses(X, site, offset)
+        return np.column_stack([1.0 - mean, mean]) if mean.ndim == 1 else mean
+
+    def linear_predictor(self, X: object, site: object = None, offset: ArrayLike | None = None) -> Array:
+        """Return ``X theta + offset`` at the sites' estimates, shape ``(n, k)``; arguments as in `predict`."""
+        return self._predictor(*self._checked_rows(X, site, offset))
+
+    def averaged_predictor(self, X: object, site: object = None, offset: ArrayLike | None = None) -> Array:
+        """Return predictors ``(n, k)`` whose response is what `predict_proba` gives: log odds against the first class.
+
+        Those of `linear_predictor`, but for classes with kin. Arguments as in `predict`.
+        """
+        if self.loss.rowwise is None:
+            raise ParameterError(f"the {self.loss.name} loss has no predictors: use predict")
+        rows, position, shift = self._checked_rows(X, site, offset)
+        eta = self._predictor(rows, position, shift)
+        if self.kin is None:
+            return eta
+        rows, (k, width) = self._with_ones(rows), (self.coef.shape[1], self._width)
+        covariance = np.empty((len(rows), k, k))
+        for u in np.unique(position).tolist():
+            own = position == u
+            blocks = self.kin.covariance[u].reshape(k, width, k, width).transpose(0, 2, 1, 3)
+            covariance[own] = np.einsum("nklq,nq->nkl", np.einsum("np,klpq->nklq", rows[own], blocks), rows[own])
+        return self.loss.rowwise.averaged_predictor(eta, covariance)
+
+    def predict_interval(
+        self,
+        X: object,
+        site: object = None,
+        offset: ArrayLike | None = None,
+        *,
+        level: float = 0.95,
+        target: Literal["mean", "observation"] = "mean",
+    ) -> Predicted:
+        """Predict with intervals, for the mean response or for new observations.
+
+        Parameters
+        ----------
+        X, site, offset
+            As in `predict`.
+        level : float in (0, 1)
+            Probability that the intervals promise, on average over sites.
+        target : "mean" or "observation"
+            New observations have noise of their own (linear and Poisson losses). Of classes, the mean is the
+            probability of the second one, as in `predict_proba`; where it lies in a tail of the probabilities that are
+            possible, the interval ends at the mean.
+
+        Examples
+        --------
+        >>> from fedkin.datasets import paper_design
+        >>> from fedkin.fitting import fit
+        >>> design = paper_design(n_sites=8, n_samples=30, n_features=2, n_clusters=2, seed=0)
+        >>> found = fit(design.federation).predict_interval([[1.0, 0.0]], 3)
+        >>> bool(found.low < found.mean < found.high)
+        True
+        """
+        check_choice("target", target, ("mean", "observation"))
+        kin = self._kin("intervals")
+        rows, position, shift = self._checked_rows(X, site, offset)
+        rows = self._with_ones(rows)
+        ends = np.empty((3, len(rows)))
+        for u in np.unique(position).tolist():
+            own = position == u
+            given = kin, rows[own], kin.theta[u], kin.covariance[u], float(kin.noise[u])
+            found = predicted(*given, level=level, target=target, offset=None if shift is None else shift[own])
+            ends[:, own] = found.mean, found.low, found.high
+        if self.classes is not None:  # to the last digit what predict_proba gives, which rounds elsewhere
+            mean = self.predict_proba(X, site, offset)[:, 1]
+            ends = np.stack([mean, np.minimum(ends[1], mean), np.maximum(ends[2], mean)])
+        return Predicted(*ends)
+
+    @property
+    def _width(self) -> int:
+        return self.n_features + int(self.fit_intercept)
+
+    def _with_ones(self, rows: Array) -> Array:
+        return np.column_stack([np.ones(len(rows)), rows]) if self.fit_intercept else rows
+
+    def _predictor(self, rows: Array, position: Index, shift: Array | None) -> Array:
+        eta = np.einsum("nq,nkq->nk", rows, self.coef[position]) + self.intercept[position]
+        return np.asarray(eta if shift is None else eta + shift[:, None])
+
+    def _responses(self, X: object, site: object, offset: ArrayLike | None) -> Array:
+        if self.loss.rowwise is not None:
+            return self.loss.rowwise.response(self.averaged_predictor(X, site, offset))
+        rows, position, shift = self._checked_rows(X, site, offset)
+        out = np.empty((len(rows), self.n_features) if self.loss.location else len(rows))
+        rows = self._with_ones(rows)
+        for u in np.unique(position):
+            own = position == u
+            out[own] = self.loss.predict(self.theta(u), rows[own], None if shift is None else shift[own])
+        return out
+
+    def theta(self, u: int) -> Array:
+        """Return the parameters of site number u, intercept first, of a loss with one block of coefficients."""
+        return np.concatenate([self.intercept[u], self.coef[u, 0]]) if self.fit_intercept else self.coef[u, 0]
+
+    def _checked_rows(self, X: object, site: object, offset: ArrayLike | None) -> tuple[Array, Index, Array | None]:
+        if offset is None and self.schema is not None and is_table(X):
+            raise_findings(self.schema.check(columns := columns_of(X), target=False))
+            offset = self.schema.offset_of(columns)
+        rows = feature_matrix(X, self.feature_names, self.schema)
+        position = site_positions(site, len(rows), self.index)
+        return rows, position, offset_column(offset, len(rows), needed=self.offset_name is not None)
+
+    # --- inference, with kin ------------------------------------------------------------------------------------
+
+    def _kin(self, what: str) -> Kin:
+        if self.kin is None:
+            raise ParameterError(
+                f'a fused model has no {what}: fit with method="kin" (or see fedkin.fitting.naive_confint)'
+            )
+        return self.kin
+
+    def confint(self, level: float = 0.95, kind: Kind = "average") -> Array:
+        """Return intervals ``(V, p, 2)`` of the sites' parameters, intercept first; see `Kin.confint`."""
+        return self._kin("intervals").confint(level, kind)
+
+    def summary(
+        self, level: float = 0.95, *, site: Hashable | None = None, group: int | None = None, kind: Kind = "average"
+    ) -> str:
+        """Describe the result, a site or a group as text; see `Kin.summary`."""
+        return self._kin("summary").summary(level, site=site, group=group, kind=kind)
+
+    def contrast(
+        self,
+        one: Sites,
+        other: Sites | None = None,
+        *,
+        weights: Mapping[str, float] | None = None,
+        kind: Kind = "average",
+    ) -> Contrast:
+        """Compare sites or groups; see `Kin.contrast`."""
+        return self._kin("contrasts").contrast(one, other, weights=weights, kind=kind)
+
+    def join(self, site: object = None, *, name: Hashable = "new site") -> NewSite:
+        """Return a model for a site that was not part of the fit.
+
+        Parameters
+        ----------
+        site : Rows, (X, y), table, Summary or None
+            Its labelled rows, with the features of the model (a table has them, the target and an offset among its
+            columns); its summary, made as those of the fit were; or None before it has any.
+        name : id
+            What to call it.
+
+        Returns
+        -------
+        NewSite
+
+        Notes
+        -----
+        Without rows the site is expected to be like the others: its model is their mean, and its intervals are as wide
+        as sites differ. That mean gives every site the same weight, however many rows it has. Where large sites differ
+        from small ones, and the new one is large, one model for all rows may predict better until the site has rows of
+        its own.
+
+        Examples
+        --------
+        >>> from fedkin.datasets import paper_design
+        >>> from fedkin.fitting import fit
+        >>> design = paper_design(n_sites=12, n_samples=40, n_features=5, n_clusters=2, signal=2, seed=0)
+        >>> model = fit(design.federation.subset(range(1, 12)))
+        >>> new = model.join(design.federation[0], name="zero")
+        >>> new.model.sites, bool(new.groups.max() > 0.9)
+        (('zero',), True)
+        """
+        kin = self._kin("models for new sites")
+        joined, n = self._joined(kin, site)
+        blocks = joined.theta.reshape(1, self.coef.shape[1], -1)
+        first = int(self.fit_intercept)
+        part = kin.part(np.zeros(1, dtype=np.int64))
+        known = replace(
+            part,
+            sites=(name,),
+            n_samples=np.array([n]),
+            theta=joined.theta[None],
+            covariance=joined.covariance[None],
+            noise=np.array([kin.learned.noise * kin.learned.units.target**2]),
+            learned=replace(part.learned, precision=joined.precision[None], score=joined.score[None]),
+        )
+        model = replace(
+            self.part([self.sites[0]]),
+            sites=(name,),
+            coef=blocks[:, :, first:],
+            intercept=blocks[:, :, 0] if first else np.zeros(blocks.shape[:2]),
+            n_samples=np.array([n]),
+            graph=Graph.empty([name]),
+            notes={},
+            kin=known,
+        )
+        n_groups = int(kin.groups.max()) + 1 if kin.resolved else 0
+        groups = np.array([joined.probability[kin.groups == k].mean() for k in range(n_groups)])
+        return NewSite(model, joined.probability, groups)
+
+    def _joined(self, kin: Kin, site: object) -> tuple[Joined, int]:
+        """Join the site to the kin model; also return its number of rows."""
+        if site is None:
+            return kin.join(None), 0
+        if not isinstance(site, Summary):
+            rows = self._labelled(site)
+            return kin.join(replace(rows, X=self._with_ones(rows.X))), len(rows.X)
+        n = int(site.count.sum())
+        if self.schema is None or not self.schema.agreed:
+            return kin.join(site), n
+        columns = schema_columns(self.schema, self.loss, self.fit_intercept)
+        # the summary is in the units that the sites have agreed on
+        back: Array = np.asarray(np.linalg.inv(columns.A), dtype=np.float64)
+        found = kin.in_units(back, -back @ columns.shift, site.parameter_names).join(site)
+        theta, covariance = columns.theta(found.theta), columns.covariance(found.covariance)
+        return replace(found, theta=theta, covariance=covariance), n
+
+    def _labelled(self, site: Any) -> Rows:
+        """Return the rows of a new site with its target as the loss needs it."""
+        X: Any
+        y: Any
+        weight = None
+        if isinstance(site, Rows):
+            X, y, offset, weight = site.X, site.y, site.offset, site.weight
+        elif isinstance(site, tuple) and len(site) == 2:
+            (X, y), offset = site, None
+        elif is_table(site):
+            X = columns_of(site)
+            y, offset = X.get(self.target_name or ""), X.get(self.offset_name or "")
+        else:
+            raise DataError(
+                f"a new site comes with Rows, (X, y), a table, a Summary or nothing, got {type(site).__name__}"
+            )
+        rows = feature_matrix(X, self.feature_names, self.schema)
+        if self.loss.needs_target:
+            if y is None:
+                raise DataError(f"the rows of the new site have no target {self.target_name or 'y'!r}")
+            y = np.asarray(y)
+            y = y.astype(np.float64) if self.classes is None else class_numbers(y, self.classes)
+            if len(y) != len(rows):
+                raise DataError(f"the new site has {len(rows)} rows, but {len(y)} targets")
+        return Rows(rows, y, offset_column(offset, len(rows), needed=self.offset_name is not None), weight)
+
+    def save(self, directory: str | os.PathLike[str]) -> None:
+        """Write the model to a directory in open formats (JSON, NumPy, CSV); `load` reads it back to the bit.
+
+        Parameters
+        ----------
+        directory : path
+            Made if need be. A model that is there already is kept until the new one is complete (`load` finds the older
+            one if a crash comes between the two renames); a directory that holds anything else is refused.
+
+        Raises
+        ------
+        ModelFileError
+            If the place is taken by something that is not a model, or cannot be written.
+
+        Notes
+        -----
+        A custom loss is saved by name only: see `load`.
+        """
+        from fedkin.fitting.store import save
+
+        save(self, directory)
+
+
+def in_order_of_appearance(labels: NDArray[Any]) -> Index:
+    """Return labels renumbered 0, 1, ... by first appearance."""
+    _, first, number = np.unique(labels, return_index=True, return_inverse=True)
+    return np.asarray(np.argsort(np.argsort(first))[number], dtype=np.int64)
+
+
+def schema_columns(schema: Schema, loss: Loss, intercept: bool) -> Columns:
+    """Return the columns of rows that `Schema.rows` prepared."""
+    return Columns.from_features(
+        schema.names,
+        schema.mean if intercept else np.zeros_like(schema.mean),
+        schema.scale,
+        intercept=intercept,
+        outputs=loss.n_outputs,
+        location=loss.location,
+        labels=None if schema.classes is None else schema.classes[1:],
+    )

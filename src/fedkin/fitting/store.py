@@ -1,0 +1,538 @@
+"""The directory of a model: written as a whole or not at all, and read with its version and checksums verified.
+
+It holds nothing that can run code when it is read:
+
+- ``model.json``: what was fitted and how, with the format version and the checksums of the others;
+- ``coefficients.csv``: a row per site (and per class but the first, for more than two classes);
+- ``edges.csv``: the graph that was used. The ends are named by id and by row number of the site;
+- ``kin.json`` and ``kin.npz``, with the method kin: its result, numbers and names in JSON, arrays by field;
+- ``comparison.json``, where there was one: errors of the other methods on held-out rows;
+- ``history.json``, where it is known: how the fit came about, for its report.
+"""
+
+from __future__ import annotations
+
+import csv
+import glob
+import hashlib
+import io
+import json
+import math
+import os
+import shutil
+import tempfile
+import time
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from dataclasses import fields, is_dataclass
+from datetime import date, datetime
+from pathlib import Path
+from typing import Any, NoReturn
+from zipfile import BadZipFile
+
+import msgspec
+import numpy as np
+
+from fedkin import __version__
+from fedkin._base import Array, Index, listed, replacing_directory
+from fedkin.data import Schema
+from fedkin.errors import ModelFileError, ParameterError
+from fedkin.fitting.model import FittedModel, FusedFit
+from fedkin.graph import Graph
+from fedkin.kin import Diagnostics, Kin, Learned, Pairs, States, Units
+from fedkin.losses import Loss, describe_loss, restore_loss
+
+FORMAT, FORMAT_VERSION = "fedkin-model", 2
+_MODEL, _COEFFICIENTS, _EDGES = "model.json", "coefficients.csv", "edges.csv"
+_KIN, _KIN_ARRAYS = "kin.json", "kin.npz"
+#: Files of plain values that a model need not have, by the attribute that they hold.
+_OPTIONAL = {"comparison": "comparison.json", "history": "history.json"}
+_MORE = (_KIN, _KIN_ARRAYS, *_OPTIONAL.values())
+_FILES = (_MODEL, _COEFFICIENTS, _EDGES, *_MORE)
+_LEADING = ("site", "site_type", "group", "n_samples", "class", "intercept")
+_STALE_SECONDS = 3600.0
+#: What ``kin.json`` may hold beside plain values.
+_TYPES = {kind.__name__: kind for kind in (Diagnostics, Kin, Learned, Pairs, States, Units)}
+
+
+class _Fused(msgspec.Struct):
+    penalty: str
+    lam: float
+    gap: float | str  # text where it is not finite
+    n_iter: int
+    status: str
+    selection: dict[str, Any] | None = None
+
+
+class _Head(msgspec.Struct, kw_only=True):
+    format: str
+    format_version: int
+    fedkin_version: str = "unknown"
+    n_sites: int = 0
+
+
+class _Description(_Head, kw_only=True):
+    loss: dict[str, Any]
+    target: str | None
+    offset: str | None
+    features: tuple[str, ...]
+    classes: tuple[Any, ...] | None
+    fit_intercept: bool
+    fused: _Fused | None
+    options: dict[str, Any]
+    origin: dict[str, Any] | None
+    table_schema: dict[str, Any] | None = msgspec.field(name="schema")
+    notes: list[tuple[int, tuple[str, ...]]]
+    checksums: dict[str, str]
+
+
+# --- writing ----------------------------------------------------------------------------------------------------
+
+
+def save(model: FittedModel, directory: str | os.PathLike[str]) -> None:
+    """Write a model; see `FittedModel.save`."""
+    contents = {_COEFFICIENTS: _coefficients_csv(model), _EDGES: _edges_csv(model)}
+    if model.kin is not None:
+        arrays: dict[str, Any] = {}
+        contents[_KIN] = _json(_packed(model.kin, "", arrays))
+        stream = io.BytesIO()
+        np.savez(stream, allow_pickle=False, **arrays)
+        contents[_KIN_ARRAYS] = stream.getvalue()
+    for attribute, name in _OPTIONAL.items():
+        if getattr(model, attribute) is not None:
+            contents[name] = _json(getattr(model, attribute))
+    fused = model.fused
+    description = _Description(
+        format=FORMAT,
+        format_version=FORMAT_VERSION,
+        fedkin_version=model.fedkin_version,
+        n_sites=model.n_sites,
+        loss=describe_loss(model.loss),
+        target=model.target_name,
+        offset=model.offset_name,
+        features=model.feature_names,
+        classes=model.classes,
+        fit_intercept=model.fit_intercept,
+        fused=None
+        if fused is None
+        else _Fused(
+            fused.penalty,
+            float(fused.lam),
+            float(fused.gap) if math.isfinite(fused.gap) else repr(float(fused.gap)),
+            int(fused.n_iter),
+            fused.status,
+            None if fused.selection is None else dict(fused.selection),
+        ),
+        options=dict(model.options),
+        origin=None if model.origin is None else dict(model.origin),
+        table_schema=None if model.schema is None else model.schema.plain(),
+        notes=[(model.index[site], tuple(lines)) for site, lines in model.notes.items()],
+        checksums={name: _checksum(content) for name, content in contents.items()},
+    )
+    target = Path(directory).resolve()
+    check_model_place(target)
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        with replacing_directory(target) as fresh:
+            for name, content in {_MODEL: _json(description), **contents}.items():
+                (fresh / name).write_bytes(content)
+        _remove_leftovers(target)
+    except OSError as error:
+        _unwritable(target, error)
+
+
+def _json(values: Any) -> bytes:
+    try:
+        return msgspec.json.format(msgspec.json.encode(values, enc_hook=_plain), indent=2) + b"\n"
+    except (TypeError, ValueError) as error:
+        raise ModelFileError(f"the model cannot be written as JSON: {error}") from None
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, np.generic | np.ndarray):
+        return value.tolist()
+    if isinstance(value, Mapping):
+        return dict(value)
+    raise TypeError(f"{type(value).__name__} {value!r} is not plain")
+
+
+def _packed(value: Any, path: str, arrays: dict[str, Any]) -> Any:
+    """Return a value for JSON; its arrays go to ``arrays`` by the path of their fields."""
+    if is_dataclass(value) and type(value).__name__ in _TYPES:
+        inside = {item.name: getattr(value, item.name) for item in fields(value)}
+        if isinstance(value, Kin):  # the model has these
+            del inside["sites"], inside["loss"]
+        packed: dict[str, Any] = {"type": type(value).__name__}
+        for name, one in inside.items():
+            if isinstance(one, np.ndarray):
+                arrays[f"{path}{name}"] = one
+            else:
+                packed[name] = _packed(one, f"{path}{name}.", arrays)
+        return packed
+    if isinstance(value, Mapping):
+        return {str(name): _packed(one, path, arrays) for name, one in value.items()}
+    if isinstance(value, list | tuple):
+        return [_packed(one, path, arrays) for one in value]
+    if isinstance(value, float | np.floating) and not math.isfinite(value):
+        return {"float": repr(float(value))}
+    return value
+
+
+def _unpacked(value: Any, path: str, arrays: Mapping[str, Any], more: Mapping[str, Any]) -> Any:
+    if isinstance(value, list):
+        return tuple(_unpacked(one, path, arrays, {}) for one in value)
+    if not isinstance(value, dict):
+        return value
+    if set(value) == {"float"}:
+        return float(value["float"])
+    if "type" not in value:
+        return {name: _unpacked(one, path, arrays, {}) for name, one in value.items()}
+    kind = _TYPES[value["type"]]
+    inside = {name: _unpacked(one, f"{path}{name}.", arrays, {}) for name, one in value.items() if name != "type"}
+    named = {item.name: f"{path}{item.name}" for item in fields(kind)}
+    inside |= {name: arrays[key] for name, key in named.items() if key in arrays}
+    return kind(**inside, **more)
+
+
+def check_model_place(target: str | os.PathLike[str]) -> int | None:
+    """Raise `ModelFileError` unless a model could be written to this directory: before the long work, not after it.
+
+    Returns
+    -------
+    int or None
+        How many sites the model has that is there, and would be replaced; None where there is none.
+    """
+    target = Path(target).resolve()
+    replaced = None
+    if target.is_dir():
+        replaced = _check_replaceable(target)
+    elif target.exists():
+        raise ModelFileError(f"{target} is a file, expected a directory for the model: choose another name")
+    parent = next(place for place in target.parents if os.path.lexists(place))
+    try:
+        Path(tempfile.mkdtemp(dir=parent, prefix=".fedkin-")).rmdir()
+    except OSError as error:
+        _unwritable(target, error)
+    return replaced
+
+
+def _check_replaceable(target: Path) -> int | None:
+    held = sorted(entry.name for entry in target.iterdir())
+    if not held:
+        return None
+    if _MODEL not in held:
+        raise ModelFileError(
+            f"{target} is not empty and not a Fedkin model (it holds {listed(held)}): choose another directory"
+        )
+    head = _read_head(target, _read_bytes(target / _MODEL))
+    foreign = [name for name in held if name not in _FILES]
+    if foreign:
+        raise ModelFileError(
+            f"{target} holds a model, but also {listed(foreign)}, which replacing the model would delete: "
+            "move them away or choose another directory"
+        )
+    return head.n_sites
+
+
+def _unwritable(target: Path, error: OSError) -> NoReturn:
+    raise ModelFileError(
+        f"cannot write the model to {target}: {error.strerror or error}; choose another directory"
+    ) from None
+
+
+def _remove_leftovers(target: Path) -> None:
+    """Remove what saves that were killed left beside the target (see `replacing_directory`)."""
+    for old in _leftovers(target, "old"):
+        shutil.rmtree(old, ignore_errors=True)
+    for fresh in _leftovers(target, "new"):
+        # a younger one may belong to somebody who is saving right now
+        if time.time() - fresh.stat().st_mtime > _STALE_SECONDS:
+            shutil.rmtree(fresh, ignore_errors=True)
+
+
+def _leftovers(target: Path, kind: str) -> list[Path]:
+    return sorted(target.absolute().parent.glob(f".{glob.escape(target.name)}.*.{kind}"))
+
+
+def _checksum(content: bytes) -> str:
+    return "sha256:" + hashlib.sha256(content).hexdigest()
+
+
+# --- reading ----------------------------------------------------------------------------------------------------
+
+
+def load(directory: str | os.PathLike[str], *, loss: Loss | None = None) -> FittedModel:
+    """Read a model that `FittedModel.save` (or ``fedkin fit --out``) wrote.
+
+    Parameters
+    ----------
+    directory : path
+        Where the model is.
+    loss : Loss, optional
+        The custom loss that the model was fitted with. Code is never stored, so without it such a model predicts
+        the linear predictor, and warns of that.
+
+    Returns
+    -------
+    FittedModel
+
+    Raises
+    ------
+    ModelFileError
+        If the directory is not a model, or one of its files is missing, damaged or from another version.
+
+    Examples
+    --------
+    >>> import pathlib, tempfile
+    >>> import fedkin
+    >>> from fedkin.fitting import fit
+    >>> fed = fedkin.Federation({"a": ([[0.0], [1.0]], [1.0, 3.0])})
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     fit(fed).save(pathlib.Path(folder, "model"))
+    ...     model = fedkin.load(pathlib.Path(folder, "model"))
+    >>> model.sites, model.coef.shape
+    (('a',), (1, 1, 1))
+    """
+    folder = Path(directory)
+    if not folder.exists():
+        # after a crash between the two renames of a save, the older model is beside it
+        older = _leftovers(folder, "old")
+        folder = max(older, key=lambda path: path.stat().st_mtime) if older else folder
+    about, contents = _read(folder)
+    restored = restore_loss(about.loss, loss, folder / _MODEL)
+    sites, groups, n_samples, intercept, coef = _read_coefficients(folder / _COEFFICIENTS, contents, about)
+    if len(sites) != about.n_sites:
+        _damaged(folder / _COEFFICIENTS, f"it has {len(sites)} sites, expected {about.n_sites}")
+    if any(not 0 <= u < len(sites) for u, _ in about.notes):
+        _damaged(folder / _MODEL, "it has notes on sites that are not there")
+    fused = about.fused
+    return FittedModel(
+        sites,
+        coef,
+        intercept,
+        about.features,
+        groups,
+        n_samples,
+        restored,
+        _read_edges(folder / _EDGES, contents, sites),
+        about.fit_intercept,
+        about.classes,
+        about.target,
+        about.offset,
+        _read_kin(folder / _KIN, contents, sites, restored),
+        None
+        if fused is None
+        else FusedFit(
+            fused.penalty,
+            fused.lam,
+            float(fused.gap),
+            fused.n_iter,
+            fused.status,
+            fused.selection,
+        ),
+        about.options,
+        {sites[u]: lines for u, lines in about.notes},
+        about.fedkin_version,
+        _read_schema(folder / _MODEL, about),
+        about.origin,
+        **{
+            attribute: _decoded(folder / name, contents[name], dict[str, Any])
+            for attribute, name in _OPTIONAL.items()
+            if name in contents
+        },
+    )
+
+
+def _read(folder: Path) -> tuple[_Description, dict[str, bytes]]:
+    """Return the content of ``model.json``, and the other files, checked to be as they were written."""
+    if not folder.is_dir():
+        kind = "is a file" if folder.exists() else "does not exist"
+        raise ModelFileError(f"{folder} {kind}, expected the directory of a model: check the path")
+    path = folder / _MODEL
+    if not path.exists():
+        raise ModelFileError(
+            f"{folder} is not a Fedkin model: it has no {_MODEL}. Give the directory that `fedkin fit --out` or "
+            "FittedModel.save wrote"
+        )
+    content = _read_bytes(path)
+    head = _read_head(folder, content)
+    if head.format_version != FORMAT_VERSION:
+        raise ModelFileError(
+            f"{path} has the format version {head.format_version}, but Fedkin {__version__} reads version "
+            f"{FORMAT_VERSION}: install the Fedkin that wrote it ({head.fedkin_version})"
+        )
+    about = _decoded(path, content, _Description)
+    contents = {}
+    for name in (_COEFFICIENTS, _EDGES, *(name for name in _MORE if name in about.checksums)):
+        contents[name] = _read_bytes(folder / name)
+        if _checksum(contents[name]) != about.checksums.get(name):
+            _damaged(folder / name, f"its content does not match the checksum in {_MODEL}: it was cut off or changed")
+    return about, contents
+
+
+def _read_head(folder: Path, content: bytes) -> _Head:
+    path = folder / _MODEL
+    plain = _decoded(path, content, Any)
+    if not isinstance(plain, dict) or plain.get("format") != FORMAT:
+        raise ModelFileError(f'{path} is not the description of a Fedkin model: its "format" is not "{FORMAT}"')
+    head: _Head = _decoded(path, content, _Head)
+    return head
+
+
+def _decoded(path: Path, content: bytes, kind: Any) -> Any:
+    try:
+        return msgspec.json.decode(content, type=kind)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        _damaged(path, f"it cannot be read ({error})")
+
+
+def _damaged(path: Path, what: str) -> NoReturn:
+    raise ModelFileError(f"{path}: {what}; the file is damaged, copy the model again or fit it again") from None
+
+
+def _read_bytes(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except FileNotFoundError:
+        raise ModelFileError(
+            f"{path} is missing: copy the whole model directory again or fit the model again"
+        ) from None
+    except OSError as error:
+        raise ModelFileError(f"{path} cannot be read: {error.strerror or error}") from None
+
+
+def _read_kin(path: Path, contents: Mapping[str, bytes], sites: tuple[Hashable, ...], loss: Loss) -> Kin | None:
+    if _KIN not in contents:
+        return None
+    try:
+        with np.load(io.BytesIO(contents[_KIN_ARRAYS]), allow_pickle=False) as packed:
+            arrays = {name: packed[name] for name in packed.files}
+        found = _unpacked(_decoded(path, contents[_KIN], dict), "", arrays, {"sites": sites, "loss": loss})
+    except (KeyError, TypeError, ValueError, BadZipFile) as error:
+        if isinstance(error, ModelFileError):
+            raise
+        _damaged(path, f"it does not go with {_KIN_ARRAYS} ({error})")
+    if not isinstance(found, Kin):
+        _damaged(path, "it does not hold the result of a fit")
+    return found
+
+
+def _read_schema(path: Path, about: _Description) -> Schema | None:
+    if about.table_schema is None:
+        return None
+    try:
+        schema = Schema.from_plain(about.table_schema)
+    except ParameterError as error:
+        _damaged(path, f"its schema does not hold together: {error}")
+    if schema.names != about.features:
+        _damaged(path, "its schema does not match its features")
+    return schema
+
+
+# --- tables -----------------------------------------------------------------------------------------------------
+
+
+def _coefficients_csv(model: FittedModel) -> bytes:
+    """Return the coefficients as CSV; numbers are written so that they come back to the bit."""
+    k = model.coef.shape[1]
+    header = ["site", "site_type", "group", "n_samples", *(["class"] if k > 1 else []), "intercept"]
+    rows: list[list[str]] = [[*header, *map(_column_name, model.feature_names)]]
+    intercept, coef = model.intercept.tolist(), model.coef.tolist()
+    for u, site in enumerate(model.sites):
+        for j in range(k):
+            label = [] if k == 1 or model.classes is None else [str(model.classes[j + 1])]
+            numbers = [repr(value) for value in (intercept[u][j], *coef[u][j])]
+            rows.append([*_id_cells(site), str(model.groups[u]), str(model.n_samples[u]), *label, *numbers])
+    return _csv(rows)
+
+
+def _read_coefficients(
+    path: Path, contents: Mapping[str, bytes], about: _Description
+) -> tuple[tuple[Hashable, ...], Index, Index, Array, Array]:
+    try:
+        header, *rows = csv.reader(io.StringIO(contents[path.name].decode(), newline=""))
+        k = max(len(about.classes) - 1, 1) if about.classes is not None else 1
+        first = header.index("intercept")
+        if header[first + 1 :] != list(map(_column_name, about.features)):
+            _damaged(path, f"its columns do not match the features in {_MODEL}")
+        if not rows or len(rows) % k or any(len(row) != len(header) for row in rows):
+            _damaged(path, f"it has {len(rows)} rows, which is not {k} for every site")
+        numbers = np.array([[float(cell) for cell in row[first:]] for row in rows])
+        numbers, heads = numbers.reshape(-1, k, 1 + len(about.features)), rows[::k]
+        groups, n_samples = (np.array([int(row[at]) for row in heads], dtype=np.int64) for at in (2, 3))
+        sites = tuple(_id_from_cells(row[0], row[1]) for row in heads)
+        return sites, groups, n_samples, numbers[:, :, 0], numbers[:, :, 1:]
+    except (ValueError, UnicodeDecodeError) as error:
+        if isinstance(error, ModelFileError):
+            raise
+        _damaged(path, str(error))
+
+
+def _column_name(feature: str) -> str:
+    return f"feature:{feature}" if feature in _LEADING else feature
+
+
+def _edges_csv(model: FittedModel) -> bytes:
+    names = [_id_cells(site)[0] for site in model.sites]
+    rows = [["source", "target", "weight", "source_row", "target_row"]]
+    for (i, j), weight in zip(model.graph.edges.tolist(), model.graph.weights.tolist(), strict=True):
+        rows.append([names[j], names[i], repr(weight), str(j), str(i)])
+    return _csv(rows)
+
+
+def _read_edges(path: Path, contents: Mapping[str, bytes], sites: tuple[Hashable, ...]) -> Graph:
+    try:
+        rows = list(csv.reader(io.StringIO(contents[path.name].decode(), newline="")))[1:]
+        index = np.array([[int(row[3]), int(row[4])] for row in rows], dtype=np.int64).reshape(-1, 2)
+        return Graph.from_indices(sites, index, [float(row[2]) for row in rows])
+    except (IndexError, ValueError, UnicodeDecodeError) as error:
+        _damaged(path, str(error))
+
+
+def _id_cells(site: Hashable) -> tuple[str, str]:
+    """Return a site id as text, and the type that makes the text an id again."""
+    if isinstance(site, str):
+        return site, "str"
+    if isinstance(site, bool | int | float):
+        return repr(site), type(site).__name__
+    if isinstance(site, date):
+        return site.isoformat(), "datetime" if isinstance(site, datetime) else "date"
+    if isinstance(site, tuple):
+        try:
+            text = json.dumps(site, ensure_ascii=False)
+            if _as_tuple(json.loads(text)) == site:
+                return text, "tuple"
+        except (TypeError, ValueError):
+            pass
+    raise ModelFileError(
+        f"site id {site!r} of type {type(site).__name__} cannot be written to a file: use text, numbers, dates "
+        "or tuples of text and numbers as ids"
+    )
+
+
+def _id_from_cells(text: str, kind: str) -> Hashable:
+    readers: dict[str, Callable[[str], Hashable]] = {
+        "str": str,
+        "int": int,
+        "float": float,
+        "bool": {"True": True, "False": False}.__getitem__,
+        "datetime": datetime.fromisoformat,
+        "date": date.fromisoformat,
+        "tuple": lambda text: _as_tuple(json.loads(text)),
+    }
+    if kind not in readers:
+        raise ValueError(f"site {text!r} has the unknown type {kind!r}")
+    return readers[kind](text)
+
+
+def _as_tuple(value: Any) -> Any:
+    return tuple(_as_tuple(item) for item in value) if isinstance(value, list) else value
+
+
+def _csv(rows: Iterable[Sequence[str]]) -> bytes:
+    return "".join(",".join(map(_csv_cell, row)) + "\n" for row in rows).encode()
+
+
+def _csv_cell(text: str) -> str:
+    # the csv module leaves a carriage return alone when lines end in "\n", and then takes it for the end of a line
+    quoted = any(mark in text for mark in ',"\r\n') or text != text.strip()
+    return '"' + text.replace('"', '""') + '"' if quoted else text
