@@ -109,7 +109,7 @@ def test_filling_agrees_with_scikit_learn(tmp_path):
     path, table = with_gaps(tmp_path)
     fed = read(path, missing="indicator", features=["age", "dose"])
     theirs = SimpleImputer(add_indicator=True).fit_transform(table[["age", "dose"]])
-    ours = prepare(fed, FitOptions(standardize=False, fit_intercept=False)).federation.X
+    ours = prepare(fed, FitOptions(standardize=False, fit_intercept=False)).rows.X
     assert np.allclose(ours[np.argsort(fed.row_order)], theirs)
 
 
@@ -352,7 +352,7 @@ def test_the_page_on_tables_shows_messages_that_exist():
     root = Path(__file__).parent.parent
     page = (root / "docs" / "tables.md").read_text(encoding="utf-8")
     package = root / "src" / "fedkin"
-    sources = [*(package / "data").rglob("*.py"), package / "fitting" / "preparation.py"]
+    sources = [*(package / "data").rglob("*.py"), *(package / "fitting").glob("*.py")]
     text = " ".join(path.read_text(encoding="utf-8") for path in sources)
     section = page.partition("## Messages and their cure")[2].partition("\n## ")[0]
     shown = [

@@ -19,7 +19,7 @@ import fedkin.cli.models.fit_table
 from clinics import FIT, HEADER, failing, write
 from fedkin.cli import main
 from fedkin.errors import FedkinWarning, SolverError
-from fedkin.fitting import compare, fit
+from fedkin.fitting import FusedFit, compare, fit
 from processes import PATIENCE
 
 
@@ -156,7 +156,7 @@ def test_a_comparison_that_did_not_converge_is_noted(
 ) -> None:
     def hasty(*arguments: object, **named: object) -> object:
         found = compare(*arguments, **named)
-        stopped = replace(found.models[0]["Fedkin"], status="iteration_limit", gap=0.5)
+        stopped = replace(found.models[0]["Fedkin"], fused=FusedFit("l1", 0.1, 0.5, status="iteration_limit"))
         return replace(found, models=({**found.models[0], "Fedkin": stopped}, *found.models[1:]))
 
     monkeypatch.setattr(fedkin.cli.models.fit_table, "compare", hasty)

@@ -166,7 +166,8 @@ def test_groups_with_selection_are_components_of_kept_edges_and_refit_is_the_ora
     design = paper_design(n_sites=20, n_samples=80, n_features=6, n_clusters=2, signal=2.0, seed=1)
     model = fit(design.federation, design.graph, FitOptions(select="holm", refit=True))
     assert model.groups.tolist() == design.labels.tolist()
-    assert model.graph.n_edges == model.fused.selection["kept"] < model.fused.selection["candidates"] == design.graph.n_edges
+    selection = model.fused.selection
+    assert model.graph.n_edges == selection["kept"] < selection["candidates"] == design.graph.n_edges
     pooled = fedkin.oracle_fit(design.federation.with_intercept(), design.labels.tolist())
     np.testing.assert_allclose(np.hstack([model.intercept, model.coef[:, 0]]), pooled, rtol=1e-8, atol=1e-10)
 

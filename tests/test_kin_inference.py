@@ -258,11 +258,11 @@ def test_fused_models_have_naive_intervals_only():
     with pytest.raises(ParameterError, match='method="kin"'):
         model.confint()
     ends = naive_confint(model, made.federation)
-    for k in range(model.n_clusters):
-        members = np.flatnonzero(model.clusters == k)
+    for k in range(model.n_groups):
+        members = np.flatnonzero(model.groups == k)
         assert (ends[members] == ends[members[0]]).all()
     pooled = made.federation.with_intercept()
-    mine = np.isin(pooled.site_index, np.flatnonzero(model.clusters == 0))
+    mine = np.isin(pooled.site_index, np.flatnonzero(model.groups == 0))
     theta = np.linalg.lstsq(pooled.X[mine], pooled.y[mine], rcond=None)[0]
     assert ends[0].mean(axis=1) == pytest.approx(theta)
 

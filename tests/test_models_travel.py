@@ -14,7 +14,7 @@ from fedkin.data import Column, Schema
 from fedkin.errors import DataError
 from fedkin.federate import Organiser, Site, change_settings
 from fedkin.federate.trust import SecurityError
-from fedkin.fitting import FitOptions, FittedModel, fit, join_parts, model_from_theta
+from fedkin.fitting import FitOptions, FittedModel, FusedFit, fit, join_parts, model_from_theta
 from fedkin.losses import make_loss
 
 
@@ -27,7 +27,7 @@ def two(tmp_path: Path) -> tuple[Organiser, Path, Path]:
 def model_of(contract, site: str, theta: float = 0.5, lam: float = 0.1) -> FittedModel:
     return model_from_theta(
         {site: np.full(4, theta)}, fedkin.Graph.empty([site]), schema=contract.schema, loss=contract.loss_object(),
-        intercept=True, n_samples={site: 40}, lam=lam, origin={"from": "rounds", "rounds": 7},
+        intercept=True, n_samples={site: 40}, fused=FusedFit("l1", lam), origin={"from": "rounds", "rounds": 7},
     )  # fmt: skip
 
 

@@ -16,7 +16,7 @@ import fedkin.cli.models.fit_table
 from fedkin._base import listening, tracked
 from fedkin.cli import main
 from fedkin.datasets import paper_design
-from fedkin.fitting import FitOptions, compare
+from fedkin.fitting import FitOptions, compare, fit
 from processes import PATIENCE
 
 TABLE = "site,x,y\n" + "".join(
@@ -114,14 +114,14 @@ def interrupted_fit(monkeypatch, turn):
     """A fit of all rows, or of a split, that Ctrl-C ends."""
     turns = []
 
-    def fit(*arguments, **more):
+    def interrupted(*arguments, **more):
         turns.append(1)
         if len(turns) == turn:
             signal.raise_signal(signal.SIGINT)
         return fit(*arguments, **more)
 
-    monkeypatch.setattr("fedkin.fitting.comparison.fit", fit)
-    monkeypatch.setattr(fedkin.cli.models.fit_table, "fit", fit)
+    monkeypatch.setattr("fedkin.fitting.comparison.fit", interrupted)
+    monkeypatch.setattr(fedkin.cli.models.fit_table, "fit", interrupted)
 
 
 def test_ctrl_c_keeps_the_best_if_asked(place, capsys, monkeypatch):

@@ -120,10 +120,10 @@ def save(model: FittedModel, directory: str | os.PathLike[str]) -> None:
             float(fused.gap) if math.isfinite(fused.gap) else repr(float(fused.gap)),
             int(fused.n_iter),
             fused.status,
-            None if fused.selection is None else dict(fused.selection),
+            _plain(fused.selection),
         ),
-        options=dict(model.options),
-        origin=None if model.origin is None else dict(model.origin),
+        options=_plain(model.options),
+        origin=_plain(model.origin),
         table_schema=None if model.schema is None else model.schema.plain(),
         notes=[(model.index[site], tuple(lines)) for site, lines in model.notes.items()],
         checksums={name: _checksum(content) for name, content in contents.items()},
@@ -142,17 +142,21 @@ def save(model: FittedModel, directory: str | os.PathLike[str]) -> None:
 
 def _json(values: Any) -> bytes:
     try:
-        return msgspec.json.format(msgspec.json.encode(values, enc_hook=_plain), indent=2) + b"\n"
+        return msgspec.json.format(msgspec.json.encode(_plain(values)), indent=2) + b"\n"
     except (TypeError, ValueError) as error:
         raise ModelFileError(f"the model cannot be written as JSON: {error}") from None
 
 
 def _plain(value: Any) -> Any:
     if isinstance(value, np.generic | np.ndarray):
-        return value.tolist()
+        return _plain(value.tolist())
     if isinstance(value, Mapping):
-        return dict(value)
-    raise TypeError(f"{type(value).__name__} {value!r} is not plain")
+        return {str(key): _plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(item) for item in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return repr(value)  # JSON has no such numbers; float() reads it back
+    return value
 
 
 def _packed(value: Any, path: str, arrays: dict[str, Any]) -> Any:

@@ -10,8 +10,7 @@ import numpy as np
 
 from fedkin._base import Index, count, listed
 from fedkin.fitting import FittedModel
-from fedkin.kin import Kin
-from fedkin.kin.display import AGREEMENT, by_size
+from fedkin.kin import AGREEMENT, Kin, by_size
 
 _ENOUGH_DRAWS = 100
 _GRAPHS = {
