@@ -160,8 +160,8 @@ def fit(
     progress : callable, optional
         Called with a line of text before each step.
     schema : Schema, optional
-        Of a federation that `Schema.federation` made, or by which sites prepared the rows that they summed up: rows
-        are then scaled as it says, whatever ``options.standardize``, and the model keeps it.
+        Of `Federation.from_schema`, or by which sites prepared the rows that they summed up: rows are then scaled as
+        it says, whatever ``options.standardize``, and the model keeps it.
     start : FittedModel, optional
         An earlier model of the same columns, where kin starts; saves time.
     covariates : mapping {site: value, row or {name: value}}, array (V, q) or pandas table, optional

@@ -140,8 +140,8 @@ def prepare(
     """Return the data as ``options`` want them fitted.
 
     Classes become numbers, an intercept column is added, features are standardised where the method needs it
-    (``standardize`` overrules that), or scaled as a schema has it. With a ``schema`` the federation is
-    `Schema.federation`'s, or the sites have summed up rows that it prepared; then classes, centre and scale are what
+    (``standardize`` overrules that), or scaled as a schema has it. With a ``schema`` the federation is that of
+    `Federation.from_schema`, or the sites have summed up rows that it prepared; then classes, centre and scale are what
     was agreed on. Otherwise the means that stand in for missing cells are learned from these rows.
     """
     scaled = options.standardize and options.chosen == "fused" if standardize is None else standardize
