@@ -230,7 +230,7 @@ def test_the_kin_fit_of_summaries_is_that_of_the_pooled_table(tmp_path: Path) ->
     ours = fedkin.load(tmp_path / "ours")
     assert_same(ours, fit_pooled(heart, tmp_path / "theirs", "--graph", tmp_path / "edges.csv"), 1e-8)
     assert sorted(map(tuple, told["groups"])) == sorted([SITES[:2], SITES[2:]])
-    assert set(told["comparison"]["errors"]) >= {"Local", "Global", "Fedkin"}
+    assert {one["name"] for one in told["comparison"]["methods"]} >= {"Local", "Global", "Fedkin"}
 
 
 def test_each_site_gets_its_own_part_of_the_model(shared: Path, tmp_path: Path) -> None:
