@@ -529,8 +529,8 @@ class KinRegressor(_Kin, _Regressor):
     Parameters
     ----------
     loss : str or Loss
-        "linear" (also "auto"), "huber" or "poisson". The corner of "huber" is at 1.345 robust standard deviations of
-        residuals; ``HuberLoss(delta)`` has it in units of the target.
+        "linear" (also "auto"), "huber", "poisson" or "gamma". The threshold of "huber" is at 1.345 robust standard
+        deviations of residuals; ``HuberLoss(delta)`` has it in units of the target.
     fit_intercept : bool
         Whether every site has an intercept.
     random_state : int, RandomState or None
