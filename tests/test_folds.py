@@ -45,7 +45,7 @@ def test_sums_of_parts_are_the_terms_of_the_rows(loss: str, ridge: float | list[
         np.testing.assert_allclose(ours.gradients(theta), theirs.gradients(theta), rtol=1e-10, atol=1e-12)
         np.testing.assert_array_equal(found.seen, expected.seen)
         np.testing.assert_allclose(
-            found.held_out.values(theta[found.seen]), expected.held_out.values(theta[found.seen]), rtol=1e-12
+            found.held_out(theta[found.seen]), expected.held_out(theta[found.seen]), rtol=1e-12
         )
 
 
@@ -86,7 +86,7 @@ def test_folds_in_time_train_on_earlier_rows_only(loss):
         train = replace(problem, federation=fed.take(blocks < k))
         test = replace(problem, federation=fed.take(blocks == k))
         assert np.allclose(fold.objective.terms.values(theta), train.terms.values(theta))
-        assert np.allclose(fold.held_out.values(theta), test.terms.values(theta))
+        assert np.allclose(fold.held_out(theta), test.terms.values(theta))
     assert np.isfinite(fedkin.cross_validate_lam(problem, folds=2, n_lams=3).error).all()
 
 

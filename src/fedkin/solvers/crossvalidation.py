@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Literal, Protocol
+from typing import Literal
 
 import numpy as np
 from joblib import Parallel, delayed
@@ -153,7 +153,7 @@ def choose_level(
     backend: Backend = "auto",
     abandon: bool = False,
 ) -> LamChoice:
-    """The best of the levels ``grid (m,)`` by these folds; to ``abandon`` is not to try all that are clearly worse."""
+    """Choose the best of the levels ``grid (m,)`` by these folds; ``abandon`` levels that are clearly worse."""
     first = cut[0].objective
     # decided here and not by each process for itself: many processes give what one gives, to the bit
     resolved = resolve_backend(backend, first, len(cut) * grid.size)
@@ -220,13 +220,13 @@ def cross_validate_ridge(
 
 
 def mean_and_error(scores: Array) -> tuple[Array, Array]:
-    """Means over folds of ``scores (folds, m)`` and their standard errors, each ``(m,)``."""
+    """Return means over folds of ``scores (folds, m)`` and their standard errors, each ``(m,)``."""
     folds = scores.shape[0]
     return scores.mean(axis=0), scores.std(axis=0, ddof=min(folds - 1, 1)) / np.sqrt(folds)
 
 
 def best_level(mean: Array, error: Array | None = None) -> int:
-    """Position of the level with the smallest held-out loss ``mean (m,)``, given from the largest level down.
+    """Return the position of the level with the smallest held-out loss ``mean (m,)``, from the largest level down.
 
     With standard errors ``error (m,)`` it is the largest level within one of them of the best (the rule "1se").
     """
@@ -245,15 +245,15 @@ class _Search:
     n_jobs: int | None
 
     def everywhere(self) -> tuple[Array, slice]:
-        """At all levels."""
+        """Score all levels."""
         scores, messages = self._at(stretches_of(self.strengths.size))
         warn_of_limits(messages, scores.size, stacklevel=4)
         return scores, slice(0, self.strengths.size)
 
     def growing(self) -> tuple[Array, slice]:
-        """At some levels, and on both sides of them until scores have become clearly worse.
+        """Score some levels, and others on both sides until scores have become clearly worse.
 
-        They are those in the middle, or the largest where a site has no minimiser of its own: there small levels take
+        Begin in the middle, or with the largest where a site has no minimiser of its own: there small levels take
         longest.
         """
         stretches = stretches_of(self.strengths.size)
@@ -348,7 +348,7 @@ def held_out_losses(
     fits: Callable[[Federation], Iterable[Array]],
     loss: Callable[[Federation, Array], Array],
 ) -> Array:
-    """Loss of every row under candidates that were fitted without its fold, ``(candidates, N)``.
+    """Return the loss of every row under candidates that were fitted without its fold, ``(candidates, N)``.
 
     Rows with a fold below 0 always train, and have a loss of 0. ``fits(rows)`` gives the parameters ``(V, p)`` of each
     candidate, ``loss(rows, theta)`` the loss of each row.
@@ -367,29 +367,22 @@ def held_out_losses(
 # --- folds -----------------------------------------------------------------------------------------------------------
 
 
-class HeldOut(Protocol):
-    """Losses of rows that are held out."""
-
-    def values(self, theta: Array) -> Array:
-        """Mean losses ``(V,)`` at ``theta (V, p)``."""
-
-
 @dataclass(frozen=True, eq=False)
 class Fold:
-    """What one fold trains on, and mean losses (without ridge) of the rows it holds out, on the sites ``seen``."""
+    """The objective that a fold trains on, and mean losses ``(V,)`` of the rows that it holds out at sites ``seen``."""
 
     objective: FusedObjective
-    held_out: HeldOut
+    held_out: Callable[[Array], Array]
     seen: Index
 
     def score(self, theta: Array) -> float:
-        """Mean over sites of what the rows held out lose by ``theta (V, p)``."""
-        values = self.held_out.values(theta if self.seen.size == len(theta) else theta[self.seen])
+        """Return the mean over sites of the losses of rows held out at ``theta (V, p)``."""
+        values = self.held_out(theta if self.seen.size == len(theta) else theta[self.seen])
         return float(values.sum()) / values.size
 
 
 def cut_folds(problem: Problem, folds: int, seed: int) -> list[Fold]:
-    """Every `Fold` that has rows; with few rows in all, some have none."""
+    """Return every `Fold` that has rows; with few rows in all, some have none."""
     data = problem.federation
     if isinstance(data, Summaries):
         return _folds_of_sums(problem, data.sums)
@@ -405,7 +398,6 @@ def cut_folds(problem: Problem, folds: int, seed: int) -> list[Fold]:
 
 
 def _fold_of_rows(problem: Problem, federation: Federation, rows: Mask, trains: Mask) -> Fold:
-    """The fold that holds these rows out, and which rows train."""
     # losses see all rows, so that a class missing from a fold does not change the parameters
     loss = dict(zip(federation.sites, problem.losses, strict=True))
     train = replace(problem, loss=loss, federation=federation.take(trains))
@@ -414,7 +406,7 @@ def _fold_of_rows(problem: Problem, federation: Federation, rows: Mask, trains: 
     if seen.size < part.n_sites:
         part = part.subset([part.sites[u] for u in seen])
     held_out = build_terms(part, [problem.losses[u] for u in seen], np.zeros(problem.n_params))
-    return Fold(train.fused, held_out, seen)
+    return Fold(train.fused, held_out.values, seen)
 
 
 def _folds_of_sums(problem: Problem, sums: Quadratics, *, forward: bool = False) -> list[Fold]:
@@ -425,5 +417,5 @@ def _folds_of_sums(problem: Problem, sums: Quadratics, *, forward: bool = False)
         seen = np.flatnonzero(sums.count[:, fold])
         training = sums.total(without=fold, forward=forward).terms(ridge=ridge)
         held_out = sums if seen.size == problem.n_sites else sums.take(seen)
-        out.append(Fold(replace(problem.fused, terms=training), held_out.terms(fold), seen))
+        out.append(Fold(replace(problem.fused, terms=training), held_out.terms(fold).values, seen))
     return out

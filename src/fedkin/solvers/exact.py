@@ -115,7 +115,7 @@ def solve(
 
 
 def scaled(solution: Solution, n_sites: int) -> Solution:
-    """A solution of the fused objective on the public scale (1/|V| of it)."""
+    """Return a solution of the fused objective on the public scale (1/|V| of it)."""
     trace = {**solution.trace, "objective": solution.trace["objective"] / n_sites}
     return replace(solution, objective=solution.objective / n_sites, trace=trace)
 
@@ -131,7 +131,7 @@ def solve_fused(
     certify: bool = True,
     backend: Backend = "auto",
 ) -> Solution:
-    """`solve` on arrays; the objective is |V| times the public one.
+    """Solve on arrays, as `solve` does; the objective is |V| times the public one.
 
     ``quiet`` leaves out the convergence warning. Without ``fuse_components`` what is fused at the optimum need only be
     almost so. Where not to ``certify``, Newton also ends with a step that lowers the objective by less than ``tol``.
@@ -146,34 +146,28 @@ def solve_fused(
 
 
 def uninterrupted(solution: Solution) -> Solution:
-    """The solution, or KeyboardInterrupt again where it is one of many and the user wants none of them any more."""
+    """Return the solution, or raise KeyboardInterrupt again: an interruption ends a sequence of solves."""
     if solution.status == "interrupted":
         raise KeyboardInterrupt
     return solution
 
 
 def _start(objective: FusedObjective, warm_start: Solution | None) -> PrimalDual:
-    terms = objective.terms
+    """Return parameters and duals to start from; their balance is computed later."""
+    terms, box = objective.terms, objective.sparsity
     shape, duals = (terms.n_sites, terms.n_params), objective.dual_shape
-    box = objective.sparsity
-    if warm_start is None:
-        return _pair(np.zeros(shape), np.zeros(duals), None if box is None else np.zeros(shape))
-    if warm_start.theta.shape != shape or warm_start.alpha.shape != duals:
-        raise ParameterError(
-            f"the warm start has theta {warm_start.theta.shape} and alpha {warm_start.alpha.shape}, "
-            f"this problem needs {shape} and {duals}; warm starts must come from the same graph"
-        )
-    theta, alpha = warm_start.theta, objective.project(warm_start.alpha)
-    if box is None:
-        return _pair(theta, alpha, None)
-    # the sparsity duals are what the edge duals leave to balance
-    rest = terms.gradients(theta) + objective.balance(alpha)
-    return _pair(theta, alpha, np.clip(-rest, -box, box))
-
-
-def _pair(theta: Array, alpha: Array, zeta: Array | None) -> PrimalDual:
-    """Parameters and duals to start from, whose balance nobody has computed yet."""
-    return PrimalDual(theta, alpha, zeta, np.zeros(theta.shape), np.ones(1), 0)
+    theta, alpha, zeta = np.zeros(shape), np.zeros(duals), None if box is None else np.zeros(shape)
+    if warm_start is not None:
+        if warm_start.theta.shape != shape or warm_start.alpha.shape != duals:
+            raise ParameterError(
+                f"the warm start has theta {warm_start.theta.shape} and alpha {warm_start.alpha.shape}, "
+                f"this problem needs {shape} and {duals}; warm starts must come from the same graph"
+            )
+        theta, alpha = warm_start.theta, objective.project(warm_start.alpha)
+        if box is not None:
+            # the sparsity duals are what the edge duals leave to balance
+            zeta = np.clip(-(terms.gradients(theta) + objective.balance(alpha)), -box, box)
+    return PrimalDual(theta, alpha, zeta, np.zeros(shape), np.ones(1), 0)
 
 
 class Search:
@@ -215,7 +209,7 @@ class Search:
         return max(abs(value), self.floor)
 
     def take(self, found: _Certified, only: bool = False) -> None:
-        """Note what was found; keep it if it is good enough, better than the best so far, or the ``only`` one."""
+        """Record a certified pair; keep it if it is good enough, better than the best so far, or the ``only`` one."""
         self.rows.append((self.n_iter, found.value, found.gap))
         if found.radius is None:
             self.lower = max(self.lower, found.value - found.gap * self.scale(found.value))
@@ -381,7 +375,7 @@ class Search:
             self.best = self._better(self.best, _Certified(fused, value, max(gap, 0.0) / self.scale(value), None))
 
     def _or_fused(self, found: _Certified, fused: PrimalDual) -> _Certified:
-        """What was found, or the same with sites fused exactly where that costs no more than the tolerance."""
+        """Return what was found, or the same with sites fused exactly where that costs no more than the tolerance."""
         value = self.objective.value(fused.theta)
         bounded = self._bounded(found, _Certified(fused, value, np.inf, None))
         if bounded.gap <= max(found.gap, self.tol):
@@ -393,7 +387,7 @@ class Search:
         return fused if fused.gap <= max(found.gap, self.tol) else found
 
     def _bounded(self, found: _Certified, fused: _Certified) -> _Certified:
-        """The same with a smaller gap if there is one: the lower bound that was found holds for both."""
+        """Return ``fused`` with a smaller gap if there is one: the lower bound of ``found`` holds for both."""
         lower = found.value - found.gap * self.scale(found.value)
         gap = max(fused.value - lower, 0.0) / self.scale(fused.value)
         return replace(fused, gap=gap, radius=found.radius) if gap < fused.gap else fused
@@ -447,7 +441,7 @@ def _value_and_gap(objective: FusedObjective, iteration: Iteration, theta: Array
 
 
 def verdict(status: Status, gap: float, tol: float, n_iter: int) -> str:
-    """How a solve ended, in words."""
+    """Return how a solve ended, as a message."""
     if status == "converged":
         return f"converged: relative gap {gap:.1e} after {n_iter} iterations"
     if status == "interrupted":

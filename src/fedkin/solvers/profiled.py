@@ -10,14 +10,13 @@ from __future__ import annotations
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Protocol
 
 import numpy as np
 
 from fedkin._base import Array, Index, Mask
 from fedkin.core import Problem, QuadraticTerms, SiteTerms, Solution, damped_newton
 from fedkin.errors import SolverError
-from fedkin.solvers.crossvalidation import Fold, HeldOut, LamChoice, Rule, choose_level, cut_folds
+from fedkin.solvers.crossvalidation import Fold, LamChoice, Rule, choose_level, cut_folds
 from fedkin.solvers.exact import solve
 from fedkin.solvers.path import checked_grid, lam_grid
 
@@ -25,16 +24,6 @@ from fedkin.solvers.path import checked_grid, lam_grid
 WARY = 0.1
 #: Curvature that has come down to this share of what it was: the parameter has nowhere to stop.
 VANISHED = 1e-12
-
-
-class Lifting(Protocol):
-    """The best free parameters given the others."""
-
-    def __call__(self, rest: Array) -> Array:
-        """All parameters ``(V, p)`` for ``rest (V, p - f)``."""
-
-    def take(self, sites: Index) -> Lifting:
-        """That of some sites."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -46,19 +35,18 @@ class Lift:
     slope: Array
 
     def __call__(self, rest: Array) -> Array:
-        """All parameters ``(V, p)`` for ``rest (V, p - f)``."""
+        """Return all parameters ``(V, p)`` for ``rest (V, p - f)``."""
         theta = np.empty((len(rest), self.free.size))
         theta[:, ~self.free] = rest
         theta[:, self.free] = self.start - np.matmul(self.slope, rest[:, :, None])[:, :, 0]
         return theta
 
     def take(self, sites: Index) -> Lift:
-        """That of some sites."""
         return Lift(self.free, self.start[sites], self.slope[sites])
 
 
 def minimised_out(terms: QuadraticTerms, free: Mask) -> tuple[QuadraticTerms, Lift]:
-    """The minimum over the ``free (p,)`` parameters as a function of the others, and where it is taken.
+    """Return the minimum over the ``free (p,)`` parameters as a function of the others, and where it is taken.
 
     Examples
     --------
@@ -83,9 +71,8 @@ def minimised_out(terms: QuadraticTerms, free: Mask) -> tuple[QuadraticTerms, Li
 class ProfiledTerms(SiteTerms):
     """Minima of ``terms`` over the ``free (p,)`` parameters, as functions of the others.
 
-    Gradients are those of the terms where the minimum is taken, Hessians their Schur complements. The conjugate is that
-    of the terms, with nothing pulling at the free parameters: so the gap is one of the whole objective, also where
-    Newton left the free parameters a rounding error away from their best.
+    Hessians are Schur complements. The conjugate is that of the terms, with nothing pulling at the free parameters: so
+    the gap is one of the whole objective, also where Newton left them a rounding error away from their best.
     """
 
     def __init__(self, terms: SiteTerms, free: Mask) -> None:
@@ -99,7 +86,7 @@ class ProfiledTerms(SiteTerms):
         return self._best(np.zeros((self.n_sites, self.free.size)))
 
     def diverging(self) -> Mask:
-        """Sites ``(V,)`` whose free parameters have no finite best value."""
+        """Return the sites ``(V,)`` whose free parameters have no finite best value."""
         theta = np.zeros((self.n_sites, self.free.size))
         before = np.linalg.eigvalsh(self.terms.hessian_blocks(theta, self.free))[:, 0]
         theta[:, self.free] = self.start
@@ -108,9 +95,8 @@ class ProfiledTerms(SiteTerms):
         return np.asarray((now < VANISHED * before) & (self.terms.caution()[1] == 0))
 
     def __call__(self, rest: Array) -> Array:
-        """All parameters ``(V, p)`` for ``rest (V, p - f)``."""
-        # one point is asked about several times
-        last = self._last
+        """Return all parameters ``(V, p)`` for ``rest (V, p - f)``."""
+        last = self._last  # one point is asked about several times
         if last is not None and np.array_equal(last[0], rest):
             return last[1]
         theta = np.empty((len(rest), self.free.size))
@@ -168,7 +154,7 @@ class ProfiledTerms(SiteTerms):
 
 
 def schur_complement(matrices: Array, free: Mask) -> Array:
-    """What is left of ``matrices (V, p, p)`` for the other parameters once the free ones give way."""
+    """Return what is left of ``matrices (V, p, p)`` for the other parameters once the free ones give way."""
     cross, block = matrices[:, free][:, :, ~free], matrices[:, free][:, :, free]
     # Hessians that may be 0 (Huber) are then those of the parameters alone
     regular = np.linalg.eigvalsh(block)[:, 0] > 0
@@ -178,8 +164,8 @@ def schur_complement(matrices: Array, free: Mask) -> Array:
     return out
 
 
-def profiled(terms: SiteTerms, free: Mask, sites: Sequence[Hashable]) -> tuple[SiteTerms, Lifting]:
-    """The minimum of ``terms`` over the ``free (p,)`` parameters as a function of the others, and where it is taken."""
+def profiled(terms: SiteTerms, free: Mask, sites: Sequence[Hashable]) -> tuple[SiteTerms, Lift | ProfiledTerms]:
+    """Return the minimum over the ``free (p,)`` parameters as a function of the others, and where it is taken."""
     if isinstance(terms, QuadraticTerms):
         return minimised_out(terms, free)
     made = ProfiledTerms(terms, free)
@@ -209,8 +195,8 @@ class RestProblem(Problem):
         return self.profile[0]
 
     @cached_property
-    def profile(self) -> tuple[SiteTerms, Lifting]:
-        """The terms, and what gives all parameters for those that are left."""
+    def profile(self) -> tuple[SiteTerms, Lift | ProfiledTerms]:
+        """The terms, and the function that gives all parameters for those that are left."""
         assert self.free is not None
         whole = Problem(self.federation, self.graph, self.loss, self.penalty, lam=self.lam, ridge=self.ridge)
         return profiled(whole.terms, self.free, self.graph.sites)
@@ -236,18 +222,9 @@ class ProfiledProblem:
     @cached_property
     def rest(self) -> RestProblem:
         """The problem of the other parameters."""
-        whole = self.problem
-        return RestProblem(
-            whole.federation,
-            whole.graph,
-            whole.loss,
-            whole.penalty,
-            whole.lam,
-            self._sparsity if self._sparsity is not None else 0.0,
-            whole.ridge,
-            whole.radius,
-            self.free,
-        )
+        whole, sparsity = self.problem, 0.0 if self._sparsity is None else self._sparsity
+        described = (whole.federation, whole.graph, whole.loss, whole.penalty, whole.lam)
+        return RestProblem(*described, sparsity, whole.ridge, whole.radius, self.free)
 
     @cached_property
     def _sparsity(self) -> Array | None:
@@ -255,13 +232,13 @@ class ProfiledProblem:
         return None if sparsity is None else sparsity[:, ~self.free]
 
     def lifted(self, solution: Solution) -> Solution:
-        """A solution of `rest` with all parameters; nothing pulls at the free ones, so their duals are 0."""
+        """Return a solution of `rest` with all parameters; nothing pulls at the free ones, so their duals are 0."""
         alpha = np.zeros((len(solution.alpha), self.free.size))
         alpha[:, ~self.free] = solution.alpha
         return replace(solution, theta=self.rest.profile[1](solution.theta), alpha=alpha)
 
     def solve(self, lam: float, tol: float = 1e-6, max_iter: int = 20_000) -> Solution:
-        """The solution at a level, as `fedkin.solve` has it."""
+        """Solve the problem at a level, as `fedkin.solve` does."""
         return self.lifted(solve(self.rest.with_lam(lam), tol, max_iter=max_iter))
 
     def choose(
@@ -274,7 +251,7 @@ class ProfiledProblem:
         tol: float = 1e-4,
         n_jobs: int | None = None,
     ) -> LamChoice:
-        """The level that cross-validation chooses, as `cross_validate_lam` does; intercepts are those of training."""
+        """Choose a level as `cross_validate_lam` does; intercepts are those of training."""
         cut = [self._profiled(fold) for fold in cut_folds(self.problem, folds, seed)]
         grid = lam_grid(self.rest) if lams is None else checked_grid(lams)
         return choose_level(cut, grid, rule, tol=tol, n_jobs=n_jobs, abandon=lams is None)
@@ -282,15 +259,5 @@ class ProfiledProblem:
     def _profiled(self, fold: Fold) -> Fold:
         training, lift = profiled(fold.objective.terms, self.free, self.problem.graph.sites)
         objective = replace(fold.objective, terms=training, sparsity=self._sparsity)
-        return Fold(objective, _HeldOut(fold.held_out, lift.take(fold.seen)), fold.seen)
-
-
-class _HeldOut:
-    """Losses of rows that are held out, as functions of the parameters that edges pull at."""
-
-    def __init__(self, whole: HeldOut, lift: Lifting) -> None:
-        self._whole, self._lift = whole, lift
-
-    def values(self, theta: Array) -> Array:
-        """Mean losses ``(V,)``."""
-        return self._whole.values(self._lift(theta))
+        own, held_out = lift.take(fold.seen), fold.held_out
+        return Fold(objective, lambda theta: held_out(own(theta)), fold.seen)
