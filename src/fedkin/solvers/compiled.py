@@ -67,7 +67,7 @@ def resolve_backend(backend: Backend, objective: FusedObjective, n_solves: float
 
 
 def _sizes(objective: FusedObjective, terms: SiteTerms) -> tuple[int, int]:
-    """Numbers of edge duals and of entries of the Gram matrices."""
+    """Return numbers of edge duals and of entries of the Gram matrices."""
     p = terms.n_params
     isotropic = isinstance(terms, QuadraticTerms) and terms.isotropic
     duals = objective.graph.n_edges if objective.cliques is None else SORTING * terms.n_sites
@@ -211,7 +211,7 @@ class CompiledIteration(Iteration):
         super().__init__(rho)
 
     def _minimizers(self, A: Array, b: Array) -> tuple[Array | None, Array]:
-        """Each site's own minimiser, None when one may not be unique, and inverses."""
+        """Return each site's own minimiser, None when one may not be unique, and inverses."""
         (n, p), known = b.shape, self._known
         if "inverse" not in known:
             inverse = np.empty_like(A)

@@ -276,7 +276,7 @@ class _Search:
         return scores, slice(int(stretches[first][0]), int(stretches[last][-1]) + 1)
 
     def _done_above(self, scores: Array) -> bool:
-        """Whether no larger level is worth a look: the largest so far are clearly worse, and so is all fused."""
+        """Return whether no larger level is worth a look: the largest so far are clearly worse, and so is all fused."""
         if not _clearly_worse(scores[:, ::-1]):
             return False
         fused = [fold.score(fused_solution(fold.objective)) for fold in self.folds]
@@ -301,21 +301,21 @@ class _Search:
 
 
 def _clearly_worse(scores: Array) -> bool:
-    """Whether the last levels of ``scores (folds, m)`` rise, and the last is worse than the best beyond doubt."""
+    """Return whether the last levels of ``scores (folds, m)`` rise, and the last is clearly worse than the best."""
     mean = scores.mean(axis=0)
     rises = bool((np.diff(mean[-SHORTEST_STRETCH:]) > 0).all())
     return rises and _beyond_doubt(scores[:, -1] - scores[:, mean.argmin()])
 
 
 def _beyond_doubt(excess: Array) -> bool:
-    """Whether an excess ``(folds,)`` is more than chance; one fold tells nothing about that."""
+    """Return whether an excess ``(folds,)`` is more than chance; one fold tells nothing about that."""
     return excess.size > 1 and bool(excess.mean() > CLEAR * excess.std(ddof=1) / np.sqrt(excess.size))
 
 
 def _stretch_scores(
     fold: Fold, part: Index, strengths: Array, tol: float, backend: Resolved
 ) -> tuple[Array, list[str]]:
-    """Held-out losses ``(len(part),)`` along a stretch, and the messages of solutions at the iteration limit."""
+    """Return held-out losses ``(len(part),)`` along a stretch, and the messages of solutions at the iteration limit."""
     scores, stopped = np.empty(part.size), []
     # scores do not tell what is fused exactly from what is almost
     stretch = path_stretch(fold.objective, part, strengths, tol, MAX_ITER, backend, fuse_components=False)
@@ -410,7 +410,7 @@ def _fold_of_rows(problem: Problem, federation: Federation, rows: Mask, trains: 
 
 
 def _folds_of_sums(problem: Problem, sums: Quadratics, *, forward: bool = False) -> list[Fold]:
-    """Sums add up: each row is looked at once, and a fold trains on the sum of the others (of the earlier ones)."""
+    """Cut folds from sums: a fold trains on the sum of the others (of the earlier ones)."""
     ridge = np.broadcast_to(np.asarray(problem.ridge, dtype=np.float64), (problem.n_params,))
     out = []
     for fold in np.flatnonzero(sums.count[:, :-1].any(axis=0)).tolist()[int(forward) :]:

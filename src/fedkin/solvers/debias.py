@@ -91,14 +91,14 @@ def solve_debiased(
 
 
 def _sizes(problem: Problem, theta: Array) -> Array:
-    """Norms ``(E,)`` of the edges' differences."""
+    """Return norms ``(E,)`` of the edges' differences."""
     assert isinstance(problem.penalty, Penalty)
     i, j = problem.graph.edges.T
     return problem.penalty.value(theta[i] - theta[j])
 
 
 def _reach(problem: Problem, theta: Array) -> float:
-    """How far all edges of a typical site together can move it, in the penalty's norm."""
+    """Return how far all edges of a typical site together can move it, in the penalty's norm."""
     graph = problem.graph
     i, j = graph.edges.T
     pull = np.bincount(i, graph.weights, graph.n_sites) + np.bincount(j, graph.weights, graph.n_sites)
@@ -112,7 +112,7 @@ def _reach(problem: Problem, theta: Array) -> float:
 
 
 def _sharing(problem: Problem, other: Problem) -> Problem:
-    """The other problem with what was computed from the rows, unless more sites are alone now."""
+    """Return the other problem with what was computed from the rows, unless more sites are alone now."""
     names: tuple[str, ...] = ("losses", "n_params")
     if not ((other.graph.degree == 0) & (problem.graph.degree > 0)).any():
         names = (*names, "terms")

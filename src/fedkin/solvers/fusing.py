@@ -39,7 +39,7 @@ ASSUMED_FACTOR = 10.0
 
 
 def fused_parameters(objective: FusedObjective, theta: Array, alpha: Array, zeta: Array | None) -> Array:
-    """Parameters ``(V, p)`` in which fused neighbours are bitwise equal and sparse coordinates 0.
+    """Return parameters ``(V, p)`` in which fused neighbours are bitwise equal and sparse coordinates 0.
 
     At the optimum an edge whose dual lies strictly inside its ball joins equal parameters. Each connected group of such
     edges is set to its mean, coordinate by coordinate for a separable penalty; in the same way a coordinate whose
@@ -62,7 +62,7 @@ def fused_parameters(objective: FusedObjective, theta: Array, alpha: Array, zeta
 
 
 def far_from_fused(terms: QuadraticTerms, graph: Graph, theta: Array) -> bool:
-    """Whether most of some edges clearly join different parameters: then `fused_components` would be in vain."""
+    """Return whether most of some edges clearly join different parameters: then `fused_components` would be in vain."""
     if graph.cliques is not None:
         # in a clique, sites that follow each other are joined as well as any
         order, labels = graph.cliques.order, graph.cliques.labels
@@ -91,13 +91,13 @@ def fused_components(objective: FusedObjective, theta: Array, slack: float) -> A
 
 
 def _better(pooled: SiteTerms, level: Array) -> Array:
-    """What one Newton step makes of the level of each component."""
+    """Return what one Newton step makes of the level of each component."""
     inverse, _ = generalized_inverse(pooled.hessians(level))
     return np.asarray(level - np.matmul(inverse, pooled.gradients(level)[:, :, None])[:, :, 0])
 
 
 def _changes(objective: FusedObjective, labels: Index, theta: Array, level: Array) -> Array:
-    """Change of the objective of each component when its parameters go from ``theta`` to a common ``level``."""
+    """Return the change of the objective of each component when its parameters go from ``theta`` to a common ``level``."""
     terms = objective.terms
     change = terms.values(level) - terms.values(theta)
     if objective.sparsity is not None:
@@ -106,7 +106,7 @@ def _changes(objective: FusedObjective, labels: Index, theta: Array, level: Arra
 
 
 def _grouped(i: Index, j: Index, theta: Array, sparse: Mask | None) -> Array:
-    """Means of ``theta (N, k)`` over groups joined by edges ``(i, j)``, 0 where any member of the group is sparse."""
+    """Return means of ``theta (N, k)`` over groups joined by edges ``(i, j)``, 0 where a member is sparse."""
     n = theta.shape[0]
     joined = coo_array((np.ones(i.size, dtype=np.int8), (i, j)), shape=(n, n))
     groups, labels = connected_components(joined, directed=False)
@@ -127,7 +127,7 @@ class MinimizerBall:
     objective: FusedObjective
 
     def radius(self, theta: Array, value: float) -> tuple[float, bool]:
-        """The radius, given a point ``theta (V, p)`` and its value, and whether it is proven."""
+        """Return the radius, given a point ``theta (V, p)`` and its value, and whether it is proven."""
         if self.objective.radius is not None:
             return self.objective.radius, False
         proven = self._proven(value)
@@ -189,7 +189,7 @@ class _LevelSets:
 
 
 def _smallest_root(summed: Array) -> tuple[Array, bool]:
-    """Roots ``(C,)`` of the smallest eigenvalues of ``summed (C, p, p)``, and whether none of them counts as zero.
+    """Return roots ``(C,)`` of the smallest eigenvalues of ``summed (C, p, p)``, and whether none counts as zero.
 
     Where some count as zero, the root is that of a bound on the others.
     """

@@ -274,7 +274,7 @@ def invert(lo: int, hi: int, order: Any, A: Any, weight: Any, rho: Any, inverse:
 
 @kernel
 def node_gap(lo: int, hi: int, sites: Any, x: Any, s: Any) -> tuple[float, float]:
-    """Sums of ``M_u(x_u)`` and of ``r' A^-1 r / 2`` with ``r = A x - b + s``."""
+    """Return sums of ``M_u(x_u)`` and of ``r' A^-1 r / 2`` with ``r = A x - b + s``."""
     order, A, inverse, curvature, b = sites.order, sites.A, sites.inverse, sites.curvature, sites.b
     p, dense = x.shape[1], curvature.shape[0] == 0
     value, gap = 0.0, 0.0
@@ -344,7 +344,7 @@ def _join(parent: Any, i: int, j: int, c: int) -> None:
 
 @kernel
 def fuse(lo: int, hi: int, edges: Any, y: Any, share: float, z: Any, box: Any, x: Any, out: Any) -> None:
-    """Means of ``x`` over sites joined by edges whose dual is inside ``share`` of its ball.
+    """Return means of ``x`` over sites joined by edges whose dual is inside ``share`` of its ball.
 
     For l1 the columns ``lo .. hi`` on their own, for the others all columns together. A group is zero where the
     sparsity dual of a member is inside its box.

@@ -49,7 +49,7 @@ class Expansion:
         return self.terms.cautious_hessians(self.theta)
 
     def model(self, caution: Array) -> QuadraticTerms:
-        """The model with that share ``(V,)`` of the cautious Hessian; above 1, with a multiple of it."""
+        """Return the model with that share ``(V,)`` of the cautious Hessian; above 1, with a multiple of it."""
         A = self.hessians.copy()
         wary = caution > 0
         if wary.any():
@@ -68,7 +68,7 @@ class Expansion:
         return QuadraticTerms(A, b, np.zeros(self.terms.n_sites))
 
     def compare(self, model: QuadraticTerms, target: Expansion) -> tuple[Array, Array, Array]:
-        """The model's change from here to the target, linear and quadratic part, and how much more ``M_u`` changes."""
+        """Return the model's change to the target, linear and quadratic part, and how much more ``M_u`` changes."""
         step = target.theta - self.theta
         linear = np.einsum("vp,vp->v", self.gradients, step)
         quadratic = 0.5 * np.einsum("vp,vp->v", step, model.apply(step))
@@ -78,21 +78,21 @@ class Expansion:
 
 
 def raised(caution: Array, error: Array, quadratic: Array) -> Array:
-    """More caution for the sites whose models were too low, at least for the worst of them."""
+    """Return more caution for the sites whose models were too low, at least for the worst of them."""
     poor = error > POOR * quadratic
     poor[error.argmax()] = True
     return np.where(poor, np.maximum(10.0 * caution, RAISED), caution)
 
 
 def lowered(caution: Array, error: Array, quadratic: Array, least: Array) -> Array:
-    """Less caution for the sites whose models were right, quadratically less in the end."""
+    """Return less caution for the sites whose models were right, quadratically less in the end."""
     less = np.where(caution > RAISED, 0.1 * caution, np.minimum(0.1 * caution, caution**2))
     less = np.where(less < 1e-8, 0.0, less)
     return np.where(error <= GOOD * quadratic, np.maximum(less, least), caution)
 
 
 def advice(objective: FusedObjective, theta: Array) -> str:
-    """What helps where the iteration limit came first, given the parameters ``theta (V, p)`` that were found."""
+    """Return what helps where the iteration limit came first, given the parameters ``theta (V, p)`` that were found."""
     cures = []
     if theta.shape[0] * theta.shape[1] ** 2 <= ROOM:
         hessians = objective.terms.hessians(theta)

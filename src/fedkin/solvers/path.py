@@ -64,7 +64,7 @@ def lam_path(
     max_iter: int = 20_000,
     backend: Backend = "auto",
 ) -> LamPath:
-    """Solutions along a decreasing sequence of penalty levels, each warm-started from its neighbour.
+    """Solve along a decreasing sequence of penalty levels, each warm-started from its neighbour.
 
     Parameters
     ----------
@@ -113,20 +113,20 @@ def _solved(
 
 
 def warn_of_limits(messages: list[str], n_solves: int, stacklevel: int = 3) -> None:
-    """One warning for all solves that stopped at the iteration limit, given their messages."""
+    """Warn once of all solves that stopped at the iteration limit, given their messages."""
     if messages:
         text = f"{len(messages)} of {n_solves} penalty levels did not converge. The first one {messages[0]}"
         warnings.warn(text, ConvergenceWarning, stacklevel=stacklevel)
 
 
 def path_threads(objective: FusedObjective, backend: Resolved) -> int:
-    """Number of solves to run side by side: compiled ones that do not use threads themselves."""
+    """Return the number of solves to run side by side: compiled ones that do not use threads themselves."""
     alone = backend == "numpy" or iteration_is_shared(objective, objective.terms)
     return 1 if alone else available_threads()
 
 
 def stretches_of(n_levels: int) -> list[Index]:
-    """Positions of the levels of a path in stretches that do not wait for each other."""
+    """Return positions of the levels of a path in stretches that do not wait for each other."""
     # the same on any number of cores: so are the results
     return np.array_split(np.arange(n_levels), min(STRETCHES, -(-n_levels // SHORTEST_STRETCH)))
 
@@ -141,7 +141,7 @@ def path_stretch(
     *,
     fuse_components: bool = True,
 ) -> Iterator[tuple[int, Solution]]:
-    """Solutions along a stretch of a path, with their positions, each started from where the others point to.
+    """Solve along a stretch of a path, and yield positions and solutions, each started from where the others point to.
 
     ``part`` are consecutive positions in the decreasing ``strengths (m,)``. ``fuse_components`` says whether it matters
     that components are fused exactly where they are at the optimum, and that every level of a smooth loss has a
@@ -167,7 +167,7 @@ def path_stretch(
 
 
 def _predicted(known: list[tuple[float, Solution]], at: FusedObjective) -> Solution | None:
-    """Where to start, given the last two solutions: on the line through them, which the path often follows."""
+    """Return where to start, given the last two solutions: on the line through them, which the path often follows."""
     if not known:
         return None
     strength, last = known[-1]
@@ -185,7 +185,7 @@ def _predicted(known: list[tuple[float, Solution]], at: FusedObjective) -> Solut
 
 
 def lam_max(problem: Problem, tol: float = 1e-3) -> float:
-    """The smallest ``lam`` at which all sites of each connected component are fused.
+    """Return the smallest ``lam`` at which all sites of each connected component are fused.
 
     Parameters
     ----------
@@ -215,7 +215,7 @@ def lam_max(problem: Problem, tol: float = 1e-3) -> float:
 
 
 def fused_solution(objective: FusedObjective) -> Array:
-    """The solution with every component fused, ``(V, p)``: Global on a connected graph, each site weighted alike."""
+    """Return the solution with every component fused, ``(V, p)``; sites count alike."""
     labels = objective.graph.components()
     first = np.unique(labels, return_index=True)[1]
     sparsity = None
@@ -230,7 +230,7 @@ def fused_solution(objective: FusedObjective) -> Array:
 
 
 def fused_gradients(objective: FusedObjective) -> Array:
-    """Gradients at the fused solution (with sparsity duals added), which sum to zero over each component."""
+    """Return gradients at the fused solution (with sparsity duals added), which sum to zero over each component."""
     theta = fused_solution(objective)
     gradient = objective.terms.gradients(theta)
     labels = objective.graph.components()
@@ -257,7 +257,7 @@ def lam_grid(problem: Problem, n_lams: int = 20, ratio: float = 1e-3, tol: float
 
 
 def checked_grid(lams: Sequence[float] | Array) -> Array:
-    """Penalty levels in decreasing order."""
+    """Return penalty levels in decreasing order."""
     try:
         grid = np.asarray(lams, dtype=np.float64)
     except (TypeError, ValueError):
@@ -268,7 +268,7 @@ def checked_grid(lams: Sequence[float] | Array) -> Array:
 
 
 def least_congestion(graph: Graph, penalty: Penalty, gradient: Array, tol: float, flow_size: int = 300_000) -> float:
-    """Smallest L such that some y with ``dual_norm(y_e) <= L w_e`` has ``D' y = -gradient``.
+    """Return the smallest L such that some y with ``dual_norm(y_e) <= L w_e`` has ``D' y = -gradient``.
 
     ``gradient (V, p)`` sums to 0 over each component. The result is at least the exact value, and at most ``1 + tol``
     times it, up to rounding. Graphs with more than ``flow_size`` sites and edges are left to the first-order method,
@@ -291,7 +291,7 @@ def least_congestion(graph: Graph, penalty: Penalty, gradient: Array, tol: float
 
 
 def _around_sites(graph: Graph, size: Array) -> float:
-    """Largest ``size_u`` over the weights of the edges of site u."""
+    """Return the largest ``size_u`` over the weights of the edges of site u."""
     i, j = graph.edges.T
     carrying = np.bincount(i, graph.weights, graph.n_sites) + np.bincount(j, graph.weights, graph.n_sites)
     return float(np.max(np.divide(size, carrying, out=np.zeros_like(size), where=carrying > 0)))
@@ -302,12 +302,12 @@ def _congestion(graph: Graph, penalty: Penalty, flow: Array) -> float:
 
 
 def _is_forest(graph: Graph) -> bool:
-    """Whether there are no cycles: then a single flow balances the gradients."""
+    """Return whether there are no cycles: then a single flow balances the gradients."""
     return graph.n_edges == graph.n_sites - graph.n_components
 
 
 def _repaired(graph: Graph, flow: Array, gradient: Array) -> Array:
-    """The flow nearest to ``flow`` (in squares over the weights) with ``D' flow = -gradient``."""
+    """Return the flow nearest to ``flow`` (in squares over the weights) with ``D' flow = -gradient``."""
     incidence = graph.incidence()
     missing = np.asarray(incidence.T @ flow) + gradient
     # what is missing sums to 0 over each component, up to rounding: with that left in, there is no solution
@@ -318,7 +318,7 @@ def _repaired(graph: Graph, flow: Array, gradient: Array) -> Array:
 
 
 def _potential(graph: Graph, missing: Array, rounding: float) -> Array:
-    """A solution ``(V, p)`` of the Laplace equation with that right-hand side, up to ``rounding``."""
+    """Return a solution ``(V, p)`` of the Laplace equation with that right-hand side, up to ``rounding``."""
     laplacian, potential = graph.laplacian(weighted=True), np.zeros_like(missing)
     if _is_forest(graph):
         # grounded at the first site of each component, and solved without fill-in
@@ -338,7 +338,7 @@ def _potential(graph: Graph, missing: Array, rounding: float) -> Array:
 
 
 def _by_maximum_flow(graph: Graph, gradient: Array, upper: Array, lower: float) -> float:
-    """Coordinate by coordinate, the largest of ``|g(S)| / w(edges that leave S)`` over sets S of sites.
+    """Return, coordinate by coordinate, the largest of ``|g(S)| / w(edges that leave S)`` over sets S of sites.
 
     ``upper (p,)`` bounds the coordinates' congestions, ``lower`` the result.
     """
@@ -350,7 +350,7 @@ def _by_maximum_flow(graph: Graph, gradient: Array, upper: Array, lower: float) 
 
 
 def _densest_cut(graph: Graph, gradient: Array, lower: float) -> float:
-    """The largest of `_by_maximum_flow` for one coordinate, or ``lower`` if that is larger (Dinkelbach's iteration)."""
+    """Return the largest of `_by_maximum_flow` for one coordinate, or ``lower`` if larger (Dinkelbach's iteration)."""
     i, j = graph.edges.T
     while True:
         inside = _minimum_cut(graph, gradient, lower)
@@ -362,7 +362,7 @@ def _densest_cut(graph: Graph, gradient: Array, lower: float) -> float:
 
 
 def _minimum_cut(graph: Graph, gradient: Array, level: float) -> Mask:
-    """Sites S ``(V,)`` with the largest ``-g(S) - level * w(edges that leave S)``."""
+    """Return sites S ``(V,)`` with the largest ``-g(S) - level * w(edges that leave S)``."""
     n = graph.n_sites
     source, sink, everyone = np.full(n, n), np.full(n, n + 1), np.arange(n)
     i, j = graph.edges.T
@@ -379,7 +379,7 @@ def _minimum_cut(graph: Graph, gradient: Array, level: float) -> Mask:
 
 
 def _by_first_order(graph: Graph, penalty: Penalty, gradient: Array, lower: float, upper: float, tol: float) -> float:
-    """Dinkelbach's iteration from below, repaired flows from above."""
+    """Run Dinkelbach's iteration from below, with repaired flows from above."""
     # ||theta + gradient||^2 / 2 is fused at 0 from the same level on, and far cheaper than the problem itself
     proximity = QuadraticTerms(np.ones(graph.n_sites), -gradient, 0.5 * (gradient**2).sum(axis=1))
     solution = None

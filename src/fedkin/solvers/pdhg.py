@@ -76,7 +76,7 @@ class Start(NamedTuple):
     zeta: Array | None = None
 
     def point(self, quadratic: QuadraticTerms, alone: Mask) -> tuple[Array, Array]:
-        """Parameters ``(V, p)`` to start from, and those of the sites ``alone (V,)``, which stay there."""
+        """Return parameters ``(V, p)`` to start from, and those of the sites ``alone (V,)``, which stay there."""
         own = quadratic.minimizers() if self.theta is None or alone.any() else self.theta
         x = np.where(quadratic.singular[:, None], 0.0, own) if self.theta is None else self.theta.copy()
         # a site without duals is on its own from the start
@@ -84,7 +84,7 @@ class Start(NamedTuple):
         return x, own[alone]
 
     def sparsity_duals(self, objective: FusedObjective) -> Array | None:
-        """The duals of the sparsity term, None where there is none."""
+        """Return the duals of the sparsity term, None where there is none."""
         if objective.sparsity is None:
             return None
         return np.zeros(objective.sparsity.shape) if self.zeta is None else self.zeta
@@ -104,7 +104,7 @@ def initial_rho(objective: FusedObjective, quadratic: QuadraticTerms) -> Array:
 
 
 def check_after(done: int, rows: Sequence[tuple[int, float, float]] = (), tol: float = 0.0) -> int:
-    """Iterations until the next check: when the last two gaps say that it will pass, but not too far ahead.
+    """Return the number of iterations until the next check, which the last two gaps predict to pass.
 
     ``rows`` are (iteration, value, relative gap) of the checks so far.
     """
@@ -333,7 +333,7 @@ class Rebalancing:
         self.next = self.interval = FIRST_REBALANCE
 
     def factor(self, dual: Array, primal: Array, rho: Array) -> Array | None:
-        """Factors for ``rho`` that would make the moves equally long; None when they are good enough.
+        """Return factors for ``rho`` that would make the moves equally long; None when they are good enough.
 
         ``dual (p,)`` is ``2 ||dy||^2 + ||dz||^2``, and ``primal (p,)`` is ``sum_i weight_i dx_i^2``.
         """
@@ -352,7 +352,7 @@ class Rebalancing:
 
 
 def weights_of_sites(objective: FusedObjective) -> Array:
-    """Degree of each site (in cliques its weight), plus 1 where it has a sparsity dual; ``(V,)``."""
+    """Return the degree of each site (in cliques its weight), plus 1 where it has a sparsity dual; ``(V,)``."""
     weight = objective.graph.degree.astype(np.float64)
     if objective.cliques is not None:
         return np.where((weight > 0) & (objective.strength > 0), objective.cliques.weights, 0.0)

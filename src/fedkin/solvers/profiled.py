@@ -106,7 +106,7 @@ class ProfiledTerms(SiteTerms):
         return theta
 
     def _best(self, theta: Array) -> Array:
-        """The best free parameters ``(V, f)``, from where ``theta (V, p)`` has them."""
+        """Return the best free parameters ``(V, f)``, from where ``theta (V, p)`` has them."""
         terms, free, wary = self.terms, self.free, np.where(self.terms.caution()[1] > 0, WARY, 0.0)[:, None, None]
 
         def at(own: Array, who: Index) -> Array:
