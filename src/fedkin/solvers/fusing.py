@@ -97,7 +97,7 @@ def _better(pooled: SiteTerms, level: Array) -> Array:
 
 
 def _changes(objective: FusedObjective, labels: Index, theta: Array, level: Array) -> Array:
-    """Return the change of the objective of each component when its parameters go from ``theta`` to a common ``level``."""
+    """Return the change of the objective of each component from ``theta`` to a common ``level``."""
     terms = objective.terms
     change = terms.values(level) - terms.values(theta)
     if objective.sparsity is not None:
