@@ -168,7 +168,8 @@ def site_round(place: Path) -> int:
     with tempfile.TemporaryDirectory() as copy:
         for path in place.glob("state.db*"):
             shutil.copy(path, copy)
-        return max(Store(f"{copy}/state.db", site_plan(place).run).saved_rounds(), default=0)
+        saved = Store(f"{copy}/state.db", site_plan(place).run).load()
+        return 0 if saved is None else saved.round
 
 
 def measure(sites: int, p: int, turns: int, seconds: float) -> dict[str, object]:

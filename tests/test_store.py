@@ -100,20 +100,11 @@ def test_a_log_that_was_cut_off_or_lost_leaves_a_whole_state(tmp_path: Path, dur
     assert reached == set(range(durable or 0, 6))
 
 
-def test_states_of_other_sizes_and_several_of_them(tmp_path: Path) -> None:
-    with closing(store(tmp_path, rounds=2)) as made:
+def test_states_of_other_sizes(tmp_path: Path) -> None:
+    with closing(store(tmp_path)) as made:
         for t, edges in ((100, 2), (200, 1), (300, 500)):
             save(made, t, edges, durable=True)
-        assert made.saved_rounds() == [200, 300]
-        assert_state(made.load(), 300, 500)
-        assert_state(made.load(200), 200, 1)
-        assert made.load(100) is None
-        # who goes back to a round and comes by again has the same state, in the same place
-        save(made, 300, 500)
-        assert made.saved_rounds() == [200, 300]
-    with closing(store(tmp_path, revision=1, rounds=2)) as later:
-        save(later, 50)
-        assert later.saved_rounds() == [50]
+            assert_state(made.load(), t, edges)
 
 
 def test_what_was_sent_is_kept_for_some_rounds(tmp_path: Path) -> None:

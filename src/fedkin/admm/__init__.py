@@ -8,7 +8,7 @@ of that for one process, with compiled rounds that agree to rounding.
 from __future__ import annotations
 
 from fedkin.admm.availability import Availability, StandIns
-from fedkin.admm.baselines import network_lasso_admm, subgradient_descent
+from fedkin.admm.baselines import subgradient_descent
 from fedkin.admm.gradients import GradientKind, Gradients, SiteRows
 from fedkin.admm.plan import Average, RunPlan, StepRule, plan_run, site_rows
 from fedkin.admm.rounds import DirectLink, Link, LocalShards, RoundConfig, Wire, run_rounds
@@ -42,7 +42,6 @@ __all__ = [
     "Wire",
     "fed_admm",
     "is_shared",
-    "network_lasso_admm",
     "plan_run",
     "run_rounds",
     "site_keys",

@@ -59,7 +59,7 @@ class Sent:
 class Store:
     """The file of one run, made at the first save; states of another run or revision do not count.
 
-    ``rounds`` of the last saved states are kept, and sent vectors for ``sent`` rounds.
+    Sent vectors are kept for ``sent`` rounds.
 
     >>> import tempfile
     >>> import numpy as np
@@ -76,11 +76,8 @@ class Store:
     >>> folder.cleanup()
     """
 
-    def __init__(
-        self, path: str | os.PathLike[str], run: str, revision: int = 0, *, rounds: int = 1, sent: int = 1
-    ) -> None:
-        self.path, self.run, self.revision = Path(path), run, revision
-        self._rounds, self._sent = rounds, sent
+    def __init__(self, path: str | os.PathLike[str], run: str, revision: int = 0, *, sent: int = 1) -> None:
+        self.path, self.run, self.revision, self._sent = Path(path), run, revision, sent
         self._open: sqlite3.Connection | None = None
         self._layout: tuple[object, str] = (None, "")
 
@@ -98,10 +95,9 @@ class Store:
         content = b"".join([part.tobytes() for part in parts])
         state = (self.run, self.revision, round, text, self._digest(round, text, content), content)
         try:
-            file = self._connection()
-            slot = self._slot(file, round)
+            file = self._open = self._open or self._connect()
             file.execute("begin")
-            file.execute("replace into state values (?, ?, ?, ?, ?, ?, ?)", (slot, *state))
+            file.execute("replace into state values (0, ?, ?, ?, ?, ?, ?)", state)
             for one in sent:
                 numbers = one.values.tobytes()
                 where = (one.kind, one.round % self._sent, self.run, self.revision, one.round)
@@ -112,21 +108,11 @@ class Store:
                 self._flush(file)
         except sqlite3.OperationalError as error:
             # the next attempt begins with a new connection: this one may be in any state
-            self._abandon()
+            self.close()
             raise OSError(errno.EIO, f"{self.path}: {error}") from None
         except (sqlite3.DatabaseError, OverflowError) as error:
-            self._abandon()
+            self.close()
             raise self._damaged(error) from None
-
-    def _slot(self, file: sqlite3.Connection, round: int) -> int:
-        """Where the state after a round goes: over that of the same round, into a free slot, or over the oldest."""
-        if self._rounds == 1:
-            return 0
-        query = "select slot, round from state where run = ? and revision = ?"
-        known: dict[int, int] = dict(file.execute(query, (self.run, self.revision)).fetchall())
-        free = set(range(self._rounds)) - known.keys()
-        same = [slot for slot, saved in known.items() if saved == round]
-        return (same or sorted(free) or [min(known, key=lambda slot: known[slot])])[0]
 
     def _flush(self, file: sqlite3.Connection) -> None:
         blocked, _, _ = file.execute("pragma wal_checkpoint(truncate)").fetchone()
@@ -145,18 +131,22 @@ class Store:
 
     # --- reading ---
 
-    def load(self, round: int | None = None) -> Saved | None:
-        """The last state of this run and revision, or that of a round; None when there is none.
+    def load(self) -> Saved | None:
+        """Return the last state of this run and revision; None when there is none.
 
         Raises `ModelFileError` when the file or the record is damaged.
         """
         self._check()
-        query = "select round, header, digest, content from state where run = ? and revision = ? order by round desc"
-        for found, text, digest, content in self._read(query):
-            if round in (None, found):
-                if self._digest(found, text, content) != digest:
-                    raise self._damaged(f"the digest of the state after round {found} does not fit")
-                return _unpack(found, text, content)
+        query = "select round, header, digest, content from state where run = ? and revision = ?"
+        for round, text, digest, content in self._read(query):
+            if self._digest(round, text, content) != digest:
+                raise self._damaged(f"the digest of the state after round {round} does not fit")
+            described, arrays, place = json.loads(text), {}, 0
+            for name, (kind, shape) in described["arrays"].items():
+                size = int(np.prod(shape, dtype=np.int64))
+                arrays[name] = np.frombuffer(content, np.dtype(kind), size, place).reshape(shape).copy()
+                place += arrays[name].nbytes
+            return Saved(round, arrays, described["header"])
         return None
 
     def _check(self) -> None:
@@ -175,7 +165,7 @@ class Store:
                         raise self._damaged(f"the digest of a record of round {round} does not fit")
 
     def sent(self) -> list[Sent]:
-        """What this run has sent and still keeps, oldest first."""
+        """Return what this run has sent and still keeps, oldest first."""
         query = "select round, kind, digest, content from sent where run = ? and revision = ? order by round"
         out = []
         for round, kind, digest, content in self._read(query):
@@ -184,13 +174,8 @@ class Store:
             out.append(Sent(kind, round, np.frombuffer(content).copy()))
         return out
 
-    def saved_rounds(self) -> list[int]:
-        """Rounds whose state is here, increasing."""
-        query = "select round from state where run = ? and revision = ? order by round"
-        return [round for (round,) in self._read(query)]
-
     def others(self) -> list[tuple[str, int, int]]:
-        """Run, revision and round of states that do not count here."""
+        """Return run, revision and round of states that do not count here."""
         query = "select run, revision, round from state where not (run = ? and revision = ?)"
         return self._read(query)
 
@@ -210,11 +195,6 @@ class Store:
         return ModelFileError(f"{self.path}: cannot be read as a checkpoint: {why}")
 
     # --- the file ---
-
-    def _connection(self) -> sqlite3.Connection:
-        if self._open is None:
-            self._open = self._connect()
-        return self._open
 
     def _connect(self) -> sqlite3.Connection:
         fresh = not self.path.exists() or not self.path.stat().st_size
@@ -243,14 +223,11 @@ class Store:
             raise
         return file
 
-    def _abandon(self) -> None:
+    def close(self) -> None:
+        """Close the file; the next save opens it again."""
         if self._open is not None:
             self._open.close()
             self._open = None
-
-    def close(self) -> None:
-        """Close the file; the next save opens it again."""
-        self._abandon()
 
     def clear(self) -> None:
         """Remove the file and its log."""
@@ -263,12 +240,3 @@ def _digest(run: object, revision: object, round: object, what: object, content:
     digest = hashlib.blake2b(f"{run} {revision} {round} {what}".encode(errors="replace"), digest_size=16)
     digest.update(content if isinstance(content, bytes) else str(content).encode(errors="replace"))
     return digest.digest()
-
-
-def _unpack(round: int, text: str, content: bytes) -> Saved:
-    described, arrays, place = json.loads(text), {}, 0
-    for name, (kind, shape) in described["arrays"].items():
-        count = int(np.prod(shape, dtype=np.int64))
-        arrays[name] = np.frombuffer(content, np.dtype(kind), count, place).reshape(shape).copy()
-        place += arrays[name].nbytes
-    return Saved(round, arrays, described["header"])
