@@ -199,11 +199,6 @@ def whole_of(heart: Organiser, problem: Problem, order: Order | None = None) -> 
     return replace(plan, members=heart.members)
 
 
-def contract_of(problem: Problem, **rounds: Any) -> Contract:
-    """The contract alone."""
-    return Contract.from_toml(contract_text(problem, rounds))
-
-
 def write_tables(problem: Problem, folder: Path) -> None:
     """Rows and edges as a user would have them: ``rows.csv`` and ``edges.csv``."""
     fed = problem.federation
@@ -227,7 +222,7 @@ def write_job(folder: Path, problem: Problem, **rounds: Any) -> list[str]:
 
 def whole_job(problem: Problem, **rounds: Any) -> SitePlan:
     """The view of that run by somebody who sees all."""
-    return whole_plan(contract_of(problem, **rounds), problem.graph, rows_of(problem), run="0" * 16)
+    return whole_plan(Contract.from_toml(contract_text(problem, rounds)), problem.graph, rows_of(problem), run="0" * 16)
 
 
 def in_threads(live: Callable[[int], object], n: int, seconds: float = 90.0) -> None:

@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import resource
 import signal
 import sqlite3
-import subprocess
-import sys
-from contextlib import closing, contextmanager
+from contextlib import closing
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -18,10 +14,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from builders import design_problem
-from fedkin.admm import Availability, Store, fed_admm
+from fedkin.admm import Availability, fed_admm
 from fedkin.admm.run import fingerprint
 from fedkin.errors import ModelFileError, ParameterError
-from processes import PATIENCE
 
 a_problem = partial(design_problem, V=8, n=12, p=3, groups=2)
 
@@ -138,80 +133,11 @@ def test_files_that_cannot_be_used(tmp_path):
         fed_admm(problem, 20, 3, checkpoint=path, resume=True)
 
 
-@pytest.mark.parametrize("k", range(8))
-def test_a_changed_bit_is_noticed(tmp_path, k):
-    problem, path = a_problem(), tmp_path / "run.npz"
-    found = fed_admm(problem, 10, 3, average="last", checkpoint=path)
-    content = bytearray(path.read_bytes())
-    content[content.index(found.theta.tobytes()) + 24 * k] ^= 1
-    path.write_bytes(content)
-    with pytest.raises(ModelFileError, match=r"run\.npz: cannot be read as a checkpoint: the digest"):
-        fed_admm(problem, 20, 3, average="last", checkpoint=path, resume=True)
-
-
-@contextmanager
-def no_file_grows_beyond(size):
-    before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, before)
-
-
-def test_a_failed_write_leaves_the_state_before_it(tmp_path):
-    path = tmp_path / "run.npz"
-    store = Store(path, "run")
-    store.save(1, {"x": np.arange(3)}, {"caution": 2.0}, durable=True)
-    for size in (0, 20_000):
-        with no_file_grows_beyond(size), pytest.raises(OSError, match=r"run\.npz"):
-            store.save(2, {"x": np.arange(90_000)}, {}, durable=True)
-        found = store.load()
-        assert (found.round, found.arrays["x"].tolist(), found.header) == (1, [0, 1, 2], {"caution": 2.0})
-    store.save(2, {"x": np.arange(90_000)}, {}, durable=True)
-    assert store.load().round == 2
-    store.close()
-    assert [file.name for file in tmp_path.iterdir()] == ["run.npz"]
-
-
 def test_another_file_of_that_name_is_replaced_unless_it_is_to_be_resumed(tmp_path):
     path = tmp_path / "run.npz"
     path.write_bytes(b"something else")
     fed_admm(a_problem(), 10, 3, checkpoint=path)
     same(fed_admm(a_problem(), 20, 3), fed_admm(a_problem(), 20, 3, checkpoint=path, resume=True))
-
-
-KILLED = """
-import sys
-from test_checkpoint import a_problem
-from fedkin.admm import fed_admm
-tell = lambda progress: print(progress.n_iter, flush=True)
-fed_admm(a_problem(), 10_000_000, 3, checkpoint=sys.argv[1], checkpoint_every=5, callbacks=[tell])
-"""
-
-
-@pytest.mark.processes
-def test_kill_9_at_any_time_leaves_a_whole_state(tmp_path):
-    path = tmp_path / "run.npz"
-    for least in (6, 40):
-        command = [sys.executable, "-c", KILLED, str(path)]
-        child = subprocess.Popen(command, cwd=Path(__file__).parent, stdout=subprocess.PIPE, text=True)
-        try:
-            while int(child.stdout.readline()) < least:
-                pass
-        finally:
-            child.kill()
-            child.communicate(timeout=PATIENCE)
-        done = load_and_resume(path)
-        assert done >= least - 5
-        path.unlink()
-
-
-def load_and_resume(path):
-    with closing(sqlite3.connect(path)) as file:
-        ((done,),) = file.execute("select round from state").fetchall()
-    same(fed_admm(a_problem(), done + 7, 3), fed_admm(a_problem(), done + 7, 3, checkpoint=path, resume=True))
-    return done
 
 
 def test_fingerprints():

@@ -56,16 +56,6 @@ def test_the_central_machine_steps_for_absent_sites_as_fed_admm_does(tmp_path: P
     assert centre.average.tobytes() == expected(problem, whole_of(heart, problem), here).tobytes()
 
 
-@pytest.mark.processes
-def test_a_quiet_star_has_the_bits_of_fed_admm(tmp_path: Path) -> None:
-    problem = small_problem(4)
-    with star(tmp_path / "fed", problem, 60) as fleet:
-        fleet.start(options=("--gather", "180", "--deadline", "60"))  # nobody is late
-        fleet.join()
-        assert presence(fleet).all()
-        assert fleet.theta().tobytes() == expected(problem, fleet.plan, presence(fleet)).tobytes()
-
-
 def _starts(fleet: Fleet, name: str) -> int:
     return sum(entry["event"] == "started" for entry in fleet.log(name))
 

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from fedkin.federate.frames import HEADER_BYTES, Expected, Kind, MessageError, OutsideWindow, decode, encode
+from fedkin.federate.frames import HEADER_BYTES, Expected, Kind, MessageError, decode, encode
 
 RUN = b"\x00run\xffid\x01"
 EXPECTED = Expected(RUN, Kind.THETA, 7, 5, first=41, last=42)
@@ -68,13 +68,6 @@ def test_float32_halves_the_payload_and_rounds_to_nearest() -> None:
 def test_refusals_say_what_differs(frame: bytes, words: str) -> None:
     with pytest.raises(MessageError, match=words):
         decode(frame, EXPECTED)
-
-
-@pytest.mark.parametrize("round", [0, 40, 43, 2**32 - 1])
-def test_rounds_outside_the_window_are_known_by_their_class(round: int) -> None:
-    with pytest.raises(OutsideWindow) as refused:
-        decode(frame_of(round=round), EXPECTED)
-    assert refused.value.round == round
 
 
 def test_an_announced_length_takes_no_memory(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,7 +12,6 @@ import pytest
 from builders import small_problem
 from federations import in_process, in_threads, part_of, plan_of
 from fedkin.admm import Store
-from fedkin.data import Rows
 from fedkin.errors import DataError, ModelFileError
 from fedkin.federate import Journal, Participant, Patience, read_record, write_record
 from fedkin.federate.frames import Kind, encode
@@ -130,24 +129,6 @@ def flips(content: bytes, count: int, seed: int = 0) -> list[bytes]:
         changed[bit // 8] ^= 1 << bit % 8
         out.append(bytes(changed))
     return out
-
-
-def test_no_flipped_bit_of_rows_counts(tmp_path: Path) -> None:
-    rng = np.random.default_rng(0)
-    rows = Rows(rng.normal(size=(12, 3)), rng.normal(size=12), rng.normal(size=12))
-    path = tmp_path / "rows.npz"
-    rows.save(path)
-    found = 0
-    for content in flips(path.read_bytes(), 4000):
-        path.write_bytes(content)
-        try:
-            again = Rows.load(path)
-        except DataError:
-            found += 1
-            continue
-        for before, after in zip(rows.arrays, again.arrays, strict=True):
-            assert before.tobytes() == after.tobytes()
-    assert found > 2000
 
 
 def test_no_flipped_bit_of_a_status_counts(tmp_path: Path) -> None:

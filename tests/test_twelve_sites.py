@@ -244,19 +244,3 @@ def test_twelve_sites_by_one_message_and_by_rounds(
     assert one.shape == (ROWS,) and np.abs(one - other).max() < 1e-3
     assert "400 rounds of Fed-ADMM between sites" in at(machines.of(NAMES[3]), "inspect", f"{NAMES[3]}/model")
     check_rows_stayed(machines)
-
-
-def test_three_machines_with_addresses_of_their_own(
-    tmp_path: Path, at: Callable[..., str], running: Callable[[Machines], Running]
-) -> None:
-    """Three addresses stand for three machines; each site listens on its own only."""
-    names, hosts = ("north", "south", "east"), ("127.0.1.1", "127.0.2.1", "127.0.3.1")
-    machines = Machines(tmp_path / "world", names, hosts)
-    enrol_all(machines, at)
-    processes = running(machines)
-    processes.start(*names)
-    processes.join()
-    pooled = fit_pooled(machines, at, "--select", "none", "--lam", str(LAM), "--tol", "1e-9")
-    rounds = publish_all(machines, at)
-    np.testing.assert_allclose(rounds.coef * 15.0, pooled.coef * 15.0, rtol=0, atol=1e-4)
-    check_rows_stayed(machines)
