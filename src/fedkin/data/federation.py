@@ -56,12 +56,8 @@ class Federation(HasSites):
     ----------
     sites : tuple of V ids
     rows : Rows
-        Rows of all sites, site after site; read only, as all arrays here.
-    X : array of shape (N, q)
-    y : array of shape (N,) or None
-        float64 for numbers, bool or object (str) for labels.
-    offset, weight : array of shape (N,) or None
-        The arrays of ``rows``. A row of weight w counts as w rows.
+        Rows of all sites, site after site; read only, as all arrays here. Targets are float64 for numbers, bool or
+        object (str) for labels. A row of weight w counts as w rows.
     starts : int64 array of shape (V + 1,)
         The rows of site number u are ``starts[u]:starts[u + 1]``.
     row_order : int64 array of shape (N,)
@@ -121,13 +117,15 @@ class Federation(HasSites):
         self, sites: tuple[Hashable, ...], counts: Index, rows: Rows, row_order: npt.NDArray[np.integer], **more: Any
     ) -> None:
         """Set parts that have been checked already; ``more`` are other attributes."""
-        vars(self).update(
-            {"target_name": None, "schema": None, "notes": (), "ordered": False, **more},
-            sites=sites,
-            rows=rows.map(lambda part: frozen(np.ascontiguousarray(part))),
-            starts=frozen(np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)),
-            row_order=frozen(row_order.astype(np.int64)),
-        )
+        parts = {
+            "target_name": None, "schema": None, "notes": (), "ordered": False, **more,
+            "sites": sites,
+            "rows": rows.map(lambda part: frozen(np.ascontiguousarray(part))),
+            "starts": frozen(np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)),
+            "row_order": frozen(row_order.astype(np.int64)),
+        }
+        for name, part in parts.items():
+            object.__setattr__(self, name, part)
 
     def _like(
         self, sites: tuple[Hashable, ...], counts: Index, rows: Rows, row_order: Index, **more: Any
@@ -313,21 +311,11 @@ class Federation(HasSites):
     def from_schema(cls, columns: Mapping[str, object], schema: Schema, *, site: str) -> Federation:
         """Make a federation from a table of several sites as a schema says, in the user's units.
 
-        Parameters
-        ----------
-        columns : mapping of name to one value per row, or any table
-            As in `Schema.check`.
-        schema : Schema
-            Its target becomes class labels as the schema has them, or numbers.
-        site : str
-            Column of site ids.
-
         Examples
         --------
         >>> from fedkin.data import Column, Schema
         >>> schema = Schema((Column("ward", "category", levels=("A", "B")),), Column("days"))
-        >>> table = {"hospital": ["n", "s"], "ward": ["B", "A"], "days": [3, 4]}
-        >>> Federation.from_schema(table, schema, site="hospital")
+        >>> Federation.from_schema({"site": ["n", "s"], "ward": ["B", "A"], "days": [3, 4]}, schema, site="site")
         Federation(2 sites, 2 rows, 1 feature)
         """
         table = as_columns(columns)
@@ -466,11 +454,6 @@ class Federation(HasSites):
     def subset(self, sites: Iterable[Hashable]) -> Federation:
         """Restrict the federation to some sites, in the order given.
 
-        Parameters
-        ----------
-        sites : iterable of ids
-            Each at most once.
-
         Examples
         --------
         >>> fed = Federation.from_arrays([[1.0], [2.0], [3.0]], None, ["a", "b", "c"])
@@ -571,15 +554,9 @@ class Federation(HasSites):
         Returns
         -------
         federation : Federation
-            With ``(X - mean) / scale``.
-        mean : array of shape (q,)
-            Pooled means.
-        scale : array of shape (q,)
-            Pooled standard deviations (divisor N); 1 for constant columns.
-
-        Notes
-        -----
-        Do it before `with_intercept`: a constant column becomes zero.
+            With ``(X - mean) / scale``. Do it before `with_intercept`: a constant column becomes zero.
+        mean, scale : array of shape (q,)
+            Pooled means and standard deviations (divisor N); 1 for constant columns.
 
         Examples
         --------

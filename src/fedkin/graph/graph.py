@@ -3,47 +3,40 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Hashable, Iterable, Iterator, Mapping
+from collections.abc import Hashable, Iterable, Mapping
 from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from scipy import sparse
 
-from fedkin._base import Array, Index, count, frozen, html_card, some_of
-from fedkin.data import HasSites
+from fedkin._base import Array, Index, count, frozen
 from fedkin.errors import DataError, GraphError, ParameterError
 from fedkin.graph.edges import (
     Cliques,
+    EdgeSet,
     checked_edges,
     checked_site_weights,
     checked_weights,
-    component_labels,
     flipped_pairs,
-    found_cliques,
     grid_pairs,
     ids_for,
-    incidence_matrix,
-    laplacian_matrix,
     named,
     nearest_pairs,
     pair_numbers,
     pairs_of_matrix,
     plain_ids,
     positions,
-    smallest_nonzero_eigenvalue,
     sorted_edges,
     square_matrix,
     warn_of_unnamed,
 )
-from fedkin.graph.io import named_among, named_in_file, networkx_graph, reader_of, write_graph
+from fedkin.graph.io import networkx_graph, read_graph, write_graph
 
 
 @dataclass(frozen=True, eq=False, repr=False, init=False)
-class Graph(HasSites):
+class Graph(EdgeSet):
     """An undirected graph without self-loops. Immutable.
 
     Parameters
@@ -78,9 +71,6 @@ class Graph(HasSites):
     [[1, 0], [2, 1]]
     """
 
-    # Edges are listed (`edges` and `weights` are set), or known as `cliques` and listed only when asked for.
-    sites: tuple[Hashable, ...]
-
     def __init__(
         self, sites: Iterable[Hashable], edges: Iterable[Any], weights: npt.ArrayLike | None = None
     ) -> None:
@@ -104,7 +94,8 @@ class Graph(HasSites):
         self._set(ids, *checked_edges(ids, index, weights))
 
     def _set(self, sites: tuple[Hashable, ...], edges: Index, weights: Array) -> None:
-        vars(self).update(sites=sites, edges=frozen(edges), weights=frozen(weights))
+        for name, value in (("sites", sites), ("edges", frozen(edges)), ("weights", frozen(weights))):
+            object.__setattr__(self, name, value)
 
     @classmethod
     def _from_edges(cls, sites: tuple[Hashable, ...], edges: Index, weights: Array | None = None) -> Graph:
@@ -116,7 +107,8 @@ class Graph(HasSites):
     @classmethod
     def _from_cliques(cls, sites: tuple[Hashable, ...], cliques: Cliques) -> Graph:
         made = object.__new__(cls)
-        vars(made).update(sites=sites, cliques=cliques)
+        object.__setattr__(made, "sites", sites)
+        object.__setattr__(made, "cliques", cliques)
         return made
 
     # --- other ways to make one -------------------------------------------------------------------------------
@@ -129,12 +121,10 @@ class Graph(HasSites):
 
         Parameters
         ----------
-        sites : iterable of V ids
-            The nodes.
+        sites, weights
+            As in the constructor.
         index : int array of shape (E, 2)
             Positions in `sites`, in either orientation, each pair once.
-        weights : array of shape (E,), optional
-            Positive edge weights; 1 by default.
 
         Examples
         --------
@@ -250,7 +240,7 @@ class Graph(HasSites):
         matrix : scipy sparse matrix or array of shape (V, V)
             Symmetric up to rounding, with an empty diagonal; entries other than zero are edges and their weights.
         sites : iterable of V ids, optional
-            0..V-1 by default.
+            By default 0..V-1.
 
         Examples
         --------
@@ -282,9 +272,8 @@ class Graph(HasSites):
 
         Notes
         -----
-        Euclidean distance. An edge is there when either end is among the k nearest of the other, so degrees are at
-        least k. A site is never its own neighbour; sites at the same place are neighbours at distance zero. Ties
-        for the last place are broken by the order of the search, the same in every run.
+        By Euclidean distance. An edge is there when either end is among the k nearest of the other, so degrees are at
+        least k. Ties for the last place are broken by the order of the search, the same in every run.
 
         Examples
         --------
@@ -346,16 +335,9 @@ class Graph(HasSites):
         ...     Graph.read(path)
         Graph(4 sites, 2 edges, 2 components)
         """
-        path = Path(path)
-        reader = reader_of(path)
-        ids = None if sites is None else positions(sites)[0]
         try:
-            named, ends, weights = reader(path, ids)
-            known = named_in_file(named) if ids is None else named_among(named, ids)
-            nodes = dict.fromkeys(known.values()) if ids is None else ids
-            seen = set(known.values())
-            warn_of_unnamed([site for site in nodes if site not in seen])
-            return cls(nodes, [(known[u], known[v]) for u, v in ends], weights)
+            nodes, ends, weights = read_graph(Path(path), None if sites is None else positions(sites)[0])
+            return cls(nodes, ends, weights)
         except (GraphError, DataError) as error:
             message = str(error)
             raise GraphError(message if str(path) in message else f"{path}: {message}") from None
@@ -384,162 +366,6 @@ class Graph(HasSites):
         'source,target\\n1,2\\n3,\\n'
         """
         write_graph(Path(path), self.sites, self.edges, self.weights)
-
-    # --- what can be read off it ------------------------------------------------------------------------------
-
-    @cached_property
-    def _listed(self) -> tuple[Index, Array]:
-        assert self.cliques is not None  # only they come without a list
-        edges, weights = self.cliques.listed()
-        return frozen(edges), frozen(weights)
-
-    @cached_property
-    def edges(self) -> Index:
-        return self._listed[0]
-
-    @cached_property
-    def weights(self) -> Array:
-        return self._listed[1]
-
-    @property
-    def _known(self) -> Cliques | None:
-        """The cliques, if somebody has said or found out that there are."""
-        known: Cliques | None = vars(self).get("cliques")
-        return known
-
-    @cached_property
-    def cliques(self) -> Cliques | None:
-        """The graph as a union of cliques, None where it is none. Of `complete` and `clusters`, edges wait for use."""
-        return found_cliques(self.components(), self.edges, self.weights)
-
-    @property
-    def n_edges(self) -> int:
-        """Number of edges E."""
-        known = self._known
-        return len(self.edges) if known is None else known.n_edges
-
-    @cached_property
-    def degree(self) -> Index:
-        """Number of neighbours of each site, int64 array of shape (V,)."""
-        known = self._known
-        if known is not None:
-            return frozen(known.sizes[known.labels] - 1)
-        return frozen(np.bincount(self.edges.ravel(), minlength=self.n_sites).astype(np.int64))
-
-    def edge_ids(self) -> Iterator[tuple[Hashable, Hashable]]:
-        """Yield the edges as pairs of ids, in the order of `edges`.
-
-        Examples
-        --------
-        >>> list(Graph(["a", "b"], [("a", "b")]).edge_ids())
-        [('b', 'a')]
-        """
-        return ((self.sites[i], self.sites[j]) for i, j in self.edges.tolist())
-
-    def incidence(self) -> sparse.csr_array:
-        """Return the signed incidence matrix D, sparse of shape (E, V): +1 at i and -1 at j for the edge (i, j), i > j.
-
-        Examples
-        --------
-        >>> Graph(["a", "b"], [("a", "b")]).incidence().toarray()
-        array([[-1.,  1.]])
-        """
-        return self._incidence
-
-    @cached_property
-    def _incidence(self) -> sparse.csr_array:
-        return incidence_matrix(self.n_sites, self.edges)
-
-    def laplacian(self, weighted: bool = True) -> sparse.csr_array:
-        """Return the Laplacian D'WD (degrees minus adjacency), sparse of shape (V, V).
-
-        Parameters
-        ----------
-        weighted : bool
-            Whether W holds the edge weights; otherwise it is the identity.
-
-        Examples
-        --------
-        >>> Graph(["a", "b"], [("a", "b")]).laplacian().toarray()
-        array([[ 1., -1.],
-               [-1.,  1.]])
-        """
-        return laplacian_matrix(self.n_sites, self.edges, self.weights if weighted else np.ones(self.n_edges))
-
-    def components(self) -> Index:
-        """Return the connected component of each site, int64 array of shape (V,), numbered by first appearance.
-
-        Examples
-        --------
-        >>> Graph(["a", "b", "c"], [("a", "c")]).components()
-        array([0, 1, 0])
-        """
-        return self._components
-
-    @cached_property
-    def _components(self) -> Index:
-        known = self._known
-        return frozen(component_labels(self.n_sites, self.edges)) if known is None else known.labels
-
-    @property
-    def n_components(self) -> int:
-        """Number of connected components, the paper's K(E)."""
-        return int(self.components().max()) + 1
-
-    def __eq__(self, other: object) -> bool:
-        if not isinstance(other, Graph):
-            return NotImplemented
-        if self.sites != other.sites or self.n_edges != other.n_edges:
-            return False
-        one, two = self._known, other._known
-        if one is not None and two is not None:
-            return np.array_equal(one.labels, two.labels) and np.array_equal(one.weights, two.weights)
-        return np.array_equal(self.edges, other.edges) and np.array_equal(self.weights, other.weights)
-
-    def __repr__(self) -> str:
-        counts = (count(self.n_sites, "site"), count(self.n_edges, "edge"), count(self.n_components, "component"))
-        return f"Graph({', '.join(counts)})"
-
-    def _repr_html_(self) -> str:
-        degree = self.degree
-        around = f"{degree.min():g} to {degree.max():g}, {degree.mean():.3g} on average" if self.n_sites else "none"
-        facts = {
-            "sites": f"{self.n_sites}: {some_of(self.sites)}",
-            "edges": self.n_edges,
-            "neighbours of a site": around,
-            "connected components": self.n_components,
-        }
-        return html_card("Graph", facts)
-
-    def equal_groups(self, theta: Array) -> Index:
-        """Return labels of shape (V,) of sites joined by edges along which the rows of ``theta (V, p)`` are equal.
-
-        Examples
-        --------
-        >>> Graph.complete("abc").equal_groups(np.array([[1.0], [2.0], [1.0]]))
-        array([0, 1, 0])
-        """
-        known = self._known
-        if known is not None:
-            return known.equal_groups(theta)
-        equal = (theta[self.edges[:, 0]] == theta[self.edges[:, 1]]).all(axis=1)
-        return component_labels(self.n_sites, self.edges[equal])
-
-    def algebraic_connectivity(self) -> float:
-        """Return the smallest nonzero eigenvalue of D'D, the paper's gamma_G^2.
-
-        Returns
-        -------
-        float
-            The smallest over the components of their second eigenvalue (edge weights do not count); infinity for a
-            graph without edges, which has no nonzero eigenvalue.
-
-        Examples
-        --------
-        >>> round(Graph.complete(range(5)).algebraic_connectivity(), 12)
-        5.0
-        """
-        return smallest_nonzero_eigenvalue(self.laplacian(weighted=False), self.components())
 
     # --- making another one -----------------------------------------------------------------------------------
 
@@ -622,15 +448,6 @@ class Graph(HasSites):
     def corrupt(self, varrho: float, seed: int | np.random.Generator) -> Graph:
         """Flip the edge status of every pair of sites with probability varrho (section 5).
 
-        Parameters
-        ----------
-        varrho : float in [0, 1]
-            Probability of a flip, independently for each of the V(V-1)/2 pairs.
-        seed : int or numpy.random.Generator
-            Seed of `numpy.random.default_rng`, or a generator to draw from.
-
-        Notes
-        -----
         Edges that stay keep their weights, new ones have weight 1. Time and memory are of order V^2. A V x V matrix
         of uniform numbers is drawn, and the pair of positions a < b is flipped when the entry (a, b) is below varrho.
 
@@ -651,10 +468,7 @@ class Graph(HasSites):
     def fidelity(self, truth: Graph) -> float:
         """Return the graph fidelity GF = K(E0) / (K(E) + |E minus E0|), at most 1, of this graph for the true one.
 
-        Parameters
-        ----------
-        truth : Graph
-            The cliques of sites with the same parameter, ``Graph.clusters(labels)``, on the same sites.
+        The truth has cliques of sites with the same parameter, ``Graph.clusters(labels)``.
 
         Examples
         --------

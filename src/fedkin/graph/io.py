@@ -1,24 +1,36 @@
-"""Graph files: CSV edge lists and GraphML, read into names, edges and weights and written from them; networkx."""
+"""Read and write graph files, CSV edge lists and GraphML, and convert to networkx."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
+from xml.etree.ElementTree import ParseError
 
 import numpy as np
 
 from fedkin._base import Array, Index, listed, replacing
 from fedkin.data import CSV_SUFFIXES, infer_column, read_cells, write_csv
 from fedkin.errors import DataError, GraphError, missing_dependency
+from fedkin.graph.edges import warn_of_unnamed
 
 _WHOLE_NUMBER = re.compile(r"(0|-?[1-9][0-9]*)(?:\.0*)?")  # a table with gaps makes 7.0 of 7
 
 _Listing = tuple[list[str], list[tuple[str, str]], "list[float] | None"]  # sites, edges, weights
 
 
-def reader_of(path: Path) -> Callable[[Path, tuple[Hashable, ...] | None], _Listing]:
+def read_graph(path: Path, ids: tuple[Hashable, ...] | None) -> tuple[Iterable[Hashable], list[Any], Any]:
+    """Read the sites, edges and weights of a file; ``ids`` are the sites that its names stand for, if known."""
+    named, ends, weights = _reader(path)(path, ids)
+    known = _named_in_file(named) if ids is None else _named_among(named, ids)
+    nodes = tuple(dict.fromkeys(known.values())) if ids is None else ids
+    seen = set(known.values())
+    warn_of_unnamed([site for site in nodes if site not in seen])
+    return nodes, [(known[u], known[v]) for u, v in ends], weights
+
+
+def _reader(path: Path) -> Callable[[Path, tuple[Hashable, ...] | None], _Listing]:
     suffix = path.suffix.lower()
     if suffix == ".graphml":
         return _read_graphml
@@ -64,8 +76,6 @@ def _read_edge_list(path: Path, sites: tuple[Hashable, ...] | None) -> _Listing:
 
 def _read_graphml(path: Path, sites: tuple[Hashable, ...] | None) -> _Listing:
     networkx = _require_networkx("reading GraphML")
-    from xml.etree.ElementTree import ParseError
-
     if not path.is_file():
         raise GraphError(f"there is no file {path}: check the path")
     try:
@@ -80,7 +90,7 @@ def _read_graphml(path: Path, sites: tuple[Hashable, ...] | None) -> _Listing:
 
 def write_graph(path: Path, sites: tuple[Hashable, ...], edges: Index, weights: Array) -> None:
     """Write sites, edges ``(E, 2)`` as pairs of their positions and weights ``(E,)``; `Graph.write` says how."""
-    reader_of(path)  # the same suffixes
+    _reader(path)  # the same suffixes
     names = [str(site) for site in sites]
     _ids_by_text(sites)
     for site, name in zip(sites, names, strict=True):
@@ -116,7 +126,7 @@ def _csv_rows(names: list[str], edges: Index, weights: Array) -> tuple[list[str]
 
 
 def networkx_graph(sites: tuple[Hashable, ...], edges: Index, weights: Array, purpose: str) -> Any:
-    """A `networkx.Graph` with the edge attribute ``weight``; ``purpose`` is for the error where it is not installed."""
+    """Return a `networkx.Graph` with the edge attribute ``weight``; ``purpose`` is for the error without networkx."""
     g = _require_networkx(purpose).Graph()
     g.add_nodes_from(sites)
     ends = zip(edges.tolist(), weights.tolist(), strict=True)
@@ -135,16 +145,16 @@ def _ids_by_text(ids: Sequence[Hashable]) -> dict[str, Hashable]:
     return known
 
 
-def named_in_file(named: list[str]) -> dict[str, Hashable]:
-    """The sites that the names of a file stand for: ints if all of them are whole numbers, else text."""
+def _named_in_file(named: list[str]) -> dict[str, Hashable]:
+    """Return the sites that the names of a file stand for: ints if all of them are whole numbers, else text."""
     numbers = {name: match[1] for name in named if (match := _WHOLE_NUMBER.fullmatch(name))}
     if len(numbers) == len(named):
         return {name: int(number) for name, number in numbers.items()}
     return {name: name for name in named}
 
 
-def named_among(named: list[str], ids: tuple[Hashable, ...]) -> dict[str, Hashable]:
-    """The sites among `ids` that the names of a file stand for."""
+def _named_among(named: list[str], ids: tuple[Hashable, ...]) -> dict[str, Hashable]:
+    """Return the sites among `ids` that the names of a file stand for."""
     by_text = _ids_by_text(ids)
     known: dict[str, Hashable] = {}
     for name in named:
