@@ -11,12 +11,10 @@ from fedkin.core.newton import (
     RANK_TOLERANCE,
     damped_newton,
     generalized_inverse,
-    inverse_of,
     least_eigenvalue,
     solve_and_rest,
     solve_positive,
     sum_groups,
-    unit_diagonal,
 )
 from fedkin.core.ownfits import minimise_with_ridge
 from fedkin.core.parquet import (
@@ -31,7 +29,7 @@ from fedkin.core.parquet import (
 from fedkin.core.penalties import L1, Penalty, make_penalty
 from fedkin.core.problem import FusedObjective, Problem, Solution, Status
 from fedkin.core.quadratics import Quadratics, RowData, SiteData, assign_folds
-from fedkin.core.rows import LossLike, RowBatch, RowTerms, build_terms, resolve_losses, row_blocks, unit_weights
+from fedkin.core.rows import LossLike, RowBatch, RowTerms, build_terms, resolve_losses, unit_weights
 from fedkin.core.selection import FAMILY_WISE, EdgeSelection, Method, bonferroni, select_edges, wald_tests
 from fedkin.core.summaries import Summaries
 from fedkin.core.summarising import Budget, RunningSums, private_summary, site_answer, site_summary, summarise
@@ -55,8 +53,8 @@ __all__ = [
     "Privacy", "Problem", "QuadraticTerms", "Quadratics", "Query", "RowBatch", "RowData", "RowTerms", "RunningSums",
     "SiteData", "SiteTerms", "Solution", "Status", "Streamed", "Summaries", "Summary", "Variance", "assign_folds",
     "ball_gap", "bonferroni", "build_terms", "check_shapes", "damped_newton", "decode", "encode", "generalized_inverse",
-    "global_fit", "holds_labels", "holds_zeros_and_ones", "inverse_of", "least_eigenvalue", "local_fit", "make_penalty",
-    "minimise_with_ridge", "oracle_fit", "parameter_names", "private_summary", "refuse", "resolve_losses", "row_blocks",
+    "global_fit", "holds_labels", "holds_zeros_and_ones", "least_eigenvalue", "local_fit", "make_penalty",
+    "minimise_with_ridge", "oracle_fit", "parameter_names", "private_summary", "refuse", "resolve_losses",
     "rows_in_files", "select_edges", "site_answer", "site_summary", "solve_and_rest", "solve_positive", "sum_groups",
-    "summarise", "summarise_files", "summed_terms", "table_size", "unit_diagonal", "unit_weights", "wald_tests",
+    "summarise", "summarise_files", "summed_terms", "table_size", "unit_weights", "wald_tests",
 ]

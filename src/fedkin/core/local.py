@@ -305,7 +305,7 @@ def _pooled(data: RowData | Summaries, members: Index, weights: Weights) -> tupl
     kinds = by_loss(data.losses, members)
     loss = kinds[0][1]
     if data.rows is None:
-        group: RowData | Summaries = data.subset([data.sites[u] for u in members]).pooled([0] * members.size)
+        group: RowData | Summaries = data.take(members).pooled()
     else:
         sizes = data.n[members]
         n_rows = float(sizes.sum())

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
-from typing import Any, Protocol
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -141,13 +141,9 @@ class Quadratics:
             each = getattr(self, name)
             each[single, -1], each[single, :-1] = each[single].sum(axis=1), 0.0
 
-    def grouped(self, labels: Index, groups: int) -> Quadratics:
-        """Sums over groups of sites with a common ``at`` of 0; ``labels (V,)`` number the groups."""
-
-        def added(values: NDArray[Any]) -> NDArray[Any]:
-            return np.stack([values[labels == k].sum(axis=0) for k in range(groups)])
-
-        return Quadratics(np.zeros((groups, self.at.shape[1])), *(added(getattr(self, name)) for name in _SUMS))
+    def pooled(self) -> Quadratics:
+        """Sums over all sites, as one; every ``at`` is 0."""
+        return Quadratics(self.at[:1], *(getattr(self, name).sum(axis=0, keepdims=True) for name in _SUMS))
 
     def total(self, without: int | None = None, *, forward: bool = False) -> Quadratics:
         """The sums over all rows (or all but those of one fold and, ``forward``, of later ones), as one part."""

@@ -351,7 +351,7 @@ def _quadratic_terms(loss: Loss, blocks: Sequence[RowBlock], ridge: Array, alone
         some = rows.take(poor)
         least_squares = loss.least_squares_rows(*some.arrays, unit_weights(some)) if poor.size else None
         if least_squares is not None:
-            factors.append(RowFactors.of_rows(sites[poor], *least_squares, ridge))
+            factors.append(RowFactors.from_rows(sites[poor], *least_squares, ridge))
     return QuadraticTerms(A, b, c, factors=RowFactors.joined(factors))
 
 

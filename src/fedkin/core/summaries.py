@@ -13,7 +13,6 @@ from typing import Any, ClassVar
 
 import numpy as np
 from msgspec.structs import replace as replace_in
-from numpy.typing import NDArray
 
 from fedkin._base import Array, Index, Mask, listed
 from fedkin.core.columns import Columns, parameter_names
@@ -195,30 +194,16 @@ class Summaries(HasSites):
             entries[name] = some if any(one is not None for one in some) else None
         return replace(self, **entries)
 
-    def pooled(self, labels: Sequence[Hashable]) -> Summaries:
-        """What each group of sites would have said together, for quadratic losses: ``labels`` name the V sites' groups.
-
-        Groups are in the order of their first members.
-        """
+    def pooled(self) -> Summaries:
+        """What all sites would have said as one, for quadratic losses."""
         if self.privacy is not None:
             raise DataError("noisy sums of several sites are not added up: their noise would be forgotten")
         if not self.loss.quadratic:
             raise DataError(f"sums of the {self.loss.name} loss at different points cannot be added up")
-        groups = {label: k for k, label in enumerate(dict.fromkeys(labels))}
-        number = np.array([groups[label] for label in labels])
-
-        def added(values: NDArray[Any]) -> NDArray[Any]:
-            return np.stack([values[number == k].sum(axis=0) for k in range(len(groups))])
-
-        return replace(
-            self,
-            curvature=None,
-            sites=tuple(groups),
-            sums=self.sums.grouped(number, len(groups)),
-            column_sums=added(self.column_sums),
-            column_squares=added(self.column_squares),
-            scores=None if self.scores is None else added(self.scores),
-        )
+        entries: dict[str, Any] = {"sites": (0,), "curvature": None, "sums": self.sums.pooled()}
+        for name in ("column_sums", "column_squares", "scores"):
+            entries[name] = None if (each := getattr(self, name)) is None else each.sum(axis=0, keepdims=True)
+        return replace(self, **entries)
 
     def noise(self) -> Array:
         """Standard deviations ``(V, q + 1, q + 1)`` of the noise in sums over all rows of ``z z'``.

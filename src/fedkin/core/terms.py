@@ -205,7 +205,7 @@ class RowFactors:
     scale: Array  # (M, p)
 
     @classmethod
-    def of_rows(cls, sites: Index, X: Array, y: Array, ridge: Array) -> RowFactors:
+    def from_rows(cls, sites: Index, X: Array, y: Array, ridge: Array) -> RowFactors:
         """Factors of rows ``X (M, n, p)`` with responses ``y (M, n)``, and a ridge ``(p,)``."""
         m, n, p = X.shape
         # the ridge is p further rows, whose response is 0
