@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import os
+import time
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
 
-from fedkin._base import available_threads, one_blas_thread
+from fedkin._base import available_threads, compiling, listening, one_blas_thread
 from fedkin.core import L1, FusedObjective, QuadraticTerms, make_penalty
 from fedkin.errors import ParameterError
 from fedkin.graph import Graph
@@ -245,6 +246,19 @@ def test_projections_onto_the_l1_ball_end_when_coordinates_lie_at_the_threshold(
     edges = kernels.Edges(ends, ends, radius, kernels.KINDS["linf"])
     kernels.edge_step(0, len(v), edges, zeros, np.zeros((1, 3)), found, np.zeros((1, 3)), 1.0)
     np.testing.assert_allclose(found, expected, atol=1e-14)
+
+
+def test_compiling_is_reported_when_it_takes_longer_than_reading(monkeypatch: pytest.MonkeyPatch) -> None:
+    told: list[tuple[str, int, int]] = []
+    with listening(lambda *line: told.append(line)):
+        with compiling.compiling():
+            pass
+        assert told == []
+        monkeypatch.setattr(compiling, "PATIENCE", 0.01)
+        with compiling.compiling():
+            time.sleep(0.2)
+    assert [line[1:] for line in told] == [(0, 1), (1, 1)]
+    assert "once per installation" in told[0][0]
 
 
 def test_linear_algebra_stays_in_one_thread_for_a_while():
