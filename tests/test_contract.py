@@ -165,6 +165,9 @@ def test_bytes_that_are_no_contract():
         Contract.from_bytes(text[:-5])
     with pytest.raises(ContractError, match="high"):
         Contract.from_bytes(text.replace(b'"high":110.0', b'"high":10.0'))
+    for inferred in (b'"agreed":false,', b'"fill":[1.0],', b'"indicators":["age"],'):
+        with pytest.raises(ContractError, match=r"does not know|not agreed on"):
+            Contract.from_bytes(text.replace(b'"schema":{', b'"schema":{' + inferred))
     with pytest.raises(ContractError, match="folds"):
         Contract.from_bytes(text.replace(b'"folds":5', b'"folds":1'))
 

@@ -216,8 +216,16 @@ class Contract(
         return hashlib.sha256(self.to_bytes()).hexdigest()
 
     def to_bytes(self) -> bytes:
-        """Return canonical JSON."""
-        return msgspec.json.encode(self, order="sorted")
+        """Return canonical JSON. Of the schema it has what is agreed on: nothing that is inferred from rows."""
+        schema = self.schema
+        agreed = {
+            "features": [_given(column) for column in schema.features],
+            "target": None if schema.target is None else _given(schema.target),
+            "offset": schema.offset,
+            "missing": schema.missing,
+        }
+        plain = {**msgspec.structs.asdict(self), "format": FORMAT, "schema": agreed}
+        return msgspec.json.encode(plain, order="sorted")
 
     @classmethod
     def from_bytes(cls, text: bytes) -> Contract:
@@ -259,7 +267,8 @@ class Contract(
     # --- whether it holds together ----------------------------------------------------------------------------
 
     def _wrong_method(self) -> list[str]:
-        wrong, rounds = [], self.rounds
+        rounds = self.rounds
+        wrong = [] if self.schema.agreed else ["its schema was inferred from rows, not agreed on"]
         given = [name for name in ("penalty", "ridge", "sparsity") if getattr(self, name) not in ("l1", 0.0)]
         if self.method == "kin" and given:
             wrong.append(
@@ -413,6 +422,12 @@ class _Reading:
     def _mistake(self, path: tuple[str, ...], words: str) -> None:
         line = _line_of(self._lines, path) if path else None
         self.wrong.append(words if line is None else f"line {line}: {words}")
+
+
+def _given(column: Column) -> dict[str, Any]:
+    """Return the entries of a column that are not empty."""
+    values = {one.name: getattr(column, one.name) for one in fields(column)}
+    return {name: value for name, value in values.items() if value not in (None, "", ())}
 
 
 def _near(word: str, known: Iterable[str]) -> str:
