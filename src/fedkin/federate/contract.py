@@ -268,7 +268,8 @@ class Contract(
 
     def _wrong_method(self) -> list[str]:
         rounds = self.rounds
-        wrong = [] if self.schema.agreed else ["its schema was inferred from rows, not agreed on"]
+        inferred = not self.schema.agreed or self.schema.fill or self.schema.indicators
+        wrong = ["its schema was inferred from rows, not agreed on"] if inferred else []
         given = [name for name in ("penalty", "ridge", "sparsity") if getattr(self, name) not in ("l1", 0.0)]
         if self.method == "kin" and given:
             wrong.append(
