@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 from scipy.special import ndtri
 
 from fedkin._base import Array
@@ -23,10 +22,6 @@ class LinearLoss(ScalarLoss):
     strictly_convex = True
     minimiser = "always"
     estimates_scale = True
-
-    @classmethod
-    def suits(cls, y: NDArray[Any]) -> bool:
-        return y.dtype.kind in "fiu"
 
     def loss(self, eta: Array, y: Array) -> Array:
         return 0.5 * (y - eta) ** 2

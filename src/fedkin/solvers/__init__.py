@@ -1,12 +1,7 @@
-"""How a problem is solved exactly: one level (`solve`), a path of levels (`lam_path`), the choice of a level.
+"""Solve a problem exactly: one level (`solve`), a path of levels (`lam_path`), the choice of a level.
 
-In: a `Problem`. Out: a `Solution` with a certified duality gap, or a level chosen by cross-validation within sites.
-An `Iteration` (numpy, compiled, along chains, or on cliques or almost cliques without edges) takes primal-dual steps;
-`exact` certifies where it stands and makes a `Solution` of the best; `debias` solves again with weaker edges;
-`profiled` leaves out parameters that no edge pulls at. `kernels/` holds the compiled loops and the toolkit that
-compiles them.
-To add an iteration: a subclass of `pdhg.Iteration`, which `exact.start_iteration` chooses. A penalty is added in
-`core.penalties`. Imports: `core` and below.
+A `Problem` becomes a `Solution` with a certified duality gap. An `Iteration` (`pdhg`: numpy on edges, or sorted cliques;
+`compiled`: kernels on edges) takes primal-dual steps; `exact` drives it, certifies where it stands and keeps the best.
 """
 
 from __future__ import annotations
