@@ -12,7 +12,7 @@ from typing import Any, Unpack
 import numpy as np
 import numpy.typing as npt
 
-from fedkin._base import AnyArray, Array, Index, count, frozen, html_card, listed, some_of
+from fedkin._base import AnyArray, Array, Index, count, frozen, html_card, in_file, listed, some_of
 from fedkin.data.cells import is_missing, parsed_numbers
 from fedkin.data.checks import (
     HasSites,
@@ -247,7 +247,7 @@ class Federation(HasSites):
         ((table, rows),) = scan.rows()
         inferred = scan.result()
         for text in inferred.notes:
-            warnings.warn(text, TableWarning, stacklevel=4)
+            warnings.warn(text, TableWarning, stacklevel=3)
         schema = inferred.schema
         sites, codes = grouped(table[roles.site])
         stacked = Rows(
@@ -300,12 +300,9 @@ class Federation(HasSites):
         ('north', 'south')
         """
         roles = Roles(site or "", target, **others)
-        try:
-            columns, found, places = read_table(path, roles)
+        columns, found, places = read_table(path, roles)
+        with in_file(path, DataError):
             return cls._from_columns(columns, replace(roles, site=found), places)
-        except DataError as error:
-            message = str(error)
-            raise DataError(message if str(path) in message else f"{path}: {message}") from None
 
     @classmethod
     def from_schema(cls, columns: Mapping[str, object], schema: Schema, *, site: str) -> Federation:

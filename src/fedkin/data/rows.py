@@ -108,10 +108,8 @@ class Rows:
                 stored = {name: file[name] for name in file.files}
             digest = stored.pop("digest")
             parts = {name: np.ascontiguousarray(part, dtype=np.float64) for name, part in stored.items()}
-        except Exception as error:
-            # numpy and zipfile raise what they like on damaged bytes: struct.error, NotImplementedError, ...
-            why = "" if "pickle" in str(error) else f" ({error})"  # numpy's advice to trust the file is not ours
-            raise DataError(f"{path} is damaged, or not an NPZ file of rows{why}; make it again") from None
+        except Exception as error:  # numpy and zipfile raise what they like on damaged bytes
+            raise DataError(f"{path} is damaged, or not an NPZ file of rows; make it again") from error
         if "X" not in parts or not parts.keys() <= set(_NAMES):
             has = ", ".join(parts) or "none"
             raise DataError(f"{path} has the arrays {has}, expected X, and y, offset and weight if used")

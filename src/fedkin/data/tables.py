@@ -149,7 +149,7 @@ def read_table(path: str | os.PathLike[str], roles: Roles) -> tuple[Columns, str
         return read_files(files, roles.site or None, wanted)
     columns = read_columns(files[0])
     if not roles.site:
-        raise DataError(f"say which column holds the sites, site=...; it has {listed(columns, 20)}")
+        raise DataError(f"{path}: say which column holds the sites, site=...; it has {listed(columns, 20)}")
     return columns, roles.site, RowPlaces((files[0],), (len(next(iter(columns.values()), ())),))
 
 

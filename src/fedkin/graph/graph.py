@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from fedkin._base import Array, Index, count, frozen
+from fedkin._base import Array, Index, count, frozen, in_file
 from fedkin.errors import DataError, GraphError, ParameterError
 from fedkin.graph.edges import (
     Cliques,
@@ -335,12 +335,12 @@ class Graph(EdgeSet):
         ...     Graph.read(path)
         Graph(4 sites, 2 edges, 2 components)
         """
+        ids = None if sites is None else positions(sites)[0]
         try:
-            nodes, ends, weights = read_graph(Path(path), None if sites is None else positions(sites)[0])
-            return cls(nodes, ends, weights)
-        except (GraphError, DataError) as error:
-            message = str(error)
-            raise GraphError(message if str(path) in message else f"{path}: {message}") from None
+            with in_file(path, GraphError):
+                return cls(*read_graph(Path(path), ids))
+        except DataError as error:  # it names the file
+            raise GraphError(str(error)) from None
 
     def write(self, path: str | os.PathLike[str]) -> None:
         """Write a CSV edge list or a GraphML file, by the suffix.

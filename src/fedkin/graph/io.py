@@ -10,7 +10,7 @@ from xml.etree.ElementTree import ParseError
 
 import numpy as np
 
-from fedkin._base import Array, Index, listed, replacing
+from fedkin._base import Array, Index, in_file, listed, replacing
 from fedkin.data import CSV_SUFFIXES, infer_column, read_cells, write_csv
 from fedkin.errors import DataError, GraphError, missing_dependency
 from fedkin.graph.edges import warn_of_unnamed
@@ -37,7 +37,7 @@ def _reader(path: Path) -> Callable[[Path, tuple[Hashable, ...] | None], _Listin
     if suffix in CSV_SUFFIXES:
         return _read_edge_list
     raise GraphError(
-        f"{path}: cannot tell the format from the suffix {path.suffix!r}, "
+        f"cannot tell the format from the suffix {path.suffix!r}, "
         f"expected one of {', '.join((*CSV_SUFFIXES, '.graphml'))}"
     )
 
@@ -77,7 +77,7 @@ def _read_edge_list(path: Path, sites: tuple[Hashable, ...] | None) -> _Listing:
 def _read_graphml(path: Path, sites: tuple[Hashable, ...] | None) -> _Listing:
     networkx = _require_networkx("reading GraphML")
     if not path.is_file():
-        raise GraphError(f"there is no file {path}: check the path")
+        raise GraphError("there is no file of this name: check the path")
     try:
         g = networkx.read_graphml(path)
     except (ParseError, networkx.NetworkXError, KeyError, ValueError) as error:
@@ -90,7 +90,8 @@ def _read_graphml(path: Path, sites: tuple[Hashable, ...] | None) -> _Listing:
 
 def write_graph(path: Path, sites: tuple[Hashable, ...], edges: Index, weights: Array) -> None:
     """Write sites, edges ``(E, 2)`` as pairs of their positions and weights ``(E,)``; `Graph.write` says how."""
-    _reader(path)  # the same suffixes
+    with in_file(path, GraphError):
+        _reader(path)  # the same suffixes
     names = [str(site) for site in sites]
     _ids_by_text(sites)
     for site, name in zip(sites, names, strict=True):
