@@ -26,19 +26,7 @@ kernel: Callable[[Callable[..., Any]], Any] = njit(
 
 
 def load(function: Any, *arguments: Any) -> None:
-    """Compile a kernel for the types of these arguments, or read it from numba's cache, without calling it.
-
-    Examples
-    --------
-    >>> import numpy as np
-    >>> from fedkin._base.compiling import kernel, load
-    >>> @kernel
-    ... def total(values):
-    ...     return values.sum()
-    >>> load(total, np.ones(3))
-    >>> len(total.signatures), total(np.ones(3))
-    (1, 3.0)
-    """
+    """Compile a kernel for the types of these arguments, or read it from numba's cache, without calling it."""
     signature = tuple(typeof(one) for one in arguments)  # type: ignore[no-untyped-call]
     if signature not in function.signatures:
         with compiling():

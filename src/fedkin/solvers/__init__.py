@@ -1,6 +1,6 @@
 """Solve a problem exactly: one level (`solve`), a path of levels (`lam_path`), the choice of a level.
 
-A `Problem` becomes a `Solution` with a certified duality gap. An `Iteration` (`pdhg`: numpy on edges, or sorted cliques;
+A `Problem` becomes a `Solution` with a certified gap. An `Iteration` (`pdhg`: numpy on edges, or sorted cliques;
 `compiled`: kernels on edges) takes primal-dual steps; `exact` drives it, certifies where it stands and keeps the best.
 """
 
