@@ -5,7 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal, NamedTuple, overload
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -222,32 +222,6 @@ class _Part(NamedTuple):
     models: Mapping[str, FittedModel] = {}
 
 
-@overload
-def compare(
-    data: Federation,
-    graph: Graph | None = ...,
-    options: FitOptions | None = ...,
-    *,
-    repeats: int = ...,
-    test_size: float = ...,
-    splits: Sequence[ArrayLike] | None = ...,
-    keep_best: bool = ...,
-    progress: Say | None = ...,
-    schema: Schema | None = ...,
-) -> Comparison: ...
-@overload
-def compare(
-    data: Data,
-    graph: Graph | None = ...,
-    options: FitOptions | None = ...,
-    *,
-    model: FittedModel | None = ...,
-    repeats: int = ...,
-    test_size: float = ...,
-    keep_best: bool = ...,
-    progress: Say | None = ...,
-    schema: Schema | None = ...,
-) -> Comparison | None: ...
 def compare(
     data: Data,
     graph: Graph | None = None,
@@ -260,7 +234,7 @@ def compare(
     keep_best: bool = False,
     progress: Say | None = None,
     schema: Schema | None = None,
-) -> Comparison | None:
+) -> Comparison:
     """Compare Fedkin on held-out rows with every site alone, one model for all, and site intercepts, all tuned.
 
     Parameters
@@ -286,8 +260,12 @@ def compare(
 
     Returns
     -------
-    Comparison or None
-        None where sites gave no sums by fold.
+    Comparison
+
+    Raises
+    ------
+    DataError
+        Where sites gave no sums by fold, or there are no held-out rows.
 
     Notes
     -----
@@ -308,16 +286,13 @@ def compare(
     True
     """
     options = FitOptions() if options is None else options
-    metric: str | None
     if not isinstance(data, Federation):
-        metric, parts = _fold_parts(data, graph, options, model, schema)
-        rows = np.rint(data.n_samples).astype(np.int64)
-        return _together(metric, "folds", data.sites, rows, parts) if parts else None
+        return _compared_by_folds(data, graph, options, model, schema)
     check_whole("repeats", repeats, least=1)
     if not 0 < test_size < 1:
         raise ParameterError(f"test_size must be between 0 and 1, got {test_size!r}")
     cuts = _cuts(data, options.seed, repeats, test_size, splits)
-    parts, metric = [], None
+    parts, metric = list[_Part](), "loss"
     try:
         for number, (train, test) in enumerate(tracked(cuts, "comparing on held-out rows"), 1):
             if progress is not None:
@@ -327,12 +302,12 @@ def compare(
             models[FEDKIN] = fit(train, graph, options, progress, schema, quick=True)
             if models[FEDKIN].status == "interrupted":  # solvers end so on Ctrl-C
                 raise KeyboardInterrupt
-            metric = models[FEDKIN].loss.metric
+            metric = models[FEDKIN].loss.metric or "loss"
             parts.append(_split_part(models, test))
     except KeyboardInterrupt:
         if not parts or not keep_best:
             raise
-    return _together(metric or "loss", "splits", data.sites, data.n_samples, parts)
+    return _together(metric, "splits", data.sites, data.n_samples, parts)
 
 
 def _together(
@@ -466,14 +441,14 @@ def site_areas(codes: NDArray[Any], chance: Array, starts: Index) -> Array:
 # --- folds of sums ----------------------------------------------------------------------------------------------
 
 
-def _fold_parts(
+def _compared_by_folds(
     data: FileRows | Summaries,
     graph: Graph | None,
     options: FitOptions,
     model: FittedModel | None,
     schema: Schema | None,
-) -> tuple[str, list[_Part]]:
-    """Return the metric, and every fold held out in turn."""
+) -> Comparison:
+    """Compare with every fold held out in turn."""
     if model is None:
         found = fit(data, graph, options, schema=schema)
         if not isinstance(found, FittedModel):
@@ -499,7 +474,9 @@ def _fold_parts(
             each[seen] = factor * test.values(theta[seen])
             part.errors[name], part.site_errors[name] = float(n @ each[seen] / n.sum()), each
         parts.append(part)
-    return metric, parts
+    if not parts:
+        raise DataError("the sites gave no sums by fold, so no rows can be held out")
+    return _together(metric, "folds", data.sites, np.rint(data.n_samples).astype(np.int64), parts)
 
 
 def _without_fold(prepared: Prepared, model: FittedModel, options: FitOptions, rest: Quadratics) -> Array:

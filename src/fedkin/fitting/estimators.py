@@ -12,25 +12,13 @@ or is a column of X, which ``site_column`` names; then everything of scikit-lear
 
 from __future__ import annotations
 
-import warnings
-from collections.abc import Callable, Hashable, Iterable
-from copy import deepcopy
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar, Literal, Self
+from typing import Literal
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
-from sklearn.base import BaseEstimator, ClassifierMixin, RegressorMixin
-from sklearn.metrics import accuracy_score, r2_score
-from sklearn.utils.metadata_routing import MetadataRequest
-from sklearn.utils.multiclass import check_classification_targets
-from sklearn.utils.validation import check_is_fitted, validate_data
 
-from fedkin._base import Array, listed
-from fedkin.core import Method, RunningSums, Variance
-from fedkin.data import Federation
-from fedkin.errors import DataError, FedkinWarning, ParameterError
-from fedkin.fitting.methods import fit_prepared, with_covariates
+from fedkin.core import Method, Variance
+from fedkin.fitting.methods import fit_prepared
 from fedkin.fitting.model import FittedModel
 from fedkin.fitting.options import (
     AUTO,
@@ -42,11 +30,11 @@ from fedkin.fitting.options import (
     Solver,
     documented,
 )
-from fedkin.fitting.preparation import Prepared, prepare
-from fedkin.fitting.scoring import AtSites, SiteScorer, WithinSiteKFold, refuse_text, request_all, split_column
+from fedkin.fitting.per_site import PerSite, SiteClassifier, SiteRegressor
+from fedkin.fitting.preparation import Prepared
+from fedkin.fitting.scoring import SiteScorer, WithinSiteKFold
 from fedkin.graph import Graph
-from fedkin.kin import Covariates, Kin, hint_of
-from fedkin.losses import LOSSES, Loss, loss_kind, loss_names
+from fedkin.losses import Loss, loss_names
 
 __all__ = [
     "FedADMMClassifier",
@@ -57,456 +45,14 @@ __all__ = [
     "WithinSiteKFold",
 ]
 
-Sites = ArrayLike | Hashable | None
 
-#: The site of all rows when none are named.
-SINGLE_SITE = "all"
-_NO_SITE = (
-    "fit was not told the sites of the rows, so it made ONE model for all of them: pass site= with an id per row "
-    "(cross_val_score, GridSearchCV and the like pass it on only with metadata routing; groups= never reaches a "
-    "model), name a column of X with site_column=, or say site='all' if one model is what you want"
-)
-_SAY_SITE = (
-    "the model has {n} sites, so it must be told which one each row belongs to: site= one of {some}, or a list "
-    "with an id per row. Where scikit-learn calls it (scoring=, permutation_importance, CalibratedClassifierCV), use "
-    "fedkin.SiteScorer with metadata routing, model.at(site), or ids in a column of X that site_column= names"
-)
-
-
-# --- rows so far, for partial_fit -------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, eq=False)
-class _SumsSoFar:
-    """Sums of least squares over all rows so far, of features less ``shift (q,)``."""
-
-    sums: RunningSums
-    shift: Array
-    names: tuple[str, ...]
-    has_offset: bool
-
-    @property
-    def sites(self) -> tuple[Hashable, ...]:
-        return self.sums.sites
-
-    def with_rows(self, more: Federation) -> _SumsSoFar:
-        sums = deepcopy(self.sums)
-        came = np.argsort(more.row_order)
-        assert more.y is not None
-        y = more.y if more.offset is None else more.y - more.offset
-        ids: list[Hashable] = [more.sites[u] for u in more.site_index[came].tolist()]
-        sums.add(ids, more.X[came] - self.shift, y[came], None if more.weight is None else more.weight[came])
-        return replace(self, sums=sums)
-
-    def prepared(self, options: FitOptions) -> Prepared:
-        summaries = self.sums.summaries(self.names, intercept=options.fit_intercept, seed=options.seed)
-        made = prepare(summaries, options)
-        mean = made.columns.mean + np.append(np.zeros(int(made.columns.intercept)), self.shift)
-        offset = "offset" if self.has_offset else None
-        return replace(made, columns=replace(made.columns, mean=mean), offset_name=offset)
-
-
-@dataclass(frozen=True, eq=False)
-class _RowsSoFar:
-    """All rows so far."""
-
-    rows: Federation
-
-    @property
-    def sites(self) -> tuple[Hashable, ...]:
-        return self.rows.sites
-
-    @property
-    def has_offset(self) -> bool:
-        return self.rows.offset is not None
-
-    def with_rows(self, more: Federation) -> _RowsSoFar:
-        """Return the rows of both, as if they had come in one table: the earlier ones first."""
-        both = [(one, np.argsort(one.row_order)) for one in (self.rows, more)]
-        parts: dict[str, Any] = {}
-        for name in ("X", "y", "offset", "weight"):
-            values = [getattr(one, name) for one, _ in both]
-            if name == "weight" and any(value is not None for value in values):
-                values = [np.ones(len(one.X)) if one.weight is None else one.weight for one, _ in both]
-            together = [value[came] for value, (_, came) in zip(values, both, strict=True) if value is not None]
-            parts[name] = np.concatenate(together) if together else None
-        ids = [one.sites[u] for one, came in both for u in one.site_index[came].tolist()]
-        features = parts.pop("X"), parts.pop("y")
-        return _RowsSoFar(Federation.from_arrays(*features, ids, **parts, feature_names=self.rows.feature_names))
-
-    def prepared(self, options: FitOptions) -> Prepared:
-        return prepare(self.rows, options)
-
-    def shortened(self, options: FitOptions, *, quadratic: bool) -> _RowsSoFar | _SumsSoFar:
-        """Return sums where they tell everything and take less memory than the rows."""
-        rows, folds = self.rows, options.cv_folds if options.chosen == "fused" else 1
-        small = len(rows.X) <= rows.n_sites * folds * (rows.n_features + 2)
-        if not quadratic or options.solver != "exact" or small:
-            return self
-        # without an intercept a shift of the features would be another model
-        shift = np.average(rows.X, axis=0, weights=rows.weight) if options.fit_intercept else 0 * rows.X[0]
-        empty = RunningSums(rows.n_features, folds)
-        return _SumsSoFar(empty, shift, rows.feature_names, self.has_offset).with_rows(rows)
-
-
-def _weighted(federation: Federation, sample_weight: ArrayLike) -> Federation:
-    """Return the federation with weights in the order in which rows came, and without rows of weight 0."""
-    weight, n = np.asarray(sample_weight, dtype=np.float64), len(federation.X)
-    if weight.shape != (n,):
-        raise DataError(f"sample_weight has shape {weight.shape}, expected one number per row: ({n},)")
-    wrong = np.flatnonzero(~(np.isfinite(weight) & (weight >= 0)))
-    if wrong.size:
-        raise DataError(f"row {wrong[0]}: the sample_weight is {weight[wrong[0]]:g}, expected a number of at least 0")
-    weight = weight[federation.row_order]
-    if not weight.any():
-        raise DataError("sample_weight is zero in every row, so no row is left: give some of them a weight")
-    if not weight.all():
-        federation = federation.take(weight > 0, allow_empty=True)
-        federation = federation.subset([u for u, n in zip(federation.sites, federation.n_samples, strict=True) if n])
-        weight = weight[weight > 0]
-    return federation.replaced(weight=weight)
-
-
-# --- what all estimators share ----------------------------------------------------------------------------------
-
-
-class PerSite:
-    """Base of all estimators; before scikit-learn's mixins, whose scores know no sites."""
-
-    loss: str | Loss
-    site_column: str | int | None
-    model_: FittedModel
-    _metric: ClassVar[Callable[..., float]]
-    _auto_loss: ClassVar[str]
-    _so_far: _RowsSoFar | _SumsSoFar
-
-    def get_metadata_routing(self) -> MetadataRequest:
-        """Return what scikit-learn should pass on: by default all that methods can take."""
-        return request_all(super().get_metadata_routing())  # type: ignore[misc]
-
-    def _loss(self) -> str | Loss:
-        return self._auto_loss if self.loss == AUTO else self.loss
-
-    def _seed(self, state: int | np.random.RandomState | None) -> int:
-        if isinstance(state, np.random.RandomState):
-            state = state.randint(2**31)
-        return 0 if state is None else int(state)
-
-    def _options(self) -> FitOptions:
-        raise NotImplementedError
-
-    def _fit(self, prepared: Prepared, graph: Graph | None, options: FitOptions) -> FittedModel:
-        raise NotImplementedError
-
-    def _checked(self, X: ArrayLike, y: ArrayLike, reset: bool = True) -> tuple[Array, NDArray[Any]]:
-        raise NotImplementedError
-
-    def fit(
-        self,
-        X: ArrayLike,
-        y: ArrayLike,
-        site: Sites = None,
-        graph: Graph | None = None,
-        offset: ArrayLike | None = None,
-        sample_weight: ArrayLike | None = None,
-        covariates: Covariates | None = None,
-    ) -> Self:
-        """Fit a model for every site.
-
-        Parameters
-        ----------
-        X : array (n, q)
-            Rows of all sites, in any order.
-        y : array (n,)
-            Targets, or class labels.
-        site : array (n,) of ids, or one id
-            The site of each row, or of all rows. Without it, and without ``site_column``, all rows are one site,
-            and a `FedkinWarning` is given.
-        graph : Graph or networkx graph, optional
-            Between the sites; all pairs without it.
-        offset : array (n,), optional
-            Known part of the linear predictor, such as the log of an exposure.
-        sample_weight : array (n,), optional
-            How many rows each row stands for; rows of weight 0 are left out.
-        covariates : mapping {site: value, row or {name: value}} or pandas table, optional
-            What is known about the sites beside their rows, such as size or region, instead of a graph; its index has
-            the sites. See `fedkin.kin.covariate_graph`. An array is in the order of `sites_`.
-        """
-        options = self._options()
-        X, site = self._apart(X, site)
-        rows, target = self._checked(X, y)
-        if site is None:
-            warnings.warn(_NO_SITE, FedkinWarning, stacklevel=2)
-            site = SINGLE_SITE
-        federation = self._stacked(rows, target, site, offset, sample_weight)
-        return self._fit_all(_RowsSoFar(federation), graph, options, covariates)
-
-    def partial_fit(
-        self,
-        X: ArrayLike,
-        y: ArrayLike,
-        site: Sites = None,
-        graph: Graph | None = None,
-        offset: ArrayLike | None = None,
-        sample_weight: ArrayLike | None = None,
-        covariates: Covariates | None = None,
-    ) -> Self:
-        """Add rows to those of earlier fits: of sites that were there, or of new ones.
-
-        Parameters
-        ----------
-        X, y, site, graph, offset, sample_weight, covariates
-            As in `fit`; graph and covariates are about all sites, also those of earlier rows.
-
-        Notes
-        -----
-        The result is that of `fit` on all rows. For least squares sums over rows add up, and the estimator keeps these
-        as soon as they take less memory than the rows; results then agree up to rounding (kin: up to what its sampler
-        makes of it), and folds that choose ``lam`` are dealt as rows come. For other losses it keeps the rows.
-        """
-        if not hasattr(self, "model_") or not hasattr(self, "_so_far"):
-            return self.fit(X, y, site, graph, offset, sample_weight, covariates)
-        options, seen = self._options(), self._so_far
-        X, site = self._apart(X, site)
-        rows, target = self._checked(X, y, reset=False)
-        if site is None and seen.sites != (SINGLE_SITE,):
-            raise DataError("partial_fit was not told the sites of the rows: pass site= with an id per row")
-        more = self._stacked(rows, target, SINGLE_SITE if site is None else site, offset, sample_weight)
-        if (more.offset is not None) != seen.has_offset:
-            raise DataError("rows of one model have an offset all or none: give offset= as before")
-        return self._fit_all(seen.with_rows(more), graph, options, covariates)
-
-    def _apart(self, X: Any, site: Sites) -> tuple[Any, Sites]:
-        """Return X without the column of sites, and the sites: those given, or those of the column."""
-        if self.site_column is None:
-            return X, site
-        rest, ids = split_column(X, self.site_column)
-        if ids is None and site is None:
-            raise DataError(
-                f"X has no column {self.site_column!r}, which site_column= names: add it, or pass site="
-            )
-        return rest, ids if site is None else site
-
-    def _stacked(
-        self,
-        rows: Array,
-        target: NDArray[Any],
-        site: Sites,
-        offset: ArrayLike | None,
-        sample_weight: ArrayLike | None,
-    ) -> Federation:
-        each = isinstance(site, Iterable) and not isinstance(site, str | bytes)
-        ids: Any = site if each else [site] * len(rows)
-        names = getattr(self, "feature_names_in_", None)
-        stacked = Federation.from_arrays(rows, target, ids, offset=offset, feature_names=names)
-        return stacked if sample_weight is None else _weighted(stacked, sample_weight)
-
-    def _fit_all(
-        self, rows: _RowsSoFar | _SumsSoFar, graph: Any, options: FitOptions, covariates: Covariates | None
-    ) -> Self:
-        if graph is not None and not isinstance(graph, Graph):
-            if not hasattr(graph, "is_directed"):
-                raise ParameterError(
-                    f"graph must be a fedkin.Graph or a networkx graph, got {type(graph).__name__}; see fedkin.Graph"
-                )
-            graph = Graph.from_networkx(graph)
-        prepared = rows.prepared(options)
-        hint = hint_of(graph, covariates, prepared.data.sites)
-        model = with_covariates(self._fit(prepared, hint, options), covariates)
-        if isinstance(rows, _RowsSoFar):
-            rows = rows.shortened(options, quadratic=prepared.loss.quadratic)
-        squeezed = model.coef.shape[1] == 1
-        self._so_far, self.model_ = rows, model
-        self.coef_ = model.coef[:, 0] if squeezed else model.coef
-        self.intercept_ = model.intercept[:, 0] if squeezed else model.intercept
-        self.sites_: tuple[Hashable, ...] = model.sites
-        self.graph_ = model.graph
-        self.groups_ = model.groups
-        return self
-
-    def _html_repr(self) -> str:
-        """Return scikit-learn's diagram before the fit, the model after it."""
-        if hasattr(self, "model_"):
-            return self.model_._repr_html_().replace("FittedModel", type(self).__name__, 1)
-        return str(super()._html_repr())  # type: ignore[misc]
-
-    def predict(self, X: ArrayLike, site: Sites = None, offset: ArrayLike | None = None) -> NDArray[Any]:
-        """Predict mean responses, or class labels.
-
-        Parameters
-        ----------
-        X : array (n, q)
-            Rows to predict.
-        site : array (n,) of ids, or one id
-            The site of each row, or of all rows. It may be left out only when one site was fitted.
-        offset : array (n,), optional
-            Needed when the fit had one.
-
-        Returns
-        -------
-        array (n,)
-        """
-        rows, site = self._rows(X, site)
-        return self.model_.predict(rows, site, offset)
-
-    def at(self, site: Sites, offset: ArrayLike | None = None) -> AtSites:
-        """Return the fitted model bound to the sites of certain rows, which it predicts without ``site=``.
-
-        Parameters
-        ----------
-        site : array (n,) of ids, or one id
-            The sites of the rows that it will see, in their order.
-        offset : array (n,), optional
-            Their offsets.
-
-        Examples
-        --------
-        >>> import numpy as np
-        >>> from sklearn.inspection import permutation_importance
-        >>> from fedkin import KinRegressor
-        >>> rng = np.random.default_rng(0)
-        >>> X, site = rng.normal(size=(120, 2)), np.repeat(["a", "b", "c"], 40)
-        >>> y = X[:, 0] + 0.1 * rng.normal(size=120)
-        >>> model = KinRegressor().fit(X, y, site=site)
-        >>> found = permutation_importance(model.at(site), X, y, random_state=0).importances_mean
-        >>> bool(found[0] > 1 > abs(found[1]))
-        True
-        """
-        check_is_fitted(self)
-        return AtSites(self, site, offset)
-
-    def score(
-        self,
-        X: ArrayLike,
-        y: ArrayLike,
-        site: Sites = None,
-        offset: ArrayLike | None = None,
-        sample_weight: ArrayLike | None = None,
-    ) -> float:
-        """Return R^2 of a regressor, accuracy of a classifier, over all rows.
-
-        Parameters
-        ----------
-        X, site, offset
-            As in `predict`.
-        y : array (n,)
-            True targets.
-        sample_weight : array (n,), optional
-            Weights of the rows.
-        """
-        return float(self._metric(y, self.predict(X, site, offset), sample_weight=sample_weight))
-
-    def _rows(self, X: ArrayLike, site: Sites) -> tuple[Array, Sites]:
-        check_is_fitted(self)
-        X, site = self._apart(X, site)
-        refuse_text(X, self.site_column)
-        rows: Array = validate_data(self, X, reset=False, dtype=np.float64)
-        if site is None and len(self.sites_) > 1:
-            raise DataError(_SAY_SITE.format(n=len(self.sites_), some=listed(self.sites_)))
-        return rows, site
-
-
-class _Regressor(PerSite, RegressorMixin, BaseEstimator):  # type: ignore[misc]
-    _metric = staticmethod(r2_score)
-    _auto_loss = loss_names("number")[0]
-
-    def __sklearn_tags__(self) -> Any:
-        tags = super().__sklearn_tags__()
-        tags.target_tags.positive_only = loss_kind(self._loss()).target in ("count", "positive")
-        return tags
-
-    def _checked(self, X: ArrayLike, y: ArrayLike, reset: bool = True) -> tuple[Array, NDArray[Any]]:
-        kind = loss_kind(self._loss()).target
-        if self.loss in LOSSES and kind in (None, "class"):
-            other = type(self).__name__.replace("Regressor", "Classifier")
-            hint = other if kind == "class" else "fedkin.Problem, as it has no target"
-            raise ParameterError(f"loss={self.loss!r} is not for regression; use it with {hint}")
-        refuse_text(X, self.site_column)
-        rows, target = validate_data(self, X, y, reset=reset, dtype=np.float64, y_numeric=True)
-        return rows, target
-
-
-class _Classifier(PerSite, ClassifierMixin, BaseEstimator):  # type: ignore[misc]
-    classes_: NDArray[Any]
-    _metric = staticmethod(accuracy_score)
-    _auto_loss = loss_names("class")[0]
-
-    def _checked(self, X: ArrayLike, y: ArrayLike, reset: bool = True) -> tuple[Array, NDArray[Any]]:
-        if loss_kind(self._loss()).target != "class":
-            known = " or ".join(map(repr, loss_names("class")))
-            raise ParameterError(f"loss={self.loss!r} is not for classes; use {known}")
-        refuse_text(X, self.site_column)
-        rows, labels = validate_data(self, X, y, reset=reset, dtype=np.float64)
-        check_classification_targets(labels)
-        self.classes_ = np.unique(labels if reset else np.concatenate([self.classes_, labels]))
-        return rows, labels
-
-    def partial_fit(
-        self,
-        X: ArrayLike,
-        y: ArrayLike,
-        site: Sites = None,
-        graph: Graph | None = None,
-        offset: ArrayLike | None = None,
-        sample_weight: ArrayLike | None = None,
-        covariates: Covariates | None = None,
-        *,
-        classes: ArrayLike | None = None,
-    ) -> Self:
-        """Add rows to those of earlier fits, see `PerSite.partial_fit`.
-
-        Parameters
-        ----------
-        X, y, site, graph, offset, sample_weight, covariates
-            As in `fit`.
-        classes : array (C,), optional
-            Labels that may occur; others are refused. Without it, a class may come with any rows.
-        """
-        unknown = [] if classes is None else np.setdiff1d(np.asarray(y), np.asarray(classes)).tolist()
-        if unknown:
-            raise DataError(f"class {unknown[0]!r} of y is not among classes=: add it there, or leave classes out")
-        return super().partial_fit(X, y, site, graph, offset, sample_weight, covariates)
-
-    def predict(self, X: ArrayLike, site: Sites = None, offset: ArrayLike | None = None) -> NDArray[Any]:
-        """Predict class labels; arguments as in `PerSite.predict`."""
-        chances = self.predict_proba(X, site, offset)
-        labels: NDArray[Any] = self.classes_[chances.argmax(axis=1)]
-        return labels
-
-    def predict_proba(self, X: ArrayLike, site: Sites = None, offset: ArrayLike | None = None) -> Array:
-        """Return probabilities ``(n, C)`` in the order of `classes_`; arguments as in `predict`."""
-        rows, site = self._rows(X, site)
-        return self.model_.predict_proba(rows, site, offset)
-
-    def decision_function(self, X: ArrayLike, site: Sites = None, offset: ArrayLike | None = None) -> Array:
-        """Return log odds ``(n,)`` of the second class, or ``(n, C)`` with 0 for the first; arguments as in `predict`.
-
-        They are those of `predict_proba`, so with kin averaged; `model_.linear_predictor` has those at the estimates.
-        """
-        rows, site = self._rows(X, site)
-        eta = self.model_.averaged_predictor(rows, site, offset)
-        return np.asarray(eta[:, 0]) if len(self.classes_) == 2 else np.column_stack([np.zeros(len(eta)), eta])
-
-
-# --- kin --------------------------------------------------------------------------------------------------------
-
-
+@dataclass(eq=False, repr=False)
 class _Kin(PerSite):
-    kin_: Kin
-
-    def __init__(
-        self,
-        loss: str | Loss = AUTO,
-        fit_intercept: bool = True,
-        random_state: int | np.random.RandomState | None = 0,
-        warm_start: bool = False,
-        site_column: str | int | None = None,
-    ) -> None:
-        self.loss = loss
-        self.fit_intercept = fit_intercept
-        self.random_state = random_state
-        self.warm_start = warm_start
-        self.site_column = site_column
+    loss: str | Loss = AUTO
+    fit_intercept: bool = True
+    random_state: int | np.random.RandomState | None = 0
+    warm_start: bool = False
+    site_column: str | int | None = None
 
     def _options(self) -> FitOptions:
         seed = self._seed(self.random_state)
@@ -520,7 +66,7 @@ class _Kin(PerSite):
         return model
 
 
-class KinRegressor(_Kin, _Regressor):
+class KinRegressor(_Kin, SiteRegressor):
     """A regression for every site, pooled as far as the sites are alike.
 
     Sites differ around a common mean, each coefficient by a spread that is learned, and some of them form groups; see
@@ -574,22 +120,15 @@ class KinRegressor(_Kin, _Regressor):
     """
 
 
-class KinClassifier(_Kin, _Classifier):
+class KinClassifier(_Kin, SiteClassifier):
     """A logistic regression for every site, pooled as far as the sites are alike.
 
     Parameters
     ----------
     loss : str or Loss
         "logistic" (also "auto"), which becomes multinomial for more than two classes, or "multinomial".
-    fit_intercept : bool
-        Whether every site has an intercept.
-    random_state : int, RandomState or None
-        Seed of the sampler; None is 0.
-    warm_start : bool
-        Begin where the fit before ended, which saves time for losses other than least squares. The result is the same
-        but for rounding, and for what the sampler makes of that.
-    site_column : str, int or None
-        Column of X that holds the sites, by name or number; then ``site=`` need not be passed.
+    fit_intercept, random_state, warm_start, site_column
+        As in `KinRegressor`.
 
     Attributes
     ----------
@@ -625,62 +164,32 @@ class KinClassifier(_Kin, _Classifier):
 _NAMES = {"cv_folds": "cv", "seed": "random_state"}
 
 
+@dataclass(eq=False, repr=False)
 class _FedADMM(PerSite):
-    """The paper's estimator."""
-
-    lam_: float
-
-    def __init__(
-        self,
-        loss: str | Loss = FitOptions.loss,
-        penalty: PenaltyName = FitOptions.penalty,
-        lam: float | Literal["cv"] = FitOptions.lam,
-        select: Method | Literal["none"] | None = FitOptions.select,
-        level: float = FitOptions.level,
-        variance: Variance = FitOptions.variance,
-        debias: Debiasing = FitOptions.debias,
-        refit: bool = FitOptions.refit,
-        fit_intercept: bool = FitOptions.fit_intercept,
-        fuse_intercept: bool | Literal["auto"] = FitOptions.fuse_intercept,
-        standardize: bool = FitOptions.standardize,
-        ridge: float | Literal["cv"] = FitOptions.ridge,
-        sparsity: float = FitOptions.sparsity,
-        cv: int = FitOptions.cv_folds,
-        cv_rule: CvRule = FitOptions.cv_rule,
-        tol: float = FitOptions.tol,
-        max_iter: int = FitOptions.max_iter,
-        random_state: int | np.random.RandomState | None = FitOptions.seed,
-        n_jobs: int | None = FitOptions.n_jobs,
-        solver: Solver = FitOptions.solver,
-        rounds: int = FitOptions.rounds,
-        batch_size: int | None = FitOptions.batch_size,
-        warm_start: bool = False,
-        site_column: str | int | None = None,
-    ) -> None:
-        self.loss = loss
-        self.penalty = penalty
-        self.lam = lam
-        self.select = select
-        self.level = level
-        self.variance = variance
-        self.debias = debias
-        self.refit = refit
-        self.fit_intercept = fit_intercept
-        self.fuse_intercept = fuse_intercept
-        self.standardize = standardize
-        self.ridge = ridge
-        self.sparsity = sparsity
-        self.cv = cv
-        self.cv_rule = cv_rule
-        self.tol = tol
-        self.max_iter = max_iter
-        self.random_state = random_state
-        self.n_jobs = n_jobs
-        self.solver = solver
-        self.rounds = rounds
-        self.batch_size = batch_size
-        self.warm_start = warm_start
-        self.site_column = site_column
+    loss: str | Loss = FitOptions.loss
+    penalty: PenaltyName = FitOptions.penalty
+    lam: float | Literal["cv"] = FitOptions.lam
+    select: Method | Literal["none"] | None = FitOptions.select
+    level: float = FitOptions.level
+    variance: Variance = FitOptions.variance
+    debias: Debiasing = FitOptions.debias
+    refit: bool = FitOptions.refit
+    fit_intercept: bool = FitOptions.fit_intercept
+    fuse_intercept: bool | Literal["auto"] = FitOptions.fuse_intercept
+    standardize: bool = FitOptions.standardize
+    ridge: float | Literal["cv"] = FitOptions.ridge
+    sparsity: float = FitOptions.sparsity
+    cv: int = FitOptions.cv_folds
+    cv_rule: CvRule = FitOptions.cv_rule
+    tol: float = FitOptions.tol
+    max_iter: int = FitOptions.max_iter
+    random_state: int | np.random.RandomState | None = FitOptions.seed
+    n_jobs: int | None = FitOptions.n_jobs
+    solver: Solver = FitOptions.solver
+    rounds: int = FitOptions.rounds
+    batch_size: int | None = FitOptions.batch_size
+    warm_start: bool = False
+    site_column: str | int | None = None
 
     def _options(self) -> FitOptions:
         options = {
@@ -693,7 +202,8 @@ class _FedADMM(PerSite):
             options = replace(options, lam=self.lam_)
         model = fit_prepared(prepared, graph, options)
         assert model.fused is not None
-        self.lam_, self.gap_, self.n_iter_ = model.fused.lam, model.fused.gap, model.fused.n_iter
+        self.lam_: float = model.fused.lam
+        self.gap_, self.n_iter_ = model.fused.gap, model.fused.n_iter
         if model.fused.selection is not None:
             self.selection_ = model.fused.selection
         elif hasattr(self, "selection_"):
@@ -701,7 +211,7 @@ class _FedADMM(PerSite):
         return model
 
 
-class FedADMMRegressor(_FedADMM, _Regressor):
+class FedADMMRegressor(_FedADMM, SiteRegressor):
     """A regression for every site, with sites that are alike sharing what they know.
 
     Minimises ``(1/|V|) sum_u M_u(theta_u) + lam sum_e w_e phi(theta_i - theta_j)`` over the edges of a graph between
@@ -754,7 +264,7 @@ class FedADMMRegressor(_FedADMM, _Regressor):
     __doc__ = documented(__doc__, _NAMES, loss_names("number", "count", "positive"))
 
 
-class FedADMMClassifier(_FedADMM, _Classifier):
+class FedADMMClassifier(_FedADMM, SiteClassifier):
     """A logistic regression for every site, with sites that are alike sharing what they know.
 
     Parameters

@@ -93,42 +93,11 @@ METHODS: dict[str, Callable[[FitOptions], Method]] = {"kin": KinMethod, "fused":
 
 @overload
 def fit(
-    data: Federation | FileRows,
-    graph: Graph | None = ...,
-    options: FitOptions | None = ...,
-    progress: Say | None = ...,
-    schema: Schema | None = ...,
-    start: FittedModel | None = ...,
-    *,
-    covariates: Covariates | None = ...,
-    quick: bool = ...,
+    data: Federation | FileRows, graph: Graph | None = ..., options: FitOptions | None = ..., *args: Any, **how: Any
 ) -> FittedModel: ...
 @overload
 def fit(
-    data: Summaries,
-    graph: Graph | None = ...,
-    options: FitOptions | None = ...,
-    progress: Say | None = ...,
-    schema: Schema | None = ...,
-    start: FittedModel | None = ...,
-    *,
-    covariates: Covariates | None = ...,
-    quick: bool = ...,
-    answer: Answer,
-    max_rounds: int = ...,
-) -> FittedModel: ...
-@overload
-def fit(
-    data: Data,
-    graph: Graph | None = ...,
-    options: FitOptions | None = ...,
-    progress: Say | None = ...,
-    schema: Schema | None = ...,
-    start: FittedModel | None = ...,
-    *,
-    covariates: Covariates | None = ...,
-    quick: bool = ...,
-    queries: Queries | None = ...,
+    data: Summaries, graph: Graph | None = ..., options: FitOptions | None = ..., *args: Any, **how: Any
 ) -> FittedModel | Queries: ...
 def fit(
     data: Data,

@@ -472,10 +472,8 @@ class FittedModel(HasSites):
 
         Notes
         -----
-        Without rows the site is expected to be like the others: its model is their mean, and its intervals are as wide
-        as sites differ. That mean gives every site the same weight, however many rows it has. Where large sites differ
-        from small ones, and the new one is large, one model for all rows may predict better until the site has rows of
-        its own.
+        Without rows the site is expected to be like the others: its model is their mean, in which every site has the
+        same weight however many rows it has, and its intervals are as wide as sites differ.
 
         Examples
         --------

@@ -109,7 +109,11 @@ def shared_step(asked: Asked, out: Path, say: Say) -> Step:
         return Step(collected, edges, asks=found, questions=_ask(found, organiser, contract))
     check_converged(found, how)
     say("comparing with Local and Global, every fold held out in turn")
-    comparison = compare(summaries, edges, how, model=found, schema=contract.schema)
+    comparison = None
+    try:
+        comparison = compare(summaries, edges, how, model=found, schema=contract.schema)
+    except DataError as error:
+        note(f"no comparison: {error}")
     found = with_history(with_covariates(found, known), summaries, edges, how, contract.schema)
     record = {"data": data_record(data, int(found.n_samples.sum()))}
     found = replace(
