@@ -22,6 +22,12 @@ _MOST_POINTS = 600
 _MOST_NEWS = 200
 _HOST = "127.0.0.1"
 _POLICY = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; connect-src 'self'; img-src data:"
+_HEADERS = {
+    "Cache-Control": "no-store",
+    "Content-Security-Policy": _POLICY,
+    "Referrer-Policy": "no-referrer",
+    "X-Content-Type-Options": "nosniff",
+}
 
 Look = Callable[[], dict[str, Any]]
 
@@ -109,11 +115,6 @@ class LiveServer:
             fresh = self._number > seen and not self._ended
             return self._number, self._event if fresh else None
 
-    @property
-    def ended(self) -> bool:
-        """Whether the server is closing."""
-        return self._ended
-
 
 class History:
     """What happened while somebody watched: curves, and news in sentences."""
@@ -196,27 +197,21 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _answer(self, code: int, text: str, kind: str = "text/plain") -> None:
         body = text.encode()
-        self.send_response(code)
-        self._headers(f"{kind}; charset=utf-8")
-        self.send_header("Content-Length", str(len(body)))
-        self.end_headers()
+        self._head(code, f"{kind}; charset=utf-8", "Content-Length", str(len(body)))
         self.wfile.write(body)
 
-    def _headers(self, kind: str) -> None:
+    def _head(self, code: int, kind: str, *last: str) -> None:
+        self.send_response(code)
         self.send_header("Content-Type", kind)
-        self.send_header("Cache-Control", "no-store")
-        self.send_header("Content-Security-Policy", _POLICY)
-        self.send_header("Referrer-Policy", "no-referrer")
-        self.send_header("X-Content-Type-Options", "nosniff")
+        for name, value in (*_HEADERS.items(), last):
+            self.send_header(name, value)
+        self.end_headers()
 
     def _stream(self, live: LiveServer) -> None:
-        self.send_response(200)
-        self._headers("text/event-stream")
-        self.send_header("Connection", "close")
-        self.end_headers()
+        self._head(200, "text/event-stream", "Connection", "close")
         self.close_connection = True
         number = 0
-        while not live.ended:
+        while not live._ended:
             number, event = live.next_event(number)
             self.wfile.write(b": alive\n\n" if event is None else b"data: " + event + b"\n\n")
             self.wfile.flush()
