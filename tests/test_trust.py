@@ -73,27 +73,33 @@ def test_a_certificate_outside_its_days_is_refused(when, words):
         check_issued(certificate, AUTHORITY.certificate, datetime.now(UTC) + when)
 
 
-def test_a_certificate_of_another_authority_of_the_same_name_is_refused():
-    with pytest.raises(SecurityError, match="not issued by the authority"):
+def test_only_the_authority_issues_and_it_is_no_site():
+    with pytest.raises(SecurityError, match="not issued by the authority"):  # another one of the same name
         check_issued(site(authority=make_authority("three hospitals")).certificate, AUTHORITY.certificate)
-
-
-def test_an_authority_is_no_site():
     with pytest.raises(SecurityError, match="that of an authority"):
         check_issued(AUTHORITY.certificate, AUTHORITY.certificate)
+    assert repr(site()) == "Pair('north')"  # the key is not shown
 
 
-def test_a_key_is_not_shown_when_a_pair_is_printed():
-    pair = site()
-    assert repr(pair) == "Pair('north')" and "PRIVATE" not in repr(pair)
-
-
-def own_authority(folder: Path, kind: str) -> tuple[Path, Path]:
+def own_authority(folder: Path, kind: str, uses: str = "CA:TRUE") -> tuple[Path, Path]:
     key, certificate = folder / "ca.key", folder / "ca.crt"
     command = ["openssl", "req", "-x509", "-newkey", kind, "-nodes", "-days", "30", "-subj", "/CN=own"]
+    command += ["-addext", f"basicConstraints=critical,{uses}"]
     subprocess.run([*command, "-keyout", key, "-out", certificate], check=True, capture_output=True)
     key.chmod(0o600)
     return certificate, key
+
+
+@pytest.mark.parametrize(
+    ("kind", "uses", "words"),
+    [
+        ("rsa:2048", "CA:TRUE", "not of the type Ed25519; make one with openssl"),
+        ("ED25519", "CA:FALSE", "not the certificate of an authority"),
+    ],
+)
+def test_other_keys_and_certificates_of_sites_are_no_authority(tmp_path, kind, uses, words):
+    with pytest.raises(SecurityError, match=words):
+        read_authority_files(*own_authority(tmp_path, kind, uses))
 
 
 def test_an_authority_of_ones_own_signs(tmp_path):
@@ -106,20 +112,6 @@ def test_an_authority_of_ones_own_signs(tmp_path):
     key.chmod(0o644)
     with pytest.raises(SecurityError, match="chmod"):
         read_authority_files(certificate, key)
-
-
-def test_keys_of_other_types_are_refused(tmp_path):
-    with pytest.raises(SecurityError, match="not of the type Ed25519; make one with openssl"):
-        read_authority_files(*own_authority(tmp_path, "rsa:2048"))
-
-
-def test_a_site_cannot_be_an_authority(tmp_path):
-    pair = site()
-    (tmp_path / "c").write_bytes(pair.certificate)
-    (tmp_path / "k").write_bytes(pair.key)
-    (tmp_path / "k").chmod(0o600)
-    with pytest.raises(SecurityError, match="not the certificate of an authority"):
-        read_authority_files(tmp_path / "c", tmp_path / "k")
 
 
 # --- envelopes --------------------------------------------------------------------------------------------------------
