@@ -11,10 +11,10 @@ import pytest
 pytest.importorskip("msgspec")
 import fedkin
 from fedkin.cli import main
-from fedkin.cli.shared.contracts import fit_options, model_of_rounds
+from fedkin.cli.reading import contract_options
 from fedkin.data import Federation, read_columns
 from fedkin.federate import Contract
-from fedkin.fitting import FitOptions
+from fedkin.fitting import FitOptions, model_from_theta
 
 HEART = Path(__file__).resolve().parent.parent / "examples" / "heart"
 
@@ -68,17 +68,17 @@ def test_parameters_of_prepared_rows_make_the_pooled_model(tables, tmp_path, cap
     problem = fedkin.Problem(sites, graph, contract.loss_object(), contract.penalty, 0.01, ridge=ridge)
     theta = dict(zip(sites.sites, fedkin.solve(problem, 1e-9).theta, strict=True))
     counts = dict(zip(sites.sites, sites.n_samples.tolist(), strict=True))
-    model = model_of_rounds(contract, theta, graph, counts, lam=0.01, rounds=1)
+    agreed = {"schema": contract.schema, "loss": contract.loss_object(), "intercept": contract.intercept}
+    model = model_from_theta(theta, graph, n_samples=counts, **agreed)
     np.testing.assert_allclose(model.coef, pooled.coef, atol=1e-7)
     np.testing.assert_allclose(model.intercept, pooled.intercept, atol=1e-5)
     assert model.groups.tolist() == pooled.groups.tolist()
-    assert model.options["contract_digest"] == contract.digest
 
 
 def test_summaries_of_prepared_rows_give_the_pooled_model(tables):
     contract = Contract.read(HEART / "heart.toml")
     columns = read_columns(tables / "all.csv")
-    options = FitOptions(**fit_options(contract))
+    options = contract_options({}, contract)
     federation = Federation.from_schema(columns, contract.schema, site="hospital")
     pooled = fedkin.fit(federation, None, options, schema=contract.schema)
     rows = contract.prepare(columns)

@@ -86,7 +86,7 @@ def test_sites_that_are_separable_together_have_no_minimiser(penalty: str, lam: 
     X = rng.normal(size=(4, 40, 2))
     y = (X[:, :, 0] > 0).astype(float)
     fed = Federation({name: (X[u], y[u]) for u, name in enumerate("ab")})
-    with pytest.raises(SolverError, match=r"'a' and of all sites it is connected to run.*; add ridge=1e-3 or so$"):
+    with pytest.raises(SolverError, match=r"'a' and of all sites it is connected to run.*; add ridge=0.001 or so$"):
         solve(Problem(fed, Graph.complete("ab"), "logistic", penalty, lam=lam))
     # a tiny ridge holds them
     assert solve(Problem(fed, Graph.complete("ab"), "logistic", penalty, lam=lam, ridge=1e-9)).status == "converged"

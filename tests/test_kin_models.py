@@ -12,7 +12,7 @@ import pytest
 
 import fedkin
 from fedkin.cli import main
-from fedkin.cli.shared.kin_words import groups_words, kin_table, sampler_words
+from fedkin.cli.format import model_facts, print_groups
 from fedkin.core import site_answer
 from fedkin.data import Column, Federation, Schema
 from fedkin.datasets import paper_design
@@ -230,7 +230,7 @@ def test_fit_and_inspect_in_words(tmp_path, monkeypatch, capsys):
         assert words in said
     assert main(["inspect", "fedkin-model"]) == 0
     said = capsys.readouterr().out
-    for words in ("P(kin)", "population mean", "spread between sites", "not of predictions", "Local", "none was given"):
+    for words in ("P(kin)", "population mean", "sd between sites", "not of predictions", "Local", "none was given"):
         assert words in said
     assert "held out" not in said
     assert main(["inspect", "fedkin-model", "--json"]) == 0
@@ -254,7 +254,7 @@ def test_no_groups_in_words(tmp_path, monkeypatch, capsys):
     assert main(["inspect", "fedkin-model"]) == 0
     said = capsys.readouterr().out
     assert "no groups resolved" in said
-    assert "Error of predictions of rows that were held out" in said
+    assert "Error on rows that were held out" in said
     for name in ("Local", "Global", "Fedkin"):  # the same errors
         pattern = rf"^ *{name} +([\d.e-]+) "
         assert re.findall(pattern, said, re.MULTILINE) == re.findall(pattern, fitted, re.MULTILINE) != []
@@ -265,23 +265,26 @@ def test_chains_that_disagree_matter_to_groups_only_where_groups_are_shown(fitte
     kin = model.kin
     rhat = {**kin.diagnostics.rhat, "parameters, median": 2.0, "parameters, worst": 4.07}
     apart = replace(kin, diagnostics=replace(kin.diagnostics, rhat=rhat))
-    assert "another seed may find others" in sampler_words(apart)
-    said = sampler_words(replace(apart, resolved=False, groups=np.zeros_like(kin.groups)))
-    assert "disagree about who is alike; the estimates are averaged over them" in said and "4.07 worst" in said
+    assert "another seed may find others" in model_facts(replace(model, kin=apart))["sampler"]
+    unresolved = replace(apart, resolved=False, groups=np.zeros_like(kin.groups))
+    said = model_facts(replace(model, kin=unresolved))["sampler"]
+    assert "disagree about which sites are alike; the estimates are averaged over them" in said and "4.07 worst" in said
     assert "seed" not in said
 
 
-def test_probabilities_of_many_sites_are_saved_as_partitions(fitted, tmp_path):
+def test_probabilities_of_many_sites_are_saved_as_partitions(fitted, tmp_path, capsys):
     _, model = fitted
     kin = model.kin
     pairs = Pairs(kin.learned.states.z.astype(np.int32), kin.learned.states.weight, 0.0)
     replace(model, kin=replace(kin, probability=pairs)).save(tmp_path / "model")
-    loaded = fedkin.load(tmp_path / "model").kin
+    again = fedkin.load(tmp_path / "model")
+    loaded = again.kin
     assert isinstance(loaded.probability, Pairs)
     assert np.array_equal(loaded.probability.labels, pairs.labels)
     assert loaded.probability[0, 1] == pairs[0, 1]
-    assert groups_words(loaded) == groups_words(kin)
-    assert kin_table(loaded).row_count == 2
+    assert model_facts(again)["groups"] == model_facts(model)["groups"]
+    print_groups(again)
+    assert "2 groups of sites that are alike" in capsys.readouterr().out
 
 
 # --- the bridge back to the fused estimator -----------------------------------------------------------------------

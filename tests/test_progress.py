@@ -12,7 +12,7 @@ import pytest
 from rich.console import Console
 
 import fedkin
-import fedkin.cli.models.fit_table
+import fedkin.cli.fit
 from fedkin._base import listening, tracked
 from fedkin.cli import main
 from fedkin.datasets import paper_design
@@ -121,7 +121,7 @@ def interrupted_fit(monkeypatch, turn):
         return fit(*arguments, **more)
 
     monkeypatch.setattr("fedkin.fitting.comparison.fit", interrupted)
-    monkeypatch.setattr(fedkin.cli.models.fit_table, "fit", interrupted)
+    monkeypatch.setattr(fedkin.cli.fit, "fit_model", interrupted)
 
 
 def test_ctrl_c_keeps_the_best_if_asked(place, capsys, monkeypatch):

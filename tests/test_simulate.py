@@ -18,10 +18,9 @@ import pytest
 
 from builders import small_problem
 from federations import reference, whole_job, write_job
-from fedkin.cli import main
-from fedkin.cli.shared.console import StopRequested
-from fedkin.cli.sites import running
-from fedkin.cli.sites import simulate as simulating
+from fedkin.cli import main, running
+from fedkin.cli import simulate as simulating
+from fedkin.cli.console import StopRequested
 from fedkin.data import write_csv
 from fedkin.federate import Site, site_plan
 from fedkin.federate.status import is_running
@@ -95,7 +94,7 @@ def test_a_simulation_from_a_table_to_models(tmp_path: Path, capsys: pytest.Capt
     assert "is not the simulation of this contract" in capsys.readouterr().err
 
 
-def test_sites_join_in_processes_of_their_own_and_a_cut_is_mended(
+def test_sites_join_in_other_processes_and_a_cut_is_fixed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def here(*arguments: Any, **options: Any) -> None:
@@ -120,13 +119,13 @@ def test_sites_join_in_processes_of_their_own_and_a_cut_is_mended(
 
 def test_a_wish_to_stop_after_all_is_done_stops_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """It ended with 3 although all sites were done."""
-    whole = running.watch
+    whole = running._supervise
 
     def then_asked(*arguments: Any, **options: Any) -> None:
         whole(*arguments, **options)
         raise StopRequested
 
-    monkeypatch.setattr(running, "watch", then_asked)
+    monkeypatch.setattr(running, "_supervise", then_asked)
     assert main(command_of(tmp_path, 2, 20)) == 0
     assert theta_in(tmp_path, 2).tobytes() == expected(2, 20).tobytes()
 

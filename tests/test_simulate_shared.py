@@ -1,4 +1,4 @@
-"""``fedkin federation simulate --by share``: one message of every site, or a few, each from a process of its own."""
+"""``fedkin federation simulate --by share``: one message of every site, or a few, each from another process."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def test_one_message_ends_with_a_model_at_each_site(tmp_path: Path, capsys: pyte
     assert simulate(tmp_path, contract) == 0
     said = capsys.readouterr().out
     for words in (
-        "summaries of 4 sites, 480 rows, which stayed there",
+        "summaries of 4 sites, 480 rows that stayed there",
         "messages  1 of every site",
         "2 groups",
         "Local",

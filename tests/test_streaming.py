@@ -7,7 +7,7 @@ import pyarrow.parquet as pq
 import pytest
 
 import fedkin
-from fedkin.cli.models.streamed import streams
+from fedkin.cli.reading import stays_in_files
 from fedkin.core import rows_in_files
 from fedkin.core.parquet import ParquetTable
 from fedkin.data import Federation
@@ -100,15 +100,16 @@ def test_columns_that_tell_nothing_or_too_much(tmp_path):
     assert "x" not in fedkin.summarise_files(tmp_path / "rows" / "*.parquet", **ROLES, drop=["x", "id"]).schema.names
 
 
-def test_rows_that_do_not_fit_are_refused_before_they_are_read(tmp_path, capsys):
+def test_rows_that_do_not_fit_are_refused_before_they_are_read(tmp_path, capsys, monkeypatch):
     columns = table()
     path = written(tmp_path / "rows", {**columns, "y": np.where(columns["y"] > 10, "high", "low").tolist()})
     fused = FitOptions(method="fused", loss="logistic")
-    with pytest.raises(ParameterError, match=r"900 rows take about .* GB are free, but the fused estimator keeps all"):
-        streams(path, None, fused, "y", free=1e5)
-    assert not streams(path, None, fused, "y", free=1e9)
-    assert not streams(path, False, fused, "y", free=1e5), "who insists may try"
-    assert streams(path, None, FitOptions(loss="logistic"), "y", free=1e5), "kin reads again"
+    monkeypatch.setattr("fedkin.cli.reading.free_memory", lambda: 1e9)
+    assert not stays_in_files(path, fused, "y")
+    monkeypatch.setattr("fedkin.cli.reading.free_memory", lambda: 1e5)
+    with pytest.raises(ParameterError, match=r"900 rows .* GB are free, but the fused estimator keeps all"):
+        stays_in_files(path, fused, "y")
+    assert stays_in_files(path, FitOptions(loss="logistic"), "y"), "kin reads again"
     assert "read once for every Newton step" in capsys.readouterr().err
 
 

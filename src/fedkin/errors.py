@@ -20,6 +20,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
 
 class FedkinError(Exception):
     """Base of every exception that Fedkin raises on purpose."""
@@ -80,3 +83,33 @@ class TableWarning(FedkinWarning):
 def missing_dependency(package: str, purpose: str, extra: str) -> MissingDependencyError:
     """The error to raise when ``import package`` fails for ``purpose``."""
     return MissingDependencyError(f"{purpose} needs {package}: pip install 'fedkin[{extra}]'")
+
+
+def _as_in_python(name: str, value: object) -> str:
+    if value is None:
+        return f"{name}="
+    return f'{name}="{value}"' if isinstance(value, str) else f"{name}={value!r}"
+
+
+_spelling: list[Callable[[str, object], str]] = [_as_in_python]
+
+
+def argument(name: str, value: object = None) -> str:
+    """Spell an argument in a message: as Python takes it, or as the interface that is in use does.
+
+    Examples
+    --------
+    >>> f"add {argument('ridge', 0.001)}, or take {argument('method', 'kin')}"
+    'add ridge=0.001, or take method="kin"'
+    """
+    return _spelling[-1](name, value)
+
+
+@contextmanager
+def spelled(spelling: Callable[[str, object], str]) -> Iterator[None]:
+    """Within this context messages spell arguments as ``spelling(name, value)``; value is None for the name alone."""
+    _spelling.append(spelling)
+    try:
+        yield
+    finally:
+        _spelling.pop()

@@ -17,7 +17,7 @@ from fedkin.admm.availability import Availability
 from fedkin.admm.gradients import GRADIENT_KINDS, GradientKind, SiteRows
 from fedkin.admm.sampling import check_seed, site_keys
 from fedkin.core import Penalty, Problem, QuadraticTerms, SiteTerms, Solution
-from fedkin.errors import ParameterError
+from fedkin.errors import ParameterError, argument
 from fedkin.losses import Loss, by_loss
 
 BatchSize = int | Sequence[int] | None
@@ -186,7 +186,8 @@ def site_rows(problem: Problem, batch_size: BatchSize, streaming: Collection[Has
     """Return the rows of all sites and their batch sizes, checked."""
     federation = problem.rows_for("Fed-ADMM")
     if federation.weight is not None:
-        raise ParameterError("Fed-ADMM draws rows and takes no weights: leave weight= out, or use the exact solver")
+        hint = f"leave {argument('weight')} out, or use the exact solver"
+        raise ParameterError(f"Fed-ADMM draws rows and takes no weights: {hint}")
     counts, y = federation.n_samples, federation.y
     return SiteRows(
         replace(federation.rows, y=None if y is None else np.asarray(y, dtype=np.float64)),

@@ -25,7 +25,7 @@ from fedkin.admm.rounds import LocalShards, hosts_of
 from fedkin.admm.shard import ShardState, edge_update
 from fedkin.admm.store import Store
 from fedkin.core import FusedObjective, Problem, Solution, Status
-from fedkin.errors import ConvergenceWarning, ModelFileError, ParameterError, SolverError
+from fedkin.errors import ConvergenceWarning, ModelFileError, ParameterError, SolverError, argument
 from fedkin.solvers import SCALE_FLOOR, MinimizerBall, fused_parameters
 
 Backend = Literal["auto", "numpy", "numba"]
@@ -393,7 +393,7 @@ class _Run:
         if self.restarts >= MAX_RESTARTS:
             raise SolverError(
                 f"{reason}, also with {self.caution:.0f} times shorter steps: the objective may have no finite "
-                "minimiser (add ridge=1e-3 or so), or the features are badly scaled (standardise them)"
+                f"minimiser (add {argument('ridge', 1e-3)} or so), or the features are badly scaled (standardise them)"
             ) from None
         self.restarts += 1
         self.caution *= RESTART_FACTOR

@@ -1,18 +1,15 @@
-"""The command line, ``fedkin COMMAND``: it reads what was typed, calls the rooms below, and prints.
+"""The command line, ``fedkin COMMAND``: reads arguments, calls the packages below, and prints.
 
-In: the arguments of the process. Out: results on standard output; progress, notes and errors in one line on standard
-error; an exit code. Imports: everything below; nothing imports the command line.
-
-`app` is the table of commands: those about models are in `models`, those of federations in `sites`, and ``study`` is in
-`fedkin.studies`; `shared` has what they take and how they print, `examples` what their help ends with. `site_run` and
-`run_errands` are programs, which commands start for sites.
-To add a command: a module in `models` or `sites`, an entry in `app`, and an example in `examples`.
+Results go to standard output; progress, notes and errors to standard error. `app` is the table of commands. To add one:
+a function in a module here, and a line in `app`.
 """
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
+
+from fedkin.cli.console import guarded, interrupts_later
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -34,10 +31,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     fedkin 0.1.0
     0
     """
-    try:
-        from fedkin.cli.shared.console import guarded, interrupts_later
-    except KeyboardInterrupt:
-        return 130  # there is nothing to say it with yet
     words = list(sys.argv[1:] if arguments is None else arguments)
 
     def run() -> None:

@@ -1,32 +1,95 @@
-"""The table of commands. Each is imported only when it is called, so that the program starts at once."""
+"""The table of commands. The module of a command is imported when the command is called."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from importlib import import_module
-from typing import Annotated
+from typing import Annotated, NamedTuple
 
 import typer
 
 from fedkin import __version__
-from fedkin.cli.examples import show_examples
 
-#: Where each command is defined, under its own name.
-_HOMES = {
-    "fit": "fedkin.cli.models.fit",
-    "predict": "fedkin.cli.models.saved",
-    "inspect": "fedkin.cli.models.saved",
-    "report": "fedkin.cli.models.report",
-    "watch": "fedkin.cli.sites.watch",
-    "demo": "fedkin.cli.models.demo",
-    "study": "fedkin.cli.study",
-    "federation": "fedkin.cli.sites.federation",
-    "site": "fedkin.cli.sites.site",
+
+class Command(NamedTuple):
+    """Where a command is defined (under its own name), what it does, and an example for its help."""
+
+    module: str
+    help: str
+    example: str = ""
+
+
+COMMANDS = {
+    "fit": Command(
+        "fedkin.cli.fit",
+        "Fit a model for every site of a table, and compare it with simpler ones on held-out rows.",
+        "fedkin fit patients.csv --site hospital --target outcome --report page.html",
+    ),
+    "predict": Command(
+        "fedkin.cli.models",
+        "Predict rows with a fitted model, each with the model of its site.",
+        "fedkin predict fedkin-model new-patients.csv --out predicted.csv",
+    ),
+    "inspect": Command(
+        "fedkin.cli.models",
+        "Show what a fitted model found: groups, graph, coefficients, and notes on single sites.",
+        "fedkin inspect fedkin-model",
+    ),
+    "report": Command(
+        "fedkin.cli.models",
+        "Write the report of a model: one HTML page that opens without a network.",
+        "fedkin report fedkin-model --out page.html",
+    ),
+    "watch": Command("fedkin.cli.watch", "Follow a federation in the browser.", "fedkin watch trial"),
+    "demo": Command(
+        "fedkin.cli.demo",
+        "Generate sites with a graph that is partly wrong, and see how close each method comes to the truth.",
+        "fedkin demo --out demo-report",
+    ),
+    "study": Command(
+        "fedkin.cli.study", "Run a study: figure, table, page and the rows behind them.", "fedkin study kin --quick"
+    ),
+    "federation": Command(
+        "fedkin.cli.federation", "Organise a federation: agree on a contract and admit sites, without seeing a row."
+    ),
+    "site": Command(
+        "fedkin.cli.site", "Take part in a federation: check rows, join, share, run. Rows stay where they are."
+    ),
+}
+
+#: Examples for the commands of groups.
+EXAMPLES = {
+    "federation draft": "fedkin federation draft example.csv --target pressure --out heart.toml",
+    "federation check": "fedkin federation check heart.toml --data example.csv",
+    "federation new": "fedkin federation new heart.toml --sites sites.csv --graph edges.csv",
+    "federation invite": "fedkin federation invite heart north",
+    "federation admit": "fedkin federation admit heart north.request",
+    "federation order": "fedkin federation order heart --lam 0.02",
+    "federation expel": "fedkin federation expel heart north",
+    "federation deliver": "fedkin federation deliver heart model",
+    "federation gather": "fedkin federation gather heart north.model south.model --out model",
+    "federation status": "fedkin federation status heart",
+    "federation run": "fedkin federation run heart",
+    "federation simulate": "fedkin federation simulate heart.toml --data all.csv --site hospital --out trial",
+    "site join": "fedkin site join north.invite --data patients.csv",
+    "site check": "fedkin site check north --data patients.csv",
+    "site accept": "fedkin site accept north north.admit",
+    "site renew": "fedkin site renew north",
+    "site leave": "fedkin site leave north",
+    "site share": "fedkin site share north",
+    "site answer": "fedkin site answer north north.ask",
+    "site settings": "fedkin site settings north --rows 50",
+    "site run": "fedkin site run north",
+    "site select": "fedkin site select north",
+    "site publish": "fedkin site publish north",
+    "site status": "fedkin site status north",
+    "site stop": "fedkin site stop north",
+    **{name: one.example for name, one in COMMANDS.items() if one.example},
 }
 
 
 def make_app(arguments: Sequence[str]) -> typer.Typer:
-    """The program with the command that the arguments call; with all commands, where they call none."""
+    """Return the program with the command that the arguments call; all others are there by name and help only."""
     app = typer.Typer(
         no_args_is_help=True,
         add_completion=False,
@@ -37,20 +100,27 @@ def make_app(arguments: Sequence[str]) -> typer.Typer:
         epilog="New here? [bold]fedkin demo[/bold] takes a few seconds.",
     )
     app.callback()(_root)
-    called = arguments[0] if arguments else ""
-    if called == "--version":
-        return app
-    for name in [called] if called in _HOMES else _HOMES:
-        command = getattr(import_module(_HOMES[name]), name)
-        if isinstance(command, typer.Typer):
-            show_examples(command, f"{name} ")
-            app.add_typer(command, name=name)
+    for name, command in COMMANDS.items():
+        if name not in arguments[:1]:
+            app.command(name, help=command.help)(_not_loaded)
+            continue
+        found = getattr(import_module(command.module), name)
+        if isinstance(found, typer.Typer):
+            for one in found.registered_commands:
+                one.epilog = _epilog(f"{name} {one.name or getattr(one.callback, '__name__', '')}")
+            app.add_typer(found, name=name)
         else:
             # fit says itself what is wrong with arguments too many
             settings = {"allow_extra_args": True} if name == "fit" else None
-            app.command(name, context_settings=settings)(command)
-    show_examples(app)
+            app.command(name, context_settings=settings, epilog=_epilog(name))(found)
     return app
+
+
+def _epilog(name: str) -> str:
+    return f"Example: [bold]{EXAMPLES[name]}[/bold]"
+
+
+def _not_loaded() -> None: ...
 
 
 def _print_version(wanted: bool) -> None:

@@ -14,17 +14,20 @@ from fedkin.federate.program import Result, main
 
 def write_model(result: Result) -> None:
     """Write the site's own model, with its one site, into its directory."""
-    from fedkin.cli.shared.contracts import model_of_rounds
+    from fedkin.fitting import FusedFit, model_from_theta
     from fedkin.graph import Graph
 
-    view, member = result.plan, result.site.invite.site
-    model = model_of_rounds(
-        result.site.contract,
+    view, member, contract = result.plan, result.site.invite.site, result.site.contract
+    model = model_from_theta(
         {member.id: result.theta},
         Graph.empty([member.id]),
-        {member.id: result.n_rows},
-        lam=view.lam,
-        rounds=view.rounds,
+        schema=contract.schema,
+        loss=contract.loss_object(),
+        intercept=contract.intercept,
+        n_samples={member.id: result.n_rows},
+        fused=FusedFit(contract.penalty, view.lam, n_iter=view.rounds),  # a certificate takes the rows of all sites
+        origin={"from": "rounds", "rounds": view.rounds},
+        options={"contract": contract.name, "contract_digest": contract.digest},
         notes={member.id: [f"found in rounds with its neighbours: run {view.run}, order {view.revision}"]},
     )
     model.save(result.site.directory / MODEL)

@@ -36,7 +36,7 @@ from fedkin.data import (
     parsed_numbers,
     site_ids,
 )
-from fedkin.errors import DataError, ParameterError
+from fedkin.errors import DataError, ParameterError, argument
 from fedkin.losses import Loss, loss_for, loss_kind, make_loss
 
 #: Rows that are in memory at once.
@@ -372,10 +372,10 @@ class _Scanned:
 def _first_pass(path: str | os.PathLike[str], roles: Roles, loss: str | Loss, folds: int) -> _Scanned:
     if roles.missing not in _RULES:
         raise ParameterError(
-            f"missing={roles.missing!r} needs all rows in memory; of files rows are dropped or refused"
+            f"{argument('missing', roles.missing)} needs all rows in memory; of files rows are dropped or refused"
         )
     if roles.time:
-        raise ParameterError(f"time={roles.time!r} needs all rows in memory: use Federation.read")
+        raise ParameterError(f"{argument('time', roles.time)} needs all rows in memory: use Federation.read")
     table, classes = ParquetTable(_parquet_files(path)), loss_kind(loss).target == "class"
     asked = replace(roles, categories=(*roles.categories, roles.target or "")) if classes else roles
     try:

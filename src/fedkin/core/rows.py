@@ -21,7 +21,7 @@ from fedkin.core.terms import (
     new_places,
 )
 from fedkin.data import Federation, Rows
-from fedkin.errors import DataError, ParameterError, UnknownSiteError
+from fedkin.errors import DataError, ParameterError, UnknownSiteError, argument
 from fedkin.losses import Loss, RowLoss, by_loss, make_loss, weighted_gram
 
 #: Sites whose numbers of rows differ by at most this factor make one batch, if it has at most so many numbers.
@@ -364,7 +364,7 @@ def resolve_losses(loss: LossLike, federation: Federation) -> tuple[Loss, ...]:
     if federation.weight is not None:
         for one in losses:
             if one.rowwise is None and not one.quadratic:
-                raise ParameterError(f"the {one.name} loss takes no weights of rows: leave weight= out")
+                raise ParameterError(f"the {one.name} loss takes no weights of rows: leave {argument('weight')} out")
     try:
         # the whole column first: the loop over sites is slow
         for one in {id(one): one for one in losses}.values():

@@ -31,7 +31,7 @@ from fedkin.data.columns import Columns
 from fedkin.data.findings import Finding, RowName, frame_row, raise_findings
 from fedkin.data.schema import FILLING, Column, Missing, Schema
 from fedkin.data.tables import Roles, Table
-from fedkin.errors import DataError
+from fedkin.errors import DataError, argument
 
 #: Fewer rows than this say nothing about columns that are alike by chance.
 _ENOUGH_ROWS = 5
@@ -41,7 +41,7 @@ _OWN_SHARE = 1e-13
 _MOST_COUNTED = 100_000
 _DATES = (
     "these are dates: turn them into numbers, such as days since a start; or, if the column puts rows in order, name "
-    "it with time= (written like 2021-03-04)"
+    "it with {} (written like 2021-03-04)"
 )
 
 
@@ -167,7 +167,7 @@ class SchemaScan:
             self._leave_out(index, "counts the rows (an index that was saved along)", "count the rows")
             names = [name for name in names if name not in index]
         if "" in names:
-            text = "a column has no name: give it one, or say which columns to use with features="
+            text = f"a column has no name: give it one, or say which columns to use with {argument('features')}"
             self._findings.append(Finding.from_text("", text))
             names.remove("")
         if not names and not self._findings:
@@ -218,20 +218,20 @@ class SchemaScan:
         if found.kind == "number" or n == 0:
             return Column(name)
         if found.kind == "empty" and given:
-            self._refuse(name, "is empty in every row: leave it out of features=")
+            self._refuse(name, f"is empty in every row: leave it out of {argument('features')}")
         elif found.kind == "empty":
             self._leave_out([name], "is empty in every row")
         elif found.kind == "date":
-            self._refuse(name, _DATES)
+            self._refuse(name, _DATES.format(argument("time")))
         elif len(levels) == 1:
             if not given or n > 1:
                 self._leave_out([name], f"is {levels[0]!r} in every row")
         elif too_many_levels(len(levels), n) and not forced:
-            how = "of features=" if given else "with drop="
+            how = f"of {argument('features')}" if given else f"with {argument('drop')}"
             self._refuse(
                 name,
                 f"text with {len(levels)} different values in {n} rows, such as {listed(levels[:2])}: a name or an "
-                f"id? Leave it out {how} (or call it a category, categories=)",
+                f"id? Leave it out {how} (or call it a category, {argument('categories')})",
             )
         else:
             self._note_case(levels, f"column {name!r} has {{}} as different levels")
@@ -248,7 +248,7 @@ class SchemaScan:
         if found.kind == "empty":
             self._refuse(name, "the target is empty in every row")
         elif found.kind == "date":
-            self._refuse(name, _DATES)
+            self._refuse(name, _DATES.format(argument("time")))
         elif too_many_levels(len(found.levels), n):
             self._refuse(name, f"the target is text with {len(found.levels)} different values in {n} rows")
         self._note_case(found.levels, f"the target {name!r} has {{}} as different classes")
@@ -295,7 +295,8 @@ class SchemaScan:
 
     def _check(self, batch: Columns, at: RowName) -> None:
         """Find cells that are not what their column needs."""
-        drop, fill = 'missing="drop"', 'missing="drop" or missing="mean"'
+        drop = argument("missing", "drop")
+        fill = f"{drop} or {argument('missing', 'mean')}"
         target = self.schema.target
         checked = [(column.name, fill, "") for column in self.schema.features if column.kind == "number"]
         if target is not None and target.kind == "number":
@@ -403,13 +404,14 @@ class SchemaScan:
         more = f" and {len(shown) - 10} more columns" if len(shown) > 10 else ""
         text = f"cells are missing: {', '.join(parts)}{more}, of {count(self._n_rows, 'row')}"
         if all(name in self._roles.taken for name in self._gaps):
-            return f'{text}. Fill them in, or leave such rows out with missing="drop"'
+            return f"{text}. Fill them in, or leave such rows out with {argument('missing', 'drop')}"
         hints = {
-            "drop": f'missing="drop" leaves out the {count(self._incomplete, "row")} with a gap',
-            "mean": 'missing="mean" fills in the mean of the rows that train',
-            "indicator": 'missing="indicator" also adds a column that says where',
+            "drop": f"leaves out the {count(self._incomplete, 'row')} with a gap",
+            "mean": "fills in the mean of the rows that train",
+            "indicator": "also adds a column that says where",
         }
-        return f"{text}. Say what to do: {', '.join(hints[rule] for rule in self._rules if rule in hints)}"
+        told = [f"{argument('missing', rule)} {hints[rule]}" for rule in self._rules if rule in hints]
+        return f"{text}. Say what to do: {', '.join(told)}"
 
     def _telling(self, known: tuple[Column, ...]) -> tuple[Column, ...]:
         """Return the columns without those that are constant or follow from others; raise for a copy of the target."""
@@ -419,7 +421,7 @@ class SchemaScan:
             which = f"column {copies[0]!r} is" if len(copies) == 1 else f"columns {listed(copies)} are"
             raise DataError(
                 f"{which} the target {self._roles.target!r} under another name, so the model would have nothing to "
-                "learn: leave it out with drop="
+                f"learn: leave it out with {argument('drop')}"
             )
         flat = [name for name in self._numbers if constant[name]] if self._n_kept > 1 else []
         if not self._numbers or len(flat) == len(known):
@@ -436,7 +438,10 @@ class SchemaScan:
 
     def _remark_on_names(self, numbers: Sequence[str]) -> None:
         found = {name: looks_like_name(name, self._head[name]) for name in numbers}
-        hints = {"id": "leave {} out with drop= if so", "code": "if they are names, say so with categories="}
+        hints = {
+            "id": f"leave {{}} out with {argument('drop')} if so",
+            "code": f"if they are names, say so with {argument('categories')}",
+        }
         for kind, hint in hints.items():
             names = [name for name in numbers if found[name] == kind]
             if not names or (kind == "id" and self._roles.features is not None):
@@ -464,7 +469,7 @@ def _names_hint(finding: Finding) -> str:
     """Return what else cells that are not numbers may be, where they are many."""
     wrong = [str(cell).strip() for cell in finding.values.get("cells", ())]
     many = NUMBERS_PER_WORD * len(wrong) > finding.values["total"] and not all(map(COMMA_NUMBER.fullmatch, wrong))
-    return "; if these are names, say so with categories=" if many else ""
+    return f"; if these are names, say so with {argument('categories')}" if many else ""
 
 
 def _gaps(cells: AnyArray) -> Mask:

@@ -31,7 +31,7 @@ from fedkin.data.findings import (
     sheet_row,
 )
 from fedkin.data.rows import Rows
-from fedkin.errors import DataError, ParameterError, TableWarning
+from fedkin.errors import DataError, ParameterError, TableWarning, argument
 
 Kind = Literal["number", "category", "count"]
 Missing = Literal["refuse", "drop", "mean", "indicator"]
@@ -296,7 +296,8 @@ class Schema:
         found = column.findings(cells, gaps, at, open_ended=bool(self.fill))
         if training or self.agreed or not feature:
             return found
-        hint = 'fill them in, leave these rows out, or fit with missing="mean": such a model fills them in itself'
+        filling = argument("missing", "mean")
+        hint = f"fill them in, leave these rows out, or fit with {filling}: such a model fills them in itself"
         return [one.hinted(fill=hint) if one.code == "missing" else one for one in found]
 
     def encode(self, columns: Mapping[str, object]) -> Array:

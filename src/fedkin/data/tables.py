@@ -16,7 +16,7 @@ from fedkin.data.cells import infer_kind
 from fedkin.data.columns import CSV_SUFFIXES, PARQUET_SUFFIXES, Columns, RowPlaces, read_cells, read_columns
 from fedkin.data.findings import near_name
 from fedkin.data.schema import Missing
-from fedkin.errors import DataError
+from fedkin.errors import DataError, argument
 
 #: The column of file names, where each file is a site.
 _FILE = "(file)"
@@ -149,7 +149,7 @@ def read_table(path: str | os.PathLike[str], roles: Roles) -> tuple[Columns, str
         return read_files(files, roles.site or None, wanted)
     columns = read_columns(files[0])
     if not roles.site:
-        raise DataError(f"{path}: say which column holds the sites, site=...; it has {listed(columns, 20)}")
+        raise DataError(f"{path}: say which column holds the sites, {argument('site')}; it has {listed(columns, 20)}")
     return columns, roles.site, RowPlaces((files[0],), (len(next(iter(columns.values()), ())),))
 
 

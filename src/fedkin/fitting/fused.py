@@ -25,7 +25,7 @@ from fedkin.core import (
     select_edges,
 )
 from fedkin.data import INTERCEPT, Federation
-from fedkin.errors import ConvergenceWarning, DegenerateSiteWarning, ParameterError, SolverError
+from fedkin.errors import ConvergenceWarning, DegenerateSiteWarning, ParameterError, SolverError, argument
 from fedkin.fitting.model import FittedModel, FusedFit
 from fedkin.fitting.options import FitOptions
 from fedkin.fitting.preparation import Estimate, Prepared, prepare
@@ -113,7 +113,8 @@ def used_graph(
     if graph is None and candidates.n_edges > _MOST_PAIRS and not unlisted:
         raise ParameterError(
             f"{len(sites)} sites have {candidates.n_edges} pairs, too many to list: give a graph, for example "
-            "Graph.knn(coordinates, k), or take all pairs untested (select='none', penalty='l1')"
+            "Graph.knn(coordinates, k), or take all pairs untested "
+            f"({argument('select', 'none')}, {argument('penalty', 'l1')})"
         )
     if options.select is None:
         return candidates, None, {}
@@ -304,12 +305,13 @@ def note_light_ridge(notes: dict[Hashable, tuple[str, ...]], reasons: Reasons, s
         more = f" and {len(sites) - 5} more" if len(sites) > 5 else ""
         warnings.warn(
             f"the parameters of site {shown}{more} are not determined by the data ({reasons[sites[0]]}): a ridge "
-            "of 1/25 of a row was added. Join such sites to others, or give ridge= yourself",
+            f"of 1/25 of a row was added. Join such sites to others, or give {argument('ridge')} yourself",
             DegenerateSiteWarning,
             stacklevel=stacklevel,
         )
     for site, reason in reasons.items():
-        notes[site] = (*notes.get(site, ()), f"{reason}; a ridge of 1/25 of a row was added (or give ridge=)")
+        text = f"{reason}; a ridge of 1/25 of a row was added (or give {argument('ridge')})"
+        notes[site] = (*notes.get(site, ()), text)
 
 
 def _without_minimiser(prepared: Prepared, labels: Index, options: FitOptions) -> Reasons:

@@ -10,7 +10,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from fedkin._base import Array, Index, listed
 from fedkin.data import Schema, columns_of, site_id, site_ids
-from fedkin.errors import DataError, UnknownSiteError
+from fedkin.errors import DataError, UnknownSiteError, argument
 
 
 def is_table(X: object) -> bool:
@@ -55,7 +55,7 @@ def site_positions(site: object, n: int, index: Mapping[Hashable, int]) -> Index
             return np.zeros(n, dtype=np.int64)
         raise DataError(
             f"the model has {len(index)} sites, so it must be told which one each row belongs to: "
-            f"site= one of {listed(index)}, or a list with an id per row"
+            f"{argument('site')} one of {listed(index)}, or a list with an id per row"
         )
     if isinstance(site, str | bytes | tuple) or not isinstance(site, Iterable):
         return np.full(n, position_of(site_id(site), index))
@@ -89,8 +89,8 @@ def offset_column(offset: ArrayLike | None, n: int, *, needed: bool) -> Array | 
     if offset is None:
         if needed:
             raise DataError(
-                "the model was fitted with an offset: give offset= for the rows to predict (zeros predict rates "
-                "for one unit of exposure)"
+                f"the model was fitted with an offset: give {argument('offset')} for the rows to predict (zeros "
+                "predict rates for one unit of exposure)"
             )
         return None
     shift = np.asarray(offset, dtype=np.float64)

@@ -16,7 +16,7 @@ from scipy.special import ndtri
 from fedkin._base import Array, Say, check_level
 from fedkin.core import FileRows, Summaries, local_fit
 from fedkin.data import Federation, Schema, files_of
-from fedkin.errors import ConvergenceWarning, ParameterError, SolverError
+from fedkin.errors import ConvergenceWarning, ParameterError, SolverError, argument
 from fedkin.fitting.fused import fused_estimate, silent, well_posed_problem
 from fedkin.fitting.model import FittedModel, in_order_of_appearance
 from fedkin.fitting.options import FitOptions
@@ -200,7 +200,8 @@ def fit(
         data, queries = answer(found), found
     gap = np.inf if queries is None else queries.gap
     raise SolverError(
-        f"the gap is {gap:.1e} after {max_rounds} rounds of messages, not {options.tol:.1e}: add ridge=0.001"
+        f"the gap is {gap:.1e} after {max_rounds} rounds of messages, not {options.tol:.1e}: add "
+        f"{argument('ridge', 0.001)}"
     )
 
 
@@ -238,7 +239,8 @@ def _step(
 ) -> FittedModel | Queries:
     """Return what follows from the messages of one round."""
     if options.solver != "exact":
-        raise ParameterError(f"solver={options.solver!r} needs rows; summaries are solved directly: leave it out")
+        given = argument("solver", options.solver)
+        raise ParameterError(f"{given} needs rows; summaries are solved directly: leave it out")
     if queries is not None:
         data = check_answers(queries, data)
     if options.chosen == "fused":  # folds are those of the sites

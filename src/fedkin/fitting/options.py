@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
 
 from fedkin._base import check_choice, check_level, check_nonnegative, check_positive, check_whole
 from fedkin.core import Method, Variance
-from fedkin.errors import ParameterError
+from fedkin.errors import ParameterError, argument
 from fedkin.losses import LOSS_NAMES, Loss, describe_loss
 
 PenaltyName = Literal["l1", "l2", "linf"]
@@ -124,7 +124,8 @@ class FitOptions:
         if self.ridge == "cv":
             if self.lam != "cv":
                 raise ParameterError(
-                    'ridge="cv" is chosen together with lam: leave lam= out, or give a number as ridge='
+                    f"{argument('ridge', 'cv')} is chosen together with lam: leave {argument('lam')} out, or give a "
+                    f"number as {argument('ridge')}"
                 )
         elif isinstance(self.ridge, str):
             raise ParameterError(f"ridge must be a number of at least 0 or 'cv', got {self.ridge!r}")
@@ -144,7 +145,8 @@ class FitOptions:
         if self.method == "kin" and self._fused_only:
             name = self._fused_only[0]
             raise ParameterError(
-                f'{name}= is for the fused estimator, not for kin: leave it out, or take method="fused"'
+                f"{argument(name)} is for the fused estimator, not for kin: leave it out, or take "
+                f"{argument('method', 'fused')}"
             )
 
     def _check_together(self) -> None:
@@ -153,10 +155,12 @@ class FitOptions:
             raise ParameterError(f"fuse_intercept must be True, False or 'auto', got {self.fuse_intercept!r}")
         alone = self.fuse_intercept is not True
         if alone and self.refit:
-            raise ParameterError("refit pools intercepts within groups: leave out refit= or fuse_intercept=")
+            either = f"{argument('refit')} or {argument('fuse_intercept')}"
+            raise ParameterError(f"refit pools intercepts within groups: leave out {either}")
         for name, given in (("fuse_intercept", alone), ("debias", self.debias != "none")):
             if given and self.solver != "exact":
-                raise ParameterError(f'{name}= is for solver="exact", not for {self.solver!r}: leave one of them out')
+                exact = argument("solver", "exact")
+                raise ParameterError(f"{argument(name)} is for {exact}, not for {self.solver!r}: leave one of them out")
 
     @property
     def least_ridge(self) -> float:

@@ -12,7 +12,7 @@ from numpy.typing import ArrayLike, NDArray
 from fedkin._base import Array, Index, count
 from fedkin.core import Columns, FileRows, Summaries
 from fedkin.data import INTERCEPT, Federation, Schema
-from fedkin.errors import DataError, ParameterError
+from fedkin.errors import DataError, ParameterError, argument
 from fedkin.fitting.inputs import class_numbers
 from fedkin.fitting.model import FittedModel, FusedFit, schema_columns
 from fedkin.fitting.options import AUTO, FitOptions
@@ -196,7 +196,8 @@ def _prepared_summaries(summaries: Summaries, options: FitOptions, schema: Schem
     loss, wanted = summaries.loss, options.loss
     if wanted != AUTO and (wanted if isinstance(wanted, str) else wanted.name) != loss.name:
         raise ParameterError(
-            f"the summaries are of the {loss.name} loss, not of {wanted!r}: leave loss= out, or ask for other summaries"
+            f"the summaries are of the {loss.name} loss, not of {wanted!r}: leave {argument('loss')} out, or ask for "
+            "other summaries"
         )
     intercept, summaries = summaries.has_intercept, summaries.repaired()
     if schema is not None:
@@ -254,7 +255,7 @@ def _encoded_classes(y: NDArray[Any], loss: str, target: str | None = None) -> t
             named = "" if target is None else f" {target!r}"
             raise DataError(
                 f"the target{named} has numbers such as {fractions[0]:g}, but the {loss} loss needs classes: "
-                'use loss="linear", or a column of labels'
+                f"use {argument('loss', 'linear')}, or a column of labels"
             )
         labels = labels.astype(np.int64)
     classes = tuple(labels.tolist())

@@ -31,7 +31,7 @@ from fedkin.core import (
     refuse,
     solve_and_rest,
 )
-from fedkin.errors import ConvergenceWarning, DataError, ParameterError, UnknownSiteError
+from fedkin.errors import ConvergenceWarning, DataError, ParameterError, UnknownSiteError, argument
 from fedkin.fitting.fused import chosen_lam, note_light_ridge, used_graph, well_posed_problem
 from fedkin.fitting.model import FusedFit
 from fedkin.fitting.options import FitOptions
@@ -208,10 +208,10 @@ def next_fused(
     it holds for minimisers in the ball that the queries name.
     """
     for name, given in (
-        ("refit=", options.refit),
-        ("debias=", options.debias != "none"),
-        ("fuse_intercept=", options.fuse_intercept is False),
-        ('ridge="cv"', options.ridge == "cv"),
+        (argument("refit"), options.refit),
+        (argument("debias"), options.debias != "none"),
+        (argument("fuse_intercept"), options.fuse_intercept is False),
+        (argument("ridge", "cv"), options.ridge == "cv"),
     ):
         if given:
             raise ParameterError(f"{name} needs the rows of the {prepared.loss.name} loss: leave it out")

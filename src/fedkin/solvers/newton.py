@@ -9,7 +9,7 @@ import numpy as np
 
 from fedkin._base import Array
 from fedkin.core import FusedObjective, QuadraticTerms, SiteTerms
-from fedkin.errors import SolverError
+from fedkin.errors import SolverError, argument
 from fedkin.graph import Graph
 
 #: A model is trusted less when it misses by this share of its quadratic part, and more when by at most that one.
@@ -141,7 +141,7 @@ def raise_if_unbounded(graph: Graph, before: Expansion, at: Expansion) -> None:
         return
     first, labels = int(lost.argmax()), graph.components()
     kin = labels == labels[first]
-    who, cure = f"the parameters of site {graph.sites[first]!r}", "add ridge=1e-3 or so"
+    who, cure = f"the parameters of site {graph.sites[first]!r}", f"add {argument('ridge', 1e-3)} or so"
     if not lost[kin].all():
         cure += ", or connect the site to others with a larger lam"
     elif kin.sum() > 1:

@@ -15,7 +15,7 @@ import numpy as np
 
 from fedkin._base import Array, Index, Mask
 from fedkin.core import Problem, QuadraticTerms, SiteTerms, Solution, damped_newton
-from fedkin.errors import SolverError
+from fedkin.errors import SolverError, argument
 from fedkin.solvers.crossvalidation import Fold, LamChoice, Rule, choose_level, cut_folds
 from fedkin.solvers.exact import solve
 from fedkin.solvers.path import checked_grid, lam_grid
@@ -174,7 +174,8 @@ def profiled(terms: SiteTerms, free: Mask, sites: Sequence[Hashable]) -> tuple[S
         others = f" and {lost.sum() - 1} others" if lost.sum() > 1 else ""
         raise SolverError(
             f"the intercept of site {sites[int(lost.argmax())]!r}{others} has no finite minimiser where no edge pulls "
-            "at it (one class only, all-zero counts); add ridge=1e-3 or so, or leave fuse_intercept= out"
+            f"at it (one class only, all-zero counts); add {argument('ridge', 1e-3)} or so, or leave out "
+            f"{argument('fuse_intercept')}"
         )
     return made, made
 

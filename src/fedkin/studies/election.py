@@ -28,51 +28,24 @@ from fedkin.studies.tasks import Replication, Task
 
 @dataclass(frozen=True)
 class Protocol:
-    """What the paper leaves open.
+    """What the paper leaves open. Ridge and lam are chosen by the log-loss of held-out training counties."""
 
-    Attributes
-    ----------
-    more_than : int
-        States with more counties than this are sites.
-    test_size : float
-        Share of each state's counties that is held out.
-    standardize : "pooled" | "logs" | "state" | "none"
-        Means and standard deviations of the training rows, of all states together or of each; "logs" is "pooled" after
-        ``log(1 + x)`` of the predictors that are never negative and very skewed in the training rows.
-    intercept : bool
-        A column of ones, fused like the others.
-    ridges, fed_ridges : sequence of float
-        Candidates for Local and Global, and for Fed-ADMM.
-    intercept_ridge : float
-        The ridge of the intercept, for all methods: almost none, but finite in states with one kind of label.
-    state_ridges : sequence of float
-        Candidates for the states' own parts of the intercept, in one model for all.
-    lams : sequence of float
-        Candidates for Fed-ADMM.
-    folds : int
-        Of the inner cross-validation that chooses ridge and lam, cut within states; its score is the mean log-loss of
-        held-out training counties.
-    penalty : str
-    level, variance
-        Of the edge test that makes D_loc; "bartlett" is the paper's.
-    path_tol, tol : float
-        Relative duality gaps in the folds and of the final fits.
-    """
-
-    more_than: int = 50
-    test_size: float = 1 / 3
+    more_than: int = 50  # states with more counties than this are sites
+    test_size: float = 1 / 3  # share of each state's counties that is held out
+    # means and sds of the training rows, of all states together ("pooled") or of each ("state"), or "none"; "logs" is
+    # "pooled" after log(1 + x) of the predictors that are never negative and very skewed in the training rows
     standardize: str = "pooled"
-    intercept: bool = True
-    ridges: Sequence[float] = (3e-4, 1e-3, 3e-3, 1e-2, 3e-2, 1e-1, 3e-1)
-    fed_ridges: Sequence[float] = (1e-3, 3e-3, 1e-2, 3e-2)
-    intercept_ridge: float = 1e-3
-    state_ridges: Sequence[float] = (1e-4, 1e-3, 1e-2)
-    lams: Sequence[float] = (1e-5, 2e-5, 4e-5, 8e-5, 1.6e-4, 3.2e-4, 6.4e-4, 1.28e-3)
-    folds: int = 5
+    intercept: bool = True  # a column of ones, fused like the others
+    ridges: Sequence[float] = (3e-4, 1e-3, 3e-3, 1e-2, 3e-2, 1e-1, 3e-1)  # candidates for Local and Global
+    fed_ridges: Sequence[float] = (1e-3, 3e-3, 1e-2, 3e-2)  # candidates for Fed-ADMM
+    intercept_ridge: float = 1e-3  # of all methods: almost none, but finite in states with one kind of label
+    state_ridges: Sequence[float] = (1e-4, 1e-3, 1e-2)  # candidates for the states' own parts of the intercept
+    lams: Sequence[float] = (1e-5, 2e-5, 4e-5, 8e-5, 1.6e-4, 3.2e-4, 6.4e-4, 1.28e-3)  # candidates for Fed-ADMM
+    folds: int = 5  # of the inner cross-validation, cut within states
     penalty: str = "l1"
-    level: float = 0.05
+    level: float = 0.05  # of the edge test that makes D_loc; its variance "bartlett" is the paper's
     variance: Any = "bartlett"
-    path_tol: float = 1e-3
+    path_tol: float = 1e-3  # relative duality gaps: in the folds, and of the final fits
     tol: float = 1e-4
 
     @classmethod

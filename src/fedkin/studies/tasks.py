@@ -91,30 +91,14 @@ def _last_line(error: Exception) -> str:
 
 @dataclass(frozen=True)
 class Replication:
-    """One repetition at one grid point.
+    """One repetition at one grid point: what a task is given."""
 
-    Attributes
-    ----------
-    params : mapping
-        The grid point.
-    options : mapping
-        The study's ``[options]``.
-    number : int
-        0, 1, ...
-    seed : int
-        For everything random in it.
-    data : Path or None
-        The directory given as ``--data``.
-    folder : Path or None
-        Where the study's own modules lie.
-    """
-
-    params: Mapping[str, Any]
-    options: Mapping[str, Any]
-    number: int
-    seed: int
-    data: Path | None = None
-    folder: Path | None = None
+    params: Mapping[str, Any]  # the grid point
+    options: Mapping[str, Any]  # the study's [options]
+    number: int  # 0, 1, ...
+    seed: int  # for everything random in it
+    data: Path | None = None  # the directory given as --data
+    folder: Path | None = None  # where the study's own modules lie
 
 
 Task = Callable[[Replication], Iterable[dict[str, Any]]]
@@ -132,9 +116,8 @@ def false_edge_design(
     seed: int = 0,
 ) -> Design:
     """Draw the paper's design with all true edges and exactly ``false_edges`` wrong ones, the |S| of Theorem 2."""
-    design = paper_design(
-        n_sites, n_samples, n_features, n_clusters, varrho=0.0, signal=signal, noise=noise, seed=seed
-    )
+    sizes = (n_sites, n_samples, n_features, n_clusters)
+    design = paper_design(*sizes, varrho=0.0, signal=signal, noise=noise, seed=seed)
     first, second = np.tril_indices(n_sites, -1)
     across = np.flatnonzero(design.labels[first] != design.labels[second])
     if not 0 <= false_edges <= across.size:
@@ -166,9 +149,8 @@ def differing_design(
         raise ParameterError(f'truth must be "groups", "none" or "continuous", got {truth!r}')
     n_clusters = 3 if truth == "groups" else 1
     if truth != "continuous":
-        return paper_design(
-            n_sites, n_samples, n_features, n_clusters, varrho=0.2, loss=loss, signal=signal, seed=seed
-        )
+        sizes = (n_sites, n_samples, n_features, n_clusters)
+        return paper_design(*sizes, varrho=0.2, loss=loss, signal=signal, seed=seed)
     rng = np.random.default_rng(seed)
     scale = signal * n_features**-0.25
     theta = scale * (rng.normal(size=n_features) + 0.5 * rng.normal(size=(n_sites, n_features)))

@@ -13,16 +13,16 @@ import typer
 
 from fedkin import __version__
 from fedkin._base import Array, Index, Say, count, write_file
-from fedkin.cli.models.report import command_line, write_report
-from fedkin.cli.shared.console import output, print_json, working
-from fedkin.cli.shared.kin_words import kin_facts
-from fedkin.cli.shared.options import Json
-from fedkin.cli.shared.tables import add_row, plain_table, print_facts
+from fedkin.cli.console import Json, add_row, output, plain_table, print_facts, print_json
+from fedkin.cli.fit import command_line
+from fedkin.cli.format import model_facts
+from fedkin.cli.models import write_report
 from fedkin.core import global_fit, local_fit, oracle_fit
 from fedkin.data import Federation, write_csv
 from fedkin.datasets import Design, paper_design
 from fedkin.errors import ParameterError
 from fedkin.fitting import FitOptions, FittedModel, fit
+from fedkin.fitting.progress import progress
 from fedkin.graph import Graph
 from fedkin.report import DemoResult, demo_picture
 
@@ -56,7 +56,7 @@ def demo(
         raise ParameterError(f"--sites must be at least {GROUPS}, the number of true groups, got {sites}")
     if out.is_file():
         raise ParameterError(f"--out {out} is a file, expected a directory for the report")
-    with working("generating sites") as say:
+    with progress("generating sites") as say:
         design = paper_design(sites, 2 * rows, features, GROUPS, varrho=varrho, seed=seed)
         out.mkdir(parents=True, exist_ok=True)  # before the work: a place that cannot be written is told at once
         model, result = _found(design, seed, say)
@@ -82,7 +82,7 @@ def demo(
 
 
 def _found(design: Design, seed: int, say: Say) -> tuple[FittedModel, DemoResult]:
-    """The model that Fedkin fits by default, and how it and the other methods did."""
+    """Fit by all methods; return the model that Fedkin fits by default, and how all did."""
     train, test = design.federation.split(0.5, seed)
     rows = int(train.n_samples[0])
     # as in the paper: no intercept, features as they are
@@ -120,7 +120,7 @@ def _found(design: Design, seed: int, say: Say) -> tuple[FittedModel, DemoResult
 
 
 def _comparison(names: list[str], each: dict[str, Array], result: DemoResult) -> dict[str, Any]:
-    """How the methods did, as a report has it; Fedkin is kin."""
+    """Return how the methods did, as a report has it; Fedkin is kin."""
     called = {KIN: "Fedkin", GIVEN: "Graph as given", SELECTED: "Edges tested first"}
     return {
         "metric": "mean squared error",
@@ -142,7 +142,7 @@ def _comparison(names: list[str], each: dict[str, Array], result: DemoResult) ->
 
 
 def _squared_errors(theta: Array, test: Federation) -> Array:
-    """The mean squared error of each site."""
+    """Return the mean squared error of each site."""
     assert test.y is not None
     error = (test.y - np.einsum("np,np->n", test.X, theta[test.site_index])) ** 2
     return np.asarray(np.bincount(test.site_index, weights=error) / test.n_samples)
@@ -152,7 +152,7 @@ def _summary(design: Design, model: FittedModel, rows: int, error: dict[str, flo
     wrong = int((design.labels[design.graph.edges[:, 0]] != design.labels[design.graph.edges[:, 1]]).sum())
     right = _same_partition(model.groups, design.labels)
     resolved = model.kin is not None and model.kin.resolved
-    found = f"{count(model.n_groups, 'group')} of sites" if resolved else "no groups that it would vouch for"
+    found = f"{count(model.n_groups, 'group')} of sites" if resolved else "no groups that are resolved"
     return (
         f"Every one of the {model.n_sites} sites kept its own {rows} rows. A graph said which sites may be alike, "
         f"but {wrong} of its {design.graph.n_edges} edges were wrong. Fedkin found {found}"
@@ -192,7 +192,7 @@ def _write_data(design: Design, out: Path) -> None:
 
 
 def _program() -> str:
-    """How this program is called from here."""
+    """Return how this program is called from here."""
     if shutil.which("fedkin"):
         return "fedkin"
     return sys.argv[0] if Path(sys.argv[0]).name == "fedkin" else f"{sys.executable} -m fedkin"
@@ -210,7 +210,7 @@ def _print(model: FittedModel, result: DemoResult, out: Path) -> None:
     console.print(result.summary)
     console.print()
     assert model.kin is not None
-    known = kin_facts(model)
+    known = model_facts(model)
     facts = {name: known[name] for name in ("groups", "graph", "sampler")}
     print_facts({**facts, "report": str((out / "report.html").resolve())})
     console.print("\nThe same sites from their files, as you would fit your own:")

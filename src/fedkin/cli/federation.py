@@ -2,16 +2,37 @@
 
 from __future__ import annotations
 
+import tempfile
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import Annotated, Literal
 
+import numpy as np
 import typer
+from rich.text import Text
 
-from fedkin._base import count, listed
-from fedkin.cli.shared.console import note, output, say
-
-if TYPE_CHECKING:
-    from fedkin.federate import Organiser
+from fedkin._base import count, listed, write_file
+from fedkin.cli.console import (
+    WRONG_INPUT,
+    Json,
+    add_row,
+    messages,
+    note,
+    output,
+    plain_table,
+    print_facts,
+    print_json,
+    say,
+)
+from fedkin.cli.format import format_groups, print_findings, schema_table
+from fedkin.cli.running import become
+from fedkin.cli.simulate import deliver_model, simulate
+from fedkin.data import Finding, read_columns, row_places, site_ids
+from fedkin.errors import DataError, ParameterError
+from fedkin.federate import Contract, Organiser, Patience, draft_contract
+from fedkin.federate.trust import fingerprint as key_fingerprint
+from fedkin.federate.trust import read_authority_files
+from fedkin.fitting import check_model_place, join_parts, load
+from fedkin.graph import Graph
 
 federation = typer.Typer(
     no_args_is_help=True,
@@ -45,10 +66,26 @@ def draft(
 
     The draft tells nothing about single rows: ranges are rounded outward, rare levels are left out.
     """
-    from fedkin.cli.sites.contracts import DraftCommand
-    from fedkin.cli.sites.contracts import draft as run
-
-    run(DraftCommand(table, target, site, name, out))
+    if out is not None and out.exists():
+        raise DataError(f"{out} is there already: choose another name, or remove it")
+    called = name or (table if out is None else out).stem
+    plain = "".join(mark if mark.isascii() and (mark.isalnum() or mark in "_.-") else "-" for mark in called)
+    made = draft_contract(read_columns(table), plain.strip("-_.")[:40] or "federation", target, site)
+    if out is None:
+        output().print(Text(made.text), soft_wrap=True, end="")
+    else:
+        write_file(out, made.text)
+    contract = Contract.from_toml(made.text)
+    messages().print(
+        f"{'drafted' if out is None else out}: {contract.loss['name']} loss for {made.target}, "
+        f"{count(len(contract.schema.features), 'feature')}, {count(contract.n_params, 'parameter')}",
+        soft_wrap=True,
+    )
+    for column, reason in made.left_out.items():
+        note(f"{column} was left out: {reason}")
+    if made.site_column is not None and site is None:
+        note(f"{made.site_column} was taken for the column of the sites")
+    note("units are not in the table: fill them in, and check ranges and levels, before you send the contract to sites")
 
 
 @federation.command()
@@ -58,16 +95,35 @@ def check(
         Path | None, typer.Option(metavar="TABLE", help="A table to check against it, CSV or Parquet.")
     ] = None,
     site: SiteColumn = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON for machines instead of tables.")] = False,
+    as_json: Json = False,
 ) -> None:
     """Check a contract, and a table against it: everything that does not fit, column by column.
 
     Ends with code 2 when the rows cannot be used as they are.
     """
-    from fedkin.cli.shared.console import WRONG_INPUT
-    from fedkin.cli.sites.contracts import check as run
-
-    if not run(contract, data, site, as_json):
+    agreed = Contract.read(contract)
+    found = {} if data is None else _findings_by_site(agreed, data, site)
+    if as_json:
+        print_json(
+            {
+                "contract": str(contract),
+                "name": agreed.name,
+                "digest": agreed.digest,
+                "loss": agreed.loss,
+                "parameters": list(agreed.parameter_names),
+                "schema": agreed.schema.plain(),
+                "findings": [
+                    {"site": one or None, "column": each.column or None, "words": each.text, "refuses": each.refuses}
+                    for one, some in found.items()
+                    for each in some
+                ],
+            }
+        )
+    else:
+        _print_contract(contract, agreed)
+        if data is not None:
+            print_findings(data, found)
+    if any(finding.refuses for some in found.values() for finding in some):
         raise typer.Exit(WRONG_INPUT)
 
 
@@ -89,10 +145,6 @@ def new(
     ca_key: Annotated[Path | None, typer.Option(metavar="FILE", help="Its key, PEM; it is not copied.")] = None,
 ) -> None:
     """At the organiser: make the directory of a federation, with an authority that admits sites. Needs no rows."""
-    from fedkin.errors import ParameterError
-    from fedkin.federate import Contract, Organiser
-    from fedkin.federate.trust import fingerprint, read_authority_files
-
     if (ca_cert is None) != (ca_key is None):
         raise ParameterError("--ca-cert and --ca-key go together: give both, or none for a new authority")
     own = read_authority_files(ca_cert, ca_key) if ca_cert is not None and ca_key is not None else None
@@ -101,8 +153,8 @@ def new(
     say(
         f"made {place} on this machine, the organiser's: {count(len(made.members), 'site')}, "
         f"{count(made.graph.n_edges, 'candidate edge')}.",
-        f"The authority's fingerprint is {fingerprint(made.authority)}: read it to the sites, not by the way by which "
-        f"invites travel. Next: fedkin federation invite {place}",
+        f"The authority's fingerprint is {key_fingerprint(made.authority)}: read it to the sites, on another "
+        f"way than invites travel. Next: fedkin federation invite {place}",
     )
 
 
@@ -113,8 +165,6 @@ def invite(
     ca_key: CaKey = None,
 ) -> None:
     """At the organiser: write invites. Each has the contract and the site's own neighbours, and nobody else's."""
-    from fedkin.federate import Organiser
-
     organiser = Organiser.read(directory)
     paths = organiser.invite(sites or (), ca_key)
     where = str(paths[0]) if len(paths) == 1 else f"{paths[0].parent}/ ({count(len(paths), 'invite')})"
@@ -139,9 +189,6 @@ def admit(
     ca_key: CaKey = None,
 ) -> None:
     """At the organiser: check a site's request against its invite, and give it a certificate of 90 days."""
-    from fedkin.errors import ParameterError
-    from fedkin.federate import Organiser
-
     if fingerprint is not None and len(requests) > 1:
         raise ParameterError("--fingerprint is that of one site: admit them one by one")
     organiser = Organiser.read(directory)
@@ -166,8 +213,6 @@ def order(
     ca_key: CaKey = None,
 ) -> None:
     """At the organiser: sign what holds for the rounds from now on; what is not given is as in the contract."""
-    from fedkin.federate import Organiser
-
     organiser = Organiser.read(directory)
     for path, names in organiser.order(lam=lam, rounds=rounds, rho=rho, ca_key=ca_key):
         say(
@@ -183,8 +228,6 @@ def expel(
     ca_key: CaKey = None,
 ) -> None:
     """At the organiser: sign that a site is out, for good. Neighbours that accept the notice close its link."""
-    from fedkin.federate import Organiser
-
     organiser = Organiser.read(directory)
     path, _ = organiser.expel(site, ca_key)
     _say_out(organiser, organiser.member(site).name, "is expelled", path)
@@ -198,9 +241,7 @@ def deliver(
     ca_key: CaKey = None,
 ) -> None:
     """At the organiser: write each site's part of a model, for that site alone."""
-    from fedkin.cli.sites.parts import deliver
-
-    paths = deliver(directory, model, sites or (), ca_key)
+    paths = deliver_model(Organiser.read(directory), model, sites or (), ca_key)
     where = str(paths[0]) if len(paths) == 1 else f"{paths[0].parent}/ ({count(len(paths), 'model')})"
     say(
         f"wrote {where} on this machine, the organiser's.",
@@ -215,29 +256,46 @@ def gather(
     out: Annotated[Path, typer.Option(metavar="MODEL", help="Directory for the model.")],
 ) -> None:
     """At the organiser: one model of those that sites published after rounds."""
-    from fedkin.cli.shared.model_words import group_words
-    from fedkin.cli.sites.parts import gather
-
-    model = gather(directory, published, out)
-    say(f"wrote {out}: the models of {count(model.n_sites, 'site')}, {group_words(model)}.")
+    check_model_place(out)
+    organiser = Organiser.read(directory)
+    found = {}
+    dropped: set[frozenset[int]] = set()
+    with tempfile.TemporaryDirectory() as folder:
+        for path in published:
+            file = organiser.read_published(path)
+            member = organiser.member(file.site)
+            if member.number in found:
+                raise DataError(f"{path}: there are two files of {file.site}; keep one")
+            file.unpack(Path(folder, file.site))
+            part = load(Path(folder, file.site))
+            if [str(site) for site in part.sites] != [str(member.id)] or part.schema != organiser.contract.schema:
+                raise DataError(f"{path}: it is not the model of {file.site} alone, with the columns of the contract")
+            found[member.number] = part
+            dropped |= {frozenset((member.number, organiser.member(name).number)) for name in file.dropped}
+    numbers, graph = sorted(found), organiser.graph
+    place = np.full(len(organiser.members), -1)
+    place[numbers] = np.arange(len(numbers))
+    kept = np.array([frozenset(edge) not in dropped for edge in graph.edges.tolist()], dtype=bool)
+    kept &= (place[graph.edges] >= 0).all(axis=1)
+    sites = [found[number].sites[0] for number in numbers]
+    edges = Graph.from_indices(sites, place[graph.edges[kept]], graph.weights[kept])
+    tested = organiser.contract.rounds.select is not None
+    model = join_parts([found[number] for number in numbers], edges, tested=tested)
+    model.save(out)
+    say(f"wrote {out}: the models of {count(model.n_sites, 'site')}, {format_groups(model)}.")
 
 
 @federation.command()
 def status(
     directory: Directory,
-    json: Annotated[bool, typer.Option("--json", help="Print JSON for machines instead of a table.")] = False,
+    as_json: Json = False,
 ) -> None:
     """At the organiser: which sites are invited, admitted until when, have sent summaries, or are out."""
-    from fedkin.cli.shared.console import print_json
-    from fedkin.cli.shared.tables import add_row, plain_table
-    from fedkin.federate import Organiser
-    from fedkin.federate.trust import fingerprint
-
     organiser = Organiser.read(directory)
     standings = organiser.status()
-    if json:
+    if as_json:
         sites = [{**vars(one), "until": None if one.until is None else f"{one.until:%Y-%m-%d}"} for one in standings]
-        print_json({"run": organiser.charter.run, "authority": fingerprint(organiser.authority), "sites": sites})
+        print_json({"run": organiser.charter.run, "authority": key_fingerprint(organiser.authority), "sites": sites})
         return
     table = plain_table("site", "is", "certificate until", "summaries")
     for one in standings:
@@ -245,7 +303,7 @@ def status(
         until = "" if one.until is None else f"{one.until:%Y-%m-%d}{' (renew)' if one.ends_soon else ''}"
         add_row(table, one.name, is_now, until, str(one.summaries or ""))
     output().print(table)
-    output().print(f"authority {fingerprint(organiser.authority)}, run {organiser.charter.run}")
+    output().print(f"authority {key_fingerprint(organiser.authority)}, run {organiser.charter.run}")
 
 
 @federation.command("run")
@@ -258,9 +316,6 @@ def run_centre(
     deadline: Annotated[float, typer.Option(metavar="SECONDS", help="Wait for answers in a round.")] = 5.0,
 ) -> None:
     """At the organiser: be the central machine of a federation with placement central, which sees thetas, no rows."""
-    from fedkin.cli.sites.running import become
-    from fedkin.federate import Patience
-
     patience = Patience(give_up=give_up, linger=linger, gather=gather, deadline=deadline)
     become(directory, patience, echo=echo, listen=None, centre=True)
 
@@ -289,9 +344,8 @@ def simulate_here(
 
     Exit codes: 0 all have finished, 1 one failed for good, 2 wrong input, 3 fedkin site stop, 130 Ctrl-C or a signal.
     """
-    from fedkin.cli.sites.simulate import Simulation, simulate
-
-    simulate(Simulation(contract, data, site, graph, out, port, by, lam, rounds, rho, restarts, give_up))
+    orders = {"lam": lam, "rounds": rounds, "rho": rho}
+    simulate(contract, data, site, out, graph, by=by, orders=orders, port=port, restarts=restarts, give_up=give_up)
 
 
 def _say_out(organiser: Organiser, site: str, what: str, path: Path) -> None:
@@ -305,3 +359,39 @@ def _say_out(organiser: Organiser, site: str, what: str, path: Path) -> None:
     )
     if what == "is expelled":
         note(f"until a neighbour accepts the notice it keeps exchanging with {site}")
+
+
+def _findings_by_site(contract: Contract, data: Path, site_column: str | None) -> dict[str, list[Finding]]:
+    """What does not fit, of the table as a whole ("") or of each site in it."""
+    columns = read_columns(data)
+    places = row_places(data, columns)
+    if site_column is None:
+        return {"": contract.check(columns, at=places)}
+    if site_column not in columns:
+        raise DataError(f"there is no column {site_column!r} for the sites; the table has {', '.join(columns)}")
+    ids = [str(one) for one in site_ids(columns[site_column])]
+    whole = contract.schema.check(columns, at=places)  # first as a whole, since rows are counted in the whole table
+    if any(finding.refuses for finding in whole):
+        return {"": whole}
+    found = {}
+    for site in dict.fromkeys(ids):
+        own = [row for row, one in enumerate(ids) if one == site]
+        part = {name: column[own] for name, column in columns.items()}
+        found[site] = contract.check(part, at=lambda row, own=own: places(own[row]))  # type: ignore[misc]
+    return found
+
+
+def _print_contract(path: Path, contract: Contract) -> None:
+    """A contract in a few lines and a table of its columns."""
+    thresholds, schema = contract.thresholds, contract.schema
+    how = "by kin" if contract.method == "kin" else f"fused by the {contract.penalty} penalty"
+    target = "no target" if schema.target is None else f"target {schema.target.name}"
+    print_facts(
+        {
+            "contract": f"{path}: {contract.name}, digest {contract.digest[:16]}",
+            "model": f"{contract.loss['name']} loss, {how}, {target}, {count(contract.n_params, 'parameter')}",
+            "thresholds": f"{thresholds.rows} rows, {thresholds.rows_per_parameter:g} for each parameter, "
+            f"{thresholds.cell} with any level that occurs",
+        }
+    )
+    output().print(schema_table(schema))

@@ -4,15 +4,29 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
+import msgspec
 import typer
 
 from fedkin._base import count, listed
-from fedkin.cli.shared.console import WRONG_INPUT, note, say
-
-if TYPE_CHECKING:
-    from fedkin.federate.sharing import Shared
+from fedkin.cli.console import WRONG_INPUT, Json, note, say
+from fedkin.cli.format import print_findings
+from fedkin.cli.running import become, print_status, select_edges
+from fedkin.data import read_columns, row_places
+from fedkin.federate import (
+    SELECTION,
+    Patience,
+    Site,
+    change_settings,
+    contract_in,
+    read_selection,
+    sharing,
+    site_plan,
+    steps_of,
+    stop_all,
+)
+from fedkin.federate.sharing import Shared
 
 site = typer.Typer(
     no_args_is_help=True,
@@ -46,8 +60,6 @@ def join(
     ] = None,
 ) -> None:
     """At the site: check the rows against the contract, make a key that never leaves, and write the request."""
-    from fedkin.federate import Site, steps_of
-
     done = Site.join(invite, data, into, expected=fingerprint, steps=steps_of)
     for finding in done.findings:
         note(str(finding))
@@ -80,10 +92,6 @@ def check(
     data: Annotated[Path, typer.Option(metavar="TABLE", help="The site's rows, CSV or Parquet.")],
 ) -> None:
     """At the site: say in words whether rows fit the contract, and are enough to share sums of. Writes nothing."""
-    from fedkin.cli.sites.contracts import print_findings
-    from fedkin.data import read_columns, row_places
-    from fedkin.federate import contract_in
-
     contract, thresholds = contract_in(what)
     columns = read_columns(data)
     findings = contract.check(columns, thresholds, row_places(data, columns))
@@ -102,17 +110,13 @@ def accept(
     ],
 ) -> None:
     """At the site: check what the organiser (or a site that left) sent, and keep it."""
-    from fedkin.cli.sites.parts import accept_any
-
     for path in received:
-        say(accept_any(directory, path))
+        say(Site.read(directory).accept(path))
 
 
 @site.command()
 def renew(directory: Directory) -> None:
     """At the site: make a new key and ask for its certificate. The old ones serve until the answer is accepted."""
-    from fedkin.federate import Site, steps_of
-
     path, by_itself = Site.read(directory).renew(steps_of)
     say(f"Send {path} to the organiser; there: fedkin federation admit DIR {path.name}")
     if not by_itself:
@@ -125,8 +129,6 @@ def leave(
     yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
 ) -> None:
     """At the site: sign that it leaves the federation, for good."""
-    from fedkin.federate import Site
-
     if not yes:
         typer.confirm(f"{directory}: leave the federation, for good?", abort=True)
     path = Site.read(directory).leave()
@@ -163,8 +165,6 @@ def share(
     ] = None,
 ) -> None:
     """At the site: sum up the rows in one readable, signed file; every number is shown with what it tells."""
-    from fedkin.federate import sharing
-
     _show(sharing.share(directory, dry_run=dry_run, folds=folds, epsilon=epsilon, delta=delta, rank=rank))
 
 
@@ -175,8 +175,6 @@ def answer(
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Show the answer, and write nothing.")] = False,
 ) -> None:
     """At the site: answer the organiser's question with sums over the rows, at the parameters that it names."""
-    from fedkin.federate import sharing
-
     _show(sharing.answer(directory, question, dry_run=dry_run))
 
 
@@ -192,10 +190,6 @@ def settings(
     confirm: Annotated[bool, typer.Option("--confirm", help="site.toml was changed by hand, and is right.")] = False,
 ) -> None:
     """At the site: show or change its own rules, which may be stricter than the contract's, not laxer."""
-    import msgspec
-
-    from fedkin.federate import change_settings
-
     given = {"rows": rows, "rows_per_parameter": rows_per_parameter, "cell": cell, "share_result": share_result}
     changed = {name: value for name, value in given.items() if value is not None}
     found = change_settings(directory, confirmed=confirm, **changed)
@@ -220,9 +214,6 @@ def run(
     deadline: Annotated[float, typer.Option(metavar="SECONDS", help="A leader's wait for answers in a round.")] = 5.0,
 ) -> None:
     """At the site: do the rounds with its neighbours, which end with a model; after a crash the same goes on."""
-    from fedkin.cli.sites.running import become
-    from fedkin.federate import Patience
-
     patience = Patience(first_pull, last_pull, complain, give_up, linger, gather, deadline)
     become(directory, patience, echo=echo, listen=listen)
 
@@ -230,17 +221,17 @@ def run(
 @site.command()
 def select(directory: Directory, give_up: GiveUp = 3600.0, listen: Listen = None) -> None:
     """At the site: test its edges together with its neighbours, before the rounds, if the contract says so."""
-    from fedkin.cli.sites.running import select
-
-    select(directory, give_up, listen)
+    select_edges(directory, give_up, listen)
 
 
 @site.command()
 def publish(directory: Directory) -> None:
     """At the site: sign its own model for the organiser, after rounds, if the site's rules allow it."""
-    from fedkin.cli.sites.parts import publish
-
-    path = publish(directory)
+    dropped: frozenset[str] = frozenset()
+    if (directory / SELECTION).exists():
+        plan = site_plan(directory)
+        dropped = frozenset(plan.name(number) for number in read_selection(directory, plan))
+    path = Site.read(directory).publish(dropped)
     say(
         f"{path} has the coefficients of this site and its number of rows, and is signed.",
         f"Send it to the organiser; there: fedkin federation gather DIR {path.name} --out MODEL",
@@ -251,20 +242,17 @@ def publish(directory: Directory) -> None:
 def status(
     directory: EitherDirectory,
     metrics: Annotated[bool, typer.Option("--metrics", help="Print the text format of Prometheus.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON for machines instead of a table.")] = False,
+    as_json: Json = False,
 ) -> None:
     """At the site: show how far the rounds are."""
-    from fedkin.cli.sites.running import status
-
-    status(directory, metrics, as_json)
+    print_status(directory, metrics, as_json)
 
 
 @site.command()
 def stop(directory: EitherDirectory) -> None:
     """At the site: stop a run; the same command continues it later."""
-    from fedkin.cli.sites.running import stop
-
-    stop(directory)
+    stopped = stop_all(directory)
+    say(f"asked to stop: {', '.join(stopped)}" if stopped else "no site is running here")
 
 
 def _show(shared: Shared) -> None:

@@ -1,0 +1,245 @@
+"""What commands share: two consoles, tables, notes, errors in one line, and a clean end after Ctrl-C."""
+
+from __future__ import annotations
+
+import json
+import signal
+import sys
+import warnings
+from collections import Counter
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from typing import Annotated, Any
+
+import typer
+from rich.box import SIMPLE_HEAD
+from rich.cells import cell_len
+from rich.console import Console, ConsoleOptions, RenderResult
+from rich.table import Table
+from rich.text import Text
+
+from fedkin.errors import FedkinError, FedkinWarning, SolverError, spelled
+
+Json = Annotated[bool, typer.Option("--json", help="Print JSON for machines instead of tables.")]
+
+OK, SOLVER_FAILED, WRONG_INPUT, STOPPED, INTERRUPTED = 0, 1, 2, 3, 130
+
+#: Arguments of Python that the command line calls by another name.
+NAMES = {"fit_intercept": "intercept", "n_jobs": "jobs", "cv_folds": "folds", "cv_rule": "one_se"}
+_SHOWN_PER_KIND = 3  # warnings of one kind that are written out
+
+
+class Interrupted(BaseException):
+    """Ctrl-C. Not a KeyboardInterrupt, which the solver takes for "return what you have" and a path for "go on"."""
+
+
+class StopRequested(Interrupted):
+    """Another command asked this one to stop, as ``fedkin site stop`` does."""
+
+
+def flag(name: str, value: object = None) -> str:
+    """Spell an argument of Python's as the command line takes it.
+
+    Examples
+    --------
+    >>> flag("max_iter"), flag("n_jobs"), flag("missing", "drop")
+    ('--max-iter', '--jobs', '--missing drop')
+    """
+    option = "--" + NAMES.get(name, name).replace("_", "-")
+    return option if value is None else f"{option} {value}"
+
+
+# --- output -----------------------------------------------------------------------------------------------------------
+
+
+def output() -> Console:
+    """Return the console for results. Nothing in them is taken for markup, since site ids may look like it."""
+    return Console(markup=False, highlight=False, emoji=False)
+
+
+def messages() -> Console:
+    """Return the console for progress, notes and errors: standard error."""
+    return Console(stderr=True, markup=False, highlight=False, emoji=False)
+
+
+def print_json(document: Mapping[str, Any]) -> None:
+    """Print a JSON document on standard output."""
+    sys.stdout.write(json.dumps(document, indent=2, ensure_ascii=False, allow_nan=False, default=str) + "\n")
+
+
+def note(text: str, console: Console | None = None) -> None:
+    """Print a remark on standard error, or on a console that shows something else meanwhile."""
+    (console or messages()).print(Text.assemble(("note: ", "yellow"), text), soft_wrap=True)
+
+
+def say(*lines: str) -> None:
+    """Print sentences on standard output, broken by the terminal only."""
+    for line in lines:
+        output().print(line, soft_wrap=True)
+
+
+def print_facts(facts: Mapping[str, str]) -> None:
+    """Print names and values, a line each. Lines are never broken: paths stay whole."""
+    width = max(map(len, facts), default=0)
+    for name, value in facts.items():
+        output().print(Text.assemble((f"{name:<{width}}  ", "bold"), value), soft_wrap=True)
+
+
+def plain_table(*columns: str, numbers_from: int = 1) -> Table:
+    """Return a table without much ink; columns from ``numbers_from`` on are aligned to the right."""
+    table = _PlainTable(box=SIMPLE_HEAD, pad_edge=False)
+    for number, name in enumerate(columns):
+        table.add_column(Text(name), justify="right" if number >= numbers_from else "left", no_wrap=number == 0)
+    return table
+
+
+class _PlainTable(Table):
+    """A table whose numbers are never cut: in a narrow terminal headers are folded, then text."""
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        widths = [max(cell_len(str(cell)) for cell in (one.header, *one.cells)) for one in self.columns]
+        if sum(widths) + 3 * len(widths) > options.max_width:
+            for column in self.columns:
+                column.no_wrap, column.overflow = False, "fold"
+                if column.justify == "right":
+                    cells = [*str(column.header).split(), *map(str, column.cells)]
+                    column.width = max(map(cell_len, cells))
+        yield from super().__rich_console__(console, options)
+
+
+def add_row(table: Table, *cells: str, style: str = "") -> None:
+    """Add a row of plain text: ids are never taken for markup."""
+    table.add_row(*(Text(cell, style=style) for cell in cells))
+
+
+def members(group: Sequence[Hashable], width: int = 72) -> str:
+    """Format the ids of a group, as many as fit into a width."""
+    words = [str(site) for site in group]
+    shown: list[str] = []
+    for word in words:
+        if shown and len(", ".join([*shown, word])) > width:
+            return ", ".join(shown) + f" and {len(words) - len(shown)} more"
+        shown.append(word)
+    return ", ".join(shown)
+
+
+# --- errors, warnings, signals ----------------------------------------------------------------------------------------
+
+
+def guarded(run: Callable[[], None]) -> int:
+    """Run a command; turn what can go wrong into one line on standard error and an exit code."""
+    try:
+        with _raising_once([signal.SIGINT]), _warnings_as_notes(), spelled(flag):
+            run()
+    except SystemExit as end:
+        return end.code if isinstance(end.code, int) else OK if end.code is None else WRONG_INPUT
+    except StopRequested:
+        messages().print("stopped on request", style="yellow")
+        return STOPPED
+    except (Interrupted, KeyboardInterrupt):
+        messages().print("interrupted: nothing was left half-written", style="yellow")
+        return INTERRUPTED
+    except FedkinError as error:
+        _print_error(str(error))
+        return SOLVER_FAILED if isinstance(error, SolverError) else WRONG_INPUT
+    except OSError as error:
+        _print_error(f"{error.filename}: {error.strerror}" if error.filename else str(error))
+        return WRONG_INPUT
+    return OK
+
+
+def _print_error(text: str) -> None:
+    messages().print(Text.assemble(("error: ", "bold red"), (text, "red")), soft_wrap=True)
+
+
+@contextmanager
+def _warnings_as_notes() -> Iterator[None]:
+    seen: Counter[str] = Counter()
+    said = set()
+
+    def show(message: Warning | str, category: type[Warning], *_: Any, **__: Any) -> None:
+        if str(message) in said:
+            return
+        said.add(str(message))
+        seen[category.__name__] += 1
+        if seen[category.__name__] <= _SHOWN_PER_KIND:
+            note(str(message))
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("always", FedkinWarning)
+        warnings.showwarning = show
+        try:
+            yield
+        finally:  # a command ends with SystemExit
+            for kind, times in seen.items():
+                if times > _SHOWN_PER_KIND:
+                    note(f"{times - _SHOWN_PER_KIND} more of the kind {kind}")
+
+
+@contextmanager
+def stopping_early(wanted: bool) -> Iterator[None]:
+    """Within this context the first Ctrl-C is a KeyboardInterrupt, which ends a step with what it has; if wanted."""
+    if not wanted:
+        yield
+        return
+    came: list[int] = []
+
+    def interrupt(number: int, frame: object) -> None:
+        came.append(number)
+        if len(came) > 1:
+            signal.signal(signal.SIGINT, signal.SIG_IGN)
+            raise Interrupted
+        raise KeyboardInterrupt
+
+    with handling([signal.SIGINT], interrupt):
+        yield
+
+
+@contextmanager
+def _raising_once(signals: Sequence[signal.Signals], on_request: signal.Signals | None = None) -> Iterator[None]:
+    """Let these signals raise `Interrupted`, and one of them `StopRequested`."""
+
+    def interrupt(number: int, frame: object) -> None:
+        for one in {*signals, signal.SIGINT}:
+            signal.signal(one, signal.SIG_IGN)  # once is enough: cleaning up must not be interrupted again
+        raise StopRequested if number == on_request else Interrupted
+
+    with handling(signals, interrupt):
+        yield
+
+
+@contextmanager
+def interrupts_later() -> Iterator[None]:
+    """Keep Ctrl-C until the end of this context. For imports, some of which swallow every exception."""
+    came: list[int] = []
+    with handling([signal.SIGINT], lambda number, frame: came.append(number)):
+        yield
+    if came:
+        raise Interrupted
+
+
+@contextmanager
+def handling(signals: Sequence[signal.Signals], handler: Callable[[int, Any], None]) -> Iterator[None]:
+    """Let ``handler`` have these signals for a while; nothing happens outside the main thread."""
+    before: dict[signal.Signals, Any] = {}
+    try:
+        for one in signals:
+            before[one] = signal.signal(one, handler)
+    except ValueError:  # not in the main thread
+        yield
+        return
+    try:
+        yield
+    finally:
+        for one, previous in before.items():
+            signal.signal(one, previous)
+
+
+def ended_like_ctrl_c(on_request: signal.Signals | None = None) -> AbstractContextManager[None]:
+    """Within this context SIGTERM and SIGHUP do what Ctrl-C does, and the signal ``on_request`` stops on request.
+
+    For commands that start processes with sessions of their own, which would stay behind.
+    """
+    # who ignores a signal, as nohup does, wants that
+    heeded = [one for one in (signal.SIGTERM, signal.SIGHUP) if signal.getsignal(one) != signal.SIG_IGN]
+    return _raising_once(heeded if on_request is None else [*heeded, on_request], on_request)

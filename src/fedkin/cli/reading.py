@@ -1,0 +1,462 @@
+"""What commands read: tables, Parquet files larger than memory, summaries of sites, graphs and covariates."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+import warnings
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from glob import glob, has_magic
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from fedkin._base import AnyArray, Array, Mask, count, in_file, listed
+from fedkin.cli.console import flag, note
+from fedkin.core import Summaries, holds_labels, holds_zeros_and_ones, rows_in_files, summarise_files, table_size
+from fedkin.data import (
+    CSV_SUFFIXES,
+    PARQUET_SUFFIXES,
+    Federation,
+    Schema,
+    files_of,
+    level_text,
+    near_name,
+    raise_findings,
+    read_columns,
+    read_files,
+    row_places,
+    site_ids,
+)
+from fedkin.errors import DataError, FedkinError, ParameterError, SolverError, TableWarning
+from fedkin.federate import Contract, Organiser
+from fedkin.federate.sharing import read_summaries
+from fedkin.fitting import Data, FitOptions, FittedModel, Queries
+from fedkin.graph import Graph
+from fedkin.kin import Covariates, covariate_graph, covariate_remarks, read_covariates
+
+_COPIES = 4  # a fit in memory takes about this many times the numbers of the table
+_GIGABYTE = 1e9
+_MOST_LOG_EXPOSURE = 40.0  # logarithm of the largest exposure that counts may have
+_MEAN_OF_COUNTS = 10.0  # whole numbers with a larger mean are rarely counts of events, unless 0 is among them
+_STRAY = 0.01  # up to this share of the rows, values other than 0 and 1 may be typing errors
+
+
+# --- paths ------------------------------------------------------------------------------------------------------------
+
+
+def check_exists(path: Path) -> None:
+    """Raise unless there is a file or directory of that name, or the name is a pattern such as rows/*.parquet."""
+    if not path.exists() and not has_magic(str(path)):
+        siblings = [entry.name for entry in path.parent.iterdir()] if path.parent.is_dir() else []
+        near = near_name(path.name, siblings, 0.8)
+        raise DataError(f"there is no file or directory {path}{near}: check the path")
+
+
+def check_new_file(out: Path, example: str, *inputs: Path | None) -> None:
+    """Raise `ParameterError` for a place that cannot hold a new file: before the long work, not after it.
+
+    ``inputs`` are the files, directories and patterns that the command reads, which must not be lost.
+    """
+    if out.is_dir():
+        raise ParameterError(f"{out} is a directory, expected the name of a file: {out / example}, for example")
+    folder = out.absolute().parent
+    if not folder.is_dir():
+        raise ParameterError(f"there is no directory {folder} for {out.name}: make it first")
+    for path in inputs:
+        if path is not None and out.exists() and out.resolve() in _files_read(path):
+            raise ParameterError(f"{out} is what this command reads, and would be lost: choose another name")
+    try:
+        with tempfile.TemporaryFile(dir=folder):
+            pass
+    except OSError as error:
+        raise ParameterError(f"{out} cannot be written ({error.strerror}): choose another place") from None
+
+
+def _files_read(path: Path) -> set[Path]:
+    """Return the files that a path stands for: itself, all in a directory, or those of a pattern."""
+    files = [Path(name) for name in glob(str(path), recursive=True)] if has_magic(str(path)) else []  # noqa: PTH207
+    files = [path] if path.exists() else files
+    return {file.resolve() for one in files for file in (one.iterdir() if one.is_dir() else [one])}
+
+
+def _no_sites(path: Path, columns: Sequence[str]) -> DataError:
+    has = f"; it has {', '.join(columns[:20])}{', ...' if len(columns) > 20 else ''}" if columns else ""
+    return DataError(f"no site column given for {path}: add --site COL{has}")
+
+
+# --- graph and covariates ---------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class EdgeFiles:
+    """The files that say which sites may be alike; ``site`` is the column of the sites in the table of covariates."""
+
+    graph: Path | None = None
+    covariates: Path | None = None
+    site: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.graph is not None and self.covariates is not None:
+            raise ParameterError("give --graph or --covariates, not both: covariates are read as a graph")
+
+    @property
+    def path(self) -> Path | None:
+        """The file that is given, if any."""
+        return self.graph or self.covariates
+
+    def read(self, sites: Sequence[Hashable]) -> tuple[Graph | None, Covariates | None]:
+        """Return the graph for these sites, and the covariates that it was made of."""
+        if self.covariates is None:
+            return None if self.graph is None else Graph.read(self.graph, sites), None
+        check_exists(self.covariates)
+        if self.covariates.is_dir():
+            raise ParameterError(f"--covariates: {self.covariates} is a directory, expected a file: a line per site")
+        known = read_covariates(self.covariates, sites, self.site)
+        for text in covariate_remarks(known):
+            note(f"{self.covariates}: {text}")
+        with in_file(self.covariates, DataError):
+            return covariate_graph(known, sites), known
+
+
+# --- what is fitted ---------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, eq=False)
+class Opened:
+    """Data to fit, in memory, in files or as summaries, and what is known about them."""
+
+    data: Data
+    options: FitOptions
+    n_rows: int
+    schema: Schema | None = None
+    graph: Graph | None = None  # the organiser's, where none is given
+    queries: Queries | None = None
+    known: Mapping[str, Any] = field(default_factory=dict)  # fields of the model that the data do not tell
+    missing: Sequence[str] = ()  # sites without a summary
+    facts: Mapping[str, str] = field(default_factory=dict)
+    ask: Callable[[Queries], Sequence[Path]] | None = None  # writes queries for the sites
+
+
+def open_table(path: Path, options: Mapping[str, Any], columns: Mapping[str, Any]) -> Opened:
+    """Open a table: in memory, or in its Parquet files where memory is short; ``columns`` are `Federation.read`'s."""
+    how = FitOptions(**options)
+    target = columns.get("target")
+    if target is None and how.loss != "mean":
+        raise DataError("no target given: add --target COL (or --loss mean, which estimates the means of the features)")
+    if target is not None and how.loss == "mean":
+        raise DataError(f"the mean loss has no target: leave out --target {target}, or name it in --features")
+    if stays_in_files(path, how, target):
+        return _open_files(path, how, columns)
+    rows = read_table(path, **columns)
+    known = {"offset_name": columns.get("offset")}
+    return Opened(rows, _checked(rows, how), len(rows.X), known=known)
+
+
+def open_by_contract(path: Path, options: Mapping[str, Any], contract: Contract, site: str | None) -> Opened:
+    """Open the rows of all sites, checked and encoded as the contract says."""
+    columns, column, _ = _schema_columns(path, site, contract.schema, target=True)
+    if column is None:
+        raise _no_sites(path, list(columns))
+    with in_file(path, DataError):
+        rows = Federation.from_schema(columns, contract.schema, site=column)
+    known = {"offset_name": contract.schema.offset}
+    return Opened(rows, contract_options(options, contract), len(rows.X), contract.schema, known=known)
+
+
+def open_summaries(folder: Path, options: Mapping[str, Any], federation: Path | None = None) -> Opened:
+    """Open what sites have shared, checked, with what the organiser asked last."""
+    collected = read_summaries(folder, federation)
+    data, contract = Summaries.stack(collected.summaries.values()), collected.contract
+    places = [folder, folder.absolute().parent]
+    if federation is not None:
+        places = [federation if federation.is_dir() else federation.parent]
+    place = next((one for one in places if (one / "sites.csv").exists()), None)
+    organiser = None if place is None else Organiser.read(place)
+    graph = None
+    if organiser is not None and organiser.graph.n_edges:
+        position = np.array([data.index.get(str(site), -1) for site in organiser.graph.sites])
+        ends = position[organiser.graph.edges]
+        here = (ends >= 0).all(axis=1)
+        graph = Graph.from_indices(data.sites, ends[here], organiser.graph.weights[here])
+    queries = None
+    if not data.loss.quadratic:
+        state = None if organiser is None else organiser.read_state()
+        queries = None if state is None else Queries.from_plain(state)
+        _check_round(1 if queries is None else queries.round, collected.round, list(collected.summaries))
+
+    def ask(queries: Queries) -> Sequence[Path]:
+        if organiser is None:
+            raise ParameterError(
+                f"the {contract.loss['name']} loss needs more than one message per site, and only the organiser can "
+                "ask for more: fit in its directory"
+            )
+        if queries.round > contract.messages:
+            raise SolverError(
+                f"the contract allows {count(contract.messages, 'message')} of a site, after which the relative gap is "
+                f"{queries.gap:.1e}: accept it with a larger {flag('tol')}, or agree on a contract with more messages"
+            )
+        return organiser.write_queries(queries.questions, queries.to_plain())
+
+    rows = int(data.n_samples.sum())
+    facts = {
+        "data": f"{folder}: summaries of {count(len(data.sites), 'site')}, {count(rows, 'row')} that stayed there",
+        "contract": contract.name,
+        "messages": f"{collected.round} of every site",
+    }
+    how = contract_options(options, contract)
+    return Opened(
+        data, how, rows, contract.schema, graph, queries, missing=collected.missing, facts=facts, ask=ask
+    )
+
+
+def _check_round(asked: int, answered: int, sites: Sequence[str]) -> None:
+    if answered < asked:
+        raise DataError(
+            f"the sites were asked question {asked}, but no answer is here: wait for the files of {listed(sites, 8)}"
+        )
+    if answered > asked:
+        raise DataError(
+            f"the answers are to question {answered}, but the organiser's folder asks does not know it: fit in the "
+            "organiser's directory, where the question came from"
+        )
+
+
+def folder_of_summaries(path: Path) -> Path | None:
+    """Return the folder with the summaries: ``heart/summaries``, which may be called ``heart``; None for other data."""
+    folders = [folder for folder in (path, path / "summaries") if folder.is_dir()]
+    for folder in folders:
+        if next(folder.glob("*.summary"), None) is not None:
+            return folder
+    # none has arrived, which is for the reader of summaries to say
+    own = [one for one in folders if one.name == "summaries" and (one.absolute().parent / "federation.json").exists()]
+    return own[0] if own else None
+
+
+def contract_options(given: Mapping[str, Any], contract: Contract) -> FitOptions:
+    """Return the options with what a contract settles; another method is taken where the options ask for it.
+
+    Nothing is standardised, since the contract's scale is agreed on.
+    """
+    asked = given.get("method", "auto")
+    method = contract.method if asked == "auto" else asked
+    if method != contract.method:
+        note(f'the contract says method = "{contract.method}"; this is fitted by {method}, as the options ask for')
+    agreed = {"loss": contract.loss_object(), "fit_intercept": contract.intercept, "seed": contract.seed}
+    if method == "fused":
+        agreed |= {"penalty": contract.penalty, "ridge": contract.ridge, "sparsity": contract.sparsity}
+        agreed |= {"standardize": False, "cv_folds": contract.folds}
+    return FitOptions(**{**given, **agreed, "method": method})
+
+
+# --- Parquet files that stay on disk ----------------------------------------------------------------------------------
+
+
+def stays_in_files(path: Path, how: FitOptions, target: str | None) -> bool:
+    """Return whether rows stay in their Parquet files: where a fit would not fit into half of the free memory."""
+    check_exists(path)
+    if not all(file.suffix.lower() in PARQUET_SUFFIXES for file in files_of(path)):
+        return False
+    rows, columns = table_size(path)
+    needed, free = _COPIES * 8.0 * rows * columns, free_memory()
+    size = f"{path}: {count(rows, 'row')} of {count(columns, 'column')}, about {needed / _GIGABYTE:.2g} GB in memory"
+    sums = _sums_suffice(path, how, target)
+    if free is not None and needed > 0.5 * free and (sums or how.chosen == "kin"):
+        way = "read in one pass, of which sums are kept" if sums else "read once for every Newton step, some 25 times"
+        note(f"{size}: they stay in their files, {way}")
+        return True
+    if free is not None and needed > free:
+        raise ParameterError(
+            f"{size}, and {free / _GIGABYTE:.2g} GB are free, but the fused estimator keeps all rows unless the loss "
+            "is linear: take --method kin, which leaves them in their files"
+        )
+    if needed > _GIGABYTE:
+        note(size)
+    return False
+
+
+def _sums_suffice(path: Path, how: FitOptions, target: str | None) -> bool:
+    """Return whether sums over rows are sufficient: for least squares, and so not for labels."""
+    return how.loss == "linear" or (how.loss == "auto" and (target is None or not holds_labels(path, target)))
+
+
+def free_memory() -> float | None:
+    """Return the bytes of memory that are free, as far as the system says; files that it caches count as free."""
+    try:
+        for line in Path("/proc/meminfo").read_text().splitlines():
+            if line.startswith("MemAvailable:"):
+                return 1024.0 * float(line.split()[1])
+    except (OSError, ValueError, IndexError):
+        pass
+    try:
+        return float(os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
+    except (ValueError, OSError, AttributeError):
+        return None
+
+
+def _open_files(path: Path, how: FitOptions, columns: Mapping[str, Any]) -> Opened:
+    asked, target = dict(columns), columns.get("target")
+    if asked.get("site") is None:
+        raise _no_sites(path, [])
+    if not _sums_suffice(path, how, target):
+        rows = rows_in_files(path, **asked, loss=how.loss, fit_intercept=how.fit_intercept)
+        for text in rows.notes:
+            note(text)
+        return Opened(rows, how, int(rows.n_samples.sum()))
+    if how.loss == "auto" and target is not None and holds_zeros_and_ones(path, target):
+        words = "is modelled by least squares, which takes one pass; for probabilities add --loss logistic"
+        note(f"the target {target!r} is 0 or 1 and {words}")
+    streamed = summarise_files(path, **asked, fit_intercept=how.fit_intercept, folds=how.cv_folds, seed=how.seed)
+    for text in streamed.notes:
+        note(text)
+    data = streamed.summaries
+    known = {"schema": streamed.schema, "target_name": target, "offset_name": asked.get("offset"), "origin": None}
+    return Opened(data, how, int(data.n_samples.sum()), known=known)
+
+
+# --- tables in memory -------------------------------------------------------------------------------------------------
+
+
+def read_table(path: Path, **columns: Any) -> Federation:
+    """Call `Federation.read`; what it remarks on comes as notes."""
+    check_exists(path)
+    if columns.get("site") is None and path.is_file():
+        try:
+            names = list(read_columns(path)) if path.suffix.lower() in CSV_SUFFIXES + PARQUET_SUFFIXES else []
+        except FedkinError:
+            names = []
+        raise _no_sites(path, names)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", TableWarning)  # they are the federation's notes
+        federation = Federation.read(path, **columns)
+    for text in federation.notes:
+        note(text)
+    return federation
+
+
+def _checked(rows: Federation, how: FitOptions) -> FitOptions:
+    """Refuse what would give nonsense, remark on odd sites, and choose the loss that suits the target."""
+    y, offset = rows.y, rows.offset
+    if y is not None and len(y) > 1 and (y == y[0]).all():
+        raise DataError(
+            f"the target {rows.target_name!r} is {level_text(y[0])} in all {count(len(y), 'row')}: there is nothing to "
+            "predict; name another column with --target"
+        )
+    if how.loss == "poisson" and offset is not None and np.abs(offset).max() > _MOST_LOG_EXPOSURE:
+        raise DataError(
+            f"the offset reaches {offset[np.abs(offset).argmax()]:g}, and its exponential is no exposure: an offset of "
+            "counts is the logarithm of the exposure; add a column with it"
+        )
+    held = np.diff(rows.starts)
+    if len(held) == 1:
+        note(f"there is one site only, {rows.sites[0]!r}: kin needs several sites; is --site the right column?")
+    if single := _named(rows, held == 1):
+        note(f"one row only at {single}: it is never held out, and the model there rests on the others")
+    if y is None:
+        return how
+    values, code = np.unique(y, return_inverse=True)
+    low, high = (every.reduceat(code, rows.starts[:-1]) for every in (np.minimum, np.maximum))
+    if flat := _named(rows, (low == high) & (held > 2)):
+        numbers = y.dtype.kind == "f" and values.size > 2
+        why = "never changes" if numbers else "has one class only"
+        rest = "check that it was recorded there" if numbers else "how it varies there rests on other sites"
+        note(f"the target {rows.target_name!r} {why} at {flat}: {rest}")
+    if how.loss != "auto" or y.dtype.kind != "f":
+        return how
+    if values.tolist() == [0.0, 1.0]:
+        note(
+            f"the target {rows.target_name!r} is 0 or 1 everywhere: its probabilities are modelled; --loss linear fits "
+            "numbers"
+        )
+        return replace(how, loss="logistic")
+    _remark_on_numbers(rows, y, values)
+    return how
+
+
+def _remark_on_numbers(rows: Federation, y: Array, values: Array) -> None:
+    """Remark on a target that may hold classes with typing errors, or counts."""
+    odd = np.flatnonzero((y != 0) & (y != 1))
+    if np.isin([0.0, 1.0], values).all() and 0 < odd.size <= max(1.0, _STRAY * len(y)) and len(y) >= 20:
+        site = rows.sites[int(rows.site_index[odd[0]])]
+        note(
+            f"the target {rows.target_name!r} is 0 or 1 except in {odd.size} of {count(len(y), 'row')} "
+            f"({y[odd[0]]:g} at site {site!r}): a typing error? As it is, it is modelled by least squares, and with 0 "
+            "and 1 alone by probabilities; if it counts events, add --loss poisson"
+        )
+        return
+    whole = values.size > 2 and values[0] >= 0 and bool((values == np.floor(values)).all())
+    if whole and (values[0] == 0 or y.mean() <= _MEAN_OF_COUNTS):
+        note(
+            f"the target {rows.target_name!r} holds whole numbers of at least 0 and is modelled by least squares; "
+            "if it counts events, add --loss poisson"
+        )
+
+
+def _named(rows: Federation, which: Mask) -> str:
+    sites = [rows.sites[u] for u in np.flatnonzero(which).tolist()]
+    return f"site {sites[0]!r}" if len(sites) == 1 else f"{len(sites)} sites ({listed(sites)})" if sites else ""
+
+
+# --- rows to predict --------------------------------------------------------------------------------------------------
+
+
+def rows_to_predict(
+    path: Path, site: str | None, model: FittedModel, offset: str | None = None
+) -> tuple[list[Hashable], dict[str, AnyArray], Array | None]:
+    """Return the site of each row, the rows, and the offset if another column has it, for a model with a schema.
+
+    With one site it need not be named.
+    """
+    schema = model.schema
+    assert schema is not None
+    needed = schema if offset is None else replace(schema, offset=offset)
+    columns, column, places = _schema_columns(path, site, needed, target=False)
+    asked = model.n_sites > 1 or site != model.options.get("site_column")
+    if site is not None and site not in columns and asked:
+        has = ", ".join(list(columns)[:20])
+        raise DataError(f"{path}: there is no column {site!r} for the site{near_name(site, columns)}; it has {has}")
+    if column is not None and column in columns:
+        gap = next((row for row, cell in enumerate(columns[column].tolist()) if cell is None or cell != cell), None)
+        if gap is not None:
+            raise DataError(f"{path}, {places(gap)}: the site is missing (column {column!r}): fill it in")
+        ids = site_ids(columns[column])
+    elif model.n_sites == 1:
+        ids = [model.sites[0]] * len(next(iter(columns.values()), ()))
+    else:
+        raise _no_sites(path, list(columns))
+    with in_file(path, DataError):
+        found = needed.check(columns, target=False, at=places)
+        raise_findings(found)
+    for one in found:
+        if one.code == "unknown_level":
+            note(str(one))
+    return ids, columns, None if offset is None else needed.offset_of(columns)
+
+
+def _schema_columns(
+    path: Path, site: str | None, schema: Schema, target: bool
+) -> tuple[dict[str, AnyArray], str | None, Callable[[int], str]]:
+    check_exists(path)
+    if not path.is_dir():
+        columns = read_columns(path)
+        return columns, site, row_places(path, columns)
+    names = [column.name for column in (schema.columns if target else schema.features)]
+    return read_files(files_of(path), site, [*names, *([schema.offset] if schema.offset else [])])
+
+
+def known_ids(model: FittedModel, found: Sequence[Hashable]) -> list[Hashable]:
+    """Return ids as the model has them: a file of whole numbers reads as ints what another file had as text."""
+    by_text = {str(known): known for known in model.sites}
+    return [site if site in model.index else by_text.get(str(site), site) for site in found]
+
+
+def rows_by_site(path: Path, column: str | None) -> dict[str, dict[str, AnyArray]]:
+    """Return the labelled rows of each site."""
+    with in_file(path, DataError):
+        columns = read_columns(path)
+        if column is None or column not in columns:
+            raise _no_sites(path, list(columns))
+        ids = np.array([str(site) for site in site_ids(columns[column])], dtype=object)
+    return {site: {name: values[ids == site] for name, values in columns.items()} for site in dict.fromkeys(ids)}

@@ -1,0 +1,352 @@
+"""``fedkin federation simulate``: a whole federation on one machine, with a directory per site.
+
+What a site does, it does in another process and in its own directory: it joins with its own part of the table, accepts
+its certificate, and then shares its sums or runs. The organiser's part is done here. Files are carried from directory
+to directory, as people would carry them, and the same command continues where it was cut.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import multiprocessing
+import shutil
+import signal
+import tempfile
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+from rich.live import Live
+from rich.table import Table
+
+from fedkin._base import PRIVATE_DIRECTORY, count, write_file
+from fedkin.cli.console import add_row, ended_like_ctrl_c, messages, note, output, plain_table, say
+from fedkin.cli.fit import fit_opened, print_end, print_fit
+from fedkin.cli.reading import EdgeFiles, Opened, open_summaries
+from fedkin.cli.running import FRAME_LINES, run_all, status_table
+from fedkin.data import read_columns, site_ids, write_csv
+from fedkin.errors import DataError, FedkinError, ParameterError
+from fedkin.federate import SELECTION, STOP_SIGNAL, Contract, Organiser, Site, only_supervisor, sharing, steps_of
+from fedkin.federate.messages import ADMIT, ADMITTED, INVITE, INVITES, ORDER, QUERIES, SENT, SUMMARIES
+from fedkin.federate.records import read_record, write_record
+from fedkin.federate.trust import fingerprint
+from fedkin.fitting import FittedModel, Queries, load
+from fedkin.fitting.progress import progress
+from fedkin.graph import Graph
+
+#: Sites that one machine can simulate: those that run have a process each, those that share take turns.
+MOST_SITES = {"run": 50, "share": 500}
+_MOST_FOR_ALL_PAIRS = 12  # without a graph all pairs are candidates, up to so many sites
+_AT_A_TIME = 2  # processes that do what sites do
+_ORGANISER, _SITES, _MODEL, _RECORD, _LAST_PORT = "organiser", "sites", "model", "simulation.json", 65535
+
+#: What a site does: a function of this module and its arguments.
+Task = tuple[Callable[..., None], tuple[Any, ...]]
+
+
+def simulate(
+    contract: Path,
+    data: Path,
+    site: str,
+    out: Path,
+    graph: Path | None = None,
+    *,
+    by: Literal["share", "run"] = "share",
+    orders: Mapping[str, float | None],
+    port: int = 7447,
+    restarts: int = 10,
+    give_up: float = 3600.0,
+) -> None:
+    """Make the federation, unless it is there already, and let its sites share their sums, or run.
+
+    ``orders`` are what an order may say instead of the contract: lam, rounds, rho.
+    """
+    for name, value in orders.items():
+        if by == "share" and value is not None:
+            raise ParameterError(f"--{name} is for rounds, and here every site shares its sums: add --by run")
+    agreed = Contract.read(contract)
+    if by == "run":
+        agreed.check_rounds(str(contract))
+    parts = split(data, site, MOST_SITES[by])
+    named = {"contract": contract, "data": data, "graph": graph}
+    record: dict[str, Any] = {
+        name: hashlib.sha256(path.read_bytes()).hexdigest() for name, path in named.items() if path is not None
+    }
+    record |= {"by": by, "site": site, **orders}
+    if not out.exists() or not any(out.iterdir()):
+        _organise(agreed, contract, list(parts), out, graph, by == "run", port)
+        write_record(out / _RECORD, record)
+    elif not (out / _RECORD).exists() or read_record(out / _RECORD) != record:
+        raise DataError(
+            f"{out} exists, and is not the simulation of this contract, table, graph and settings: choose another "
+            "place with --out, or remove it"
+        )
+    organiser = Organiser.read(out / _ORGANISER)
+    if by == "share":
+        _share_all(organiser, out, list(parts.values()))
+        return
+    _enrol(organiser, out, list(parts.values()), orders)
+    sites = [out / _SITES / member.name for member in organiser.members]
+    places = [organiser.directory, *sites] if agreed.rounds.placement == "central" else sites
+    tested, waits = agreed.rounds.select is not None, agreed.rounds.placement == "peer"
+    lines = run_all(out, places, edge_tests=tested, waits=waits, restarts=restarts, give_up=give_up)
+    output().print(status_table(lines))
+    say(f"{count(len(sites), 'model')}, one at each site: {sites[0]}/model and so on.")
+    if tested:
+        dropped = sum(len(read_record(place / SELECTION)["dropped"]) for place in sites) // 2
+        note(f"{count(dropped, 'edge')} dropped by edge tests")
+
+
+def split(data: Path, site: str, most: int) -> dict[Hashable, dict[str, Any]]:
+    """Return the columns of each site, without the one that says whose a row is."""
+    columns = read_columns(data)
+    if site not in columns:
+        raise DataError(f"{data} has no column {site!r}; its columns are {', '.join(map(str, columns))}")
+    ids = np.array(site_ids(columns[site]), dtype=object)
+    known = list(dict.fromkeys(ids.tolist()))
+    if len(known) > most:
+        raise ParameterError(
+            f"{data} has {len(known)} sites, which is too much for one machine (at most {most}): use fedkin fit"
+        )
+    rest = {name: column for name, column in columns.items() if name != site}
+    return {one: {name: column[ids == one] for name, column in rest.items()} for one in known}
+
+
+def _organise(
+    contract: Contract, path: Path, names: Sequence[Hashable], out: Path, graph: Path | None, runs: bool, port: int
+) -> None:
+    """Make the organiser's directory, with an invite for every site."""
+    if port < 1 or port + len(names) > _LAST_PORT:
+        raise ParameterError(f"--port must be from 1 to {_LAST_PORT - len(names)}, got {port}")
+    if runs and graph is None and len(names) > _MOST_FOR_ALL_PAIRS:
+        raise ParameterError(
+            f"{len(names)} sites have too many pairs to link all of them: give candidates with --graph"
+        )
+    edges = None if graph is None else Graph.read(graph, sites=names)
+    if runs and edges is None:
+        edges = Graph.complete(names)
+    out.mkdir(parents=True, exist_ok=True)
+    out.chmod(PRIVATE_DIRECTORY)
+    (out / _SITES).mkdir(mode=PRIVATE_DIRECTORY)
+    # who shares needs no address
+    lines = [[name, *(["127.0.0.1", port + k] if runs else ["", ""])] for k, name in enumerate(names)]
+    listed, candidates = out / "list.csv", out / "edges.csv"
+    write_csv(listed, ["site", "host", "port"], lines)
+    if edges is not None:
+        edges.write(candidates)
+    centre = f"127.0.0.1:{port + len(names)}" if contract.rounds.placement == "central" else None
+    given = None if edges is None else candidates
+    organiser = Organiser.create(path, out / _ORGANISER, graph=given, sites=listed, centre=centre)
+    candidates.unlink(missing_ok=True)
+    listed.unlink()
+    organiser.invite()
+
+
+# --- what sites do ----------------------------------------------------------------------------------------------------
+
+
+def _join(invite: Path, table: Path, into: Path, seal: str) -> None:
+    Site.join(invite, table, into, expected=seal, steps=steps_of)
+
+
+def _accept(place: Path, *received: Path) -> None:
+    for path in received:
+        Site.read(place).accept(path)
+
+
+def _accept_and_share(place: Path, admitted: Path) -> None:
+    Site.read(place).accept(admitted)
+    sharing.share(place)
+
+
+def _answer(place: Path, query: Path) -> None:
+    sharing.answer(place, query)
+
+
+def _ignore_interrupts() -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the simulation hears Ctrl-C and decides
+
+
+def _run_tasks(states: dict[str, str], tasks: Mapping[str, Task], doing: str, done: str) -> dict[str, FedkinError]:
+    """Do in other processes what sites do, with a live view of ``states``; return the errors of those that failed."""
+    if not tasks:
+        return {}
+    failed: dict[str, FedkinError] = {}
+    console, context = messages(), multiprocessing.get_context("spawn")
+    states |= dict.fromkeys(tasks, doing)
+    with (
+        ProcessPoolExecutor(_AT_A_TIME, context, initializer=_ignore_interrupts) as executor,
+        Live(console=console, auto_refresh=False, transient=True) as live,
+    ):
+        try:
+            running = {executor.submit(function, *given): name for name, (function, given) in tasks.items()}
+            for future in as_completed(running):
+                name = running[future]
+                error = future.exception()
+                if error is not None and not isinstance(error, FedkinError):
+                    raise error
+                states[name] = done if error is None else "failed"
+                if isinstance(error, FedkinError):
+                    failed[name] = error
+                if console.is_terminal:
+                    live.update(_states_table(states, max(console.height - FRAME_LINES, 3)), refresh=True)
+        except BaseException:
+            executor.shutdown(wait=False, cancel_futures=True)
+            raise
+    return {name: failed[name] for name in tasks if name in failed}
+
+
+def _states_table(states: Mapping[str, str], most: int) -> Table:
+    """Return the states; of more than ``most`` sites, how many are in each."""
+    table = plain_table("site", "state", numbers_from=2)
+    if len(states) <= most:
+        for name, state in states.items():
+            add_row(table, name, state)
+        return table
+    for state in dict.fromkeys(states.values()):
+        add_row(table, f"{sum(one == state for one in states.values())} sites", state)
+    return table
+
+
+def _refuse(failed: Mapping[str, FedkinError]) -> None:
+    for name, error in failed.items():
+        raise DataError(f"{name}: {error}")
+
+
+# --- steps ------------------------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def _own_table(place: Path, columns: Mapping[str, Any]) -> Iterator[Path]:
+    """Write a site's part of the table next to its directory, for as long as it joins: then it has its rows."""
+    path = place.with_name(f"{place.name}.csv")
+    try:
+        cells = zip(*(column.tolist() for column in columns.values()), strict=True)
+        write_csv(path, list(columns), [list(row) for row in cells])
+        yield path
+    finally:
+        path.unlink(missing_ok=True)
+
+
+def _join_all(
+    states: dict[str, str], organiser: Organiser, sites: Path, parts: Sequence[Mapping[str, Any]]
+) -> None:
+    """Let every site join with its own rows, and admit it."""
+    seal = fingerprint(organiser.authority)
+    own = dict(zip([member.name for member in organiser.members], parts, strict=True))
+    joins: dict[str, Task] = {}
+    with ExitStack() as tables:
+        for name in own:
+            place = sites / name
+            if not (place / INVITE).exists():
+                table = tables.enter_context(_own_table(place, own[name]))
+                joins[name] = (_join, (organiser.directory / INVITES / f"{name}.invite", table, place, seal))
+        failed = _run_tasks(states, joins, "joins", "has joined")
+    for name, error in failed.items():
+        shutil.rmtree(sites.parent)  # so that the same command begins anew
+        raise DataError(f"the rows of {organiser.member(name).id!r}: {error}")
+    for name in own:
+        if not (organiser.directory / ADMITTED / f"{name}.admit").exists():
+            organiser.admit(sites / name / f"{name}.request")
+    say(f"{count(len(own), 'site')} joined, each with a key of its own, and were admitted.")
+
+
+def _enrol(
+    organiser: Organiser, out: Path, parts: Sequence[Mapping[str, Any]], orders: Mapping[str, float | None]
+) -> None:
+    """Let all sites join, admit them, and send them their orders."""
+    sites = out / _SITES
+    ordered = organiser.contract.rounds.placement == "replicas" or any(one is not None for one in orders.values())
+    needed = [ADMIT, ORDER] if ordered else [ADMIT]
+    names = [member.name for member in organiser.members]
+    if all((sites / name / paper).exists() for name in names for paper in needed):
+        return
+    states = dict.fromkeys(names, "invited")
+    with ended_like_ctrl_c(STOP_SIGNAL), only_supervisor(out):
+        _join_all(states, organiser, sites, parts)
+        papers = {name: [organiser.directory / ADMITTED / f"{name}.admit"] for name in names}
+        for path, receivers in organiser.order(**orders) if ordered else ():  # type: ignore[arg-type]
+            for name in receivers:
+                papers[name].append(path)
+        accepts: dict[str, Task] = {name: (_accept, (sites / name, *given)) for name, given in papers.items()}
+        _refuse(_run_tasks(states, accepts, "accepts its certificate", "is admitted"))
+
+
+def _share_all(organiser: Organiser, out: Path, parts: Sequence[Mapping[str, Any]]) -> None:
+    """Go from joining to a model at each site, by one message of every site, or more where the loss needs them."""
+    sites, model_place = out / _SITES, out / _MODEL
+    states = {member.name: "invited" for member in organiser.members}
+    with ended_like_ctrl_c(STOP_SIGNAL), only_supervisor(out):
+        _join_all(states, organiser, sites, parts)
+        shares: dict[str, Task] = {}
+        for member in organiser.members:
+            place = sites / member.name
+            if not (place / SENT / f"{member.name}.summary").exists():
+                admitted = organiser.directory / ADMITTED / f"{member.name}.admit"
+                shares[member.name] = (_accept_and_share, (place, admitted))
+        failed = _run_tasks(states, shares, "shares its sums", "has shared its sums")
+        for name, error in failed.items():
+            note(f"{name}: {error}")
+        if len(failed) == len(organiser.members):
+            raise DataError("no site shares anything, so there is no model: see the reasons above")
+        say(f"{count(_carry(organiser, sites), 'file')} with sums went to the organiser.")
+        model, opened = _fit(states, organiser, sites)
+        model.save(model_place)
+        paths = {path.stem: path for path in deliver_model(organiser, model_place, ())}
+        accepts: dict[str, Task] = {name: (_accept, (sites / name, path)) for name, path in paths.items()}
+        _refuse(_run_tasks(states, accepts, "accepts its model", "has its model"))
+    print_fit(model, opened, organiser.directory / SUMMARIES, EdgeFiles())
+    print_end(model, model_place, opened.n_rows, {})
+    first = sites / next(iter(paths))
+    each = f"{count(len(paths), 'model')}, one at each site: {first}/model and so on"
+    say(f"{each}. The organiser's, of all: {model_place}")
+
+
+def _fit(states: dict[str, str], organiser: Organiser, sites: Path) -> tuple[FittedModel, Opened]:
+    """Fit the model of all sites, after as many questions as the loss needs."""
+    while True:
+        answers: dict[str, Task] = {}
+        for query in sorted((organiser.directory / QUERIES).glob("*.ask")):
+            name, _, number = query.stem.rpartition("@")
+            if not (sites / name / SENT / f"{query.stem}.summary").exists():
+                answers[name] = (_answer, (sites / name, query))
+        if answers:
+            _refuse(_run_tasks(states, answers, f"answers question {number}", f"has answered question {number}"))
+            say(f"{count(len(answers), 'site')} answered question {number} of the organiser.")
+        _carry(organiser, sites)
+        with progress("fitting") as report:
+            opened = open_summaries(organiser.directory / SUMMARIES, {})
+            found = fit_opened(opened, EdgeFiles(), report)
+        if not isinstance(found, Queries):
+            return found, opened
+        assert opened.ask is not None
+        opened.ask(found)
+
+
+def _carry(organiser: Organiser, sites: Path) -> int:
+    """Carry what sites have written to the organiser, as people would; return how many files it has."""
+    folder = organiser.directory / SUMMARIES
+    for path in sites.glob(f"*/{SENT}/*.summary"):
+        if not (folder / path.name).exists():
+            write_file(folder / path.name, path.read_bytes(), private=True)
+    return len(list(folder.glob("*.summary")))
+
+
+def deliver_model(organiser: Organiser, model: Path, sites: Sequence[str], ca_key: Path | None = None) -> list[Path]:
+    """Write the parts of a model for some sites, or for all that it has."""
+    fitted, out = load(model), organiser.out()
+    ids = {str(site): site for site in fitted.sites}
+    with tempfile.TemporaryDirectory() as folder:
+        parts = {}
+        for name in sites or list(ids):
+            member = organiser.member(name)
+            if member.name in out:
+                raise DataError(f"{member.name} has left or was expelled, so nothing is sent to it")
+            if str(member.id) not in ids:
+                raise DataError(f"{model} has no model of {name}: it sent no summary in time")
+            parts[member.name] = Path(folder, member.name)
+            fitted.part([ids[str(member.id)]]).save(parts[member.name])
+        return organiser.deliver(parts, ca_key)
