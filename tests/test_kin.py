@@ -424,6 +424,17 @@ def test_many_groups_are_found(V, K):
     assert adjusted_rand_score(labels, kin.groups) == 1.0
 
 
+def test_a_continuum_is_not_cut_into_small_groups():
+    """Pairs of sites that happen to be near each other are no groups, though there may be as many as sites."""
+    rng = np.random.default_rng(0)
+    theta, X = 0.3 + 0.4 * rng.normal(size=(200, 1, 5)), rng.normal(size=(200, 40, 5))
+    y = (X * theta).sum(axis=2) + rng.normal(size=(200, 40))
+    kin = find_kin(Federation.from_arrays(X.reshape(-1, 5), y.ravel(), np.repeat(np.arange(200), 40)))
+    assert kin.weight_mixed > 0.99
+    assert kin.n_groups[1] > 0.99
+    assert np.median(kin.probability) < 0.01
+
+
 def test_partitions_grow_with_the_groups():
     """Arrays of many sites have room for the groups there are; what it is does not change what is drawn."""
     V, most = 700, capacity(700, 20)

@@ -202,6 +202,14 @@ def test_groups_that_say_the_same_merge():
     assert all(len(set(labels[whole == k].tolist())) <= 1 for k in range(int(whole.max()) + 1))
 
 
+@pytest.mark.parametrize(("V", "splits"), [(3, False), (8, False), (30, True)])
+def test_the_bound_on_the_evidence_is_one(V, splits):
+    """Sites that say nothing have an evidence of 1, however small groups are: no uncertainty counts twice."""
+    nothing = SiteLikelihoods.from_effects(np.zeros((V, 1, 1)), np.zeros((V, 1)), Neighbours.none(V))
+    bound = run(nothing, sweeps=4000, splits=splits).trace[:, 0].mean() - LOG_SHARES[0]
+    assert -0.5 * V < bound < 0.02
+
+
 def test_groups_found_in_some_directions_pool_in_all():
     """Two plain groups in four directions, looked for in the one that differs most: means are those of the groups."""
     rng = np.random.default_rng(0)

@@ -171,8 +171,15 @@ def _free_group(n, used, old):
 
 
 @kernel
-def _choose(u, z, chance, alone, first, neighbour, weight, n, used, log, new, free, odds, odds_of, edges, same):
-    """Draw a group for a site by what joining it adds, ``new - log``; return it and the entropy of the draw."""
+def _choose(u, z, chance, alone, first, neighbour, weight, n, used, log, new, free, odds, odds_of, edges, rank, lead,
+doubt, same):
+    """Draw a group for a site by what joining it adds, ``new - log``; return it and what is added to the entropy.
+
+    A partition names every group by its member of least ``rank (V,)``, that is ``lead (G,)``. Given the names of all
+    others, a site is alone or in a group with a lower lead, and nothing is open about one that names others: entropies
+    of these choices sum to no more than that of the partition. Those of all choices would count the doubt about a pair
+    twice; they are added to ``doubt (V,)``, by which ranks are given: sure sites name groups.
+    """
     for k in range(used):
         edges[k] = 0.0
     for t in range(first[u], first[u + 1]):
@@ -189,14 +196,20 @@ def _choose(u, z, chance, alone, first, neighbour, weight, n, used, log, new, fr
     if free >= 0:  # a new group
         odds_of[used] = alone[u] + odds[0] + (odds[others + 5] - odds[others + 4] if others > 0 else 0.0)
     top = max(top, odds_of[used])
-    total, entropy = 0.0, 0.0
+    total, some, logs = 0.0, 0.0, 0.0
     for k in range(used + 1):
         odds_of[k] = math.exp(odds_of[k] - top) if odds_of[k] > top - 50.0 else 0.0
         total += odds_of[k]
     for k in range(used + 1):
         odds_of[k] /= total
         if odds_of[k] > 1e-12:
-            entropy -= odds_of[k] * math.log(odds_of[k])
+            each = odds_of[k] * math.log(odds_of[k])
+            doubt[u] -= each
+            if k == used or lead[k] < rank[u]:
+                some += odds_of[k]
+                logs += each
+    names = lead[z[u]] == rank[u] and n[z[u]] > 0
+    entropy = math.log(some) - logs / some if some > 0 and not names else 0.0
     if same.size:
         for v in range(len(same)):
             if v != u:
@@ -211,12 +224,25 @@ def _choose(u, z, chance, alone, first, neighbour, weight, n, used, log, new, fr
 
 
 @kernel
-def _move(u, chosen, z, sites, sums, n, used):
+def _set_leads(lead, z, rank):
+    lead[:] = len(z)
+    for u in range(len(z)):
+        lead[z[u]] = min(lead[z[u]], rank[u])
+
+
+@kernel
+def _move(u, chosen, z, sites, sums, n, used, rank, lead):
     """Take a site from its group to another."""
     old = z[u]
     z[u] = chosen
     n[old] -= 1
     n[chosen] += 1
+    lead[chosen] = min(lead[chosen], rank[u])
+    if lead[old] == rank[u]:
+        lead[old] = len(z)
+        for v in range(len(z)):
+            if z[v] == old:
+                lead[old] = min(lead[old], rank[v])
     used[0] = max(used[0], chosen + 1)
     for t in range(sites.shape[1]):
         # nothing is left of an empty group, rounding errors included
@@ -227,9 +253,9 @@ def _move(u, chosen, z, sites, sums, n, used):
 @kernel
 def sweep(
     sites, alone, chance, order, z, first, neighbour, weight, sums, n, used, log, new, precision, pull, R, odds,
-    odds_of, edges, live, same,
+    odds_of, edges, rank, lead, doubt, live, same,
 ):  # fmt: skip
-    """Draw the groups of all sites in ``order`` with centres integrated out; return the entropy of these choices.
+    """Draw the groups of all sites in ``order`` with centres integrated out; return a bound on the entropy.
 
     ``sites (V, T + p)`` and ``alone (V,)``, log marginals of groups of one; ``chance (V,)`` uniform draws; neighbours
     of site u are ``neighbour[first[u]:first[u + 1]]`` and count as ``weight`` of an edge. Groups have ``sums (G, T +
@@ -239,6 +265,7 @@ def sweep(
     nothing where that is empty.
     """
     entropy = 0.0
+    _set_leads(lead, z, rank)
     for u in order:
         old = z[u]
         n[old] -= 1
@@ -260,7 +287,8 @@ def sweep(
         if n[old] > 0:  # what it is with the site is known
             log[old], new[old] = new[old], before
         chosen, spread = _choose(
-            u, z, chance, alone, first, neighbour, weight, n, used[0], log, new, free, odds, odds_of, edges, same
+            u, z, chance, alone, first, neighbour, weight, n, used[0], log, new, free, odds, odds_of, edges, rank, lead,
+            doubt, same
         )
         entropy += spread
         n[old] += 1
@@ -268,14 +296,14 @@ def sweep(
             log[old] = before
             continue
         log[chosen] = alone[u] if chosen == free else new[chosen]
-        _move(u, chosen, z, sites, sums, n, used)
+        _move(u, chosen, z, sites, sums, n, used, rank, lead)
     return entropy
 
 
 @kernel
 def sweep_drawn(
     sites, alone, chance, order, z, first, neighbour, weight, sums, n, used, log, new, precision, pull, R, odds,
-    odds_of, edges, phi, noise, same,
+    odds_of, edges, rank, lead, doubt, phi, noise, same,
 ):  # fmt: skip
     """Draw the groups of all sites given the groups' centres: p^2 operations for a site and a group, not p^3.
 
@@ -284,6 +312,7 @@ def sweep_drawn(
     """
     entropy, p = 0.0, len(precision)
     log[:] = 0.0
+    _set_leads(lead, z, rank)
     for u in order:
         old, site = z[u], sites[u]
         n[old] -= 1
@@ -295,7 +324,8 @@ def sweep_drawn(
                     total += site[t] * at[t]
                 new[k] = total
         chosen, spread = _choose(
-            u, z, chance, alone, first, neighbour, weight, n, used[0], log, new, free, odds, odds_of, edges, same
+            u, z, chance, alone, first, neighbour, weight, n, used[0], log, new, free, odds, odds_of, edges, rank, lead,
+            doubt, same
         )
         entropy += spread
         n[old] += 1
@@ -314,7 +344,7 @@ def sweep_drawn(
                     phi[chosen, t] = (-0.5 if i == j else -1.0) * centre[i] * centre[j]
                     t += 1
         if chosen != old:
-            _move(u, chosen, z, sites, sums, n, used)
+            _move(u, chosen, z, sites, sums, n, used, rank, lead)
     return entropy
 
 

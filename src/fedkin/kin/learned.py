@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import NamedTuple
 
 import numpy as np
 
@@ -130,74 +131,83 @@ def unseen(learned: Learned, same: Array, i: Index, j: Index) -> Array:
     return np.asarray((1.0 - apart) / apart * np.maximum(1.0 - (1.0 - learned.one) * seen / apart, 0.0))
 
 
+def _own_effects(learned: Learned, sites: Index | slice) -> tuple[Array, Array]:
+    """Return covariances ``(n, p, p)`` of effects given the mean, and ``I - C S``, what sites leave of the mean."""
+    p, root, S = len(learned.mean), np.sqrt(learned.variance), learned.precision[sites]
+    own = np.linalg.inv(np.eye(p) + root[:, None] * S * root) * np.outer(root, root)
+    return np.asarray(own), np.asarray(np.eye(p) - own @ S)
+
+
+class _Component(NamedTuple):
+    """Whitened effects of n sites at one scale without groups, or in one state of the chains."""
+
+    chance: float
+    open: Array  # (n, d, d) covariances given the centres, and with the share, what sites leave of a centre
+    share: float
+    mean: Array  # (n, d)
+    number: Index | None  # (n,) of the group of each site
+    centres: Array  # (K, d, d) covariances of the groups' centres
+
+
+def _components(learned: Learned, sites: Index | slice) -> list[_Component]:
+    """Return all of them; chances sum to 1."""
+    states, S, F = learned.states, learned.precision[sites], learned.F
+    assert states is not None
+    W, e = F.T @ S @ F, (learned.score[sites] - S @ learned.mean) @ F
+    d, made = W.shape[1], []
+    B = [np.asarray(np.linalg.inv(np.eye(d) + share * W)) for share in SHARES]
+    inside = [share * apply(one, e) for share, one in zip(SHARES, B, strict=True)]
+    for r, share in enumerate(SHARES.tolist()):
+        if (chance := float(learned.weight * learned.scales[r])) >= 1e-12:
+            made.append(_Component(chance, B[r], share, inside[r], None, np.zeros((0, d, d))))
+    for s, (_, sums, scores) in enumerate(learned.group_sums):
+        if (chance := float((1 - learned.weight) * states.weight[s])) < 1e-12:
+            continue
+        r, number = int(states.share[s]), np.unique(states.z[s], return_inverse=True)[1][sites]
+        C = np.asarray(np.linalg.inv(sums + np.diag(1.0 / states.w[s])), dtype=np.float64)
+        centre = states.m[s] + apply(C, scores - sums @ states.m[s])
+        mean = inside[r] + apply(B[r], centre[number])
+        made.append(_Component(chance, B[r], float(SHARES[r]), mean, number, C))
+    whole = sum(one.chance for one in made)
+    return [one._replace(chance=one.chance / whole) for one in made]
+
+
 def combined_covariance(learned: Learned, sites: Index, weights: Array) -> Array:
-    """Covariance ``(p, p)`` of ``sum_u weights_u theta_u`` over some sites that differ, in the units of the result.
+    """Return the covariance ``(p, p)`` of ``sum_u weights_u theta_u`` over some sites that differ.
 
     Sites lean on a common mean, and members of a group on its centre, so their errors go together: two kin differ by
     less than the errors of each would allow. Averaged over the states that were kept of the chains.
     """
-    p, F = len(learned.mean), learned.F
-    root, S = np.sqrt(learned.variance), learned.precision[sites]
-    own = np.linalg.inv(np.eye(p) + root[:, None] * S * root) * np.outer(root, root)
-    keep = np.tensordot(weights, np.eye(p) - own @ S, 1)
-    total = np.tensordot(weights**2, own, 1) + keep @ learned.mean_covariance @ keep.T
+    own, left = _own_effects(learned, sites)
+    keep, squares = np.tensordot(weights, left, 1), weights**2
+    total = np.tensordot(squares, own, 1) + keep @ learned.mean_covariance @ keep.T
     if learned.states is not None:
-        W = F.T @ S @ F
-        plain = np.linalg.inv(np.eye(W.shape[1]) + W)
-        _, covariance = _effects(learned, sites, weights, W, (learned.score[sites] - S @ learned.mean) @ F)
-        total = total + F @ (covariance - np.tensordot(weights**2, plain, 1)) @ F.T
+        F, parts = learned.F, _components(learned, sites)
+        means = np.array([weights @ part.mean for part in parts])
+        apart = means - np.array([part.chance for part in parts]) @ means
+        covariance = -np.tensordot(squares, np.linalg.inv(np.eye(F.shape[1]) + F.T @ learned.precision[sites] @ F), 1)
+        for part, off in zip(parts, apart, strict=True):
+            covariance += part.chance * (part.share * np.tensordot(squares, part.open, 1) + np.outer(off, off))
+            for group in () if part.number is None else np.unique(part.number):
+                mine = part.number == group
+                turn = np.tensordot(weights[mine], part.open[mine], 1)
+                covariance += part.chance * turn @ part.centres[group] @ turn.T
+        total = total + F @ covariance @ F.T
     return learned.units.covariance(total)
 
 
-def _effects(learned: Learned, sites: Index, weights: Array, W: Array, e: Array) -> tuple[Array, Array]:
-    """Mean ``(d,)`` and covariance ``(d, d)`` of the weighted sum of whitened effects."""
-    states, d = learned.states, W.shape[1]
-    assert states is not None
-    chances, means, covariances = [], [], []
-    within = {}
-    for r, share in enumerate(SHARES):
-        B = np.linalg.inv(np.eye(d) + share * W)
-        # what the sites' own rows add to their groups' centres, and what remains open about them
-        within[r] = (B, share * (weights @ apply(B, e)), share * np.tensordot(weights**2, B, 1))
-        chance = learned.weight * learned.scales[r]
-        if chance > 0:
-            chances.append(chance)
-            means.append(within[r][1])
-            covariances.append(within[r][2])
-    for s, (_, sums, scores) in enumerate(learned.group_sums):
-        chance = (1 - learned.weight) * states.weight[s]
-        if chance < 1e-12:
-            continue
-        B, mean, covariance = within[int(states.share[s])]
-        number = np.unique(states.z[s], return_inverse=True)[1][sites]
-        for group in np.unique(number):
-            mine = number == group
-            turn = np.tensordot(weights[mine], B[mine], 1)
-            C = np.linalg.inv(sums[group] + np.diag(1.0 / states.w[s]))
-            centre = states.m[s] + C @ (scores[group] - sums[group] @ states.m[s])
-            mean, covariance = mean + turn @ centre, covariance + turn @ C @ turn.T
-        chances.append(chance)
-        means.append(mean)
-        covariances.append(covariance)
-    chance = np.array(chances) / sum(chances)
-    middle = chance @ np.array(means)
-    apart = np.array(means) - middle
-    return middle, np.tensordot(chance, np.array(covariances), 1) + (chance[:, None] * apart).T @ apart
-
-
 def difference_errors(learned: Learned, theta: Array, same: Array | Pairs) -> Array:
-    """Standard errors ``(V, V, p)`` of all differences of two sites, whose estimates are ``theta (V, p)``.
+    """Return standard errors ``(V, V, p)`` of all differences of two sites, whose estimates are ``theta (V, p)``.
 
     ``same (V, V)`` are probabilities of being kin. The errors are those of contrasts, for all pairs at once. A site's
     variance is that of what it has to itself plus that of what it may share; only the latter goes together with that of
     others.
     """
-    p, A, S = len(learned.mean), learned.units.A, learned.precision
-    root = np.sqrt(learned.variance)
-    own = np.linalg.inv(np.eye(p) + root[:, None] * S * root) * np.outer(root, root)
+    A, V = learned.units.A, len(learned.score)
+    own, left = _own_effects(learned, slice(None))
     alone = _diagonal(A, own)
     values, vectors = np.linalg.eigh(learned.mean_covariance)
-    lean = A @ (np.eye(p) - own @ S) @ (vectors * np.sqrt(np.maximum(values, 0.0)))
+    lean = A @ left @ (vectors * np.sqrt(np.maximum(values, 0.0)))
     shared = np.matmul(lean.transpose(1, 0, 2), lean.transpose(1, 2, 0))  # (p, V, V)
     if learned.states is not None:
         alone += _share_effects(learned, A @ learned.F, shared)
@@ -206,52 +216,35 @@ def difference_errors(learned: Learned, theta: Array, same: Array | Pairs) -> Ar
     if 0 < learned.one < 1:
         variance += learned.one * ((theta[:, None] - theta[None]) / (1 - learned.one)) ** 2
     variance *= 1 - learned.one
-    i, j = np.indices((len(S), len(S)))
+    i, j = np.indices((V, V))
     variance += unseen(learned, np.asarray(same[i, j]), i, j)[:, :, None] * (theta[:, None] - theta[None]) ** 2
-    variance[np.arange(len(S)), np.arange(len(S))] = 0.0
+    variance[np.arange(V), np.arange(V)] = 0.0
     return np.asarray(np.sqrt(np.maximum(variance, 0.0)))
 
 
 def _share_effects(learned: Learned, G: Array, shared: Array) -> Array:
-    """Variances ``(V, p)`` that effects add to what sites have to themselves; adds to ``shared`` what they share."""
-    states, S, F = learned.states, learned.precision, learned.F
-    assert states is not None
-    W, e = F.T @ S @ F, (learned.score - S @ learned.mean) @ F
-    d = W.shape[1]
-    open_ = {r: np.linalg.inv(np.eye(d) + share * W) for r, share in enumerate(SHARES)}
-    inside = {r: (share * apply(open_[r], e), share * _diagonal(G, open_[r])) for r, share in enumerate(SHARES)}
-    chances = [float(learned.weight * learned.scales[r]) for r in open_]
-    chances += ((1 - learned.weight) * states.weight).tolist()
-    whole = sum(chance for chance in chances if chance >= 1e-12)
+    """Return variances ``(V, p)`` that effects add to each site alone; add to ``shared`` what they share."""
+    parts, d = _components(learned, slice(None)), G.shape[1]
+    W = learned.F.T @ learned.precision @ learned.F
     alone = -_diagonal(G, np.asarray(np.linalg.inv(np.eye(d) + W), dtype=np.float64))
-    middle, kept = np.zeros((len(S), len(G))), []
-    for c, chance in enumerate(one / whole for one in chances):
-        if chance * whole < 1e-12:
+    means = np.stack([part.mean @ G.T for part in parts])
+    middle = np.tensordot(np.array([part.chance for part in parts]), means, 1)
+    for part, mean in zip(parts, means, strict=True):
+        alone += part.chance * part.share * _diagonal(G, part.open)
+        off = (mean - middle).T  # (p, V)
+        shared += part.chance * (off[:, :, None] * off[:, None, :])
+        if part.number is None:
             continue
-        s = c - len(SHARES)
-        r = c if s < 0 else int(states.share[s])
-        mean, variance = inside[r]
-        alone += chance * variance
-        if s >= 0:
-            _, sums, scores = learned.group_sums[s]
-            number = np.unique(states.z[s], return_inverse=True)[1]
-            C = np.asarray(np.linalg.inv(sums + np.diag(1.0 / states.w[s])), dtype=np.float64)
-            centre = states.m[s] + apply(C, scores - sums @ states.m[s])
-            mean = mean + apply(open_[r], centre[number])
-            lean = (G @ open_[r] @ np.linalg.cholesky(C)[number]).transpose(1, 0, 2)
-            for group in range(len(C)):
-                mine = np.flatnonzero(number == group)
-                part = lean[:, mine]
-                shared[:, mine[:, None], mine] += chance * np.matmul(part, part.transpose(0, 2, 1))
-        kept.append(np.sqrt(chance) * (mean @ G.T))
-        middle += np.sqrt(chance) * kept[-1]
-    apart = np.stack(kept) - np.sqrt(np.array([c for c in chances if c >= 1e-12]) / whole)[:, None, None] * middle
-    shared += np.matmul(apart.transpose(2, 1, 0), apart.transpose(2, 0, 1))
+        lean = (G @ part.open @ np.linalg.cholesky(part.centres)[part.number]).transpose(1, 0, 2)
+        for group in range(len(part.centres)):
+            mine = np.flatnonzero(part.number == group)
+            both = lean[:, mine]
+            shared[:, mine[:, None], mine] += part.chance * np.matmul(both, both.transpose(0, 2, 1))
     return alone
 
 
 def _diagonal(G: Array, matrices: Array) -> Array:
-    """Diagonals ``(V, q)`` of ``G M_u G'``."""
+    """Return diagonals ``(V, q)`` of ``G M_u G'``."""
     return np.asarray(((G @ matrices) * G).sum(axis=2))
 
 

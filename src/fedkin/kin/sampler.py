@@ -113,6 +113,7 @@ class Chain:
         self.log_beta = 2.0 * float(betaln(*self.beta))
         self.work, self.alone, self.totals = np.zeros((sites.sums.shape[2], 4)), np.zeros(V), sites.k.sum(axis=1)
         self.open_matrices: dict[int, Array] = {}
+        self.doubt = np.zeros(V)  # entropies of the sites' choices so far
         self.most = self.sweeps = 0
         self.collect()
 
@@ -126,7 +127,7 @@ class Chain:
             self.sums, self.n = np.zeros((most, self.likelihoods.shape[1])), np.zeros(most, dtype=np.int64)
             self.log, self.new, self.linked = np.zeros(most), np.zeros(most), np.zeros(most)
             self.odds, self.odds_of = np.zeros(4 + self.partitions.shape[1]), np.zeros(most + 1)
-            self.used, self.live = np.zeros(1, dtype=np.int64), np.zeros(most, dtype=np.int64)
+            self.used, self.lead, self.live = (np.zeros(n, dtype=np.int64) for n in (1, most, most))
             self.phi = np.zeros((0, 0) if self.collapsed else self.sums.shape)
         self.sums[K : int(self.used[0])] = 0.0
         self.sums[:K] = group_sums(self.likelihoods, z, K)
@@ -183,15 +184,18 @@ class Chain:
         order, graph = self._order(), self.sites.neighbours
         given = (self.likelihoods, self.alone, self.rng.random(V), order, state.z, *graph, self.sums, self.n, self.used)
         rest = (self.log, self.new, *self.prior, self.work, self.odds, self.odds_of, self.linked)
+        rank = np.empty(V, dtype=np.int64)
+        rank[np.argsort(self.doubt, kind="stable")] = np.arange(V)
+        names = (rank, self.lead, self.doubt)
         if self.collapsed:
             self.set_logs()
-            entropy = sweep(*given, *rest, self.live, same)
+            entropy = sweep(*given, *rest, *names, self.live, same)
         else:
             self.describe()
             i, j = triangle(len(state.m))
             squares = np.where(i == j, -0.5, -1.0) * self.drawn[:, i] * self.drawn[:, j]
             self.phi[self.members] = np.concatenate([squares, self.drawn], axis=1)
-            entropy = sweep_drawn(*given, *rest, self.phi, self.rng.standard_normal((V, len(state.m))), same)
+            entropy = sweep_drawn(*given, *rest, *names, self.phi, self.rng.standard_normal((V, len(state.m))), same)
         self.sweeps += 1
         if self.sweeps % ANEW == 0:
             self.collect()
