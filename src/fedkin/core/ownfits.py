@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from functools import partial
-from typing import Protocol
 
 import numpy as np
 
@@ -143,27 +142,7 @@ def _fit_means(fits: OwnFits, moments: _Moments, least: Array | float) -> None:
 # --- losses on linear predictors ----------------------------------------------------------------------------------
 
 
-class _SiteFits(Protocol):
-    """What the rule needs of M sites."""
-
-    rank: Index  # (M,), of the designs
-    size: Array  # (M,), mean square that linear predictors may have
-    scale: Array  # (p,), mean square of each parameter's feature; 1 for a column of zeros, which has no scale
-
-    def own(self) -> tuple[Array, Mask]:
-        """Minimisers ``(M, p)`` and which exist."""
-
-    def with_ridge(self, who: Index, ridge: Array) -> Array:
-        """Minimisers ``(A, p)`` of the sites ``who (A,)`` with ``ridge (A, p)``."""
-
-    def residuals(self, theta: Array, *, lent: bool) -> Array:
-        """Dispersions ``(M,)`` times their degrees of freedom, or what is lent to sites that have none."""
-
-    def describe(self) -> None:
-        """Fill in Hessians, score covariances and the degrees of freedom of a sandwich at the estimates."""
-
-
-def _fit_by_rule(fits: OwnFits, sites: _SiteFits, loss: RowLoss, describe: bool) -> None:
+def _fit_by_rule(fits: OwnFits, sites: _RowFits | _SumFits, loss: RowLoss, describe: bool) -> None:
     fits.theta, exists = sites.own()
     fits.rescued = ~exists
     unfit, n = np.flatnonzero(fits.rescued), fits.n
@@ -192,7 +171,7 @@ def _fit_by_rule(fits: OwnFits, sites: _SiteFits, loss: RowLoss, describe: bool)
 
 
 class _SumFits:
-    """Least squares on means of ``x x'`` (A), ``x y`` (b) and ``y^2 / 2`` (c)."""
+    """Least squares on means of ``x x'`` (A), ``x y`` (b) and ``y^2 / 2`` (c), with the methods of `_RowFits`."""
 
     def __init__(self, fits: OwnFits, sums: Summaries) -> None:
         self.fits, self.sums, self.scale = fits, sums, sums.column_scale
@@ -224,7 +203,11 @@ class _SumFits:
 
 
 class _RowFits:
-    """Any loss on linear predictors, in batches of sites with equally many rows."""
+    """Any loss on linear predictors, in batches of sites with equally many rows.
+
+    ``rank (M,)`` of the designs; ``size (M,)``, mean squares that predictors may have; ``scale (p,)``, mean squares of
+    the features, 1 for a column of zeros.
+    """
 
     def __init__(self, fits: OwnFits, rows: Federation) -> None:
         assert fits.loss.rowwise is not None
@@ -237,6 +220,7 @@ class _RowFits:
             self.rank[where], self.size[where] = batch.rank, _plausible_size(batch)
 
     def own(self) -> tuple[Array, Mask]:
+        """Minimisers ``(M, p)`` and which exist."""
         theta, exists = np.full_like(self.fits.theta, np.nan), np.zeros(self.fits.members.size, dtype=bool)
         for where, batch in self.batches:
             full = np.flatnonzero(batch.full_rank)
@@ -245,6 +229,7 @@ class _RowFits:
         return theta, exists
 
     def with_ridge(self, who: Index, ridge: Array) -> Array:
+        """Minimisers ``(A, p)`` of the sites ``who (A,)`` with ``ridge (A, p)``."""
         theta = np.empty_like(ridge)
         for where, batch in self.batches if who.size else ():
             here = np.flatnonzero(np.isin(where, who))
@@ -254,6 +239,7 @@ class _RowFits:
         return theta
 
     def residuals(self, theta: Array, *, lent: bool) -> Array:
+        """Dispersions ``(M,)`` times their degrees of freedom, or what is lent to sites that have none."""
         total, n = np.empty(len(theta)), self.fits.n
         dispersion = self.loss.lent_dispersion if lent else self.loss.dispersion
         for where, batch in self.batches:
@@ -264,6 +250,7 @@ class _RowFits:
         return total
 
     def describe(self) -> None:
+        """Fill in Hessians, score covariances and the degrees of freedom of a sandwich at the estimates."""
         for where, batch in self.batches:
             self._describe(where, batch)
 

@@ -73,15 +73,16 @@ class Source:
             return self._first
         zero = np.zeros((len(self.sites), len(self.names)))
         if not self.movable:
-            self._first = self._of_summaries(zero)
+            made = self._of_summaries(zero)
         elif self.loss.threshold is None:
-            self._first = self.expand(zero)
+            made = self.expand(zero)
         else:  # where residuals are small; as least squares, whose curvature is 1
             sums = self.expand(self.start())
             assert self.gram is not None
             share = max(float(np.einsum("ujj->", sums.G) / max(np.einsum("ujj->", self.gram), 1e-300)), 1e-300)
-            self._first = Quadratics(sums.G / share, sums.c / share, sums.yy / share, sums.n)
-        return self._first
+            made = Quadratics(sums.G / share, sums.c / share, sums.yy / share, sums.n)
+        self._first = made if self.loss.quadratic else None  # others need the memory
+        return made
 
     def expand(self, theta: Array) -> Quadratics:
         """Quadratics around ``theta (V, p)``."""
