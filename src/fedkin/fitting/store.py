@@ -23,7 +23,7 @@ import shutil
 import tempfile
 import time
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
-from dataclasses import fields, is_dataclass
+from dataclasses import asdict, fields, is_dataclass
 from datetime import date, datetime
 from pathlib import Path
 from typing import Any, NoReturn
@@ -54,15 +54,6 @@ _STALE_SECONDS = 3600.0
 _TYPES = {kind.__name__: kind for kind in (Diagnostics, Kin, Learned, Pairs, States, Units)}
 
 
-class _Fused(msgspec.Struct):
-    penalty: str
-    lam: float
-    gap: float | str  # text where it is not finite
-    n_iter: int
-    status: str
-    selection: dict[str, Any] | None = None
-
-
 class _Head(msgspec.Struct, kw_only=True):
     format: str
     format_version: int
@@ -77,7 +68,7 @@ class _Description(_Head, kw_only=True):
     features: tuple[str, ...]
     classes: tuple[Any, ...] | None
     fit_intercept: bool
-    fused: _Fused | None
+    fused: dict[str, Any] | None
     options: dict[str, Any]
     origin: dict[str, Any] | None
     table_schema: dict[str, Any] | None = msgspec.field(name="schema")
@@ -100,7 +91,6 @@ def save(model: FittedModel, directory: str | os.PathLike[str]) -> None:
     for attribute, name in _OPTIONAL.items():
         if getattr(model, attribute) is not None:
             contents[name] = _json(getattr(model, attribute))
-    fused = model.fused
     description = _Description(
         format=FORMAT,
         format_version=FORMAT_VERSION,
@@ -112,16 +102,7 @@ def save(model: FittedModel, directory: str | os.PathLike[str]) -> None:
         features=model.feature_names,
         classes=model.classes,
         fit_intercept=model.fit_intercept,
-        fused=None
-        if fused is None
-        else _Fused(
-            fused.penalty,
-            float(fused.lam),
-            float(fused.gap) if math.isfinite(fused.gap) else repr(float(fused.gap)),
-            int(fused.n_iter),
-            fused.status,
-            _plain(fused.selection),
-        ),
+        fused=None if model.fused is None else _plain(asdict(model.fused)),
         options=_plain(model.options),
         origin=_plain(model.origin),
         table_schema=None if model.schema is None else model.schema.plain(),
@@ -308,7 +289,6 @@ def load(directory: str | os.PathLike[str], *, loss: Loss | None = None) -> Fitt
         _damaged(folder / _COEFFICIENTS, f"it has {len(sites)} sites, expected {about.n_sites}")
     if any(not 0 <= u < len(sites) for u, _ in about.notes):
         _damaged(folder / _MODEL, "it has notes on sites that are not there")
-    fused = about.fused
     return FittedModel(
         sites,
         coef,
@@ -323,16 +303,7 @@ def load(directory: str | os.PathLike[str], *, loss: Loss | None = None) -> Fitt
         about.target,
         about.offset,
         _read_kin(folder / _KIN, contents, sites, restored),
-        None
-        if fused is None
-        else FusedFit(
-            fused.penalty,
-            fused.lam,
-            float(fused.gap),
-            fused.n_iter,
-            fused.status,
-            fused.selection,
-        ),
+        _read_fused(folder / _MODEL, about.fused),
         about.options,
         {sites[u]: lines for u, lines in about.notes},
         about.fedkin_version,
@@ -418,6 +389,13 @@ def _read_kin(path: Path, contents: Mapping[str, bytes], sites: tuple[Hashable, 
     if not isinstance(found, Kin):
         _damaged(path, "it does not hold the result of a fit")
     return found
+
+
+def _read_fused(path: Path, plain: dict[str, Any] | None) -> FusedFit | None:
+    try:
+        return None if plain is None else FusedFit(**{**plain, "gap": float(plain["gap"])})
+    except (KeyError, TypeError, ValueError) as error:
+        _damaged(path, f"its entry fused does not hold together ({error})")
 
 
 def _read_schema(path: Path, about: _Description) -> Schema | None:

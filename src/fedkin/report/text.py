@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -36,13 +36,8 @@ def headline(
     elif resolved:
         found = int(groups.max()) + 1
         alone = int((np.bincount(groups) == 1).sum())
-        rest = (
-            ", one of them a single site"
-            if alone == 1
-            else f", {alone} of them single sites"
-            if 0 < alone < found
-            else ""
-        )
+        rest = f", {alone} of them single sites" if 0 < alone < found else ""
+        rest = ", one of them a single site" if alone == 1 else rest
         title = f"{sites} form {count(found, 'group')}{' of kin' if model.kin is not None else ''}{rest}."
     elif model.kin is None and model.n_groups == 1:
         title = f"All {sites} belong together."
@@ -50,115 +45,94 @@ def headline(
         title = f"Each of the {sites} has a model of its own."
     else:
         title = f"No groups resolved: the {sites} differ gradually, or too little for groups to show."
-    lead = str(comparison["verdict"]) if comparison and comparison.get("verdict") else _without_comparison(resolved)
-    return title, lead
-
-
-def _without_comparison(resolved: bool) -> str:
+    if comparison and comparison.get("verdict"):
+        return title, str(comparison["verdict"])
     if resolved:
-        return "Sites of one group share what they know; each keeps its own rows."
-    return "Every site keeps a model of its own, and borrows strength from the others as far as they are alike."
+        return title, "Sites of one group share what they know; each keeps its own rows."
+    return title, "Every site keeps a model of its own, and borrows strength from the others as far as they are alike."
 
 
 # --- trust -----------------------------------------------------------------------------------------------------
 
 
 def trust(model: FittedModel) -> list[dict[str, str]]:
-    """What to know before the result is believed: ``{"tone": "good" | "fair" | "bad", "title", "words"}``."""
-    lines = _about_kin(model) if model.kin is not None else _about_gap(model)
+    """Return what to know before the result is believed: ``{"tone": "good" | "fair" | "bad", "title", "words"}``."""
+    lines = list(_about_fused(model) if model.kin is None else _about_kin(model, model.kin))
     if model.notes:
         some = next(iter(model.notes))
         words = f"{count(len(model.notes), 'site')} needed special treatment; site {some}: {model.notes[some][0]}"
-        lines.append({"tone": "fair", "title": "Notes on single sites", "words": words})
+        lines.append(("fair", "Notes on single sites", words))
     if model.origin and model.origin.get("from") == "summaries":
         words = "The model was fitted from what sites shared about their rows, not from the rows."
-        lines.append({"tone": "good", "title": "Rows stayed where they are", "words": words})
-    return lines
+        lines.append(("good", "Rows stayed where they are", words))
+    return [dict(zip(("tone", "title", "words"), line, strict=True)) for line in lines]
 
 
-def _about_gap(model: FittedModel) -> list[dict[str, str]]:
-    lines, fused = [], model.fused
-    if fused is not None and math.isfinite(fused.gap):
-        done = fused.status == "converged"
-        nearness = f"within {fused.gap:.1e} of its minimum" if fused.gap > 0 else "at its minimum, to rounding"
-        words = (
-            f"The objective is proven to be {nearness} (relative duality gap), after "
-            f"{count(fused.n_iter, 'iteration')}."
-        )
-        lines.append(
-            {
-                "tone": "good" if done else "bad",
-                "title": "The optimum is certified" if done else "The solver stopped early",
-                "words": words if done else f"{words} It ended with the status {fused.status}: allow more iterations.",
-            }
-        )
-    else:
+def _about_fused(model: FittedModel) -> Iterator[tuple[str, str, str]]:
+    fused = model.fused
+    if fused is None or not math.isfinite(fused.gap):
         words = "No certificate came with these parameters: they are the result of rounds between sites."
-        lines.append({"tone": "fair", "title": "No certificate", "words": words})
+        yield "fair", "No certificate", words
+    else:
+        near = f"within {fused.gap:.1e} of its minimum" if fused.gap > 0 else "at its minimum, to rounding"
+        after = count(fused.n_iter, "iteration")
+        words = f"The objective is proven to be {near} (relative duality gap), after {after}."
+        if fused.status == "converged":
+            yield "good", "The optimum is certified", words
+        else:
+            words = f"{words} It ended with the status {fused.status}: allow more iterations."
+            yield "bad", "The solver stopped early", words
     selection = None if fused is None else fused.selection
     if selection is not None and selection.get("candidates"):
-        kept, all_edges = int(selection["kept"]), int(selection["candidates"])
-        which = f"Each of the {all_edges} candidate edges" if all_edges > 1 else "The one candidate edge"
+        kept, edges = int(selection["kept"]), int(selection["candidates"])
+        which = f"Each of the {edges} candidate edges" if edges > 1 else "The one candidate edge"
         words = (
             f"{which} was tested ({selection['method']}, level {selection.get('level', 0.05):g}); "
-            f"{kept} stayed and {all_edges - kept} were dropped. A chain of kept edges makes one group even when its "
+            f"{kept} stayed and {edges - kept} were dropped. A chain of kept edges makes one group even when its "
             "ends differ."
         )
-        lines.append({"tone": "good", "title": "Edges were tested", "words": words})
-    lines.append(
-        {
-            "tone": "fair",
-            "title": "No intervals",
-            "words": "A fused model has estimates without intervals. The method kin gives intervals and probabilities.",
-        }
-    )
-    return lines
+        yield "good", "Edges were tested", words
+    words = "A fused model has estimates without intervals. The method kin gives intervals and probabilities."
+    yield "fair", "No intervals", words
 
 
-def _about_kin(model: FittedModel) -> list[dict[str, str]]:
-    kin, names = model.kin, model.options.get("covariates")
-    assert kin is not None
-    lines = [_about_sampler(kin), _about_groups(kin)]
+def _about_kin(model: FittedModel, kin: Kin) -> Iterator[tuple[str, str, str]]:
+    yield _about_sampler(kin)
+    yield _about_groups(kin)
+    names = model.options.get("covariates")
     if kin.graph_use in _GRAPHS:
-        tone = "good" if kin.graph_use == "used" else "fair"
         known = (f"The covariates ({', '.join(names)})", _COVARIATES) if names else ("The graph", _GRAPHS)
-        lines.append({"tone": tone, "title": known[0], "words": known[1][kin.graph_use]})
-    lines.append(
-        {
-            "tone": "good",
-            "title": "What intervals promise",
-            "words": "Intervals cover 95% on average over sites. A site unlike all others is covered less often; "
-            'confint(kind="site") has intervals for every single site.',
-        }
+        yield "good" if kin.graph_use == "used" else "fair", known[0], known[1][kin.graph_use]
+    words = (
+        "Intervals cover 95% on average over sites. A site unlike all others is covered less often; "
+        'confint(kind="site") has intervals for every single site.'
     )
-    return lines
+    yield "good", "What intervals promise", words
 
 
-def _about_sampler(kin: Kin) -> dict[str, str]:
+def _about_sampler(kin: Kin) -> tuple[str, str, str]:
     found = kin.diagnostics
     if found is None:
         words = "Nothing was sampled: there are too few sites, or nothing differs between them."
-        return {"tone": "fair", "title": "No sampling needed", "words": words}
+        return "fair", "No sampling needed", words
+    harm = "another seed may find other groups" if kin.resolved else "the estimates are averaged over them"
+    tone, title, agree = {
+        "agree": ("good", "The sampler has mixed", "agree"),
+        "nearly": ("fair", "The sampler has nearly mixed", "agree for most sites, less so for some"),
+        "disagree": ("bad", "The sampler has not mixed", f"do not agree about who is alike: {harm}"),
+    }[found.verdict]
     worst, typical = found.rhat["parameters, worst"], found.rhat["parameters, median"]
     size = found.size["number of groups"]
-    chains = f"{count(len(found.starts), 'chain')} of {found.draws} draws"
-    facts = f"R-hat of the sites' parameters is {typical:.2f} (median) and {worst:.2f} (worst)"
-    if found.verdict == "agree":
-        start = f"{chains} agree"
-        tone, title = "good", "The sampler has mixed"
-    elif found.verdict == "nearly":
-        start = f"{chains} agree for most sites, less so for some"
-        tone, title = "fair", "The sampler has nearly mixed"
-    else:
-        harm = "another seed may find other groups" if kin.resolved else "the estimates are averaged over them"
-        start = f"{chains} do not agree about who is alike: {harm}"
-        tone, title = "bad", "The sampler has not mixed"
     few = "" if size >= _ENOUGH_DRAWS else "; so its probabilities have a visible error"
-    words = f"{start}. {facts}. The number of groups has an effective sample size of {size:.0f}{few}."
-    return {"tone": tone, "title": title, "words": words}
+    words = (
+        f"{count(len(found.starts), 'chain')} of {found.draws} draws {agree}. R-hat of the sites' parameters is "
+        f"{typical:.2f} (median) and {worst:.2f} (worst). The number of groups has an effective sample size of "
+        f"{size:.0f}{few}."
+    )
+    return tone, title, words
 
 
-def _about_groups(kin: Kin) -> dict[str, str]:
+def _about_groups(kin: Kin) -> tuple[str, str, str]:
     likely = int(np.argmax(kin.n_groups))
     chance, without = float(kin.n_groups[likely]), float(kin.weight_mixed)
     if not kin.resolved:
@@ -167,7 +141,7 @@ def _about_groups(kin: Kin) -> dict[str, str]:
             f"true one by {kin.agreement():.2f} (adjusted Rand index); groups are shown from {AGREEMENT:g} on. The "
             "estimates average over all groupings, so they are good without them."
         )
-        return {"tone": "good", "title": "Why there are no groups", "words": words}
+        return "good", "Why there are no groups", words
     each, between = kin.cohesion()
     inside = float(each.min())
     words = (
@@ -176,11 +150,7 @@ def _about_groups(kin: Kin) -> dict[str, str]:
         f"Rand index). The most likely number of groups is {likely} (probability {chance:.2f}); a model without "
         f"groups has the weight {without:.2f}."
     )
-    return {
-        "tone": "good" if inside > 0.8 and without < 0.2 else "fair",
-        "title": "How sure the groups are",
-        "words": words,
-    }
+    return "good" if inside > 0.8 and without < 0.2 else "fair", "How sure the groups are", words
 
 
 # --- reproduction ----------------------------------------------------------------------------------------------
