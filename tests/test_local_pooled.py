@@ -7,7 +7,7 @@ import pytest
 from scipy import optimize
 
 from builders import separated, sites
-from fedkin.core import global_fit, local_fit, oracle_fit
+from fedkin.core import global_fit, oracle_fit
 from fedkin.data import Federation
 from fedkin.errors import DataError, DegenerateSiteWarning, ParameterError, UnknownSiteError
 from fedkin.losses import HuberLoss, make_loss
@@ -48,18 +48,6 @@ def test_global_fit_of_different_losses():
             factor = data.n_samples if weights == "samples" else 1.0
             slope = slope + factor * make_loss(loss).gradient(theta, data.X, data.y)
         np.testing.assert_allclose(slope, 0.0, atol=1e-8)
-
-
-def test_oracle_is_global_within_groups():
-    fed = sites("linear", sizes=(30, 40, 50, 60))
-    theta = oracle_fit(fed, ["x", "y", "x", "y"])
-    a, b, c, d = fed.sites
-    np.testing.assert_allclose(theta[0], global_fit(fed.subset([a, c])), rtol=1e-10)
-    np.testing.assert_allclose(theta[1], global_fit(fed.subset([b, d])), rtol=1e-10)
-    np.testing.assert_array_equal(theta[[0, 1]], theta[[2, 3]])
-    np.testing.assert_array_equal(theta, oracle_fit(fed, {d: 1, c: 0, b: 1, a: 0}))
-    np.testing.assert_allclose(oracle_fit(fed, range(4)), local_fit(fed).theta, rtol=1e-9)
-    np.testing.assert_allclose(oracle_fit(fed, [None] * 4)[2], global_fit(fed), rtol=1e-10)
 
 
 def test_oracle_refuses_wrong_labels_and_weights():

@@ -34,25 +34,6 @@ def test_a_rank_as_large_as_rows_or_coefficients_is_exact(n, p):
     assert whole.short(50).curvature.rank == min(n, p)
 
 
-@pytest.mark.parametrize("loss", ["linear", "logistic"])
-@pytest.mark.parametrize("rank", [1, 2, 3])
-def test_the_minimum_of_a_short_loss_is_where_it_was_and_as_deep(loss, rank):
-    fed = one_site(60, 8, loss=loss)
-    at = np.zeros((1, 8)) if loss == "logistic" else None
-    whole, short = (fedkin.summarise(fed, loss, at=at, rank=k)["a"] for k in (None, rank))
-    minima, depths = [], []
-    for one in (whole, short):
-        G, g = one.hessian.sum(axis=0), one.gradient.sum(axis=0)
-        step = np.linalg.solve(G, -g)
-        minima.append(step)
-        depths.append(one.value.sum() + 0.5 * g @ step)
-    np.testing.assert_allclose(minima[1], minima[0], rtol=1e-8)
-    assert depths[1] == pytest.approx(depths[0])
-    # as far from the truth as it promises, on average over directions
-    assert np.trace(np.linalg.solve(whole.hessian.sum(axis=0), short.hessian[-1])) == pytest.approx(8.0)
-    assert (short.curvature.diagonal > 0).all() and short.curvature.left_out == 0
-
-
 def test_what_is_left_out_of_few_rows_are_rows_of_a_rotated_table():
     """Five of nine rows, after a rotation: their products with each other and with the target, and nothing else."""
     fed = one_site(9, 20)

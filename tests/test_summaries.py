@@ -14,7 +14,6 @@ import fedkin
 from builders import LOSS_NAMES, federation
 from fedkin.core import Problem, Query, Summaries, site_answer, site_summary
 from fedkin.data import Federation, Rows
-from fedkin.datasets import paper_design
 from fedkin.errors import DataError, ParameterError, UnknownSiteError
 from fedkin.fitting import FitOptions, FittedModel, fit
 from fedkin.graph import Graph
@@ -87,16 +86,6 @@ def test_means_from_sums_are_means_from_rows(standardize: bool, lam: float | str
     assert_same_model(from_sums(fed, None, options, "mean"), fit(fed, None, options))
 
 
-def test_sites_with_fewer_rows_than_parameters_are_treated_as_from_rows() -> None:
-    design = paper_design(n_sites=12, n_samples=30, n_features=6, n_clusters=2, seed=5)
-    sizes = np.random.default_rng(0).integers(2, 30, 12)
-    fed = design.federation.take(np.concatenate([30 * u + np.arange(n) for u, n in enumerate(sizes.tolist())]))
-    for options in (FitOptions(method="fused"), FitOptions(lam=0.02, penalty="l2", standardize=False)):
-        theirs = fit(fed, design.graph, options)
-        assert any("design of rank" in line for lines in theirs.notes.values() for line in lines)
-        assert_same_model(from_sums(fed, design.graph, options, "linear"), theirs)
-
-
 @pytest.mark.parametrize("loss", ["linear", "mean"])
 @pytest.mark.parametrize("variance", ["model", "bartlett"])
 def test_local_fits_and_edge_tests_from_sums(loss: str, variance: Any) -> None:
@@ -115,15 +104,6 @@ def test_the_sandwich_needs_rows_except_for_means() -> None:
     fed = grouped("mean")
     ours = fedkin.local_fit(fedkin.summarise(fed, "mean"), variance="sandwich")
     np.testing.assert_allclose(ours.covariance, fedkin.local_fit(fed, "mean", "sandwich").covariance, rtol=1e-9)
-
-
-def test_group_fits_from_sums() -> None:
-    fed = grouped()
-    labels, summaries = [0, 1, 0, 1, 0, 1], fedkin.summarise(fed)
-    np.testing.assert_allclose(fedkin.oracle_fit(summaries, labels), fedkin.oracle_fit(fed, labels), rtol=1e-10)
-    np.testing.assert_allclose(fedkin.global_fit(summaries), fedkin.global_fit(fed), rtol=1e-10)
-    with pytest.raises(ParameterError, match="needs rows"):
-        fedkin.global_fit(summaries, weights="sites")
 
 
 def test_a_site_alone_says_what_it_says_among_others() -> None:

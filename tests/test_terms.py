@@ -123,18 +123,6 @@ def test_mixed_terms_put_every_site_in_its_place() -> None:
     np.testing.assert_array_equal(terms.caution()[1] > 0, [False, False, True, False, False])
 
 
-@pytest.mark.parametrize("order", [[0, 1, 2, 3, 4], [4, 2, 0], [3], [1, 0]])
-def test_take_gives_some_sites_in_that_order(order: list[int]) -> None:
-    fed, several = mixed()
-    theta = np.random.default_rng(0).normal(size=(5, 2))
-    chosen = np.array(order)
-    for terms in (several, terms_of("logistic", fed), terms_of("linear", fed)):
-        part = terms.take(chosen)
-        assert part.n_sites == len(order)
-        np.testing.assert_allclose(part.values(theta[chosen]), terms.values(theta)[chosen], rtol=1e-14)
-        np.testing.assert_allclose(part.gradients(theta[chosen]), terms.gradients(theta)[chosen], rtol=1e-14)
-
-
 @pytest.mark.parametrize("loss", LOSSES)
 def test_groups_that_share_a_parameter_add_up(loss: str) -> None:
     fed = federation(loss, (6, 9, 6, 5))
