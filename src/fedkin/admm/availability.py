@@ -13,7 +13,7 @@ import zipfile
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -27,6 +27,12 @@ Weighting = Literal["known", "estimated"]
 StandIns = Literal["central", "replicas"]
 PerSite = float | Mapping[Any, float] | Sequence[float] | Array
 Labels = Mapping[Any, Hashable] | Sequence[Hashable]
+#: Presence ``(R, V)`` in the given rounds ``(R,)``.
+Draw = Callable[[Index], Mask]
+#: Long-run shares ``(V,)`` of some sites, the rule that says who is there, and what it depends on.
+Bound = tuple[Array, Draw, tuple[object, ...]]
+#: Makes such a rule of sites and seed.
+Pattern = Callable[[Sequence[Hashable], int], Bound]
 
 
 @dataclass(frozen=True, eq=False)
@@ -37,7 +43,8 @@ class Availability:
 
     Attributes
     ----------
-    pattern : Pattern
+    pattern : callable
+        Makes the rule that says who is there, of sites and seed.
     weighting : "known" or "estimated"
         Whether gradients are divided by the true ``p_i`` or by the share of rounds so far in which the site was seen,
         ``p_i(t) = (1 + rounds seen before t) / t``, which is never 0.
@@ -91,7 +98,7 @@ class Availability:
         >>> bool((available[:, 0] == available[:, 1]).all()), bool((available[:, 0] == available[:, 2]).all())
         (True, False)
         """
-        return cls(Bernoulli(p, blocks), weighting, placement)
+        return cls(_bernoulli(p, blocks), weighting, placement)
 
     @classmethod
     def recorded(
@@ -129,7 +136,7 @@ class Availability:
             values, names = _read_npz(path) if path.suffix == ".npz" else _read_csv(path)
         else:
             values = _zero_one(np.asarray(trace), source)
-        return cls(Recorded(values, names, repeat, source), weighting, placement)
+        return cls(_recorded(values, names, repeat, source), weighting, placement)
 
     @classmethod
     def adversarial(
@@ -161,11 +168,11 @@ class Availability:
         >>> presence.rounds(1, 4)[0].astype(int).tolist()
         [[1, 0], [1, 0], [0, 1], [0, 1]]
         """
-        return cls(Bursts(p, period, groups), weighting, placement)
+        return cls(_bursts(p, period, groups), weighting, placement)
 
     def bind(self, sites: Sequence[Hashable], seed: int = 0) -> Presence:
         """Return the presence of these sites in a run with this seed."""
-        return Presence(*self.pattern.bind(sites, seed), self.weighting == "estimated")
+        return Presence(*self.pattern(sites, seed), self.weighting == "estimated")
 
 
 class Presence:
@@ -193,40 +200,21 @@ class Presence:
 
 # --- patterns ---------------------------------------------------------------------------------------------------------
 
-#: Presence ``(R, V)`` in the given rounds ``(R,)``.
-Draw = Callable[[Index], Mask]
+
+def _bernoulli(p: PerSite, blocks: Labels | None) -> Pattern:
+    def bind(sites: Sequence[Hashable], seed: int) -> Bound:
+        share = _per_site(p, sites)
+        keys = site_keys(sites if blocks is None else _labels(blocks, sites, "blocks"))
+        return share, lambda rounds: uniforms(round_states(keys, seed, rounds, PRESENCE)) < share, (keys, seed)
+
+    return bind
 
 
-class Pattern(Protocol):
-    """A rule that says who is there."""
-
-    def bind(self, sites: Sequence[Hashable], seed: int) -> tuple[Array, Draw, tuple[object, ...]]:
-        """Return the long-run shares ``(V,)`` of these sites, the rule, and what it depends on."""
-        ...
-
-
-@dataclass(frozen=True, eq=False)
-class Bernoulli:
-    p: PerSite
-    blocks: Labels | None
-
-    def bind(self, sites: Sequence[Hashable], seed: int) -> tuple[Array, Draw, tuple[object, ...]]:
-        p = _per_site(self.p, sites)
-        keys = site_keys(sites if self.blocks is None else _labels(self.blocks, sites, "blocks"))
-        return p, lambda rounds: uniforms(round_states(keys, seed, rounds, PRESENCE)) < p, (keys, seed)
-
-
-@dataclass(frozen=True, eq=False)
-class Recorded:
-    values: Mask
-    names: list[str] | None
-    repeat: bool
-    source: str
-
-    def bind(self, sites: Sequence[Hashable], seed: int) -> tuple[Array, Draw, tuple[object, ...]]:
-        values, length, source = self.values, self.values.shape[0], self.source
-        if self.names is not None:
-            column = {name: k for k, name in enumerate(self.names)}
+def _recorded(trace: Mask, names: list[str] | None, repeat: bool, source: str) -> Pattern:
+    def bind(sites: Sequence[Hashable], seed: int) -> Bound:
+        values, length = trace, trace.shape[0]
+        if names is not None:
+            column = {name: k for k, name in enumerate(names)}
             missing = [site for site in sites if str(site) not in column]
             if missing:
                 raise UnknownSiteError(f"{source} has no column for site {missing[0]!r}; add one for every site")
@@ -241,30 +229,26 @@ class Recorded:
             )
 
         def draw(rounds: Index) -> Mask:
-            if not self.repeat and rounds[-1] > length:
+            if not repeat and rounds[-1] > length:
                 raise ParameterError(
                     f"{source} has {length} rounds, but round {rounds[-1]} was asked for; "
                     "run fewer rounds, or use Availability.recorded(..., repeat=True)"
                 )
             return np.asarray(values[(rounds - 1) % length])
 
-        return share, draw, (values, self.repeat, source)
+        return share, draw, (values, repeat, source)
+
+    return bind
 
 
-@dataclass(frozen=True, eq=False)
-class Bursts:
-    p: float
-    period: int
-    groups: Labels | None
-
-    def bind(self, sites: Sequence[Hashable], seed: int) -> tuple[Array, Draw, tuple[object, ...]]:
-        period = self.period
+def _bursts(p: float, period: int, groups: Labels | None) -> Pattern:
+    def bind(sites: Sequence[Hashable], seed: int) -> Bound:
         if not isinstance(period, int | np.integer) or period < 1:
             raise ParameterError(f"period must be a whole number of at least 1, got {period!r}")
-        length = round(float(_per_site(self.p, sites)[0]) * period)
+        length = round(float(_per_site(p, sites)[0]) * period)
         if length < 1:
-            raise ParameterError(f"p={self.p!r} of a period of {period} is less than one round; raise either")
-        labels = [k % 2 for k in range(len(sites))] if self.groups is None else _labels(self.groups, sites, "groups")
+            raise ParameterError(f"p={p!r} of a period of {period} is less than one round; raise either")
+        labels = [k % 2 for k in range(len(sites))] if groups is None else _labels(groups, sites, "groups")
         number: dict[Hashable, int] = {}
         shift = np.array([number.setdefault(label, len(number)) for label in labels]) * length
 
@@ -272,6 +256,8 @@ class Bursts:
             return np.asarray((rounds[:, None] - 1 - shift) % period < length, dtype=np.bool_)
 
         return np.full(len(sites), length / period), draw, (shift, length, int(period))
+
+    return bind
 
 
 def _per_site(p: PerSite, sites: Sequence[Hashable]) -> Array:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -66,27 +66,6 @@ class SiteRows:
         """Return how many numbers SAGA remembers of a row: its slopes, or its whole score where there are none."""
         kinds = {id(loss): loss for loss in self.losses}.values()
         return max(loss.compact_width(self.ridge.size) for loss in kinds)
-
-
-class _Batch(NamedTuple):
-    """``X (B, b, q)``, ``y (B, b)``, ``offset (B, b)`` of B sites with one loss."""
-
-    loss: Loss
-    X: Array
-    y: AnyArray | None
-    offset: Array | None
-
-    def per_row(self, theta: Array) -> Array:
-        """Return what tells each row's gradient at ``theta (B, p)``, as the table of SAGA remembers it."""
-        return self.loss.compact_scores(theta, self.X, self.y, self.offset)
-
-    def mean(self, per_row: Array) -> Array:
-        """Return the mean gradient ``(B, p)`` of rows given by `per_row`."""
-        return self.loss.mean_of_compact(per_row, self.X)
-
-    def gradient(self, theta: Array) -> Array:
-        """Return the mean gradient ``(B, p)`` at ``theta (B, p)``."""
-        return self.loss.batch_gradients(theta, self.X, self.y, self.offset)
 
 
 class Gradients:
@@ -174,19 +153,20 @@ class Gradients:
                 out[live] = self._estimate(group, group.numbers(t, available), live, theta[live])
         for u, stream in self.streams.items():
             if available is None or available[u]:
-                batch = _Batch(self.rows.losses[u], *stream.batch(int(self.rows.batch[u]), t).arrays)
-                out[u] = batch.gradient(theta[u : u + 1])[0]
+                batch = stream.batch(int(self.rows.batch[u]), t).arrays
+                out[u] = self.rows.losses[u].batch_gradients(theta[u : u + 1], *batch)[0]
         return out + theta * self.rows.ridge * present[:, None]
 
     def _estimate(self, group: _Group, numbers: Index, live: Index, theta: Array) -> Array:
-        batch = group.batch(numbers)
+        batch, loss = group.batch(numbers), group.loss
         if self.kind == "plain":
-            return batch.gradient(theta)
+            return loss.batch_gradients(theta, *batch)
         if self.kind == "svrg":
-            return batch.gradient(theta) - batch.gradient(self.anchor_theta[live]) + self.anchor_gradient[live]
-        new = batch.per_row(theta)
+            change = loss.batch_gradients(theta, *batch) - loss.batch_gradients(self.anchor_theta[live], *batch)
+            return change + self.anchor_gradient[live]
+        new = loss.compact_scores(theta, *batch)
         width = new.shape[2]
-        change = batch.mean(new - self.table[numbers, :width])
+        change = loss.mean_of_compact(new - self.table[numbers, :width], batch[0])
         estimate = change + self.anchor_gradient[live]
         self.table[numbers, :width] = new
         share = self.rows.batch[live] / self.rows.counts[live]
@@ -205,7 +185,7 @@ class Gradients:
             for n in np.unique(counts):
                 members = waiting[counts == n]
                 numbers = self.rows.starts[members][:, None] + np.arange(n)
-                self.anchor_gradient[members] = group.batch(numbers).gradient(theta[members])
+                self.anchor_gradient[members] = group.loss.batch_gradients(theta[members], *group.batch(numbers))
 
 
 def no_memory(theta: Array) -> Memory:
@@ -219,7 +199,7 @@ class _Group:
 
     def __init__(self, rows: SiteRows, members: Index, seed: int) -> None:
         self.rows, self.members, self.seed = rows, members, seed
-        self.loss = rows.losses[members[0]]
+        self.loss: Loss = rows.losses[int(members[0])]
         self.size = int(rows.batch[members[0]])
         self._ahead = max(1, min(512, _DRAW_AHEAD // (self.size * members.size)))
         self._first, self._drawn = -1, np.empty((0, 0, 0), dtype=np.int64)
@@ -235,14 +215,11 @@ class _Group:
         numbers = self._drawn[t - first]
         return np.asarray(numbers if available is None else numbers[available[self.members]])
 
-    def batch(self, numbers: Index) -> _Batch:
-        y, offset = self.rows.data.y, self.rows.data.offset
-        return _Batch(
-            self.loss,
-            self.rows.data.X.take(numbers, axis=0),
-            None if y is None else y.take(numbers, axis=0),
-            None if offset is None else offset.take(numbers, axis=0),
-        )
+    def batch(self, numbers: Index) -> tuple[Array, AnyArray | None, Array | None]:
+        """Return ``X (B, b, q)``, ``y (B, b)`` and ``offset (B, b)`` of rows ``(B, b)``."""
+        X, y, offset = (None if part is None else part.take(numbers, axis=0) for part in self.rows.data.arrays)
+        assert X is not None
+        return X, y, offset
 
 
 class SampleStream:

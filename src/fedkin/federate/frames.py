@@ -27,7 +27,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from enum import IntEnum
 from functools import cached_property
-from typing import Any, Literal, NamedTuple, NoReturn
+from typing import Any, Literal, NoReturn
 
 import numpy as np
 
@@ -65,15 +65,6 @@ class Kind(IntEnum):
 
 class MessageError(FedkinError, ValueError):
     """A message that is not what the receiver expects; the text says how it differs."""
-
-
-class Message(NamedTuple):
-    """A message that passed every check; ``values (length,)`` are always float64 here."""
-
-    kind: Kind
-    sender: int
-    round: int
-    values: Array
 
 
 @dataclass(frozen=True)
@@ -125,8 +116,8 @@ def encode(run: bytes, kind: Kind, sender: int, round: int, values: Array, wire:
     >>> frame = encode(b"run-0001", Kind.THETA, 3, 17, np.array([0.5, -2.0]))
     >>> len(frame)
     44
-    >>> decode(frame, Expected(b"run-0001", Kind.THETA, 3, 2, first=17, last=18)).values
-    array([ 0.5, -2. ])
+    >>> decode(frame, Expected(b"run-0001", Kind.THETA, 3, 2, first=17, last=18))
+    (17, array([ 0.5, -2. ]))
     """
     code = _WIRES.index(wire)
     numbers = values.astype(_FORMATS[code]).tobytes()
@@ -134,18 +125,13 @@ def encode(run: bytes, kind: Kind, sender: int, round: int, values: Array, wire:
     return head + _U32.pack(zlib.crc32(numbers, zlib.crc32(head))) + numbers
 
 
-def decode(frame: bytes, expected: Expected) -> Message:
-    """The message in ``frame``, if it is the expected one.
+def decode(frame: bytes, expected: Expected, first: int | None = None, last: int | None = None) -> tuple[int, Array]:
+    """Return round and numbers of a message, if it is the expected one, of the rounds from ``first`` to ``last``.
 
     Raises `MessageError`, naming the first thing that differs. Header and checksum are compared before numbers are
     allocated.
     """
-    round, values = read(frame, expected, expected.first, expected.last)
-    return Message(expected.kind, expected.sender, round, values)
-
-
-def read(frame: bytes, expected: Expected, first: int, last: int) -> tuple[int, Array]:
-    """Round and numbers of a message, as `decode`."""
+    first, last = expected.first if first is None else first, expected.last if last is None else last
     if len(frame) != expected.size:
         _say_what_differs(frame, expected)
     start, round, length, checksum = _PARTS.unpack_from(frame)

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from fedkin._base import Array
 from fedkin.admm import Share
 from fedkin.errors import FedkinError, ParameterError
-from fedkin.federate.frames import Expected, Kind, MessageError, OutsideWindow, read
+from fedkin.federate.frames import Expected, Kind, MessageError, OutsideWindow, decode
 from fedkin.federate.journal import Journal
 
 Slot = tuple[Kind, int]
@@ -189,7 +189,7 @@ class Inbox:
         kind, sender = slot
         first, last = self._windows.get(kind) or (expected.first, expected.last)
         try:
-            round, values = read(frame, expected, first, last)
+            round, values = decode(frame, expected, first, last)
         except MessageError as refusal:
             self._refuse(expected, first, refusal)
             return False

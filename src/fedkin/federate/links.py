@@ -477,7 +477,7 @@ class ReplicatedLink(_Attended):
             t = self.done + 1
             try:
                 frame = Expected(plan.run_bytes, Kind.PRESENT, plan.here, length, t, t)
-                values = decode(text[k : k + size], frame).values
+                _, values = decode(text[k : k + size], frame)
             except MessageError:
                 continue  # older than the checkpoint, or half a record: that round was never announced
             thetas = dict(zip(self.members, values[m:].reshape(-1, p), strict=True))
