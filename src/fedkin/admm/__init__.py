@@ -2,20 +2,28 @@
 
 `plan_run` (or `fedkin.federate`, of a contract) makes a `RunPlan`; a `Shard` of it does the arithmetic;
 `run_rounds(shard, link, config, store)` is the loop of rounds, in one process as between machines. `fed_admm` is all
-of that for one process, with compiled rounds that agree to rounding.
+of that for one process, with compiled rounds that agree to rounding. It is imported on first use: the process of a
+site needs neither solvers nor a compiler.
 """
 
 from __future__ import annotations
 
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
 from fedkin.admm.availability import Availability, StandIns
-from fedkin.admm.baselines import subgradient_descent
 from fedkin.admm.gradients import GradientKind, Gradients, SiteRows
 from fedkin.admm.plan import Average, RunPlan, StepRule, plan_run, site_rows
 from fedkin.admm.rounds import DirectLink, Link, LocalShards, RoundConfig, Wire, run_rounds
-from fedkin.admm.run import Progress, fed_admm
 from fedkin.admm.sampling import site_keys
 from fedkin.admm.shard import MOST_PARAMS, Shard, ShardState, Share, ShareTaker, is_shared, together
 from fedkin.admm.store import Saved, Sent, Store
+
+if TYPE_CHECKING:
+    from fedkin.admm.baselines import subgradient_descent
+    from fedkin.admm.run import Progress, fed_admm
+
+_LATER = {"Progress": "run", "fed_admm": "run", "subgradient_descent": "baselines"}
 
 __all__ = [
     "MOST_PARAMS",
@@ -49,3 +57,9 @@ __all__ = [
     "subgradient_descent",
     "together",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _LATER:
+        raise AttributeError(f"module 'fedkin.admm' has no attribute {name!r}")
+    return getattr(import_module(f"fedkin.admm.{_LATER[name]}"), name)

@@ -24,9 +24,9 @@ from fedkin.admm.plan import Average, BatchSize, RunPlan, StepRule, plan_run
 from fedkin.admm.rounds import LocalShards, hosts_of
 from fedkin.admm.shard import ShardState, edge_update
 from fedkin.admm.store import Store
-from fedkin.core import FusedObjective, Problem, Solution, Status
+from fedkin.core import SCALE_FLOOR, FusedObjective, Problem, Solution, Status
 from fedkin.errors import ConvergenceWarning, ModelFileError, ParameterError, SolverError, argument
-from fedkin.solvers import SCALE_FLOOR, MinimizerBall, fused_parameters
+from fedkin.solvers import MinimizerBall, fused_parameters
 
 Backend = Literal["auto", "numpy", "numba"]
 

@@ -25,9 +25,8 @@ from scipy import sparse
 from fedkin._base import Array, Index, Mask
 from fedkin.admm.gradients import Gradients, SampleStream, no_memory
 from fedkin.admm.plan import Average, RunPlan
-from fedkin.core import Penalty, build_terms, make_penalty
+from fedkin.core import SCALE_FLOOR, Penalty, build_terms, make_penalty
 from fedkin.data import Federation
-from fedkin.solvers import SCALE_FLOOR
 
 #: Weight of round t in the tail average grows like t ** TAIL_POWER.
 TAIL_POWER = 3.0

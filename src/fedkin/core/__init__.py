@@ -27,7 +27,7 @@ from fedkin.core.parquet import (
     table_size,
 )
 from fedkin.core.penalties import L1, Penalty, make_penalty
-from fedkin.core.problem import FusedObjective, Problem, Solution, Status
+from fedkin.core.problem import SCALE_FLOOR, FusedObjective, Problem, Solution, Status
 from fedkin.core.quadratics import Quadratics, RowData, SiteData, assign_folds
 from fedkin.core.rows import LossLike, RowBatch, RowTerms, build_terms, resolve_losses, unit_weights
 from fedkin.core.selection import FAMILY_WISE, EdgeSelection, Method, bonferroni, select_edges, wald_tests
@@ -48,7 +48,7 @@ from fedkin.core.summary import (
 from fedkin.core.terms import LossTerms, MixedTerms, QuadraticTerms, SiteTerms, ball_gap, summed_terms
 
 __all__ = [
-    "FAMILY_WISE", "L1", "RANK_TOLERANCE", "Budget", "Columns", "Curvature", "EdgeSelection", "FileRows",
+    "FAMILY_WISE", "L1", "RANK_TOLERANCE", "SCALE_FLOOR", "Budget", "Columns", "Curvature", "EdgeSelection", "FileRows",
     "FusedObjective", "LocalFit", "LossLike", "LossTerms", "Message", "Method", "MixedTerms", "OwnEstimate", "Penalty",
     "Privacy", "Problem", "QuadraticTerms", "Quadratics", "Query", "RowBatch", "RowData", "RowTerms", "RunningSums",
     "SiteData", "SiteTerms", "Solution", "Status", "Streamed", "Summaries", "Summary", "Variance", "assign_folds",

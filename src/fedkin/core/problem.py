@@ -26,6 +26,10 @@ from fedkin.losses import Loss, make_loss
 Status = Literal["converged", "iteration_limit", "interrupted"]
 
 
+#: The relative gap is never relative to less than this share of the objective at theta = 0.
+SCALE_FLOOR = 1e-6
+
+
 class Rerouting:
     """How pulls at singular sites go to their regular neighbours; one that has none keeps its pull.
 

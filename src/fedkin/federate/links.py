@@ -505,4 +505,3 @@ def make_link(end: Endpoint, shard: Shard, record: Path | None = None) -> BaseLi
     if plan.placement == "central":
         return CentralLink(end, shard) if plan.is_centre else WorkerLink(end, shard)
     return NeighbourLink(end, shard)
-

@@ -70,9 +70,7 @@ class Supervisor:
     def start(self) -> None:
         """Start every site that is here; raises `DataError` when one runs already."""
         check_idle(self.places)
-        self.children = [
-            Child(place, restarts_before=read_status(place).restarts) for place in self.places
-        ]
+        self.children = [Child(place, restarts_before=read_status(place).restarts) for place in self.places]
         for child in self.children:
             self._start(child)
 

@@ -16,14 +16,13 @@ from fedkin.solvers.crossvalidation import (
     mean_and_error,
 )
 from fedkin.solvers.debias import Debias, solve_debiased
-from fedkin.solvers.exact import SCALE_FLOOR, solve, solve_fused
+from fedkin.solvers.exact import solve, solve_fused
 from fedkin.solvers.fusing import MinimizerBall, fused_parameters
 from fedkin.solvers.kernels import load_kernels
 from fedkin.solvers.path import lam_grid, lam_max, lam_path
 from fedkin.solvers.profiled import ProfiledProblem, minimised_out
 
 __all__ = [
-    "SCALE_FLOOR",
     "Crew",
     "Debias",
     "LamChoice",

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from fedkin._base import Array, check_positive, check_whole
-from fedkin.core import FusedObjective, Problem, QuadraticTerms, SiteTerms, Solution, Status
+from fedkin.core import SCALE_FLOOR, FusedObjective, Problem, QuadraticTerms, SiteTerms, Solution, Status
 from fedkin.errors import ConvergenceWarning, ParameterError
 from fedkin.solvers.compiled import Backend, CompiledIteration, Resolved, resolve_backend
 from fedkin.solvers.fusing import MinimizerBall, far_from_fused, fused_components, fused_parameters
@@ -38,8 +38,6 @@ from fedkin.solvers.pdhg import (
     initial_rho,
 )
 
-#: The relative gap is never relative to less than this share of the objective at theta = 0.
-SCALE_FLOOR = 1e-6
 #: A loss that has come down to this share of what it was at theta = 0 may be unbounded below.
 VANISHED = 1e-10
 #: Share of the decrease promised by the quadratic models that a step must keep.
