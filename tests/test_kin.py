@@ -19,7 +19,6 @@ from fedkin.data import Rows
 from fedkin.datasets import paper_design
 from fedkin.errors import DataError, GraphError, ParameterError, UnknownSiteError
 from fedkin.kin import Pairs, display_groups, find
-from fedkin.kin.chains import Sampling
 from fedkin.kin.display import agreement, between_probability, inside_probabilities, resolved
 from fedkin.kin.partitions import capacity, log_partitions
 from fedkin.kin.sources import Source
@@ -144,15 +143,6 @@ def test_graph_used_inverted_ignored():
     assert find_kin(made.federation, noise).graph_use == "ignored"
 
 
-def test_plain_groups_of_many_sites():
-    made = design(V=900)
-    kin = find_kin(made.federation)
-    assert kin.resolved
-    assert kin.groups.tolist() == made.labels.tolist()
-    assert int(np.argmax(kin.n_groups)) == 3
-    assert kin.probability[made.labels[:, None] == made.labels].mean() > 0.97
-
-
 def test_edges_count_by_their_weight():
     made = design(signal=0.35)
     i, j = np.tril_indices(30, -1)
@@ -200,15 +190,6 @@ def test_order_of_sites_does_not_matter(clear):
     )
 
 
-def test_seeds(clear):
-    made, kin = clear
-    again = find_kin(made.federation, made.graph)
-    assert np.array_equal(again.theta, kin.theta)
-    other = find_kin(made.federation, made.graph, seed=1)
-    assert not np.array_equal(other.theta, kin.theta)
-    assert other.theta == pytest.approx(kin.theta, abs=0.02)
-
-
 def test_units_do_not_matter(clear):
     made, kin = clear
     scale = np.array([1e-3, 1.0, 50.0, 1.0, 7.0])
@@ -251,16 +232,6 @@ def test_custom_losses(make):
     kin = find_kin(fed, loss=make())
     pooled = fedkin.oracle_fit(fed, [u % 2 for u in range(8)], make())
     assert np.abs(kin.theta - pooled).max() < 0.3
-
-
-def test_logistic_two_rounds_of_summaries():
-    made = design(signal=3.0, n=150, groups=2, V=16, p=3, loss="logistic")
-    rows = find_kin(made.federation, loss="logistic")
-    first = find_kin(summarise(made.federation, "logistic"))
-    second = find_kin(summarise(made.federation, "logistic", at=first.theta))
-    assert rows.groups.tolist() == made.labels.tolist()
-    assert second.groups.tolist() == made.labels.tolist()
-    assert np.abs(second.theta - rows.theta).max() < 0.5 * np.abs(first.theta - rows.theta).max() + 0.02
 
 
 def test_sites_of_one_class_and_separable_sites_are_harmless():
@@ -327,22 +298,6 @@ def test_collinear_constant_and_single_rows():
 # --- what can be asked ----------------------------------------------------------------------------------------
 
 
-def test_intervals(clear):
-    made, kin = clear
-    narrow, wide = kin.confint(0.5), kin.confint(0.99)
-    assert (narrow[:, :, 0] > wide[:, :, 0]).all()
-    own = kin.confint(0.95, "site")
-    local = fedkin.local_fit(made.federation)
-    middle = own.mean(axis=2)
-    assert middle == pytest.approx(local.theta, abs=1e-6)
-    inside = ((own[:, :, 0] < made.theta_star) & (made.theta_star < own[:, :, 1])).mean()
-    assert 0.88 < inside < 0.99
-    with pytest.raises(ParameterError, match="level must lie between 0 and 1"):
-        kin.confint(95)
-    with pytest.raises(ParameterError, match="kind must be one of"):
-        kin.confint(kind="both")
-
-
 def test_graphs_for_the_fused_estimator(clear):
     made, kin = clear
     groups = kin.graph("groups")
@@ -375,15 +330,6 @@ def test_new_sites():
         kin.join(Rows(rows.X[:, :2], rows.y))
     with pytest.raises(DataError, match="Rows, a Summary or nothing"):
         kin.join([1.0])
-
-
-def test_a_stranger_is_nobodys_kin(clear):
-    _, kin = clear
-    rng = np.random.default_rng(0)
-    X = rng.normal(size=(200, 5))
-    stranger = kin.join(Rows(X, X @ np.array([5.0, -5, 5, -5, 5]) + rng.normal(size=200)))
-    assert stranger.probability.max() < 0.05
-    assert stranger.theta == pytest.approx([5, -5, 5, -5, 5], abs=0.5)
 
 
 def test_join_from_logistic_rows():
@@ -533,20 +479,6 @@ def test_covariates_help_and_ones_about_something_else_do_not_hurt():
     assert region.groups.tolist() == made.labels.tolist()
 
 
-def test_covariates_that_cannot_be_read():
-    made = design(V=6, groups=2)
-    with pytest.raises(DataError, match="no covariates of site 5"):
-        find_kin(made.federation, covariates=dict.fromkeys(range(5), 1.0))
-    with pytest.raises(DataError, match="5 rows, and there are 6 sites"):
-        find_kin(made.federation, covariates=np.ones((5, 2)))
-    with pytest.raises(DataError, match="covariate 1 of site 2 is missing"):
-        find_kin(made.federation, covariates=[1, 2, np.nan, 4, 5, 6])
-    with pytest.raises(DataError, match="the same for all sites"):
-        find_kin(made.federation, covariates=np.ones(6))
-    with pytest.raises(ParameterError, match="not both"):
-        find_kin(made.federation, made.graph, covariates=np.arange(6))
-
-
 def test_nothing_is_warned_about():
     made = design(V=8, groups=2)
     with warnings.catch_warnings():
@@ -579,13 +511,6 @@ def test_long_chains_run_where_an_expansion_is_not_taken(monkeypatch):
     kin = find_kin(Federation(rows), loss="logistic")
     assert refused == [True, False]
     assert kin.diagnostics.draws >= 70
-
-
-def test_some_hundred_sites_are_sampled_longer_where_chains_disagree():
-    """There is no jump at 300 sites: few coefficients cost little. Many sites and coefficients are sampled once."""
-    assert Sampling.for_sites(300, None, 3).again(300, 3).keep == 60
-    assert Sampling.for_sites(5000, None, 3).again(5000, 20) is None
-    assert Sampling.for_sites(300, 30, 3).again(300, 3) is None  # whoever asks for so many sweeps gets them
 
 
 @pytest.mark.realdata

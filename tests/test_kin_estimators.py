@@ -87,24 +87,3 @@ def test_classes_of_any_kind(labels):
         KinClassifier(loss="linear").fit(X, y, site=site)
     with pytest.raises(ParameterError, match="use it with KinClassifier"):
         KinRegressor(loss="logistic").fit(X, y == labels[1], site=site)
-
-
-def test_models_are_saved_and_loaded(tmp_path):
-    _, X, y, site = rows("logistic", ["no", "yes"])
-    model = KinClassifier().fit(X, y, site=site)
-    model.model_.save(tmp_path / "model")
-    loaded = fedkin.load(tmp_path / "model")
-    assert np.array_equal(loaded.predict_proba(X, site), model.predict_proba(X, site=site))
-    assert loaded.groups.tolist() == model.groups_.tolist()
-    assert loaded.options["method"] == "kin"
-
-
-def test_three_classes_and_unresolved_sites():
-    rng = np.random.default_rng(0)
-    X, site = rng.normal(size=(300, 2)), np.repeat(np.arange(6), 50)
-    y = np.digitize(X[:, 0] + 0.5 * rng.logistic(size=300), [-0.5, 0.5])
-    model = KinClassifier().fit(X, y, site=site)
-    assert model.coef_.shape == (6, 2, 2)
-    assert model.score(X, y, site=site) > 0.6
-    if not model.kin_.resolved:
-        assert model.groups_.tolist() == list(range(6))

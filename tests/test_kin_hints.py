@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import json
 
 import numpy as np
 import pandas as pd
@@ -79,16 +78,6 @@ def test_a_pandas_table_is_read_by_its_index(made):
         covariate_graph(pd.concat([table, table.loc[["site 3"]]]), NAMES)
 
 
-def test_a_column_that_tells_nothing_is_left_out():
-    rows = {u: {"region": "ab"[u % 2], "country": "x", "name": f"n{u}", "beds": 5} for u in range(6)}
-    assert set(covariate_graph(rows, range(6)).weights.tolist()) == {1.0}
-    for name in ("country", "name", "beds"):
-        with pytest.raises(DataError, match="cannot tell who is alike"):
-            covariate_graph({u: row[name] for u, row in rows.items()}, range(6))
-    with pytest.raises(DataError, match="give every site the same ones"):
-        covariate_graph({0: {"a": 1.0}, 1: {"b": 1.0}}, range(2))
-
-
 @pytest.mark.parametrize("way", ["estimator", "rows", "summaries", "later rows"])
 def test_covariates_help_in_every_face(made, way):
     design, X, y, site, known = made
@@ -154,20 +143,6 @@ def table_of_sites(place, known, *, changed=None):
 FIT = ["fit", "rows.csv", "--site", "hospital", "--target", "days", "--covariates", "sites.csv"]
 
 
-def test_the_command_line_reads_a_table_of_sites(run, made, tmp_path):
-    _, _, _, _, known = made
-    table_of_rows(tmp_path, made)
-    table_of_sites(tmp_path, known, changed=lambda lines: [*lines[::-1], ["nowhere", "a", 1.0]])
-    told = run(*FIT, "--test-size", "0")
-    assert "region, size: used: sites that are near in them are alike" in told
-    assert "region, size: used" in run("inspect", "fedkin-model")
-    document = json.loads(run("inspect", "fedkin-model", "--json"))
-    assert document["kin"]["covariates"] == document["options"]["covariates"] == ["region", "size"]
-    assert document["kin"]["graph_use"] == "used"
-    assert fedkin.load(tmp_path / "fedkin-model").kin.graph_use == "used"
-    assert "covariates" in json.loads(run(*FIT, "--test-size", "0", "--json", "--out", "other"))
-
-
 def test_what_is_wrong_with_a_table_of_sites_is_said(run, made, tmp_path):
     _, _, _, _, known = made
     table_of_rows(tmp_path, made)
@@ -209,20 +184,6 @@ def test_groups_to_start_from_are_a_start_and_no_data():
     bad = find_kin(made.federation, start=np.arange(20) % 4)
     assert bad.groups.tolist() == bare.groups.tolist() == made.labels.tolist()
     assert bad.theta == pytest.approx(bare.theta, abs=0.02)
-
-
-def test_kept_edges_are_a_start():
-    made = paper_design(n_sites=20, n_samples=40, n_features=5, n_clusters=3, signal=1.0, seed=0)
-    kept = fedkin.select_edges(made.federation, fedkin.Graph.complete(made.federation.sites)).graph
-    found = find_kin(made.federation, start=kept, chains=8)
-    assert "given" in found.diagnostics.starts
-    # one stray edge joins two groups into one component: neighbours still tell them apart
-    ends = [tuple(edge) for edge in made.graph.edges.tolist()]
-    stray = fedkin.Graph(range(20), [*((i, j) for i, j in ends if made.labels[i] == made.labels[j]), (0, 7), (8, 19)])
-    assert stray.n_components == 1
-    joined = find_kin(made.federation, start=stray, chains=8)
-    assert "given" in joined.diagnostics.starts
-    assert joined.groups.tolist() == made.labels.tolist()
 
 
 def test_starts_that_cannot_be_read():

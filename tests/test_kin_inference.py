@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -11,7 +10,6 @@ import pytest
 from scipy.stats import norm, poisson
 
 from fedkin import Federation, find_kin
-from fedkin.cli import main
 from fedkin.core import site_summary
 from fedkin.data import Column, Rows, Schema
 from fedkin.datasets import paper_design
@@ -203,15 +201,6 @@ def test_covariances_are_of_sites_that_differ_or_of_one_model_for_all():
     assert alike.covariance == pytest.approx(1e-3 * np.eye(p) + outer(score.mean(axis=0) / 50 - alike.theta))
 
 
-def test_a_contrast_of_one_site_is_its_estimate(clear):
-    _, model = clear
-    kin = model.kin
-    alone = np.stack([combined_covariance(kin.learned, np.array([u]), np.ones(1)) for u in range(12)])
-    ratio = np.einsum("ujj->uj", alone) / np.einsum("ujj->uj", kin.covariance)
-    assert 0.7 < ratio.min() <= ratio.max() < 1.4  # from the states that were kept instead of all sweeps
-    assert kin.contrast(3).covariance == pytest.approx(kin.covariance[3])
-
-
 def test_differences_of_sites_and_groups(clear):
     made, model = clear
     apart, alike = model.contrast(0, 11), model.contrast(0, 1)
@@ -357,74 +346,4 @@ def test_new_sites_come_as_rows_tables_and_summaries():
         model.join(7)
 
 
-def test_new_sites_of_classes():
-    rng = np.random.default_rng(0)
-    X, site = rng.normal(size=(600, 1)), np.repeat(np.arange(6), 100)
-    labels = np.where(3 * X[:, 0] + rng.logistic(size=600) > 0, "yes", "no")
-    model = fit(Federation.from_arrays(X[:500], labels[:500], site[:500]))
-    new = model.join((X[500:], labels[500:])).model
-    assert new.classes == ("no", "yes")
-    assert (new.predict(X[500:]) == labels[500:]).mean() > 0.8
-    with pytest.raises(DataError, match="class 'maybe'"):
-        model.join((X[:2], np.array(["maybe", "no"])))
-
-
 # --- command line ---------------------------------------------------------------------------------------------
-
-
-def write_table(path, fed, sites, target=True):
-    kept = [k for k, u in enumerate(fed.site_index.tolist()) if u in sites]
-    head = ["site", *(["y"] if target else []), *fed.feature_names]
-    lines = [
-        [f"s{fed.site_index[k]}", *([repr(float(fed.y[k]))] if target else []), *map(repr, fed.X[k].tolist())]
-        for k in kept
-    ]
-    path.write_text("\n".join(",".join(line) for line in [head, *lines]) + "\n")
-
-
-def test_commands(tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
-    fed = design(3.0).federation
-    write_table(tmp_path / "sites.csv", fed, range(11))
-    write_table(tmp_path / "new.csv", fed, [0, 11], target=False)
-    write_table(tmp_path / "known.csv", fed, [11])
-    assert main(["fit", "sites.csv", "--site", "site", "--target", "y", "--test-size", "0"]) == 0
-    capsys.readouterr()
-    assert main(["inspect", "fedkin-model", "--site", "S 3"]) == 2
-    error = capsys.readouterr().err
-    assert "the model has no site 'S 3' (did you mean 's3'" in error and "join" not in error
-    assert main(["inspect", "fedkin-model", "--site", "s3"]) == 0
-    assert "Site s3: 40 rows" in capsys.readouterr().out
-    assert main(["inspect", "fedkin-model", "--group", "2", "--own-rows"]) == 0
-    assert "Group 2: mean of" in capsys.readouterr().out
-    assert main(["inspect", "fedkin-model", "--contrast", "s0", "s10"]) == 0
-    assert "s0 minus s10" in capsys.readouterr().out
-    assert main(["inspect", "fedkin-model", "--contrast", "group:1", "group:2", "--level", "0.9", "--json"]) == 0
-    document = json.loads(capsys.readouterr().out)
-    assert document["wald"]["p_value"] < 1e-3
-    assert [row["name"] for row in document["parameters"]] == ["(intercept)", "x0", "x1", "x2"]
-    assert main(["inspect", "fedkin-model", "--group", "9"]) == 2
-    assert "there is no group 9: groups are 1 to 2" in capsys.readouterr().err
-    assert main(["predict", "fedkin-model", "new.csv"]) == 2
-    assert "--new-site predicts it" in capsys.readouterr().err
-    assert main(["predict", "fedkin-model", "new.csv", "--rows", "known.csv"]) == 2
-    assert "add --new-site" in capsys.readouterr().err
-    assert main(["predict", "fedkin-model", "sites.csv", "--new-site", "--rows", "known.csv", "--out", "p.csv"]) == 0
-    said = " ".join(capsys.readouterr().err.split())
-    assert "--new-site makes no difference: all sites of the table were part of the fit" in said
-    assert "--rows of 's11' are not used" in said
-    widths, fits = [], []
-    for more in ([], ["--rows", "known.csv"]):
-        predict = ["predict", "fedkin-model", "new.csv", "--new-site", "--level", "0.95", "--json", *more]
-        assert main(predict) == 0
-        said = capsys.readouterr()
-        assert f"new site s11: a model from {40 if more else 0} labelled rows" in said.err
-        table = json.loads(said.out)
-        assert table["columns"] == ["row", "site", "prediction", "low", "high"]
-        cells = np.array([row[2:] for row in table["predictions"]], dtype=float)
-        new = np.array([row[1] == "s11" for row in table["predictions"]])
-        assert (cells[:, 1] < cells[:, 0]).all()
-        widths.append((cells[new, 2] - cells[new, 1]).mean())
-        fits.append(((cells[new, 0] - fed[11].y) ** 2).mean())
-    assert widths[1] < 0.5 * widths[0]
-    assert fits[1] < fits[0]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from dataclasses import fields, replace
 
 import msgspec.structs
@@ -11,7 +10,6 @@ import numpy as np
 import pytest
 
 import fedkin
-from fedkin.cli import main
 from fedkin.cli.format import model_facts, print_groups
 from fedkin.core import site_answer
 from fedkin.data import Column, Federation, Schema
@@ -94,16 +92,6 @@ def test_a_model_comes_back_to_the_bit(loss, tmp_path):
     loaded.save(tmp_path / "again")
     for name in ("kin.json", "kin.npz", "model.json"):
         assert (tmp_path / "again" / name).read_bytes() == (tmp_path / "model" / name).read_bytes()
-
-
-def test_few_sites_have_nothing_sampled_and_are_saved(tmp_path):
-    made = design(V=3).federation
-    model = fit(made)
-    assert model.kin.diagnostics is None
-    model.save(tmp_path / "model")
-    loaded = fedkin.load(tmp_path / "model").kin
-    assert loaded.learned.states is None
-    assert np.array_equal(loaded.join().theta, model.kin.join().theta)
 
 
 def test_damaged_files_are_refused(fitted, tmp_path):
@@ -205,59 +193,6 @@ def test_parameters_of_classes_are_named_by_label():
 
 
 # --- command line ---------------------------------------------------------------------------------------------
-
-
-def write_table(path, made):
-    fed = made.federation
-    lines = [
-        f"s{u},{y!r}," + ",".join(map(repr, x))
-        for u, y, x in zip(fed.site_index, fed.y.tolist(), fed.X.tolist(), strict=True)
-    ]
-    path.write_text("\n".join(["site,y," + ",".join(fed.feature_names), *lines]) + "\n")
-
-
-def test_fit_and_inspect_in_words(tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
-    write_table(tmp_path / "sites.csv", design())
-    fit = ["fit", "sites.csv", "--site", "site", "--target", "y", "--test-size", "0"]
-    assert main(fit) == 0
-    said = capsys.readouterr().out
-    for words in (
-        "partial pooling with groups (kin)",
-        "2 groups of sites that are alike",
-        "3 chains of 70 sweeps agree",
-    ):
-        assert words in said
-    assert main(["inspect", "fedkin-model"]) == 0
-    said = capsys.readouterr().out
-    for words in ("P(kin)", "population mean", "sd between sites", "not of predictions", "Local", "none was given"):
-        assert words in said
-    assert "held out" not in said
-    assert main(["inspect", "fedkin-model", "--json"]) == 0
-    document = json.loads(capsys.readouterr().out)
-    assert (document["method"], document["gap"]) == ("kin", None)
-    assert document["kin"]["resolved"]
-    assert [len(group["sites"]) for group in document["kin"]["groups"]] == [6, 6]
-    assert all(group["probability"] > 0.7 for group in document["kin"]["groups"])
-    assert main([*fit, "--method", "kin", "--lam", "0.1"]) == 2
-    assert "--lam is for the fused estimator, not for kin" in capsys.readouterr().err
-    assert main([*fit, "--select", "bonferroni", "--json"]) == 0
-    assert json.loads(capsys.readouterr().out)["method"] == "fused"
-
-
-def test_no_groups_in_words(tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
-    write_table(tmp_path / "sites.csv", paper_design(n_sites=8, n_samples=30, n_features=2, n_clusters=1, seed=0))
-    assert main(["fit", "sites.csv", "--site", "site", "--target", "y", "--repeats", "1"]) == 0
-    fitted = capsys.readouterr().out
-    assert "no groups resolved" in fitted
-    assert main(["inspect", "fedkin-model"]) == 0
-    said = capsys.readouterr().out
-    assert "no groups resolved" in said
-    assert "Error on rows that were held out" in said
-    for name in ("Local", "Global", "Fedkin"):  # the same errors
-        pattern = rf"^ *{name} +([\d.e-]+) "
-        assert re.findall(pattern, said, re.MULTILINE) == re.findall(pattern, fitted, re.MULTILINE) != []
 
 
 def test_chains_that_disagree_matter_to_groups_only_where_groups_are_shown(fitted):

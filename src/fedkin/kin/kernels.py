@@ -171,8 +171,9 @@ def _free_group(n, used, old):
 
 
 @kernel
-def _choose(u, z, chance, alone, first, neighbour, weight, n, used, log, new, free, odds, odds_of, edges, rank, lead,
-doubt, same):
+def _choose(
+    u, z, chance, alone, first, neighbour, weight, n, used, log, new, free, odds, odds_of, edges, rank, lead, doubt, same
+):
     """Draw a group for a site by what joining it adds, ``new - log``; return it and what is added to the entropy.
 
     A partition names every group by its member of least ``rank (V,)``, that is ``lead (G,)``. Given the names of all
