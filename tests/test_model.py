@@ -17,7 +17,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.special import expit
 
-import fedkin
 from fedkin import Federation, Graph
 from fedkin.data import Column, Schema
 from fedkin.errors import DataError, FedkinWarning, ModelFileError, ParameterError, UnknownSiteError
@@ -263,20 +262,6 @@ def test_what_a_model_need_not_have_survives_too(tmp_path):
     assert load(tmp_path / "model").comparison is None
 
 
-def test_saving_twice_replaces_the_model(tmp_path):
-    made(seed=0).save(tmp_path / "m")
-    made(seed=1).save(tmp_path / "m")
-    assert_same(load(tmp_path / "m"), made(seed=1))
-    assert held(tmp_path) == ["m"]
-
-
-def test_parents_are_made_and_empty_directories_used(tmp_path):
-    made().save(tmp_path / "some" / "where")
-    (tmp_path / "empty").mkdir()
-    made().save(tmp_path / "empty")
-    assert_same(load(tmp_path / "some" / "where"), load(tmp_path / "empty"))
-
-
 def test_a_link_to_a_model_stays_a_link(tmp_path):
     made(seed=0).save(tmp_path / "real")
     (tmp_path / "latest").symlink_to(tmp_path / "real")
@@ -336,20 +321,6 @@ def test_a_disk_that_fills_up_leaves_the_old_model(tmp_path, monkeypatch):
         made(seed=1).save(tmp_path / "m")
     assert_same(load(tmp_path / "m"), made(seed=0))
     assert held(tmp_path) == ["m"]
-
-
-@pytest.mark.parametrize("name", ["model.json", "coefficients.csv", "edges.csv"])
-def test_every_cut_is_noticed(tmp_path, name):
-    made().save(tmp_path / "m")
-    path = tmp_path / "m" / name
-    whole = path.read_bytes()
-    for kept in range(0, len(whole) - 1, max(1, len(whole) // 60)):
-        path.write_bytes(whole[:kept])
-        with pytest.raises(ModelFileError, match=name):
-            load(tmp_path / "m")
-    path.unlink()
-    with pytest.raises(ModelFileError, match=name):
-        load(tmp_path / "m")
 
 
 @settings(max_examples=60, deadline=None)
@@ -450,10 +421,6 @@ def test_a_known_loss_cannot_be_swapped(tmp_path):
 def test_infinite_gaps_survive(tmp_path):
     replace(made(), fused=FusedFit("l1", 0.1, math.inf)).save(tmp_path / "m")
     assert load(tmp_path / "m").fused.gap == math.inf
-
-
-def test_load_is_a_name_of_the_package():
-    assert fedkin.load is load
 
 
 # --- a schema, and parts ---------------------------------------------------------------------------------------

@@ -7,13 +7,7 @@ import pandas as pd
 import pytest
 import sklearn
 from sklearn.base import clone
-from sklearn.calibration import CalibratedClassifierCV
-from sklearn.compose import ColumnTransformer
-from sklearn.inspection import permutation_importance
-from sklearn.metrics import roc_auc_score
-from sklearn.model_selection import GridSearchCV, cross_val_predict, cross_val_score
-from sklearn.pipeline import Pipeline, make_pipeline
-from sklearn.preprocessing import OneHotEncoder, StandardScaler
+from sklearn.model_selection import cross_val_score
 
 from fedkin import (
     FedADMMClassifier,
@@ -56,47 +50,6 @@ def routing():
 # --- a column of X: nothing else has to know ------------------------------------------------------------------
 
 
-@pytest.mark.exhaustive
-@pytest.mark.parametrize("model", CLASSIFIERS)
-def test_everything_works_with_sites_in_a_column(model):
-    frame, y, site = sites(classes=True)
-    folds = WithinSiteKFold(3, site_column="site")
-    own = with_column(model)
-    scores = cross_val_score(own, frame, y, scoring="roc_auc", cv=folds, error_score="raise")
-    assert scores.min() > 0.75
-    expected = []
-    for train, test in folds.split(frame):
-        fitted = clone(model).fit(frame.iloc[train, :2], y[train], site=site[train])
-        chance = fitted.predict_proba(frame.iloc[test, :2], site=site[test])[:, 1]
-        expected.append(roc_auc_score(y[test], chance))
-    assert scores == pytest.approx(expected, abs=1e-12)
-    assert cross_val_predict(own, frame, y, cv=folds, method="predict_proba").shape == (240, 2)
-    calibrated = CalibratedClassifierCV(own, cv=folds, method="sigmoid").fit(frame, y)
-    assert roc_auc_score(y, calibrated.predict_proba(frame)[:, 1]) > 0.75
-    found = permutation_importance(own.fit(frame, y), frame, y, scoring="roc_auc", n_repeats=2, random_state=0)
-    age, dose, where = found.importances_mean
-    assert age > 0.1 > abs(dose)
-    assert where > 0.05  # whose row it is matters
-
-
-@pytest.mark.parametrize("model", REGRESSORS)
-def test_a_column_transformer_in_front(model):
-    frame, y, site = sites(classes=False)
-    frame["ward"] = np.where(frame["dose"] > 0, "north", "south")
-    prepare = ColumnTransformer(
-        [("numbers", StandardScaler(), ["age", "dose"]), ("words", OneHotEncoder(sparse_output=False), ["ward"])],
-        remainder="passthrough",
-        verbose_feature_names_out=False,
-    ).set_output(transform="pandas")
-    pipe = Pipeline([("prepare", prepare), ("model", with_column(model))])
-    folds = WithinSiteKFold(3, site_column="site")
-    scores = cross_val_score(pipe, frame, y, cv=folds, error_score="raise")
-    assert scores.min() > 0.85
-    search = GridSearchCV(pipe, {"model__fit_intercept": [True, False]}, cv=folds, error_score="raise").fit(frame, y)
-    assert search.predict(frame[:3]).shape == (3,)
-    assert set(pipe.fit(frame, y)["model"].sites_) == set(site)
-
-
 def test_columns_by_number_and_what_is_wrong_with_them():
     frame, y, site = sites(classes=False)
     codes = np.column_stack([frame[["age", "dose"]], np.searchsorted(["a", "b", "c", "d"], site)])
@@ -116,23 +69,6 @@ def test_columns_by_number_and_what_is_wrong_with_them():
 # --- routed as metadata ---------------------------------------------------------------------------------------
 
 
-@pytest.mark.exhaustive
-@pytest.mark.parametrize("model", CLASSIFIERS)
-def test_routed_grid_search_with_scores_of_scikit_learn(routing, model):
-    frame, y, site = sites(classes=True)
-    X = frame[["age", "dose"]]
-    name = type(model).__name__.lower()
-    search = GridSearchCV(
-        make_pipeline(StandardScaler(), clone(model)),
-        {f"{name}__fit_intercept": [True, False]},
-        scoring=SiteScorer("roc_auc"),
-        cv=WithinSiteKFold(3),
-        error_score="raise",
-    ).fit(X, y, site=site, groups=site)
-    assert search.best_score_ > 0.75
-    assert search.best_estimator_.predict(X, site=site).shape == y.shape
-
-
 def test_scores_that_are_not_told_the_site_are_loud(routing):
     frame, y, site = sites(classes=True)
     X = frame[["age", "dose"]]
@@ -144,25 +80,6 @@ def test_scores_that_are_not_told_the_site_are_loud(routing):
 
 
 # --- bound to a model -----------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("model", [CLASSIFIERS[1], REGRESSORS[0]])
-def test_a_model_bound_to_the_sites_of_its_rows(model):
-    frame, y, site = sites(classes=hasattr(model, "predict_proba"))
-    X = frame[["age", "dose"]]
-    fitted = clone(model).fit(X, y, site=site)
-    bound = fitted.at(site)
-    assert np.array_equal(bound.predict(X), fitted.predict(X, site=site))
-    assert bound.score(X, y) == fitted.score(X, y, site=site)
-    scoring = "roc_auc" if hasattr(model, "predict_proba") else "r2"
-    found = permutation_importance(bound, X, y, scoring=scoring, n_repeats=2, random_state=0).importances_mean
-    assert found[0] > 0.2 > abs(found[1])
-    with pytest.raises(DataError, match="bound to 240 rows by site=, but came to see 239"):
-        bound.predict(X[1:])
-    with pytest.raises(DataError, match="cannot be fitted"):
-        bound.fit(X, y)
-    with pytest.raises(DataError, match="4 sites"):
-        permutation_importance(fitted, X, y, n_repeats=1)
 
 
 # --- rows that come later -------------------------------------------------------------------------------------

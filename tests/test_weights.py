@@ -5,7 +5,7 @@ import pytest
 from sklearn.base import clone
 
 import fedkin
-from fedkin import FedADMMClassifier, FedADMMRegressor, KinClassifier, KinRegressor
+from fedkin import FedADMMRegressor
 from fedkin.data import Federation
 from fedkin.errors import DataError, ParameterError
 from fedkin.fitting import FitOptions, fit
@@ -129,35 +129,6 @@ def test_what_takes_no_weights_says_so():
         fedkin.fed_admm(problem, 3)
     with pytest.raises(DataError, match="row 1 has the weight 0: weights are more than 0"):
         Federation.from_arrays([[1.0], [2.0]], None, ["a", "a"], weight=[1, 0])
-
-
-ESTIMATORS = [
-    FedADMMRegressor(lam=0.05, select=None, tol=1e-10),
-    FedADMMRegressor(lam=0.05, select="bonferroni", tol=1e-10),
-    KinRegressor(),
-    KinRegressor(loss="poisson"),
-    FedADMMClassifier(lam=0.05, select="holm", tol=1e-10),
-    KinClassifier(),
-]
-
-
-@pytest.mark.parametrize("estimator", ESTIMATORS, ids=str)
-def test_estimators_take_weights_for_repeated_rows(estimator):
-    loss = "logistic" if hasattr(estimator, "predict_proba") else "poisson" if estimator.loss == "poisson" else "linear"
-    weighted, _, weight = design(loss)
-    X, y, site = weighted.X, weighted.y, weighted.site_index
-    gone = np.arange(len(X)) % 7 == 3  # rows of weight 0 are as good as absent
-    weight = np.where(gone, 0, weight)
-    again = np.repeat(np.arange(len(X)), weight)
-    one = clone(estimator).fit(X, y, site=site, sample_weight=weight)
-    two = clone(estimator).fit(X[again], y[again], site=site[again])
-    assert np.allclose(one.coef_, two.coef_, atol=2e-4 if "Kin" in str(estimator) else 1e-6)
-    half = clone(estimator).fit(X, y, site=site)
-    assert not np.allclose(one.coef_, half.coef_, atol=1e-3)
-    with pytest.raises(ValueError, match="sample_weight has shape"):
-        clone(estimator).fit(X, y, site=site, sample_weight=weight[1:])
-    with pytest.raises(ValueError, match="row 4: the sample_weight is -1, expected a number of at least 0"):
-        clone(estimator).fit(X, y, site=site, sample_weight=np.where(np.arange(len(X)) == 4, -1, weight))
 
 
 def test_weights_are_routed(tmp_path):
