@@ -14,7 +14,7 @@ import numpy as np
 
 from fedkin._base.compiling import kernel
 
-_NONE = (0.0, 0.0, 0.0, 0.0)
+_NONE, _HALF, _ONE = (0.0, 0.0, 0.0, 0.0), (0.5, 0.5, 0.5, 0.5), (1.0, 1.0, 1.0, 1.0)
 
 
 @kernel
@@ -38,15 +38,16 @@ def _times(x, y):
 
 
 @kernel
+def _logs(x):
+    return math.log(x[0]), math.log(x[1]), math.log(x[2]), math.log(x[3])
+
+
+@kernel
 def _entry(sums, g, t, take, site, add):
     """Entry t of the sums of four groups ``g``, plus ``take`` times a site's, plus a number."""
     x = site[t]
-    return (
-        sums[g[0], t] + take[0] * x + add,
-        sums[g[1], t] + take[1] * x + add,
-        sums[g[2], t] + take[2] * x + add,
-        sums[g[3], t] + take[3] * x + add,
-    )
+    a, b, c, d = sums[g[0], t] + add, sums[g[1], t] + add, sums[g[2], t] + add, sums[g[3], t] + add
+    return a + take[0] * x, b + take[1] * x, c + take[2] * x, d + take[3] * x
 
 
 @kernel
@@ -69,7 +70,7 @@ def reduce_four(sums, g, take, site, precision, pull, R):
     and ``U'^-1 e`` as its last column: row i from its diagonal on, so that column j is at ``_row(i, p) + j``.
     """
     p = len(precision)
-    t, half, squares, logs, product = 0, p * (p + 1) // 2, _NONE, _NONE, (1.0, 1.0, 1.0, 1.0)
+    t, half, squares, logs, product = 0, p * (p + 1) // 2, _NONE, _NONE, _ONE
     for k in range(p):
         row = _row(k, p)
         pivot = _entry(sums, g, t, take, site, precision[k])
@@ -85,13 +86,8 @@ def reduce_four(sums, g, take, site, precision, pull, R):
         one = 1.0 / precision[k]
         product = _times(product, _times(pivot, (one, one, one, one)))
         if k % 16 == 15 or k == p - 1:  # few logarithms, no overflow
-            logs = (
-                logs[0] + math.log(product[0]),
-                logs[1] + math.log(product[1]),
-                logs[2] + math.log(product[2]),
-                logs[3] + math.log(product[3]),
-            )
-            product = (1.0, 1.0, 1.0, 1.0)
+            logs = _minus(logs, _ONE, _logs(product))
+            product = _ONE
         e = _times(e, scale)
         squares = _minus(squares, e, e)
         _store(R, row + k, scale)
@@ -119,12 +115,7 @@ def reduce_four(sums, g, take, site, precision, pull, R):
             _store(R, row + j + 1, _times(b, scale))
             t += 2
             j += 2
-    return (
-        -0.5 * (squares[0] + logs[0]),
-        -0.5 * (squares[1] + logs[1]),
-        -0.5 * (squares[2] + logs[2]),
-        -0.5 * (squares[3] + logs[3]),
-    )
+    return _times(_minus(logs, _ONE, squares), _HALF)
 
 
 @kernel
@@ -172,8 +163,9 @@ def _free_group(n, used, old):
 
 @kernel
 def _choose(
-    u, z, chance, alone, first, neighbour, weight, n, used, log, new, free, odds, odds_of, edges, rank, lead, doubt, same
-):
+    u, z, chance, alone, first, neighbour, weight, n, used, log, new, free, odds, odds_of, edges, rank, lead, doubt,
+    same,
+):  # fmt: skip
     """Draw a group for a site by what joining it adds, ``new - log``; return it and what is added to the entropy.
 
     A partition names every group by its member of least ``rank (V,)``, that is ``lead (G,)``. Given the names of all
@@ -278,12 +270,8 @@ def sweep(
                 many += 1
         for k in range(0, many, 4):
             g = _four(live, k, many)
-            take = (
-                -1.0 if g[0] == old else 1.0,
-                -1.0 if g[1] == old else 1.0,
-                -1.0 if g[2] == old else 1.0,
-                -1.0 if g[3] == old else 1.0,
-            )
+            a, b, c, d = g[0] == old, g[1] == old, g[2] == old, g[3] == old
+            take = (1.0 - 2.0 * a, 1.0 - 2.0 * b, 1.0 - 2.0 * c, 1.0 - 2.0 * d)
             new[g[0]], new[g[1]], new[g[2]], new[g[3]] = reduce_four(sums, g, take, sites[u], precision, pull, R)
         if n[old] > 0:  # what it is with the site is known
             log[old], new[old] = new[old], before
