@@ -272,3 +272,14 @@ def test_linear_algebra_stays_in_one_thread_for_a_while():
         with one_blas_thread():
             assert threads() == {1}
         assert threads() == before
+
+
+def test_kernels_are_compiled_for_the_types_that_solves_use() -> None:
+    kernels.load_kernels()
+    names = ("run", "edge_moves", "add_balance", "invert", "node_gap", "edge_gap", "fuse", "pool")
+    before = {name: len(getattr(kernels, name).signatures) for name in names}
+    solve_fused(gram_objective("l2", sparse=True), 1e-4, backend="numba")
+    solve_fused(mean_objective("l1", 2), 1e-4, backend="numba")
+    rows = fedkin.Federation({u: np.full((2, 1), float(u % 3)) for u in range(110)})
+    fedkin.solve(Problem(rows, Graph.complete(range(110)), "mean", lam=1e-5), backend="numba")
+    assert {name: len(getattr(kernels, name).signatures) for name in names} == before
