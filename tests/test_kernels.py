@@ -10,8 +10,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+import fedkin
 from fedkin._base import available_threads, compiling, listening, one_blas_thread
-from fedkin.core import L1, FusedObjective, QuadraticTerms, make_penalty
+from fedkin.core import L1, FusedObjective, Problem, QuadraticTerms, make_penalty
 from fedkin.errors import ParameterError
 from fedkin.graph import Graph
 from fedkin.solvers import compiled, fused_parameters, kernels, solve_fused

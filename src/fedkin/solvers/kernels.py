@@ -458,6 +458,6 @@ def load_kernels() -> None:
     load(node_gap, 0, 1, sites, matrix, cube)
     load(edge_gap, 0, 1, edges, matrix, matrix)
     load(fuse, 0, 1, edges, matrix, 1.0, matrix, matrix, matrix, matrix)
-    starts, weight = order.copy(), one.copy()  # arrays of a graph are read-only
-    starts.flags.writeable = weight.flags.writeable = False
-    load(pool, starts, weight, one, matrix, order[None], matrix)
+    weight = one.copy()
+    weight.flags.writeable = False  # as weights of cliques are
+    load(pool, order, weight, one, matrix, order[None], matrix)
