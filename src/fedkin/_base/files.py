@@ -23,16 +23,7 @@ _LOCK_SECONDS = 0.4  # another process may just be testing whether it is held
 
 @contextmanager
 def in_file(path: str | os.PathLike[str], kind: type[Exception]) -> Iterator[None]:
-    """Prefix errors of a kind with the file whose content is wrong.
-
-    Examples
-    --------
-    >>> from fedkin.errors import DataError
-    >>> with in_file("rows.csv", DataError):
-    ...     raise DataError("there are no rows")
-    Traceback (most recent call last):
-    fedkin.errors.DataError: rows.csv: there are no rows
-    """
+    """Prefix errors of a kind with the file whose content is wrong."""
     try:
         yield
     except kind as error:
@@ -53,16 +44,6 @@ def replacing(path: str | os.PathLike[str], *, private: bool = False, durable: b
         Whether only the owner may read the file, from its first byte on.
     durable : bool
         Whether file and name are on the disk before this returns, so that they outlive a loss of power.
-
-    Examples
-    --------
-    >>> import pathlib, tempfile
-    >>> with tempfile.TemporaryDirectory() as folder:
-    ...     path = pathlib.Path(folder, "note.txt")
-    ...     with replacing(path) as temporary:
-    ...         _ = temporary.write_text("hello")
-    ...     path.read_text()
-    'hello'
     """
     path = Path(path)
     # the suffix stays: writers of pictures and tables take their format from it

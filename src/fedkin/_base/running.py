@@ -105,12 +105,6 @@ def wait_until(
         Seconds between the first two complaints; it doubles each time.
     sleep : callable
         How to pause, for example ``event.wait``.
-
-    Examples
-    --------
-    >>> looks = iter([False, False, True])
-    >>> wait_until(lambda: next(looks), 5.0, pause=0.001), wait_until(lambda: False, 0.01, pause=0.001)
-    (True, False)
     """
     began = time.monotonic()
     complaint = 0.0

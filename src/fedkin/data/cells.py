@@ -85,13 +85,7 @@ def unwrapped(values: Any) -> Any:
 
 
 def infer_column(cells: Sequence[str]) -> AnyArray:
-    """Return a column of text as numbers, truth values or text.
-
-    Examples
-    --------
-    >>> infer_column(["1", "", "2.5"]), infer_column(["007", "12"])
-    (array([1. , nan, 2.5]), array(['007', '12'], dtype=object))
-    """
+    """Return a column of text as numbers, truth values or text."""
     quick = _quick_numbers(cells)
     if quick is not None:
         return quick
@@ -140,13 +134,7 @@ def _too_large(cell: str) -> bool:
 
 
 def number_of(cell: str) -> float | None:
-    """Return the number that a cell of text stands for, leading zeros allowed; None when it is not a number.
-
-    Examples
-    --------
-    >>> number_of("07"), number_of("1e3"), number_of("1,5")
-    (7.0, 1000.0, None)
-    """
+    """Return the number that a cell of text stands for, leading zeros allowed; None when it is not a number."""
     text = cell.strip()
     return float(text) if _is_number(text) or LEADING_ZERO.fullmatch(text) else None
 
@@ -185,15 +173,7 @@ def parsed_numbers(column: AnyArray) -> Numbers:
 
 
 def looks_like_date(cell: object) -> bool:
-    """Return whether a cell is a day, as an object or as text (2021-03-04, 04.03.2021, 3/4/21, March 4, 2021).
-
-    Examples
-    --------
-    >>> looks_like_date("2021-03-04"), looks_like_date("3/4/21"), looks_like_date("1-2")
-    (True, True, False)
-    >>> looks_like_date("Wed May 21 00:00:00 EDT 2008"), looks_like_date("May"), looks_like_date("may 4 rooms")
-    (True, False, False)
-    """
+    """Return whether a cell is a day, as an object or as text (2021-03-04, 04.03.2021, 3/4/21, March 4, 2021)."""
     if not isinstance(cell, str):
         return isinstance(cell, (date, np.datetime64))
     if _MONTH.search(cell.lower()):
@@ -218,13 +198,7 @@ def _names_a_month(cell: str) -> bool:
 
 
 def level_text(label: object) -> str:
-    """Return a level or cell as text, the same for 1, 1.0 and "1", and for True, "True" and "TRUE".
-
-    Examples
-    --------
-    >>> level_text(1.0), level_text("TRUE"), level_text(" A ")
-    ('1', 'true', 'A')
-    """
+    """Return a level or cell as text, the same for 1, 1.0 and "1", and for True, "True" and "TRUE"."""
     if isinstance(label, (bool, np.bool_)):
         return "true" if label else "false"
     if isinstance(label, (float, np.floating)) and float(label).is_integer():
@@ -393,39 +367,19 @@ def _have_units(counted: Counter[Hashable]) -> bool:
 
 
 def too_many_levels(levels: int, rows: int) -> bool:
-    """Return whether text has so many levels that it is rather a name or an id.
-
-    Examples
-    --------
-    >>> too_many_levels(480, 500), too_many_levels(3, 4), too_many_levels(40, 1000)
-    (True, False, False)
-    """
+    """Return whether text has so many levels that it is rather a name or an id."""
     return levels > MOST_LEVELS or (levels > _FEW_LEVELS and 2 * levels > rows)
 
 
 def is_row_number(name: str, column: AnyArray) -> bool:
-    """Return whether a column is an index that was saved along: without a name of its own, and counting rows.
-
-    Examples
-    --------
-    >>> is_row_number("Unnamed: 0", np.array([0.0, 1.0, 2.0])), is_row_number("", np.array([4.0, 2.0]))
-    (True, False)
-    """
+    """Return whether a column is an index that was saved along: without a name of its own, and counting rows."""
     if not _INDEX_NAMES.fullmatch(name.strip()) or column.dtype.kind != "f" or column.size == 0:
         return False
     return bool(column[0] in (0.0, 1.0) and (np.diff(column) == 1).all())
 
 
 def looks_like_name(name: str, column: AnyArray) -> Literal["id", "code", ""]:
-    """Return whether whole numbers are rather ids of rows, or codes of a few kinds, by their name and values.
-
-    Examples
-    --------
-    >>> looks_like_name("patient_id", np.arange(1000.0, 1060.0)), looks_like_name("dose", np.arange(60.0) // 2)
-    ('id', '')
-    >>> looks_like_name("zip", np.repeat([95608.0, 95610.0, 95815.0], 20))
-    'code'
-    """
+    """Return whether whole numbers are rather ids of rows, or codes of a few kinds, by their name and values."""
     values = column[~np.isnan(column)] if column.dtype.kind == "f" else np.empty(0)
     if values.size < 3 * _ROWS_PER_CODE or (values != np.floor(values)).any():
         return ""

@@ -66,14 +66,7 @@ def site_id(value: object) -> Hashable:
 
 
 def site_ids(values: Iterable[object]) -> list[Hashable]:
-    """Return `site_id` of every value; fast for arrays and for lists of plain ints and strings.
-
-    Examples
-    --------
-    >>> import numpy as np
-    >>> site_ids(np.array([1.0, 2.0]))
-    [1, 2]
-    """
+    """Return `site_id` of every value; fast for arrays and for lists of plain ints and strings."""
     if isinstance(values, range):
         return list(values)
     values = unwrapped(values)

@@ -44,13 +44,7 @@ _ORDINARY = r"^(?:-?(?:0|[1-9][0-9]{0,14})(?:\.[0-9]*)?(?:[eE][+-]?[0-9]+)?)?$"
 
 
 def as_column(values: Iterable[object]) -> AnyArray:
-    """Return one-dimensional values as a column of `Columns`.
-
-    Examples
-    --------
-    >>> as_column([1, None, 3]), as_column(["a", "b"])
-    (array([ 1., nan,  3.]), array(['a', 'b'], dtype=object))
-    """
+    """Return one-dimensional values as a column of `Columns`."""
     if isinstance(values, np.ndarray):
         if values.ndim != 1:
             raise DataError(f"a column must be one-dimensional, got an array of shape {values.shape}")
@@ -359,17 +353,7 @@ def _column_of_text(cells: Any) -> AnyArray:
 
 @dataclass(frozen=True)
 class RowPlaces:
-    """Name rows of files that were read one after the other, ``counts`` of each, by file and line.
-
-    Examples
-    --------
-    >>> import pathlib, tempfile
-    >>> with tempfile.TemporaryDirectory() as folder:
-    ...     path = pathlib.Path(folder, "sites.csv")
-    ...     _ = path.write_text("site,x\\n\\na,1\\nb,2\\n")
-    ...     RowPlaces((path,), (2,))(1)
-    'line 4'
-    """
+    """Name rows of files that were read one after the other, ``counts`` of each, by file and line."""
 
     files: tuple[Path, ...]
     counts: Sequence[int]

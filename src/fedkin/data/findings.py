@@ -42,13 +42,7 @@ _SHOWN = 3
 
 
 def sheet_row(row: int) -> str:
-    """Name a row as a spreadsheet counts it.
-
-    Examples
-    --------
-    >>> sheet_row(0)
-    'row 2'
-    """
+    """Name a row as a spreadsheet counts it."""
     return f"row {row + 2}"
 
 

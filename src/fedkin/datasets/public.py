@@ -68,14 +68,7 @@ class PublicTable:
     generated: bool = False
 
     def held_out(self, number: int) -> Mask:
-        """Return which rows ``(N,)`` split ``number`` holds out: a published split while there are, else one by seed.
-
-        Examples
-        --------
-        >>> from fedkin.datasets import look_alike
-        >>> int(look_alike("landmine").held_out(0).sum())
-        878
-        """
+        """Return which rows ``(N,)`` split ``number`` holds out: a published one while there are, else by seed."""
         if self.splits is not None and number < len(self.splits):
             return np.asarray(self.splits[number])
         test = self.federation.split(self.test_size, number)[1]
@@ -150,13 +143,7 @@ _LOADERS: Mapping[str, Callable[[Folder], PublicTable]] = {
 
 
 def table_names() -> tuple[str, ...]:
-    """Return the tables that `load_table` knows.
-
-    Examples
-    --------
-    >>> table_names()
-    ('school', 'landmine', 'sacramento', 'computer survey', 'melanoma', 'election')
-    """
+    """Return the tables that `load_table` knows."""
     return tuple(_LOADERS)
 
 
