@@ -383,6 +383,16 @@ class ScalarLoss(RowLoss):
             return self.mean(eta[..., 0])
 
 
+def secant_curvature(loss: RowLoss, eta: Array, y: Array) -> Array:
+    """Return cautious curvatures of a loss with a log link: secants of the slope between eta and its zero, ``log y``.
+
+    The model is then least where the row's loss is.
+    """
+    gap, curvature = eta - np.log(np.maximum(y, np.finfo(float).tiny))[..., None], loss.curvature_at(eta, y)[..., 0]
+    secant = np.divide(loss.slope_at(eta, y), gap, out=curvature.copy(), where=np.abs(gap) > 1e-4)
+    return np.maximum(secant, curvature)[..., None]
+
+
 def by_loss(losses: Sequence[Loss], members: Index | None = None) -> list[tuple[Index, Loss]]:
     """Group sites (all, or those numbered ``members``) by loss; equal losses count as one.
 

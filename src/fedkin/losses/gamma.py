@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from scipy.special import gammainc
 
 from fedkin._base import Array, Mask
-from fedkin.losses.base import LOGIT_SIZE, ScalarLoss, given, xlogx
+from fedkin.losses.base import LOGIT_SIZE, ScalarLoss, given, secant_curvature, xlogx
 
 
 class GammaLoss(ScalarLoss):
@@ -62,10 +62,7 @@ class GammaLoss(ScalarLoss):
         return ends[0], ends[1]
 
     def cautious_at(self, eta: Array, y: Array) -> Array:
-        # the secant of the slope between eta and its zero, log y: the model is least where the row's loss is
-        gap, curvature = eta - np.log(y)[..., None], self.curvature_at(eta, y)[..., 0]
-        secant = np.divide(self.slope_at(eta, y), gap, out=curvature.copy(), where=np.abs(gap) > 1e-4)
-        return np.maximum(secant, curvature)[..., None]
+        return secant_curvature(self, eta, y)
 
     def plausible_size(self, y: Array, offset: Array | None) -> Array:
         size = np.log(y) if offset is None else np.log(y) - offset

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from scipy.special import pdtr
 
 from fedkin._base import Array, Index, Mask
-from fedkin.losses.base import LOGIT_SIZE, ScalarLoss, xlogx
+from fedkin.losses.base import LOGIT_SIZE, ScalarLoss, secant_curvature, xlogx
 
 #: Whole numbers with a larger mean than this are rarely counts of events, unless 0 is among them.
 _MEAN_OF_COUNTS = 10.0
@@ -70,11 +70,7 @@ class PoissonLoss(ScalarLoss):
         return ends[0], ends[1]
 
     def cautious_at(self, eta: Array, y: Array) -> Array:
-        # the secant of the slope between eta and its zero, log y: the model is least where the row's loss is
-        mean, count = self.response(eta)[..., None], np.maximum(y, np.finfo(float).tiny)[..., None]
-        gap = eta - np.log(count)
-        secant = np.divide(mean - y[..., None], gap, out=mean.copy(), where=np.abs(gap) > 1e-4)
-        return np.maximum(secant, mean)[..., None]
+        return secant_curvature(self, eta, y)
 
     def plausible_size(self, y: Array, offset: Array | None) -> Array:
         offset = np.zeros_like(y) if offset is None else offset
