@@ -78,11 +78,10 @@ class LocalFit:
     row's worth, and directions of which the rows say nothing keep a variance so wide that no difference of plausible
     size is significant along them. For a user-defined loss, whose scale is not known, ``ridge_c`` is the curvature at
     0 divided by n: one row's worth. These sites keep "model" when "sandwich" was asked for, because the scores of a
-    (nearly) perfect fit tell nothing of noise. (Firth's penalty was tried for separated data: when signals are strong,
-    its Wald tests reject the truth far too often, where these reject it too rarely.)
+    (nearly) perfect fit tell nothing of noise.
 
     **Sites without residual degrees of freedom** (no more rows than parameters) take the dispersion pooled over the
-    other sites of the same loss; when no site has any, the mean square of the response stands in, which is wide.
+    other sites of the same loss; when no site has any, the mean square of the response is used, which is wide.
 
     Examples
     --------

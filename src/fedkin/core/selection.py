@@ -135,7 +135,7 @@ def select_edges(
     which is Satterthwaite's (Welch's) number for p = 1. When only the scales of Omega_u are estimated ("model"),
     ``W^2 / {p (1 + c)}`` is compared with F(p, nu), where matching the first two moments to the order 1/f gives
     ``c = sum_u (2 / f_u) tr(P_u^2) / p - 2 / nu``, which is 0 for proportional covariances (the idea of Kenward and
-    Roger). The shares use noise variances steadied across sites (Smyth), because plugging in a variance on few
+    Roger). The shares use noise variances moderated across sites (Smyth), because plugging in a variance on few
     degrees of freedom that came out small would hide its own uncertainty. When whole matrices are estimated
     ("sandwich"), it is Hotelling's ``(nu - p + 1) W^2 / (nu p)`` against F(p, nu - p + 1) (Krishnamoorthy and Yu),
     with f_u from the leverages of the rows (Bell and McCaffrey); this errs on the side of keeping edges.
@@ -324,4 +324,4 @@ def moderation(local: LocalFit) -> Array:
 
 def inverse_trigamma(value: float) -> float:
     """The x with ``trigamma(x) = value``."""
-    return float(brentq(lambda x: float(polygamma(1, x)) - value, 1 / value, 0.5 + 1 / value, rtol=1e-12))
+    return float(brentq(lambda x: float(polygamma(1, x)) - value, 0.9 / value, 0.6 + 1.1 / value, rtol=1e-12))
