@@ -9,7 +9,16 @@ from decimal import Decimal
 import numpy as np
 import pytest
 
-from fedkin.data import Column, Federation, Schema, read_columns
+from fedkin.data import (
+    Column,
+    Federation,
+    Roles,
+    Schema,
+    TableInMemory,
+    columns_of,
+    infer_schema,
+    read_columns,
+)
 from fedkin.errors import DataError, ParameterError
 
 N = 60
@@ -233,3 +242,35 @@ def test_cells_that_nobody_expects():
     assert found[1].startswith(
         "c: unknown level \"['a']\" (1 row), '1.0' (1 row), '2020-01-01' (1 row), first in row 2"
     )
+
+
+class InBatches:
+    """A table that is read seven rows at a time."""
+
+    def __init__(self, columns):
+        self.names, self._columns = list(columns), columns
+
+    def batches(self, names):
+        for start in range(0, N, 7):
+            yield {name: self._columns[name][start : start + 7] for name in names}
+
+
+@pytest.mark.parametrize("missing", ["drop", "mean", "indicator"])
+def test_a_schema_inferred_in_batches_is_that_of_the_whole_table(missing):
+    whole = columns_of(table(site=["a", "b"] * 30, one=np.ones(N), index=np.arange(N)))
+    whole["dose"] = np.random.default_rng(1).normal(1e6, 1.0, N)
+    whole["sum"] = whole["dose"] - 2.0 * whole["weight"]
+    whole["weight"][[3, 40]], whole["ward"][55] = np.nan, None
+    roles = Roles("site", "outcome", missing=missing)
+    expected, found = infer_schema(TableInMemory(whole), roles), infer_schema(InBatches(whole), roles)
+    assert found.schema == expected.schema and found.notes == expected.notes and found.filled == expected.filled
+    assert found.kept.tolist() == expected.kept.tolist() and found.n_rows == N
+    assert "one" not in found.schema.names and "index" not in found.schema.names
+    assert ("sum" in found.schema.names) == (missing != "drop")  # means in gaps are no combination of the others
+    with pytest.raises(DataError, match="column 'copy' is the target 'outcome' under another name"):
+        infer_schema(InBatches({**whole, "copy": whole["outcome"]}), roles)
+    words = {**whole, "dose": np.array([*whole["dose"][:-1], "oops"], dtype=object)}
+    with pytest.raises(DataError, match=r"dose: 1 of \d+ cells is not a number: 'oops' in row 59 \(from 0\)"):
+        infer_schema(InBatches(words), roles)
+    with pytest.raises(DataError, match=r"cells are missing: 'weight' in 2 \(first in row 3 .*the 3 rows with a gap"):
+        infer_schema(InBatches(whole), Roles("site", "outcome"))
