@@ -15,7 +15,7 @@ import numpy as np
 from fedkin._base import Array, check_choice, check_positive, check_whole
 from fedkin.core import Penalty, Problem, Solution
 from fedkin.solvers.compiled import Backend
-from fedkin.solvers.exact import solve
+from fedkin.solvers.exact import scaled, solve, solve_fused
 
 Debias = Literal["mcp", "adaptive"]
 
@@ -85,8 +85,10 @@ def solve_debiased(
             break
         factor, kept = new, new > GONE
         graph = problem.graph.reweighted(np.where(kept, factor, 1.0) * problem.graph.weights).keep(kept)
-        other = replace(problem, graph=graph)
-        found.append(solve(_sharing(problem, other), tol, backend=backend))
+        # what was computed from the rows serves again, unless more sites are alone now
+        alone = bool(((graph.degree == 0) & (problem.graph.degree > 0)).any())
+        objective = replace(problem, graph=graph).fused if alone else replace(problem.fused, graph=graph)
+        found.append(scaled(solve_fused(objective, tol, backend=backend), problem.n_sites))
     return tuple(found)
 
 
@@ -109,13 +111,3 @@ def _reach(problem: Problem, theta: Array) -> float:
     norm = {"l1": step.sum(), "l2": float(np.sqrt((step**2).mean())), "linf": step.max()}
     assert isinstance(problem.penalty, Penalty)
     return max(problem.strength * float(pull.mean()) * float(norm.get(problem.penalty.name, step.mean())), floor)
-
-
-def _sharing(problem: Problem, other: Problem) -> Problem:
-    """Return the other problem with what was computed from the rows, unless more sites are alone now."""
-    names: tuple[str, ...] = ("losses", "n_params")
-    if not ((other.graph.degree == 0) & (problem.graph.degree > 0)).any():
-        names = (*names, "terms")
-    for name in names:
-        other.__dict__[name] = getattr(problem, name)
-    return other
