@@ -210,7 +210,7 @@ def test_an_expelled_site_gets_nothing_after_the_notice_and_the_log_says_so(tmp_
             opened.declare_subscriber(f"{run}/theta/d0", lambda sample: heard.append(sample.payload.to_bytes()))
             wait_for(lambda: len(heard) > 20, report=fleet.report)
             assert pulled(opened, f"{run}/ask/done/d0/d3") == []  # not yet
-            notice, names = fleet.heart.expel("d3")
+            notice, names = fleet.heart.expel("d3"), fleet.heart.remaining_neighbours("d3")
             assert sorted(names) == ["d0", "d2"]
             for name in names:
                 Site.read(fleet.place(name)).accept(notice)

@@ -106,13 +106,14 @@ def test_an_authority_of_ones_own_whose_key_is_elsewhere(tmp_path):
     key = tmp_path / "ca.key"
     key.write_bytes(own.key)
     key.chmod(0o600)
-    made.invite(ca_key=key)
+    made = Organiser.read(made.directory, key)
+    made.invite()
     done = heart.joined(made, "north")
     assert done.authority_fingerprint == fingerprint(own.certificate)
-    Site.read(done.directory).accept(made.admit(done.request, ca_key=key).path)
+    Site.read(done.directory).accept(made.admit(done.request).path)
     key.write_bytes(make_authority("ministry").key)
     with pytest.raises(SecurityError, match="is not the key of the authority"):
-        made.order(lam=1.0, ca_key=key)
+        made.order(lam=1.0)
 
 
 @pytest.mark.parametrize(
@@ -181,18 +182,15 @@ def test_the_same_authority_may_organise_two_federations_whose_files_do_not_mix(
     key = tmp_path / "ca.key"
     key.write_bytes(own.key)
     key.chmod(0o600)
-    for made in (first, second):
-        made.invite(ca_key=key)
-    done = heart.joined(first, "north")
-    other = heart.joined(second, "north")
+    first, second = (Organiser.read(made.directory, key) for made in (first, second))
+    first.invite()
+    second.invite()
+    done, other = heart.joined(first, "north"), heart.joined(second, "north")
     with pytest.raises(SecurityError, match="another federation"):
-        second.admit(done.request, ca_key=key)
-    with pytest.raises(SecurityError, match="another federation"):
-        Site.read(done.directory).accept(second.admit(other.request, ca_key=key).path)
-    with pytest.raises(SecurityError, match="another federation"):
-        Site.read(done.directory).accept(second.expel("south", ca_key=key)[0])
-    with pytest.raises(SecurityError, match="another federation"):
-        Site.read(done.directory).accept(second.order(lam=1.0, ca_key=key)[0][0])
+        second.admit(done.request)
+    for path in (second.admit(other.request).path, second.expel("south"), second.order(lam=1.0)[0][0]):
+        with pytest.raises(SecurityError, match="another federation"):
+            Site.read(done.directory).accept(path)
 
 
 def test_a_request_in_the_name_of_another_site_is_refused(tmp_path):
@@ -327,8 +325,8 @@ def test_orders_grow_and_old_ones_are_refused(tmp_path):
 def test_an_expelled_site_is_out_for_good(tmp_path):
     made = heart.organiser(tmp_path)
     north, south = (heart.admitted(made, name) for name in ("north", "south"))
-    path, neighbours = made.expel("south")
-    assert neighbours == ["north", "east"]
+    path = made.expel("south")
+    assert made.remaining_neighbours("south") == ["north", "east"]
     assert "south was expelled" in Site.read(north).accept(path)
     assert {"south"} == made.out() == Site.read(north).out
     with pytest.raises(SecurityError, match="expelled, for good"):

@@ -32,7 +32,7 @@ def places(tmp_path_factory) -> tuple[Organiser, Path]:
     north, south = (heart.admitted(made, name, n=90) for name in ("north", "south"))
     for path, _ in made.order(lam=0.5, rounds=100):
         Site.read(north).accept(path)
-    Site.read(north).accept(made.expel("west")[0])
+    Site.read(north).accept(made.expel("west"))
     Site.read(north).renew()  # the second key waits
     made.write_queries([Query("north", 2, np.full(4, 0.1), np.zeros(4), 10.0)], {"round": 2})
     for shared in (

@@ -174,7 +174,7 @@ def test_a_site_that_has_left_says_so(tmp_path: Path) -> None:
 
 def test_a_forged_notice_is_refused_while_the_site_goes_on(tmp_path: Path) -> None:
     forger = make_heart(tmp_path / "forger", small_problem(3), rounds=5)
-    notice, _ = forger.expel("d1")
+    notice = forger.expel("d1")
     with Fleet.make(tmp_path / "fed", small_problem(3), 1_000_000) as fleet:
         fleet.start()
         fleet.wait_for_round("d0", 10)

@@ -165,8 +165,8 @@ def invite(
     ca_key: CaKey = None,
 ) -> None:
     """At the organiser: write invites. Each has the contract and the site's own neighbours, and nobody else's."""
-    organiser = Organiser.read(directory)
-    paths = organiser.invite(sites or (), ca_key)
+    organiser = Organiser.read(directory, ca_key)
+    paths = organiser.invite(sites or ())
     where = str(paths[0]) if len(paths) == 1 else f"{paths[0].parent}/ ({count(len(paths), 'invite')})"
     say(
         f"wrote {where} on this machine, the organiser's.",
@@ -191,9 +191,9 @@ def admit(
     """At the organiser: check a site's request against its invite, and give it a certificate of 90 days."""
     if fingerprint is not None and len(requests) > 1:
         raise ParameterError("--fingerprint is that of one site: admit them one by one")
-    organiser = Organiser.read(directory)
+    organiser = Organiser.read(directory, ca_key)
     for path in requests:
-        done = organiser.admit(path, again=again, expected=fingerprint, ca_key=ca_key)
+        done = organiser.admit(path, again=again, expected=fingerprint)
         if done.until is None:
             _say_out(organiser, done.site, "has left", done.path)
             continue
@@ -213,8 +213,8 @@ def order(
     ca_key: CaKey = None,
 ) -> None:
     """At the organiser: sign what holds for the rounds from now on; what is not given is as in the contract."""
-    organiser = Organiser.read(directory)
-    for path, names in organiser.order(lam=lam, rounds=rounds, rho=rho, ca_key=ca_key):
+    organiser = Organiser.read(directory, ca_key)
+    for path, names in organiser.order(lam=lam, rounds=rounds, rho=rho):
         say(
             f"wrote {path} on this machine, the organiser's.",
             f"Send it to {listed(names, 8)}; there: fedkin site accept SITE {path.name}",
@@ -228,9 +228,8 @@ def expel(
     ca_key: CaKey = None,
 ) -> None:
     """At the organiser: sign that a site is out, for good. Neighbours that accept the notice close its link."""
-    organiser = Organiser.read(directory)
-    path, _ = organiser.expel(site, ca_key)
-    _say_out(organiser, organiser.member(site).name, "is expelled", path)
+    organiser = Organiser.read(directory, ca_key)
+    _say_out(organiser, organiser.member(site).name, "is expelled", organiser.expel(site))
 
 
 @federation.command()
@@ -241,7 +240,7 @@ def deliver(
     ca_key: CaKey = None,
 ) -> None:
     """At the organiser: write each site's part of a model, for that site alone."""
-    paths = deliver_model(Organiser.read(directory), model, sites or (), ca_key)
+    paths = deliver_model(Organiser.read(directory, ca_key), model, sites or ())
     where = str(paths[0]) if len(paths) == 1 else f"{paths[0].parent}/ ({count(len(paths), 'model')})"
     say(
         f"wrote {where} on this machine, the organiser's.",
@@ -349,9 +348,7 @@ def simulate_here(
 
 
 def _say_out(organiser: Organiser, site: str, what: str, path: Path) -> None:
-    out = organiser.out()
-    around = [organiser.members[v].name for v, _ in organiser.neighbours()[organiser.numbers[site]]]
-    still = [name for name in around if name not in out]
+    still = organiser.remaining_neighbours(site)
     to = f"Send {path} to its neighbours {listed(still, 8)}" if still else "It has no neighbours; nothing is to be sent"
     say(
         f"{site} {what}, for good; its certificate is renewed no more, and its summaries count no more.",

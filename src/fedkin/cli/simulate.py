@@ -335,7 +335,7 @@ def _carry(organiser: Organiser, sites: Path) -> int:
     return len(list(folder.glob("*.summary")))
 
 
-def deliver_model(organiser: Organiser, model: Path, sites: Sequence[str], ca_key: Path | None = None) -> list[Path]:
+def deliver_model(organiser: Organiser, model: Path, sites: Sequence[str]) -> list[Path]:
     """Write the parts of a model for some sites, or for all that it has."""
     fitted, out = load(model), organiser.out()
     ids = {str(site): site for site in fitted.sites}
@@ -349,4 +349,4 @@ def deliver_model(organiser: Organiser, model: Path, sites: Sequence[str], ca_ke
                 raise DataError(f"{model} has no model of {name}: it sent no summary in time")
             parts[member.name] = Path(folder, member.name)
             fitted.part([ids[str(member.id)]]).save(parts[member.name])
-        return organiser.deliver(parts, ca_key)
+        return organiser.deliver(parts)

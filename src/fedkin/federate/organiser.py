@@ -69,12 +69,13 @@ class Standing:
 class Organiser:
     """An organiser's directory, whose signature and digests fit; ``members[k].number`` is k.
 
-    ``ca_key`` is everywhere the file with the key of the organiser's own authority, if it has one.
+    ``ca_key`` is the file with the key of the organiser's own authority, where it has one that is not in the directory.
     """
 
     directory: Path
     charter: Charter
     members: tuple[Member, ...]
+    ca_key: Path | None = None
 
     @classmethod
     def create(
@@ -126,7 +127,7 @@ class Organiser:
         return cls(directory, charter, members)
 
     @classmethod
-    def read(cls, directory: Path) -> Organiser:
+    def read(cls, directory: Path, ca_key: Path | None = None) -> Organiser:
         """Read the organiser's directory; raises `SecurityError` when a file in it was changed after `create`."""
         if not (directory / messages.FEDERATION).exists():
             raise DataError(f"{directory} is not an organiser's directory: it has no {messages.FEDERATION}")
@@ -137,7 +138,7 @@ class Organiser:
                     f"{directory / name} was changed after fedkin federation new: sites hold what was agreed then; "
                     "put it back, or make a new federation"
                 )
-        return cls(directory, charter, read_members(directory / messages.SITES, None))
+        return cls(directory, charter, read_members(directory / messages.SITES, None), ca_key)
 
     # --- who is who ---------------------------------------------------------------------------------------------
 
@@ -178,16 +179,21 @@ class Organiser:
         pairs = list(zip(ends[order, 1].tolist(), weights[order].tolist(), strict=True))
         return [pairs[start:stop] for start, stop in pairwise([0, *cuts.tolist(), len(pairs)])]
 
+    def remaining_neighbours(self, name: str) -> list[str]:
+        """Return the names of the neighbours of a site that are not out."""
+        out, around = self.out(), self.neighbours()[self.member(name).number]
+        return [self.members[v].name for v, _ in around if self.members[v].name not in out]
+
     def out(self) -> frozenset[str]:
         """Return the names of sites that have left or were expelled, by the valid notices in the directory."""
         return self.charter.verifier.departures(self.directory / messages.NOTICES)
 
-    def signing(self, ca_key: Path | None = None) -> Pair:
-        """Return the authority with its key: from the directory, or from ``ca_key`` where the key is the user's own."""
-        path = self.directory / messages.AUTHORITY_KEY if ca_key is None else ca_key
+    def signing(self) -> Pair:
+        """Return the authority with its key."""
+        path = self.ca_key or self.directory / messages.AUTHORITY_KEY
         if not path.exists():
-            own = "; give the key of your own authority with --ca-key FILE, or put it there for commands without it"
-            raise SecurityError(f"{path} is missing, so nothing can be signed{own if ca_key is None else ''}")
+            own = "give the key of your own authority with --ca-key FILE, or put it there for commands without it"
+            raise SecurityError(f"{path} is missing, so nothing can be signed; {own}")
         pair = Pair(self.authority, trust.read_private(path))
         with in_file(path, SecurityError):
             fit = trust.belong_together(pair.certificate, pair.key)
@@ -217,7 +223,7 @@ class Organiser:
 
     # --- what goes to sites -------------------------------------------------------------------------------------
 
-    def invite(self, names: Sequence[str] = (), ca_key: Path | None = None) -> list[Path]:
+    def invite(self, names: Sequence[str] = ()) -> list[Path]:
         """Write invites, for all sites or those of these names; one that is there already is replaced.
 
         Each has the contract, the site and its neighbours, and nothing about anybody else.
@@ -225,7 +231,7 @@ class Organiser:
         chosen, out = [self.member(name) for name in names] or list(self.members), self.out()
         if gone := [member.name for member in chosen if names and member.name in out]:
             raise DataError(f"{gone[0]} has left or was expelled, for good: make a new federation to invite it again")
-        charter, signer = self.charter, Signer.authority(self.signing(ca_key))
+        charter, signer = self.charter, Signer.authority(self.signing())
         central = self.contract.rounds.placement == "central"
         around: Sequence[Sequence[tuple[int, float]]] = [()] * len(self.members) if central else self.neighbours()
         common: dict[str, Any] = {
@@ -251,12 +257,7 @@ class Organiser:
         return paths
 
     def order(
-        self,
-        *,
-        lam: float | None = None,
-        rounds: int | None = None,
-        rho: float | None = None,
-        ca_key: Path | None = None,
+        self, *, lam: float | None = None, rounds: int | None = None, rho: float | None = None
     ) -> list[tuple[Path, list[str]]]:
         """Sign what holds for the rounds from now on; what is None stays as the contract says.
 
@@ -268,7 +269,7 @@ class Organiser:
             check_whole("rounds", rounds, least=1)
         if rho is not None:
             check_positive("rho", rho)
-        before, signer, out = self.newest_order(), Signer.authority(self.signing(ca_key)), self.out()
+        before, signer, out = self.newest_order(), Signer.authority(self.signing()), self.out()
         given = Order(
             run=self.charter.run,
             contract=self.contract.digest,
@@ -296,14 +297,12 @@ class Organiser:
         """Return the newest order; None before there was one."""
         return self.charter.verifier.find(self.directory / messages.ORDER, Order)
 
-    def expel(self, name: str, ca_key: Path | None = None) -> tuple[Path, list[str]]:
-        """Sign that a site is out, for good; returns the notice and the names of the neighbours that must get it."""
+    def expel(self, name: str) -> Path:
+        """Sign that a site is out, for good; returns the notice, for its neighbours."""
         member = self.member(name)
         notice = Notice(run=self.charter.run, site=member.name, what="expelled", day=messages.today())
         path = self.directory / messages.NOTICES / f"{member.name}.notice"
-        notice.write(path, Signer.authority(self.signing(ca_key)))
-        out, around = self.out(), [self.members[v].name for v, _ in self.neighbours()[member.number]]
-        return path, [one for one in around if one not in out]
+        return notice.write(path, Signer.authority(self.signing()))
 
     def write_queries(self, queries: Iterable[Query], state: Mapping[str, Any]) -> list[Path]:
         """Write the queries of a round, one file for each site, and the plain values to remember until the answers."""
@@ -321,9 +320,9 @@ class Organiser:
         found = self.charter.verifier.find(self.directory / messages.QUERIES / _STATE, messages.FitState)
         return None if found is None else found.state
 
-    def deliver(self, folders: Mapping[str, Path], ca_key: Path | None = None) -> list[Path]:
+    def deliver(self, folders: Mapping[str, Path]) -> list[Path]:
         """Sign each site's part of a model, in the directory given for it, for that site alone; returns the files."""
-        signer = Signer.authority(self.signing(ca_key))
+        signer = Signer.authority(self.signing())
         place, paths = self.directory / messages.MODELS, []
         place.mkdir(mode=PRIVATE_DIRECTORY, exist_ok=True)
         for name, folder in folders.items():
@@ -335,13 +334,7 @@ class Organiser:
     # --- what comes from sites ----------------------------------------------------------------------------------
 
     def admit(
-        self,
-        path: Path,
-        *,
-        again: bool = False,
-        expected: str | None = None,
-        ca_key: Path | None = None,
-        now: datetime | None = None,
+        self, path: Path, *, again: bool = False, expected: str | None = None, now: datetime | None = None
     ) -> Admission:
         """Check a site's request and issue its certificate; or take note that a site has left.
 
@@ -369,7 +362,7 @@ class Organiser:
         place = self.directory / messages.ADMITTED / f"{name}.admit"
         if known is not None and trust.fingerprint(known) == mark and not again:
             return Admission(name, place, mark, trust.validity(known)[1], True)
-        pair = self.signing(ca_key)
+        pair = self.signing()
         signer, run = Signer.authority(pair), self.charter.run
         if known is not None and again and trust.fingerprint(known) != mark:
             gone = messages.Revoked(run=run, site=name, keys=(*lost, trust.fingerprint(known)))
