@@ -62,28 +62,14 @@ class Given(NamedTuple):
 
 @dataclass(frozen=True)
 class Sampling:
-    """How long to sample.
+    """How long to sample."""
 
-    Attributes
-    ----------
-    pilot : int
-        Sweeps of the chain from each start, and of those that ask whether variances are alike.
-    burn, keep : int
-        Sweeps of the chains that run from the best pilots, before and after the first that is kept.
-    chains : int
-        How many run.
-    given : Given or None
-        Groups to start a chain from, in addition to those that are found.
-    longer : bool
-        Whether they run for longer where they disagree.
-    """
-
-    pilot: int = 16
-    burn: int = 20
+    pilot: int = 16  # sweeps of the chain from each start, and of those that ask whether variances are alike
+    burn: int = 20  # sweeps of the chains that run from the best pilots, before the first that is kept
     keep: int = 70
     chains: int = 3
-    given: Given | None = None
-    longer: bool = False
+    given: Given | None = None  # groups to start a chain from, in addition to those that are found
+    longer: bool = False  # whether they run for longer where they disagree
 
     @classmethod
     def for_sites(cls, V: int, sweeps: int | None, chains: int) -> Sampling:
@@ -108,25 +94,13 @@ class Sampling:
 
 @dataclass(frozen=True, eq=False)
 class States:
-    """Some states of the chains, evenly spaced.
+    """Some states of the chains, evenly spaced."""
 
-    Attributes
-    ----------
-    weight : array (S,)
-        Of each state among partitions; they sum to 1.
-    share : int array (S,)
-        Number of the share of the variance that is inside groups.
-    z : int array (S, V)
-        Group of each site.
-    m, w : arrays (S, d)
-        Means and variances of the groups' centres.
-    """
-
-    weight: Array
-    share: Index
-    z: Index
-    m: Array
-    w: Array
+    weight: Array  # (S,) of each state among partitions; they sum to 1
+    share: Index  # (S,) number of the share of the variance that is inside groups
+    z: Index  # (S, V) group of each site
+    m: Array  # (S, d) means and
+    w: Array  # (S, d) variances of the groups' centres
 
 
 @dataclass(frozen=True, eq=False)

@@ -23,7 +23,7 @@ _SITE_COLUMNS = ("site", "device")
 
 
 def covariate_graph(covariates: Covariates, sites: Sequence[Hashable]) -> Graph:
-    """Edges between sites that are near each other in what is known about them.
+    """Return edges between sites that are near each other in what is known about them.
 
     Parameters
     ----------
@@ -73,7 +73,7 @@ def covariate_graph(covariates: Covariates, sites: Sequence[Hashable]) -> Graph:
 
 
 def covariate_names(covariates: Covariates) -> tuple[str, ...]:
-    """What the covariates are called: ``covariate 1`` and so on where they have no names.
+    """Return what the covariates are called: ``covariate 1`` and so on where they have no names.
 
     Examples
     --------
@@ -87,7 +87,7 @@ def covariate_names(covariates: Covariates) -> tuple[str, ...]:
 
 
 def covariate_remarks(covariates: Mapping[Hashable, Mapping[str, Any]]) -> list[str]:
-    """What may be meant otherwise: numbers that a word makes labels, and columns that tell nothing.
+    """Return what may be meant otherwise: numbers that a word makes labels, and columns that tell nothing.
 
     Examples
     --------
@@ -120,7 +120,7 @@ def _reads_as_number(text: str) -> bool:
 
 
 def hint_of(graph: Graph | None, covariates: Covariates | None, sites: Sequence[Hashable]) -> Graph | None:
-    """The graph that was given, or that of the covariates."""
+    """Return the graph that was given, or that of the covariates."""
     if covariates is None:
         return graph
     if graph is not None:
@@ -131,7 +131,7 @@ def hint_of(graph: Graph | None, covariates: Covariates | None, sites: Sequence[
 def read_covariates(
     path: str | os.PathLike[str], sites: Iterable[Hashable], site_column: str | None = None
 ) -> dict[Hashable, dict[str, Any]]:
-    """Covariates from a CSV or Parquet file with one line per site.
+    """Return covariates from a CSV or Parquet file with one line per site.
 
     Parameters
     ----------
@@ -199,7 +199,7 @@ def read_covariates(
 
 
 def _columns(covariates: Covariates, sites: tuple[Hashable, ...]) -> dict[str, Any]:
-    """Columns in the order of the sites: numbers as floats, labels as objects."""
+    """Return columns in the order of the sites: numbers as floats, labels as objects."""
     given = _as_mapping(covariates)
     if isinstance(given, Mapping):
         missing = [site for site in sites if site not in given]
@@ -236,7 +236,7 @@ _ENDLESS = (float("inf"), float("-inf"))
 
 
 def _as_mapping(covariates: Any) -> Mapping[Hashable, Any] | Sequence[Any] | Array:
-    """The same, with a pandas table as {site: row}."""
+    """Return the same, with a pandas table as {site: row}."""
     if isinstance(covariates, Mapping):
         return covariates
     if hasattr(covariates, "to_dict") and hasattr(covariates, "index"):
@@ -249,7 +249,7 @@ def _as_mapping(covariates: Any) -> Mapping[Hashable, Any] | Sequence[Any] | Arr
 
 
 def _row(value: Any) -> dict[str, Any]:
-    """What is known about one site, by name."""
+    """Return what is known about one site, by name."""
     if isinstance(value, Mapping):
         return {str(name): one for name, one in value.items()}
     if isinstance(value, str) or not isinstance(value, Iterable):
@@ -262,14 +262,14 @@ def _is_number(value: Any) -> bool:
 
 
 def _together(hints: Sequence[Graph], sites: tuple[Hashable, ...]) -> Graph:
-    """All edges of some graphs, weighted by the share of the graphs that have them."""
+    """Return all edges of some graphs, weighted by the share of the graphs that have them."""
     every = np.concatenate([np.sort(hint.edges, axis=1) for hint in hints])
     edges, number = np.unique(every, axis=0, return_counts=True)
     return Graph.from_indices(sites, edges, number / len(hints))
 
 
 def _nearest(points: Array) -> Index:
-    """Pairs ``(E, 2)`` of points of which one is among the nearest of the other."""
+    """Return pairs ``(E, 2)`` of points of which one is among the nearest of the other."""
     V = len(points)
     near = min(V - 1, max(2, round(V**0.5)))
     from scipy.spatial import cKDTree  # slow to load

@@ -22,15 +22,6 @@ AGREE, NEARLY = 1.05, 1.2
 class Pairs:
     """Partitions that were drawn, from which the probability of any pair follows.
 
-    Attributes
-    ----------
-    labels : int array (S, V)
-        Groups of all sites in each of S partitions.
-    chance : array (S,)
-        Probability of each partition; together with what is left to models without groups they sum to 1.
-    base : float
-        Probability of being kin that is common to all pairs: one model for all.
-
     Examples
     --------
     >>> import numpy as np
@@ -40,22 +31,22 @@ class Pairs:
     (0.625, [[0.625, 0.125], [0.375, 1.0]])
     """
 
-    labels: Index
-    chance: Array
-    base: float
+    labels: Index  # (S, V) groups of all sites in each of S partitions
+    chance: Array  # (S,) probability of each; they sum to 1 with what is left to models without groups
+    base: float  # probability of being kin that is common to all pairs: one model for all
 
     @property
     def shape(self) -> tuple[int, int]:
         return self.labels.shape[1], self.labels.shape[1]
 
     def __getitem__(self, key: tuple[object, object]) -> Array:
-        """Probabilities of pairs ``(i, j)``, which may be arrays of equal length."""
+        """Return probabilities of pairs ``(i, j)``, which may be arrays of equal length."""
         i, j = (np.asarray(part) for part in key)
         same = np.tensordot(self.chance, self.labels[:, i] == self.labels[:, j], 1) + self.base
         return np.asarray(np.where(i == j, 1.0, same))
 
     def block(self, rows: object, columns: object) -> Array:
-        """Probabilities ``(len(rows), len(columns))`` of all pairs of these positions."""
+        """Return probabilities ``(len(rows), len(columns))`` of all pairs of these positions."""
         i, j = np.asarray(rows), np.asarray(columns)
         total = np.full((len(i), len(j)), self.base)
         for chance, labels in zip(self.chance, self.labels, strict=True):
@@ -63,11 +54,11 @@ class Pairs:
         return np.asarray(np.where(i[:, None] == j, 1.0, total))
 
     def take(self, order: Index) -> Pairs:
-        """The same for some sites, in that order."""
+        """Return the same for some sites, in that order."""
         return Pairs(self.labels[:, order], self.chance, self.base)
 
     def shared(self, groups: Index) -> Array:
-        """How many members of each site's group are expected to be kin with it ``(V,)``, itself included."""
+        """Return how many members of each site's group are expected to be kin with it ``(V,)``, itself included."""
         size = np.bincount(groups)[groups]
         total = 1.0 + self.base * (size - 1)
         for chance, labels in zip(self.chance, self.labels, strict=True):
@@ -80,7 +71,7 @@ class Pairs:
         return np.asarray(total)
 
     def expected(self) -> float:
-        """How many of all pairs are expected to be kin."""
+        """Return how many of all pairs are expected to be kin."""
         sizes = (np.bincount(labels) for labels in self.labels)
         drawn = np.array([0.5 * (size * (size - 1.0)).sum() for size in sizes])
         V = self.labels.shape[1]
@@ -88,21 +79,16 @@ class Pairs:
 
 
 def in_order(probability: Array | Pairs, order: Index) -> Array | Pairs:
-    """Probabilities of all pairs, with sites in another order."""
+    """Return probabilities of all pairs, with sites in another order."""
     if isinstance(probability, Pairs):
         return probability.take(order)
     return np.asarray(probability[np.ix_(order, order)])
 
 
 def display_groups(same: Array | Pairs) -> Index:
-    """Labels ``(V,)``, 0 for the largest group: the cut of least expected variation of information.
+    """Return labels ``(V,)``, 0 for the largest group: the cut of least expected variation of information.
 
     Candidates are the cuts of the average-linkage tree, and for more sites than it can take the drawn partitions.
-
-    Parameters
-    ----------
-    same : array (V, V) or Pairs
-        Probability that two sites are in one group.
 
     Examples
     --------
@@ -145,15 +131,7 @@ def _best_cut(same: Array) -> Index:
 
 
 def by_size(labels: Index) -> Index:
-    """The same groups, numbered by falling size, then by first member.
-
-    Examples
-    --------
-    >>> import numpy as np
-    >>> from fedkin.kin.display import by_size
-    >>> by_size(np.array([7, 2, 2, 5])).tolist()
-    [1, 0, 0, 2]
-    """
+    """Return the same groups, numbered by falling size, then by first member."""
     _, first, inverse, size = np.unique(labels, return_index=True, return_inverse=True, return_counts=True)
     rank = np.empty(len(size), dtype=np.int64)
     rank[np.lexsort([first, -size])] = np.arange(len(size))
@@ -165,7 +143,7 @@ def _variation(labels: Index, shared: Array) -> float:
 
 
 def _shared(same: Array | Pairs, labels: Index) -> Array:
-    """How many members of its group are expected to be kin with each site ``(V,)``, itself included."""
+    """Return how many members of its group are expected to be kin with each site ``(V,)``, itself included."""
     if isinstance(same, Pairs):
         return same.shared(labels)
     member = labels[:, None] == np.unique(labels)
@@ -173,41 +151,22 @@ def _shared(same: Array | Pairs, labels: Index) -> Array:
 
 
 def inside_probabilities(same: Array | Pairs, labels: Index) -> Array:
-    """Mean probability ``(K,)`` that two members of each group are kin; 1 for a site on its own.
-
-    Examples
-    --------
-    >>> import numpy as np
-    >>> from fedkin.kin.display import inside_probabilities
-    >>> same = np.array([[1, 0.8, 0.1], [0.8, 1, 0.3], [0.1, 0.3, 1]])
-    >>> inside_probabilities(same, np.array([0, 0, 1])).round(6).tolist()
-    [0.8, 1.0]
-    """
+    """Return the mean probability ``(K,)`` that two members of each group are kin; 1 for a site on its own."""
     size = np.bincount(labels)
     kin = np.bincount(labels, weights=_shared(same, labels) - 1.0)
     return np.asarray(np.where(size > 1, kin / np.maximum(size * (size - 1.0), 1.0), 1.0))
 
 
 def between_probability(same: Array | Pairs, labels: Index) -> float:
-    """Mean probability that two sites of different groups are kin; 0 where there is one group."""
+    """Return the mean probability that two sites of different groups are kin; 0 where there is one group."""
     inside, expected, kin, pairs = _counts(same, labels)
     return float((expected - kin) / (pairs - inside)) if pairs > inside else 0.0
 
 
 def agreement(same: Array | Pairs, labels: Index) -> float:
-    """The adjusted Rand index that is expected between groups and the true ones (Fritsch and Ickstadt 2009).
+    """Return the adjusted Rand index that is expected between groups and the true ones (Fritsch and Ickstadt 2009).
 
     1 where every pair in a group is surely kin, and no other; 0 where groups say no more than chance.
-
-    Examples
-    --------
-    >>> import numpy as np
-    >>> from fedkin.kin.display import agreement
-    >>> same = np.kron(np.eye(2), np.ones((3, 3)))
-    >>> sure = agreement(same, np.array([0, 0, 0, 1, 1, 1]))
-    >>> same[0, 1:3] = same[1:3, 0] = 0.4
-    >>> sure, round(agreement(same, np.array([0, 0, 0, 1, 1, 1])), 2)
-    (1.0, 0.83)
     """
     inside, expected, kin, pairs = _counts(same, labels)
     chance = inside * expected / pairs if pairs else 0.0
@@ -216,7 +175,7 @@ def agreement(same: Array | Pairs, labels: Index) -> float:
 
 
 def _counts(same: Array | Pairs, labels: Index) -> tuple[float, float, float, float]:
-    """Pairs inside groups, pairs that are expected to be kin, those inside groups, all pairs."""
+    """Return pairs inside groups, pairs that are expected to be kin, those inside groups, all pairs."""
     V, size = len(labels), np.bincount(labels)
     pairs = 0.5 * V * (V - 1)
     expected = same.expected() if isinstance(same, Pairs) else 0.5 * (float(same.sum()) - float(np.trace(same)))
@@ -224,27 +183,17 @@ def _counts(same: Array | Pairs, labels: Index) -> tuple[float, float, float, fl
 
 
 def resolved(same: Array | Pairs, labels: Index) -> bool:
-    """Whether groups are to be shown: several, expected to agree with the true ones, and nobody in a doubtful one."""
+    """Return whether groups are to be shown: several, expected to agree with the true ones, nobody in doubt."""
     several = int(labels.max(initial=0)) > 0
     certain = bool(inside_probabilities(same, labels).min(initial=1.0) >= CERTAIN)
     return several and certain and agreement(same, labels) >= AGREEMENT
 
 
 def split_rhat(draws: Array, variance: Array | None = None) -> Array:
-    """Potential scale reduction of chains cut in half; near 1 when they agree.
+    """Return the potential scale reduction of chains cut in half; near 1 when they agree.
 
-    Parameters
-    ----------
-    draws : array (chains, draws, ...)
-        At least four draws of each chain.
-    variance : array (...), optional
-        Where draws are expectations given a part of the state: the variance of what they are expectations of. By
-        default that of the draws.
-
-    Returns
-    -------
-    array (...)
-        1 where nothing varies.
+    ``draws (chains, draws, ...)``, at least four of each chain. Where they are expectations given a part of the state,
+    ``variance (...)`` is that of what they are expectations of. 1 where nothing varies.
 
     Examples
     --------
@@ -265,20 +214,10 @@ def split_rhat(draws: Array, variance: Array | None = None) -> Array:
 
 
 def effective_size(draws: Array, variance: Array | None = None) -> Array:
-    """Effective sample size of all chains together, by Geyer's initial monotone sequence on split chains.
+    """Return the effective sample size of all chains together, by Geyer's initial monotone sequence on split chains.
 
-    Parameters
-    ----------
-    draws : array (chains, draws, ...)
-        At least four draws of each chain.
-    variance : array (...), optional
-        Where draws are expectations given a part of the state: the variance of what they are expectations of, whose
-        mean is known better than from as many draws. The size is then at most the number of draws.
-
-    Returns
-    -------
-    array (...)
-        The number of draws where nothing varies.
+    Arguments are those of `split_rhat`. The mean of expectations is known better than from as many draws: with a
+    variance the size is at most the number of draws, which it is where nothing varies.
 
     Examples
     --------

@@ -76,11 +76,11 @@ class Contrast:
         return statistic, int(seen.sum()), float(chdtrc(int(seen.sum()), statistic))
 
     def confint(self, level: float = 0.95) -> Array:
-        """Intervals ``(r, 2)``."""
+        """Return intervals ``(r, 2)``."""
         return interval(self.estimate, self.standard_error, level)
 
     def summary(self, level: float = 0.95) -> str:
-        """The result as text, in the manner of statsmodels."""
+        """Return the result as text, in the manner of statsmodels."""
         return contrast_text(self, level)
 
     def __repr__(self) -> str:
@@ -95,7 +95,7 @@ class Inference:
         return cast("Kin", self)
 
     def confint(self, level: float = 0.95, kind: Kind = "average") -> Array:
-        """Intervals for every site's parameters.
+        """Return intervals for every site's parameters.
 
         Parameters
         ----------
@@ -130,7 +130,7 @@ class Inference:
         weights: Mapping[str, float] | None = None,
         kind: Kind = "average",
     ) -> Contrast:
-        """How two sites or groups differ, or another linear combination of parameters.
+        """Return how two sites or groups differ, or another linear combination of parameters.
 
         Parameters
         ----------
@@ -163,7 +163,7 @@ class Inference:
         return contrast(self._result, one, other, weights, kind)
 
     def difference_errors(self) -> Array:
-        """Standard errors ``(V, V, p)`` of the differences between all pairs of sites, as `contrast` has them.
+        """Return standard errors ``(V, V, p)`` of the differences between all pairs of sites, as `contrast` has them.
 
         Takes ``V * V * p`` numbers: meant for up to some hundred sites.
 
@@ -179,7 +179,7 @@ class Inference:
         return difference_errors(self._result.learned, self._result.theta, self._result.probability)
 
     def members(self, group: int) -> list[Hashable]:
-        """The sites of a group to show, numbered as in ``groups``."""
+        """Return the sites of a group to show, numbered as in ``groups``."""
         found = [self._result.sites[u] for u in np.flatnonzero(self._result.groups == group)]
         if not self._result.resolved or not found:
             known = (
@@ -199,7 +199,7 @@ class Inference:
         target: Target = "mean",
         offset: Array | None = None,
     ) -> Predicted:
-        """Predictions for rows of one site, with intervals.
+        """Return predictions for rows of one site, with intervals.
 
         Parameters
         ----------
@@ -240,7 +240,7 @@ class Inference:
         group: int | None = None,
         kind: Kind = "average",
     ) -> str:
-        """The result as text, in the manner of statsmodels.
+        """Return the result as text, in the manner of statsmodels.
 
         Parameters
         ----------
@@ -259,19 +259,19 @@ class Inference:
 
 
 def interval(estimate: Array, error: Array, level: float) -> Array:
-    """Normal intervals ``(..., 2)``."""
+    """Return normal intervals ``(..., 2)``."""
     check_level(level)
     half = ndtri(0.5 + level / 2) * error
     return np.stack([estimate - half, estimate + half], axis=-1)
 
 
 def two_sided(estimate: Array, error: Array) -> Array:
-    """Tail areas of normal estimates against 0; 1 where an error is infinite."""
+    """Return tail areas of normal estimates against 0; 1 where an error is infinite."""
     return np.asarray(2 * ndtr(-np.abs(estimate) / np.where(error > 0, error, np.finfo(float).tiny)))
 
 
 def site_estimates(kin: Kin, kind: Kind) -> tuple[Array, Array]:
-    """Estimates ``(V, p)`` and covariances ``(V, p, p)`` of all sites."""
+    """Return estimates ``(V, p)`` and covariances ``(V, p, p)`` of all sites."""
     check_choice("kind", kind, ("average", "site"))
     return (kin.theta, kin.covariance) if kind == "average" else kin.learned.own()
 
@@ -387,7 +387,7 @@ def _around(eta: Array, error: Array, averaged: Array, level: float) -> tuple[Ar
 
 
 def summary_of(kin: Kin, level: float) -> str:
-    """Header, coefficients, groups and what to know about the sampler."""
+    """Return header, coefficients, groups and what to know about the sampler."""
     double, single = "=" * _WIDTH, "-" * _WIDTH
     head = ["Kin: partial pooling with groups".center(_WIDTH), double, *_header(kin)]
     body = [double, *_coefficients(kin, level), single, *_groups(kin), single, *_notes(kin, level), double]
@@ -395,7 +395,7 @@ def summary_of(kin: Kin, level: float) -> str:
 
 
 def site_text(kin: Kin, site: Hashable, level: float, kind: Kind) -> str:
-    """One site: its parameters, and its likely kin."""
+    """Return one site: its parameters, and its likely kin."""
     u = kin.position(site)
     found = contrast(kin, site, None, None, kind)
     lines = [f"Site {site}: {count(int(kin.n_samples[u]), 'row')}".center(_WIDTH).rstrip(), *_table(found, level)]
@@ -403,7 +403,7 @@ def site_text(kin: Kin, site: Hashable, level: float, kind: Kind) -> str:
 
 
 def group_text(kin: Kin, group: int, level: float, kind: Kind) -> str:
-    """One group: the mean of its members' parameters."""
+    """Return one group: the mean of its members' parameters."""
     sites = kin.members(group)
     found = contrast(kin, sites, None, None, kind)
     head = f"Group {group + 1}: mean of {count(len(sites), 'site')}"
@@ -412,7 +412,7 @@ def group_text(kin: Kin, group: int, level: float, kind: Kind) -> str:
 
 
 def contrast_text(found: Contrast, level: float) -> str:
-    """A difference, parameter by parameter, and the test that there is none."""
+    """Return a difference, parameter by parameter, and the test that there is none."""
     lines = [found.label.center(_WIDTH).rstrip(), *_table(found, level)]
     statistic, degrees, tail = found.wald
     lines.append(f"Wald test that all are 0: chi2({degrees}) = {statistic:.4g}, p = {tail:.3g}")

@@ -44,7 +44,7 @@ def _logs(x):
 
 @kernel
 def _entry(sums, g, t, take, site, add):
-    """Entry t of the sums of four groups ``g``, plus ``take`` times a site's, plus a number."""
+    """Return entry t of the sums of four groups ``g``, plus ``take`` times a site's, plus a number."""
     x = site[t]
     a, b, c, d = sums[g[0], t] + add, sums[g[1], t] + add, sums[g[2], t] + add, sums[g[3], t] + add
     return a + take[0] * x, b + take[1] * x, c + take[2] * x, d + take[3] * x
@@ -52,13 +52,13 @@ def _entry(sums, g, t, take, site, add):
 
 @kernel
 def _four(ids, at, n):
-    """Four of n ids from ``at`` on; the last one again where there are fewer."""
+    """Return four of n ids from ``at`` on; the last one again where there are fewer."""
     return ids[at], ids[min(at + 1, n - 1)], ids[min(at + 2, n - 1)], ids[min(at + 3, n - 1)]
 
 
 @kernel
 def _row(i, p):
-    """Where row i of an upper triangle with one more column begins, less i."""
+    """Return where row i of an upper triangle with one more column begins, less i."""
     return i * p - i * (i - 1) // 2
 
 

@@ -27,53 +27,26 @@ ROUNDS, STEP = 12, 1e-3
 
 @dataclass(frozen=True, eq=False)
 class Learned:
-    """The fit in standardised units, sites in the order of the result.
+    """The fit in standardised units, sites in the order of the result."""
 
-    Attributes
-    ----------
-    units : Units
-        The way to the units of the result.
-    mean, mean_covariance : arrays (p,), (p, p)
-        Of the population of sites; the covariance is what is open about the mean where effects around it are given.
-    variance : array (p,)
-        Of each coefficient between sites.
-    noise : float
-        Noise variance of a typical site.
-    precision, score : arrays (V, p, p), (V, p)
-        What the sites' own rows say: minus the log likelihood is ``theta'precision theta / 2 - score'theta``.
-    F : array (p, d)
-        Whitened effects to parameters; no columns where groups were not looked for.
-    weight : float
-        Of the model without groups.
-    scales : array (R,)
-        Probabilities that the variance is this multiple of the learned one, if there are no groups.
-    states : States or None
-    one : float
-        Weight of one model for all sites in the estimates: how much is believed that no site differs from any other.
-    one_mean, one_covariance : arrays (p,), (p, p)
-        The model that all of them have then.
-    whole : bool
-        Whether all sites of the fit are here; some of them cannot tell what a new site is like.
-    """
-
-    units: Units
-    mean: Array
-    mean_covariance: Array
-    variance: Array
-    noise: float
-    precision: Array
-    score: Array
-    F: Array
-    weight: float
-    scales: Array
+    units: Units  # the way to the units of the result
+    mean: Array  # (p,) of the population of sites
+    mean_covariance: Array  # (p, p) its uncertainty where effects around it are given
+    variance: Array  # (p,) of each coefficient between sites
+    noise: float  # variance of a typical site
+    precision: Array  # (V, p, p), and
+    score: Array  # (V, p): minus a site's own log likelihood is theta'precision theta / 2 - score'theta
+    F: Array  # (p, d) whitened effects to parameters; no columns where groups were not looked for
+    weight: float  # of the model without groups
+    scales: Array  # (R,) probabilities that the variance is this multiple of the learned one, without groups
     states: States | None
-    one: float
-    one_mean: Array
-    one_covariance: Array
-    whole: bool = True
+    one: float  # weight of one model for all: how much is believed that no site differs from any other
+    one_mean: Array  # (p,) the model that all of them have then
+    one_covariance: Array  # (p, p)
+    whole: bool = True  # whether all sites of the fit are here; some of them cannot tell what a new site is like
 
     def reordered(self, order: Index) -> Learned:
-        """The same with sites in another order."""
+        """Return the same with sites in another order."""
         states = None if self.states is None else replace(self.states, z=self.states.z[:, order])
         return replace(self, precision=self.precision[order], score=self.score[order], states=states)
 
@@ -304,7 +277,7 @@ def join_site(learned: Learned, loss: Loss, names: tuple[str, ...], site: Rows |
 
 
 def _posterior(learned: Learned, sums: Quadratics) -> Joined:
-    """The posterior of one site with these sums, in fitted units, given all that the fit has learned.
+    """Return the posterior of one site with these sums, in fitted units, given all that the fit has learned.
 
     With some probability no site differs from any other, the new one included: its rows say how much so. It is never
     certain beforehand: where none of V differs, the next one does with a chance of 1 in V + 2 (the rule of succession).
@@ -401,7 +374,7 @@ def _effect(learned: Learned, W: Array, c: Array) -> tuple[Array, Array, Array, 
 
 
 def _within(W: Array, c: Array, share: float) -> tuple[Array, Array, float]:
-    """One site's ``H``, ``c`` and ``k`` of `SiteLikelihoods`, for a share of the variance inside groups."""
+    """Return one site's ``H``, ``c`` and ``k`` of `SiteLikelihoods`, for a share of the variance inside groups."""
     keep = np.linalg.inv(np.eye(len(c)) + share * W)
     log = 0.5 * share * float(c @ keep @ c) + 0.5 * float(np.linalg.slogdet(keep)[1])
     return W @ keep, keep @ c, log

@@ -112,43 +112,20 @@ class Priors:
 
 @dataclass(frozen=True, eq=False)
 class MixedModel:
-    """A fitted mixed model.
+    """A fitted mixed model of V sites with p coefficients."""
 
-    Attributes
-    ----------
-    mean : array (p,)
-    mean_covariance : array (p, p)
-    variance : array (p,)
-        Variances of the coefficients between sites.
-    mean_precision : array (p,)
-        Prior precision of the mean: 1 / ridge for slopes, next to nothing for intercepts.
-    noise : array (V,)
-        Noise variance of each site (least squares), or its dispersion.
-    theta : array (V, p)
-        Posterior means of the sites' parameters.
-    covariance : array (V, p, p)
-        Their posterior covariances, the uncertainty of the mean included, that of the variances not.
-    precision : array (V, p, p)
-        ``G_u / noise_u``.
-    score : array (V, p)
-        ``c_u / noise_u``.
-    degrees : array (V,)
-        Effective degrees of freedom that each site spends.
-    log_likelihood : float
-    """
-
-    mean: Array
-    mean_covariance: Array
-    variance: Array
-    mean_precision: Array
-    noise: Array
-    theta: Array
-    covariance: Array
-    precision: Array
-    score: Array
-    degrees: Array
+    mean: Array  # (p,)
+    mean_covariance: Array  # (p, p)
+    variance: Array  # (p,) of the coefficients between sites
+    mean_precision: Array  # (p,) prior precision of the mean: 1 / ridge for slopes, next to nothing for intercepts
+    noise: Array  # (V,) noise variance of each site (least squares), or its dispersion
+    theta: Array  # (V, p) posterior means
+    covariance: Array  # (V, p, p) posterior covariances with the uncertainty of the mean, not that of the variances
+    precision: Array  # (V, p, p) G_u / noise_u
+    score: Array  # (V, p) c_u / noise_u
+    degrees: Array  # (V,) effective degrees of freedom that each site spends
     log_likelihood: float
-    parameters: Array  # log variance, log ridge, log noise: where the next fit may begin
+    parameters: Array  # (p + 2,) log variance, log ridge, log noise: where the next fit may start
     matrices: Matrices  # the precision, perhaps as diagonal plus low rank
 
 

@@ -60,11 +60,11 @@ class Quadratics:
         return int(self.c.shape[1])
 
     def values(self, theta: Array) -> Array:
-        """The losses ``(V,)`` at ``theta (V, p)``."""
+        """Return the losses ``(V,)`` at ``theta (V, p)``."""
         return np.asarray(((0.5 * apply(self.G, theta) - self.c) * theta).sum(axis=1) + 0.5 * self.yy)
 
     def take(self, sites: Index) -> Quadratics:
-        """Some sites, in that order."""
+        """Return some sites, in that order."""
         known = None if self.known is None else self.known.take(sites)
         return Quadratics(self.G[sites], self.c[sites], self.yy[sites], self.n[sites], known)
 
@@ -82,7 +82,7 @@ class Units:
     target: float  # scale of the target; 1 for losses with units of their own
 
     def fitted(self, sums: Quadratics) -> Quadratics:
-        """The losses as functions of the fitted parameters, divided by the square of the target's scale."""
+        """Return the losses as functions of the fitted parameters, divided by the square of the target's scale."""
         scaled = self.A / self.target
         c = (sums.c - sums.G @ self.shift) @ scaled / self.target
         yy = (sums.yy - (2 * sums.c - sums.G @ self.shift) @ self.shift) / self.target**2
@@ -90,20 +90,20 @@ class Units:
         return Quadratics(scaled.T @ sums.G @ scaled, c, np.maximum(yy, 0.0), sums.n, known)
 
     def theta(self, fitted: Array) -> Array:
-        """Parameters ``(..., p)`` in the user's units."""
+        """Return parameters ``(..., p)`` in the user's units."""
         return np.asarray(fitted @ self.A.T + self.shift)
 
     def to_fitted(self, theta: Array) -> Array:
-        """The way back, for ``theta (..., p)``."""
+        """Return the way back, for ``theta (..., p)``."""
         return np.asarray((theta - self.shift) @ np.linalg.inv(self.A).T)
 
     def covariance(self, fitted: Array) -> Array:
-        """Covariances ``(..., p, p)`` in the user's units."""
+        """Return covariances ``(..., p, p)`` in the user's units."""
         return np.asarray(self.A @ fitted @ self.A.T)
 
 
 def common_units(sums: Quadratics, intercepts: Mask, *, has_scale: bool, location: bool = False) -> Units:
-    """Units from the sums of all sites.
+    """Return units from the sums of all sites.
 
     ``intercepts (p,)`` are the parameters of columns of ones: one for every block of ``p / intercepts.sum()``
     parameters (a class of the multinomial loss), or none. ``has_scale``: the target is measured in units (least

@@ -159,7 +159,7 @@ class Kin(Inference):
         return html_card("Kin", facts, ("group", "sites", "members"), lines)
 
     def reordered(self, order: Index) -> Kin:
-        """The same result with sites in another order; groups of equal size are numbered by first member."""
+        """Return the same result with sites in another order; groups of equal size are numbered by first member."""
         groups = by_size(self.groups[order])
         return replace(
             self,
@@ -179,7 +179,7 @@ class Kin(Inference):
         return replace(made, learned=replace(made.learned, states=None, whole=False))
 
     def in_units(self, A: Array, shift: Array, names: tuple[str, ...]) -> Kin:
-        """The same result with parameters ``A theta + shift``, called ``names``."""
+        """Return the same result with parameters ``A theta + shift``, called ``names``."""
         units = replace(self.learned.units, A=A @ self.learned.units.A, shift=A @ self.learned.units.shift + shift)
         return replace(
             self,
@@ -212,7 +212,7 @@ class Kin(Inference):
         return agreement(self.probability, self.groups if self.resolved else display_groups(self.probability))
 
     def position(self, site: Hashable) -> int:
-        """Where a site is in ``sites``."""
+        """Return where a site is in ``sites``."""
         site = site_id(site)
         try:
             return self.sites.index(site)
@@ -222,7 +222,7 @@ class Kin(Inference):
             ) from None
 
     def graph(self, kind: Literal["probability", "groups"] = "probability", least: float = 0.05) -> Graph:
-        """A graph for the fused estimator.
+        """Return a graph for the fused estimator.
 
         Parameters
         ----------
@@ -253,7 +253,7 @@ class Kin(Inference):
         return Graph.from_indices(self.sites, np.column_stack([i, j])[kept], chance[kept])
 
     def join(self, site: Rows | Summary | None = None) -> Joined:
-        """A model for a site that was not part of the fit.
+        """Return a model for a site that was not part of the fit.
 
         Parameters
         ----------

@@ -59,7 +59,7 @@ class Source:
         return self.data.movable
 
     def take(self, order: Index) -> Source:
-        """Some sites, in that order. Sums say all about a quadratic loss, so that rows are not copied."""
+        """Return some sites, in that order. Sums say all about a quadratic loss, so that rows are not copied."""
         if not self.loss.quadratic:
             return Source(self.data.take(order))
         made = copy.copy(self)
@@ -68,7 +68,7 @@ class Source:
         return made
 
     def first(self) -> Quadratics:
-        """Quadratics to begin with, and to find units from."""
+        """Return quadratics to begin with, and to find units from."""
         if self._first is not None:
             return self._first
         zero = np.zeros((len(self.sites), len(self.names)))
@@ -85,17 +85,17 @@ class Source:
         return made
 
     def expand(self, theta: Array) -> Quadratics:
-        """Quadratics around ``theta (V, p)``."""
+        """Return quadratics around ``theta (V, p)``."""
         return expansion(self.loss, self._expanded(theta), self.n_samples)
 
     def values(self, theta: Array) -> Array:
-        """The sites' losses ``(V,)`` at ``theta (V, p)``; infinite where they cannot be computed."""
+        """Return the sites' losses ``(V,)`` at ``theta (V, p)``; infinite where they cannot be computed."""
         with np.errstate(over="ignore", invalid="ignore"):
             each = self.data.values(theta) if isinstance(self.data, RowData) else self._expanded(theta).value[:, 0]
         return np.asarray(np.where(np.isfinite(each), each, np.inf))
 
     def value(self, theta: Array) -> float:
-        """Their sum."""
+        """Return their sum."""
         return float(self.values(theta).sum())
 
     @property
@@ -104,7 +104,7 @@ class Source:
         return self.loss.needs_classes and self.loss.n_outputs == 1 and self.loss.rowwise is not None
 
     def averaged(self, theta: Array, covariance: Array) -> Quadratics:
-        """Quadratics with value, gradient and Hessian averaged over ``N(theta (V, p), covariance (V, p, p))``.
+        """Return quadratics with value, gradient and Hessian averaged over ``N(theta (V, p), covariance (V, p, p))``.
 
         At a point alone, losses of classes look steeper than they are for parameters that are still uncertain, so that
         variances and means come out too small (Breslow and Lin 1995); averaged, they are those of a Gaussian
@@ -120,7 +120,7 @@ class Source:
         return expansion(self.loss, sums, self.n_samples)
 
     def start(self) -> Array:
-        """One parameter for all sites, ``(V, p)``."""
+        """Return one parameter for all sites, ``(V, p)``."""
         return np.tile(self._pooled, (len(self.sites), 1))
 
     @cached_property
@@ -141,7 +141,7 @@ class Source:
         return np.asarray(damped_newton(value, derivatives, np.zeros((1, len(self.names))), POOLED_TOL, POOLED)[0][0])
 
     def dispersion(self, theta: Array, A: Array, degrees: float) -> float:
-        """How much scores scatter beyond what Hessians promise, for scores in the units of ``A``.
+        """Return how much scores scatter beyond what Hessians promise, for scores in the units of ``A``.
 
         1 for classes, at least 1 for counts: a likelihood is not believed to be less noisy than it says.
         """
@@ -158,7 +158,7 @@ class Source:
         return max(found, 1.0) if likelihood else max(found, 1e-12)
 
     def shared_dispersion(self) -> float:
-        """Mean over rows of the dispersions that summaries hold; 1 where the loss leaves none to estimate."""
+        """Return the mean over rows of the dispersions that summaries hold; 1 where the loss has none."""
         own = self.data.own if isinstance(self.data, Summaries) else None
         if self.loss.needs_classes or own is None:
             return 1.0
@@ -177,7 +177,7 @@ class Source:
             )
 
     def _of_summaries(self, zero: Array) -> Quadratics:
-        """The sums of summaries, with the low rank that sites have said."""
+        """Return the sums of summaries, with the low rank that sites have said."""
         said, n = self.data.curvature if isinstance(self.data, Summaries) else None, self.n_samples
         if said is not None:  # directions that are left out have no residuals either
             n = n - np.array([0 if one is None else one.left_out for one in said])
@@ -192,7 +192,7 @@ class Source:
         return replace(made, known=LowRank(np.stack([one.diagonal for one in each]), factor))
 
     def _parts(self) -> Iterator[tuple[RowData, Index]]:
-        """All rows, some at a time, and the positions of their sites."""
+        """Return all rows, some at a time, and the positions of their sites."""
         position = {site: u for u, site in enumerate(self.sites)}
         for part in self.data.batches():
             yield part, np.array([position[site] for site in part.sites], dtype=np.int64)
@@ -229,7 +229,7 @@ def expansion(loss: Loss, sums: Sums, n: Index | Array) -> Quadratics:
 
 
 def score_squares(loss: Loss, federation: Federation, theta: Array, A: Array) -> float:
-    """The sum over rows of the squared scores at ``theta (V, p)``, in the units of ``A``."""
+    """Return the sum over rows of the squared scores at ``theta (V, p)``, in the units of ``A``."""
     squares = 0.0
     for u, site in enumerate(federation.sites):
         rows = federation[site]
@@ -239,7 +239,7 @@ def score_squares(loss: Loss, federation: Federation, theta: Array, A: Array) ->
 
 
 def _averages(loss: Loss, rows: Rows, theta: Array, covariance: Array) -> tuple[float, Array, Array]:
-    """Value, gradient and Hessian of the rows' loss, averaged over ``N(theta (p,), covariance (p, p))``."""
+    """Return value, gradient and Hessian of the rows' loss, averaged over ``N(theta (p,), covariance (p, p))``."""
     rowwise, (X, y, offset) = loss.rowwise, rows.arrays
     assert rowwise is not None and y is not None
     eta = X @ theta + (0.0 if offset is None else offset)
@@ -252,14 +252,14 @@ def _averages(loss: Loss, rows: Rows, theta: Array, covariance: Array) -> tuple[
 
 
 def intercepts_of(names: tuple[str, ...], n_outputs: int) -> Mask:
-    """Which parameters are intercepts ``(p,)``: those of a first column called ``(intercept)``."""
+    """Return which parameters are intercepts ``(p,)``: those of a first column called ``(intercept)``."""
     block = len(names) // max(n_outputs, 1)
     first = np.arange(len(names)) % block == 0
     return first if names[0].split(" [class")[0] == INTERCEPT else np.zeros(len(names), dtype=bool)
 
 
 def canonical_order(sums: Quadratics, sites: tuple[Hashable, ...]) -> Index:
-    """An order of the sites that depends on what they say, and on their names only where two say the same."""
+    """Return an order of the sites that depends on what they say, and on their names only where two say the same."""
     names = np.argsort(np.argsort(np.array([repr(site) for site in sites])))
     # sites that say the same otherwise do not differ off the diagonal: of many coefficients that takes long
     rest = sums.G.reshape(len(names), -1) if sums.n_params <= FEW else np.einsum("ujj->uj", sums.G)
@@ -280,7 +280,7 @@ def gram_sums(federation: Federation) -> Array:
 
 
 def residual_counts(loss: Loss, federation: Federation, theta: Array) -> Array:
-    """Rows of every site at ``theta (V, p)`` by the first threshold that holds them, ``(V, THRESHOLDS)``."""
+    """Return rows of every site at ``theta (V, p)`` by the first threshold that holds them, ``(V, THRESHOLDS)``."""
     assert loss.threshold is not None
     out = np.zeros((len(theta), THRESHOLDS))
     for u, site in enumerate(federation.sites):
@@ -294,7 +294,7 @@ def residual_counts(loss: Loss, federation: Federation, theta: Array) -> Array:
 
 
 def expected_shares(counts: Array) -> Array:
-    """The expected curvature ``(V,)`` of a site's rows, by their `residual_counts`.
+    """Return the expected curvature ``(V,)`` of a site's rows, by their `residual_counts`.
 
     Examples
     --------

@@ -40,7 +40,7 @@ class FullEffects:
 
     @classmethod
     def from_likelihoods(cls, W: Matrices, c: Array, most: int) -> FullEffects:
-        """The directions, at most so many, in which effects of the mixed model differ most."""
+        """Return the directions, at most so many, in which effects of the mixed model differ most."""
         mixed: tuple[Matrices, Array] = W.resolved()
         H = mixed[0]
         _, _, directions = np.linalg.svd(c - H.apply(c), full_matrices=False)
@@ -62,7 +62,7 @@ class FullEffects:
         return inside - np.eye(k), np.asarray(score / np.sqrt(self.stretch))
 
     def effects(self, chains: Chains, weight: float, scales: Array) -> tuple[Array, Array, States]:
-        """Means ``(V, d)`` and covariances ``(V, d, d)``, given the weight of the model without groups.
+        """Return means ``(V, d)`` and covariances ``(V, d, d)``, given the weight of the model without groups.
 
         Groups have the variance of the mixed model in all directions. Widths that were sampled are of directions which
         the data have chosen: around the few that tell groups apart, centres look nearer to each other than they are.
@@ -98,7 +98,7 @@ class FullEffects:
         return np.asarray(middle), total, self._kept(kept)
 
     def noise(self, chains: Chains, n: float, misfit: float) -> float:
-        """The factor on the noise by which the likeliest partition explains ``n`` numbers best.
+        """Return the factor on the noise by which the likeliest partition explains ``n`` numbers best.
 
         ``misfit`` is what they leave where effects are 0, in units of the noise. The share of the variance inside
         groups and the noise explain much of the same: both are asked, the share from none on, as long as more is
@@ -135,7 +135,7 @@ class FullEffects:
         return States(weight / weight.sum(), share, z, np.zeros((len(kept), d)), np.ones((len(kept), d)))
 
     def _partitions(self, chains: Chains, weight: float) -> list[_Part]:
-        """The likeliest partitions of the chains; one that was drawn again counts once more."""
+        """Return the likeliest partitions of the chains; one that was drawn again counts once more."""
         found: dict[bytes, float] = {}
         for each, record in zip((1 - weight) * chains.weights, chains.records, strict=True):
             lines = np.unique(np.linspace(0, len(record.z) - 1, SWEEPS).astype(int)).tolist()
@@ -147,7 +147,7 @@ class FullEffects:
         return [_Part(chance, np.frombuffer(z_bytes, np.int64)) for z_bytes, chance in likeliest]
 
     def _shares(self, parts: list[_Part]) -> Array:
-        """Probabilities ``(P, R)`` of the shares of the variance inside groups, learned anew: there is more to see.
+        """Return probabilities ``(P, R)`` of the shares of the variance inside groups, learned anew.
 
         They are asked from none on, until the evidence of all partitions is far behind.
         """
@@ -187,15 +187,15 @@ class _Part(NamedTuple):
     z: Index
 
     def members(self) -> list[Index]:
-        """Of each group."""
+        """Return the members of each group."""
         return [np.flatnonzero(self.z == group) for group in range(int(self.z.max()) + 1)]
 
     def sums(self, inside: _Inside) -> list[tuple[Array, Array]]:
-        """What the members of each group say about its centre: precision ``(d, d)`` and pull ``(d,)``."""
+        """Return what the members of each group say about its centre: precision ``(d, d)`` and pull ``(d,)``."""
         return [(inside.H.sum(mine), inside.c[mine].sum(axis=0)) for mine in self.members()]
 
     def log_centres(self, sums: list[tuple[Array, Array]]) -> float:
-        """The log evidence of what groups say about their centres, but for a constant of the partition."""
+        """Return the log evidence of what groups say about their centres, but for a constant of the partition."""
         log = 0.0
         for Q, e in sums:
             root = np.linalg.cholesky(0.5 * (Q + Q.T) + np.eye(len(e)))
@@ -203,11 +203,11 @@ class _Part(NamedTuple):
         return log
 
     def log_evidence(self, inside: _Inside) -> float:
-        """But for a constant of the partition."""
+        """Return the log evidence, but for a constant of the partition."""
         return inside.log + self.log_centres(self.sums(inside))
 
     def add_effects(self, inside: _Inside, chance: float, total: Array) -> Array:
-        """Means ``(V, d)`` of effects; adds ``chance`` times their covariances to ``total (V, d, d)``."""
+        """Return means ``(V, d)`` of effects; add ``chance`` times their covariances to ``total (V, d, d)``."""
         share, H, mean = inside.share, inside.H, inside.share * inside.c
         for mine, (Q, e) in zip(self.members(), self.sums(inside), strict=True):
             C = np.asarray(np.linalg.inv(Q + np.eye(len(e))))
@@ -223,7 +223,7 @@ class _Part(NamedTuple):
 
 
 def _stretch(known: Array, V: int, k: int) -> float:
-    """How much larger noise is in the k directions in which V sites differ most than in others that were not chosen so.
+    """Return how much larger noise is in the k directions in which V sites differ most than in others.
 
     Of sites that differ at random, by simulation: their effects vary as much as those of the mixed model do, by
     ``known (d, d)``.
