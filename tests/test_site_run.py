@@ -160,7 +160,7 @@ def test_another_order_begins_anew_and_is_not_mixed_up(tmp_path: Path) -> None:
     refused(own, "was written by another run, or by another revision of this one")
     (own / "state.db").unlink()
     assert run(own).returncode == 0
-    assert load(own / "model").n_iter == 40
+    assert load(own / "model").fused.n_iter == 40
 
 
 # --- who is out -------------------------------------------------------------------------------------------------------
