@@ -1,9 +1,9 @@
 """The primal-dual iteration on compiled kernels, when to use it, and the threads that share its work.
 
-numpy is the reference. The kernels take the same steps several times faster, but loading them takes half a second, so
-``"auto"`` uses them where the work ahead, by its size alone, is worth that. The state lives in arrays that are
-updated in place, so that a million sites fit in memory. Large problems use threads, each with its range of sites and of
-edges, and scrambled large graphs are renumbered first.
+numpy is the reference. The kernels take the same steps several times faster, but loading them takes a third of a
+second, so ``"auto"`` uses them where the work ahead, by its size alone, is worth that. The state lives in arrays that
+are updated in place, so that a million sites fit in memory. Large problems use threads, each with its range of sites
+and of edges, and scrambled large graphs are renumbered first.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ T = TypeVar("T")
 #: Penalties that have kernels.
 COMPILED_PENALTIES = ("l1", "l2", "linf")
 #: Seconds of numpy work that outweigh loading kernels.
-LOADING_PAYS = 0.5
+LOADING_PAYS = 0.2
 #: What a solve usually takes: iterations, and numpy's nanoseconds for an edge's coordinate and for an entry of a Gram.
 USUAL_ITERATIONS, NUMPY_EDGE_COST, NUMPY_GRAM_COST = 60, 20.0, 3.0
 #: Nanoseconds of one thread for an edge's coordinate, and for an entry of a Gram matrix, in compiled iterations.
