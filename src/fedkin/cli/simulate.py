@@ -170,33 +170,37 @@ def _ignore_interrupts() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the simulation hears Ctrl-C and decides
 
 
-def _run_tasks(states: dict[str, str], tasks: Mapping[str, Task], doing: str, done: str) -> dict[str, FedkinError]:
-    """Do in other processes what sites do, with a live view of ``states``; return the errors of those that failed."""
-    if not tasks:
-        return {}
-    failed: dict[str, FedkinError] = {}
-    console, context = messages(), multiprocessing.get_context("spawn")
-    states |= dict.fromkeys(tasks, doing)
-    with (
-        ProcessPoolExecutor(_AT_A_TIME, context, initializer=_ignore_interrupts) as executor,
-        Live(console=console, auto_refresh=False, transient=True) as live,
-    ):
-        try:
-            running = {executor.submit(function, *given): name for name, (function, given) in tasks.items()}
+class _Crew:
+    """Two processes that do what sites do, with a live view of what each site does or has done."""
+
+    def __init__(self, names: Sequence[str]) -> None:
+        self._states = dict.fromkeys(names, "invited")
+        context = multiprocessing.get_context("spawn")
+        self._executor = ProcessPoolExecutor(_AT_A_TIME, context, initializer=_ignore_interrupts)
+
+    def __enter__(self) -> _Crew:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._executor.shutdown(cancel_futures=True)
+
+    def run(self, tasks: Mapping[str, Task], doing: str, done: str) -> dict[str, FedkinError]:
+        """Do the tasks of all these sites; return the errors of those that failed."""
+        failed: dict[str, FedkinError] = {}
+        console = messages()
+        self._states |= dict.fromkeys(tasks, doing)
+        running = {self._executor.submit(function, *given): name for name, (function, given) in tasks.items()}
+        with Live(console=console, auto_refresh=False, transient=True) as live:
             for future in as_completed(running):
-                name = running[future]
-                error = future.exception()
-                if error is not None and not isinstance(error, FedkinError):
-                    raise error
-                states[name] = done if error is None else "failed"
+                name, error = running[future], future.exception()
                 if isinstance(error, FedkinError):
                     failed[name] = error
+                elif error is not None:
+                    raise error
+                self._states[name] = done if error is None else "failed"
                 if console.is_terminal:
-                    live.update(_states_table(states, max(console.height - FRAME_LINES, 3)), refresh=True)
-        except BaseException:
-            executor.shutdown(wait=False, cancel_futures=True)
-            raise
-    return {name: failed[name] for name in tasks if name in failed}
+                    live.update(_states_table(self._states, max(console.height - FRAME_LINES, 3)), refresh=True)
+        return {name: failed[name] for name in tasks if name in failed}
 
 
 def _states_table(states: Mapping[str, str], most: int) -> Table:
@@ -231,9 +235,7 @@ def _own_table(place: Path, columns: Mapping[str, Any]) -> Iterator[Path]:
         path.unlink(missing_ok=True)
 
 
-def _join_all(
-    states: dict[str, str], organiser: Organiser, sites: Path, parts: Sequence[Mapping[str, Any]]
-) -> None:
+def _join_all(crew: _Crew, organiser: Organiser, sites: Path, parts: Sequence[Mapping[str, Any]]) -> None:
     """Let every site join with its own rows, and admit it."""
     seal = fingerprint(organiser.authority)
     own = dict(zip([member.name for member in organiser.members], parts, strict=True))
@@ -244,7 +246,7 @@ def _join_all(
             if not (place / INVITE).exists():
                 table = tables.enter_context(_own_table(place, own[name]))
                 joins[name] = (_join, (organiser.directory / INVITES / f"{name}.invite", table, place, seal))
-        failed = _run_tasks(states, joins, "joins", "has joined")
+        failed = crew.run(joins, "joins", "has joined")
     for name, error in failed.items():
         shutil.rmtree(sites.parent)  # so that the same command begins anew
         raise DataError(f"the rows of {organiser.member(name).id!r}: {error}")
@@ -264,40 +266,39 @@ def _enrol(
     names = [member.name for member in organiser.members]
     if all((sites / name / paper).exists() for name in names for paper in needed):
         return
-    states = dict.fromkeys(names, "invited")
-    with ended_like_ctrl_c(STOP_SIGNAL), only_supervisor(out):
-        _join_all(states, organiser, sites, parts)
+    with ended_like_ctrl_c(STOP_SIGNAL), only_supervisor(out), _Crew(names) as crew:
+        _join_all(crew, organiser, sites, parts)
         papers = {name: [organiser.directory / ADMITTED / f"{name}.admit"] for name in names}
         for path, receivers in organiser.order(**orders) if ordered else ():  # type: ignore[arg-type]
             for name in receivers:
                 papers[name].append(path)
         accepts: dict[str, Task] = {name: (_accept, (sites / name, *given)) for name, given in papers.items()}
-        _refuse(_run_tasks(states, accepts, "accepts its certificate", "is admitted"))
+        _refuse(crew.run(accepts, "accepts its certificate", "is admitted"))
 
 
 def _share_all(organiser: Organiser, out: Path, parts: Sequence[Mapping[str, Any]]) -> None:
     """Go from joining to a model at each site, by one message of every site, or more where the loss needs them."""
     sites, model_place = out / _SITES, out / _MODEL
-    states = {member.name: "invited" for member in organiser.members}
-    with ended_like_ctrl_c(STOP_SIGNAL), only_supervisor(out):
-        _join_all(states, organiser, sites, parts)
+    names = [member.name for member in organiser.members]
+    with ended_like_ctrl_c(STOP_SIGNAL), only_supervisor(out), _Crew(names) as crew:
+        _join_all(crew, organiser, sites, parts)
         shares: dict[str, Task] = {}
         for member in organiser.members:
             place = sites / member.name
             if not (place / SENT / f"{member.name}.summary").exists():
                 admitted = organiser.directory / ADMITTED / f"{member.name}.admit"
                 shares[member.name] = (_accept_and_share, (place, admitted))
-        failed = _run_tasks(states, shares, "shares its sums", "has shared its sums")
+        failed = crew.run(shares, "shares its sums", "has shared its sums")
         for name, error in failed.items():
             note(f"{name}: {error}")
         if len(failed) == len(organiser.members):
             raise DataError("no site shares anything, so there is no model: see the reasons above")
         say(f"{count(_carry(organiser, sites), 'file')} with sums went to the organiser.")
-        model, opened = _fit(states, organiser, sites)
+        model, opened = _fit(crew, organiser, sites)
         model.save(model_place)
         paths = {path.stem: path for path in deliver_model(organiser, model_place, ())}
         accepts: dict[str, Task] = {name: (_accept, (sites / name, path)) for name, path in paths.items()}
-        _refuse(_run_tasks(states, accepts, "accepts its model", "has its model"))
+        _refuse(crew.run(accepts, "accepts its model", "has its model"))
     print_fit(model, opened, organiser.directory / SUMMARIES, EdgeFiles())
     print_end(model, model_place, opened.n_rows, {})
     first = sites / next(iter(paths))
@@ -305,7 +306,7 @@ def _share_all(organiser: Organiser, out: Path, parts: Sequence[Mapping[str, Any
     say(f"{each}. The organiser's, of all: {model_place}")
 
 
-def _fit(states: dict[str, str], organiser: Organiser, sites: Path) -> tuple[FittedModel, Opened]:
+def _fit(crew: _Crew, organiser: Organiser, sites: Path) -> tuple[FittedModel, Opened]:
     """Fit the model of all sites, after as many questions as the loss needs."""
     while True:
         answers: dict[str, Task] = {}
@@ -314,7 +315,7 @@ def _fit(states: dict[str, str], organiser: Organiser, sites: Path) -> tuple[Fit
             if not (sites / name / SENT / f"{query.stem}.summary").exists():
                 answers[name] = (_answer, (sites / name, query))
         if answers:
-            _refuse(_run_tasks(states, answers, f"answers question {number}", f"has answered question {number}"))
+            _refuse(crew.run(answers, f"answers question {number}", f"has answered question {number}"))
             say(f"{count(len(answers), 'site')} answered question {number} of the organiser.")
         _carry(organiser, sites)
         with progress("fitting") as report:
