@@ -67,11 +67,6 @@ def test_import_is_light() -> None:
     assert "numpy" not in loaded
 
 
-def test_what_a_site_needs_is_light() -> None:
-    loaded = loaded_by("from fedkin import Federation, Graph, Problem, solve, local_fit, load")
-    assert not loaded & HEAVY
-
-
 def test_command_line_starts_light() -> None:
     loaded = loaded_by("from fedkin.cli import main; main(['--version'])")
     assert not loaded & (HEAVY | {"numpy", "scipy"}) - {"typer", "rich"}
