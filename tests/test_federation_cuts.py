@@ -206,3 +206,14 @@ def test_times_are_numbers_or_days(days):
     assert Federation.from_arrays(np.eye(3), None, list("aaa"), time=days).row_order.tolist() == [1, 0, 2]
     with pytest.raises(DataError, match="the time '4 March' is neither a number nor a day such as 2021-03-04"):
         Federation.from_arrays(np.eye(2), None, list("aa"), time=["2021-03-04", "4 March"])
+
+
+def test_the_split_of_a_site_does_not_depend_on_the_others():
+    fed = of_sizes(10, 15, 20)
+    _, test = fed.split(0.4, seed=7)
+    for sites in (["d1"], ["d2", "d1"], ["d1", "d0"]):
+        _, alone = fed.subset(sites).split(0.4, seed=7)
+        np.testing.assert_array_equal(alone["d1"].y, test["d1"].y)
+        np.testing.assert_array_equal(alone.subset(["d1"]).row_order, test.subset(["d1"]).row_order)
+    _, other = fed.split(0.4, seed=8)
+    assert not np.array_equal(other.y, test.y)

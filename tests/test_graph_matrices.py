@@ -1,6 +1,7 @@
 """The matrices of graphs, and the paper's numbers of them, against networkx, scipy and closed forms."""
 
 import math
+import sys
 
 import networkx as nx
 import numpy as np
@@ -9,7 +10,7 @@ import scipy.sparse
 from hypothesis import given
 
 from builders import edge_weights, random_graphs
-from fedkin.errors import GraphError, GraphWarning
+from fedkin.errors import GraphError, GraphWarning, MissingDependencyError
 from fedkin.graph import Graph
 from fedkin.graph.edges import smallest_nonzero_eigenvalue
 
@@ -156,3 +157,11 @@ def test_algebraic_connectivity_of_large_graphs(g):
 
 def test_algebraic_connectivity_of_a_really_large_grid():
     assert Graph.grid(20, 1000).algebraic_connectivity() == pytest.approx(2 - 2 * math.cos(math.pi / 1000), rel=1e-7)
+
+
+def test_without_networkx(monkeypatch, tmp_path):
+    monkeypatch.setitem(sys.modules, "networkx", None)
+    with pytest.raises(MissingDependencyError, match=r"fedkin\[graph\]"):
+        Graph.empty("ab").to_networkx()
+    with pytest.raises(MissingDependencyError, match=r"reading GraphML needs networkx"):
+        Graph.read(tmp_path / "graph.graphml")
