@@ -10,15 +10,15 @@ from __future__ import annotations
 
 import errno
 import hashlib
-import json
 import os
 import sqlite3
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -62,7 +62,8 @@ class Store:
     Sent vectors are kept for ``sent`` rounds.
 
     >>> import tempfile
-    >>> import numpy as np
+    >>> import msgspec
+import numpy as np
     >>> from fedkin.admm import Store
     >>> folder = tempfile.TemporaryDirectory()
     >>> store = Store(f"{folder.name}/state.db", "run-1", revision=0)
@@ -79,7 +80,6 @@ class Store:
     def __init__(self, path: str | os.PathLike[str], run: str, revision: int = 0, *, sent: int = 1) -> None:
         self.path, self.run, self.revision, self._sent = Path(path), run, revision, sent
         self._open: sqlite3.Connection | None = None
-        self._layout: tuple[object, str] = (None, "")
 
     # --- writing ---
 
@@ -91,7 +91,8 @@ class Store:
         Raises `OSError` when the disk does not take it; what was saved before is still there.
         """
         parts = [np.ascontiguousarray(part) for part in arrays.values()]
-        text = self._describe(arrays, parts, header)
+        layout = {name: [part.dtype.str, part.shape] for name, part in zip(arrays, parts, strict=True)}
+        text = msgspec.json.encode({"arrays": layout, "header": dict(header)}).decode()
         content = b"".join([part.tobytes() for part in parts])
         state = (self.run, self.revision, round, text, self._digest(round, text, content), content)
         try:
@@ -119,13 +120,6 @@ class Store:
         if blocked:
             raise sqlite3.OperationalError("another process reads the file")
 
-    def _describe(self, arrays: Arrays, parts: Sequence[NDArray[Any]], header: Mapping[str, Any]) -> str:
-        shapes = (tuple(arrays), [(part.dtype.str, part.shape) for part in parts], repr(header))
-        if self._layout[0] != shapes:  # the same in most rounds
-            layout = {name: [part.dtype.str, part.shape] for name, part in zip(arrays, parts, strict=True)}
-            self._layout = shapes, json.dumps({"arrays": layout, "header": dict(header)})
-        return self._layout[1]
-
     def _digest(self, round: int, what: object, content: bytes) -> bytes:
         return _digest(self.run, self.revision, round, what, content)
 
@@ -141,7 +135,7 @@ class Store:
         for round, text, digest, content in self._read(query):
             if self._digest(round, text, content) != digest:
                 raise self._damaged(f"the digest of the state after round {round} does not fit")
-            described, arrays, place = json.loads(text), {}, 0
+            described, arrays, place = msgspec.json.decode(text), {}, 0
             for name, (kind, shape) in described["arrays"].items():
                 size = int(np.prod(shape, dtype=np.int64))
                 arrays[name] = np.frombuffer(content, np.dtype(kind), size, place).reshape(shape).copy()

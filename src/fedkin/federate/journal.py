@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import json
 import os
 import sys
 import threading
 import time
 from collections import Counter
 from pathlib import Path
+
+import msgspec
 
 from fedkin._base import PRIVATE_FILE
 
@@ -67,12 +68,13 @@ class Journal:
 
     def _put(self, level: str, event: str, fields: dict[str, object]) -> None:
         stamp = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime()) + f".{int(time.time() * 1000) % 1000:03d}Z"
-        line = json.dumps({"time": stamp, "level": level, "site": self.site, "event": event, **fields}, default=str)
+        facts = {"time": stamp, "level": level, "site": self.site, "event": event, **fields}
+        line = msgspec.json.encode(facts, enc_hook=str)
         try:
             if self._file is not None:
-                self._append(line.encode() + b"\n")
+                self._append(line + b"\n")
             if self.echo:
-                sys.stderr.write(line + "\n")
+                sys.stderr.write(line.decode() + "\n")
         except OSError:
             # a full disk must not stop a site that can still compute; checkpoints report it
             self.counts["log lines lost"] += 1
