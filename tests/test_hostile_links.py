@@ -53,9 +53,10 @@ def test_connections_that_say_nothing_do_not_keep_neighbours_out(tmp_path: Path)
         fleet.start("d1")
         fleet.wait_for_event("d1", "started")
         began = time.monotonic()
-        fleet.join()
+        fleet.wait_for_event("d1", "finished")
         # three times what it takes a process to start, which is long on a busy machine
         assert time.monotonic() - began < max(5.0, 3 * (began - launched))
+        fleet.join()
 
 
 def _connected(host: str, port: int) -> bool:
