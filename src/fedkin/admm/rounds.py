@@ -88,13 +88,13 @@ class DirectLink:
 
 @dataclass(frozen=True)
 class RoundConfig:
-    """What `run_rounds` is told beside shard, link and store.
+    """What `run_rounds` needs to know, apart from shard, link and store.
 
     - ``wire``: how thetas travel. Both ends of an edge must compute with the same numbers, so the shard's own are
       rounded.
     - ``names``: of the hosted sites that have their rows here; with them, parameters that diverge are an error in
       every round, told with a ``hint``, and so are those that end at the border of the parameter ball.
-    - ``save_every``: rounds between durable saves, beside that of the ``last`` one; those between only with
+    - ``save_every``: rounds between durable saves; the ``last`` one is always saved, those between only with
       ``save_all``.
     - ``after``: called with the round and the largest change of a theta in it, after it is saved.
     """

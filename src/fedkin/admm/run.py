@@ -512,7 +512,7 @@ class _Run:
     # --- checkpoints ---
 
     def describe(self) -> list[object]:
-        """Return what the course of this run depends on beside problem and plan."""
+        """Return what the course of this run depends on, apart from problem and plan."""
         return [sorted(self.local.streams), *(() if self.presence is None else self.presence.facts)]
 
     def _save(self) -> None:

@@ -2,7 +2,7 @@
 
 Links are TLS with certificates on both sides. Each site enforces, for every link by the common name at its other end: a
 neighbour may write only its own keys and read only what this site publishes for it; anybody else may do nothing.
-A new transport has the methods of `Transport`, beside `fedkin.federate.zenoh`.
+A new transport is a module like `fedkin.federate.zenoh`, with the methods of `Transport`.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from fedkin.federate.trust import Pair
 _AGAIN_SECONDS = 30.0
 #: Bounds for who connects and says nothing: so many at a time, each for so many milliseconds, and so many links.
 _LINKS = {"accept_timeout": 2000, "accept_pending": 4096, "max_sessions": 4096}
-#: What a message has beside its payload, and the least that a link must take.
+#: What a message has around its payload, and the least that a link must take.
 _AROUND, _LEAST_BYTES = 4096, 65536
 
 OnFrame = Callable[[bytes], object]
@@ -52,7 +52,7 @@ class Transport(Protocol):
         ...
 
     def pull(self, key: str, round: int, on_frame: OnFrame) -> None:
-        """Ask whoever serves ``key`` for the frame of a round; returns at once."""
+        """Ask the one who serves ``key`` for the frame of a round; returns at once."""
         ...
 
     def announce(self, key: str) -> None:
@@ -71,7 +71,7 @@ class Transport(Protocol):
 class ReopeningTransport:
     """Passes everything on to a transport that ``make`` makes, and remembers what it was asked to listen to.
 
-    What is under way while it is closed is lost, as on any network; whoever waits for it pulls it.
+    What is under way while it is closed is lost, as on any network; who waits for it pulls it.
     """
 
     def __init__(self, make: Callable[[], Transport]) -> None:
