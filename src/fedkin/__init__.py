@@ -1,34 +1,8 @@
 """Fedkin: heterogeneous federated learning on a graph.
 
-Every site keeps its rows and gets a model of its own, which borrows from the sites that are like it. A site is what the
-paper and the code call a site.
-
-The rooms, floor by floor from the ground up. A room imports only from the floors below its own, and says in its
-``__init__`` what comes in and what goes out. Rooms with a bar between them are side by side: neither imports the other.
-
-- `errors`, then `_base`: the exceptions; checks, files, locks, words
-- `data`: sites and their rows
-- `losses` | `graph`: what a site minimises; who may be kin
-- `core` | `datasets`: the problem, site summaries, local fits, edge tests, theory; tables to try things on
-- `solvers`: exact solutions
-- `admm` | `kin`: the paper's algorithms, round by round; partial pooling that finds who is alike, with probabilities
-- `fitting`: from a table to a model that is saved and predicts; the scikit-learn face
-- `federate` | `report`: rounds and summaries between processes and machines (without `fitting`); pages
-- `studies`, then `cli`: the paper's figures; the command line
-
-Large rooms have sub-rooms, whose ``__init__`` say the same.
-
-Where does a change belong? The ``__init__`` of one room lists all files to touch, in order, under "To add ...".
-
-- a loss: `losses`
-- a transport: `federate/links`
-- what a model directory holds: `fitting/model`
-- an edge test: `core/selection`
-- a figure: `report` (on the report page, or for Python), `studies/present` (of a study)
-- an option of a fit: `fitting`; a command: `cli`
-
-docs/architecture.md has the picture, how data travel, and more changes.
-Names are imported on first use, so that ``import fedkin`` stays light.
+Every site keeps its rows and gets a model of its own, which borrows from the sites that are like it.
+docs/architecture.md shows the packages, the main types, and where to add things. Names are imported on first use, so
+that ``import fedkin`` stays light.
 """
 
 from __future__ import annotations
