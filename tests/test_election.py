@@ -19,7 +19,6 @@ from fedkin.datasets.counties import (
     SOURCES,
     Election,
     check_data,
-    fingerprint,
     load_election,
     read_outlines,
     read_shapes,
@@ -36,7 +35,6 @@ from fedkin.studies.election import (
     Split,
     common_share,
     election,
-    historical_graph,
     scores,
     skewed,
 )
@@ -73,15 +71,6 @@ def test_topojson_arcs_are_added_up_scaled_and_turned_round(tmp_path: Path):
     assert left.tolist() == [[11, 20], [11, 21], [10, 21], [10, 20], [11, 20]]
     assert right.tolist() == [[11, 20], [12, 20], [12, 21], [11, 21], [11, 20]]
 
-
-def test_topojson_that_is_none(tmp_path: Path):
-    path = tmp_path / "map.topojson"
-    path.write_text("{}")
-    with pytest.raises(DataError, match=r"map\.topojson is not a TopoJSON file"):
-        read_shapes(path)
-    path.write_text(json.dumps({**SQUARES, "objects": {"a": {}, "b": {}}}))
-    with pytest.raises(DataError, match="has the objects a, b; one is expected"):
-        read_shapes(path)
 
 
 # --- a miniature of the files ---------------------------------------------------------------------------------
@@ -146,23 +135,6 @@ def test_missing_files_are_named_with_their_source(folder: Path):
     assert RESULTS not in message
 
 
-def test_columns_and_numbers_are_checked(folder: Path):
-    text = (folder / RESULTS).read_text()
-    (folder / RESULTS).write_text(text.replace("votes_dem", "votes_democrats"))
-    with pytest.raises(DataError, match=r"has no column 'votes_dem'; .*take it again from github"):
-        load_election(folder)
-    (folder / RESULTS).write_text(text.replace("100,", "n/a,", 1))
-    with pytest.raises(DataError, match="line 2: column 'votes_gop' holds 'n/a'"):
-        load_election(folder)
-
-
-@pytest.mark.parametrize("name", [FACTS, RESULTS, EARLIER, MAP])
-def test_an_empty_file_and_a_map_that_was_cut_off_say_where_to_get_them(folder: Path, name: str):
-    text = (folder / name).read_text()
-    (folder / name).write_text("" if name != MAP else text[: len(text) // 2])
-    what = "is empty" if name != MAP else r"is not a TopoJSON file of polygons with ids \(JSONDecodeError.*\)"
-    with pytest.raises(DataError, match=rf"{name} {what}.*; .*take it again from \w+\.com/"):
-        load_election(folder, more_than=1)
 
 
 @pytest.mark.parametrize("name", [FACTS, RESULTS, EARLIER])
@@ -211,12 +183,6 @@ def test_files_are_checked_before_a_worker_starts(folder: Path):
     with pytest.raises(DataError, match="has no outline of SD"):
         check_data(folder, 19, allow_incomplete=True)
 
-
-def test_the_fingerprint_sees_every_file(folder: Path):
-    before = fingerprint(folder)
-    assert before == fingerprint(folder)
-    (folder / EARLIER).write_text((folder / EARLIER).read_text() + "\n")
-    assert fingerprint(folder) != before
 
 
 def test_outlines_are_kept_beside_the_rows(folder: Path, tmp_path: Path):
@@ -346,11 +312,6 @@ def test_ridge_and_lam_are_the_best_of_the_inner_cross_validation():
             loss[ridge, lam] = total
     assert (found.ridge, found.lam) == min(loss, key=loss.get)
 
-
-def test_historical_graph_joins_states_of_a_lean():
-    made = _made_up()
-    graph = historical_graph(made, made.federation.sites)
-    assert graph.n_components == 2 and graph.n_edges == 3 + 1
 
 
 def test_common_share_counts_coefficients_of_the_largest_fused_group():
@@ -497,17 +458,6 @@ def test_what_is_found_by_test_scores_is_no_evidence():
         claim: holds for claim, holds in before.items() if holds is not None
     }
 
-
-def test_tables_show_floors_ceiling_and_published_numbers():
-    rows = _rows(0.944, [[0, 0, 1]] * 10)
-    text = election_report.accuracy_table({"name": "accuracy"}, rows).markdown()
-    for name in LABELS.values():
-        assert name in text
-    assert "0.793 (0.019)" in text
-    differences = election_report.difference_table({"name": "differences"}, rows)
-    assert len(differences.text) == 2 * 3 + 6 and differences.exact[0][3] == pytest.approx(0.010, abs=0.001)
-    states = election_report.state_table({"name": "states"}, rows)
-    assert [line[1] for line in states.text] == ["A", "A", "alone"]
 
 
 @pytest.mark.realdata

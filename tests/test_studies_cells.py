@@ -21,7 +21,6 @@ from fedkin.studies.tasks import (
     convergence,
     edge_selection,
     false_edge_design,
-    find_function,
     make_design,
 )
 from small_studies import ESTIMATION, SMALL, without_times
@@ -65,14 +64,6 @@ def test_penalised_estimators_solve_their_own_problem():
     assert bench.estimate("oracle").graph == design.truth
 
 
-def test_lam_is_that_of_cross_validation():
-    design = paper_design(9, 40, 4, 3, varrho=0.2, seed=2)
-    settings = Tuning(folds=4, n_lams=6)
-    found = Workbench(design, settings, seed=3).estimate("fedadmm")
-    problem = fedkin.Problem(design.federation, design.graph)
-    lams = fedkin.lam_max(problem, tol=1.0) * np.geomspace(1.0, 1e-3, 6)
-    assert found.lam == fedkin.cross_validate_lam(problem, lams, folds=4, seed=3, tol=1e-4).lam
-
 
 @pytest.mark.parametrize(
     ("task", "option", "message"),
@@ -102,17 +93,6 @@ def test_names_among_the_options_of_built_in_tasks(task: str, option: str, messa
         check_study(study)
 
 
-def test_options_of_a_custom_task_are_its_own(small_study: Path):
-    small_study.write_text(SMALL + '[options]\nanything = 1\nestimators = ["a", "a"]\ngenerator = "some"\n')
-    check_study(load_study(small_study))
-
-
-def test_unknown_names_are_refused():
-    bench = Workbench(paper_design(4, 30, 2, 2), Tuning(), seed=0)
-    with pytest.raises(ParameterError, match="unknown estimator 'best'; choose from local"):
-        bench.estimate("best")
-    with pytest.raises(ParameterError, match="has no function 'nothing'"):
-        find_function("fedkin.studies.tasks:nothing", "task 'nothing'")
 
 
 def test_a_job_gives_the_same_rows_every_time():

@@ -9,7 +9,7 @@ import pytest
 
 from fedkin.studies import claims as checks
 from fedkin.studies import load_study, write_report, write_rows
-from fedkin.studies.summary import Check, Sample, doubt, paired_ratios, student
+from fedkin.studies.summary import Check, paired_ratios
 
 
 def _estimation_rows(es: float, local: float = 20 / 79) -> list[dict[str, object]]:
@@ -131,38 +131,6 @@ def test_noise_of_few_replications_is_no_refutation():
     assert _verdicts(single)[0] == "too few replications to tell (1.000, without an interval)"
 
 
-def test_one_replication_tells_nothing():
-    one = [row for row in _sensitivity_rows(0.05, 0.2) if row["replication"] == 0]
-    assert all(verdict.startswith("too few") for verdict in _verdicts(checks.sensitivity(one)))
-    rates = [
-        {
-            "varied": "n",
-            "n_samples": n,
-            "n_sites": 9,
-            "n_clusters": 3,
-            "false_edges": 2,
-            "rate": 1 / n,
-            "error": 1 / n,
-        }
-        for n in (50, 100)
-    ]
-    assert _verdicts(checks.rate(rates)) == ["too few replications to tell (0.00, without an interval)"]
-
-
-def test_claims_speak_the_words_of_the_figures():
-    (first, *_) = checks.estimation(_estimation_rows(0.06))
-    assert first.observed.endswith("at ϱ = 0.1, n = 100, |V| = 20")
-    rows = [
-        {"n_samples": 50, "n_sites": 40, "round": 100, "replication": r, "method": name, "distance": distance}
-        for name, distance in (("fedadmm-full", 1.0), ("gd", 2.0), ("fedadmm-batch", 2.0), ("sgd", 1.0))
-        for r in range(3)
-    ]
-    ahead, behind = checks.convergence(rows)
-    assert ahead.claim.startswith('"Fed-ADMM, all samples" closer to the minimiser than "GD, all samples"')
-    assert behind.claim.startswith('"Fed-ADMM, batches of 10" closer to the minimiser than "SGD, batches of 10"')
-    assert (ahead.holds, behind.holds) == (True, False) and behind.observed.startswith(
-        "largest ratio 2 at n = 50, |V| = 40"
-    )
 
 
 def test_slopes_of_few_replications():
@@ -172,20 +140,6 @@ def test_slopes_of_few_replications():
     few = checks.sensitivity([row for row in rows if row["replication"] < 3])
     assert few[1].holds is False and _verdicts(few)[1].startswith("too few replications to tell (+")
 
-
-def test_intervals_against_scipy():
-    from scipy import stats
-
-    x = np.random.default_rng(3).normal(loc=2.0, size=9)
-    interval = Sample.from_values(x).interval()
-    assert (interval.low, interval.high) == pytest.approx(stats.t.interval(0.95, 8, loc=x.mean(), scale=stats.sem(x)))
-    together = Sample.from_values(x).interval(5)
-    assert (together.low, together.high) == pytest.approx(stats.t.interval(0.99, 8, loc=x.mean(), scale=stats.sem(x)))
-    assert student(9) == pytest.approx(stats.t.isf(0.025, 8))
-    share = Sample.from_values([1.0] * 17 + [0.0] * 3).share_interval()
-    assert (share.low, share.high) == pytest.approx(stats.binomtest(17, 20).proportion_ci(method="wilson"))
-    assert doubt([interval], low=interval.high + 0.1) == "" == doubt([interval], low=interval.low - 0.1)
-    assert doubt([interval], high=float(x.mean())) == interval.text()
 
 
 def test_ratios_are_paired_and_cover():

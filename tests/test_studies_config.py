@@ -164,10 +164,6 @@ def test_columns_that_no_row_has_are_named_and_the_rows_are_kept(
     assert run_study(load_study(small_study), tmp_path / "out", jobs=1).computed == 0
 
 
-def test_an_unknown_study_lists_the_known_ones():
-    with pytest.raises(ParameterError, match=r"estimation, sensitivity, .*election"):
-        load_study("estimaton")
-
 
 def test_edited_code_is_not_mistaken_for_what_was_run(small_study: Path):
     before = [cell.key for cell in load_study(small_study).cells()]
@@ -193,10 +189,3 @@ def test_built_in_studies_are_whole(name: str, quick: bool):
     assert callable(find_function(str(study.checks), "checks"))
     assert len(study.cells()) >= 1
     assert all(figure["name"] and figure["caption"] for figure in study.figures)
-
-
-def test_estimation_is_the_papers_grid():
-    study = load_study("estimation")
-    assert len(study.points) == 30 and study.replications == 100
-    assert {point["n_sites"] for point in study.points} == {20, 40, 60, 80, 100}
-    assert {point["n_samples"] for point in study.points} == {50, 100, 200}

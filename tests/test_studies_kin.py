@@ -39,10 +39,6 @@ def test_greedy_clustering_finds_groups_that_are_far_apart(graph):
     assert _same(found) == _same(GROUPS.labels)
 
 
-def test_greedy_clustering_merges_sites_that_are_alike():
-    design = paper_design(n_sites=10, n_samples=30, n_features=3, n_clusters=1, seed=1)
-    assert peers.clustering(peers.least_squares(design.federation)).max() == 0
-
 
 def test_a_graph_helps_clustering_and_an_inverted_one_as_much():
     for varrho in (0.05, 0.95):
