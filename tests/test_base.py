@@ -21,6 +21,8 @@ from fedkin._base import (
     write_file,
 )
 
+pytestmark = pytest.mark.clocks
+
 
 def held(folder: Path) -> list[str]:
     return sorted(path.name for path in folder.iterdir())

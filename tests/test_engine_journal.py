@@ -5,7 +5,11 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import pytest
+
 from fedkin.federate.journal import Journal
+
+pytestmark = pytest.mark.clocks
 
 
 def test_lines_are_json_and_private(tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ from fedkin.federate.frames import Kind, encode
 from fedkin.federate.inbox import PeerError
 from memory_network import MemoryNetwork
 
-pytestmark = pytest.mark.exhaustive
+pytestmark = [pytest.mark.exhaustive, pytest.mark.clocks]
 
 QUICK = Patience(first_pull=0.02, last_pull=0.2, complain=0.3, give_up=20.0, linger=5.0)
 HASTY = Patience(first_pull=0.02, last_pull=0.2, complain=0.2, give_up=1.0, linger=0.0)

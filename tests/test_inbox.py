@@ -12,6 +12,8 @@ from fedkin.federate.frames import Expected, Kind, encode
 from fedkin.federate.inbox import Inbox
 from fedkin.federate.journal import Journal
 
+pytestmark = pytest.mark.clocks
+
 RUN, P = b"run-0001", 3
 SENDERS = [1, 2]
 

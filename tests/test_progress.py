@@ -19,6 +19,8 @@ from fedkin.datasets import paper_design
 from fedkin.fitting import FitOptions, compare, fit
 from processes import PATIENCE
 
+pytestmark = pytest.mark.clocks
+
 TABLE = "site,x,y\n" + "".join(
     f"{site},{k % 7},{(k % 7) * (1 if site < 'c' else -1) + (k * 31 % 5) / 5}\n" for site in "abcd" for k in range(24)
 )

@@ -25,7 +25,7 @@ from fleet import Fleet
 from processes import PATIENCE, capped
 
 pytest.importorskip("zenoh")
-pytestmark = pytest.mark.processes
+pytestmark = [pytest.mark.processes, pytest.mark.clocks]
 
 
 def run(place: Path, *options: str) -> subprocess.CompletedProcess[str]:

@@ -19,6 +19,8 @@ from fedkin.admm import Saved, Sent, Store
 from fedkin.errors import DataError, ParameterError
 from fedkin.federate.checkpoint import CheckpointFile
 
+pytestmark = pytest.mark.clocks
+
 KEEP = 4
 
 
