@@ -12,7 +12,7 @@ import fedkin
 from builders import small_problem
 from federations import plan_of
 from fedkin.admm import ShareTaker, is_shared, together
-from fedkin.admm.run import certify
+from fedkin.admm.trace import certify
 from fedkin.core import Problem
 from memory_network import MemoryNetwork
 from test_engine_peer_memory import run_sites

@@ -21,9 +21,10 @@ from fedkin.admm.store import Saved, Sent, Store
 
 if TYPE_CHECKING:
     from fedkin.admm.baselines import subgradient_descent
-    from fedkin.admm.run import Progress, fed_admm
+    from fedkin.admm.run import fed_admm
+    from fedkin.admm.trace import Progress
 
-_LATER = {"Progress": "run", "fed_admm": "run", "subgradient_descent": "baselines"}
+_LATER = {"Progress": "trace", "fed_admm": "run", "subgradient_descent": "baselines"}
 
 __all__ = [
     "MOST_PARAMS",

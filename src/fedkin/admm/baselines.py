@@ -11,8 +11,8 @@ from numpy.typing import ArrayLike
 from fedkin._base import Array, check_choice, check_positive, check_whole
 from fedkin.admm.gradients import Gradients
 from fedkin.admm.plan import AVERAGES, Average, BatchSize, local_curvature, site_rows
-from fedkin.admm.run import Callback, Progress, Trace, certify, deferred_interrupt, next_record, run_callbacks
 from fedkin.admm.shard import averaging_weight
+from fedkin.admm.trace import Callback, Progress, Trace, certify, deferred_interrupt, next_record, run_callbacks
 from fedkin.core import FusedObjective, Problem, Solution, Status
 from fedkin.errors import ParameterError, SolverError
 
