@@ -59,22 +59,21 @@ class Sent:
 class Store:
     """The file of one run, made at the first save; states of another run or revision do not count.
 
-        Sent vectors are kept for ``sent`` rounds.
+    Sent vectors are kept for ``sent`` rounds.
 
-        >>> import tempfile
-        >>> import msgspec
-    import numpy as np
-        >>> from fedkin.admm import Store
-        >>> folder = tempfile.TemporaryDirectory()
-        >>> store = Store(f"{folder.name}/state.db", "run-1", revision=0)
-        >>> store.save(7, {"theta": np.array([0.5, 1.0])}, {"left": []}, durable=True)
-        >>> store.close()
-        >>> found = Store(f"{folder.name}/state.db", "run-1", revision=0).load()
-        >>> found.round, found.arrays, found.header
-        (7, {'theta': array([0.5, 1. ])}, {'left': []})
-        >>> Store(f"{folder.name}/state.db", "run-1", revision=1).load() is None
-        True
-        >>> folder.cleanup()
+    >>> import tempfile
+    >>> import numpy as np
+    >>> from fedkin.admm import Store
+    >>> folder = tempfile.TemporaryDirectory()
+    >>> store = Store(f"{folder.name}/state.db", "run-1", revision=0)
+    >>> store.save(7, {"theta": np.array([0.5, 1.0])}, {"left": []}, durable=True)
+    >>> store.close()
+    >>> found = Store(f"{folder.name}/state.db", "run-1", revision=0).load()
+    >>> found.round, found.arrays, found.header
+    (7, {'theta': array([0.5, 1. ])}, {'left': []})
+    >>> Store(f"{folder.name}/state.db", "run-1", revision=1).load() is None
+    True
+    >>> folder.cleanup()
     """
 
     def __init__(self, path: str | os.PathLike[str], run: str, revision: int = 0, *, sent: int = 1) -> None:
