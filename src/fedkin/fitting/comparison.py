@@ -9,8 +9,6 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
-from scipy.stats import rankdata
-from sklearn.metrics import accuracy_score, r2_score
 
 from fedkin._base import Array, Index, Say, check_whole, count, one_blas_thread, tracked
 from fedkin.core import FileRows, Problem, Quadratics, Summaries
@@ -416,9 +414,10 @@ def more_scores(model: FittedModel, test: Federation, response: Array, weight: A
         y = test.y.astype(np.float64)
         if model.loss.link != "identity" or np.ptp(y) == 0:
             return {}
-        return {"explained variance": float(r2_score(y, response, sample_weight=weight))}
+        total = weight @ (y - weight @ y / weight.sum()) ** 2
+        return {"explained variance": 1.0 - float(weight @ (y - response) ** 2 / total)}
     codes = class_numbers(test.y, model.classes)
-    scores = {"accuracy": float(accuracy_score(codes, response.argmax(axis=1), sample_weight=weight))}
+    scores = {"accuracy": float(weight @ (response.argmax(axis=1) == codes) / weight.sum())}
     if len(model.classes) == 2:
         areas = site_areas(codes, response[:, 1], test.starts)
         if not np.isnan(areas).all():
@@ -433,7 +432,9 @@ def site_areas(codes: NDArray[Any], chance: Array, starts: Index) -> Array:
         positive = codes[first:last] == 1
         hits = int(positive.sum())
         if 0 < hits < len(positive):
-            above = rankdata(chance[first:last])[positive].sum() - hits * (hits + 1) / 2
+            _, place, ties = np.unique(chance[first:last], return_inverse=True, return_counts=True)
+            rank = (np.cumsum(ties) - 0.5 * (ties - 1))[place]  # ties share their mean rank
+            above = rank[positive].sum() - hits * (hits + 1) / 2
             areas[u] = above / (hits * (len(positive) - hits))
     return areas
 
