@@ -13,24 +13,7 @@ from fedkin.cli.console import guarded, interrupts_later
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command line and return its exit code.
-
-    Parameters
-    ----------
-    arguments : sequence of str, optional
-        By default those of the process.
-
-    Returns
-    -------
-    int
-        0 when all went well, 1 when a solver failed or did not converge, 2 for wrong input, 130 after Ctrl-C.
-
-    Examples
-    --------
-    >>> main(["--version"])
-    fedkin 0.1.0
-    0
-    """
+    """Run the command line and return its exit code."""
     words = list(sys.argv[1:] if arguments is None else arguments)
 
     def run() -> None:

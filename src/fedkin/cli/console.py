@@ -38,13 +38,7 @@ class StopRequested(Interrupted):
 
 
 def flag(name: str, value: object = None) -> str:
-    """Spell an argument of Python's as the command line takes it.
-
-    Examples
-    --------
-    >>> flag("max_iter"), flag("n_jobs"), flag("missing", "drop")
-    ('--max-iter', '--jobs', '--missing drop')
-    """
+    """Spell an argument of Python's as the command line takes it."""
     option = "--" + NAMES.get(name, name).replace("_", "-")
     return option if value is None else f"{option} {value}"
 

@@ -135,16 +135,6 @@ def damped_newton(
     or anything above them where a Hessian is singular. A function is done when half its squared Newton decrement is
     below ``tol`` times the largest of the value, the value at the start and the first decrement. The step that shows it
     is still taken, so that the error left is of the order of the square.
-
-    Examples
-    --------
-    >>> import numpy as np
-    >>> from fedkin.core import damped_newton
-    >>> centre = np.array([[1.0], [3.0]])
-    >>> value = lambda theta, who: np.cosh(theta - centre[who]).sum(axis=1)
-    >>> derivatives = lambda theta, who: (np.sinh(theta - centre[who]), np.cosh(theta - centre[who])[:, :, None])
-    >>> damped_newton(value, derivatives, np.zeros((2, 1)))[0].round(6).ravel().tolist()
-    [1.0, 3.0]
     """
     theta = np.array(start, dtype=np.float64)
     who = np.arange(theta.shape[0])

@@ -186,13 +186,7 @@ def select_edges(
 
 
 def bonferroni(level: float, n_edges: int) -> float:
-    """The p-value below which edges are dropped, which needs no p-values of other edges: sites can use it.
-
-    Examples
-    --------
-    >>> bonferroni(0.05, 10)
-    0.005
-    """
+    """The p-value below which edges are dropped, which needs no p-values of other edges: sites can use it."""
     return level / max(n_edges, 1)
 
 
@@ -217,15 +211,6 @@ def wald_tests(local: LocalFit, edges: Index, *, chunk_entries: int = 2**20) -> 
     """Statistic, p-value and degrees of freedom ``(E,)`` of the tests of "equal parameters" on ``edges (E, 2)``.
 
     ``chunk_entries`` numbers in one stack of p x p matrices bound the memory.
-
-    Examples
-    --------
-    >>> import numpy as np, fedkin
-    >>> from fedkin.core import wald_tests
-    >>> fed = fedkin.Federation({"a": [[0.0], [2.0]], "b": [[1.0], [3.0]]})
-    >>> statistic, p_value, dof = wald_tests(fedkin.local_fit(fed, "mean"), np.array([[1, 0]]))
-    >>> statistic.tolist(), p_value.round(3).tolist(), dof.tolist()  # Welch's t-test, squared
-    ([0.5], [0.553], [2.0])
     """
     p = local.theta.shape[1]
     statistic, p_value, dof = (np.empty(len(edges)) for _ in range(3))

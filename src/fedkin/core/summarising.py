@@ -107,20 +107,7 @@ def site_summary(
 def site_answer(
     ask: Query, rows: Rows, loss: Loss, *, feature_names: Sequence[str], folds: int = 5, seed: int = 0
 ) -> Summary:
-    """The summary of one site at the point that it was asked about, with its Young gap there.
-
-    Examples
-    --------
-    >>> import numpy as np
-    >>> from fedkin.data import Rows
-    >>> from fedkin.losses import LogisticLoss
-    >>> from fedkin.core import Query
-    >>> rows = Rows(np.ones((4, 1)), np.array([0.0, 1.0, 1.0, 1.0]))
-    >>> best = Query("north", 2, np.log([3.0]), np.zeros(1))
-    >>> answer = site_answer(best, rows, LogisticLoss(), feature_names=["(intercept)"], folds=2)
-    >>> bool(abs(answer.gap) < 1e-12)  # without a pull, the logit of 3/4 is where the site wants to be
-    True
-    """
+    """The summary of one site at the point that it was asked about, with its Young gap there."""
     federation = Federation({ask.site: rows}, feature_names)
     p = loss.n_params(federation.n_features)
     if ask.theta.size != p:
@@ -300,44 +287,7 @@ def private_summary(
     by_fold: bool = True,
     rng: np.random.Generator | None = None,
 ) -> Summary:
-    """The summary of one site with noise, so that nobody can tell whether any row was replaced by another.
-
-    Parameters
-    ----------
-    site, rows, loss, feature_names, folds, seed
-        As in `site_summary`; the loss is "linear" or "mean".
-    budget : Budget
-        What is promised. Every further message about the same rows would need a budget of its own.
-    by_fold : bool
-        Whether to give the sums of every fold. Without them there is less noise, and nothing to choose ``lam`` from.
-    rng : Generator, optional
-        Of the noise, for experiments. By default the operating system's randomness: a seed that somebody can guess
-        takes the noise away.
-
-    Returns
-    -------
-    Summary
-        ``summary.privacy`` says what is promised and how large the noise is; fits take it into account.
-
-    Notes
-    -----
-    Of every row ``z = (x, y)`` the upper triangle of ``z z'`` is summed up in the row's fold. A row is in one fold,
-    whose number depends on its position only, so that one draw of noise for each fold is all that a row pays for. With
-    ``|z_c| <= 1`` and ``|z| <= B`` the triangle has length at most ``sqrt((B^4 + B^2) / 2 - 1)``, the 1 for the
-    constant. The number of rows and how they are spread over folds is public. Noise is drawn in floating point, which
-    is not hardened against somebody who looks at the last bits of sums.
-
-    Examples
-    --------
-    >>> import numpy as np
-    >>> from fedkin.losses import LinearLoss
-    >>> rng = np.random.default_rng(0)
-    >>> rows = Rows(np.column_stack([np.ones(500), rng.uniform(-1, 1, 500)]), rng.uniform(-1, 1, 500))
-    >>> names = ["(intercept)", "age"]
-    >>> summary = private_summary("north", rows, LinearLoss(), Budget(2.0, 1e-6), feature_names=names)
-    >>> summary.privacy.epsilon, int(summary.n_samples)
-    (2.0, 500)
-    """
+    """The summary of one site with noise, so that nobody can tell whether any row was replaced by another."""
     if not loss.quadratic:
         raise ParameterError(
             f"noise is for the sums of the linear and the mean loss; the {loss.name} loss takes several messages, each "

@@ -211,11 +211,6 @@ def level_codes(column: AnyArray, levels: Sequence[Label]) -> Index:
     """Return the number of each cell's level; -1 where it is missing, -2 where it is none of the levels.
 
     Where levels are 0 and 1, true and false stand for them, and the other way round.
-
-    Examples
-    --------
-    >>> level_codes(np.array([True, False]), [0, 1]), level_codes(np.array(["b", "", "c"], dtype=object), ["a", "b"])
-    (array([1, 0]), array([ 1, -1, -2]))
     """
     known = _Codes(levels)
     if column.dtype.kind in "fb":
@@ -267,17 +262,6 @@ def infer_kind(column: AnyArray, *, category: bool = False) -> ColumnKind:
     A column of text is a category, unless most of its cells are dates, or all of them are numbers, or so many are, or
     such ones, that the rest must be mistakes: words among amounts such as 17.5 are. Numbers with leading zeros are
     codes, so that they stay text. Amounts with a unit, such as 5.2% or 53 y, are numbers to fix.
-
-    Examples
-    --------
-    >>> infer_kind(np.array(["b", "a", None], dtype=object))
-    ColumnKind(kind='category', levels=('a', 'b'), counts=(1, 1))
-    >>> infer_kind(np.array(["17.5", "18", "oops", "21"], dtype=object)).kind
-    'number'
-    >>> infer_kind(np.array(["1,5", "2,25"], dtype=object)).kind, infer_kind(np.array(["007", "12"], dtype=object)).kind
-    ('number', 'category')
-    >>> infer_kind(np.array(["5.2%", "7%", "6.1%"], dtype=object)).kind
-    'number'
     """
     if column.dtype.kind in "fb" and not category:
         return ColumnKind("empty" if column.dtype.kind == "f" and np.isnan(column).all() else "number")

@@ -42,14 +42,7 @@ class HasSites:
 
 
 def site_id(value: object) -> Hashable:
-    """Return a site id as a plain Python value; whole floats become ints, as ids with a gap are read as floats.
-
-    Examples
-    --------
-    >>> import numpy as np
-    >>> site_id(np.float64(3.0)), site_id(np.str_("ward 7")), site_id((0, 1))
-    (3, 'ward 7', (0, 1))
-    """
+    """Return a site id as a plain Python value; whole floats become ints, as ids with a gap are read as floats."""
     if isinstance(value, np.generic) and not isinstance(value, (np.datetime64, np.timedelta64)):
         value = value.item()
     if is_missing(value):
@@ -336,13 +329,7 @@ def deal_folds(site: Hashable, n: int, k: int, seed: int) -> Index:
 
 
 def block_folds(n: int, k: int) -> Index:
-    """Cut n rows in the order of time into k folds ``(n,)``, the earliest first.
-
-    Examples
-    --------
-    >>> block_folds(7, 3)
-    array([0, 0, 0, 1, 1, 2, 2])
-    """
+    """Cut n rows in the order of time into k folds ``(n,)``, the earliest first."""
     return np.repeat(np.arange(k), [len(part) for part in np.array_split(np.arange(n), k)])
 
 

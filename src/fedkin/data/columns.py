@@ -72,28 +72,7 @@ def _extremes(integers: AnyArray) -> tuple[int, int]:
 
 
 def columns_of(frame: object) -> Columns:
-    """Return the columns of a data frame.
-
-    Parameters
-    ----------
-    frame : pandas, polars or pyarrow table, or mapping of name to one-dimensional values
-        Anything that narwhals reads. All columns have n rows.
-
-    Returns
-    -------
-    Columns
-        Name -> array of shape (n,).
-
-    Raises
-    ------
-    DataError
-        If it is not a table, two columns have the same name, or lengths differ.
-
-    Examples
-    --------
-    >>> columns_of({"site": ["a", "b"], "x": [1, 2]})
-    {'site': array(['a', 'b'], dtype=object), 'x': array([1., 2.])}
-    """
+    """Return the columns of a data frame."""
     if isinstance(frame, Mapping):
         pairs = [(str(name), _column_named(str(name), values)) for name, values in frame.items()]
     else:
@@ -153,38 +132,7 @@ def _column_of_series(series: Any) -> AnyArray:
 
 
 def read_columns(path: str | os.PathLike[str]) -> Columns:
-    """Read the columns of a CSV or Parquet file, by its suffix.
-
-    Parameters
-    ----------
-    path : path
-        ``.csv``, ``.tsv``, ``.txt`` (UTF-8; a header line; cells separated by commas, semicolons, tabs or bars), or
-        ``.parquet``, ``.pq``.
-
-    Returns
-    -------
-    Columns
-        Name -> array of shape (n,).
-
-    Raises
-    ------
-    DataError
-        If the file is missing, empty, ragged, truncated or of another kind.
-
-    Notes
-    -----
-    A CSV column is numeric when every cell is a plain number or missing (empty, ``NA``, ``nan``). Ids such as
-    ``01`` keep their zero: a column with such cells is text.
-
-    Examples
-    --------
-    >>> import pathlib, tempfile
-    >>> with tempfile.TemporaryDirectory() as folder:
-    ...     path = pathlib.Path(folder, "sites.csv")
-    ...     _ = path.write_text("site,x\\n01,1.5\\n02,\\n")
-    ...     read_columns(path)
-    {'site': array(['01', '02'], dtype=object), 'x': array([1.5, nan])}
-    """
+    """Read the columns of a CSV or Parquet file, by its suffix."""
     path = Path(path)
     suffix = path.suffix.lower()
     if suffix in PARQUET_SUFFIXES:
@@ -389,26 +337,7 @@ def _line_of(path: Path, row: int) -> int:
 
 
 def write_csv(path: str | os.PathLike[str], header: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
-    """Write a CSV file (UTF-8, comma) in one piece: a reader never sees half of it.
-
-    Parameters
-    ----------
-    path : path
-        A file of that name is replaced.
-    header : sequence of str, length c
-        Names of the columns.
-    rows : iterable of sequences of length c
-        Floats are written so that they read back exactly.
-
-    Examples
-    --------
-    >>> import pathlib, tempfile
-    >>> with tempfile.TemporaryDirectory() as folder:
-    ...     path = pathlib.Path(folder, "groups.csv")
-    ...     write_csv(path, ["site", "group"], [("a", 0), ("b", 1)])
-    ...     path.read_text()
-    'site,group\\na,0\\nb,1\\n'
-    """
+    """Write a CSV file (UTF-8, comma) in one piece: a reader never sees half of it."""
     path = Path(path)
     if not path.parent.is_dir():
         raise DataError(f"cannot write {path}: there is no directory {path.parent}")

@@ -113,13 +113,7 @@ def raise_findings(findings: Iterable[Finding]) -> None:
 
 
 def near_name(name: str, known: Iterable[str], cutoff: float = 0.6) -> str:
-    """Guess what was meant by a name, to follow it in a message; "" when nothing is similar.
-
-    Examples
-    --------
-    >>> near_name("Scor", ["site", "score"])
-    " (did you mean 'score'?)"
-    """
+    """Guess what was meant by a name, to follow it in a message; "" when nothing is similar."""
     by_lower = {word.lower(): word for word in known}
     similar = difflib.get_close_matches(name.lower(), by_lower, n=3, cutoff=cutoff)
     return f" (did you mean {' or '.join(repr(by_lower[word]) for word in similar)}?)" if similar else ""

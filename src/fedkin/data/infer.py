@@ -70,30 +70,7 @@ class InferredTable:
 
 
 def infer_schema(table: Table, roles: Roles, at: RowName = frame_row) -> InferredTable:
-    """Infer what the columns of a table are.
-
-    Parameters
-    ----------
-    table : Table
-        Columns in memory (`TableInMemory`), or files that are read in batches.
-    roles : Roles
-        What its owner said about them. Features that are named are used whatever they look like; by default all other
-        columns are, except those that cannot tell anything. A target among the categories has classes, not numbers.
-    at : callable
-        Names a row, numbered from 0, in messages.
-
-    Raises
-    ------
-    DataError
-        With everything that stands in the way.
-
-    Examples
-    --------
-    >>> from fedkin.data import Roles, TableInMemory, columns_of
-    >>> columns = {"site": ["a", "a", "b"], "age": [40, 50, 60], "ward": ["x", "y", "x"], "score": [1.0, 2.0, 3.0]}
-    >>> infer_schema(TableInMemory(columns_of(columns)), Roles("site", "score")).schema.names
-    ('age', 'ward=y')
-    """
+    """Infer what the columns of a table are."""
     scan = SchemaScan(table, roles, at)
     for _ in scan.rows():
         pass
@@ -480,13 +457,7 @@ def _gaps(cells: AnyArray) -> Mask:
 
 
 def dependent_columns(gram: Array, share: float = _OWN_SHARE) -> list[int]:
-    """Return the columns that follow from those before them, by inner products ``(q, q)`` of columns of length 1.
-
-    Examples
-    --------
-    >>> dependent_columns(np.array([[1.0, 0.6, 1.0], [0.6, 1.0, 0.6], [1.0, 0.6, 1.0]]))
-    [2]
-    """
+    """Return the columns that follow from those before them, by inner products ``(q, q)`` of columns of length 1."""
     left, out = gram.copy(), []
     # Cholesky, column after column: what is left of the diagonal is each column's own share
     for k in range(len(left)):

@@ -256,22 +256,7 @@ class Schema:
     def check(
         self, columns: Mapping[str, object], *, target: bool = True, offset: bool = True, at: RowName = sheet_row
     ) -> list[Finding]:
-        """Find everything that is wrong with a table.
-
-        Parameters
-        ----------
-        columns : mapping of name to one value per row, or any table that `fedkin.data.columns_of` reads
-            It may have other columns, too.
-        target, offset : bool
-            Whether the target and the offset must be there; a target not for rows to predict.
-        at : callable
-            Names a row, numbered from 0; by default as a spreadsheet counts it.
-
-        Returns
-        -------
-        list of Finding
-            In the order of the columns; [] when the table fits. Those with ``refuses`` must be fixed.
-        """
+        """Find everything that is wrong with a table."""
         table = as_columns(columns)
         used = self._used(target=target, offset=offset)
         findings = []
@@ -304,11 +289,6 @@ class Schema:
         """Return the features ``(n, q)`` of a table, levels expanded, in the user's units: as a model takes them.
 
         Gaps are filled as in training. A `TableWarning` names levels that did not train and stand for an average.
-
-        Raises
-        ------
-        DataError
-            With everything that does not fit; neither target nor offset are needed.
         """
         table = as_columns(columns)
         found = self.check(table, target=False, offset=False)
@@ -338,21 +318,7 @@ class Schema:
         return replace(self, fill=tuple(means.tolist()))
 
     def rows(self, columns: Mapping[str, object], intercept: bool) -> Rows:
-        """Prepare rows as solvers take them: levels expanded, centred and scaled, classes numbered from 0.
-
-        Parameters
-        ----------
-        columns : mapping of name to one value per row, or any table
-            As in `check`.
-        intercept : bool
-            Whether to put a column of ones first. Without it features are scaled but not centred, since a shift would
-            make another model.
-
-        Raises
-        ------
-        DataError
-            With everything that `check` finds.
-        """
+        """Prepare rows as solvers take them: levels expanded, centred and scaled, classes numbered from 0."""
         table = self.complete(as_columns(columns))
         X = self.scaled(self.encoded(table), intercept)
         if intercept:
@@ -395,15 +361,7 @@ class Schema:
 
     @classmethod
     def from_plain(cls, plain: Mapping[str, Any]) -> Schema:
-        """Read the schema that `plain` described.
-
-        Examples
-        --------
-        >>> from fedkin.data import Column, Schema
-        >>> schema = Schema((Column("ward", "category", levels=("A", "B")),), Column("days", unit="d"))
-        >>> Schema.from_plain(schema.plain()) == schema
-        True
-        """
+        """Read the schema that `plain` described."""
         try:
             return msgspec.convert(dict(plain), cls)
         except msgspec.ValidationError as error:

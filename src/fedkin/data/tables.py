@@ -156,17 +156,7 @@ def read_table(path: str | os.PathLike[str], roles: Roles) -> tuple[Columns, str
 def read_files(
     files: Sequence[Path], site: str | None, wanted: Iterable[str] | None = None
 ) -> tuple[Columns, str, RowPlaces]:
-    """Read files with the same columns as one table, as `read_table` does.
-
-    Parameters
-    ----------
-    files : sequence of path
-        In the order in which their rows are stacked.
-    site : str or None
-        The site column; without it each file is a site, called like the file.
-    wanted : iterable of str, optional
-        Columns to read, by default all.
-    """
+    """Read files with the same columns as one table, as `read_table` does."""
     tables = [read_columns(file) for file in files]
     needed = set(tables[0]) if wanted is None else {*wanted, *([] if site is None else [site])}
     problems = []

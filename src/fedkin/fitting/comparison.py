@@ -514,36 +514,7 @@ def verdict(
     gains: str = "",
     remark: Callable[[str], str] = lambda name: "",
 ) -> str:
-    r"""Return what to do with a comparison, from differences to Fedkin and their standard errors.
-
-    Parameters
-    ----------
-    scale : float
-        Fedkin's error.
-    apart, error : dict {name: float}
-        How much larger the error of each simpler model is, and the standard error of that; NaN where it is unknown.
-    how : str
-        Where to get the simpler model.
-    gains : str
-        A clause about the sites that gain by Fedkin.
-    remark : callable
-        Gives a clause about a simpler model.
-
-    Notes
-    -----
-    In this order: a simpler model that is clearly better is recommended; Fedkin, where it is clearly better than each
-    of them; a simpler one whose difference is within a standard error, if the interval excludes a loss of `RELEVANT`,
-    the simplest of them unless another predicts better by more than chance; otherwise the rows cannot tell. That
-    Fedkin's model loses next to nothing is said where the interval excludes `RELEVANT` on that side, too.
-
-    Examples
-    --------
-    >>> verdict(100.0, {"Local": 9.0, "Global": 0.2}, {"Local": 1.0, "Global": 0.5})
-    "One model for all sites does as well and is simpler; Fedkin's model loses next to nothing."
-    >>> print(verdict(100.0, {"Local": 9.0, "Global": 2.0}, {"Local": 1.0, "Global": 5.0}).replace("; ", ";\n"))
-    These rows cannot tell Fedkin from one model for all (its error could be 8% smaller or 12% larger);
-    Fedkin's model is kept.
-    """
+    r"""Return what to do with a comparison, from differences to Fedkin and their standard errors."""
     better = [name for name in apart if apart[name] < -CLEAR * error[name]]
     if better:
         best = min(better, key=lambda name: apart[name])

@@ -371,29 +371,6 @@ def fit_after_kin(
     measures a coefficient's differences in a power of its standard deviation between sites, which kin has learned:
     coefficients that differ much between sites (often the intercept) are pulled together less than those that hardly
     do.
-
-    Parameters
-    ----------
-    federation : Federation
-        As in `fit`.
-    options : FitOptions, optional
-        Those of the fused estimator; edges are not tested. With a number as ``lam`` the power is 1, else
-        cross-validation chooses it among 0, 1/2 and 1.
-    progress : callable, optional
-        Called with a line of text before each step.
-
-    Returns
-    -------
-    FittedModel
-        With a certified gap; ``model.options["sd_power"]`` is the power.
-
-    Examples
-    --------
-    >>> from fedkin.datasets import paper_design
-    >>> design = paper_design(n_sites=12, n_samples=40, n_features=5, n_clusters=2, signal=2, seed=0)
-    >>> model = fit_after_kin(design.federation)
-    >>> model.n_groups, model.fused.gap <= 1e-6
-    (2, True)
     """
     options = replace(FitOptions() if options is None else options, method="fused", select="none")
     say = progress or silent

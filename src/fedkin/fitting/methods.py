@@ -274,30 +274,7 @@ def with_covariates(model: FittedModel, covariates: Covariates | None) -> Fitted
 def with_history(
     model: FittedModel, data: Data, graph: Graph | None, options: FitOptions, schema: Schema | None = None
 ) -> FittedModel:
-    """Return a fused model with its dropped edges and its path added to ``history``; others as they are.
-
-    Parameters
-    ----------
-    model : FittedModel
-        What `fit` made of the other arguments.
-    data, graph, options, schema
-        As there.
-
-    Notes
-    -----
-    The path is solved anew, at the levels that cross-validation tried, to a gap of 1e-5; only where that takes no
-    longer than the fit itself, roughly.
-
-    Examples
-    --------
-    >>> from fedkin.datasets import paper_design
-    >>> from fedkin.fitting import FitOptions, fit
-    >>> design = paper_design(n_sites=10, n_samples=40, n_features=3, n_clusters=2, seed=0)
-    >>> options = FitOptions(select="holm")
-    >>> model = fit(design.federation, design.graph, options)
-    >>> sorted(with_history(model, design.federation, design.graph, options).history)
-    ['choice', 'dropped', 'path']
-    """
+    """Return a fused model with its dropped edges and its path added to ``history``; others as they are."""
     if model.fused is None:
         return model
     history = dict(model.history or {})

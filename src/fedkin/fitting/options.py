@@ -203,13 +203,7 @@ DESCRIPTIONS: dict[str, str] = {name: _TYPES[name].__metadata__[0] for name in D
 
 
 def choices(name: str) -> tuple[str, ...]:
-    """The values by name that an option may have; () where there is no list of them.
-
-    Examples
-    --------
-    >>> choices("penalty"), choices("level")
-    (('l1', 'l2', 'linf'), ())
-    """
+    """The values by name that an option may have; () where there is no list of them."""
     if name == "loss":
         return (AUTO, *LOSS_NAMES)
     kind = get_args(_TYPES[name])[0]

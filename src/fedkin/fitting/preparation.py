@@ -287,40 +287,7 @@ def model_from_theta(
     n_samples: Mapping[Hashable, int],
     **more: Any,
 ) -> FittedModel:
-    """Return the model of sites whose parameters were found on rows that `Schema.rows` prepared.
-
-    Parameters
-    ----------
-    theta : mapping of site to array (p,)
-        Parameters in prepared units, for every site of ``graph``.
-    graph : Graph
-        The sites of the model and the edges that were used; ``Graph.empty([site])`` for a site's own model.
-    schema, loss, intercept
-        As the contract has them.
-    n_samples : mapping of site to int
-        Rows of each site; 0 where it is not known.
-    **more
-        Other attributes of `FittedModel`: ``fused``, ``groups``, ``options``, ``notes``. By default, sites are of one
-        group when edges join them along which their parameters are equal to the bit.
-
-    Returns
-    -------
-    FittedModel
-        With coefficients in the units of the schema's columns.
-
-    Examples
-    --------
-    >>> import fedkin
-    >>> from fedkin.data import Column, Schema
-    >>> from fedkin.losses import make_loss
-    >>> schema = Schema((Column("age", unit="years", low=20, high=100),), Column("days"))
-    >>> model = model_from_theta(
-    ...     {"north": [5.0, 2.0]}, fedkin.Graph.empty(["north"]), schema=schema, loss=make_loss("linear"),
-    ...     intercept=True, n_samples={"north": 80},
-    ... )
-    >>> model.predict({"age": [60, 100]})
-    array([5., 7.])
-    """
+    """Return the model of sites whose parameters were found on rows that `Schema.rows` prepared."""
     columns = schema_columns(schema, loss, intercept)
     absent = [site for site in graph.sites if site not in theta]
     if absent:
@@ -336,33 +303,7 @@ def model_from_theta(
 
 
 def join_parts(parts: Sequence[FittedModel], graph: Graph, *, tested: bool = False) -> FittedModel:
-    """Return the model of all sites of some models that were found in the same rounds.
-
-    Parameters
-    ----------
-    parts : sequence of FittedModel
-        With different sites.
-    graph : Graph
-        Its sites are those of the parts, its edges those that were used.
-    tested : bool
-        Whether edges between sites that differ were dropped from the graph. Then groups are the sites that edges
-        join; otherwise those that edges join along which parameters differ by at most `SAME`: rounds end close to
-        equal, not equal.
-
-    Raises
-    ------
-    DataError
-        When two parts have a site in common, or other columns, loss, penalty or ``lam``.
-
-    Examples
-    --------
-    >>> import fedkin
-    >>> from fedkin.fitting import FitOptions, fit, join_parts
-    >>> fed = fedkin.Federation({u: [[float(u > 1)]] for u in range(4)})
-    >>> model = fit(fed, None, FitOptions(loss="mean", lam=0.02, select="none"))
-    >>> join_parts([model.part([u]) for u in range(4)], model.graph).members()
-    ((0, 1), (2, 3))
-    """
+    """Return the model of all sites of some models that were found in the same rounds."""
     if not parts:
         raise ParameterError("there is no model to join")
     first = parts[0]

@@ -121,14 +121,6 @@ def time_left(began: float, last: float, done: int, total: int) -> str:
 
     ``last`` is when the last turn was done. The time since is taken off what was left then, so that it never grows
     while a turn is under way.
-
-    Examples
-    --------
-    >>> import time
-    >>> time_left(time.monotonic() - 20, time.monotonic(), 2, 5)
-    'about 30 s left'
-    >>> time_left(time.monotonic() - 30, time.monotonic() - 10, 2, 5)
-    'about 20 s left'
     """
     if not 0 < done < total:
         return ""

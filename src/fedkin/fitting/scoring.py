@@ -231,15 +231,7 @@ class WithinSiteKFold(BaseCrossValidator):  # type: ignore[misc]
 
 
 def split_column(X: Any, column: str | int) -> tuple[Any, Any]:
-    """X without one of its columns, and that column ``(n,)``; None for it where X has no such column.
-
-    Examples
-    --------
-    >>> import numpy as np
-    >>> rest, ids = split_column(np.array([[1.0, 7.0], [2.0, 8.0]]), 1)
-    >>> rest.tolist(), ids.tolist()
-    ([[1.0], [2.0]], [7.0, 8.0])
-    """
+    """X without one of its columns, and that column ``(n,)``; None for it where X has no such column."""
     if hasattr(X, "columns"):
         names = list(X.columns)
         name = names[column] if isinstance(column, int) and column not in names else column
@@ -262,14 +254,7 @@ def split_column(X: Any, column: str | int) -> tuple[Any, Any]:
 
 
 def refuse_text(X: Any, site_column: str | int | None) -> None:
-    """Raise `DataError` for a column of X that holds text which is no number: it is a category, or it names the sites.
-
-    Examples
-    --------
-    >>> refuse_text(np.array([[1.0, "a"]], dtype=object), None)
-    Traceback (most recent call last):
-    fedkin.errors.DataError: column 1 of X holds text, such as 'a': if it names the sites, say site_column=1; if ...
-    """
+    """Raise `DataError` for a column of X that holds text: a category, or the names of the sites."""
     if hasattr(X, "dtypes") and hasattr(X, "columns"):
         columns = {name: X[name] for name in X.columns if str(X[name].dtype).lower() not in _NUMERIC}
     elif isinstance(X, np.ndarray) and X.dtype.kind in "OUS" and X.ndim == 2:

@@ -179,13 +179,7 @@ def _unpacked(value: Any, path: str, arrays: Mapping[str, Any], more: Mapping[st
 
 
 def check_model_place(target: str | os.PathLike[str]) -> int | None:
-    """Raise `ModelFileError` unless a model could be written to this directory: before the long work, not after it.
-
-    Returns
-    -------
-    int or None
-        How many sites the model has that is there, and would be replaced; None where there is none.
-    """
+    """Raise `ModelFileError` unless a model could be written to this directory: before the long work, not after it."""
     target = Path(target).resolve()
     replaced = None
     if target.is_dir():

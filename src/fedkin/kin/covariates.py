@@ -73,28 +73,14 @@ def covariate_graph(covariates: Covariates, sites: Sequence[Hashable]) -> Graph:
 
 
 def covariate_names(covariates: Covariates) -> tuple[str, ...]:
-    """Return what the covariates are called: ``covariate 1`` and so on where they have no names.
-
-    Examples
-    --------
-    >>> from fedkin.kin import covariate_names
-    >>> covariate_names({"a": {"region": "north", "beds": 80}}), covariate_names([[1.0, 2.0], [3.0, 4.0]])
-    (('region', 'beds'), ('covariate 1', 'covariate 2'))
-    """
+    """Return what the covariates are called: ``covariate 1`` and so on where they have no names."""
     given = _as_mapping(covariates)
     row = next(iter(given.values() if isinstance(given, Mapping) else given), ())
     return tuple(_row(row))
 
 
 def covariate_remarks(covariates: Mapping[Hashable, Mapping[str, Any]]) -> list[str]:
-    """Return what may be meant otherwise: numbers that a word makes labels, and columns that tell nothing.
-
-    Examples
-    --------
-    >>> from fedkin.kin import covariate_remarks
-    >>> covariate_remarks({"a": {"beds": "80"}, "b": {"beds": "ninety"}, "c": {"beds": "85"}})
-    ["'beds' is read as labels, since 'ninety' (site 'b') is no number: correct it for sites to be near by number"]
-    """
+    """Return what may be meant otherwise: numbers that a word makes labels, and columns that tell nothing."""
     remarks = []
     for name in covariate_names(covariates):
         cells = {site: row[name] for site, row in covariates.items() if name in row}

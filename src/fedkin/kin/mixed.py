@@ -68,16 +68,7 @@ class Priors:
     level: float = 0.5
 
     def log_density(self, logs: Array, slopes: Mask, V: int) -> tuple[float, Array, Array]:
-        """Return the log prior of log variances ``(p,)`` of V sites, its gradient, and minus its second derivatives.
-
-        Examples
-        --------
-        >>> import numpy as np
-        >>> from fedkin.kin import Priors
-        >>> value, gradient, _ = Priors(log_variance=(0.0, np.inf)).log_density(np.zeros(2), np.ones(2, dtype=bool), 10)
-        >>> value, gradient.tolist()
-        (0.0, [0.25, 0.25])
-        """
+        """Return the log prior of log variances ``(p,)`` of V sites, its gradient, and minus its second derivatives."""
         value, gradient, curvature = 0.0, np.zeros(len(logs)), np.zeros((len(logs), len(logs)))
         if slopes.sum() > 1 and np.isfinite(self.likeness):
             apart = np.where(slopes, logs - logs[slopes].mean(), 0.0) / self.likeness
@@ -138,41 +129,7 @@ def fit_mixed(
     priors: Priors | None = None,
     passes: int = 3,
 ) -> MixedModel:
-    """Fit the mixed model to sums in standardised units.
-
-    Parameters
-    ----------
-    sums : Quadratics
-        The sites' losses.
-    intercepts : bool array (p,)
-        Parameters whose mean is free and whose variance is unlike that of the others.
-    dispersion : float, optional
-        Noise variance of all sites, where it is known (1 for the logistic loss). None to learn it, for each site
-        half way (in logarithms) between the common one and its own.
-    start : array (p + 2,), optional
-        ``parameters`` of an earlier fit.
-    priors : Priors, optional
-        How strongly variances are held together.
-    passes : int
-        Fits with noises updated in between, when they are learned.
-
-    Returns
-    -------
-    MixedModel
-
-    Examples
-    --------
-    Twenty sites whose means differ with standard deviation 2, four rows each:
-
-    >>> import numpy as np
-    >>> from fedkin.kin import Quadratics, fit_mixed
-    >>> rng = np.random.default_rng(0)
-    >>> y = 2 * rng.normal(size=(20, 1)) + rng.normal(size=(20, 4))
-    >>> sums = Quadratics(np.full((20, 1, 1), 4.0), y.sum(1)[:, None], (y**2).sum(1), np.full(20, 4.0))
-    >>> model = fit_mixed(sums, np.array([True]))
-    >>> bool(1.5 < np.sqrt(model.variance[0]) < 2.5 and 0.8 < model.noise.mean() < 1.2)
-    True
-    """
+    """Fit the mixed model to sums in standardised units."""
     evidence = _Evidence(sums, intercepts, dispersion, priors or Priors())
     parameters = evidence.start() if start is None else start
     if (some := _some_sites(sums)) is not None:
@@ -413,17 +370,7 @@ def fisher_scoring(
     *,
     enough: float = ENOUGH,
 ) -> Array:
-    """Minimise a negative log likelihood from ``start`` on, within ``low <= x <= high``, by Fisher scoring.
-
-    Parameters
-    ----------
-    negative : callable
-        Value, gradient ``(n,)`` and expected second derivatives ``(n, n)``, at least positive semidefinite.
-    start, low, high : arrays (n,)
-        Parameters with equal bounds stay there.
-    enough : float
-        A step that promises to gain less than this ends the search.
-    """
+    """Minimise a negative log likelihood from ``start`` on, within ``low <= x <= high``, by Fisher scoring."""
     x = np.clip(start, low, high)
     value, gradient, curvature = negative(x)
     light = 1e-6 * np.eye(len(x))
@@ -454,13 +401,6 @@ def moderate_variances(variance: Array, degrees: Array) -> Array:
 
     Log variances scatter by more than their degrees of freedom explain by as much as the true ones do. Where that is
     nothing, all get the pooled variance.
-
-    Examples
-    --------
-    >>> import numpy as np
-    >>> from fedkin.kin.mixed import moderate_variances
-    >>> moderate_variances(np.array([1.0, 1.1, 0.9, 1.0]), np.full(4, 5.0)).round(6).tolist()
-    [1.0, 1.0, 1.0, 1.0]
     """
     use = (degrees > 0.5) & (variance > 0)
     if not use.any():

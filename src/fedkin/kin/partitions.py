@@ -79,19 +79,7 @@ def log_sizes(sizes: Array | Index) -> Array:
 
 
 def log_prior(table: Array, sizes: Array | Index) -> float:
-    """Return the log prior of a partition into groups of these sizes, by the table of `log_partitions`.
-
-    Examples
-    --------
-    Three sites have five partitions: one of them whole, three into two groups, one into single sites.
-
-    >>> import numpy as np
-    >>> from fedkin.kin.partitions import log_partitions, log_prior
-    >>> table = log_partitions(3, 3)
-    >>> whole, pairs, single = (np.exp(log_prior(table, sizes)) for sizes in ([3], [2, 1], [1, 1, 1]))
-    >>> round(float(whole + 3 * pairs + single), 6)
-    1.0
-    """
+    """Return the log prior of a partition into groups of these sizes, by the table of `log_partitions`."""
     return float(np.logaddexp.reduce(table[:, len(sizes)] + log_sizes(sizes)) - np.log(len(EVENNESS)))
 
 

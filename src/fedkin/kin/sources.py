@@ -294,16 +294,7 @@ def residual_counts(loss: Loss, federation: Federation, theta: Array) -> Array:
 
 
 def expected_shares(counts: Array) -> Array:
-    """Return the expected curvature ``(V,)`` of a site's rows, by their `residual_counts`.
-
-    Examples
-    --------
-    >>> import numpy as np
-    >>> expected_shares(np.array([[80.0, 20.0], [80.0, 20.0]])).tolist()  # inside the threshold, and inside the next
-    [0.8, 0.8]
-    >>> expected_shares(np.array([[10.0, 0.0, 0.0, 0.0, 90.0]])).tolist()  # all are inside twice the threshold
-    [0.5]
-    """
+    """Return the expected curvature ``(V,)`` of a site's rows, by their `residual_counts`."""
     within, n = counts.cumsum(axis=1), counts.sum(axis=1)
     shares = within.sum(axis=0) / n.sum()
     k = int(np.argmax(shares >= LEAST_SHARE))

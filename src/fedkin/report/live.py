@@ -126,17 +126,7 @@ class History:
         self._points: list[tuple[float, Any, Any, Any]] = []
 
     def add(self, state: Mapping[str, Any], now: float) -> dict[str, Any]:
-        """The state with the news and the curves up to now.
-
-        Examples
-        --------
-        >>> history, site = History(), {"name": "north", "kind": "running"}
-        >>> _ = history.add({"sites": [site]}, 0.0)
-        >>> history.add({"sites": [site | {"kind": "absent"}]}, 1.0)["news"][0]["words"]
-        'north is absent'
-        >>> history.add({"sites": [site]}, 2.0)["news"][0]["words"]
-        'north is back'
-        """
+        """The state with the news and the curves up to now."""
         for site in state.get("sites", ()):
             name, kind = str(site["name"]), str(site["kind"])
             before = self._kinds.get(name)

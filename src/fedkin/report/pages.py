@@ -65,13 +65,7 @@ def page_with_script(kind: str, title: str, payload: Mapping[str, Any], **values
 
 
 def embedded(values: Mapping[str, Any]) -> str:
-    """JSON that can stand in a ``<script>``: nothing in it, whatever sites are called, ends the element.
-
-    Examples
-    --------
-    >>> embedded({"site": "</script><b>"})
-    '{"site":"\\\\u003c/script\\\\u003e\\\\u003cb\\\\u003e"}'
-    """
+    """JSON that can stand in a ``<script>``: nothing in it, whatever sites are called, ends the element."""
     text = json.dumps(values, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
     for mark in "<>&\u2028\u2029":
         text = text.replace(mark, f"\\u{ord(mark):04x}")
@@ -124,13 +118,7 @@ def _environment() -> Environment:
 
 
 def readable(value: float | None) -> str:
-    """A number with four digits that count, thousands apart; a dash where there is none.
-
-    Examples
-    --------
-    >>> readable(11358800000.0), readable(0.19814), readable(107.0948)
-    ('11 360 000 000', '0.1981', '107.1')
-    """
+    """A number with four digits that count, thousands apart; a dash where there is none."""
     if value is None:
         return "–"
     if not 1e4 <= abs(value) < 1e15:

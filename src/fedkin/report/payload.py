@@ -41,24 +41,7 @@ METHODS = ("Local", "Global", "Site intercepts", "Fedkin")
 
 
 def report_payload(model: FittedModel, places: Mapping[str, Any] | None = None) -> dict[str, Any]:
-    """Everything that the report of a model shows.
-
-    Parameters
-    ----------
-    model : FittedModel
-        With ``kin``, ``comparison`` and ``history`` where it has them.
-    places : mapping, optional
-        Where the sites are, as `fedkin.report.read_coordinates` gives it. States of the USA are recognised without.
-
-    Examples
-    --------
-    >>> import fedkin
-    >>> from fedkin.fitting import FitOptions, fit
-    >>> fed = fedkin.Federation({u: [[float(u > 1)]] for u in range(4)})
-    >>> model = fit(fed, None, FitOptions(loss="mean", lam=0.02, select="none"))
-    >>> report_payload(model)["headline"]
-    '4 sites form 2 groups.'
-    """
+    """Everything that the report of a model shows."""
     kin = model.kin
     groups, resolved = group_labels(model)
     pairs = _pairs(model, kin, groups)
@@ -286,13 +269,7 @@ BLOCKS = 300
 
 
 def packed(values: ArrayLike, kind: str) -> str:
-    """An array in base64: ``kind`` is "f4", "i4" or "u1", little endian.
-
-    Examples
-    --------
-    >>> packed([1, 2], "i4")
-    'AQAAAAIAAAA='
-    """
+    """An array in base64: ``kind`` is "f4", "i4" or "u1", little endian."""
     return base64.b64encode(np.ascontiguousarray(values, dtype=np.dtype(kind).newbyteorder("<")).tobytes()).decode()
 
 
@@ -370,13 +347,7 @@ _HEADS = ({"x", "lon", "longitude", "easting"}, {"y", "lat", "latitude", "northi
 
 
 def state_tiles(sites: Sequence[Hashable]) -> dict[str, Any] | None:
-    """A map of tiles where all sites are states of the USA, by code or by name; None otherwise.
-
-    Examples
-    --------
-    >>> state_tiles(["Ohio", "TX", "WY"])["codes"], state_tiles(["Ohio", "Paris", "WY"])
-    (['OH', 'TX', 'WY'], None)
-    """
+    """A map of tiles where all sites are states of the USA, by code or by name; None otherwise."""
     codes = [_code(site) for site in sites]
     if len(codes) < 3 or None in codes or len(set(codes)) < len(codes):
         return None

@@ -187,11 +187,6 @@ def number(value: float | str | None) -> float | None:
     """A number of six significant digits, or None for what is no number; JSON has no others.
 
     Files of models hold numbers that are not finite as text.
-
-    Examples
-    --------
-    >>> number(1 / 3), number(float("nan")), number("inf")
-    (0.333333, None, None)
     """
     return None if value is None or not math.isfinite(float(value)) else float(f"{float(value):.6g}")
 
@@ -216,25 +211,7 @@ _LIMITS = (
 
 
 def model_card(model: FittedModel) -> str:
-    """A model card in Markdown.
-
-    Parameters
-    ----------
-    model : FittedModel
-        With ``kin``, ``comparison``, ``history`` and ``origin`` where it has them.
-
-    Examples
-    --------
-    >>> import fedkin
-    >>> from fedkin.fitting import FitOptions, fit
-    >>> from fedkin.report import model_card
-    >>> fed = fedkin.Federation({u: [[float(u > 1)]] for u in range(4)})
-    >>> model = fit(fed, None, FitOptions(loss="mean", lam=0.02, select="none"))
-    >>> print(model_card(model)[:36])
-    # Model card
-    <BLANKLINE>
-    4 sites form 2 groups.
-    """
+    """A model card in Markdown."""
     groups, resolved = group_labels(model)
     title, lead = headline(model, groups, resolved, model.comparison)
     again = reproduction(model)

@@ -46,16 +46,7 @@ class Lift:
 
 
 def minimised_out(terms: QuadraticTerms, free: Mask) -> tuple[QuadraticTerms, Lift]:
-    """Return the minimum over the ``free (p,)`` parameters as a function of the others, and where it is taken.
-
-    Examples
-    --------
-    >>> import numpy as np
-    >>> terms = QuadraticTerms(np.array([[[2.0, 1.0], [1.0, 3.0]]]), np.array([[2.0, 1.0]]), np.zeros(1))
-    >>> rest, lift = minimised_out(terms, np.array([True, False]))
-    >>> rest.A.tolist(), lift(np.zeros((1, 1))).tolist()
-    ([[[2.5]]], [[1.0, 0.0]])
-    """
+    """Return the minimum over the ``free (p,)`` parameters as a function of the others, and where it is taken."""
     A, b = terms.hessians(terms.b), terms.b
     inverse = np.linalg.inv(A[:, free][:, :, free])
     slope, start = inverse @ A[:, free][:, :, ~free], np.matmul(inverse, b[:, free, None])[:, :, 0]
