@@ -1,18 +1,22 @@
-"""Federations from arrays and mappings: grouping and checks."""
+"""Federations: grouping of rows, frames and files, cuts, and what is refused."""
 
-import pickle
+import subprocess
+import sys
 
 import numpy as np
 import pandas as pd
 import polars as pl
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from sklearn.preprocessing import StandardScaler
 
-from builders import of_sizes
-from fedkin.data import Federation
-from fedkin.errors import DataError, UnknownSiteError
+from builders import TABLE, of_sizes
+from fedkin.data import Federation, deal_folds
+from fedkin.errors import DataError, ParameterError
+from processes import PATIENCE
 
 IDS = st.one_of(st.integers(-5, 5), st.sampled_from(["a", "b", "東京"]), st.tuples(st.integers(0, 2)))
 
@@ -68,16 +72,6 @@ def test_integer_ids_of_any_kind_become_ints(site):
     assert fed.row_order.tolist() == [0, 2, 1]
 
 
-def test_dtypes_and_shapes():
-    fed = Federation.from_arrays(np.ones((3, 2), dtype=np.float32), [1, 2, 3], [0, 0, 1], feature_names=["a", "b"])
-    assert fed.X.dtype == fed.y.dtype == np.float64
-    assert fed.starts.dtype == fed.row_order.dtype == fed.site_index.dtype == fed.n_samples.dtype == np.int64
-    assert fed.starts.tolist() == [0, 2, 3]
-    assert fed.feature_names == ("a", "b")
-    assert (fed.n_features, fed.target_name, fed.offset) == (2, None, None)
-    assert of_sizes(1, 1).feature_names == ("x0", "x1")
-
-
 @pytest.mark.parametrize(
     ("y", "kind"),
     [
@@ -124,20 +118,10 @@ def test_immutable_and_not_shared_with_the_caller():
             fed.X = X
 
 
-def test_access():
-    fed = of_sizes(2, 1)
-    assert list(fed) == ["d0", "d1"]
-    assert "d0" in fed
-    assert "x" not in fed
-    assert ["d0"] not in fed
-    assert repr(fed) == "Federation(2 sites, 3 rows, 2 features)"
-    assert repr(of_sizes(1, q=1)) == "Federation(1 site, 1 row, 1 feature)"
-    for name in ("x", ["d0"], 0):
-        with pytest.raises(UnknownSiteError, match=r"is not among the 2 sites of the federation \('d0', 'd1'\)"):
-            fed[name]
-    with pytest.raises(KeyError):
-        fed["x"]
-    assert pickle.loads(pickle.dumps(fed))["d1"].y.tolist() == [2.0]
+GOOD = ([[1.0, 2.0], [3.0, 4.0]], [0.0, 1.0])
+
+
+X3 = np.arange(6.0).reshape(3, 2)
 
 
 GOOD = ([[1.0, 2.0], [3.0, 4.0]], [0.0, 1.0])
@@ -147,45 +131,28 @@ GOOD = ([[1.0, 2.0], [3.0, 4.0]], [0.0, 1.0])
     ("data", "message"),
     [
         ({}, "at least one site"),
-        ([GOOD], r"takes a mapping \{site: \(X, y\)\}, got list"),
-        ({"a": (np.array([1.0, 2.0]), [0, 1])}, r"site 'a': X has shape \(2,\), .*; for one feature use X\.reshape"),
-        ({"a": np.zeros((2, 2, 2))}, r"site 'a': X has shape \(2, 2, 2\), expected two dimensions"),
-        ({"a": 3.0}, r"site 'a': X has shape \(\)"),
+        ([GOOD], "mapping"),
+        ({"a": (np.array([1.0, 2.0]), [0, 1])}, r"site 'a': X has shape \(2,\)"),
         ({"a": GOOD, "b": (np.empty((0, 2)), [])}, "site 'b' has no rows"),
         ({"a": GOOD, "b": ([[1.0]], [0.0])}, "site 'b' has 1 feature, but site 'a' has 2"),
-        ({"a": ([[1.0], [2.0, 3.0]], [0, 1])}, "site 'a': the rows of X have different lengths"),
+        ({"a": ([[1.0], [2.0, 3.0]], [0, 1])}, "site 'a'.*different lengths"),
         ({"a": GOOD, "b": ([[1.0, np.nan]], [0])}, "site 'b', row 0, feature 'x1' is nan"),
         ({"a": GOOD, "b": ([[1.0, 2.0], [np.inf, 1.0]], [0, 1])}, "site 'b', row 1, feature 'x0' is inf"),
         ({"a": ([[1j, 1.0]], [0])}, "site 'a': X is complex"),
-        ({"a": ([["1", "2"]], [0])}, "X is not numeric: row 0, column 0 is '1'; encode"),
-        ({"a": ([[1.0, "u"]], [0])}, "X is not numeric"),
         ({"a": (np.array([[1.0, "u"]], dtype=object), [0])}, "row 0, column 1 is 'u'"),
-        ({"a": (np.array([[1.0, None]], dtype=object), [0])}, "feature 'x1' is nan"),
         ({"a": (pd.DataFrame({"u": [1.0], "v": ["w"]}), [0])}, "row 0, column 1 is 'w'"),
         ({"a": (np.array([["2020-01-01"]], dtype="datetime64[D]"), [0])}, "X is not numeric"),
         ({"a": (GOOD[0], [0.0])}, "site 'a': y has 1 value, but X has 2 rows"),
-        ({"a": (GOOD[0], [[0.0], [1.0]])}, r"site 'a': y has shape \(2, 1\), expected \(2,\)"),
+        ({"a": (GOOD[0], [[0.0], [1.0]])}, r"site 'a': y has shape \(2, 1\)"),
         ({"a": (GOOD[0], [0.0, np.nan])}, "site 'a', row 1: the target is nan"),
-        ({"a": (GOOD[0], [0.0, np.inf])}, "site 'a', row 1: the target is inf"),
         ({"a": (GOOD[0], ["u", None])}, "site 'a', row 1: the target is None"),
         ({"a": (GOOD[0], ["u", 1])}, "site 'a': y mixes int and str"),
-        ({"a": (GOOD[0], [1j, 0])}, "site 'a': y is complex"),
-        ({"a": (GOOD[0], [[1], [2, 3]])}, "different lengths"),
-        (
-            {"a": GOOD, "b": (GOOD[0], ["u", "v"])},
-            "y of site 'b' is made of labels, but that of site 'a' of numbers",
-        ),
-        ({"a": GOOD, "b": (GOOD[0], [True, False])}, "site 'b' is made of truth values"),
+        ({"a": GOOD, "b": (GOOD[0], ["u", "v"])}, "site 'b' is made of labels"),
         ({"a": GOOD, "b": GOOD[0]}, "came without y"),
-        ({"a": GOOD, "b": (np.ones((2, 2)), None)}, "'b' came without y, other sites with one"),
         ({"a": (*GOOD, [0.0, 0.0]), "b": GOOD}, "'b' came without offset"),
-        ({"a": (*GOOD, [0.0])}, "offset has 1 value"),
-        ({"a": (*GOOD, ["u", "v"])}, "offset is not numeric"),
         ({"a": (*GOOD, [0.0, np.nan])}, "site 'a', row 1: the offset is nan"),
-        ({"a": ()}, "got a tuple of 0"),
         ({"a": (*GOOD, [0, 0], 1)}, "got a tuple of 4"),
         ({None: GOOD}, "a site id is missing"),
-        ({np.nan: GOOD}, "a site id is missing"),
     ],
 )
 def test_bad_mappings(data, message):
@@ -202,20 +169,258 @@ X3 = np.arange(6.0).reshape(3, 2)
         ((X3, None, ["a", "b"]), {}, "X has 3 rows, but site= has 2"),
         ((X3, [1, 2], ["a", "b", "a"]), {}, "y has 2 values, but X has 3 rows"),
         ((X3, None, ["a", None, "a"]), {}, "a site id is missing"),
-        ((X3, None, np.array([1.0, np.nan, 1.0])), {}, "a site id is missing"),
         ((X3, None, ["a", ["b"], "a"]), {}, "cannot be hashed"),
         ((X3, None, "abc"), {}, "one id per row, got 'abc'"),
-        ((X3, None, 7), {}, "one id per row, got 7"),
-        ((X3, None, np.zeros((3, 1))), {}, r"site has shape \(3, 1\)"),
         ((np.empty((0, 2)), None, []), {}, "at least one row"),
-        ((X3[:, 0], None, ["a"] * 3), {}, r"X has shape \(3,\)"),
         ((np.where(X3 == 4, np.nan, X3), None, ["a", "b", "c"]), {}, r"row 2 \(site 'c'\), feature 'x0' is nan"),
-        ((X3, [1.0, np.nan, 2.0], ["a", "b", "c"]), {}, r"row 1 \(site 'b'\): the target is nan"),
         ((X3, None, ["a"] * 3), {"offset": [0, 0, np.inf]}, r"row 2 \(site 'a'\): the offset is inf"),
         ((X3, None, ["a"] * 3), {"feature_names": ["u"]}, "1 feature names for 2 features"),
         ((X3, None, ["a"] * 3), {"feature_names": ["u", "u"]}, "feature name 'u' is given twice"),
+        ((X3, None, ["a"] * 3), {"time": ["2021-03-04", "4 March", "2021-03-05"]}, "the time '4 March'"),
     ],
 )
 def test_bad_arrays(arguments, options, message):
     with pytest.raises(DataError, match=message):
         Federation.from_arrays(*arguments, **options)
+
+
+@pytest.mark.parametrize(
+    ("changes", "options", "message"),
+    [
+        ({}, {"site": "place"}, "no column 'place' for the site; the table has 'site', 'age'"),
+        ({}, {"target": "grade"}, "no column 'grade' for the target"),
+        ({}, {"features": ["height"]}, "no column 'height' for the feature"),
+        ({}, {"offset": "time"}, "no column 'time' for the offset"),
+        ({}, {"target": "site"}, "column 'site' cannot be both site and target"),
+        ({}, {"features": ["age", "score"]}, "column 'score' cannot be both target and a feature"),
+        ({}, {"features": ["age", "age"]}, "feature 'age' is given twice"),
+        ({"": [0, 5, 2]}, {}, "a column has no name"),
+        ({"site": ["n", None, "n"]}, {}, r"'site' in 1 \(first in row 1"),
+        ({"score": [1.0, 2.0, None]}, {}, r"'score' in 1 \(first in row 2"),
+        ({"log_time": ["u", "v", "w"]}, {"offset": "log_time"}, "log_time: 3 of 3 cells are not numbers"),
+    ],
+)
+def test_bad_frames(changes, options, message):
+    with pytest.raises(DataError, match=message):
+        Federation.from_frame({**TABLE, **changes}, **{"site": "site", "target": "score", **options})
+
+
+ONE = {"a.csv": "x,y\n1,2\n"}
+
+
+@pytest.mark.parametrize(
+    ("files", "message"),
+    [
+        ({**ONE, "b.csv": "x,z\n1,2\n"}, r"b\.csv: there is no column 'y'"),
+        ({**ONE, "b.csv": "x,y\nu,2\n"}, r"a\.csv: column 'x' is numeric, but text in b"),
+        ({**ONE, "b.csv": "x,y\n"}, r"b\.csv: site 'b' has no rows"),
+        ({**ONE, "a.tsv": "x,y\n1,2\n"}, "also stands for site 'a'"),
+        ({**ONE, "b.csv": "x,y\n1\n"}, r"b\.csv, line 2: 1 cell"),
+        ({"a.json": ""}, "has no file that ends in"),
+    ],
+)
+def test_bad_directories(tmp_path, files, message):
+    for name, content in files.items():
+        (tmp_path / name).write_text(content)
+    with pytest.raises(DataError, match=message):
+        Federation.read(tmp_path, target="y")
+
+
+# --- frames ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("make", [dict, pd.DataFrame, pl.DataFrame, pl.LazyFrame, pa.table])
+def test_frames_of_every_make(make):
+    fed = Federation.from_frame(make(TABLE), site="site", target="score", offset="log_time")
+    assert fed.sites == ("n", "s")
+    assert fed.feature_names == ("age", "smoker")
+    assert fed.target_name == "score"
+    assert fed.X.tolist() == [[40.0, 1.0], [60.0, 1.0], [50.0, 0.0]]
+    assert fed.y.tolist() == [1.5, 3.5, 2.5]
+    assert fed.offset.tolist() == [0.0, 0.2, 0.1]
+    assert fed.row_order.tolist() == [0, 2, 1]
+
+
+# --- files ----------------------------------------------------------------------------------------------------
+
+
+def test_directory_with_a_file_per_site(tmp_path):
+    (tmp_path / "02.csv").write_text("x,y\n1,2\n3,4\n")
+    (tmp_path / "01.csv").write_text("y,x\n6,5\n")  # another order of the columns
+    pq.write_table(pa.table({"x": [7.0], "y": [8.0]}), tmp_path / "03.parquet")
+    (tmp_path / "README.md").write_text("not data")
+    (tmp_path / ".hidden.csv").write_text("not data")
+    fed = Federation.read(tmp_path, target="y")
+    assert fed.sites == ("01", "02", "03")
+    assert fed.feature_names == ("x",)
+    assert fed["02"].X.tolist() == [[1.0], [3.0]]
+    assert fed["01"].y.tolist() == [6.0]
+    assert fed["03"].y.tolist() == [8.0]
+
+
+def test_directory_with_a_site_column(tmp_path):
+    (tmp_path / "monday.csv").write_text("site,x,y,note\nn,1,2,hello\ns,3,4,\n")
+    (tmp_path / "tuesday.csv").write_text("site,x,y,note\nn,5,6,\n")
+    fed = Federation.read(tmp_path, site="site", target="y", features="x")
+    assert fed["n"].X.tolist() == [[1.0], [5.0]]
+    assert fed.row_order.tolist() == [0, 2, 1]
+
+
+# --- take and subset ------------------------------------------------------------------------------------------
+
+
+def test_take_keeps_all_sites():
+    fed = of_sizes(3, 2, 1)
+    for rows in ([True, False, True, True, False, True], [0, 2, 3, 5], [5, 3, 0, 2], np.array([5, 0, 3, 2])):
+        taken = fed.take(rows)
+        assert taken.sites == fed.sites
+        assert sorted(taken.y.tolist()) == [0.0, 2.0, 3.0, 5.0]
+        assert taken.n_samples.tolist() == [2, 1, 1]
+        np.testing.assert_array_equal(taken.X, fed.X[taken.row_order])
+    assert fed.take([2, 0, 3, 5]).y.tolist() == [2.0, 0.0, 3.0, 5.0]
+    assert fed.take([0, 0, 3, 5]).y.tolist() == [0.0, 0.0, 3.0, 5.0]
+
+
+def test_take_tells_of_sites_left_without_rows():
+    fed = of_sizes(3, 2, 1)
+    with pytest.raises(DataError, match="no rows would be left for 'd1', 'd2'"):
+        fed.take([0, 1])
+    sparse = fed.take([0, 1], allow_empty=True)
+    assert sparse.n_samples.tolist() == [2, 0, 0]
+    assert sparse["d2"].X.shape == (0, 2)
+    assert fed.take([], allow_empty=True).n_samples.tolist() == [0, 0, 0]
+    for rows, message in (
+        ([True], "the mask has 1 value, but the federation has 6 rows"),
+        ([6], r"row 6 is outside 0\.\.5"),
+        ([-1], "row -1 is outside"),
+        ([0.5], "bool array of shape"),
+        ([[0]], "bool array of shape"),
+    ):
+        with pytest.raises(DataError, match=message):
+            fed.take(rows)
+
+
+def test_row_order_leads_back_to_the_caller_after_every_cut():
+    site = np.random.default_rng(1).integers(0, 4, 40)
+    fed = Federation.from_arrays(np.arange(40.0)[:, None], np.arange(40), site)
+    train, test = fed.split(0.3, seed=2)
+    for part in (fed, train, test, train.subset([2, 0]), test.take([3, 1, 0], allow_empty=True)):
+        np.testing.assert_array_equal(part.row_order, part.y)
+
+
+# --- split and folds ------------------------------------------------------------------------------------------
+
+
+@given(
+    st.lists(st.integers(1, 20), min_size=1, max_size=6),
+    st.floats(0.01, 0.99),
+    st.integers(0, 2**32),
+)
+def test_split_within_sites(sizes, test_size, seed):
+    fed = of_sizes(*sizes)
+    train, test = fed.split(test_size, seed)
+    assert train.sites == test.sites == fed.sites
+    assert sorted(train.y.tolist() + test.y.tolist()) == fed.y.tolist()
+    for u, n in enumerate(sizes):
+        expected = 0 if n == 1 else min(max(round(test_size * n), 1), n - 1)
+        assert (train.n_samples[u], test.n_samples[u]) == (n - expected, expected)
+        assert sorted(train[f"d{u}"].y) == train[f"d{u}"].y.tolist()  # rows keep their order
+
+
+def test_the_split_is_the_same_in_every_process():
+    code = (
+        "import numpy as np; from fedkin.data.federation import Federation\n"
+        "fed = Federation.from_arrays(np.zeros((30, 1)), np.arange(30), ['a', 'b', 'c'] * 10)\n"
+        "print(fed.split(0.4, seed=1)[1].y.tolist(), fed.folds(4, seed=1).tolist())"
+    )
+    answers = set()
+    for hash_seed in ("1", "2"):
+        done = subprocess.run(
+            [sys.executable, "-c", code],
+            capture_output=True,
+            text=True,
+            check=True,
+            timeout=PATIENCE,
+            env={"PYTHONHASHSEED": hash_seed, "PYTHONPATH": ":".join(sys.path)},
+        )
+        answers.add(done.stdout)
+    assert len(answers) == 1
+
+
+@given(st.lists(st.integers(1, 12), min_size=2, max_size=6), st.integers(2, 6), st.integers(0, 99))
+def test_folds_within_sites(sizes, k, seed):
+    fed = of_sizes(*sizes)
+    if k > sum(sizes):
+        with pytest.raises(ParameterError, match="number of folds"):
+            fed.folds(k, seed)
+        return
+    folds = fed.folds(k, seed)
+    assert folds.shape == (sum(sizes),)
+    assert folds.dtype == np.int64
+    assert len(np.bincount(folds, minlength=k)) == k
+    for u, n in enumerate(sizes):
+        mine = folds[fed.starts[u] : fed.starts[u + 1]]
+        assert len(set(mine.tolist())) == min(n, k)
+        assert np.ptp(np.bincount(mine, minlength=k)) <= 1
+        # a site that is alone with its rows deals them in the same way
+        np.testing.assert_array_equal(mine, deal_folds(fed.sites[u], n, k, seed))
+    np.testing.assert_array_equal(folds, fed.folds(k, seed))
+
+
+# --- features -------------------------------------------------------------------------------------------------
+
+
+@given(st.integers(0, 1000), st.sampled_from([1e-8, 1.0, 1e8]))
+def test_standardized_as_scikit_learn_does(seed, size):
+    rng = np.random.default_rng(seed)
+    X = rng.standard_normal((20, 3)) * size + rng.standard_normal(3)
+    X[:, 1] = rng.standard_normal()  # constant, of any value
+    fed = Federation.from_arrays(X, None, rng.integers(0, 3, 20))
+    standard, mean, scale = fed.standardized()
+    peer = StandardScaler().fit(fed.X)
+    np.testing.assert_allclose(mean, peer.mean_, rtol=1e-9)
+    np.testing.assert_allclose(scale, peer.scale_, rtol=1e-6)
+    np.testing.assert_allclose(standard.X, peer.transform(fed.X), atol=1e-6)
+    assert scale[1] == 1.0
+    assert (standard.X[:, 1] == 0).all()
+    np.testing.assert_allclose(standard.X * scale + mean, fed.X, rtol=1e-12, atol=1e-12 * size)
+
+
+def test_cuts_keep_names_targets_and_offsets():
+    fed = Federation.from_frame(TABLE, site="site", target="score", offset="log_time")
+    train, test = fed.split(0.5)
+    for part in (train, test, fed.subset(["n"]), fed.take([0, 2]), fed.standardized()[0]):
+        assert part.feature_names == ("age", "smoker")
+        assert part.target_name == "score"
+        np.testing.assert_array_equal(part.offset, np.array(TABLE["log_time"])[part.row_order])
+        np.testing.assert_array_equal(part.y, np.array(TABLE["score"])[part.row_order])
+
+
+# --- in the order of time -------------------------------------------------------------------------------------
+
+
+def test_rows_are_put_in_order_and_cuts_hold_out_later_ones():
+    rng = np.random.default_rng(0)
+    time = rng.permutation(24).astype(float)
+    fed = Federation.from_arrays(time[:, None], time, ["a", "b", "b"] * 8, time=time)
+    assert fed.ordered
+    for site in fed.sites:
+        assert (np.diff(fed[site].X[:, 0]) > 0).all()
+    assert time[fed.row_order].tolist() == fed.X[:, 0].tolist()
+    for seed in (0, 1):
+        train, test = fed.split(0.25, seed)
+        assert train.ordered
+        for site in fed.sites:
+            assert train[site].X.max() < test[site].X.min()
+    assert fed.folds(3)[:8].tolist() == [0, 0, 0, 1, 1, 1, 2, 2]
+
+
+def test_the_split_of_a_site_does_not_depend_on_the_others():
+    fed = of_sizes(10, 15, 20)
+    _, test = fed.split(0.4, seed=7)
+    for sites in (["d1"], ["d2", "d1"], ["d1", "d0"]):
+        _, alone = fed.subset(sites).split(0.4, seed=7)
+        np.testing.assert_array_equal(alone["d1"].y, test["d1"].y)
+        np.testing.assert_array_equal(alone.subset(["d1"]).row_order, test.subset(["d1"]).row_order)
+    _, other = fed.split(0.4, seed=8)
+    assert not np.array_equal(other.y, test.y)

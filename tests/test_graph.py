@@ -1,18 +1,19 @@
-"""Graphs: construction, what they must not be, and others made from them."""
+"""Graphs: construction, shapes, matrices and the paper's numbers against networkx, scipy and closed forms; refusals."""
 
 import copy
 import math
 import pickle
-import time
+import sys
 
 import networkx as nx
 import numpy as np
 import pytest
+import scipy.sparse
 from hypothesis import given
 from hypothesis import strategies as st
 
-from builders import edge_weights, random_graphs
-from fedkin.errors import GraphError, GraphWarning
+from builders import edge_weights, random_graphs, unit_weights
+from fedkin.errors import FedkinError, GraphError, GraphWarning, MissingDependencyError
 from fedkin.graph import Graph
 
 # --- construction ---------------------------------------------------------------------------------------------
@@ -47,17 +48,6 @@ def test_relabelling_changes_nothing(given_graph, random):
     np.testing.assert_array_equal(Graph.from_indices(order, moved.edges, moved.weights).weights, moved.weights)
 
 
-def test_from_indices_is_the_same_graph():
-    rng = np.random.default_rng(0)
-    pairs = np.array(list(nx.gnm_random_graph(30, 100, seed=1).edges))
-    weights = rng.random(100) + 0.1
-    flipped = np.where(rng.random((100, 1)) < 0.5, pairs, pairs[:, ::-1])
-    sites = [f"site {k}" for k in range(30)]
-    by_name = Graph(sites, [(sites[i], sites[j]) for i, j in pairs], weights)
-    assert Graph.from_indices(sites, flipped, weights) == by_name
-    assert Graph.from_indices(sites, flipped.astype(np.uint16), weights) == by_name
-
-
 def test_immutable():
     weights = np.array([1.0, 2.0])
     edges = np.array([[1, 0], [2, 1]])
@@ -82,31 +72,25 @@ def test_equality():
     assert pickle.loads(pickle.dumps(graph)) == graph == copy.deepcopy(graph)
 
 
+BOTH_WAYS = [("a", "b"), ("b", "a")]
+
+
 @pytest.mark.parametrize(
     ("sites", "edges", "weights", "message"),
     [
         (range(10), [(7, 12)], None, r"edge \(7, 12\) names site 12, which is not among the 10 sites"),
-        (["a"], [("a", "b")], None, r"edge \('a', 'b'\) names site 'b', which is not among the 1 site of"),
         (["1", "2"], [(1, 2)], None, r"names site 1, which is not among"),
         (["a", "b"], [("a", "a")], None, r"edge \('a', 'a'\) is a self-loop"),
-        ("abc", [("a", "b"), ("b", "a")], [1.0, 2.0], r"edge \('a', 'b'\) is given twice, with the weights 1 and 2"),
-        ("abc", [("a", "c"), ("a", "b"), ("a", "c")], [1, 1, 3], r"edge \('a', 'c'\) is given twice, with the weights"),
-        ("ab", [("a", "b")], [0.0], r"edge \('a', 'b'\) has the weight 0\.0, expected a positive number"),
-        ("ab", [("a", "b")], [-1.0], r"has the weight -1\.0"),
-        ("ab", [("a", "b")], [np.nan], r"has the weight nan"),
-        ("ab", [("a", "b")], [np.inf], r"has the weight inf"),
+        ("abc", BOTH_WAYS, [1.0, 2.0], r"edge \('a', 'b'\) is given twice, with the weights 1 and 2"),
+        *(("ab", [("a", "b")], [bad], f"has the weight {bad}") for bad in (0.0, -1.0, np.nan, np.inf)),
         ("ab", [("a", "b")], [1.0, 2.0], r"weights have the shape \(2,\), expected \(1,\)"),
-        ("ab", [("a", "b")], 2.0, r"weights have the shape \(\), expected \(1,\)"),
         ("ab", [("a", "b")], ["heavy"], "weights must be numbers"),
-        ("ab", [("a", "b", 2.0)], None, r"a pair of site ids, got \('a', 'b', 2\.0\); weights have their own"),
+        ("ab", [("a", "b", 2.0)], None, r"a pair of site ids, got \('a', 'b', 2\.0\)"),
         ("ab", ["ab"], None, "a pair of site ids, got 'ab'"),
-        ("ab", [3], None, "a pair of site ids, got 3"),
         ("ab", [("a", ["b"])], None, r"\['b'\] cannot be a site id"),
         ([], [], None, "at least one site"),
-        (["a", "b", "a"], [], None, "site 'a' is given twice"),
         ([1, 1.0], [], None, "site 1 is given twice"),
-        (["a", None], [], None, r"sites: a site id is missing \(None\)"),
-        ([1.5, math.nan], [], None, "a site id is missing"),
+        (["a", None], [], None, "a site id is missing"),
         ([["a"]], [], None, "cannot be hashed"),
         (5, [], None, r"use range\(5\)"),
     ],
@@ -117,21 +101,36 @@ def test_bad_graphs(sites, edges, weights, message):
 
 
 @pytest.mark.parametrize(
-    ("index", "weights", "message"),
+    ("make", "message"),
     [
-        ([[0, 3]], None, r"edge number 0 names position 3, but the 3 sites of the graph have the positions 0\.\.2"),
-        ([[0, 1], [-1, 0]], None, "edge number 1 names position -1"),
-        ([[1, 1]], None, r"edge \('b', 'b'\) is a self-loop"),
-        ([[0, 1], [1, 2], [1, 0], [2, 1]], [1, 1, 2, 1], r"edge \('a', 'b'\) is given twice, with the weights 1 and 2"),
-        ([[0.0, 1.0]], None, r"int array of shape \(E, 2\), got float64"),
-        ([0, 1], None, r"got int64 \(2,\)"),
-        ([[0, 1, 2]], None, r"got int64 \(1, 3\)"),
-        ([[2, 0], [0, 1]], [1.0, -3.0], r"edge \('a', 'b'\) has the weight -3\.0"),
+        (lambda: Graph.from_indices("abc", [[0, 3]]), "names position 3"),
+        (lambda: Graph.from_indices("abc", [[0, 1], [-1, 0]]), "edge number 1 names position -1"),
+        (lambda: Graph.from_indices("abc", [[0, 1], [1, 0]], [1, 2]), r"\('a', 'b'\) is given twice"),
+        (lambda: Graph.from_indices("abc", [[0.0, 1.0]]), "got float64"),
+        (lambda: Graph.from_indices("abc", [[0, 1, 2]]), r"got int64 \(1, 3\)"),
+        (lambda: Graph.complete(range(4)).aligned(range(3)), "has site 3 beyond the 3 sites"),
+        (lambda: Graph.complete(range(4)).aligned([0, 1, 1, 2]), "given twice"),
+        (lambda: Graph.clusters([0, 1], "abc"), "2 labels for 3 sites"),
+        (lambda: Graph.clusters({"a": 1}, "a"), "names them itself"),
+        (lambda: Graph.clusters([0, None]), "a site id is missing"),
+        (lambda: Graph.clusters([0, 0, 1], weights=[1.0, -1.0, 1.0]), "3 positive numbers"),
+        (lambda: Graph.knn([0.0, 1.0], 2), "k must be from 1 to 1"),
+        (lambda: Graph.knn([[0.0, 1.0], [np.nan, 0.0]], 1, "ab"), "site 'b' has the coordinates"),
+        (lambda: Graph.knn([0.0, 1.0], 1, "abc"), "2 coordinates for 3 sites"),
+        (lambda: Graph.complete("abc").corrupt(1.1, seed=0), "varrho is a probability"),
+        (lambda: Graph.from_scipy(np.array([[0, 1], [2, 0]]), "ab"), "not symmetric"),
+        (lambda: Graph.from_scipy(np.array([[1, 0], [0, 0]]), "ab"), "self-loop"),
+        (lambda: Graph.from_scipy(np.array([[0, -1], [-1, 0]])), "has the weight -1"),
+        (lambda: Graph.from_scipy(np.array([[0, np.nan], [np.nan, 0]])), "NaN or infinite"),
+        (lambda: Graph.from_scipy(np.zeros((2, 3))), "must be square"),
+        (lambda: Graph.from_scipy(np.zeros((2, 2)), "abc"), "2 matrix rows for 3 sites"),
+        (lambda: Graph.from_networkx(nx.DiGraph([(0, 1)])), "directed"),
+        (lambda: Graph.from_networkx([(0, 1)]), "expected a networkx graph, got list"),
     ],
 )
-def test_bad_indices(index, weights, message):
-    with pytest.raises(GraphError, match=message):
-        Graph.from_indices("abc", index, weights)
+def test_what_makes_no_graph_is_refused(make, message):
+    with pytest.raises(FedkinError, match=message):
+        make()
 
 
 # --- making another one ---------------------------------------------------------------------------------------
@@ -173,25 +172,133 @@ def test_sites_that_a_graph_does_not_name_have_no_edges():
         graph.aligned(range(11))
 
 
-def test_aligned_names_what_does_not_match():
-    graph = Graph.complete(range(4))
-    with pytest.raises(GraphError, match="has site 3 beyond the 3 sites asked for"):
-        graph.aligned(range(3))
-    with pytest.raises(GraphError, match="given twice"):
-        graph.aligned([0, 1, 1, 2])
+# --- named graphs ---------------------------------------------------------------------------------------------
 
 
-# --- size -----------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize("size", [1, 2, 3, 10, 101])
+def test_complete(size):
+    graph = Graph.complete(range(size))
+    assert nx.utils.graphs_equal(graph.to_networkx(), unit_weights(nx.complete_graph(size)))
+    assert graph == Graph.from_indices(range(size), graph.edges)
 
 
-def test_large_sparse_graphs_take_seconds():
-    rng = np.random.default_rng(0)
-    size = 200_000
-    ends = rng.integers(0, size, (5 * size, 2))
-    ends = np.unique(np.sort(ends[ends[:, 0] != ends[:, 1]], axis=1), axis=0)
-    started = time.process_time()
-    graph = Graph.from_indices(range(size), ends)
-    assert graph.n_components < size
-    assert graph.incidence().nnz == 2 * graph.n_edges
-    graph.aligned(range(size - 1, -1, -1))
-    assert time.process_time() - started < 30  # a loop over all pairs would take hours, one per edge minutes
+@given(st.lists(st.sampled_from(["x", "y", "z", 1]), min_size=1, max_size=12))
+def test_clusters(labels):
+    graph = Graph.clusters(labels)
+    pairs = {(i, j) for i in range(len(labels)) for j in range(i) if labels[i] == labels[j]}
+    assert set(map(tuple, graph.edges.tolist())) == pairs
+    assert graph.edges.tolist() == sorted(graph.edges.tolist())
+    assert graph.n_components == len(set(labels))
+    sites = [f"d{k}" for k in range(len(labels))]
+    assert Graph.clusters(dict(zip(sites, labels, strict=True))) == Graph.clusters(labels, sites=sites)
+    # the labels themselves, numbered by first appearance
+    numbered = [list(dict.fromkeys(labels)).index(label) for label in labels]
+    assert graph.components().tolist() == numbered
+
+
+@pytest.mark.parametrize(("rows", "cols"), [(1, 1), (1, 5), (4, 1), (3, 4)])
+def test_grid(rows, cols):
+    graph = Graph.grid(rows, cols)
+    assert nx.utils.graphs_equal(graph.to_networkx(), unit_weights(nx.grid_2d_graph(rows, cols)))
+    assert graph.sites == tuple((r, c) for r in range(rows) for c in range(cols))
+
+
+@pytest.mark.parametrize("k", [1, 3, 39])
+def test_nearest_neighbours_by_brute_force(k):
+    places = np.random.default_rng(k).random((40, 2))
+    distance = np.linalg.norm(places[:, None] - places, axis=2)
+    np.fill_diagonal(distance, np.inf)
+    near = np.argsort(distance, axis=1)[:, :k]
+    expected = {frozenset((u, int(v))) for u in range(40) for v in near[u]}
+    graph = Graph.knn(places, k)
+    assert {frozenset(pair) for pair in graph.edge_ids()} == expected
+    assert (graph.degree >= k).all()
+
+
+# --- flipped pairs --------------------------------------------------------------------------------------------
+
+
+def test_corruption_flips_each_pair_with_the_given_probability():
+    truth = Graph.clusters(np.repeat(np.arange(5), 60))
+    corrupted = truth.corrupt(0.2, seed=3)
+    before, after = (set(map(tuple, graph.edges.tolist())) for graph in (truth, corrupted))
+    pairs = 300 * 299 // 2
+    for lost, of in ((len(before - after), len(before)), (len(after - before), pairs - len(before))):
+        assert abs(lost - 0.2 * of) < 4 * math.sqrt(of * 0.2 * 0.8)
+    assert corrupted == truth.corrupt(0.2, seed=3)
+    assert corrupted != truth.corrupt(0.2, seed=4)
+    assert corrupted == truth.corrupt(0.2, seed=np.random.default_rng(3))
+    assert corrupted.edges.tolist() == sorted(corrupted.edges.tolist())
+    assert truth.corrupt(0.0, seed=1) == truth
+    complement = nx.complement(truth.to_networkx())
+    assert {frozenset(pair) for pair in truth.corrupt(1.0, seed=1).edge_ids()} == set(map(frozenset, complement.edges))
+
+
+# --- networkx and scipy ---------------------------------------------------------------------------------------
+
+
+@given(random_graphs())
+def test_networkx_round_trip(given_graph):
+    graph = Graph(*given_graph)
+    assert Graph.from_networkx(graph.to_networkx()) == graph
+
+
+@given(random_graphs())
+def test_what_networkx_says(given_graph):
+    graph = Graph(*given_graph)
+    g = graph.to_networkx()
+    for weight in ("weight", None):
+        expected = nx.laplacian_matrix(g, nodelist=graph.sites, weight=weight).toarray()
+        np.testing.assert_allclose(graph.laplacian(weighted=weight is not None).toarray(), expected, rtol=1e-12)
+    assert graph.n_components == nx.number_connected_components(g)
+    labels = graph.components()
+    for component in nx.connected_components(g):
+        assert len({int(labels[graph.index[site]]) for site in component}) == 1
+    assert list(dict.fromkeys(labels.tolist())) == list(range(graph.n_components))
+    assert graph.degree.tolist() == [g.degree[site] for site in graph.sites]
+    oriented = [(graph.sites[j], graph.sites[i]) for i, j in graph.edges]
+    incidence = nx.incidence_matrix(g, nodelist=graph.sites, edgelist=oriented, oriented=True).toarray().T
+    np.testing.assert_array_equal(graph.incidence().toarray(), incidence.reshape(graph.n_edges, graph.n_sites))
+
+
+@given(random_graphs())
+def test_scipy_round_trip(given_graph):
+    graph = Graph(*given_graph)
+    adjacency = scipy.sparse.diags_array(graph.laplacian().diagonal()) - graph.laplacian()
+    assert edge_weights(Graph.from_scipy(adjacency, graph.sites)) == edge_weights(graph)
+    assert edge_weights(Graph.from_scipy(adjacency.toarray(), graph.sites)) == edge_weights(graph)
+
+
+# --- theory ---------------------------------------------------------------------------------------------------
+
+
+def test_fidelity_at_the_values_the_paper_names():
+    V, K = 12, 3
+    truth = Graph.clusters(np.repeat(np.arange(K), V // K))
+    assert truth.fidelity(truth) == 1.0
+    assert Graph.empty(range(V)).fidelity(truth) == K / V
+    smallest = 2 * K / (V**2 * (1 - 1 / K) + 2)  # gf_min of the paper
+    assert Graph.complete(range(V)).fidelity(truth) == pytest.approx(smallest, rel=1e-12)
+    # a spanning tree of each clique is as good as the clique
+    assert Graph(range(V), [(4 * k, 4 * k + j) for k in range(K) for j in (1, 2, 3)]).fidelity(truth) == 1.0
+
+
+@given(random_graphs())
+def test_algebraic_connectivity_is_the_smallest_nonzero_eigenvalue(given_graph):
+    graph = Graph(*given_graph)
+    D = graph.incidence().toarray()
+    eigenvalues = np.linalg.eigvalsh(D.T @ D)
+    nonzero = eigenvalues[eigenvalues > 1e-9]
+    assert graph.algebraic_connectivity() == pytest.approx(nonzero.min() if len(nonzero) else math.inf, rel=1e-8)
+
+
+def test_algebraic_connectivity_of_a_large_grid():
+    assert Graph.grid(20, 1000).algebraic_connectivity() == pytest.approx(2 - 2 * math.cos(math.pi / 1000), rel=1e-7)
+
+
+def test_without_networkx(monkeypatch, tmp_path):
+    monkeypatch.setitem(sys.modules, "networkx", None)
+    with pytest.raises(MissingDependencyError, match=r"fedkin\[graph\]"):
+        Graph.empty("ab").to_networkx()
+    with pytest.raises(MissingDependencyError, match=r"reading GraphML needs networkx"):
+        Graph.read(tmp_path / "graph.graphml")

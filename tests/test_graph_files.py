@@ -53,14 +53,6 @@ def test_edge_list_as_others_write_it(tmp_path):
     assert Graph.read(path).sites == ("01", "2")
 
 
-def test_sites_may_be_read_from_a_generator_and_be_more_than_the_file_has(tmp_path):
-    Graph([1, 2], [(1, 2)]).write(tmp_path / "graph.csv")
-    with pytest.warns(GraphWarning, match="does not name site 3"):
-        graph = Graph.read(tmp_path / "graph.csv", sites=(k for k in (3, 2, 1)))
-    assert graph.sites == (3, 2, 1)
-    assert list(graph.edge_ids()) == [(1, 2)]
-
-
 @pytest.mark.parametrize(
     ("name", "content", "sites", "message"),
     [

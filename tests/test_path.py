@@ -1,7 +1,8 @@
-"""Where everything is fused, and solutions along decreasing penalty levels."""
+"""Where everything is fused, solutions along decreasing penalty levels, and cross-validation."""
 
 from __future__ import annotations
 
+import os
 from dataclasses import replace
 
 import cvxpy as cp
@@ -10,13 +11,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import fedkin
 from builders import LOSS_NAMES, PENALTY_NAMES, federation, log_cosh, random_graph
 from fedkin import Federation, Graph, Problem, lam_max, lam_path, solve
-from fedkin.core import make_penalty
+from fedkin.core import assign_folds, make_penalty
 from fedkin.datasets import paper_design
-from fedkin.errors import ConvergenceWarning, ParameterError, SolverError
-from fedkin.solvers import lam_grid
-from fedkin.solvers.path import fused_gradients, fused_solution, least_congestion
+from fedkin.errors import ParameterError
+from fedkin.solvers import cross_validate_lam, cross_validate_ridge, lam_grid
+from fedkin.solvers.path import least_congestion
 
 DUAL_NORMS = {"l1": "inf", "l2": 2, "linf": 1}
 
@@ -112,25 +114,6 @@ def test_with_sparsity_it_is_an_upper_bound(loss: str, penalty: str) -> None:
     assert n_clusters(problem, lam_max(problem)) == 1
 
 
-@pytest.mark.parametrize("loss", ["linear", "poisson"])
-def test_the_fused_solution_is_global_in_each_component(loss: str) -> None:
-    fed = federation(loss, (12, 9, 14, 10), q=2, seed=6)
-    graph = Graph(range(4), [(0, 1), (2, 3)])
-    fused = fused_solution(Problem(fed, graph, loss).fused)
-    far = solve(Problem(fed, graph, loss, lam=1e3), 1e-10)
-    np.testing.assert_allclose(fused, far.theta, atol=1e-4)
-    np.testing.assert_array_equal(fused[0], fused[1])
-    gradient = fused_gradients(Problem(fed, graph, loss).fused)
-    np.testing.assert_allclose(gradient[[0, 2]] + gradient[[1, 3]], 0.0, atol=1e-12)
-
-
-def test_pooled_classes_that_are_separable_are_reported_with_a_site() -> None:
-    X = np.array([[-1.0], [1.0]])
-    fed = Federation({name: (X, [0.0, 1.0]) for name in ("north", "south")})
-    with pytest.raises(SolverError, match="'north' run away"):
-        lam_max(Problem(fed, Graph.complete(fed.sites), "logistic"))
-
-
 # --- lam_path ---------------------------------------------------------------------------------------------------------
 
 
@@ -166,26 +149,6 @@ def test_levels_are_sorted_and_warm_starts_save_iterations() -> None:
     assert sum(solution.n_iter for solution in fine.solutions) < 0.8 * sum(cold)
 
 
-def test_senseless_levels() -> None:
-    problem = Problem(federation("linear", (8, 9)), Graph.complete(range(2)))
-    for lams in ([], [0.1, -0.1], [np.nan], [[0.1, 0.2]]):
-        with pytest.raises(ParameterError, match="lams must be a list"):
-            lam_path(problem, lams)
-    with pytest.raises(ParameterError, match="n_lams must be a whole number of at least 1, got 0"):
-        lam_path(problem, n_lams=0)
-    for ratio in (0.0, 1.0, -1.0):
-        with pytest.raises(ParameterError, match="ratio must lie between 0 and 1"):
-            lam_path(problem, ratio=ratio)
-
-
-def test_a_path_warns_about_levels_that_did_not_converge() -> None:
-    design = paper_design(20, 30, 4, 2)
-    with pytest.warns(ConvergenceWarning) as caught:
-        path = lam_path(Problem(design.federation, design.graph), [0.01, 0.003], tol=1e-12, max_iter=6)
-    assert {solution.status for solution in path.solutions} == {"iteration_limit"}
-    assert all(warning.filename == __file__ for warning in caught)
-
-
 def test_an_interruption_ends_the_whole_path() -> None:
     left = {"calls": 300}
     plain = log_cosh()
@@ -199,3 +162,88 @@ def test_an_interruption_ends_the_whole_path() -> None:
     problem = Problem(federation("linear", (8, 9, 7)), Graph.complete(range(3)), replace(plain, value_fn=value))
     with pytest.raises(KeyboardInterrupt):
         lam_path(problem, np.geomspace(1.0, 1e-3, 30))
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"lams": []}, {"lams": [0.1, -0.1]}, {"lams": [np.nan]}, {"lams": [[0.1]]}, {"n_lams": 0}, {"ratio": 1.0}]
+)
+def test_wrong_levels_are_named(wrong: dict[str, object]) -> None:
+    problem = Problem(federation("linear", (8, 9)), Graph.complete(range(2)))
+    with pytest.raises(ParameterError, match=f"{next(iter(wrong))} must"):
+        lam_path(problem, **wrong)
+
+
+# --- cross-validation -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("ridge", [0.0, [0.1, 0.0, 0.7]])
+@pytest.mark.parametrize("in_time", [False, True])
+@pytest.mark.parametrize("loss", ["mean", "linear", "poisson"])
+def test_scores_are_losses_of_rows_that_did_not_train(loss: str, in_time: bool, ridge: float | list[float]) -> None:
+    """Also for sites with one or two rows; with times, only earlier rows train."""
+    rng = np.random.default_rng(0)
+    site = np.repeat(np.arange(5), [1, 2, 5, 9, 14])
+    X, offset = rng.normal(size=(site.size, 3)), None if loss == "mean" else 0.3 * rng.normal(size=site.size)
+    y = {"mean": None, "linear": X.sum(axis=1), "poisson": rng.poisson(2.0, site.size)}[loss]
+    fed = Federation.from_arrays(X, y, site, offset=offset, time=rng.permutation(site.size) if in_time else None)
+    problem, lams = Problem(fed, Graph.complete(range(5)), loss, ridge=ridge), [0.3, 0.03]
+    fold_of = assign_folds(fed, 3, 0)
+    used = [fold for fold in range(3) if fold > 0 or not in_time]  # the earliest rows are never held out
+    expected = []
+    for fold in used:
+        train = fed.take(fold_of < fold if in_time else fold_of != fold)
+        test = fed.take(fold_of == fold, allow_empty=True)
+        seen = [u for u in range(5) if test.n_samples[u]]
+        held_out = Problem(test.subset(seen), Graph.empty(seen), loss).terms
+        solutions = [solve(replace(problem, federation=train).with_lam(lam), 1e-10) for lam in lams]
+        expected.append([held_out.values(one.theta[seen]).mean() for one in solutions])
+    found = cross_validate_lam(problem, lams, folds=3, seed=0, tol=1e-10).scores
+    np.testing.assert_allclose(found, expected, rtol=1e-4)
+
+
+def test_cores_change_no_bit(monkeypatch: pytest.MonkeyPatch) -> None:
+    design = paper_design(30, 40, 4, 3)
+    problem = Problem(design.federation, design.graph)
+    lams = 1e-3 * np.geomspace(1, 1e-2, 12)
+    results = []
+    for cores in (1, 3):
+        monkeypatch.setattr(os, "sched_getaffinity", lambda _, cores=cores: set(range(cores)), raising=False)
+        path = fedkin.lam_path(problem, lams, backend="numba")
+        choice = fedkin.cross_validate_lam(problem, lams, folds=3, backend="numba")
+        results.append((np.stack([solution.theta for solution in path.solutions]), choice.scores))
+    for one, other in zip(*results, strict=True):
+        np.testing.assert_array_equal(one, other)
+
+
+# --- levels that nobody will choose, and ridges -----------------------------------------------------------------------
+
+
+def test_levels_that_are_clearly_worse_are_not_looked_at() -> None:
+    """Small ones where all sites are alike, large ones where all differ; what is tried scores as it always does."""
+    design = paper_design(n_sites=20, n_samples=12, n_features=6, n_clusters=1, seed=0)
+    apart = Federation({u: [[float(10 * u)], [10.0 * u + 1], [10.0 * u + 2], [10.0 * u + 3]] for u in range(8)})
+    problems = Problem(design.federation, design.truth), Problem(apart, Graph.complete(range(8)), "mean")
+    for problem, end in zip(problems, (0, -1), strict=True):
+        grid = fedkin.solvers.lam_grid(problem)
+        choice, every = cross_validate_lam(problem), cross_validate_lam(problem, grid)
+        assert choice.lams.size == choice.scores.shape[1] < 20 == every.lams.size
+        assert choice.lams[end] == grid[end] and choice.lam == every.lam
+        first = int(np.flatnonzero(grid == choice.lams[0])[0])
+        tried = slice(first, first + choice.lams.size)
+        np.testing.assert_array_equal(choice.lams, grid[tried])
+        np.testing.assert_array_equal(choice.scores, every.scores[:, tried])
+
+
+def test_a_ridge_is_chosen_together_with_lam() -> None:
+    rng = np.random.default_rng(0)
+    X = rng.normal(size=(6, 14, 10))
+    beta = 0.2 * rng.normal(size=(6, 10))  # every site on its own, and weak
+    y = np.einsum("vnp,vp->vn", X, beta) + rng.normal(size=(6, 14))
+    fed = Federation.from_arrays(X.reshape(-1, 10), y.ravel(), np.repeat(np.arange(6), 14))
+    problem = Problem(fed, Graph.complete(range(6)))
+    ridges = [0.0, 0.1, 1.0, 10.0]
+    chosen, choice = cross_validate_ridge(problem, ridges)
+    assert chosen.ridge in ridges[1:]
+    assert choice.mean.min() < cross_validate_lam(problem).mean.min()
+    with pytest.raises(ParameterError, match="at least one"):
+        cross_validate_ridge(problem, [])

@@ -17,7 +17,6 @@ from fedkin.data import (
     TableInMemory,
     columns_of,
     infer_schema,
-    read_columns,
 )
 from fedkin.errors import DataError, ParameterError
 
@@ -47,10 +46,6 @@ def words(columns, schema=SCHEMA, **how):
     return [str(finding) for finding in schema.check(columns, **how)]
 
 
-def test_a_table_that_fits():
-    assert words(table()) == []
-
-
 def test_rows_are_encoded_centred_and_scaled():
     rows = SCHEMA.rows(
         {"weight": [140, 250], "ward": ["C", "A"], "smoker": [True, 0.0], "outcome": ["dead", "alive"]}, True
@@ -60,116 +55,61 @@ def test_rows_are_encoded_centred_and_scaled():
     assert rows.y.tolist() == [1, 0]
 
 
+WEIGHT, ROW = table()["weight"], np.arange(N)
+
+
+@pytest.mark.parametrize(
+    ("changed", "said"),
+    [
+        ({}, []),
+        ({"weight": WEIGHT * 1000}, ["weight", "100%", "250 kg", "divided by 1000"]),
+        ({"weight": np.linspace(251, 299, N)}, ["weight", "100%", "250 kg", "row 2"]),
+        ({"weight": np.where(ROW == 3, 20, WEIGHT)}, ["weight: 1 of 60", "30 kg", "20 in row 5"]),
+        ({"weight": np.where(ROW == 7, 400, WEIGHT)}, ["weight: 1 of 60", "250 kg", "400 in row 9"]),
+        ({"weight": np.where(ROW < 3, 999, WEIGHT)}, ["999 occurs 3 times", "missing value"]),
+        ({"weight": np.where(ROW == 4, np.nan, WEIGHT)}, ["weight", "missing in 1 of 60 rows", "row 6"]),
+        ({"ward": ["A", "B"] * 29 + ["A", "Z"]}, ["ward: unknown level 'Z' (1 row), first in row 61"]),
+        ({"outcome": ["alive"] * 40 + ["Dead"] * 20}, ["'Dead' (20 rows), first in row 42", "'dead'"]),
+        *(
+            (
+                {"weight": np.where(ROW == 4, cell, WEIGHT.astype(object))},
+                ["weight: 1 of 60", f"{cell!r} in row 6", cure],
+            )
+            for cell, cure in (("70,5", "points"), ("2021-03-04", "dates"), ("<5", "limit"), ("70 kg", "units"))
+        ),
+    ],
+)
+def test_what_does_not_fit_is_named_with_its_row(changed, said):
+    found = SCHEMA.check(table(**changed))
+    assert len(found) == bool(said) and all(one.refuses for one in found)
+    assert all(part in str(found[0]) for part in said)
+
+
+def test_everything_is_said_at_once():
+    columns = table(weight=WEIGHT * 1000, ward=["A"] * 58 + ["Z", None])
+    columns["Outcome"] = columns.pop("outcome")
+    with pytest.raises(DataError, match="4 findings") as caught:
+        SCHEMA.rows(columns, intercept=True)
+    assert all(part in str(caught.value) for part in ("weight", "1 of 60 rows", "'Z'", "'Outcome'"))
+    del columns["Outcome"]
+    assert SCHEMA.encode(columns | {"weight": WEIGHT, "ward": ["A"] * N}).shape == (N, 4)  # no target to predict
+    with pytest.raises(DataError, match="no rows"):
+        Schema((Column("x"),)).rows({"x": []}, True)
+
+
+def test_counts_are_whole_and_not_negative_and_offsets_are_kept():
+    schema = Schema((Column("x"),), Column("days", "count"), offset="log_time")
+    columns = {"x": [1.0, 2.0, 3.0], "days": [1.0, 2.5, -1.0], "log_time": [0.0, 0.5, 0.0]}
+    assert [one.split(": ")[-1] for one in words(columns, schema)] == ["2.5 in row 3", "-1 in row 4"]
+    assert schema.rows(columns | {"days": [1.0, 2.0, 3.0]}, True).offset.tolist() == [0, 0.5, 0]
+
+
 def test_without_an_intercept_nothing_is_centred():
     schema = Schema((Column("x", mean=10.0, scale=2.0),), Column("y"))
     columns = {"x": [10.0, 14.0], "y": [1.0, 2.0]}
     assert schema.rows(columns, intercept=False).X.tolist() == [[5.0], [7.0]]
     assert schema.rows(columns, intercept=True).X.tolist() == [[1.0, 0.0], [1.0, 2.0]]
     assert schema.encode(columns).tolist() == [[10.0], [14.0]]
-
-
-def test_prediction_needs_no_target():
-    columns = table()
-    del columns["outcome"]
-    assert words(columns, target=False) == []
-    assert SCHEMA.encode(columns).shape == (N, 4)
-
-
-def test_everything_is_said_at_once():
-    columns = table(weight=table()["weight"] * 1000, ward=["A"] * 58 + ["Z", None])
-    columns["Outcome"] = columns.pop("outcome")
-    with pytest.raises(DataError, match=r"4 findings") as caught:
-        SCHEMA.rows(columns, intercept=True)
-    for part in (
-        "divided by 1000 they fit",
-        "is missing in 1 of 60 rows, first in row 61",
-        "unknown level 'Z' (1 row), first in row 60",
-        "is 'Outcome' what is meant?",
-    ):
-        assert part in str(caught.value)
-
-
-def test_a_column_in_another_unit_is_refused():
-    found, *others = SCHEMA.check(table(weight=np.linspace(50_000, 110_000, N)))
-    assert not others and found.refuses
-    assert (found.column, found.code, found.rows[:2], len(found.rows)) == ("weight", "out_of_range", (0, 1), N)
-    assert str(found) == "weight: 100% of values are above 250 kg; divided by 1000 they fit: another unit?"
-    (found,) = words(table(weight=np.linspace(251, 299, N)))
-    assert found.endswith("above 250 kg; first 251 in row 2: check unit and contract")
-
-
-def test_some_values_out_of_range_name_the_first():
-    weight = table()["weight"]
-    weight[[3, 7]] = 20.0, 400.0
-    (found,) = words(table(weight=weight))
-    assert "1 of 60 values is below 30 kg, the lowest plausible value: 20 in row 5" in found
-    assert "1 of 60 values is above 250 kg, the highest plausible value: 400 in row 9" in found
-
-
-def test_codes_for_missing_values_are_recognised():
-    weight = table()["weight"]
-    weight[[3, 7, 9]] = 999.0
-    (found,) = words(table(weight=weight))
-    assert found.endswith("999 occurs 3 times: if it stands for a missing value, leave the cell empty")
-
-
-@pytest.mark.parametrize(
-    ("cell", "cure"),
-    [
-        ("70,5", "write decimal points, not commas"),
-        ("2021-03-04", "turn dates into numbers"),
-        ("<5", "a limit of detection is not a value"),
-        ("70 kg", "leave units and remarks out of the cells"),
-        ("unknown", "correct the cell, or leave it empty"),
-    ],
-)
-def test_text_among_numbers_names_the_cell(cell, cure, tmp_path):
-    path = tmp_path / "patients.csv"
-    lines = [f"{60 + k}" for k in range(20)]
-    lines[4] = f'"{cell}"'
-    path.write_text("weight\n" + "\n".join(lines) + "\n")
-    (found,) = words(read_columns(path), Schema(SCHEMA.features[:1]))
-    assert found.startswith(f"weight: 1 of 20 cells is not a number: {cell!r} in row 6; {cure}")
-
-
-def test_levels_are_compared_as_text(tmp_path):
-    path = tmp_path / "patients.csv"
-    path.write_text("smoker,sure\n0,TRUE\n1,FALSE\nNA,TRUE\n")
-    schema = Schema((SCHEMA.features[2], Column("sure", "category", levels=(True, False))))
-    assert words(read_columns(path), schema) == [
-        "smoker: is missing in 1 of 3 rows, first in row 4; fill them in, or leave these rows out"
-    ]
-
-
-def test_a_level_in_other_letters():
-    (found,) = words(table(outcome=["alive"] * 40 + ["Dead"] * 20))
-    assert "unknown level 'Dead' (20 rows), first in row 42; the known ones are 'alive', 'dead'" in found
-    assert found.endswith("is 'Dead' meant to be 'dead'?")
-
-
-def test_constant_columns_are_remarks():
-    findings = SCHEMA.check(table(weight=[70.0] * N, ward=["A"] * N))
-    assert [(str(one), one.refuses) for one in findings] == [
-        ("weight: is 70 in every row", False),
-        ("ward: is 'A' in every row", False),
-    ]
-    assert SCHEMA.rows(table(weight=[70.0] * N), True).n_samples == N
-
-
-def test_counts_are_whole_and_not_negative():
-    schema = Schema((Column("x"),), Column("days", "count"), offset="log_time")
-    columns = {"x": [1.0, 2.0, 3.0], "days": [1.0, 2.5, -1.0], "log_time": [0.0, 0.5, 0.0]}
-    assert words(columns, schema) == [
-        "days: 1 of 3 values is not whole, but counts are: 2.5 in row 3",
-        "days: 1 of 3 values is below 0, the lowest plausible value: -1 in row 4",
-    ]
-    columns["days"] = [1.0, 2.0, 3.0]
-    assert schema.rows(columns, True).offset.tolist() == [0, 0.5, 0]
-
-
-def test_an_empty_table_is_refused():
-    with pytest.raises(DataError, match="no rows"):
-        Schema((Column("x"),)).rows({"x": []}, True)
 
 
 @pytest.mark.parametrize(
