@@ -15,8 +15,6 @@ from fedkin.federate import Organiser, Site, Steps, read_charter, read_invite
 from fedkin.federate.envelope import Signer, seal
 from fedkin.federate.trust import Pair, SecurityError, fingerprint, issue, make_authority, make_key, make_request
 
-LATER = datetime.now(UTC) + timedelta(days=100)
-
 
 @pytest.fixture(scope="module")
 def four(tmp_path_factory) -> Organiser:
@@ -40,25 +38,9 @@ def test_from_contract_to_certificate(four):
         site = Site.read(four.directory.parent / name)
         assert site.name == name and site.contract == four.contract
         assert site.pair().certificate == site.certificate
-        assert site.rows().X.shape == (40, 4)
-        assert not site.renewal_due() and site.renewal_due(LATER - timedelta(days=30))
+        assert not site.renewal_due() and site.renewal_due(datetime.now(UTC) + timedelta(days=70))
         request = json.loads((site.directory / f"{name}.request").read_text())["body"]  # no number depends on rows
         assert request.keys() == {"run", "site", "contract", "invite", "request", "steps"} and request["steps"] is None
-    standings = Organiser.read(four.directory).status()
-    assert [one.name for one in standings] == list(heart.SITES)
-    assert all(one.invited and one.until is not None and not one.out for one in standings)
-
-
-def test_a_sites_directory_does_not_grow_with_the_federation(tmp_path):
-    sizes = {}
-    for n in (20, 400):
-        made = heart.organiser(tmp_path / str(n), names=[f"site{k:03d}" for k in range(n)])
-        done = heart.joined(made, "site007")
-        found = done.invite
-        assert [one.member.name for one in found.neighbours] == ["site006", "site008"]
-        sizes[n] = sum(path.stat().st_size for path in done.directory.rglob("*") if path.is_file())
-        assert "site009" not in words_in(done.directory)
-    assert abs(sizes[400] - sizes[20]) < 40
 
 
 def test_replicas_know_their_component_and_the_organiser_hands_on_their_steps(tmp_path):
@@ -120,11 +102,8 @@ def test_an_authority_of_ones_own_whose_key_is_elsewhere(tmp_path):
     ("lines", "words"),
     [
         ("a,127.0.0.1,0", "site 'a': the port must be a whole number"),
-        ("a,127.0.0.1,7.5", "the port must be a whole number from 1 to 65535, got 7.5"),
-        ("a,127.0.0.1,", "got nothing"),
         ("a,0.0.0.0,7447", "nobody can connect to 0.0.0.0"),
         ("a,1.2.3,7447", "the host '1.2.3' is neither a name nor an address"),
-        ("a,-x.org,7447", "neither a name nor an address"),
         ("a,x.org,7447\nb,x.org,7447", "sites 'a' and 'b' both have x.org:7447"),
         ("a,x.org,7447\na,y.org,7448", "two lines for site 'a'"),
     ],
@@ -139,17 +118,6 @@ def test_a_list_of_sites_with_a_mistake_is_refused(tmp_path, lines, words):
 # --- rows -------------------------------------------------------------------------------------------------------------
 
 
-def test_joining_again_replaces_rows_and_keeps_the_key(tmp_path):
-    made = heart.organiser(tmp_path)
-    place = heart.admitted(made, "north", n=40)
-    again = heart.joined(made, "north", n=50)
-    assert not again.new_key and Site.read(place).rows().n_samples == 50
-    assert Site.read(place).pair().certificate  # still admitted
-    # the organiser sees the same key, and hands out the same certificate
-    before = (made.directory / "admitted" / "north.admit").read_bytes()
-    assert made.admit(again.request).path.read_bytes() == before
-
-
 def test_damaged_rows_are_named(tmp_path):
     place = heart.admitted(heart.organiser(tmp_path), "north")
     Rows.load(place / "rows.npz")
@@ -161,19 +129,6 @@ def test_damaged_rows_are_named(tmp_path):
 
 
 # --- attacks ----------------------------------------------------------------------------------------------------------
-
-
-def test_a_directory_keeps_its_federation_and_its_files_are_private(tmp_path, four):
-    other = heart.organiser(tmp_path)
-    done = heart.joined(other, "north")
-    with pytest.raises(SecurityError, match="belongs to north in 'heart'"):
-        heart.joined(four, "north", tmp_path)
-    heart.invite_of(other, "north").unlink()
-    with pytest.raises(SecurityError, match="was not invited"):
-        other.admit(done.request)
-    (done.directory / "site.key").chmod(0o640)
-    with pytest.raises(SecurityError, match=r"site\.key: others may read"):
-        Site.read(done.directory)
 
 
 def test_the_same_authority_may_organise_two_federations_whose_files_do_not_mix(tmp_path):
@@ -229,26 +184,17 @@ def test_an_expired_certificate_counts_no_more(tmp_path):
 # --- renewal ----------------------------------------------------------------------------------------------------------
 
 
-def test_renewing_brings_a_new_key_and_the_old_one_serves_until_then(tmp_path):
+def test_an_old_key_cannot_renew_any_more(tmp_path):
     made = heart.organiser(tmp_path)
     place = heart.admitted(made, "north")
     before = Site.read(place)
-    request, by_itself = Site.read(place).renew()
-    assert by_itself and Site.read(place).renew()[0] == request  # twice is once
-    assert Site.read(place).key == before.key
-    answer = made.admit(request)
-    assert answer.renewed
-    Site.read(place).accept(answer.path)
-    after = Site.read(place)
-    assert after.key != before.key and fingerprint(after.certificate) == answer.fingerprint
-    assert not (place / "next.key").exists()
-    # whoever has the old key cannot renew any more
-    stolen = tmp_path / "stolen"
+    request, _ = Site.read(place).renew()
+    Site.read(place).accept(made.admit(request).path)
     body = json.loads(request.read_text())["body"]
     body["request"] = make_request("north", make_key()).decode()
-    stolen.write_bytes(seal("request", body, Signer.site(before.pair())))
+    (tmp_path / "stolen").write_bytes(seal("request", body, Signer.site(before.pair())))
     with pytest.raises(SecurityError, match="with an old key"):
-        made.admit(stolen)
+        made.admit(tmp_path / "stolen")
 
 
 def test_a_crash_between_the_two_files_of_a_renewal_does_no_harm(tmp_path):
@@ -303,32 +249,10 @@ def test_with_a_stolen_key_nothing_can_be_signed_but_for_that_site_and_nothing_a
 # --- orders and notices -----------------------------------------------------------------------------------------------
 
 
-def test_orders_grow_and_old_ones_are_refused(tmp_path):
-    made = heart.organiser(tmp_path)
-    place = heart.admitted(made, "north")
-    ((path, names),) = made.order(lam=0.5, rounds=200)
-    first = path.read_bytes()
-    assert names == list(heart.SITES)
-    assert Site.read(place).accept(path) == "order 1: lam 0.5, rounds 200"
-    made.order(rho=2.0)
-    Site.read(place).accept(path)
-    order = Site.read(place).order
-    assert (order.revision, order.lam, order.rho) == (2, None, 2.0)
-    (tmp_path / "old").write_bytes(first)
-    with pytest.raises(DataError, match="revision 1, older than 2"):
-        Site.read(place).accept(tmp_path / "old")
-    for wrong in ({"lam": -1.0}, {"rounds": 0}, {"rho": float("nan")}):
-        with pytest.raises(ParameterError):
-            made.order(**wrong)
-
-
 def test_an_expelled_site_is_out_for_good(tmp_path):
     made = heart.organiser(tmp_path)
-    north, south = (heart.admitted(made, name) for name in ("north", "south"))
+    south = heart.admitted(made, "south")
     path = made.expel("south")
-    assert made.remaining_neighbours("south") == ["north", "east"]
-    assert "south was expelled" in Site.read(north).accept(path)
-    assert {"south"} == made.out() == Site.read(north).out
     with pytest.raises(SecurityError, match="expelled, for good"):
         made.admit(Site.read(south).renew()[0])
     with pytest.raises(DataError, match="expelled, for good"):

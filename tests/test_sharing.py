@@ -1,4 +1,4 @@
-"""Sums as signed files: what a site shares and refuses to share, and what the organiser takes."""
+"""Sums as signed files: what a site shares and refuses to share, and what the organiser takes and fits."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+import fedkin
 import heart
 from fedkin.core import Query, summarise
 from fedkin.data import Federation, read_columns
@@ -122,19 +123,6 @@ def test_small_folds_small_classes_and_columns_of_two_values_are_cells_too(tmp_p
     assert any(one.startswith("age: only 2 rows with '31'") for one in words)
 
 
-def test_sums_of_rows_that_changed_are_not_shared_again(tmp_path):
-    made, north, _ = two(tmp_path)
-    sharing.share(north)
-    table = tmp_path / "north.csv"
-    table.write_text(table.read_text() + "44.5,A,9\n")
-    Site.join(heart.invite_of(made, "north"), table, north)
-    with pytest.raises(DataError, match="the difference would give away the rows that changed"):
-        sharing.share(north)
-    (north / "sent" / "rows.json").write_text("{")
-    with pytest.raises(DataError, match=r"rows\.json is damaged"):
-        sharing.share(north)
-
-
 # --- what the organiser takes -----------------------------------------------------------------------------------------
 
 
@@ -160,17 +148,6 @@ def test_sums_that_a_site_did_not_sign_for_itself_under_this_contract_are_refuse
             sharing.read_summaries(folder)
     place.write_bytes(honest.read_bytes())
     assert list(sharing.read_summaries(folder).summaries) == ["north"]
-
-
-def test_sums_that_a_lost_key_signed_count_no_more(tmp_path):
-    made, north, _ = two(tmp_path)
-    send(made, sharing.share(north).path)
-    fresh = heart.joined(made, "north", tmp_path / "elsewhere", n=N)
-    Site.read(fresh.directory).accept(made.admit(fresh.request, again=True).path)
-    with pytest.raises(SecurityError, match=r"north\.summary: north lost the key"):
-        sharing.read_summaries(made.directory / "summaries")
-    send(made, sharing.share(fresh.directory).path)
-    assert list(sharing.read_summaries(made.directory / "summaries").summaries) == ["north"]
 
 
 def test_sums_count_while_the_certificate_lasts_or_as_of_a_day(four):
@@ -255,36 +232,35 @@ def test_thresholds_and_rows_are_looked_at_again_before_an_answer(asked):
         sharing.answer(north, ask_file(made, "north"))
 
 
-def test_nobody_answers_before_sharing(tmp_path):
-    made = heart.organiser(tmp_path)
-    north = heart.admitted(made, "north", n=N)
+def test_nobody_answers_before_sharing_nor_after_noisy_sums(tmp_path):
+    pytest.importorskip("dp_accounting")
+    made, north, _ = two(tmp_path)
     made.write_queries([ask("north", 2)], {})
     with pytest.raises(DataError, match="has shared no summary yet"):
         sharing.answer(north, ask_file(made, "north"))
-
-
-# --- noise ------------------------------------------------------------------------------------------------------------
-
-
-def test_noisy_sums_are_shared_once_and_say_what_they_promise(tmp_path):
-    pytest.importorskip("dp_accounting")
-    made, north, south = two(tmp_path)
     shared = sharing.share(north, epsilon=2.0, delta=1e-6)
-    exact = sharing.share(south).summary
-    assert exact.privacy is None and shared.summary.privacy.epsilon == 2.0
     # age from 20 to 100 becomes -1 to 1; days are 0 to 100
     assert shared.summary.privacy.limits.tolist() == [1.0, 1.0, 1.0, 1.0, 100.0]
-    assert shared.summary.n_samples == N
     rows = Site.read(north).rows()
     assert not np.allclose(shared.summary.hessian.sum(axis=0), rows.X.T @ rows.X, atol=1e-3)
-    send(made, shared.path)
-    found = sharing.read_summaries(made.directory / "summaries").summaries["north"]
-    assert found.privacy.delta == 1e-6
-    for again in ({}, {"epsilon": 2.0}):
-        with pytest.raises(DataError, match=r"sums with noise were shared before: send .*north\.summary"):
-            sharing.share(north, **again)
-    with pytest.raises(DataError, match="sums without noise were shared before"):
-        sharing.share(south, epsilon=1.0)
-    made.write_queries([ask("north", 2)], {})
     with pytest.raises(DataError, match="an answer has none"):
         sharing.answer(north, ask_file(made, "north"))
+
+
+def test_a_model_of_summaries_keeps_its_comparison_and_command_and_options_of_tables_are_refused(run) -> None:
+    made = heart.organiser(Path())
+    for name in heart.SITES:
+        send(made, sharing.share(heart.admitted(made, name, n=N)).path)
+    document, _ = json.JSONDecoder().raw_decode(run("fit", "heart/summaries", "--out", "ours", "--json"))
+    ours = fedkin.load("ours")
+    assert ours.comparison == document["comparison"]
+    assert ours.history["command"] == "fedkin fit heart/summaries --out ours --json"
+    run("report", "ours", "--out", "page.html")
+    page = Path("page.html").read_text()
+    assert ours.history["command"] in page and ours.comparison["metric"] in page
+    assert ours.part(["north"]).comparison is None
+    assert "--target is for tables" in run("fit", "heart/summaries", "--target", "days", code=2)
+    assert "--repeats is not for summaries" in run("fit", "heart/summaries", "--repeats", "3", code=2)
+    assert "--federation is for a directory of summaries" in run(
+        "fit", "north.csv", "--site", "ward", "--target", "days", "--federation", "heart/federation.json", code=2
+    )
