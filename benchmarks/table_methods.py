@@ -17,7 +17,7 @@ from sklearn.preprocessing import StandardScaler
 from fedkin.core import build_terms, resolve_losses
 from fedkin.data import Federation
 from fedkin.fitting import FitOptions, FittedModel, baseline_models, fit, fit_after_kin, prepare
-from fedkin.kin import Quadratics, fit_mixed
+from fedkin.kin import SiteLikelihoods, fit_mixed
 
 Values = NDArray[np.float64]
 #: Ridges of scikit-learn's fits.
@@ -172,11 +172,11 @@ def _mixed(train: Federation, loss: str) -> Fitted:
             c, yy = (bend - middle * G[:, 0]) / spread, None
             y = (train.y - middle) / spread
             yy = np.add.reduceat(y**2, fed.starts[:-1])
-            found = fit_mixed(Quadratics(G, c, yy, n), free)
+            found = fit_mixed(SiteLikelihoods(G, c, yy, n), free)
             theta = found.theta * spread
             theta[:, 0] += middle
         else:
-            found = fit_mixed(Quadratics(G, bend, np.zeros(len(n)), n), free, dispersion=1.0)
+            found = fit_mixed(SiteLikelihoods(G, bend, np.zeros(len(n)), n), free, dispersion=1.0)
             step = found.theta - theta
             while (
                 terms.values(theta + step) @ n > terms.values(theta) @ n + 0.5 * theta.size

@@ -7,7 +7,7 @@ import pytest
 from scipy import optimize, stats
 from statsmodels.regression.mixed_linear_model import MixedLM, MixedLMParams
 
-from fedkin.kin import Priors, Quadratics, common_units, fit_mixed, mixed
+from fedkin.kin import Priors, SiteLikelihoods, common_units, fit_mixed, mixed
 from fedkin.kin.groups import chance_of_none
 from fedkin.kin.mixed import LEAST_LOG, _Evidence, moderate_variances
 
@@ -26,7 +26,7 @@ def sites(V=30, n=12, spread=(0.6, 0.5, 0.4), noise=0.7, seed=0):
 
 def sums_of(X, y):
     G, c = np.einsum("uni,unj->uij", X, X), np.einsum("uni,un->ui", X, y)
-    return Quadratics(G, c, (y**2).sum(axis=1), np.full(len(X), float(X.shape[1])))
+    return SiteLikelihoods(G, c, (y**2).sum(axis=1), np.full(len(X), float(X.shape[1])))
 
 
 def first(p):
@@ -182,7 +182,7 @@ def test_degenerate_sites_are_harmless(case):
     if case == "one row":
         sums = sums_of(X[:, :1], y[:, :1])
     if case == "nothing":
-        sums = Quadratics(sums.G.copy(), sums.c.copy(), sums.yy.copy(), sums.n.copy())
+        sums = SiteLikelihoods(sums.G.copy(), sums.c.copy(), sums.yy.copy(), sums.n.copy())
         sums.G[0], sums.c[0], sums.yy[0], sums.n[0] = 0.0, 0.0, 0.0, 0.0
     units = common_units(sums, first(3), has_scale=True)
     model = fit_mixed(units.fitted(sums), first(3))
@@ -215,7 +215,7 @@ def test_spreads_of_slopes_do_not_come_out_as_nothing_where_the_likelihood_hardl
     rng = np.random.default_rng(0)
     means = rng.normal(size=V)
     means = (means - means.mean()) / np.sqrt(((means - means.mean()) ** 2).mean()) * np.sqrt(0.8 / n)  # less than noise
-    sums = Quadratics(np.full((V, 1, 1), n), n * means[:, None], n * means**2, np.full(V, n))
+    sums = SiteLikelihoods(np.full((V, 1, 1), n), n * means[:, None], n * means**2, np.full(V, n))
     slope = np.array([False])
 
     def negative(log_spread, power):
@@ -235,7 +235,7 @@ def test_spreads_of_slopes_do_not_come_out_as_nothing_where_the_likelihood_hardl
     error = np.sqrt(2 / V) / n
     assert found[0.0] < 1e-3 * error  # the likelihood alone says that nothing differs
     assert 0.3 * error < found[0.5] < error < 2 * found[1.0]
-    few = Quadratics(*(getattr(sums, name)[:2] for name in ("G", "c", "yy", "n")))
+    few = SiteLikelihoods(*(getattr(sums, name)[:2] for name in ("G", "c", "yy", "n")))
     assert fit_mixed(few, slope, dispersion=1.0).variance[0] < 1.0  # two sites do not hold against a prior that rises
 
 

@@ -12,10 +12,10 @@ from fedkin.core import RowData
 from fedkin.data import Federation
 from fedkin.kin.chains import Sampling
 from fedkin.kin.groups import find_groups
+from fedkin.kin.likelihoods import SiteLikelihoods, common_units
 from fedkin.kin.matrices import Dense, LowRank, low_rank
 from fedkin.kin.mixed import Priors, _Evidence, fit_mixed, with_noise
 from fedkin.kin.partitions import Neighbours
-from fedkin.kin.quadratics import Quadratics, common_units
 from fedkin.kin.sources import Source
 from fedkin.kin.wide import FullEffects
 
@@ -30,12 +30,12 @@ def rows_of(V, p, n, groups, signal, seed=0):
     return Federation({u: (X[u], y[u]) for u in range(V)}), labels, truth
 
 
-def in_units(source) -> Quadratics:
+def in_units(source) -> SiteLikelihoods:
     first = source.first()
     return common_units(first, np.zeros(first.n_params, dtype=bool), has_scale=True).fitted(first)
 
 
-def both_ways(sums: Quadratics) -> tuple[Quadratics, Quadratics]:
+def both_ways(sums: SiteLikelihoods) -> tuple[SiteLikelihoods, SiteLikelihoods]:
     """The same sums, as low rank and as whole matrices."""
     whole = replace(sums, known=None)
     whole.__dict__["short"] = None

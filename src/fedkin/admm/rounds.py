@@ -60,7 +60,7 @@ class RoundStore(Protocol[S]):
 
 
 class DirectLink:
-    """Shards in one process: what one gives the others take.
+    """The link of a shard that hosts all sites, or of `LocalShards`: nothing leaves the process.
 
     ``available`` and ``probability (R, V)`` are of the rounds after ``done``, where sites come and go.
     """
@@ -72,6 +72,8 @@ class DirectLink:
         self._available, self._probability = available, probability
 
     def begin(self, shard: Shard | LocalShards) -> int | None:
+        if isinstance(shard, Shard) and shard.foreign.size:
+            raise ParameterError("DirectLink is for shards that host all neighbours of their sites")
         return self.done + 1 if self.done < self.rounds else None
 
     def presence(self, t: int) -> tuple[Mask | None, Array | None]:
@@ -261,7 +263,7 @@ def _gathered(parts: Sequence[NDArray[Any]], lines: Sequence[Index], count: int)
     return whole
 
 
-def hosts_of(shards: int | Sequence[int], n_sites: int) -> Index:
+def shard_of_sites(shards: int | Sequence[int], n_sites: int) -> Index:
     """Return the shard of each site, ``(V,)``: contiguous pieces of as equal size as possible, or those given."""
     if np.ndim(shards) == 0:
         check_whole("shards", shards, least=1)

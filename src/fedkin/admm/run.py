@@ -17,7 +17,7 @@ from fedkin.admm.availability import Availability
 from fedkin.admm.gradients import GradientKind, sample_streams
 from fedkin.admm.kernels import CompiledRounds, unsupported
 from fedkin.admm.plan import Average, BatchSize, RunPlan, StepRule, plan_run
-from fedkin.admm.rounds import LocalShards, hosts_of
+from fedkin.admm.rounds import LocalShards, shard_of_sites
 from fedkin.admm.shard import ShardState, edge_update
 from fedkin.admm.store import Store
 from fedkin.admm.trace import (
@@ -179,7 +179,7 @@ def fed_admm(
         warm_start=warm_start,
         **given,  # type: ignore[arg-type]
     )
-    run = _Run(problem, plan, hosts_of(shards, problem.n_sites), streams, step, backend)
+    run = _Run(problem, plan, shard_of_sites(shards, problem.n_sites), streams, step, backend)
     run.trace, run.tol, run.callbacks, run.record_every = Trace(problem, reference), tol, callbacks, record_every
     if checkpoint is None:
         return run.go(fuse)

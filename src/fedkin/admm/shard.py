@@ -216,7 +216,7 @@ class Shard:
         return self._moved(self.pull(), t, probability)
 
     def give(self) -> dict[int, Array]:
-        """Return the thetas ``(p,)`` of the hosted sites that other shards need, by position."""
+        """Return copies of the thetas ``(p,)`` of the hosted sites that other shards need, by position."""
         here = np.searchsorted(self.sites, self.boundary)
         return dict(zip(self.boundary.tolist(), self.theta[here], strict=True))
 

@@ -22,9 +22,9 @@ from fedkin.data import Federation
 from fedkin.errors import ParameterError
 from fedkin.graph import Graph
 
-Method = Literal["bonferroni", "holm", "bh", "by"]
+Correction = Literal["bonferroni", "holm", "bh", "by"]
 #: Methods that bound the probability of any wrong drop; the others bound the share of wrong ones among the dropped.
-FAMILY_WISE: tuple[Method, ...] = ("bonferroni", "holm")
+FAMILY_WISE: tuple[Correction, ...] = ("bonferroni", "holm")
 
 _CHI_SQUARE_DOF = 1e8  # from here on F and chi-square cannot be told apart
 
@@ -78,7 +78,7 @@ class EdgeSelection:
     threshold: float
     critical: float | None
     level: float
-    method: Method
+    method: Correction
     variance: Variance
     error_controlled: str
     notes: Mapping[Hashable, str]
@@ -89,7 +89,7 @@ def select_edges(
     graph: Graph | None = None,
     loss: LossLike = "linear",
     level: float = 0.05,
-    method: Method = "bonferroni",
+    method: Correction = "bonferroni",
     variance: Variance | None = None,
     local: LocalFit | None = None,
 ) -> EdgeSelection:
@@ -156,8 +156,8 @@ def select_edges(
     """
     if not 0 < level < 1:
         raise ParameterError(f"level is the size of a test, between 0 and 1, got {level!r}")
-    if method not in get_args(Method):
-        raise ParameterError(f"unknown method {method!r}; choose one of {', '.join(get_args(Method))}")
+    if method not in get_args(Correction):
+        raise ParameterError(f"unknown method {method!r}; choose one of {', '.join(get_args(Correction))}")
     if local is None:
         local = local_fit(federation, loss, variance or "model")
     elif local.sites != federation.sites:
@@ -190,7 +190,7 @@ def bonferroni(level: float, n_edges: int) -> float:
     return level / max(n_edges, 1)
 
 
-def threshold_of(p_value: Array, level: float, method: Method) -> float:
+def threshold_of(p_value: Array, level: float, method: Correction) -> float:
     """The p-value below which edges are dropped."""
     m = p_value.size
     if m == 0 or method == "bonferroni":

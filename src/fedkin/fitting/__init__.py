@@ -16,7 +16,7 @@ from fedkin.fitting.methods import data_record, fit, naive_confint, with_covaria
 from fedkin.fitting.model import FittedModel, FusedFit, NewSite
 from fedkin.fitting.options import DEFAULTS, DESCRIPTIONS, SHARED, FitOptions, choices
 from fedkin.fitting.preparation import Data, Prepared, join_parts, model_from_theta, near_groups, prepare
-from fedkin.fitting.rounds import Queries
+from fedkin.fitting.queries import Queries
 from fedkin.fitting.store import check_model_place, load
 
 __all__ = [

@@ -17,7 +17,7 @@ from typing import Literal
 
 import numpy as np
 
-from fedkin.core import Method, Variance
+from fedkin.core import Correction, Variance
 from fedkin.fitting.methods import fit_prepared
 from fedkin.fitting.model import FittedModel
 from fedkin.fitting.options import (
@@ -169,7 +169,7 @@ class _FedADMM(PerSite):
     loss: str | Loss = FitOptions.loss
     penalty: PenaltyName = FitOptions.penalty
     lam: float | Literal["cv"] = FitOptions.lam
-    select: Method | Literal["none"] | None = FitOptions.select
+    select: Correction | Literal["none"] | None = FitOptions.select
     level: float = FitOptions.level
     variance: Variance = FitOptions.variance
     debias: Debiasing = FitOptions.debias

@@ -14,8 +14,8 @@ from fedkin._base import Array, Index, Mask, Say
 from fedkin.admm import fed_admm
 from fedkin.core import (
     RANK_TOLERANCE,
+    Correction,
     FileRows,
-    Method,
     Problem,
     Solution,
     Summaries,
@@ -127,7 +127,7 @@ def used_graph(
         candidates,
         loss=prepared.loss,
         level=options.level,
-        method=cast(Method, options.select),
+        method=cast(Correction, options.select),
         variance=options.variance,
     )
     summary = {

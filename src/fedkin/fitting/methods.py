@@ -21,7 +21,7 @@ from fedkin.fitting.fused import fused_estimate, silent, well_posed_problem
 from fedkin.fitting.model import FittedModel, in_order_of_appearance
 from fedkin.fitting.options import FitOptions
 from fedkin.fitting.preparation import Data, Estimate, Prepared, prepare
-from fedkin.fitting.rounds import Queries, check_answers, make_queries, next_fused
+from fedkin.fitting.queries import Queries, check_answers, make_queries, next_fused
 from fedkin.graph import Graph
 from fedkin.kin import QUICK, Covariates, Kin, Length, covariate_names, find_kin, hint_of
 from fedkin.solvers import ProfiledProblem, lam_path

@@ -9,7 +9,7 @@ from types import NoneType
 from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
 
 from fedkin._base import check_choice, check_level, check_nonnegative, check_positive, check_whole
-from fedkin.core import Method, Variance
+from fedkin.core import Correction, Variance
 from fedkin.errors import ParameterError, argument
 from fedkin.losses import LOSS_NAMES, Loss, describe_loss
 
@@ -75,7 +75,7 @@ class FitOptions:
         "Strength of the penalty: a number, or cv to choose it by cross-validation within sites.",
     ] = "cv"
     select: Annotated[
-        Method | Literal["none"] | None,
+        Correction | Literal["none"] | None,
         "Test every edge first and drop those between sites that differ; none keeps all edges.",
     ] = "bonferroni"
     level: Annotated[float, "Level of the edge tests."] = 0.05

@@ -20,8 +20,8 @@ from fedkin.kin.display import AGREEMENT, Pairs, by_size, display_groups, effect
 from fedkin.kin.find import find_kin
 from fedkin.kin.inference import Contrast, Kind, Predicted, Sites, Target, predicted
 from fedkin.kin.learned import Joined, Learned
+from fedkin.kin.likelihoods import SiteLikelihoods, Units, common_units
 from fedkin.kin.mixed import MixedModel, Priors, fit_mixed
-from fedkin.kin.quadratics import Quadratics, Units, common_units
 from fedkin.kin.result import Diagnostics, Kin
 
 __all__ = [
@@ -39,7 +39,7 @@ __all__ = [
     "Pairs",
     "Predicted",
     "Priors",
-    "Quadratics",
+    "SiteLikelihoods",
     "Sites",
     "States",
     "Target",

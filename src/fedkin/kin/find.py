@@ -16,10 +16,10 @@ from fedkin.graph import Graph
 from fedkin.kin.chains import Given, Sampling, kmeans, modularity_directions
 from fedkin.kin.covariates import Covariates, hint_of
 from fedkin.kin.groups import ALL_MIXED, Grouped, find_groups
+from fedkin.kin.likelihoods import SiteLikelihoods, Units, apply, common_units
 from fedkin.kin.matrices import FEW
 from fedkin.kin.mixed import MixedModel, fit_mixed, fit_one_model, mixed_at, with_noise
 from fedkin.kin.partitions import Neighbours
-from fedkin.kin.quadratics import Quadratics, Units, apply, common_units
 from fedkin.kin.result import Kin, make_kin
 from fedkin.kin.sampler import MANY_SITES, WHOLE_GROUPS, load_kernels
 from fedkin.kin.sources import Source, canonical_order, intercepts_of
@@ -241,7 +241,7 @@ def _fit(
     return make_kin(source, units, model, found, had_graph=had_graph)
 
 
-def _noise_factor(sums: Quadratics, model: MixedModel, found: Grouped) -> float:
+def _noise_factor(sums: SiteLikelihoods, model: MixedModel, found: Grouped) -> float:
     """Return by how much noises are larger than those of the model, by what groups leave.
 
     Many coefficients explain noise as well where sites have few rows, unless sites share them.
@@ -311,7 +311,7 @@ def _refuse_worse(source: Source, theta: Array, slack: float) -> None:
 def _mixed_rounds(source: Source, units: Units, free: Mask, warm: WarmStart | None) -> MixedModel:
     """Fit the mixed model of a smooth loss: posterior modes given mean and variance, which are then learned from them.
 
-    Quadratics hold at the modes: elsewhere a row that is badly predicted has next to no weight and a large gradient,
+    Expansions hold at the modes: elsewhere a row that is badly predicted has next to no weight and a large gradient,
     and would move anything anywhere.
     """
     theta = units.to_fitted(source.start() if warm is None else warm.theta)
@@ -322,7 +322,7 @@ def _mixed_rounds(source: Source, units: Units, free: Mask, warm: WarmStart | No
     def values(at: Array) -> Array:
         return source.values(units.theta(at)) / units.target**2
 
-    def expand(at: Array) -> Quadratics:
+    def expand(at: Array) -> SiteLikelihoods:
         return units.fitted(source.expand(units.theta(at)))
 
     for turn in range(ROUNDS):
@@ -358,11 +358,11 @@ def _averaged_rounds(source: Source, units: Units, free: Mask, model: MixedModel
     return model if source.value(units.theta(model.theta)) <= worst else first
 
 
-def _averaged_modes(source: Source, units: Units, model: MixedModel, dispersion: float) -> Quadratics:
+def _averaged_modes(source: Source, units: Units, model: MixedModel, dispersion: float) -> SiteLikelihoods:
     """Return quadratics at the modes of averaged losses: values cost as much as derivatives, so the last are kept."""
-    last: list[tuple[Array, Quadratics]] = []
+    last: list[tuple[Array, SiteLikelihoods]] = []
 
-    def expand(at: Array) -> Quadratics:
+    def expand(at: Array) -> SiteLikelihoods:
         if not last or not np.array_equal(last[0][0], at):
             last[:] = [(at.copy(), _sums(source, units, at, model.covariance))]
         return last[0][1]
@@ -374,7 +374,7 @@ def _averaged_modes(source: Source, units: Units, model: MixedModel, dispersion:
     return expand(posterior_modes(values, expand, *start, dispersion, AVERAGED_NEWTON, AVERAGED_TOL))
 
 
-def _sums(source: Source, units: Units, at: Array, covariance: Array) -> Quadratics:
+def _sums(source: Source, units: Units, at: Array, covariance: Array) -> SiteLikelihoods:
     """Return quadratics at a point, or averaged around it where losses can be averaged."""
     if source.averages:
         return units.fitted(source.averaged(units.theta(at), units.covariance(covariance)))
@@ -383,7 +383,7 @@ def _sums(source: Source, units: Units, at: Array, covariance: Array) -> Quadrat
 
 def posterior_modes(
     values: Callable[[Array], Array],
-    expand: Callable[[Array], Quadratics],
+    expand: Callable[[Array], SiteLikelihoods],
     theta: Array,
     mean: Array,
     variance: Array,

@@ -11,10 +11,10 @@ from scipy.special import betaln, expit
 from fedkin._base import Array, Index, Mask
 from fedkin.kin.chains import TEMPER, Chains, PilotChains, Sampling, States
 from fedkin.kin.display import AGREE, NEARLY, Pairs, effective_size, split_rhat
+from fedkin.kin.likelihoods import apply
 from fedkin.kin.matrices import shrunk
 from fedkin.kin.mixed import MixedModel, OneModel
 from fedkin.kin.partitions import CONTINUUM, SHARES, Neighbours, SiteLikelihoods, are_kin, unpacked
-from fedkin.kin.quadratics import apply
 from fedkin.kin.sampler import MANY_SITES, MOST_PAIRS, Record
 from fedkin.kin.wide import FullEffects
 

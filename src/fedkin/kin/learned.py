@@ -14,8 +14,8 @@ from fedkin.data import Federation, Rows
 from fedkin.errors import DataError
 from fedkin.kin.chains import States
 from fedkin.kin.display import Pairs
+from fedkin.kin.likelihoods import SiteLikelihoods, Units, apply
 from fedkin.kin.partitions import SHARES, are_kin, log_partitions, log_prior
-from fedkin.kin.quadratics import Quadratics, Units, apply
 from fedkin.kin.sources import Source
 from fedkin.losses import Loss
 
@@ -247,7 +247,7 @@ def join_site(learned: Learned, loss: Loss, names: tuple[str, ...], site: Rows |
     """`Kin.join`."""
     p = len(names)
     if site is None:
-        return _posterior(learned, Quadratics(np.zeros((1, p, p)), np.zeros((1, p)), np.zeros(1), np.zeros(1)))
+        return _posterior(learned, SiteLikelihoods(np.zeros((1, p, p)), np.zeros((1, p)), np.zeros(1), np.zeros(1)))
     if isinstance(site, Summary):
         source = Source(Summaries.stack([site]))
     elif isinstance(site, Rows):
@@ -276,7 +276,7 @@ def join_site(learned: Learned, loss: Loss, names: tuple[str, ...], site: Rows |
     return found
 
 
-def _posterior(learned: Learned, sums: Quadratics) -> Joined:
+def _posterior(learned: Learned, sums: SiteLikelihoods) -> Joined:
     """Return the posterior of one site with these sums, in fitted units, given all that the fit has learned.
 
     With some probability no site differs from any other, the new one included: its rows say how much so. It is never

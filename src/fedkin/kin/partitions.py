@@ -17,7 +17,7 @@ from scipy.sparse import csr_array
 from scipy.special import gammaln
 
 from fedkin._base import Array, Index, Mask
-from fedkin.kin.quadratics import apply
+from fedkin.kin.likelihoods import apply
 
 #: Shares of the variance between sites that may be inside groups: 0 is groups alone, 1 no groups.
 SHARES = np.array([0.0, 0.03, 0.1, 0.3, 0.6, 1.0])

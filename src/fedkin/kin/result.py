@@ -30,9 +30,9 @@ from fedkin.kin.display import (
 from fedkin.kin.groups import Grouped
 from fedkin.kin.inference import Inference
 from fedkin.kin.learned import Joined, Learned, join_site
+from fedkin.kin.likelihoods import Units, apply
 from fedkin.kin.mixed import MixedModel
 from fedkin.kin.partitions import SHARES
-from fedkin.kin.quadratics import Units, apply
 from fedkin.kin.sources import Source
 from fedkin.losses import Loss
 

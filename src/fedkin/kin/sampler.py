@@ -17,6 +17,7 @@ from scipy.special import betaln, gammaln
 from fedkin._base import Array, Index
 from fedkin._base.compiling import compiling
 from fedkin.kin.kernels import centres, log_marginals, share_out, sweep, sweep_drawn
+from fedkin.kin.likelihoods import apply
 from fedkin.kin.partitions import (
     CHUNK,
     EVENNESS,
@@ -32,7 +33,6 @@ from fedkin.kin.partitions import (
     triangle,
     unpacked,
 )
-from fedkin.kin.quadratics import apply
 
 #: From this many sites on, centres are drawn once per sweep instead of being integrated out.
 MANY_SITES = 300

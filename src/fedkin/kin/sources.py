@@ -17,12 +17,11 @@ from functools import cached_property
 import numpy as np
 
 from fedkin._base import Array, Index, Mask
-from fedkin.core import Quadratics as Sums
-from fedkin.core import RowData, SiteData, Summaries, damped_newton, global_fit
+from fedkin.core import Quadratics, RowData, SiteData, Summaries, damped_newton, global_fit
 from fedkin.data import INTERCEPT, Federation, Rows
 from fedkin.errors import DataError, DegenerateSiteWarning
+from fedkin.kin.likelihoods import SiteLikelihoods
 from fedkin.kin.matrices import FEW, SHORT, LowRank
-from fedkin.kin.quadratics import Quadratics
 from fedkin.losses import Loss
 
 #: Steps of Newton's method for one model of all rows, and its tolerance, where rows are in files.
@@ -50,8 +49,8 @@ class Source:
             empty = self.sites[int(np.flatnonzero(self.n_samples == 0)[0])]
             raise DataError(f"site {empty!r} has no rows: leave it out, and ask for its model with `join`")
         self.gram: Array | None = None  # X'X (V, q, q), for losses with a threshold
-        self._first: Quadratics | None = None
-        self._last: tuple[Array, Sums] | None = None
+        self._first: SiteLikelihoods | None = None
+        self._last: tuple[Array, Quadratics] | None = None
 
     @property
     def movable(self) -> bool:
@@ -59,7 +58,7 @@ class Source:
         return self.data.movable
 
     def take(self, order: Index) -> Source:
-        """Return some sites, in that order. Sums say all about a quadratic loss, so that rows are not copied."""
+        """Return some sites, in that order. Quadratics say all about a quadratic loss, so that rows are not copied."""
         if not self.loss.quadratic:
             return Source(self.data.take(order))
         made = copy.copy(self)
@@ -67,7 +66,7 @@ class Source:
         made._first, made._last = self.first().take(order), None
         return made
 
-    def first(self) -> Quadratics:
+    def first(self) -> SiteLikelihoods:
         """Return quadratics to begin with, and to find units from."""
         if self._first is not None:
             return self._first
@@ -80,11 +79,11 @@ class Source:
             sums = self.expand(self.start())
             assert self.gram is not None
             share = max(float(np.einsum("ujj->", sums.G) / max(np.einsum("ujj->", self.gram), 1e-300)), 1e-300)
-            made = Quadratics(sums.G / share, sums.c / share, sums.yy / share, sums.n)
+            made = SiteLikelihoods(sums.G / share, sums.c / share, sums.yy / share, sums.n)
         self._first = made if self.loss.quadratic else None  # others need the memory
         return made
 
-    def expand(self, theta: Array) -> Quadratics:
+    def expand(self, theta: Array) -> SiteLikelihoods:
         """Return quadratics around ``theta (V, p)``."""
         return expansion(self.loss, self._expanded(theta), self.n_samples)
 
@@ -103,14 +102,14 @@ class Source:
         """Whether expansions can be averaged: rows that say little each, of two classes."""
         return self.loss.needs_classes and self.loss.n_outputs == 1 and self.loss.rowwise is not None
 
-    def averaged(self, theta: Array, covariance: Array) -> Quadratics:
+    def averaged(self, theta: Array, covariance: Array) -> SiteLikelihoods:
         """Return quadratics with value, gradient and Hessian averaged over ``N(theta (V, p), covariance (V, p, p))``.
 
         At a point alone, losses of classes look steeper than they are for parameters that are still uncertain, so that
         variances and means come out too small (Breslow and Lin 1995); averaged, they are those of a Gaussian
         variational approximation (Ormerod and Wand 2012).
         """
-        sums = Sums.zeros(theta, 1)
+        sums = Quadratics.zeros(theta, 1)
         for part, at in self._parts():
             for u, site in zip(at.tolist(), part.sites, strict=True):
                 value, gradient, hessian = _averages(self.loss, part.rows[site], theta[u], covariance[u])
@@ -176,7 +175,7 @@ class Source:
                 "1.3 standard deviations of the noise)"
             )
 
-    def _of_summaries(self, zero: Array) -> Quadratics:
+    def _of_summaries(self, zero: Array) -> SiteLikelihoods:
         """Return the sums of summaries, with the low rank that sites have said."""
         said, n = self.data.curvature if isinstance(self.data, Summaries) else None, self.n_samples
         if said is not None:  # directions that are left out have no residuals either
@@ -197,15 +196,15 @@ class Source:
         for part in self.data.batches():
             yield part, np.array([position[site] for site in part.sites], dtype=np.int64)
 
-    def _expanded(self, theta: Array) -> Sums:
-        """Sums around ``theta (V, p)``; the last ones are kept, since files are read for every other."""
+    def _expanded(self, theta: Array) -> Quadratics:
+        """Quadratics around ``theta (V, p)``; the last ones are kept, since files are read for every other."""
         if self._last is not None and np.array_equal(self._last[0], theta):
             return self._last[1]
         with np.errstate(over="ignore", invalid="ignore"):
             if self.loss.threshold is None:
                 sums = self.data.expand(theta)
             else:
-                sums, counts = Sums.zeros(theta, 1), np.zeros((len(theta), THRESHOLDS))
+                sums, counts = Quadratics.zeros(theta, 1), np.zeros((len(theta), THRESHOLDS))
                 for part, at in self._parts():
                     sums.add(at, part.expand(theta[at]))
                     counts[at] += residual_counts(self.loss, part.rows, theta[at])
@@ -219,13 +218,13 @@ class Source:
         return sums
 
 
-def expansion(loss: Loss, sums: Sums, n: Index | Array) -> Quadratics:
-    """Sums of one part, of ``n (V,)`` rows, as quadratics."""
+def expansion(loss: Loss, sums: Quadratics, n: Index | Array) -> SiteLikelihoods:
+    """Quadratics of one part, of ``n (V,)`` rows, as quadratics."""
     A, b, c = (each[:, 0] for each in sums.coefficients())
     p = b.shape[1]
     G = A[:, None, None] * np.eye(p) if A.ndim == 1 else 0.5 * (A + np.swapaxes(A, 1, 2))
     rows = n.astype(np.float64) * (p if loss.location else 1)
-    return Quadratics(G, b, 2 * (np.maximum(c, 0.0) if loss.quadratic else c), rows)
+    return SiteLikelihoods(G, b, 2 * (np.maximum(c, 0.0) if loss.quadratic else c), rows)
 
 
 def score_squares(loss: Loss, federation: Federation, theta: Array, A: Array) -> float:
@@ -258,7 +257,7 @@ def intercepts_of(names: tuple[str, ...], n_outputs: int) -> Mask:
     return first if names[0].split(" [class")[0] == INTERCEPT else np.zeros(len(names), dtype=bool)
 
 
-def canonical_order(sums: Quadratics, sites: tuple[Hashable, ...]) -> Index:
+def canonical_order(sums: SiteLikelihoods, sites: tuple[Hashable, ...]) -> Index:
     """Return an order of the sites that depends on what they say, and on their names only where two say the same."""
     names = np.argsort(np.argsort(np.array([repr(site) for site in sites])))
     # sites that say the same otherwise do not differ off the diagonal: of many coefficients that takes long

@@ -30,8 +30,8 @@ from fedkin._base import Array, Mask
 from fedkin.admm import Availability, Progress, fed_admm, subgradient_descent
 from fedkin.core import (
     FAMILY_WISE,
+    Correction,
     LocalFit,
-    Method,
     Problem,
     Solution,
     Variance,
@@ -353,7 +353,7 @@ def error_rates(replication: Replication) -> Iterator[dict[str, Any]]:
     design = make_design(replication)
     local = local_fit(design.federation, "linear", options.get("variance", "bartlett"))
     for level in options.get("levels", [0.05]):
-        for method in options.get("methods", list(get_args(Method))):
+        for method in options.get("methods", list(get_args(Correction))):
             chosen = select_edges(design.federation, None, "linear", level, method, local=local)
             true = np.diff(design.labels[chosen.candidates.edges])[:, 0] == 0
             dropped = ~chosen.kept
@@ -466,7 +466,7 @@ _RUN: Mapping[str, Sequence[str]] = {**_TUNED, "rounds": (), "batch_size": ()}
 TASKS: Mapping[str, tuple[Task, Mapping[str, Sequence[str]]]] = {
     "estimation": (estimation, {**_TUNED, "estimators": tuple(ESTIMATORS)}),
     "selection": (edge_selection, {**_DESIGN, "level": (), "variances": get_args(Variance)}),
-    "error-rates": (error_rates, {**_DESIGN, "levels": (), "variance": (), "methods": get_args(Method)}),
+    "error-rates": (error_rates, {**_DESIGN, "levels": (), "variance": (), "methods": get_args(Correction)}),
     "convergence": (convergence, {**_RUN, "methods": tuple(METHODS)}),
     "availability": (availability, {**_RUN, "variants": VARIANTS}),
 }
