@@ -1,7 +1,5 @@
 """Tables as people have them: what is accepted, what is refused, and which cells and columns a message names."""
 
-import re
-from pathlib import Path
 
 import numpy as np
 import pandas as pd
@@ -10,7 +8,7 @@ import pytest
 import fedkin
 from fedkin.cli import main
 from fedkin.data import Federation
-from fedkin.errors import DataError, DegenerateSiteWarning, TableWarning
+from fedkin.errors import DataError, TableWarning
 from fedkin.fitting import FitOptions, fit, prepare
 
 OPTIONS = FitOptions(lam=0.05, select="none")
@@ -48,9 +46,6 @@ def with_cells(column, write):
     """The table with each cell of a column written by a function of its number and its row."""
     table = frame()
     return table.assign(**{column: [write(number, row) for row, number in enumerate(table[column])]})
-
-
-# --- missing values -------------------------------------------------------------------------------------------
 
 
 def with_gaps(tmp_path):
@@ -110,25 +105,6 @@ def test_filling_agrees_with_scikit_learn(tmp_path):
     assert np.allclose(ours[np.argsort(fed.row_order)], theirs)
 
 
-def test_missing_values_on_the_command_line(tmp_path, capsys, monkeypatch):
-    path, table = with_gaps(tmp_path)
-    monkeypatch.chdir(tmp_path)
-    asked = ["fit", path.name, "--site", "site", "--target", "days", "--test-size", "0"]
-    table.dropna().to_csv("whole.csv", index=False)
-    assert main([asked[0], "whole.csv", *asked[2:]]) == 0
-    capsys.readouterr()
-    (tmp_path / "folder").mkdir()
-    for site, own in table.groupby("site"):
-        own.drop(columns="site").to_csv(tmp_path / "folder" / f"{site}.csv", index=False)
-    assert main(["predict", "fedkin-model", "folder"]) == 2
-    assert re.search(r"first in \w+\.csv, line \d+", capsys.readouterr().err)
-    assert main([*asked, "--missing", "indicator"]) == 0
-    assert main(["predict", "fedkin-model", path.name, "--out", "out.csv"]) == 0
-    assert len(pd.read_csv(tmp_path / "out.csv")) == len(table)
-
-
-# --- what is refused ------------------------------------------------------------------------------------------
-
 DATES = ["4.3.2021", "3/4/21", "Wed May 21 00:00:00 EDT 2008", "May 21, 2008", "4-Mar-21", "Jan 2020"]
 UNITS = ["%", " y", " kg/m²", " mmol/L"]
 
@@ -166,9 +142,6 @@ def test_an_exposure_in_the_place_of_its_logarithm_is_refused(tmp_path, capsys):
     assert main([*arguments, "--offset", "expected", "--out", str(tmp_path / "m")]) == 2
     words = " ".join(capsys.readouterr().err.split())
     assert "the offset reaches 450" in words and "logarithm of the exposure" in words
-
-
-# --- what is taken for a category or a class -------------------------------------------------------------------
 
 
 def test_text_becomes_levels_and_new_levels_are_averages(tmp_path):
@@ -221,18 +194,6 @@ def test_yes_and_no_are_classes(tmp_path, labels):
     assert model.classes == tuple(labels)
 
 
-def test_numbers_that_are_0_or_1_are_probabilities_on_the_command_line_unless_told_otherwise(tmp_path):
-    path = saved(tmp_path, frame(90).assign(days=lambda one: (one["days"] > one["days"].median()).astype(int)))
-    asked = ["fit", str(path), "--site", "site", "--target", "days", "--test-size", "0", "--out", str(tmp_path / "m")]
-    for more, loss in (([], "logistic"), (["--loss", "linear"], "linear")):
-        assert main([*asked, *more]) == 0
-        assert fedkin.load(tmp_path / "m").loss.name == loss
-    assert fit(read(path)).loss.name == "linear"  # in Python numbers stay numbers
-
-
-# --- what is left out or remarked on ---------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("more", "left_out"),
     [
@@ -268,36 +229,3 @@ def test_columns_that_tell_nothing_or_look_like_codes_are_named(tmp_path, more, 
 def test_names_that_differ_in_case_only_are_told_of(tmp_path, table, words):
     with pytest.warns(TableWarning, match=words):
         read(saved(tmp_path, table))
-
-
-def test_a_target_that_is_constant_at_one_site_and_a_site_with_one_row(tmp_path):
-    table = frame()
-    table["days"] = np.where(table["site"] == "001", 1.0, table["days"])
-    table.loc[60] = ["999", 50.0, 0.0, "A", 5.0]
-    fed = read(saved(tmp_path, table))
-    assert fed.n_samples.tolist() == [20, 20, 20, 1]
-    assert np.isfinite(fit(fed, None, OPTIONS).coef).all()
-    labels = read(saved(tmp_path, table.assign(days=np.where(table["days"] > 4, "long", "short"))))
-    with pytest.warns(DegenerateSiteWarning):
-        model = fit(labels, None, FitOptions(lam=0.0, select="none"))
-    assert np.isfinite(model.coef).all()
-    assert model.notes["001"]
-
-
-def test_the_page_on_tables_shows_messages_that_exist():
-    root = Path(__file__).parent.parent
-    page = (root / "docs" / "tables.md").read_text(encoding="utf-8")
-    package = root / "src" / "fedkin"
-    sources = [*(package / "data").rglob("*.py"), *(package / "fitting").glob("*.py")]
-    text = " ".join(path.read_text(encoding="utf-8") for path in sources)
-    section = page.partition("## Messages and their cure")[2].partition("\n## ")[0]
-    shown = [
-        words
-        for line in section.splitlines()
-        if line.startswith("| `")
-        for words in re.findall("`([^`]+)`", line.split("|")[1])
-    ]
-    assert len(shown) > 8
-    for words in shown:
-        pattern = r"[\s\"f]*".join(map(re.escape, words.replace("looks like", "looks").split()))
-        assert re.search(pattern, text) or words == "for the target", words

@@ -38,9 +38,6 @@ def groups(n_sites: int, p: int, n: int, seed: int) -> Federation:
     return Federation.from_arrays(X.reshape(-1, p), y.ravel(), np.repeat(np.arange(n_sites), n))
 
 
-# --- the graph --------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("labels", [[0] * 5, [0, 1, 0, 2, 1, 0], [3, 2, 1]])
 def test_cliques_are_the_graph_of_their_edges(labels: list[int]) -> None:
     weights = np.linspace(0.5, 2.0, len(labels))
@@ -73,17 +70,6 @@ def test_a_hundred_thousand_sites_have_all_pairs_without_a_list() -> None:
         _ = graph.edges
 
 
-def test_sites_of_cliques_may_come_in_another_order_or_be_left_out() -> None:
-    graph = Graph.clusters({"a": 0, "b": 1, "c": 0, "d": 1, "e": 0})
-    moved = graph.aligned(["e", "d", "c", "b", "a"])
-    assert moved == Graph.clusters({"e": 0, "d": 1, "c": 0, "b": 1, "a": 0})
-    assert set(map(frozenset, moved.edge_ids())) == set(map(frozenset, graph.edge_ids()))
-    assert graph.subset("cab") == Graph.clusters({"c": 0, "a": 0, "b": 1})
-    assert graph.keep([True] * 4) is graph
-    with pytest.raises(GraphError, match="site 'x'"):
-        graph.subset("ax")
-
-
 @given(st.integers(0, 10_000), st.integers(1, 9), st.integers(1, 3))
 @settings(max_examples=40, deadline=None)
 def test_sums_over_sorted_sites_are_sums_over_edges(seed: int, n: int, p: int) -> None:
@@ -101,9 +87,6 @@ def test_sums_over_sorted_sites_are_sums_over_edges(seed: int, n: int, p: int) -
         assert cliques.congestion(flow).max() == pytest.approx(expected, rel=1e-6, abs=1e-12)
 
 
-# --- the prox ---------------------------------------------------------------------------------------------------------
-
-
 @given(st.integers(0, 10_000), st.integers(1, 12), st.booleans())
 @settings(max_examples=40, deadline=None)
 def test_the_prox_leaves_what_its_optimality_demands(seed: int, n: int, compiled: bool) -> None:
@@ -118,9 +101,6 @@ def test_the_prox_leaves_what_its_optimality_demands(seed: int, n: int, compiled
     assert (cliques.congestion(dual) <= 1 + 1e-9).all()
     np.testing.assert_allclose([dual[cliques.labels == k].sum(axis=0) for k in set(cliques.labels)], 0.0, atol=1e-10)
     assert cliques.variation(z).sum() == pytest.approx((dual * z).sum(), abs=1e-9)
-
-
-# --- solutions --------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("backend", ["numpy", "numba"])
@@ -177,15 +157,6 @@ def test_sites_with_too_few_rows_are_certified_through_the_others() -> None:
     assert solution.objective - expected.objective <= 1e-6 * solution.objective
 
 
-def test_warm_starts_are_taken_up() -> None:
-    one = Problem(groups(110, 3, 20, seed=5), Graph.complete(range(110)))
-    at = one.with_lam(0.1 * lam_max(one))
-    first = solve(at, 1e-8)
-    assert first.alpha.shape == first.theta.shape
-    again = solve(at, 1e-6, warm_start=first)
-    assert again.n_iter <= 5 < first.n_iter
-
-
 def test_uneven_sparsity_and_other_penalties_use_the_edges() -> None:
     fed = groups(110, 2, 12, seed=6)
     graph = Graph.complete(fed.sites)
@@ -193,9 +164,6 @@ def test_uneven_sparsity_and_other_penalties_use_the_edges() -> None:
     assert Problem(fed, graph, sparsity=uneven).fused.cliques is None
     assert Problem(fed, graph, penalty="l2").fused.cliques is None
     assert Problem(fed, graph, sparsity=0.1).fused.cliques is not None
-
-
-# --- fits -------------------------------------------------------------------------------------------------------------
 
 
 def test_a_fit_without_edge_tests_takes_any_number_of_pairs() -> None:

@@ -155,8 +155,6 @@ def test_any_flipped_bit_is_noticed_or_changes_the_digest():
         assert other.digest != read().digest
 
 
-# --- the page ---------------------------------------------------------------------------------------------------
-
 PAGE = (Path(__file__).resolve().parent.parent / "docs" / "contract.md").read_text(encoding="utf-8")
 STRUCTS = {
     "## Thresholds": Thresholds,
@@ -232,18 +230,6 @@ def test_what_is_guessed():
     assert set(draft.left_out) == {"patient_id", "admitted", "remark", "empty", "same"}
 
 
-def test_scales_are_those_of_the_example_roughly():
-    table = example()
-    del table["ward"]
-    contract = Contract.from_toml(draft_contract(table, "heart").text)
-    rows = contract.prepare(table)
-    assert np.abs(rows.X[:, 1:3].mean(axis=0)).max() < 1
-    spread = rows.X[:, 1:3].std(axis=0)
-    assert spread.max() <= 1 and spread.min() > 0.4  # scales are rounded up
-    few = {name: column[:20] for name, column in table.items()}
-    assert "mean" not in "".join(line for line in draft_contract(few, "h").text.splitlines() if line[0:1] != "#")
-
-
 @settings(max_examples=60, deadline=None)
 @given(st.lists(st.floats(-1e6, 1e6, width=32), min_size=12, max_size=40), st.integers(0, 3))
 def test_the_example_fits_its_own_draft(values, seed):
@@ -262,26 +248,11 @@ def test_names_that_toml_must_quote():
 EXAMPLE = Path(__file__).resolve().parent.parent / "examples" / "heart"
 
 
-@pytest.fixture(scope="module")
-def tables(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("heart")
-    runpy.run_path(str(EXAMPLE / "make_tables.py"))["main"](folder, 40)
-    return folder
-
-
-def run(*arguments):
-    return main([str(one) for one in arguments])
-
-
-def fit(tables, out, *more):
-    graph = ("--graph", tables / "graph.csv", "--test-size", 0, "--lam", 0.01, "--select", "none")
-    contract = ("--contract", EXAMPLE / "heart.toml", "--site", "hospital", "--out", out)
-    return run("fit", tables / "all.csv", *contract, *graph, *more)
-
-
-def test_the_pooled_fit_prepares_rows_as_the_contract_says(tables, tmp_path, capsys):
-    assert fit(tables, tmp_path / "model") == 0
-    capsys.readouterr()
+def test_the_pooled_fit_prepares_rows_as_the_contract_says(tmp_path):
+    runpy.run_path(str(EXAMPLE / "make_tables.py"))["main"](tmp_path, 40)
+    tables = tmp_path
+    options = f"--contract {EXAMPLE}/heart.toml --site hospital --out {tmp_path}/model --graph {tables}/graph.csv"
+    assert main(["fit", f"{tables}/all.csv", *f"{options} --test-size 0 --lam 0.01 --select none".split()]) == 0
     model = fedkin.load(tmp_path / "model")
     contract = Contract.read(EXAMPLE / "heart.toml")
     columns = read_columns(tables / "all.csv")
@@ -294,27 +265,3 @@ def test_the_pooled_fit_prepares_rows_as_the_contract_says(tables, tmp_path, cap
     assert model.schema == contract.schema
     assert model.groups.tolist() == same.groups.tolist()
     assert model.options["site_column"] == "hospital"
-
-
-def test_models_with_a_schema_predict_raw_tables(tables, tmp_path, capsys):
-    fit(tables, tmp_path / "model")
-    capsys.readouterr()
-    assert run("predict", tmp_path / "model", tables / "all.csv") == 0
-    pooled = capsys.readouterr().out.splitlines()
-    assert pooled[0] == "row,hospital,prediction"
-    # a site's own part needs no column of sites
-    fedkin.load(tmp_path / "model").part(["hill"]).save(tmp_path / "own")
-    assert run("predict", tmp_path / "own", tables / "sites" / "hill.csv") == 0
-    own = capsys.readouterr().out.splitlines()
-    assert [line.split(",")[2] for line in own[1:]] == [
-        line.split(",")[2] for line in pooled[1:] if line.split(",")[1] == "hill"
-    ]
-    # files by site
-    assert run("predict", tmp_path / "model", tables / "sites") == 0
-    assert len(capsys.readouterr().out.splitlines()) == len(pooled)
-
-
-@pytest.mark.parametrize("option", ["--target", "--features", "--offset"])
-def test_what_the_contract_says_is_not_said_twice(option, tables, tmp_path, capsys):
-    assert fit(tables, tmp_path / "model", option, "days") == 2
-    assert f"{option} is for the contract to say" in capsys.readouterr().err

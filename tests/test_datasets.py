@@ -41,32 +41,6 @@ def test_the_error_of_local_and_oracle_fits() -> None:
     assert design.error(oracle) == pytest.approx(10 / (60 * 20), rel=0.6)
 
 
-def test_senseless_arguments() -> None:
-    with pytest.raises(ParameterError, match="n_clusters must lie between 1 and n_sites=5, got 6"):
-        paper_design(5, 9, 2, 6)
-    with pytest.raises(ParameterError, match="loss must be 'linear' or 'logistic', got 'huber'"):
-        paper_design(5, 9, 2, 2, loss="huber")
-    with pytest.raises(ParameterError, match="varrho"):
-        paper_design(5, 9, 2, 2, varrho=1.5)
-
-
-# --- public tables and tables like them -----------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("name", table_names())
-def test_look_alikes_have_their_loss_and_their_splits(name: str) -> None:
-    table = look_alike(name, seed=3)
-    again = look_alike(name, seed=3)
-    assert np.array_equal(table.federation.y, again.federation.y)
-    assert table.generated
-    held_out = table.held_out(0)
-    assert np.array_equal(held_out, again.held_out(0))
-    assert not np.array_equal(held_out, table.held_out(1))
-    assert held_out.mean() == pytest.approx(table.test_size, abs=0.05)
-    values = set(np.unique(table.federation.y))
-    assert (values == {0.0, 1.0}) == (table.loss == "logistic")
-
-
 def test_files_that_are_not_there_are_named_with_their_source(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("FEDKIN_DATA", raising=False)
     with pytest.raises(DataError, match=r"landmine/landmine.csv, or name it in FEDKIN_DATA"):

@@ -6,9 +6,8 @@ import numpy as np
 import pytest
 
 from cvxpy_reference import reference
-from fedkin import Federation, Graph, Problem, lam_max, solve
+from fedkin import Federation, Graph, Problem, lam_max
 from fedkin.core import oracle_fit
-from fedkin.errors import ParameterError
 from fedkin.solvers import solve_debiased
 
 CENTRES = np.array([[0.0, 0.0, 0.0], [3.0, -3.0, 3.0], [-3.0, 3.0, 3.0]])
@@ -38,13 +37,6 @@ def test_with_groups_well_apart_mcp_has_the_error_of_the_oracle(penalty: str, se
     assert all(step.status == "converged" and step.gap <= 1e-6 for step in (first, *steps))
 
 
-def test_adaptive_weights_are_a_step_towards_it() -> None:
-    problem = Problem(well_apart(0), Graph.complete(range(18)))
-    problem = problem.with_lam(0.1 * lam_max(problem))
-    first, second = solve_debiased(problem, "adaptive")
-    assert error(second.theta) < 0.6 * error(first.theta)
-
-
 def test_each_step_solves_the_convex_problem_with_its_weights() -> None:
     fed = Federation({u: [[0.0 if u < 3 else 5.0 + 0.1 * u]] for u in range(6)})
     problem = Problem(fed, Graph.complete(range(6)), "mean", lam=0.03)
@@ -56,16 +48,3 @@ def test_each_step_solves_the_convex_problem_with_its_weights() -> None:
     graph = problem.graph.reweighted(np.where(factor > 0, factor, 1.0)).keep(factor > 0)
     expected = reference(Problem(fed, graph, "mean", lam=0.03))
     np.testing.assert_allclose(second.theta, expected.theta, atol=1e-4)
-
-
-def test_nothing_is_left_to_debias_without_edges_or_penalty() -> None:
-    fed = well_apart(0)
-    for problem in (Problem(fed, Graph.empty(range(18)), lam=0.1), Problem(fed, Graph.complete(range(18)))):
-        (only,) = solve_debiased(problem)
-        np.testing.assert_array_equal(only.theta, solve(problem).theta)
-
-
-@pytest.mark.parametrize("wrong", [{"how": "scad"}, {"gamma": 0.0}, {"steps": 0}])
-def test_wrong_options_are_refused(wrong: dict[str, object]) -> None:
-    with pytest.raises(ParameterError):
-        solve_debiased(Problem(well_apart(0), Graph.complete(range(18)), lam=0.1), **wrong)  # type: ignore[arg-type]

@@ -10,8 +10,8 @@ import pytest
 
 import heart
 from fedkin.data import Rows
-from fedkin.errors import DataError, FedkinError, ParameterError
-from fedkin.federate import Organiser, Site, Steps, read_charter, read_invite
+from fedkin.errors import DataError, FedkinError
+from fedkin.federate import Organiser, Site, read_charter, read_invite
 from fedkin.federate.envelope import Signer, seal
 from fedkin.federate.trust import Pair, SecurityError, fingerprint, issue, make_authority, make_key, make_request
 
@@ -30,9 +30,6 @@ def words_in(folder: Path) -> str:
     return "\n".join(path.read_bytes().decode(errors="replace") for path in folder.rglob("*") if path.is_file())
 
 
-# --- the way it should go ---------------------------------------------------------------------------------------------
-
-
 def test_from_contract_to_certificate(four):
     for name in heart.SITES:
         site = Site.read(four.directory.parent / name)
@@ -41,42 +38,6 @@ def test_from_contract_to_certificate(four):
         assert not site.renewal_due() and site.renewal_due(datetime.now(UTC) + timedelta(days=70))
         request = json.loads((site.directory / f"{name}.request").read_text())["body"]  # no number depends on rows
         assert request.keys() == {"run", "site", "contract", "invite", "request", "steps"} and request["steps"] is None
-
-
-def test_replicas_know_their_component_and_the_organiser_hands_on_their_steps(tmp_path):
-    text = heart.CONTRACT + '[rounds]\nplacement = "replicas"\n'
-    (tmp_path / "c.toml").write_text(text)
-    (tmp_path / "graph.csv").write_text("source,target,weight\na,b,2\nb,c,1\nd,e,1\n")
-    made = Organiser.create(tmp_path / "c.toml", tmp_path / "heart", graph=tmp_path / "graph.csv")
-    made.invite()
-    table = heart.write_table(tmp_path / "t.csv")
-    with pytest.raises(DataError, match="needs the site's step numbers"):
-        Site.join(heart.invite_of(made, "a"), table, tmp_path / "a")
-    for k, name in enumerate("abcde"):
-        own = Steps(1.0 + k, 0.5, 2.0, (0.25, 1.0))
-        done = Site.join(heart.invite_of(made, name), table, tmp_path / name, steps=lambda invite, rows, own=own: own)
-        if name == "e":
-            with pytest.raises(DataError, match="e is not admitted yet"):
-                made.order(lam=0.1)
-        Site.read(done.directory).accept(made.admit(done.request).path)
-    found = Site.read(tmp_path / "a").invite
-    assert [one.name for one in found.component] == ["a", "b", "c"]
-    assert found.edges == ((1, 0, 2.0), (2, 1, 1.0))
-    orders = made.order(lam=0.1)
-    assert [names for _, names in orders] == [["a", "b", "c"], ["d", "e"]]
-    Site.read(tmp_path / "a").accept(orders[0][0])
-    assert Site.read(tmp_path / "a").order.steps["c"] == Steps(3.0, 0.5, 2.0, (0.25, 1.0))
-    assert "e" not in Site.read(tmp_path / "a").order.steps
-
-
-def test_a_central_machine_has_a_certificate_and_its_sites_no_neighbours(tmp_path):
-    text = heart.CONTRACT + '[rounds]\nplacement = "central"\n'
-    with pytest.raises(ParameterError, match="--centre"):
-        heart.organiser(tmp_path / "without", text)
-    made = heart.organiser(tmp_path, text, centre="127.0.0.1:7500")
-    found = read_invite(heart.invite_of(made, "north"))
-    assert found.centre == "tls/127.0.0.1:7500" and found.neighbours == ()
-    assert repr(made.centre_pair()) == "Pair('centre')"
 
 
 def test_an_authority_of_ones_own_whose_key_is_elsewhere(tmp_path):
@@ -115,9 +76,6 @@ def test_a_list_of_sites_with_a_mistake_is_refused(tmp_path, lines, words):
         Organiser.create(tmp_path / "c.toml", tmp_path / "heart", sites=tmp_path / "sites.csv")
 
 
-# --- rows -------------------------------------------------------------------------------------------------------------
-
-
 def test_damaged_rows_are_named(tmp_path):
     place = heart.admitted(heart.organiser(tmp_path), "north")
     Rows.load(place / "rows.npz")
@@ -126,9 +84,6 @@ def test_damaged_rows_are_named(tmp_path):
     (place / "rows.npz").write_bytes(content)
     with pytest.raises(DataError, match=r"rows\.npz is damaged"):
         Site.read(place).rows()
-
-
-# --- attacks ----------------------------------------------------------------------------------------------------------
 
 
 def test_the_same_authority_may_organise_two_federations_whose_files_do_not_mix(tmp_path):
@@ -181,9 +136,6 @@ def test_an_expired_certificate_counts_no_more(tmp_path):
     Site.read(done.directory).pair()
 
 
-# --- renewal ----------------------------------------------------------------------------------------------------------
-
-
 def test_an_old_key_cannot_renew_any_more(tmp_path):
     made = heart.organiser(tmp_path)
     place = heart.admitted(made, "north")
@@ -206,9 +158,6 @@ def test_a_crash_between_the_two_files_of_a_renewal_does_no_harm(tmp_path):
     assert site.key == (place / "next.key").read_bytes()
     Site.read(place).accept(answer.path)
     assert (place / "site.key").read_bytes() == site.key
-
-
-# --- a stolen laptop --------------------------------------------------------------------------------------------------
 
 
 def test_a_thief_of_a_sites_directory_learns_of_that_site_and_its_neighbours_names_only(four):
@@ -244,9 +193,6 @@ def test_with_a_stolen_key_nothing_can_be_signed_but_for_that_site_and_nothing_a
     with pytest.raises(SecurityError, match="north lost the key with which it was signed"):
         made.admit(Site.read(stolen).leave())
     assert made.out() == frozenset()
-
-
-# --- orders and notices -----------------------------------------------------------------------------------------------
 
 
 def test_an_expelled_site_is_out_for_good(tmp_path):

@@ -19,8 +19,6 @@ from fedkin.errors import ConvergenceWarning, SolverError
 from fedkin.losses import HuberLoss
 from fedkin.solvers import solve_fused
 
-# --- against cvxpy ---------------------------------------------------------------------------------------------------
-
 
 @pytest.mark.parametrize("penalty", PENALTY_NAMES)
 @pytest.mark.parametrize("loss", LOSS_NAMES)
@@ -80,9 +78,6 @@ def test_random_graphs(seed: int, n: int, share: float, penalty: str, loss: str,
     check_against(Problem(fed, graph, loss, penalty, lam=10.0**log_lam, ridge=0.05), theta_tol=1e-3)
 
 
-# --- special cases ---------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("backend", ["numpy", "numba"])
 def test_isolated_sites_with_fewer_rows_than_parameters(backend: str) -> None:
     fed = federation("linear", (2, 3, 9), q=4)
@@ -90,9 +85,6 @@ def test_isolated_sites_with_fewer_rows_than_parameters(backend: str) -> None:
     assert solution.status == "converged"
     assert solution.radius is None
     np.testing.assert_allclose(fed[0].X @ solution.theta[0], fed[0].y, atol=1e-9)
-
-
-# --- sparsity --------------------------------------------------------------------------------------------------------
 
 
 def test_sparsity_alone_is_the_lasso_of_scikit_learn() -> None:
@@ -107,27 +99,12 @@ def test_sparsity_alone_is_the_lasso_of_scikit_learn() -> None:
         np.testing.assert_array_equal(solution.theta[u] == 0, other.coef_ == 0)
 
 
-@pytest.mark.parametrize("penalty", PENALTY_NAMES)
-@pytest.mark.parametrize("loss", LOSS_NAMES)
-def test_a_large_sparsity_is_exactly_zero(loss: str, penalty: str) -> None:
-    fed = federation(loss, (12, 9, 10), q=2, seed=3)
-    solution = solve(Problem(fed, ring(3), loss, penalty, lam=0.1, sparsity=50.0))
-    assert not solution.theta.any()
-    assert solution.gap <= 1e-6
-
-
-# --- fusion ----------------------------------------------------------------------------------------------------------
-
-
 def test_l1_fuses_coordinate_by_coordinate() -> None:
     z = np.array([[0.0, 0.0], [0.1, 5.0]])
     fed = Federation({u: z[[u]] for u in range(2)})
     solution = solve(Problem(fed, Graph.complete(range(2)), "mean", "l1", lam=0.1), 1e-13)
     assert solution.theta[0, 0] == solution.theta[1, 0]
     np.testing.assert_allclose(solution.theta[:, 1], [0.2, 4.8], atol=1e-6)
-
-
-# --- size ------------------------------------------------------------------------------------------------------------
 
 
 def test_many_sites_need_nothing_quadratic_in_their_number() -> None:
@@ -160,9 +137,6 @@ def test_many_sites_need_nothing_quadratic_in_their_number() -> None:
     assert len(np.unique(solution.clusters(problem.graph))) < 1000
 
 
-# --- fewer rows than parameters --------------------------------------------------------------------------------------
-
-
 def scarce(penalty: str, lam: float) -> Problem:
     """Every other site has 1 to 3 rows for 4 parameters, and neighbours with 30."""
     rng, truth = np.random.default_rng(3), np.array([1.0, -2.0, 0.5, 3.0])
@@ -183,9 +157,6 @@ def test_gaps_hold_where_regular_neighbours_take_over_the_pull(penalty: str, lam
     # sites with few rows do not delay the certificate: with nothing but a proven ball it took 978, 310 and 150
     assert penalty != "l1" or solution.n_iter <= {0.05: 500, 0.5: 250, 2.0: 100}[lam]
     check_gaps(solution, solve(problem, 1e-10).objective)
-
-
-# --- hard cases ------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("ridge", [1e-3, 1e-6, 1e-9])
@@ -272,15 +243,6 @@ def test_constant_and_duplicate_columns() -> None:
         )
         assert solution.radius is None
     assert solve(Problem(Federation(data), ring(4), "huber", "l2", lam=0.05)).status == "converged"
-
-
-def test_an_exact_fit_has_a_small_gap_too() -> None:
-    rng = np.random.default_rng(0)
-    X = rng.normal(size=(3, 8, 2))
-    fed = Federation({u: (X[u], X[u] @ [1.0, 2.0]) for u in range(3)})
-    solution = solve(Problem(fed, ring(3), lam=0.1))
-    assert solution.status == "converged"
-    np.testing.assert_allclose(solution.theta, np.tile([1.0, 2.0], (3, 1)), atol=1e-5)
 
 
 @pytest.mark.parametrize("penalty", ["l1", "l2"])

@@ -19,8 +19,6 @@ from fedkin.errors import ConvergenceWarning, ParameterError, SolverError
 from fedkin.losses import UserLoss
 from fedkin.solvers import MinimizerBall
 
-# --- custom losses ----------------------------------------------------------------------------------------------------
-
 
 @pytest.mark.parametrize("penalty", PENALTY_NAMES)
 @pytest.mark.parametrize("hessian", [True, False])
@@ -78,9 +76,6 @@ def test_losses_that_are_not_finite_are_named() -> None:
         solve(Problem(fed, Graph.complete(fed.sites), {"a": broken, "b": log_cosh()}, lam=0.1))
 
 
-# --- the ball that holds a minimiser ---------------------------------------------------------------------------------
-
-
 @settings(max_examples=20)
 @given(seed=st.integers(0, 10**6), penalty=st.sampled_from(PENALTY_NAMES), lam=st.sampled_from([1e-3, 0.03, 1.0]))
 def test_proven_balls_hold_the_minimiser(seed: int, penalty: str, lam: float) -> None:
@@ -104,9 +99,6 @@ def test_balls_of_sparse_problems_are_proven_for_every_loss_with_a_lower_bound()
         assert proven
         assert np.linalg.norm(best.theta, axis=1).max() <= radius
         assert solve(problem).radius is None
-
-
-# --- how it ends -----------------------------------------------------------------------------------------------------
 
 
 def test_the_iteration_limit_is_a_status_and_a_warning_with_advice() -> None:

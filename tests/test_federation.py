@@ -1,8 +1,5 @@
 """Federations: grouping of rows, frames and files, cuts, and what is refused."""
 
-import subprocess
-import sys
-
 import numpy as np
 import pandas as pd
 import polars as pl
@@ -16,12 +13,8 @@ from sklearn.preprocessing import StandardScaler
 from builders import TABLE, of_sizes
 from fedkin.data import Federation, deal_folds
 from fedkin.errors import DataError, ParameterError
-from processes import PATIENCE
 
 IDS = st.one_of(st.integers(-5, 5), st.sampled_from(["a", "b", "東京"]), st.tuples(st.integers(0, 2)))
-
-
-# --- from arrays and mappings ---------------------------------------------------------------------------------
 
 
 @given(st.lists(IDS, min_size=1, max_size=30))
@@ -51,15 +44,11 @@ def test_rows_are_grouped_stably_by_first_appearance(site):
 @pytest.mark.parametrize(
     "site",
     [
-        [3, 1, 3],
-        np.array([3, 1, 3]),
         np.array([3.0, 1.0, 3.0]),
         np.array([3, 1, 3], dtype=object),
-        pd.Series([3, 1, 3]),
         pd.Series([3, 1, 3], dtype="Int64"),
         pd.Series([3, 1, 3], dtype="category"),
         pl.Series([3, 1, 3]),
-        pa.array([3, 1, 3]),
         pa.chunked_array([[3, 1], [3]]),
         (k for k in [np.int32(3), 1, 3.0]),
     ],
@@ -77,14 +66,10 @@ def test_integer_ids_of_any_kind_become_ints(site):
     [
         ([1, 0], "f"),
         (np.array([1, 0], dtype=np.uint8), "f"),
-        ([1.5, 0.0], "f"),
         (np.array([1, 0], dtype=object), "f"),
         ([True, False], "b"),
-        (np.array([True, False]), "b"),
-        (["yes", "no"], "O"),
         (np.array(["yes", "no"]), "O"),
         (pd.Series(["yes", "no"], dtype="category"), "O"),
-        (pl.Series(["yes", "no"]), "O"),
         ([2**60, 1], "f"),
     ],
 )
@@ -97,34 +82,20 @@ def test_numbers_become_floats_and_labels_stay(y, kind):
 
 def test_immutable_and_not_shared_with_the_caller():
     X, y, offset = np.ones((2, 1)), np.ones(2), np.ones(2)
-    flags = np.array([True, False])
-    for fed in (
+    made = (
         Federation.from_arrays(X, y, [0, 1], offset=offset),
         Federation({0: (X, y, offset)}),
-        Federation({0: (X, flags)}),
-        Federation.from_frame({"d": [0, 1], "x": X[:, 0], "y": flags}, site="d", target="y"),
-    ):
-        X[0] = y[0] = offset[0] = 5.0  # must still be possible, and do nothing to the federation
-        flags[0] = False
-        assert fed.X[0] == 1.0
-        assert fed.y[0] == 1.0
-        X[0] = y[0] = offset[0] = 1.0
-        flags[0] = True
-        arrays = [fed.X, fed.y, fed.starts, fed.row_order, fed.n_samples, fed.site_index, fed[0].X, fed[0].y]
-        for array in arrays:
+        Federation.from_frame({"d": [0, 1], "x": X[:, 0], "y": y}, site="d", target="y"),
+    )
+    X[0] = y[0] = offset[0] = 5.0  # must still be possible, and do nothing to the federations
+    for fed in made:
+        assert fed.X[0] == fed.y[0] == 1.0
+        for array in (fed.X, fed.y, fed.starts, fed.row_order, fed.n_samples, fed.site_index, fed[0].X, fed[0].y):
             with pytest.raises(ValueError, match="read-only"):
                 array[0] = 0
-        with pytest.raises(AttributeError):
-            fed.X = X
 
 
-GOOD = ([[1.0, 2.0], [3.0, 4.0]], [0.0, 1.0])
-
-
-X3 = np.arange(6.0).reshape(3, 2)
-
-
-GOOD = ([[1.0, 2.0], [3.0, 4.0]], [0.0, 1.0])
+GOOD, TWO = ([[1.0, 2.0], [3.0, 4.0]], [0.0, 1.0]), [[1.0, 2.0], [3.0, 4.0]]
 
 
 @pytest.mark.parametrize(
@@ -139,70 +110,37 @@ GOOD = ([[1.0, 2.0], [3.0, 4.0]], [0.0, 1.0])
         ({"a": GOOD, "b": ([[1.0, np.nan]], [0])}, "site 'b', row 0, feature 'x1' is nan"),
         ({"a": GOOD, "b": ([[1.0, 2.0], [np.inf, 1.0]], [0, 1])}, "site 'b', row 1, feature 'x0' is inf"),
         ({"a": ([[1j, 1.0]], [0])}, "site 'a': X is complex"),
-        ({"a": (np.array([[1.0, "u"]], dtype=object), [0])}, "row 0, column 1 is 'u'"),
         ({"a": (pd.DataFrame({"u": [1.0], "v": ["w"]}), [0])}, "row 0, column 1 is 'w'"),
-        ({"a": (np.array([["2020-01-01"]], dtype="datetime64[D]"), [0])}, "X is not numeric"),
-        ({"a": (GOOD[0], [0.0])}, "site 'a': y has 1 value, but X has 2 rows"),
-        ({"a": (GOOD[0], [[0.0], [1.0]])}, r"site 'a': y has shape \(2, 1\)"),
-        ({"a": (GOOD[0], [0.0, np.nan])}, "site 'a', row 1: the target is nan"),
-        ({"a": (GOOD[0], ["u", None])}, "site 'a', row 1: the target is None"),
-        ({"a": (GOOD[0], ["u", 1])}, "site 'a': y mixes int and str"),
-        ({"a": GOOD, "b": (GOOD[0], ["u", "v"])}, "site 'b' is made of labels"),
-        ({"a": GOOD, "b": GOOD[0]}, "came without y"),
+        ({"a": (TWO, [0.0])}, "site 'a': y has 1 value, but X has 2 rows"),
+        ({"a": (TWO, [[0.0], [1.0]])}, r"site 'a': y has shape \(2, 1\)"),
+        ({"a": (TWO, [0.0, np.nan])}, "site 'a', row 1: the target is nan"),
+        ({"a": (TWO, ["u", 1])}, "site 'a': y mixes int and str"),
+        ({"a": GOOD, "b": (TWO, ["u", "v"])}, "site 'b' is made of labels"),
+        ({"a": GOOD, "b": TWO}, "came without y"),
         ({"a": (*GOOD, [0.0, 0.0]), "b": GOOD}, "'b' came without offset"),
         ({"a": (*GOOD, [0.0, np.nan])}, "site 'a', row 1: the offset is nan"),
-        ({"a": (*GOOD, [0, 0], 1)}, "got a tuple of 4"),
         ({None: GOOD}, "a site id is missing"),
+        ((TWO, None, ["a"]), "X has 2 rows, but site= has 1"),
+        ((TWO, None, ["a", None]), "a site id is missing"),
+        ((TWO, None, ["a", ["b"]]), "cannot be hashed"),
+        ((TWO, None, "ab"), "one id per row, got 'ab'"),
+        (([[0.0], [np.nan]], None, ["a", "b"]), r"row 1 \(site 'b'\), feature 'x0' is nan"),
+        ({"features": ["height"]}, "no column 'height' for the feature"),
+        ({"offset": "time"}, "no column 'time' for the offset"),
+        ({"target": "site"}, "column 'site' cannot be both site and target"),
+        ({"features": ["age", "score"]}, "column 'score' cannot be both target and a feature"),
+        ({"features": ["age", "age"]}, "feature 'age' is given twice"),
+        ({"offset": "site"}, "'site'"),
     ],
 )
-def test_bad_mappings(data, message):
+def test_what_makes_no_federation_is_refused(data, message):
     with pytest.raises(DataError, match=message):
-        Federation(data)
-
-
-X3 = np.arange(6.0).reshape(3, 2)
-
-
-@pytest.mark.parametrize(
-    ("arguments", "options", "message"),
-    [
-        ((X3, None, ["a", "b"]), {}, "X has 3 rows, but site= has 2"),
-        ((X3, [1, 2], ["a", "b", "a"]), {}, "y has 2 values, but X has 3 rows"),
-        ((X3, None, ["a", None, "a"]), {}, "a site id is missing"),
-        ((X3, None, ["a", ["b"], "a"]), {}, "cannot be hashed"),
-        ((X3, None, "abc"), {}, "one id per row, got 'abc'"),
-        ((np.empty((0, 2)), None, []), {}, "at least one row"),
-        ((np.where(X3 == 4, np.nan, X3), None, ["a", "b", "c"]), {}, r"row 2 \(site 'c'\), feature 'x0' is nan"),
-        ((X3, None, ["a"] * 3), {"offset": [0, 0, np.inf]}, r"row 2 \(site 'a'\): the offset is inf"),
-        ((X3, None, ["a"] * 3), {"feature_names": ["u"]}, "1 feature names for 2 features"),
-        ((X3, None, ["a"] * 3), {"feature_names": ["u", "u"]}, "feature name 'u' is given twice"),
-        ((X3, None, ["a"] * 3), {"time": ["2021-03-04", "4 March", "2021-03-05"]}, "the time '4 March'"),
-    ],
-)
-def test_bad_arrays(arguments, options, message):
-    with pytest.raises(DataError, match=message):
-        Federation.from_arrays(*arguments, **options)
-
-
-@pytest.mark.parametrize(
-    ("changes", "options", "message"),
-    [
-        ({}, {"site": "place"}, "no column 'place' for the site; the table has 'site', 'age'"),
-        ({}, {"target": "grade"}, "no column 'grade' for the target"),
-        ({}, {"features": ["height"]}, "no column 'height' for the feature"),
-        ({}, {"offset": "time"}, "no column 'time' for the offset"),
-        ({}, {"target": "site"}, "column 'site' cannot be both site and target"),
-        ({}, {"features": ["age", "score"]}, "column 'score' cannot be both target and a feature"),
-        ({}, {"features": ["age", "age"]}, "feature 'age' is given twice"),
-        ({"": [0, 5, 2]}, {}, "a column has no name"),
-        ({"site": ["n", None, "n"]}, {}, r"'site' in 1 \(first in row 1"),
-        ({"score": [1.0, 2.0, None]}, {}, r"'score' in 1 \(first in row 2"),
-        ({"log_time": ["u", "v", "w"]}, {"offset": "log_time"}, "log_time: 3 of 3 cells are not numbers"),
-    ],
-)
-def test_bad_frames(changes, options, message):
-    with pytest.raises(DataError, match=message):
-        Federation.from_frame({**TABLE, **changes}, **{"site": "site", "target": "score", **options})
+        if isinstance(data, tuple):
+            Federation.from_arrays(*data)
+        elif isinstance(data, dict) and {"features", "offset", "target"} & data.keys():
+            Federation.from_frame(TABLE, **{"site": "site", "target": "score", **data})
+        else:
+            Federation(data)
 
 
 ONE = {"a.csv": "x,y\n1,2\n"}
@@ -215,7 +153,6 @@ ONE = {"a.csv": "x,y\n1,2\n"}
         ({**ONE, "b.csv": "x,y\nu,2\n"}, r"a\.csv: column 'x' is numeric, but text in b"),
         ({**ONE, "b.csv": "x,y\n"}, r"b\.csv: site 'b' has no rows"),
         ({**ONE, "a.tsv": "x,y\n1,2\n"}, "also stands for site 'a'"),
-        ({**ONE, "b.csv": "x,y\n1\n"}, r"b\.csv, line 2: 1 cell"),
         ({"a.json": ""}, "has no file that ends in"),
     ],
 )
@@ -224,9 +161,6 @@ def test_bad_directories(tmp_path, files, message):
         (tmp_path / name).write_text(content)
     with pytest.raises(DataError, match=message):
         Federation.read(tmp_path, target="y")
-
-
-# --- frames ---------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("make", [dict, pd.DataFrame, pl.DataFrame, pl.LazyFrame, pa.table])
@@ -239,9 +173,6 @@ def test_frames_of_every_make(make):
     assert fed.y.tolist() == [1.5, 3.5, 2.5]
     assert fed.offset.tolist() == [0.0, 0.2, 0.1]
     assert fed.row_order.tolist() == [0, 2, 1]
-
-
-# --- files ----------------------------------------------------------------------------------------------------
 
 
 def test_directory_with_a_file_per_site(tmp_path):
@@ -258,45 +189,14 @@ def test_directory_with_a_file_per_site(tmp_path):
     assert fed["03"].y.tolist() == [8.0]
 
 
-def test_directory_with_a_site_column(tmp_path):
-    (tmp_path / "monday.csv").write_text("site,x,y,note\nn,1,2,hello\ns,3,4,\n")
-    (tmp_path / "tuesday.csv").write_text("site,x,y,note\nn,5,6,\n")
-    fed = Federation.read(tmp_path, site="site", target="y", features="x")
-    assert fed["n"].X.tolist() == [[1.0], [5.0]]
-    assert fed.row_order.tolist() == [0, 2, 1]
-
-
-# --- take and subset ------------------------------------------------------------------------------------------
-
-
-def test_take_keeps_all_sites():
-    fed = of_sizes(3, 2, 1)
-    for rows in ([True, False, True, True, False, True], [0, 2, 3, 5], [5, 3, 0, 2], np.array([5, 0, 3, 2])):
-        taken = fed.take(rows)
-        assert taken.sites == fed.sites
-        assert sorted(taken.y.tolist()) == [0.0, 2.0, 3.0, 5.0]
-        assert taken.n_samples.tolist() == [2, 1, 1]
-        np.testing.assert_array_equal(taken.X, fed.X[taken.row_order])
-    assert fed.take([2, 0, 3, 5]).y.tolist() == [2.0, 0.0, 3.0, 5.0]
-    assert fed.take([0, 0, 3, 5]).y.tolist() == [0.0, 0.0, 3.0, 5.0]
-
-
 def test_take_tells_of_sites_left_without_rows():
     fed = of_sizes(3, 2, 1)
     with pytest.raises(DataError, match="no rows would be left for 'd1', 'd2'"):
         fed.take([0, 1])
     sparse = fed.take([0, 1], allow_empty=True)
     assert sparse.n_samples.tolist() == [2, 0, 0]
-    assert sparse["d2"].X.shape == (0, 2)
-    assert fed.take([], allow_empty=True).n_samples.tolist() == [0, 0, 0]
-    for rows, message in (
-        ([True], "the mask has 1 value, but the federation has 6 rows"),
-        ([6], r"row 6 is outside 0\.\.5"),
-        ([-1], "row -1 is outside"),
-        ([0.5], "bool array of shape"),
-        ([[0]], "bool array of shape"),
-    ):
-        with pytest.raises(DataError, match=message):
+    for rows in ([True], [6], [-1], [0.5], [[0]]):
+        with pytest.raises(DataError, match=r"mask|outside|shape"):
             fed.take(rows)
 
 
@@ -306,9 +206,6 @@ def test_row_order_leads_back_to_the_caller_after_every_cut():
     train, test = fed.split(0.3, seed=2)
     for part in (fed, train, test, train.subset([2, 0]), test.take([3, 1, 0], allow_empty=True)):
         np.testing.assert_array_equal(part.row_order, part.y)
-
-
-# --- split and folds ------------------------------------------------------------------------------------------
 
 
 @given(
@@ -327,24 +224,10 @@ def test_split_within_sites(sizes, test_size, seed):
         assert sorted(train[f"d{u}"].y) == train[f"d{u}"].y.tolist()  # rows keep their order
 
 
-def test_the_split_is_the_same_in_every_process():
-    code = (
-        "import numpy as np; from fedkin.data.federation import Federation\n"
-        "fed = Federation.from_arrays(np.zeros((30, 1)), np.arange(30), ['a', 'b', 'c'] * 10)\n"
-        "print(fed.split(0.4, seed=1)[1].y.tolist(), fed.folds(4, seed=1).tolist())"
-    )
-    answers = set()
-    for hash_seed in ("1", "2"):
-        done = subprocess.run(
-            [sys.executable, "-c", code],
-            capture_output=True,
-            text=True,
-            check=True,
-            timeout=PATIENCE,
-            env={"PYTHONHASHSEED": hash_seed, "PYTHONPATH": ":".join(sys.path)},
-        )
-        answers.add(done.stdout)
-    assert len(answers) == 1
+def test_the_split_is_the_same_in_every_process_and_version():
+    fed = Federation.from_arrays(np.zeros((12, 1)), np.arange(12), ["a", "b", "c"] * 4)
+    assert fed.split(0.4, seed=1)[1].y.tolist() == [0, 3, 1, 4, 5, 11]
+    assert fed.folds(4, seed=1).tolist() == [1, 3, 2, 0, 3, 2, 1, 0, 0, 3, 2, 1]
 
 
 @given(st.lists(st.integers(1, 12), min_size=2, max_size=6), st.integers(2, 6), st.integers(0, 99))
@@ -365,9 +248,6 @@ def test_folds_within_sites(sizes, k, seed):
         # a site that is alone with its rows deals them in the same way
         np.testing.assert_array_equal(mine, deal_folds(fed.sites[u], n, k, seed))
     np.testing.assert_array_equal(folds, fed.folds(k, seed))
-
-
-# --- features -------------------------------------------------------------------------------------------------
 
 
 @given(st.integers(0, 1000), st.sampled_from([1e-8, 1.0, 1e8]))
@@ -394,9 +274,6 @@ def test_cuts_keep_names_targets_and_offsets():
         assert part.target_name == "score"
         np.testing.assert_array_equal(part.offset, np.array(TABLE["log_time"])[part.row_order])
         np.testing.assert_array_equal(part.y, np.array(TABLE["score"])[part.row_order])
-
-
-# --- in the order of time -------------------------------------------------------------------------------------
 
 
 def test_rows_are_put_in_order_and_cuts_hold_out_later_ones():

@@ -1,22 +1,18 @@
-"""Graphs: construction, shapes, matrices and the paper's numbers against networkx, scipy and closed forms; refusals."""
+"""Graphs: construction, shapes, matrices and the paper's numbers against networkx, scipy and closed forms; files."""
 
-import copy
 import math
-import pickle
 import sys
 
 import networkx as nx
 import numpy as np
 import pytest
 import scipy.sparse
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from builders import edge_weights, random_graphs, unit_weights
 from fedkin.errors import FedkinError, GraphError, GraphWarning, MissingDependencyError
 from fedkin.graph import Graph
-
-# --- construction ---------------------------------------------------------------------------------------------
 
 
 @given(random_graphs())
@@ -57,19 +53,6 @@ def test_immutable():
     for array in (graph.edges, graph.weights, graph.degree, graph.components()):
         with pytest.raises(ValueError, match="read-only"):
             array[0] = 1
-    with pytest.raises(AttributeError):
-        graph.sites = ("x",)
-
-
-def test_equality():
-    graph = Graph("abc", [("a", "b")], [2.0])
-    assert graph == Graph("abc", [("b", "a")], [2.0])
-    assert graph != Graph("abc", [("a", "b")])
-    assert graph != Graph("abc", [("a", "c")], [2.0])
-    assert graph != Graph("acb", [("a", "b")], [2.0])
-    assert graph != "graph"
-    graph.incidence(), graph.components()
-    assert pickle.loads(pickle.dumps(graph)) == graph == copy.deepcopy(graph)
 
 
 BOTH_WAYS = [("a", "b"), ("b", "a")]
@@ -133,9 +116,6 @@ def test_what_makes_no_graph_is_refused(make, message):
         make()
 
 
-# --- making another one ---------------------------------------------------------------------------------------
-
-
 def test_keep_and_reweighted():
     graph = Graph("abc", [("a", "b"), ("b", "c"), ("c", "a")], [1.0, 2.0, 3.0])
     kept = graph.keep(graph.weights > 1.5)
@@ -160,19 +140,6 @@ def test_edges_that_come_again_count_once(weights):
         assert Graph("abc", [("a", "b"), ("a", "c"), ("b", "a")], weights) == once
     with pytest.warns(GraphWarning, match=r"is given twice \(and 1 more\)"):
         assert Graph.from_indices("ab", [[0, 1], [1, 0], [0, 1]]).edges.tolist() == [[1, 0]]
-
-
-def test_sites_that_a_graph_does_not_name_have_no_edges():
-    graph = Graph.complete(range(4))
-    with pytest.warns(GraphWarning, match="does not name site 9, which has no edges"):
-        wider = graph.aligned([9, 0, 1, 2, 3])
-    assert wider.sites == (9, 0, 1, 2, 3)
-    assert wider.n_edges == 6 and wider.degree.tolist() == [0, 3, 3, 3, 3]
-    with pytest.warns(GraphWarning, match="does not name 7 sites 4, 5, 6, 7, 8 and 2 more, which have no edges"):
-        graph.aligned(range(11))
-
-
-# --- named graphs ---------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 10, 101])
@@ -215,9 +182,6 @@ def test_nearest_neighbours_by_brute_force(k):
     assert (graph.degree >= k).all()
 
 
-# --- flipped pairs --------------------------------------------------------------------------------------------
-
-
 def test_corruption_flips_each_pair_with_the_given_probability():
     truth = Graph.clusters(np.repeat(np.arange(5), 60))
     corrupted = truth.corrupt(0.2, seed=3)
@@ -234,19 +198,14 @@ def test_corruption_flips_each_pair_with_the_given_probability():
     assert {frozenset(pair) for pair in truth.corrupt(1.0, seed=1).edge_ids()} == set(map(frozenset, complement.edges))
 
 
-# --- networkx and scipy ---------------------------------------------------------------------------------------
-
-
 @given(random_graphs())
-def test_networkx_round_trip(given_graph):
-    graph = Graph(*given_graph)
-    assert Graph.from_networkx(graph.to_networkx()) == graph
-
-
-@given(random_graphs())
-def test_what_networkx_says(given_graph):
+def test_what_networkx_and_scipy_say(given_graph):
     graph = Graph(*given_graph)
     g = graph.to_networkx()
+    assert Graph.from_networkx(g) == graph
+    adjacency = scipy.sparse.diags_array(graph.laplacian().diagonal()) - graph.laplacian()
+    assert edge_weights(Graph.from_scipy(adjacency, graph.sites)) == edge_weights(graph)
+    assert edge_weights(Graph.from_scipy(adjacency.toarray(), graph.sites)) == edge_weights(graph)
     for weight in ("weight", None):
         expected = nx.laplacian_matrix(g, nodelist=graph.sites, weight=weight).toarray()
         np.testing.assert_allclose(graph.laplacian(weighted=weight is not None).toarray(), expected, rtol=1e-12)
@@ -259,17 +218,6 @@ def test_what_networkx_says(given_graph):
     oriented = [(graph.sites[j], graph.sites[i]) for i, j in graph.edges]
     incidence = nx.incidence_matrix(g, nodelist=graph.sites, edgelist=oriented, oriented=True).toarray().T
     np.testing.assert_array_equal(graph.incidence().toarray(), incidence.reshape(graph.n_edges, graph.n_sites))
-
-
-@given(random_graphs())
-def test_scipy_round_trip(given_graph):
-    graph = Graph(*given_graph)
-    adjacency = scipy.sparse.diags_array(graph.laplacian().diagonal()) - graph.laplacian()
-    assert edge_weights(Graph.from_scipy(adjacency, graph.sites)) == edge_weights(graph)
-    assert edge_weights(Graph.from_scipy(adjacency.toarray(), graph.sites)) == edge_weights(graph)
-
-
-# --- theory ---------------------------------------------------------------------------------------------------
 
 
 def test_fidelity_at_the_values_the_paper_names():
@@ -302,3 +250,92 @@ def test_without_networkx(monkeypatch, tmp_path):
         Graph.empty("ab").to_networkx()
     with pytest.raises(MissingDependencyError, match=r"reading GraphML needs networkx"):
         Graph.read(tmp_path / "graph.graphml")
+
+
+TEXT_IDS = st.text(st.characters(categories=["L", "P", "S"]), min_size=1, max_size=5).filter(
+    lambda name: name.strip() == name
+)
+
+
+@settings(max_examples=60)
+@given(
+    st.one_of(
+        st.lists(st.integers(-(10**18), 10**18), min_size=1, max_size=8, unique=True),
+        st.lists(TEXT_IDS, min_size=1, max_size=8, unique=True),
+    ),
+    st.data(),
+)
+@pytest.mark.parametrize("suffix", [".csv", ".graphml"])
+def test_files_keep_the_graph(tmp_path_factory, suffix, sites, data):
+    pairs = [(u, v) for k, u in enumerate(sites) for v in sites[:k]]
+    edges = data.draw(st.lists(st.sampled_from(pairs), unique=True)) if pairs else []
+    weights = data.draw(st.one_of(st.none(), st.just([0.1 * (k + 1) for k in range(len(edges))])))
+    graph = Graph(sites, edges, weights)
+    path = tmp_path_factory.mktemp("graph") / f"graph{suffix}"
+    graph.write(path)
+    assert Graph.read(path) == graph  # ids, isolated sites, order and weights
+    assert Graph.read(path, sites=sites[::-1]) == graph.aligned(sites[::-1])
+
+
+def test_edge_list_as_others_write_it(tmp_path):
+    path = tmp_path / "graph.csv"
+    path.write_text("from;to;note;Weight\na;b;x;2\nc;;;\nb;d;y;0.5\n")
+    graph = Graph.read(path)
+    assert graph.sites == ("a", "b", "c", "d")
+    assert edge_weights(graph) == {frozenset("ab"): 2.0, frozenset("bd"): 0.5}
+    path.write_text("weight,target,source\n2,b,a\n")
+    assert Graph.read(path) == Graph("ab", [("a", "b")], [2.0])
+    path.write_text("u,v\n01,2\n")
+    assert Graph.read(path).sites == ("01", "2")
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "sites", "message"),
+    [
+        ("g.csv", "", None, "is empty"),
+        ("g.csv", "a\n1\n", None, "needs two columns for the ends, got 'a'"),
+        ("g.csv", "source,target\n1,2,3\n", None, "line 2: 3 cells"),
+        ("g.csv", "source,target\n,2\n", None, "row 0 after the header has no site in the column 'source'"),
+        ("g.csv", "source,target\n1,1\n", None, r"edge \(1, 1\) is a self-loop"),
+        ("g.csv", "source,target,weight\n1,2,1\n2,1,3\n", None, r"edge \(1, 2\) is given twice, with the weights"),
+        ("g.csv", "source,target,weight\n1,2,x\n", None, "the column weight must be numeric, got 'x'"),
+        ("g.csv", "source,target,weight\n1,2,\n", None, r"edge \(1, 2\) has the weight nan"),
+        ("g.csv", "source,target\n", None, "at least one site"),
+        ("g.csv", "1,2\n2,3\n", None, r"line 1 looks like the edge \(1, 2\), expected a header"),
+        ("g.csv", "a,b\nb,c\nc,a\n", None, r"line 1 looks like the edge \(a, b\)"),
+        ("g.csv", "a,b\nc,d\n", "abcd", r"line 1 looks like the edge \(a, b\)"),
+        ("g.csv", "source,target\n1,9\n", [1, 2], r"names site '9', which is not among the 2 sites \(1, 2\)"),
+        ("g.csv", "source,target\n1,2\n", [1, "1", 2], "sites 1 and '1' look the same in a file"),
+        ("g.graphml", "<graphml", None, "not a whole GraphML file"),
+        ("g.graphml", "", None, "not a whole GraphML file"),
+        ("g.xlsx", "", None, r"suffix '\.xlsx', expected one of"),
+    ],
+)
+def test_bad_files(tmp_path, name, content, sites, message):
+    (tmp_path / name).write_text(content)
+    with pytest.raises(GraphError, match=message) as caught:
+        Graph.read(tmp_path / name, sites)
+    assert str(tmp_path / name) in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("sites", "message"), [([1, "1"], "look the same"), (["", "a"], "empty or padded"), ([" a"], "empty or padded")]
+)
+def test_ids_that_a_file_cannot_keep(tmp_path, sites, message):
+    with pytest.raises(GraphError, match=message):
+        Graph.empty(sites).write(tmp_path / "graph.csv")
+    assert not list(tmp_path.iterdir())
+
+
+def test_files_with_repeated_edges_and_without_some_sites(tmp_path):
+    path = tmp_path / "g.csv"
+    path.write_text("source,target\n1,2\n2,1\n")
+    with pytest.warns(GraphWarning, match=r"edge \(1, 2\) is given twice"):
+        graph = Graph.read(path)
+    assert graph == Graph([1, 2], [(1, 2)])
+    path.write_text("source,target\n1,2\n4,\n")
+    with pytest.warns(GraphWarning, match="does not name site 3, which has no edges"):
+        read = Graph.read(path, sites=[1, 2, 3, 4])
+    with pytest.warns(GraphWarning, match="does not name site 3, which has no edges"):
+        aligned = Graph.read(path).aligned([1, 2, 3, 4])
+    assert read == aligned == Graph([1, 2, 3, 4], [(1, 2)])  # a file and Python treat them alike

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import replace
 from typing import Any
 
@@ -10,13 +9,11 @@ import numpy as np
 import pytest
 
 import fedkin
-from fedkin._base import available_threads, one_blas_thread
 from fedkin.core import L1, FusedObjective, Problem, QuadraticTerms, make_penalty
 from fedkin.errors import ParameterError
 from fedkin.graph import Graph
 from fedkin.solvers import compiled, kernels, solve_fused
 from fedkin.solvers.compiled import CompiledIteration, resolve_backend
-from fedkin.solvers.pdhg import Start, initial_rho
 
 
 def random_graph(n: int, n_edges: int, seed: int = 0, weighted: bool = True) -> Graph:
@@ -91,14 +88,6 @@ def test_backends_agree(name: str) -> None:
     np.testing.assert_array_equal(*fused)
 
 
-def started(objective: FusedObjective, **options: Any) -> CompiledIteration:
-    quadratic = objective.terms
-    assert isinstance(quadratic, QuadraticTerms)
-    rho = initial_rho(objective, quadratic)
-    zeta = None if objective.sparsity is None else np.zeros_like(quadratic.b)
-    return CompiledIteration(objective, quadratic, rho, Start(zeta=zeta), **options)
-
-
 @pytest.mark.parametrize("name", ["linear l1", "linear l2", "sparse l1", "mean l2, p=3", "singular designs"])
 @pytest.mark.parametrize(("constant", "value"), [("SCRAMBLED_SITES", 10), ("COPIED", 0)])
 def test_numbering_sites_anew_and_not_copying_pairs_change_nothing(name, constant, value, monkeypatch) -> None:
@@ -130,14 +119,6 @@ def test_interruption_leaves_a_certified_pair(copied: int, monkeypatch: pytest.M
     assert solution.objective - best.objective <= solution.gap * abs(solution.objective) * (1 + 1e-6)
 
 
-# --- which backend -------------------------------------------------------------------------------------------------
-
-
-def test_unknown_backend() -> None:
-    with pytest.raises(ParameterError, match="unknown backend 'cuda'; choose one of auto, numpy, numba"):
-        solve_fused(OBJECTIVES["mean, p=1"], 1e-4, backend="cuda")  # type: ignore[arg-type]
-
-
 def test_custom_penalty() -> None:
     class Own(L1):
         name = "own"
@@ -156,13 +137,6 @@ def test_auto_is_decided_by_size_alone() -> None:
     assert resolve_backend("numpy", large) == "numpy"
 
 
-def test_threads_are_limited_as_numba_is(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1, 2}, raising=False)
-    for limit, expected in (("", 3), ("1", 1), ("8", 3), ("many", 3)):
-        monkeypatch.setenv("NUMBA_NUM_THREADS", limit)
-        assert available_threads() == expected
-
-
 def test_projections_onto_the_l1_ball_end_when_coordinates_lie_at_the_threshold() -> None:
     """Rounding then lets a coordinate in and out of the active set; the projection must not follow it for ever."""
     rng = np.random.default_rng(0)
@@ -177,19 +151,6 @@ def test_projections_onto_the_l1_ball_end_when_coordinates_lie_at_the_threshold(
     edges = kernels.Edges(ends, ends, radius, kernels.KINDS["linf"])
     kernels.edge_step(0, len(v), edges, zeros, np.zeros((1, 3)), found, np.zeros((1, 3)), 1.0)
     np.testing.assert_allclose(found, expected, atol=1e-14)
-
-
-def test_linear_algebra_stays_in_one_thread_for_a_while():
-    from threadpoolctl import threadpool_info, threadpool_limits
-
-    def threads():
-        return {one["num_threads"] for one in threadpool_info() if one["user_api"] == "blas"}
-
-    with threadpool_limits(limits=2, user_api="blas"):
-        before = threads()
-        with one_blas_thread():
-            assert threads() == {1}
-        assert threads() == before
 
 
 def test_kernels_are_compiled_for_the_types_that_solves_use() -> None:

@@ -10,7 +10,7 @@ from scipy import special
 
 from builders import LOSS_NAMES, expectile
 from builders import LOSSES as CASES
-from fedkin.errors import DataError, FedkinError, ParameterError
+from fedkin.errors import DataError, FedkinError
 from fedkin.losses import (
     HuberLoss,
     LinearLoss,
@@ -60,9 +60,6 @@ def difference_quotient(function, theta: np.ndarray, step: float = 1e-6) -> np.n
     return np.stack(columns, axis=-1)
 
 
-# ---------------------------------------------------------------- derivatives
-
-
 @every_loss
 @pytest.mark.parametrize("with_offset", [True, False])
 def test_gradient_and_hessian_are_derivatives(loss, with_offset):
@@ -77,12 +74,16 @@ def test_gradient_and_hessian_are_derivatives(loss, with_offset):
 
 
 @every_loss
-def test_scores_are_the_gradients_of_single_rows(loss):
-    theta, X, y, offset = site(loss, seed=2, n=7)
-    scores = loss.scores(theta, X, y, offset)
-    rows = [loss.gradient(theta, X[k : k + 1], y[k : k + 1], offset[k : k + 1]) for k in range(7)]
-    np.testing.assert_allclose(scores, rows, atol=1e-13)
-    np.testing.assert_allclose(scores.mean(axis=0), loss.gradient(theta, X, y, offset), atol=1e-13)
+def test_scores_are_the_gradients_of_single_rows_also_of_batches_of_sites(loss):
+    samples = [site(loss, seed=20 + u, n=6) for u in range(3)]
+    for theta, X, y, offset in samples:
+        rows = [loss.gradient(theta, X[k : k + 1], y[k : k + 1], offset[k : k + 1]) for k in range(6)]
+        np.testing.assert_allclose(loss.scores(theta, X, y, offset), rows, atol=1e-13)
+        np.testing.assert_allclose(np.mean(rows, axis=0), loss.gradient(theta, X, y, offset), atol=1e-13)
+    theta, X, y, offset = (np.stack(parts) for parts in zip(*samples, strict=True))
+    expected = [loss.gradient(*sample) for sample in samples]
+    np.testing.assert_allclose(loss.mean_of_compact(loss.compact_scores(theta, X, y, offset), X), expected, atol=1e-13)
+    np.testing.assert_allclose(loss.batch_gradients(theta, X, y, offset), expected, atol=1e-13)
 
 
 @every_row_loss
@@ -94,9 +95,6 @@ def test_curvature_stays_between_zero_and_its_bound(loss, seed, size):
     eigenvalues = np.linalg.eigvalsh(loss.curvature_at(eta, target(loss, rng, 5)))
     assert eigenvalues.min() >= -1e-12
     assert eigenvalues.max() <= loss.curvature_bound * (1 + 1e-12)
-
-
-# ---------------------------------------------------------------- conjugates
 
 
 @every_row_loss
@@ -135,9 +133,6 @@ def test_fenchel_young(loss, seed, size):
 )
 def test_conjugate_on_and_beyond_the_edge_of_its_domain(loss, y, a, expected):
     assert loss.conjugate_at(np.array(a), np.array(y)) == pytest.approx(expected, abs=1e-14)
-
-
-# ---------------------------------------------------------------- against other libraries
 
 
 def test_values_agree_with_scipy_and_sklearn():
@@ -237,9 +232,6 @@ def test_cautious_model_lies_above_the_loss_or_has_its_minimum(loss):
     assert (loss.value_at(other, y) <= model + 1e-10).all()
 
 
-# ---------------------------------------------------------------- extreme predictors
-
-
 @pytest.mark.parametrize("eta", [-1e5, 1e5])
 @every_row_loss
 def test_extreme_predictors_give_no_nan_and_no_warning(loss, eta):
@@ -250,9 +242,6 @@ def test_extreme_predictors_give_no_nan_and_no_warning(loss, eta):
     assert not np.isnan(loss.response(predictors)).any()
 
 
-# ---------------------------------------------------------------- making and checking
-
-
 @pytest.mark.parametrize(
     ("make", "words"),
     [
@@ -261,7 +250,7 @@ def test_extreme_predictors_give_no_nan_and_no_warning(loss, eta):
         (lambda: HuberLoss(0.0), "delta"),
         (lambda: HuberLoss(float("nan")), "delta"),
         (lambda: MultinomialLoss(1), "2 classes"),
-        (lambda: described_loss({"name": "hinge"}), r"unknown loss 'hinge'.*linear"),
+        (lambda: UserLoss(lambda theta, X, y: 0.0, lambda theta, X, y, offset: theta), "theta, X, y, offset"),
         (lambda: described_loss({"name": "linear", "delta": 1.0}), "delta"),
     ],
 )
@@ -287,37 +276,6 @@ def test_bad_targets_are_refused_with_the_site_named(loss, y, message):
     with pytest.raises(DataError, match=message) as caught:
         loss.check_target(None if y is None else np.array(y), "Köln")
     assert "Köln" in str(caught.value)
-
-
-def test_custom_losses_may_bring_scores_and_any_number_of_parameters():
-    own = UserLoss(
-        lambda theta, X, y, offset: 0.5 * float(theta @ theta),
-        lambda theta, X, y, offset: theta,
-        scores_fn=lambda theta, X, y, offset: np.tile(theta, (len(X), 1)),
-        params=5,
-    )
-    assert own.n_params(2) == 5
-    assert own.scores(np.ones(5), np.ones((3, 2)), None).shape == (3, 5)
-    np.testing.assert_allclose(own.hessian(np.ones(5), np.ones((3, 2)), None), np.eye(5), atol=1e-9)
-
-
-def test_own_functions_must_take_an_offset():
-    with pytest.raises(ParameterError, match=r"value_fn is called as value_fn\(theta, X, y, offset\)"):
-        UserLoss(lambda theta, X, y: 0.0, lambda theta, X, y, offset: theta)
-
-
-# ---------------------------------------------------------------- what other packages ask a loss
-
-
-@every_loss
-def test_compact_scores_tell_the_gradients_of_a_batch(loss):
-    samples = [site(loss, seed=20 + u, n=6) for u in range(3)]
-    theta, X, y, offset = (np.stack(parts) for parts in zip(*samples, strict=True))
-    compact = loss.compact_scores(theta, X, y, offset)
-    assert compact.shape == (3, 6, loss.compact_width(theta.shape[1]))
-    expected = [loss.gradient(*sample) for sample in samples]
-    np.testing.assert_allclose(loss.mean_of_compact(compact, X), expected, atol=1e-13)
-    np.testing.assert_allclose(loss.batch_gradients(theta, X, y, offset), expected, atol=1e-13)
 
 
 @every_loss

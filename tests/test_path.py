@@ -45,9 +45,6 @@ def balanced(graph: Graph, p: int, seed: int) -> np.ndarray:
     return gradient
 
 
-# --- lam_max ----------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("penalty", PENALTY_NAMES)
 @pytest.mark.parametrize("loss", LOSS_NAMES)
 def test_everything_is_fused_at_lam_max_and_not_below(loss: str, penalty: str) -> None:
@@ -114,9 +111,6 @@ def test_with_sparsity_it_is_an_upper_bound(loss: str, penalty: str) -> None:
     assert n_clusters(problem, lam_max(problem)) == 1
 
 
-# --- lam_path ---------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("penalty", ["l1", "l2"])
 @pytest.mark.parametrize("loss", ["linear", "logistic"])
 def test_solutions_of_a_path_are_those_of_cold_starts(loss: str, penalty: str) -> None:
@@ -173,9 +167,6 @@ def test_wrong_levels_are_named(wrong: dict[str, object]) -> None:
         lam_path(problem, **wrong)
 
 
-# --- cross-validation -------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("ridge", [0.0, [0.1, 0.0, 0.7]])
 @pytest.mark.parametrize("in_time", [False, True])
 @pytest.mark.parametrize("loss", ["mean", "linear", "poisson"])
@@ -213,9 +204,6 @@ def test_cores_change_no_bit(monkeypatch: pytest.MonkeyPatch) -> None:
         results.append((np.stack([solution.theta for solution in path.solutions]), choice.scores))
     for one, other in zip(*results, strict=True):
         np.testing.assert_array_equal(one, other)
-
-
-# --- levels that nobody will choose, and ridges -----------------------------------------------------------------------
 
 
 def test_levels_that_are_clearly_worse_are_not_looked_at() -> None:

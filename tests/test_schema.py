@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from datetime import date
-from decimal import Decimal
 
 import numpy as np
 import pytest
@@ -53,6 +51,9 @@ def test_rows_are_encoded_centred_and_scaled():
     assert SCHEMA.names == ("weight", "ward=B", "ward=C", "smoker=1")
     assert rows.X.tolist() == [[1, 0, 0, 1, 1], [1, 1, 0, 0, 0]]
     assert rows.y.tolist() == [1, 0]
+    schema, columns = Schema((Column("x", mean=10.0, scale=2.0),), Column("y")), {"x": [10.0, 14.0], "y": [1.0, 2.0]}
+    assert schema.rows(columns, intercept=False).X.tolist() == [[5.0], [7.0]]  # nothing is centred
+    assert schema.rows(columns, intercept=True).X.tolist() == [[1.0, 0.0], [1.0, 2.0]]
 
 
 WEIGHT, ROW = table()["weight"], np.arange(N)
@@ -104,21 +105,12 @@ def test_counts_are_whole_and_not_negative_and_offsets_are_kept():
     assert schema.rows(columns | {"days": [1.0, 2.0, 3.0]}, True).offset.tolist() == [0, 0.5, 0]
 
 
-def test_without_an_intercept_nothing_is_centred():
-    schema = Schema((Column("x", mean=10.0, scale=2.0),), Column("y"))
-    columns = {"x": [10.0, 14.0], "y": [1.0, 2.0]}
-    assert schema.rows(columns, intercept=False).X.tolist() == [[5.0], [7.0]]
-    assert schema.rows(columns, intercept=True).X.tolist() == [[1.0, 0.0], [1.0, 2.0]]
-    assert schema.encode(columns).tolist() == [[10.0], [14.0]]
-
-
 @pytest.mark.parametrize(
     ("make", "message"),
     [
         (lambda: Column("x", low=2, high=1), "low"),
         (lambda: Column("x", scale=0.0), "scale"),
         (lambda: Column("x", levels=("a", "b")), "category"),
-        (lambda: Column("x", "category", levels=("a",)), "at least two"),
         (lambda: Column("x", "category", levels=("TRUE", "true")), "twice"),
         (lambda: Column("x", "category", levels=("a", 1)), "several types"),
         (lambda: Column("x", "category", levels=("a", "b"), low=1), "no low"),
@@ -138,9 +130,9 @@ def test_rows_with_missing_cells_can_be_left_out():
     schema = replace(SCHEMA, missing="drop")
     columns = table()
     columns["weight"][4], columns["ward"][7], columns["outcome"][7] = np.nan, None, "NA"
-    findings = schema.check(columns)
-    assert [(one.column, one.refuses) for one in findings] == [("weight", False), ("ward", False), ("outcome", False)]
-    assert str(findings[0]) == "weight: is missing in 1 of 60 rows, first in row 6; these rows are left out"
+    assert [(one.column, one.refuses) for one in schema.check(columns)] == [
+        (name, False) for name in ("weight", "ward", "outcome")
+    ]
     kept = [row for row in range(N) if row not in (4, 7)]
     expected = SCHEMA.rows({name: column[kept] for name, column in columns.items()}, True)
     rows = schema.rows(columns, True)
@@ -152,9 +144,6 @@ def test_rows_with_missing_cells_can_be_left_out():
         schema.encode(columns)  # nobody wants fewer predictions than rows
     with pytest.raises(DataError, match="is missing in every row"):
         schema.rows(table(weight=[np.nan] * N), True)
-    gaps = np.arange(N) % 2 == 0
-    with pytest.raises(DataError, match="no row is left"):
-        schema.rows(table(weight=np.where(gaps, np.nan, 70.0), smoker=np.where(gaps, 1.0, np.nan)), True)
 
 
 def test_a_table_of_several_sites():
@@ -164,24 +153,9 @@ def test_a_table_of_several_sites():
     assert fed.feature_names == SCHEMA.names
     assert set(fed.y) == {"alive", "dead"}
     np.testing.assert_array_equal(fed.X[np.argsort(fed.row_order)], SCHEMA.encode(columns))
-    with pytest.raises(DataError, match="hopital: there is no such column; is 'hospital' what is meant"):
-        Federation.from_schema(columns, SCHEMA, site="hopital")
     columns["hospital"][3] = None
     with pytest.raises(DataError, match="belong to no site"):
         Federation.from_schema(columns, SCHEMA, site="hospital")
-
-
-def test_cells_that_nobody_expects():
-    schema = Schema((Column("x", low=0, high=100), Column("c", "category", levels=(0, 1))))
-    fine = {"x": [Decimal("1.5"), "07", 3], "c": [True, False, True]}
-    assert words(fine, schema) == []
-    assert schema.encode(fine).tolist() == [[1.5, 1.0], [7.0, 0.0], [3.0, 1.0]]
-    odd = {"x": [[1], {}, float("inf")], "c": [["a"], "1.0", date(2020, 1, 1)]}
-    found = words(odd, schema)
-    assert found[0].startswith("x: 3 of 3 cells are not numbers: [1] in row 2, {} in row 3, inf in row 4")
-    assert found[1].startswith(
-        "c: unknown level \"['a']\" (1 row), '1.0' (1 row), '2020-01-01' (1 row), first in row 2"
-    )
 
 
 class InBatches:
@@ -209,8 +183,5 @@ def test_a_schema_inferred_in_batches_is_that_of_the_whole_table(missing):
     assert ("sum" in found.schema.names) == (missing != "drop")  # means in gaps are no combination of the others
     with pytest.raises(DataError, match="column 'copy' is the target 'outcome' under another name"):
         infer_schema(InBatches({**whole, "copy": whole["outcome"]}), roles)
-    words = {**whole, "dose": np.array([*whole["dose"][:-1], "oops"], dtype=object)}
-    with pytest.raises(DataError, match=r"dose: 1 of \d+ cells is not a number: 'oops' in row 59 \(from 0\)"):
-        infer_schema(InBatches(words), roles)
-    with pytest.raises(DataError, match=r"cells are missing: 'weight' in 2 \(first in row 3 .*the 3 rows with a gap"):
-        infer_schema(InBatches(whole), Roles("site", "outcome"))
+    with pytest.raises(DataError, match=r"'oops' in row 59 \(from 0\)"):
+        infer_schema(InBatches({**whole, "dose": np.array([*whole["dose"][:-1], "oops"], dtype=object)}), roles)

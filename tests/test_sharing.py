@@ -54,9 +54,6 @@ def signer_of(place: Path) -> Signer:
     return Signer.site(Site.read(place).pair())
 
 
-# --- what is shared ---------------------------------------------------------------------------------------------------
-
-
 def test_ids_that_are_numbers_or_no_file_names(tmp_path):
     names = ("7", "8", "9")
     made = heart.organiser(tmp_path, names=names)
@@ -72,9 +69,6 @@ def test_ids_that_are_numbers_or_no_file_names(tmp_path):
     send(odd, sharing.share(heart.admitted(odd, "site-1", n=N)).path)
     found = sharing.read_summaries(odd.directory / "summaries")
     assert list(found.summaries) == ["c/d"] and found.missing == ("site-0",)
-
-
-# --- thresholds -------------------------------------------------------------------------------------------------------
 
 
 def joined_with(made: Organiser, table: Path) -> Path:
@@ -123,9 +117,6 @@ def test_small_folds_small_classes_and_columns_of_two_values_are_cells_too(tmp_p
     assert any(one.startswith("age: only 2 rows with '31'") for one in words)
 
 
-# --- what the organiser takes -----------------------------------------------------------------------------------------
-
-
 def test_sums_that_a_site_did_not_sign_for_itself_under_this_contract_are_refused(tmp_path):
     made, north, south = two(tmp_path)
     honest = sharing.share(north).path
@@ -155,9 +146,6 @@ def test_sums_count_while_the_certificate_lasts_or_as_of_a_day(four):
     with pytest.raises(SecurityError, match=r"\.summary: the certificate of \w+ ended on"):
         sharing.read_summaries(folder, now=datetime.now(UTC) + timedelta(days=100))
     assert len(sharing.read_summaries(folder, now=datetime.now(UTC) + timedelta(days=80)).summaries) == 4
-
-
-# --- questions and answers --------------------------------------------------------------------------------------------
 
 
 def logistic_tables(folder: Path) -> None:

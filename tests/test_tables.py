@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedkin.data import columns_of, infer_column, read_columns, site_id, site_ids, write_csv
+from fedkin.data import columns_of, infer_column, read_columns, site_id, write_csv
 from fedkin.data.columns import _read_large_csv as read_large_csv
 from fedkin.errors import DataError, MissingDependencyError
 
@@ -28,17 +28,12 @@ def same_cells(column, expected):
     return [None if cell != cell else cell for cell in column.tolist()] == expected
 
 
-# --- inference ------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("cells", "dtype", "expected"),
     [
         (["1", "2"], "float64", [1.0, 2.0]),
         (["1.5", "-2e3", "+.5", "3."], "float64", [1.5, -2000.0, 0.5, 3.0]),
         ([" 1 ", "2"], "float64", [1.0, 2.0]),
-        (["0", "-0.5", "0.25"], "float64", [0.0, -0.5, 0.25]),
-        (["01", "02"], "O", ["01", "02"]),
         (["1", "007"], "O", ["1", "007"]),
         (["1", "two"], "O", ["1", "two"]),
         (["1_000", "2"], "O", ["1_000", "2"]),
@@ -48,12 +43,9 @@ def same_cells(column, expected):
         (["a", ""], "O", ["a", None]),
         (["1", "", "NA", "nan", "NaN"], "float64", [1.0, None, None, None, None]),
         (["NA", "ZA"], "O", ["NA", "ZA"]),
-        (["NA", "NA"], "O", ["NA", "NA"]),
         (["True", "False"], "bool", [True, False]),
         (["true", ""], "O", ["true", None]),
         (["9007199254740993", "1"], "O", [9007199254740993, 1]),
-        (["-", "1"], "O", ["-", "1"]),
-        ([], "float64", []),
     ],
 )
 def test_inference(cells, dtype, expected):
@@ -67,14 +59,6 @@ def test_floats_survive_their_text(values):
     column = infer_column([repr(value) for value in values])
     assert column.dtype == np.float64
     np.testing.assert_array_equal(column, values)
-
-
-@given(st.lists(st.integers(0, 10**20), min_size=1))
-def test_integers_survive_their_text(values):
-    assert site_ids(infer_column([str(value) for value in values])) == values
-
-
-# --- CSV ------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("mark", [b"", b"\xef\xbb\xbf"], ids=["", "byte order mark"])
@@ -108,9 +92,6 @@ def test_bad_csv(tmp_path, content, message):
     assert str(path) in str(caught.value)
 
 
-# --- Parquet --------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("name", ["absent.csv", "absent.parquet", "folder.csv", "table.xlsx"])
 def test_what_is_no_table_is_refused_by_name(tmp_path, name):
     (tmp_path / "folder.csv").mkdir()
@@ -132,34 +113,6 @@ def test_parquet_without_pyarrow(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "pyarrow", None)
     with pytest.raises(MissingDependencyError, match=r"fedkin\[parquet\]"):
         read_columns(tmp_path / "table.parquet")
-
-
-# --- frames ---------------------------------------------------------------------------------------------------
-
-CELLS = {
-    "site": ["a", "b", "a"],
-    "id": [1, 2, 2**60],
-    "count": [3, 4, 5],
-    "x": [0.5, float("nan"), 2.0],
-    "flag": [True, False, True],
-}
-
-
-@pytest.mark.parametrize("make", [dict, pd.DataFrame, pl.DataFrame, pl.LazyFrame, pa.table])
-def test_frames_of_every_make_give_the_same_columns(make):
-    columns = columns_of(make(CELLS))
-    assert {name: column.dtype.kind for name, column in columns.items()} == {
-        "site": "O",
-        "id": "O",
-        "count": "f",
-        "x": "f",
-        "flag": "b",
-    }
-    assert same_cells(columns["site"], CELLS["site"])
-    assert same_cells(columns["id"], CELLS["id"])
-    assert {type(cell) for cell in columns["id"].tolist()} == {int}
-    assert {type(cell) for cell in columns["site"].tolist()} == {str}
-    np.testing.assert_array_equal(columns["x"], CELLS["x"])
 
 
 @pytest.mark.parametrize(
@@ -190,10 +143,8 @@ def test_columns_with_gaps_of_every_make(tmp_path, column, expected):
     [
         (np.zeros((3, 2)), "cannot read a table from ndarray"),
         ([1, 2], "cannot read a table from list"),
-        (None, "cannot read a table from NoneType"),
         ({"a": [1, 2], "b": [1]}, "must have one length"),
         ({"a": "text"}, "column 'a' is a single str"),
-        ({"a": 3}, "column 'a' is a single int"),
         ({"a": np.zeros((2, 2))}, "column 'a': a column must be one-dimensional"),
         ({1: [1.0], "1": [2.0]}, "two columns of the table are called '1'"),
         (pd.DataFrame([[1, 2]], columns=["a", "a"]), "rename one of them"),
@@ -205,21 +156,15 @@ def test_bad_frames(frame, message):
         columns_of(frame)
 
 
-# --- ids ------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("value", "expected"),
     [
         (np.int64(3), 3),
         (np.float64(3.0), 3),
-        (3.0, 3),
         (2.5, 2.5),
         (np.str_("a"), "a"),
         (np.bool_(True), True),
         (("a", 1), ("a", 1)),
-        (b"a", b"a"),
-        ("", ""),
     ],
 )
 def test_ids_are_plain(value, expected):
@@ -234,8 +179,6 @@ def test_missing_ids(value):
         site_id(value)
 
 
-# --- writing --------------------------------------------------------------------------------------------------
-
 WORDS = st.text(st.characters(codec="utf-8", exclude_categories=["Cs", "Cc", "Z"]), min_size=1).map(lambda s: "w" + s)
 
 
@@ -247,9 +190,6 @@ def test_csv_round_trip(tmp_path_factory, rows):
     columns = read_columns(path)
     assert list(zip(*(column.tolist() for column in columns.values()), strict=True)) == rows
     assert list(columns) == ["a", "x", "b,;"]
-
-
-# --- large files ----------------------------------------------------------------------------------------------
 
 
 NASTY = {

@@ -42,9 +42,6 @@ def site(name: str = "north", authority: Pair = AUTHORITY, **options) -> Pair:
     return Pair(issue(authority, make_request(name, key), ["127.0.0.1"], **options), key)
 
 
-# --- certificates -----------------------------------------------------------------------------------------------------
-
-
 def test_key_request_and_certificate_have_one_fingerprint_and_another_key_has_another():
     key = make_key()
     request = make_request("north", key)
@@ -103,9 +100,6 @@ def test_an_authority_of_ones_own_signs(tmp_path):
     key.chmod(0o644)
     with pytest.raises(SecurityError, match="chmod"):
         read_authority_files(certificate, key)
-
-
-# --- envelopes --------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("by", ["authority", "site"])
