@@ -28,32 +28,17 @@ def parameter_names(names: Sequence[str], outputs: int, labels: Sequence[Hashabl
 class Columns:
     """Fitted columns ``(x - mean) / scale`` of q named columns x; the first may be the constant ``(intercept)``.
 
-    Attributes
-    ----------
-    names : tuple of q str
-    mean, scale : array (q,)
-        0 and 1 for the intercept, which takes up the means of the others. Without one, means are 0.
-    outputs : int
-        Blocks of coefficients in a theta.
-    location : bool
-        Whether the parameters are a point among the rows rather than coefficients of them.
-    labels : sequence, optional
-        Names of the outputs.
-
-    Examples
-    --------
-    >>> import numpy as np
     >>> columns = Columns(("(intercept)", "age"), np.array([0.0, 50.0]), np.array([1.0, 10.0]))
     >>> columns.theta(np.array([1.0, 2.0])).tolist()  # 1 + 2 (age - 50) / 10
     [-9.0, 0.2]
     """
 
     names: tuple[str, ...]
-    mean: Array
-    scale: Array
-    outputs: int = 1
-    location: bool = False
-    labels: Sequence[Hashable] | None = None
+    mean: Array  # (q,), 0 for the intercept, which takes up the means of the others; all 0 without one
+    scale: Array  # (q,), 1 for the intercept
+    outputs: int = 1  # blocks of coefficients in a theta
+    location: bool = False  # whether the parameters are a point among the rows rather than coefficients of them
+    labels: Sequence[Hashable] | None = None  # names of the outputs
 
     @classmethod
     def from_features(

@@ -59,25 +59,13 @@ TEXT = {
 
 @dataclass(frozen=True)
 class Disclosure:
-    """Some numbers of a message.
+    """Some numbers of a message: what they are, and what they tell about rows."""
 
-    Attributes
-    ----------
-    name : str
-        Of the entry of the message.
-    what, tells : str
-        What the numbers are, and what they tell about rows.
-    numbers : Any
-        As in the summary; of symmetric matrices, the rows from the diagonal on.
-    parts : tuple of str
-        Where the message has numbers by fold: which rows each entry of ``numbers`` is about.
-    """
-
-    name: str
+    name: str  # of the entry of the message
     what: str
     tells: str
-    numbers: Any
-    parts: tuple[str, ...] = ()
+    numbers: Any  # as in the summary; of symmetric matrices, the rows from the diagonal on
+    parts: tuple[str, ...] = ()  # of numbers by fold: which rows each entry is about
 
 
 def disclosures(summary: Summary) -> list[Disclosure]:

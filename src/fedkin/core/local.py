@@ -31,33 +31,6 @@ Weights = Literal["samples", "sites"]
 class LocalFit:
     """The sites' own estimates and how sure each site is of its own.
 
-    Attributes
-    ----------
-    sites : tuple of V ids
-    theta : array (V, p)
-        Minimisers of the sites' mean losses M_u, or what the rules below put in their place.
-    hessian : array (V, p, p)
-        Hessians of M_u at theta, without any ridge.
-    covariance : array (V, p, p)
-        Variance of theta_u, the paper's Omega_u (already divided by n_u); always finite and positive definite.
-    n_samples : int array (V,)
-    dispersion : array (V,)
-        Factor by which the variance of a score exceeds the Hessian (the noise variance of the linear loss).
-    residual_dof : array (V,)
-        Degrees of freedom behind the covariance, infinite where nothing about it is estimated apart from theta.
-    matrix_estimated : bool array (V,)
-        True where the covariance is estimated as a whole matrix (sandwich), False where at most its scale is.
-    prior_precision : array (V, p)
-        Inverse of the variance that each coordinate had before the rows were seen, for sites without an estimate of
-        their own; 0 for all others.
-    rescued : bool array (V,)
-        Sites without an estimate of their own.
-    notes : dict {site: str}
-        Why a site had no estimate or no variance of its own, and which rule was used.
-    variance : "model" | "sandwich" | "bartlett"
-    losses : tuple of V str
-        Names of the losses.
-
     Notes
     -----
     **Variance.** With H the Hessian and S the mean outer product of the scores: "bartlett" is ``(n H)^{-1}``, the
@@ -96,18 +69,18 @@ class LocalFit:
     """
 
     sites: tuple[Hashable, ...]
-    theta: Array
-    hessian: Array
-    covariance: Array
-    n_samples: Index
-    dispersion: Array
-    residual_dof: Array
-    matrix_estimated: Mask
-    prior_precision: Array
-    rescued: Mask
-    notes: Mapping[Hashable, str]
+    theta: Array  # (V, p), minimisers of the sites' mean losses M_u, or what the rules above put in their place
+    hessian: Array  # (V, p, p), of M_u at theta, without any ridge
+    covariance: Array  # (V, p, p), the paper's Omega_u (already divided by n_u); always finite and positive definite
+    n_samples: Index  # (V,)
+    dispersion: Array  # (V,), by what the variance of a score exceeds the Hessian (linear loss: the noise variance)
+    residual_dof: Array  # (V,), behind the covariance; infinite where nothing about it is estimated apart from theta
+    matrix_estimated: Mask  # (V,), where the covariance is estimated as a whole (sandwich), not at most its scale
+    prior_precision: Array  # (V, p), 1 / variance of each coordinate before the rows were seen; 0 for sites not rescued
+    rescued: Mask  # (V,), sites without an estimate of their own
+    notes: Mapping[Hashable, str]  # why a site had no estimate or no variance of its own, and which rule was used
     variance: Variance
-    losses: tuple[str, ...]
+    losses: tuple[str, ...]  # their names
 
 
 def local_fit(federation: Federation | Summaries, loss: LossLike = "linear", variance: Variance = "model") -> LocalFit:

@@ -49,56 +49,27 @@ _RULES = ("refuse", "drop")
 
 @dataclass(frozen=True, eq=False)
 class Streamed:
-    """What is left of a table after one pass.
+    """What is left of a table after one pass."""
 
-    Attributes
-    ----------
-    summaries : Summaries
-        Of least squares, with an intercept first where there is one; in the user's units.
-    schema : Schema
-        What the columns are, with the means of the features.
-    n_rows : int
-    notes : tuple of str
-        As in `Federation`.
-    """
-
-    summaries: Summaries
-    schema: Schema
+    summaries: Summaries  # of least squares, with an intercept first where there is one; in the user's units
+    schema: Schema  # with the means of the features
     n_rows: int
-    notes: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()  # as in `Federation`
 
 
 @dataclass(frozen=True, eq=False)
 class FileRows(HasSites):
-    """Rows that stay in their files, as `SiteData`: `fedkin.find_kin` takes them in the place of a federation.
-
-    Attributes
-    ----------
-    sites : tuple of V ids
-    n_samples : array (V,)
-        Rows of each site, or the sums of their weights.
-    loss : Loss
-    schema : Schema
-        What the columns are, with the means of the features.
-    intercept : bool
-        Whether a column of ones comes first.
-    notes : tuple of str
-        As in `Federation`.
-    roles : Roles
-        Which column is what.
-    column_sums, column_squares : array (V, q)
-        Sums over the rows of each site of the columns and of their squares.
-    """
+    """Rows that stay in their files, as `SiteData`: `fedkin.find_kin` takes them in the place of a federation."""
 
     sites: tuple[Hashable, ...]
-    n_samples: Index | Array
+    n_samples: Index | Array  # (V,), rows of each site, or the sums of their weights
     loss: Loss
-    schema: Schema
-    intercept: bool
-    notes: tuple[str, ...]
+    schema: Schema  # with the means of the features
+    intercept: bool  # whether a column of ones comes first
+    notes: tuple[str, ...]  # as in `Federation`
     roles: Roles
-    column_sums: Array = field(repr=False)
-    column_squares: Array = field(repr=False)
+    column_sums: Array = field(repr=False)  # (V, q), over the rows of each site
+    column_squares: Array = field(repr=False)  # (V, q)
     _table: ParquetTable = field(repr=False)
 
     @property

@@ -51,19 +51,7 @@ class Quadratics:
     Cut into folds, the last part has the rows that always train (fold -1). For quadratic losses the sums tell the loss
     everywhere; for others they are its expansion.
 
-    Attributes
-    ----------
-    at : array (V, p)
-    count : array (V, K)
-        Rows, or sums of their weights.
-    value, gradient : array (V, K), array (V, K, p)
-    hessian : array (V, K, p, p)
-        Or ``(V, K)`` when all Hessians are multiples of the identity.
-
-    Examples
-    --------
     >>> import fedkin
-    >>> from fedkin.core import RowData
     >>> data = RowData(fedkin.Federation({"a": ([[1.0], [2.0]], [1.0, 3.0])}), "linear")
     >>> sums = data.expand(data.zeros)
     >>> sums.gradient.tolist(), sums.hessian.tolist()
@@ -71,10 +59,10 @@ class Quadratics:
     """
 
     at: Array
-    count: Index | Array
-    value: Array
-    gradient: Array
-    hessian: Array
+    count: Index | Array  # (V, K), rows, or sums of their weights
+    value: Array  # (V, K)
+    gradient: Array  # (V, K, p)
+    hessian: Array  # (V, K, p, p), or (V, K) when all Hessians are multiples of the identity
 
     @classmethod
     def zeros(cls, at: Array, parts: int) -> Quadratics:

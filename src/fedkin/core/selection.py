@@ -40,48 +40,21 @@ ERROR_CONTROLLED: Mapping[str, str] = {
 
 @dataclass(frozen=True, eq=False)
 class EdgeSelection:
-    """Edges that were kept, and the test of every candidate.
+    """Edges that were kept, and the test of every candidate."""
 
-    Attributes
-    ----------
-    graph : Graph
-        The candidates whose null hypothesis "equal parameters" was not rejected.
-    candidates : Graph
-        All edges that were tested, sites in the federation's order.
-    statistic : array (E,)
-        ``W_e^2`` (eq. test_statistic_def).
-    p_value : array (E,)
-    reference_dof : array (E,)
-        Denominator degrees of freedom of the F reference, infinite where the reference is chi-square.
-    kept : bool array (E,)
-        ``p_value >= threshold``.
-    threshold : float
-        The p-value below which an edge is dropped, after the correction.
-    critical : float or None
-        The threshold on the scale of the statistic, ``chi2_p(threshold)`` (upper quantile; for Bonferroni the paper's
-        ``chi2_p(level / |E|)``), when every reference is chi-square; else None.
-    level : float
-    method : "bonferroni" | "holm" | "bh" | "by"
-    variance : "model" | "sandwich" | "bartlett"
-    error_controlled : str
-        The error that the method keeps below ``level``.
-    notes : dict {site: str}
-        Sites without an estimate of their own, see `LocalFit`.
-    """
-
-    graph: Graph
-    candidates: Graph
-    statistic: Array
-    p_value: Array
-    reference_dof: Array
-    kept: Mask
-    threshold: float
-    critical: float | None
+    graph: Graph  # the candidates whose null hypothesis "equal parameters" was not rejected
+    candidates: Graph  # all edges that were tested, sites in the federation's order
+    statistic: Array  # (E,), ``W_e^2`` (eq. test_statistic_def)
+    p_value: Array  # (E,)
+    reference_dof: Array  # (E,), denominator of the F reference, infinite where the reference is chi-square
+    kept: Mask  # (E,), ``p_value >= threshold``
+    threshold: float  # the p-value below which an edge is dropped, after the correction
+    critical: float | None  # ``chi2_p(threshold)`` (upper quantile) where every reference is chi-square
     level: float
     method: Correction
     variance: Variance
-    error_controlled: str
-    notes: Mapping[Hashable, str]
+    error_controlled: str  # the error that the method keeps below ``level``
+    notes: Mapping[Hashable, str]  # sites without an estimate of their own, see `LocalFit`
 
 
 def select_edges(
@@ -208,10 +181,7 @@ def threshold_of(p_value: Array, level: float, method: Correction) -> float:
 
 
 def wald_tests(local: LocalFit, edges: Index, *, chunk_entries: int = 2**20) -> tuple[Array, Array, Array]:
-    """Statistic, p-value and degrees of freedom ``(E,)`` of the tests of "equal parameters" on ``edges (E, 2)``.
-
-    ``chunk_entries`` numbers in one stack of p x p matrices bound the memory.
-    """
+    """Statistic, p-value and degrees of freedom ``(E,)`` of the tests of "equal parameters" on ``edges (E, 2)``."""
     p = local.theta.shape[1]
     statistic, p_value, dof = (np.empty(len(edges)) for _ in range(3))
     factor = moderation(local)

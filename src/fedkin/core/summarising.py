@@ -136,16 +136,8 @@ def _own_estimates(federation: Federation, loss: Loss) -> tuple[Array, tuple[Own
 class RunningSums:
     """Sums of ``w z z'`` with ``z = [1, x, y]`` of each site and fold, for as many sites as come.
 
-    Parameters
-    ----------
-    n_features : int
-        Columns q of x.
-    folds : int
-        Number of folds; a site's rows go to them in turn, as they come.
+    A site's rows go to the folds in turn, as they come.
 
-    Examples
-    --------
-    >>> import numpy as np
     >>> sums = RunningSums(1, folds=2)
     >>> sums.add(["a", "a", "b"], np.array([[0.0], [1.0], [2.0]]), np.array([1.0, 3.0, 4.0]))
     >>> sums.add(["b"], np.array([[0.0]]), np.array([0.0]))
@@ -245,19 +237,12 @@ class RunningSums:
 class Budget:
     """What is to be promised, and within which bounds rows are.
 
-    Parameters
-    ----------
-    epsilon, delta : float
-        The promise: replacing a row changes the probability of any message by a factor of at most ``exp(epsilon)``,
-        except with probability ``delta``. A delta well below 1 / n is usual.
-    limits : sequence of q float, optional
-        Bounds on the absolute values of the columns, from the contract's ranges and never from the rows; larger values
-        are cut. By default 1 for every column.
-    target_limit : float
-        The same for the target (less the offset).
-    bound : float, optional
-        L2 bound on a row in units of its limits, the constant and the target included; longer rows are shortened. By
-        default ``sqrt(q + 1)``, which shortens none. A smaller one means less noise, and some bias.
+    Replacing a row changes the probability of any message by a factor of at most ``exp(epsilon)``, except with
+    probability ``delta``; a delta well below 1 / n is usual. ``limits`` are bounds on the absolute values of the q
+    columns (by default 1), from the contract's ranges and never from the rows; larger values are cut. ``target_limit``
+    is that of the target (less the offset). ``bound`` is an L2 bound on a row in units of its limits, constant and
+    target included; longer rows are shortened. The default ``sqrt(q + 1)`` shortens none; a smaller one means less
+    noise, and some bias.
     """
 
     epsilon: float

@@ -84,71 +84,34 @@ class Message(msgspec.Struct, frozen=True, eq=False, forbid_unknown_fields=True)
 
 
 class OwnEstimate(Message, frozen=True):
-    """How a site found the point of its first message: its own minimiser, or a ridge fit where it has none.
+    """How a site found the point of its first message: its own minimiser, or a ridge fit where it has none."""
 
-    Attributes
-    ----------
-    ridge : array (p,)
-        Extra curvature of the mean loss that the estimate needed; zeros for an ordinary one.
-    dispersion : float
-        Factor by which the variance of a score exceeds the Hessian.
-    dof : float
-        Degrees of freedom behind the dispersion; infinite where it is not estimated.
-    note : str
-        Why the site has no minimiser of its own; "" where it has one.
-    """
-
-    ridge: Array
-    dispersion: float = 1.0
-    dof: float = np.inf
-    note: str = ""
+    ridge: Array  # (p,), extra curvature of the mean loss that the estimate needed; zeros for an ordinary one
+    dispersion: float = 1.0  # factor by which the variance of a score exceeds the Hessian
+    dof: float = np.inf  # degrees of freedom behind the dispersion; infinite where it is not estimated
+    note: str = ""  # why the site has no minimiser of its own
 
 
 class Privacy(Message, frozen=True):
-    """Differential privacy of one message: replacing one row changes the odds of any message by ``exp(epsilon)``.
-
-    Attributes
-    ----------
-    epsilon, delta : float
-        The promise, except with probability ``delta``.
-    bound : float
-        L2 bound on a row in units of its limits; longer rows are shortened.
-    limits : array (q + 1,)
-        Bounds on the absolute values of the q columns and of the target; larger ones are cut. (Of the q columns, and a
-        last 1 for the constant, for the mean loss.)
-    noise : float
-        Standard deviation of the Gaussian noise on every sum of products of two columns, fold by fold, in units of the
-        columns' limits.
-    """
+    """Differential privacy of one message: replacing one row changes the odds of any message by ``exp(epsilon)``."""
 
     epsilon: float
-    delta: float
-    bound: float
-    limits: Array
-    noise: float
+    delta: float  # the probability with which the promise may fail
+    bound: float  # on the L2 norm of a row in units of its limits; longer rows are shortened
+    limits: Array  # (q + 1,), on the sizes of columns and target (1 for the mean loss); larger values are cut
+    noise: float  # standard deviation of that on every sum of products, fold by fold, in units of the limits
 
 
 class Curvature(Message, frozen=True):
     """The matrix ``diag(diagonal) + factor factor'`` of p parameters: r times p numbers instead of p times p.
 
-    Attributes
-    ----------
-    diagonal : array (p,)
-    factor : array (p, r)
-    left_out : int
-        Directions that rows tell something about and this matrix nothing.
-
-    Examples
-    --------
-    >>> import numpy as np
-    >>> from fedkin.core import Curvature
     >>> Curvature(np.array([0.0, 1.0]), np.array([[2.0], [1.0]])).dense().tolist()
     [[4.0, 2.0], [2.0, 2.0]]
     """
 
-    diagonal: Array
-    factor: Array
-    left_out: Count = 0
+    diagonal: Array  # (p,)
+    factor: Array  # (p, r)
+    left_out: Count = 0  # directions that rows tell something about and this matrix nothing
 
     @property
     def rank(self) -> int:
@@ -475,32 +438,16 @@ def _symmetric(rows: list[Array] | None, p: int, entry: str, what: str) -> Array
 class Query(Message, frozen=True):
     """What the organiser asks a site: the loss and its derivatives at a point, and how far that is from balance.
 
-    Attributes
-    ----------
-    site : str (or any id of a site)
-    round : int
-        From 2 on; the first round is the summary that nobody asked for.
-    theta : array (p,)
-        The point.
-    balance : array (p,)
-        What the neighbours pull: at the solution it is minus the gradient of the site's mean loss.
-    radius : float
-        Of a ball that holds the solution; it matters where the rows do not show all directions.
-
-    Examples
-    --------
-    >>> import numpy as np
-    >>> from fedkin.core import Query
     >>> query = Query("north", 2, np.array([0.5]), np.array([-0.1]), 10.0)
     >>> Query.from_plain(query.to_plain()).theta
     array([0.5])
     """
 
     site: Any
-    round: int
-    theta: Array
-    balance: Array
-    radius: float = np.inf
+    round: int  # from 2 on; the first round is the summary that nobody asked for
+    theta: Array  # (p,), the point
+    balance: Array  # (p,), what the neighbours pull: at the solution, minus the gradient of the site's mean loss
+    radius: float = np.inf  # of a ball that holds the solution; it matters where the rows do not show all directions
 
     def to_plain(self) -> dict[str, Any]:
         """Plain numbers and names, as a file holds them."""

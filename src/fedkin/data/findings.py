@@ -55,33 +55,16 @@ def frame_row(row: int) -> str:
 class Finding:
     """Something about a column that its owner should know.
 
-    Attributes
-    ----------
-    column : str
-        "" for the table as a whole.
-    code : str
-        What kind of finding it is: "missing", "unknown_level", "not_number", "out_of_range", ...
-    refuses : bool
-        Whether rows cannot be used before it is fixed; False for a remark.
-    rows : tuple of int
-        The rows concerned, numbered from 0, or the first of them.
-    values : mapping
-        Cells, counts, limits and hints, by the code.
-    at : callable
-        Names a row in the text.
-
-    Examples
-    --------
     >>> print(Finding("age", "missing", rows=(7,), values={"n": 3, "total": 40}))
     age: is missing in 3 of 40 rows, first in row 9; fill them in, or leave these rows out
     """
 
-    column: str
-    code: str
-    refuses: bool = True
-    rows: tuple[int, ...] = ()
-    values: Mapping[str, Any] = field(default_factory=dict)
-    at: RowName = field(default=sheet_row, repr=False, compare=False)
+    column: str  # "" for the table as a whole
+    code: str  # "missing", "unknown_level", "not_number", "out_of_range", ...
+    refuses: bool = True  # whether rows cannot be used before it is fixed; False for a remark
+    rows: tuple[int, ...] = ()  # the rows concerned, numbered from 0, or the first of them
+    values: Mapping[str, Any] = field(default_factory=dict)  # cells, counts, limits and hints, by the code
+    at: RowName = field(default=sheet_row, repr=False, compare=False)  # names a row in the text
 
     @classmethod
     def from_text(cls, column: str, text: str, *, refuses: bool = True, code: str = "text") -> Finding:

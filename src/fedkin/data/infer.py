@@ -47,26 +47,13 @@ _DATES = (
 
 @dataclass(frozen=True, eq=False)
 class InferredTable:
-    """What a table turned out to be.
-
-    Attributes
-    ----------
-    schema : Schema
-    notes : tuple of str
-        What was left out, and what its owner may want to know.
-    filled : str
-        How many cells are to be filled because that was asked for; "" for none.
-    kept : int array
-        Positions of the schema's encoded columns among those of the scan's.
-    n_rows : int
-        Rows of the table, those that are left out included.
-    """
+    """What a table turned out to be."""
 
     schema: Schema
-    notes: tuple[str, ...]
-    filled: str
-    kept: Index
-    n_rows: int
+    notes: tuple[str, ...]  # what was left out, and what its owner may want to know
+    filled: str  # how many cells are to be filled because that was asked for; "" for none
+    kept: Index  # positions of the schema's encoded columns among those of the scan's
+    n_rows: int  # of the table, those that are left out included
 
 
 def infer_schema(table: Table, roles: Roles, at: RowName = frame_row) -> InferredTable:
@@ -91,17 +78,8 @@ def complete_batches(table: Table, schema: Schema, roles: Roles) -> Iterator[Col
 class SchemaScan:
     """The inference of `infer_schema` for those who need the rows, too: in the same pass.
 
-    Parameters
-    ----------
-    table, roles, at
-        As in `infer_schema`. Columns of text are read first, for their levels.
-    rules : tuple of str
-        What may be done with missing cells.
-
-    Attributes
-    ----------
-    schema : Schema
-        With all columns that can be features; `result` has the one without those that tell nothing.
+    Columns of text are read first, for their levels. ``rules`` are what may be done with missing cells. ``schema`` has
+    all columns that can be features; that of `result` goes without those that tell nothing.
     """
 
     def __init__(

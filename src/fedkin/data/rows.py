@@ -19,26 +19,8 @@ _NAMES = ("X", "y", "offset", "weight")
 
 @dataclass(frozen=True, eq=False)
 class Rows:
-    """Rows of one site, or of several that are stacked.
+    """Rows of one site, or of several that are stacked; blocks of them have further leading axes.
 
-    Parameters
-    ----------
-    X : array of shape (n, q)
-        Features; for the mean loss, the samples themselves.
-    y : array of shape (n,), optional
-        Target: numbers or class labels.
-    offset : array of shape (n,), optional
-        Known part of the linear predictor.
-    weight : array of shape (n,), optional
-        As how many rows each one counts, more than 0.
-
-    Notes
-    -----
-    Blocks of rows have further leading axes, the same for all arrays: ``X (B, n, q)``, ``y (B, n)``.
-
-    Examples
-    --------
-    >>> from fedkin.data import Rows
     >>> rows = Rows(np.array([[1.0], [2.0], [3.0]]), np.array([0.5, 1.5, 2.5]))
     >>> rows.n_samples, rows.take(slice(1, None)).y
     (3, array([1.5, 2.5]))
@@ -46,10 +28,10 @@ class Rows:
     6
     """
 
-    X: Array
-    y: AnyArray | None = None
-    offset: Array | None = None
-    weight: Array | None = None
+    X: Array  # (n, q), features; for the mean loss, the samples themselves
+    y: AnyArray | None = None  # (n,), numbers or class labels
+    offset: Array | None = None  # (n,), known part of the linear predictor
+    weight: Array | None = None  # (n,), as how many rows each one counts, more than 0
 
     @property
     def n_samples(self) -> int:

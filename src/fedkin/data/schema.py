@@ -43,38 +43,20 @@ FILLING = ("mean", "indicator")
 class Column:
     """What one column of a table must be.
 
-    Parameters
-    ----------
-    name : str
-        As in the header of the table.
-    kind : "number" | "category" | "count"
-        A count is a whole number of at least 0.
-    unit : str
-        For people and for messages; "" when there is none.
-    low, high : float, optional
-        The plausible range; values outside are refused.
-    levels : tuple of str, int or bool
-        Of a category, the reference first.
-    mean, scale : float, optional
-        Centre and scale in preparation. By default middle and half width of the plausible range, or 0 and 1.
-
-    Examples
-    --------
-    >>> from fedkin.data import Column
     >>> Column("weight", unit="kg", low=30, high=250).centre_and_scale
     (140.0, 110.0)
     >>> Column("ward", "category", levels=("A", "B", "C")).encoded
     ('ward=B', 'ward=C')
     """
 
-    name: str
-    kind: Kind = "number"
-    unit: str = ""
-    low: float | None = None
+    name: str  # as in the header of the table
+    kind: Kind = "number"  # a count is a whole number of at least 0
+    unit: str = ""  # for people and for messages
+    low: float | None = None  # of the plausible range; values outside are refused
     high: float | None = None
-    levels: tuple[Label, ...] = ()
-    mean: float | None = None
-    scale: float | None = None
+    levels: tuple[Label, ...] = ()  # of a category, the reference first
+    mean: float | None = None  # centre in preparation; by default the middle of the plausible range, or 0
+    scale: float | None = None  # by default half the width of the plausible range, or 1
 
     def __post_init__(self) -> None:
         if not self.name:
@@ -163,27 +145,10 @@ class Column:
 class Schema:
     """Features, target and offset of a table.
 
-    Parameters
-    ----------
-    features : tuple of Column
-    target : Column, optional
-        A number, a count, or a category whose levels are the classes; None for the mean loss.
-    offset : str, optional
-        Column that is added to the linear predictor as it is.
-    missing : "refuse" | "drop" | "mean" | "indicator"
-        What becomes of missing cells: the table is refused until they are filled in; rows that have any do not train;
-        the mean of the training rows stands in for them; or it does, and a column for each feature in ``indicators``
-        says where. Rows to predict are never left out. A schema that is agreed on has one of the first two.
-    agreed : bool
-        Whether sites have agreed on the schema before anybody saw rows; otherwise it was inferred from a table.
-    indicators : tuple of str
-        Features with such a column, called ``age missing``.
-    fill : tuple of float
-        Means of the q encoded columns over the training rows. They also stand in for levels that did not train.
+    What becomes of ``missing`` cells: the table is refused until they are filled in; rows that have any do not train;
+    the mean of the training rows stands in for them; or it does, and a column for each feature in ``indicators`` says
+    where. Rows to predict are never left out. A schema that is agreed on has one of the first two rules.
 
-    Examples
-    --------
-    >>> from fedkin.data import Column, Schema
     >>> ward = Column("ward", "category", levels=("A", "B"))
     >>> schema = Schema((Column("age", unit="years", low=20, high=100), ward), Column("days"))
     >>> schema.names
@@ -196,12 +161,12 @@ class Schema:
     """
 
     features: tuple[Column, ...]
-    target: Column | None = None
-    offset: str | None = None
+    target: Column | None = None  # a category whose levels are the classes, a number or a count; None for the mean loss
+    offset: str | None = None  # column that is added to the linear predictor as it is
     missing: Missing = "refuse"
-    agreed: bool = True
-    indicators: tuple[str, ...] = ()
-    fill: tuple[float, ...] = ()
+    agreed: bool = True  # by sites, before anybody saw rows; otherwise the schema was inferred from a table
+    indicators: tuple[str, ...] = ()  # features with a column such as ``age missing``
+    fill: tuple[float, ...] = ()  # means of the encoded columns over the training rows, also for levels that did not train
 
     def __post_init__(self) -> None:
         check_choice("missing", self.missing, ("refuse", "drop") if self.agreed else get_args(Missing))

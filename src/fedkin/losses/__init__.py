@@ -27,31 +27,11 @@ from fedkin.losses.multinomial import MultinomialLoss
 from fedkin.losses.poisson import PoissonLoss
 
 __all__ = [
-    "COMPILED_LOSSES",
-    "LOGIT_SIZE",
-    "LOSSES",
-    "LOSS_NAMES",
-    "GammaLoss",
-    "HuberLoss",
-    "LinearLoss",
-    "LogisticLoss",
-    "Loss",
-    "MeanLoss",
-    "MultinomialLoss",
-    "PoissonLoss",
-    "RowLoss",
-    "ScalarLoss",
-    "UserLoss",
-    "by_loss",
-    "describe_loss",
-    "described_loss",
-    "loss_for",
-    "loss_kind",
-    "loss_names",
-    "make_loss",
-    "restore_loss",
+    "COMPILED_LOSSES", "LOGIT_SIZE", "LOSSES", "LOSS_NAMES", "GammaLoss", "HuberLoss", "LinearLoss", "LogisticLoss",
+    "Loss", "MeanLoss", "MultinomialLoss", "PoissonLoss", "RowLoss", "ScalarLoss", "UserLoss", "by_loss",
+    "describe_loss", "described_loss", "loss_for", "loss_kind", "loss_names", "make_loss", "restore_loss",
     "weighted_gram",
-]
+]  # fmt: skip
 
 #: Losses by name. The first one for a kind of target is the one that "auto" means.
 LOSSES: dict[str, type[Loss]] = {
