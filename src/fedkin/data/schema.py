@@ -166,7 +166,7 @@ class Schema:
     missing: Missing = "refuse"
     agreed: bool = True  # by sites, before anybody saw rows; otherwise the schema was inferred from a table
     indicators: tuple[str, ...] = ()  # features with a column such as ``age missing``
-    fill: tuple[float, ...] = ()  # means of the encoded columns over the training rows, also for levels that did not train
+    fill: tuple[float, ...] = ()  # means of the encoded columns over the training rows; also for unknown levels
 
     def __post_init__(self) -> None:
         check_choice("missing", self.missing, ("refuse", "drop") if self.agreed else get_args(Missing))
