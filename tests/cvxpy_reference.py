@@ -1,4 +1,4 @@
-"""The objective written down for cvxpy, which shares no code with the package."""
+"""The objective written down for cvxpy, which shares no code with the package, and comparisons with its optimum."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import cvxpy as cp
 import numpy as np
 
 from builders import LOSSES
-from fedkin.core import Problem
+from fedkin import Problem, Solution, solve
 from fedkin.losses import HuberLoss, Loss, MultinomialLoss
 
 NORMS = {"l1": 1, "l2": 2, "linf": "inf"}
@@ -82,3 +82,28 @@ def multinomial(
     eta = cp.hstack([np.zeros((X.shape[0], 1)), rest])
     chosen = np.eye(loss.n_classes)[y.astype(int)]
     return cp.sum(cp.log_sum_exp(eta, axis=1)) - cp.sum(cp.multiply(chosen, eta))
+
+
+#: Objective values are computed with about this relative error.
+ROUNDING = 1e-9
+
+
+def check_against(problem: Problem, *, tol: float = 1e-10, theta_tol: float | None = 1e-4) -> Solution:
+    """Solve, compare with cvxpy, and compare every gap on the way with the truth."""
+    solution, other = solve(problem, tol), reference(problem)
+    assert solution.status == "converged"
+    size = max(abs(other.objective), 1e-9)
+    assert solution.objective <= other.objective + 1e-6 * size
+    assert solution.objective >= other.objective - 1e-6 * size
+    if theta_tol is not None:
+        np.testing.assert_allclose(solution.theta, other.theta, atol=theta_tol)
+    check_gaps(solution, min(solution.objective, other.objective))
+    return solution
+
+
+def check_gaps(solution: Solution, optimum: float) -> None:
+    """No reported gap is below the true one."""
+    objective, gap = solution.trace["objective"], solution.trace["gap"]
+    missing = (objective - optimum) / np.abs(objective)
+    assert (gap >= missing - ROUNDING).all()
+    assert solution.gap >= (solution.objective - optimum) / abs(solution.objective) - ROUNDING

@@ -70,6 +70,14 @@ def test_a_hundred_thousand_sites_have_all_pairs_without_a_list() -> None:
         _ = graph.edges
 
 
+def test_sites_of_cliques_may_come_in_another_order_or_be_left_out() -> None:
+    graph = Graph.clusters({"a": 0, "b": 1, "c": 0, "d": 1, "e": 0})
+    moved = graph.aligned(["e", "d", "c", "b", "a"])
+    assert moved == Graph.clusters({"e": 0, "d": 1, "c": 0, "b": 1, "a": 0})
+    assert set(map(frozenset, moved.edge_ids())) == set(map(frozenset, graph.edge_ids()))
+    assert graph.subset("cab") == Graph.clusters({"c": 0, "a": 0, "b": 1})
+
+
 @given(st.integers(0, 10_000), st.integers(1, 9), st.integers(1, 3))
 @settings(max_examples=40, deadline=None)
 def test_sums_over_sorted_sites_are_sums_over_edges(seed: int, n: int, p: int) -> None:

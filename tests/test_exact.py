@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 
 import fedkin
 from builders import LOSS_NAMES, PENALTY_NAMES, federation, random_graph, ring, star
-from cvxpy_reference import reference
-from exact_checks import check_against, check_gaps
+from cvxpy_reference import check_against, check_gaps, reference
 from fedkin import Federation, Graph, Problem, solve
 from fedkin.errors import ConvergenceWarning, SolverError
 from fedkin.losses import HuberLoss

@@ -10,8 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from builders import PENALTY_NAMES, federation, log_cosh, ring
-from cvxpy_reference import reference
-from exact_checks import check_gaps
+from cvxpy_reference import check_gaps, reference
 from fedkin import Federation, Graph, Problem, solve
 from fedkin.core import L1
 from fedkin.datasets import paper_design

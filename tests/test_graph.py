@@ -124,13 +124,9 @@ def test_keep_and_reweighted():
     assert graph.keep([False] * 3) == Graph.empty("abc")
     assert Graph.empty("abc").keep([]) == Graph.empty("abc")
     assert graph.reweighted([1, 1, 1]) == Graph.complete("abc")
-    for mask in ([True], [0, 1, 1], [True] * 4):
-        with pytest.raises(GraphError, match=r"bool array of shape \(3,\), one per edge"):
-            graph.keep(mask)
-    with pytest.raises(GraphError, match=r"edge \('b', 'a'\) has the weight -1\.0"):
-        graph.reweighted([-1.0, 1.0, 1.0])
-    with pytest.raises(GraphError, match="one per edge"):
-        graph.reweighted([1.0])
+    for change in (lambda: graph.keep([0, 1, 1]), lambda: graph.keep([True] * 4), lambda: graph.reweighted([1.0])):
+        with pytest.raises(GraphError, match="one per edge"):
+            change()
 
 
 @pytest.mark.parametrize("weights", [None, [2.0, 3.0, 2.0]])
@@ -240,8 +236,10 @@ def test_algebraic_connectivity_is_the_smallest_nonzero_eigenvalue(given_graph):
     assert graph.algebraic_connectivity() == pytest.approx(nonzero.min() if len(nonzero) else math.inf, rel=1e-8)
 
 
-def test_algebraic_connectivity_of_a_large_grid():
+def test_algebraic_connectivity_of_large_graphs():
     assert Graph.grid(20, 1000).algebraic_connectivity() == pytest.approx(2 - 2 * math.cos(math.pi / 1000), rel=1e-7)
+    rings = Graph.from_networkx(nx.disjoint_union(nx.cycle_graph(3000), nx.cycle_graph(2500)))
+    assert rings.algebraic_connectivity() == pytest.approx(2 - 2 * math.cos(2 * math.pi / 3000), rel=1e-7)
 
 
 def test_without_networkx(monkeypatch, tmp_path):
@@ -296,18 +294,13 @@ def test_edge_list_as_others_write_it(tmp_path):
         ("g.csv", "a\n1\n", None, "needs two columns for the ends, got 'a'"),
         ("g.csv", "source,target\n1,2,3\n", None, "line 2: 3 cells"),
         ("g.csv", "source,target\n,2\n", None, "row 0 after the header has no site in the column 'source'"),
-        ("g.csv", "source,target\n1,1\n", None, r"edge \(1, 1\) is a self-loop"),
-        ("g.csv", "source,target,weight\n1,2,1\n2,1,3\n", None, r"edge \(1, 2\) is given twice, with the weights"),
         ("g.csv", "source,target,weight\n1,2,x\n", None, "the column weight must be numeric, got 'x'"),
         ("g.csv", "source,target,weight\n1,2,\n", None, r"edge \(1, 2\) has the weight nan"),
-        ("g.csv", "source,target\n", None, "at least one site"),
         ("g.csv", "1,2\n2,3\n", None, r"line 1 looks like the edge \(1, 2\), expected a header"),
-        ("g.csv", "a,b\nb,c\nc,a\n", None, r"line 1 looks like the edge \(a, b\)"),
         ("g.csv", "a,b\nc,d\n", "abcd", r"line 1 looks like the edge \(a, b\)"),
         ("g.csv", "source,target\n1,9\n", [1, 2], r"names site '9', which is not among the 2 sites \(1, 2\)"),
         ("g.csv", "source,target\n1,2\n", [1, "1", 2], "sites 1 and '1' look the same in a file"),
         ("g.graphml", "<graphml", None, "not a whole GraphML file"),
-        ("g.graphml", "", None, "not a whole GraphML file"),
         ("g.xlsx", "", None, r"suffix '\.xlsx', expected one of"),
     ],
 )

@@ -13,44 +13,37 @@ from fedkin.core import L1, FusedObjective, Problem, QuadraticTerms, make_penalt
 from fedkin.errors import ParameterError
 from fedkin.graph import Graph
 from fedkin.solvers import compiled, kernels, solve_fused
-from fedkin.solvers.compiled import CompiledIteration, resolve_backend
+from fedkin.solvers.compiled import CompiledIteration
 
 
-def random_graph(n: int, n_edges: int, seed: int = 0, weighted: bool = True) -> Graph:
-    rng = np.random.default_rng(seed)
+def random_graph(n: int, n_edges: int) -> Graph:
+    rng = np.random.default_rng(0)
     pairs = np.argwhere(np.tri(n, k=-1, dtype=bool))
     chosen = np.sort(rng.choice(len(pairs), n_edges, replace=False))
-    return Graph.from_indices(range(n), pairs[chosen], rng.uniform(0.5, 2.0, n_edges) if weighted else None)
+    return Graph.from_indices(range(n), pairs[chosen], rng.uniform(0.5, 2.0, n_edges))
 
 
 def gram_objective(
-    penalty: str,
-    p: int = 5,
-    n: int = 40,
-    n_edges: int = 120,
-    strength: float = 0.05,
-    rows: int = 20,
-    seed: int = 0,
-    sparse: bool = False,
+    penalty: str, p: int = 5, strength: float = 0.05, rows: int = 20, sparse: bool = False
 ) -> FusedObjective:
-    """Least squares; sites n-2 and n-1 have no edges."""
-    rng = np.random.default_rng(seed)
+    """Least squares at 40 sites, of which the last two have no edges."""
+    rng, n = np.random.default_rng(0), 40
     X = rng.normal(size=(n, rows, p))
     y = X @ rng.normal(size=p) + rng.normal(size=(n, rows))
     terms = QuadraticTerms(
         np.swapaxes(X, 1, 2) @ X / rows, np.einsum("vnp,vn->vp", X, y) / rows, 0.5 * (y**2).mean(axis=1)
     )
-    linked = random_graph(n - 2, n_edges, seed)
+    linked = random_graph(n - 2, 120)
     graph = Graph.from_indices(range(n), linked.edges, linked.weights)
     box = rng.uniform(0, 0.3, size=(n, p)) if sparse else None
     return FusedObjective(terms, graph, make_penalty(penalty), strength, box)
 
 
-def mean_objective(penalty: str, p: int, strength: float = 0.3, n: int = 60, seed: int = 0) -> FusedObjective:
-    rng = np.random.default_rng(seed)
+def mean_objective(penalty: str, p: int) -> FusedObjective:
+    rng, n = np.random.default_rng(0), 60
     b = rng.normal(size=(n, p))
     terms = QuadraticTerms(rng.uniform(0.5, 2.0, n), b, 0.5 * (b**2).sum(axis=1))
-    return FusedObjective(terms, random_graph(n, 150, seed), make_penalty(penalty), strength)
+    return FusedObjective(terms, random_graph(n, 150), make_penalty(penalty), 0.3)
 
 
 OBJECTIVES = {
@@ -124,17 +117,11 @@ def test_custom_penalty() -> None:
         name = "own"
 
     objective = replace(OBJECTIVES["mean, p=1"], penalty=Own())
-    assert resolve_backend("auto", objective, 10**9) == "numpy"
-    with pytest.raises(ParameterError, match="no kernels for the penalty 'own'"):
-        resolve_backend("numba", objective)
-
-
-def test_auto_is_decided_by_size_alone() -> None:
-    small, large = gram_objective("l1"), gram_objective("l1", n=400, n_edges=60_000, p=10)
-    assert [resolve_backend("auto", one) for one in (small, large)] == ["numpy", "numba"]
-    assert resolve_backend("auto", small, n_solves=1000) == "numba"
-    assert resolve_backend("numba", small) == "numba"
-    assert resolve_backend("numpy", large) == "numpy"
+    expected = solve_fused(OBJECTIVES["mean, p=1"], 1e-8, backend="numpy")
+    np.testing.assert_allclose(solve_fused(objective, 1e-8).theta, expected.theta, atol=1e-10)
+    for backend, words in (("numba", "no kernels for the penalty 'own'"), ("cuda", "unknown backend 'cuda'")):
+        with pytest.raises(ParameterError, match=words):
+            solve_fused(objective, 1e-4, backend=backend)  # type: ignore[arg-type]
 
 
 def test_projections_onto_the_l1_ball_end_when_coordinates_lie_at_the_threshold() -> None:

@@ -21,7 +21,6 @@ from fedkin.losses import (
     PoissonLoss,
     RowLoss,
     UserLoss,
-    describe_loss,
     described_loss,
     make_loss,
 )
@@ -288,14 +287,6 @@ def test_quadratic_terms_are_the_loss(loss):
     A, b, c = (part[0] for part in loss.quadratic_terms(X[None], y[None], offset[None]))
     curved = 0.5 * theta @ (A * theta if A.ndim == 0 else A @ theta)
     assert curved - b @ theta + c == pytest.approx(loss.value(theta, X, y, offset), rel=1e-12)
-
-
-@pytest.mark.parametrize("name", [name for name, loss in LOSSES.items() if not name.startswith("user")])
-def test_built_in_losses_come_back_from_their_description(name):
-    loss = LOSSES[name]
-    restored = described_loss(describe_loss(loss))
-    assert type(restored) is type(loss)
-    assert vars(restored) == vars(loss)
 
 
 class SteepLogistic(LogisticLoss):

@@ -9,7 +9,6 @@ import pytest
 import fedkin
 from cvxpy_reference import NORMS, mean_loss
 from fedkin import FedADMMRegressor, Graph
-from fedkin.cli import main
 from fedkin.core import assign_folds
 from fedkin.errors import DegenerateSiteWarning, ParameterError, SolverError
 from fedkin.fitting import FitOptions, fit
@@ -46,7 +45,7 @@ def test_groups_share_slopes_and_no_intercept():
     assert one.fused.lam == fit(same, None, FitOptions(**how)).fused.lam
 
 
-def test_summaries_estimators_and_the_command_line(tmp_path, monkeypatch):
+def test_summaries_and_estimators_give_the_model_of_the_rows():
     fed = sites(v=6, n=40).replaced(weight=None)
     options = FitOptions(method="fused", select="none", fuse_intercept=False)
     model = fit(fed, None, options)
@@ -54,14 +53,6 @@ def test_summaries_estimators_and_the_command_line(tmp_path, monkeypatch):
     assert np.allclose(model.coef, summed.coef, atol=1e-5)
     estimator = FedADMMRegressor(select=None, fuse_intercept=False).fit(fed.X, fed.y, site=fed.site_index)
     assert np.allclose(model.coef[:, 0], estimator.coef_, atol=1e-5)
-    monkeypatch.chdir(tmp_path)
-    rows = np.column_stack([fed.site_index, fed.X, fed.y])
-    np.savetxt("rows.csv", rows, delimiter=",", header="site,a,b,y", comments="")
-    asked = ["fit", "rows.csv", "--site", "site", "--target", "y", "--select", "none", "--test-size", "0"]
-    assert main([*asked, "--fuse-intercept", "no", "--report", "page.html"]) == 0
-    again = fedkin.load("fedkin-model")
-    assert np.allclose(again.coef, model.coef, atol=1e-5)
-    assert again.options["fuse_intercept"] is False
 
 
 def smooth(loss, v=4, n=30, seed=0):

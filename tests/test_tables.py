@@ -156,23 +156,6 @@ def test_bad_frames(frame, message):
         columns_of(frame)
 
 
-@pytest.mark.parametrize(
-    ("value", "expected"),
-    [
-        (np.int64(3), 3),
-        (np.float64(3.0), 3),
-        (2.5, 2.5),
-        (np.str_("a"), "a"),
-        (np.bool_(True), True),
-        (("a", 1), ("a", 1)),
-    ],
-)
-def test_ids_are_plain(value, expected):
-    plain = site_id(value)
-    assert plain == expected
-    assert type(plain) is type(expected)
-
-
 @pytest.mark.parametrize("value", [None, float("nan"), np.float32("nan"), pd.NA, pd.NaT, np.datetime64("NaT")])
 def test_missing_ids(value):
     with pytest.raises(DataError, match="a site id is missing"):

@@ -22,13 +22,11 @@ from fedkin.federate.trust import (
     belong_together,
     check_issued,
     common_name,
-    fingerprint,
     issue,
     make_authority,
     make_key,
     make_request,
     read_authority_files,
-    same_fingerprint,
     validity,
 )
 from flips import flipped
@@ -40,16 +38,6 @@ BODY = {"b": [[1.5, -2.0], [3.0, 1e-300]], "a": {"z": None, "y": "Zürich \u2603
 def site(name: str = "north", authority: Pair = AUTHORITY, **options) -> Pair:
     key = make_key()
     return Pair(issue(authority, make_request(name, key), ["127.0.0.1"], **options), key)
-
-
-def test_key_request_and_certificate_have_one_fingerprint_and_another_key_has_another():
-    key = make_key()
-    request = make_request("north", key)
-    certificate = issue(AUTHORITY, request, [])
-    assert fingerprint(request) == fingerprint(certificate) != fingerprint(site().certificate)
-    assert belong_together(certificate, key) and not belong_together(certificate, make_key())
-    assert same_fingerprint(fingerprint(request).upper().replace("-", " "), fingerprint(request))
-    assert not same_fingerprint("", fingerprint(request))
 
 
 @pytest.mark.parametrize(("fine", "when", "words"), [(89, 91, "ended on .*renew"), (-0.9, -2, "begins on .*clock")])
