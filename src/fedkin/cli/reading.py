@@ -36,11 +36,11 @@ from fedkin.federate.sharing import read_summaries
 from fedkin.fitting import Data, FitOptions, FittedModel, Queries
 from fedkin.graph import Graph
 from fedkin.kin import Covariates, covariate_graph, covariate_remarks, read_covariates
+from fedkin.losses import loss_for, loss_kind
 
 _COPIES = 4  # a fit in memory takes about this many times the numbers of the table
 _GIGABYTE = 1e9
 _MOST_LOG_EXPOSURE = 40.0  # logarithm of the largest exposure that counts may have
-_MEAN_OF_COUNTS = 10.0  # whole numbers with a larger mean are rarely counts of events, unless 0 is among them
 _STRAY = 0.01  # up to this share of the rows, values other than 0 and 1 may be typing errors
 
 
@@ -144,10 +144,11 @@ def open_table(path: Path, options: Mapping[str, Any], columns: Mapping[str, Any
     """Open a table: in memory, or in its Parquet files where memory is short; ``columns`` are `Federation.read`'s."""
     how = FitOptions(**options)
     target = columns.get("target")
-    if target is None and how.loss != "mean":
+    wanted = how.loss == "auto" or loss_kind(how.loss).target is not None
+    if target is None and wanted:
         raise DataError("no target given: add --target COL (or --loss mean, which estimates the means of the features)")
-    if target is not None and how.loss == "mean":
-        raise DataError(f"the mean loss has no target: leave out --target {target}, or name it in --features")
+    if target is not None and not wanted:
+        raise DataError(f"the {how.loss} loss has no target: leave out --target {target}, or name it in --features")
     if stays_in_files(path, how, target):
         return _open_files(path, how, columns)
     rows = read_table(path, **columns)
@@ -279,7 +280,10 @@ def stays_in_files(path: Path, how: FitOptions, target: str | None) -> bool:
 
 def _sums_suffice(path: Path, how: FitOptions, target: str | None) -> bool:
     """Return whether sums over rows are sufficient: for least squares, and so not for labels."""
-    return how.loss == "linear" or (how.loss == "auto" and (target is None or not holds_labels(path, target)))
+    if how.loss == "auto":
+        return target is None or not holds_labels(path, target)
+    kind = loss_kind(how.loss)
+    return kind.quadratic and kind.target is not None
 
 
 def free_memory() -> float | None:
@@ -344,7 +348,8 @@ def _checked(rows: Federation, how: FitOptions) -> FitOptions:
             f"the target {rows.target_name!r} is {level_text(y[0])} in all {count(len(y), 'row')}: there is nothing to "
             "predict; name another column with --target"
         )
-    if how.loss == "poisson" and offset is not None and np.abs(offset).max() > _MOST_LOG_EXPOSURE:
+    counts = how.loss != "auto" and loss_kind(how.loss).target == "count"
+    if counts and offset is not None and np.abs(offset).max() > _MOST_LOG_EXPOSURE:
         raise DataError(
             f"the offset reaches {offset[np.abs(offset).argmax()]:g}, and its exponential is no exposure: an offset of "
             "counts is the logarithm of the exposure; add a column with it"
@@ -365,12 +370,12 @@ def _checked(rows: Federation, how: FitOptions) -> FitOptions:
         note(f"the target {rows.target_name!r} {why} at {flat}: {rest}")
     if how.loss != "auto" or y.dtype.kind != "f":
         return how
-    if values.tolist() == [0.0, 1.0]:
+    if loss_for("class").suits(y):
         note(
-            f"the target {rows.target_name!r} is 0 or 1 everywhere: its probabilities are modelled; --loss linear fits "
-            "numbers"
+            f"the target {rows.target_name!r} is 0 or 1 everywhere: its probabilities are modelled; "
+            f"--loss {loss_for('number').name} fits numbers"
         )
-        return replace(how, loss="logistic")
+        return replace(how, loss=loss_for("class").name)
     _remark_on_numbers(rows, y, values)
     return how
 
@@ -383,14 +388,13 @@ def _remark_on_numbers(rows: Federation, y: Array, values: Array) -> None:
         note(
             f"the target {rows.target_name!r} is 0 or 1 except in {odd.size} of {count(len(y), 'row')} "
             f"({y[odd[0]]:g} at site {site!r}): a typing error? As it is, it is modelled by least squares, and with 0 "
-            "and 1 alone by probabilities; if it counts events, add --loss poisson"
+            f"and 1 alone by probabilities; if it counts events, add --loss {loss_for('count').name}"
         )
         return
-    whole = values.size > 2 and values[0] >= 0 and bool((values == np.floor(values)).all())
-    if whole and (values[0] == 0 or y.mean() <= _MEAN_OF_COUNTS):
+    if loss_for("count").suits(y):
         note(
             f"the target {rows.target_name!r} holds whole numbers of at least 0 and is modelled by least squares; "
-            "if it counts events, add --loss poisson"
+            f"if it counts events, add --loss {loss_for('count').name}"
         )
 
 

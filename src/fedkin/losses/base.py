@@ -23,7 +23,7 @@ TargetKind = Literal["number", "count", "positive", "class"]
 
 
 class Loss(ABC):
-    """Mean loss of one site as a function of its parameter ``theta (p,)``.
+    """Mean loss of one site as a convex function of its parameter ``theta (p,)``.
 
     Parameters of all methods: ``theta (p,)``, ``X (n, q)``, ``y (n,)`` or None, ``offset (n,)`` or None. The methods on
     batches take B sites with n rows each: ``theta (B, p)``, ``X (B, n, q)``, ``y`` and ``offset (B, n)`` or None.

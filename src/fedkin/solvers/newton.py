@@ -161,5 +161,5 @@ def raise_if_no_descent(graph: Graph, values: Array, linear: Array, error: Array
     if wrong.any():
         raise SolverError(
             f"the loss of site {graph.sites[int(wrong.argmax())]!r} does not fall as its gradient says, however "
-            "short the step: check gradient_fn of the loss against value_fn"
+            "short the step: check that the loss is convex, and its gradient_fn against value_fn"
         )
