@@ -111,27 +111,6 @@ def test_with_sparsity_it_is_an_upper_bound(loss: str, penalty: str) -> None:
     assert n_clusters(problem, lam_max(problem)) == 1
 
 
-@pytest.mark.parametrize("penalty", ["l1", "l2"])
-@pytest.mark.parametrize("loss", ["linear", "logistic"])
-def test_solutions_of_a_path_are_those_of_cold_starts(loss: str, penalty: str) -> None:
-    design = paper_design(8, 40, 2, 2, loss=loss)
-    problem = Problem(design.federation, design.graph, loss, penalty)
-    path = lam_path(problem, n_lams=6, tol=1e-9)
-    assert len(path) == 6
-    assert (np.diff(path.lams) < 0).all()
-    assert path.lams[-1] == pytest.approx(1e-3 * path.lams[0])
-    for lam, solution in path:
-        cold = solve(problem.with_lam(lam), 1e-9)
-        assert solution.status == "converged"
-        assert solution.objective == pytest.approx(cold.objective, rel=1e-8)
-        assert solution.objective == pytest.approx(problem.with_lam(lam).objective(solution.theta), rel=1e-12)
-        np.testing.assert_allclose(solution.theta, cold.theta, atol=2e-3)
-    # from everything fused to nearly nothing
-    clusters = [len(np.unique(solution.clusters(problem.graph))) for solution in path.solutions]
-    assert clusters[0] == problem.graph.n_components
-    assert clusters[-1] > clusters[0]
-
-
 def test_levels_are_sorted_and_warm_starts_save_iterations() -> None:
     design = paper_design(20, 30, 4, 2)
     problem = Problem(design.federation, design.graph)
