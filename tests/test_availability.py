@@ -1,19 +1,22 @@
-"""Sites that come and go: the patterns, the weighting, and two placements with one trajectory."""
+"""Who is there in a round, and which rows a site draws: by counting, uniform, and the same for any order of asking."""
 
 from __future__ import annotations
+
+from itertools import combinations
 
 import networkx
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy import stats
 
 from builders import design_problem
-from fedkin.admm import Availability, LocalShards, RunPlan, StepRule, fed_admm, site_rows
+from fedkin.admm import Availability, fed_admm, site_keys
+from fedkin.admm.sampling import PRESENCE, draw_batches, mix, round_states, uniforms
 from fedkin.core import Problem
 from fedkin.errors import DataError, ParameterError, UnknownSiteError
 from fedkin.graph import Graph
-from fedkin.solvers import solve
-
-# --- patterns ---
 
 
 def test_presence_depends_on_seed_site_and_round_only():
@@ -23,16 +26,6 @@ def test_presence_depends_on_seed_site_and_round_only():
     parts = np.concatenate([pieces.rounds(1, 20)[0], pieces.rounds(21, 30)[0]])
     assert np.array_equal(parts, together[:, [2, 0]])
     assert not np.array_equal(together, Availability.bernoulli(0.5).bind(["a", "b", "c"], seed=5).rounds(1, 50)[0])
-
-
-def test_blocks_fail_together_with_their_own_shares():
-    labels = {"a": "north", "b": "north", "c": "south", "d": "north"}
-    p = {"a": 0.6, "b": 0.6, "c": 0.6, "d": 0.3}
-    available, _ = Availability.bernoulli(p, blocks=labels).bind(list("abcd"), seed=0).rounds(1, 20_000)
-    assert np.array_equal(available[:, 0], available[:, 1])
-    assert (available[:, 3] <= available[:, 0]).all()
-    assert abs(np.corrcoef(available[:, 0], available[:, 2])[0, 1]) < 0.03
-    assert np.abs(available.mean(axis=0) - [0.6, 0.6, 0.6, 0.3]).max() < 0.02
 
 
 def test_estimated_shares_are_never_zero_and_become_right():
@@ -71,90 +64,46 @@ def test_recorded_traces(tmp_path):
         Availability.recorded(csv).bind(["a", "b", "c"], seed=0).rounds(30, 2)
 
 
-def test_bad_input(tmp_path):
-    def file(name, text):
-        path = tmp_path / name
-        path.write_text(text)
-        return path
-
-    for p, message in [
-        ({"a": 0.0, "b": 1.0}, "p of site 'a' is 0"),
-        ([0.5, 1.5], "p of site 'b' is 1.5"),
-        ([0.5, float("nan")], "p of site 'b' is nan"),
-        ([0.5], "p has shape"),
-        ({"a": 0.5}, "no p is given for site 'b'"),
-    ]:
-        with pytest.raises(ParameterError, match=message):
-            Availability.bernoulli(p).bind(["a", "b"])
-    with pytest.raises(UnknownSiteError, match="p names site 'z'"):
-        Availability.bernoulli({"a": 0.5, "b": 0.5, "z": 0.5}).bind(["a", "b"])
-    with pytest.raises(ParameterError, match="weighting must be one of"):
-        Availability.bernoulli(0.5, weighting="guess")
-    with pytest.raises(ParameterError, match="placement must be one of"):
-        Availability.bernoulli(0.5, placement="cloud")
-    with pytest.raises(ParameterError, match="blocks has 1 labels for 2"):
-        Availability.bernoulli(0.5, blocks=[1]).bind(["a", "b"])
-    with pytest.raises(UnknownSiteError, match="groups has no label for site 'b'"):
-        Availability.adversarial(0.5, groups={"a": 1}).bind(["a", "b"])
-    with pytest.raises(ParameterError, match="less than one round"):
-        Availability.adversarial(0.01, period=10).bind(["a"])
-    with pytest.raises(ParameterError, match="period must be"):
-        Availability.adversarial(0.5, period=0).bind(["a"])
-    with pytest.raises(DataError, match="line 3, site 'b': expected 0 or 1, got 'yes'"):
-        Availability.recorded(file("t.csv", "a,b\n1,0\n0,yes\n"))
-    with pytest.raises(DataError, match="line 2 has 1 cells, expected 2"):
-        Availability.recorded(file("t.csv", "a,b\n1\n"))
-    with pytest.raises(DataError, match="more than one column"):
-        Availability.recorded(file("t.csv", "a,a\n1,1\n"))
-    with pytest.raises(DataError, match="at least one round"):
-        Availability.recorded(file("t.csv", "a,b\n"))
-    with pytest.raises(DataError, match="cannot be read as CSV"):
-        Availability.recorded(tmp_path / "missing.csv")
-    with pytest.raises(DataError, match="cannot be read as NPZ"):
-        Availability.recorded(file("t.npz", "no"))
-    np.savez(tmp_path / "u.npz", presence=np.ones((2, 2)))
-    with pytest.raises(DataError, match="no array 'available'; it holds presence"):
-        Availability.recorded(tmp_path / "u.npz")
-    with pytest.raises(DataError, match="only 0 and 1"):
-        Availability.recorded([[0.5, 1.0]])
-    with pytest.raises(UnknownSiteError, match="no column for site 'c'"):
-        Availability.recorded(file("t.csv", "a,b\n1,0\n1,1\n")).bind(["a", "b", "c"])
-    with pytest.raises(DataError, match="2 columns for 3 sites"):
-        Availability.recorded([[1, 0]]).bind(["a", "b", "c"])
-    with pytest.raises(ParameterError, match="site 'b' is never available in the trace: its p_i is 0"):
-        Availability.recorded([[1, 0], [1, 0]]).bind(["a", "b"])
+@pytest.mark.parametrize(
+    ("pattern", "message"),
+    [
+        (lambda: Availability.bernoulli({"a": 0.0, "b": 1.0}), "p of site 'a' is 0"),
+        (lambda: Availability.bernoulli([0.5, 1.5]), "p of site 'b' is 1.5"),
+        (lambda: Availability.bernoulli([0.5, float("nan")]), "p of site 'b' is nan"),
+        (lambda: Availability.bernoulli([0.5]), "p has shape"),
+        (lambda: Availability.bernoulli({"a": 0.5}), "no p is given for site 'b'"),
+        (lambda: Availability.bernoulli({"a": 0.5, "b": 0.5, "z": 0.5}), "p names site 'z'"),
+        (lambda: Availability.bernoulli(0.5, weighting="guess"), "weighting must be one of"),
+        (lambda: Availability.bernoulli(0.5, placement="cloud"), "placement must be one of"),
+        (lambda: Availability.bernoulli(0.5, blocks=[1]), "blocks has 1 labels for 2"),
+        (lambda: Availability.adversarial(0.5, groups={"a": 1}), "groups has no label for site 'b'"),
+        (lambda: Availability.adversarial(0.01, period=10), "less than one round"),
+        (lambda: Availability.adversarial(0.5, period=0), "period must be"),
+        (lambda: Availability.recorded([[0.5, 1.0]]), "only 0 and 1"),
+        (lambda: Availability.recorded([[1, 0, 1]]), "3 columns for 2 sites"),
+        (lambda: Availability.recorded([[1, 0], [1, 0]]), "site 'b' is never available in the trace: its p_i is 0"),
+    ],
+)
+def test_patterns_that_make_no_sense_are_refused(pattern, message):
+    with pytest.raises((DataError, ParameterError, UnknownSiteError), match=message):
+        pattern().bind(["a", "b"])
 
 
-# --- in a run ---
-
-
-def test_without_weighting_the_limit_would_be_wrong():
-    # sites of very different reliability: dividing by p_i is what keeps their weights equal
-    problem = design_problem()
-    exact = solve(problem, 1e-10)
-    unequal = np.where(np.arange(12) % 2, 1.0, 0.2)
-    right = fed_admm(problem, 4000, 10, availability=Availability.bernoulli(unequal), reference=exact, backend="numba")
-
-    plan_p = Availability.bernoulli(unequal)
-    presence = plan_p.bind(problem.federation.sites, 0)
-    available, _ = presence.rounds(1, 4000)
-    plan = _plan(problem, 10)
-    wrong = LocalShards(plan)
-    wrong.run(1, 4000, available, np.ones((4000, 12)))
-    error = ((wrong.gather("average") - exact.theta) ** 2).sum() / 12
-    assert error > 3 * right.trace["distance"][-1]
-
-
-def _plan(problem, batch):
-    rows = site_rows(problem, batch)
-    degree = problem.graph.degree.astype(float)
-    steps = StepRule(np.full(problem.n_sites, 8.0), np.full(problem.n_sites, 0.4), 0.2 * degree)
-    objective = problem.fused
-    theta = np.zeros((problem.n_sites, problem.n_params))
-    return RunPlan(
-        np.arange(problem.n_sites), theta, problem.graph.edges, objective.edge_radius, objective.penalty, 0.2, steps,
-        rows, sparsity=objective.sparsity, radius=problem.radius,
-    )  # fmt: skip
+@pytest.mark.parametrize(
+    ("name", "text", "message"),
+    [
+        ("t.csv", "a,b\n1,0\n0,yes\n", "line 3, site 'b': expected 0 or 1, got 'yes'"),
+        ("t.csv", "a,b\n1\n", "line 2 has 1 cells, expected 2"),
+        ("t.csv", "a,a\n1,1\n", "more than one column"),
+        ("t.csv", "a,b\n", "at least one round"),
+        ("t.csv", "a,c\n1,0\n1,1\n", "no column for site 'b'"),
+        ("t.npz", "no", "cannot be read as NPZ"),
+    ],
+)
+def test_files_that_cannot_be_read_are_refused(tmp_path, name, text, message):
+    (tmp_path / name).write_text(text)
+    with pytest.raises((DataError, UnknownSiteError), match=message):
+        Availability.recorded(tmp_path / name).bind(["a", "b"])
 
 
 @pytest.mark.parametrize("placement", ["central", "replicas"])
@@ -167,3 +116,80 @@ def test_what_travels_depends_on_who_steps_for_absent_sites(placement):
     counted = fed_admm(problem, 60, 5, availability=recorded, record_every=60).trace["vectors"][-1]
     # theta and pull down, theta up; or to all others of the component
     assert counted == (3 * there.sum() if placement == "central" else (there @ np.array([4] * 5 + [6] * 7)).sum())
+
+
+# --- batches
+
+
+def states(n_sites: int, rounds: int, seed: int = 0, purpose: int = 1) -> np.ndarray:
+    return round_states(site_keys(range(n_sites)), seed, np.arange(rounds), purpose)
+
+
+def test_mix_is_splitmix64():
+    # first outputs of SplitMix64 with seed 1234567 (Rosetta Code, Vigna's reference)
+    golden = np.uint64(0x9E3779B97F4A7C15)
+    sequence = mix(np.array([1234567], dtype=np.uint64) + np.arange(1, 6, dtype=np.uint64) * golden)
+    assert sequence.tolist() == [
+        6457827717110365317,
+        3203168211198807973,
+        9817491932198370423,
+        4593380528125082431,
+        16408922859458223821,
+    ]
+
+
+@pytest.mark.parametrize(("n", "size"), [(5, 2), (6, 3), (4, 4), (7, 1)])
+def test_every_subset_is_equally_likely(n, size):
+    drawn = draw_batches(states(40, 500), np.full(40, n), size).reshape(-1, size)
+    subsets = {subset: k for k, subset in enumerate(combinations(range(n), size))}
+    counts = np.bincount([subsets[tuple(sorted(row))] for row in drawn.tolist()], minlength=len(subsets))
+    if len(subsets) > 1:
+        assert stats.chisquare(counts).pvalue > 1e-4
+
+
+def test_large_batches_are_uniform_too():
+    drawn = draw_batches(states(20, 100), np.full(20, 150), 100)
+    counts = np.bincount(drawn.ravel(), minlength=150)
+    assert np.array_equal(np.sort(drawn, axis=-1), drawn)
+    assert (np.diff(drawn, axis=-1) > 0).all()
+    # without replacement: the counts vary less than multinomial ones, by the factor 1 - 100/150
+    statistic = ((counts - counts.mean()) ** 2 / counts.mean()).sum() / (1 - 100 / 150)
+    assert stats.chi2.sf(statistic, 149) > 1e-4 < stats.chi2.cdf(statistic, 149)
+
+
+def test_sites_rounds_and_purposes_are_independent():
+    first, other = uniforms(states(300, 200)), uniforms(states(300, 200, purpose=PRESENCE))
+    assert stats.kstest(first.ravel(), "uniform").pvalue > 1e-4
+    size = first.size**-0.5
+    for one, two in (
+        (first[1:], first[:-1]),
+        (first[:, 1:], first[:, :-1]),
+        (first, other),
+        (first, uniforms(states(300, 200, seed=1))),
+    ):
+        assert abs(np.corrcoef(one.ravel(), two.ravel())[0, 1]) < 5 * size
+        table = np.histogram2d(one.ravel(), two.ravel(), bins=8, range=[[0, 1]] * 2)[0]
+        assert stats.chi2_contingency(table).pvalue > 1e-4
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.lists(st.integers(3, 90), min_size=1, max_size=8), st.integers(0, 2**63 - 1), st.integers(0, 10**12), st.data()
+)
+def test_a_batch_depends_on_its_own_site_and_round_only(counts, seed, t, data):
+    counts = np.array(counts)
+    size = data.draw(st.integers(1, int(counts.min())))
+    keys = site_keys([f"site {k}" for k in range(counts.size)])
+    together = draw_batches(round_states(keys, seed, np.arange(t, t + 3)), counts, size)
+    assert (together >= 0).all() and (together < counts[:, None]).all()
+    assert all(len(set(row)) == size for row in together.reshape(-1, size).tolist())
+    u = data.draw(st.integers(0, counts.size - 1))
+    alone = draw_batches(round_states(keys[u : u + 1], seed, np.array([t + 1])), counts[u : u + 1], size)
+    assert np.array_equal(alone[0, 0], together[1, u])
+
+
+def test_keys_depend_on_the_id_alone():
+    assert np.array_equal(site_keys([3, "a", ("x", 1)])[1:], site_keys(["a", ("x", 1)]))
+    assert site_keys([1])[0] != site_keys(["1"])[0]
+    assert site_keys([np.int64(7)])[0] == site_keys([7])[0]
+    assert len(set(site_keys(range(-5, 10_000)).tolist())) == 10_005

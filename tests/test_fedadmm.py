@@ -1,40 +1,296 @@
-"""Fed-ADMM against the exact minimiser, its rates, its certificate, its errors and its two backends."""
+"""Rounds: Algorithm 1, the same bits on any shards and compiled, the exact minimiser, rates, streams and errors."""
 
 from __future__ import annotations
 
 import itertools
 import signal
+from fractions import Fraction
 
+import cvxpy
+import networkx
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from builders import design_problem, expectile
-from fedkin.admm import Availability, LocalShards, fed_admm, plan_run, subgradient_descent
+from algorithm1 import PROX, Algorithm1, prox_l1_exact
+from builders import design_problem, expectile, federation
+from fedkin import admm
+from fedkin.admm import Availability, Gradients, LocalShards, RunPlan, Shard, SiteRows, StepRule, fed_admm
 from fedkin.admm.kernels import CompiledRounds
-from fedkin.core import Problem
-from fedkin.data import Federation
+from fedkin.core import Problem, make_penalty
+from fedkin.data import Federation, Rows
 from fedkin.datasets import paper_design
-from fedkin.errors import DataError, GraphError, ParameterError, SolverError, UnknownSiteError
+from fedkin.errors import DataError, ParameterError, SolverError, UnknownSiteError
 from fedkin.graph import Graph
+from fedkin.losses import MeanLoss, UserLoss, make_loss
 from fedkin.solvers import solve
 
-# --- it converges ---
+
+def rows_for(X, y, counts, loss, batch, ridge=0.0):
+    counts = np.asarray(counts)
+    starts = np.concatenate([[0], np.cumsum(counts)[:-1]])
+    losses = [loss] * counts.size if not isinstance(loss, list) else loss
+    p = losses[0].n_params(X.shape[1])
+    batch = np.broadcast_to(batch, counts.shape).astype(np.int64)
+    return SiteRows(Rows(X, y), starts, counts, admm.site_keys(range(counts.size)), losses, batch, np.full(p, ridge))
 
 
-def test_variance_reduction_at_the_same_number_of_rows():
-    problem = design_problem(V=20, n=60, p=6)
-    exact = solve(problem, 1e-13)
-    size = (exact.theta**2).sum() / 20
-    plain = fed_admm(problem, 2000, 5, reference=exact)
-    saga = fed_admm(problem, 2000, 5, gradient="saga", reference=exact)
-    svrg = fed_admm(problem, 780, 5, gradient="svrg", reference=exact)
-    assert plain.trace["rows"][-1] == saga.trace["rows"][-1] == 2000 * 5 * 20 >= svrg.trace["rows"][-1]
-    assert plain.trace["distance"][-1] > 1e-4 * size
-    for reduced in (saga, svrg):
-        # also when squares are not taken, as far as the reference is that good
-        assert np.sqrt(reduced.trace["distance"][-1] / size) < 1e-9
+def plan_for(rows, edges, L, penalty, rho, steps, theta, **more):
+    sites, radius = np.arange(len(theta)), np.asarray(L, dtype=float)
+    edges = np.asarray(edges, dtype=np.int64).reshape(-1, 2)
+    return RunPlan(
+        sites, theta, edges, radius, make_penalty(penalty), rho, steps, rows, **{"snapshot_every": 3, **more}
+    )
+
+
+def random_instance(penalty, seed=0, V=12, p=3, n=8):
+    rng = np.random.default_rng(seed)
+    edges = np.array([(i, j) for i in range(V) for j in range(i) if rng.random() < 0.4])
+    X, theta = rng.normal(size=(V * n, p)), rng.normal(size=(V, p))
+    y = rng.normal(size=V * n)
+    L = rng.uniform(0.05, 0.4, size=len(edges))
+    return rows_for(X, y, [n] * V, make_loss("linear"), n), edges, L, theta
+
+
+@pytest.mark.parametrize("form", ["proximal", "literal"])
+@pytest.mark.parametrize("penalty", ["l1", "l2", "linf"])
+def test_equals_algorithm_1_over_400_rounds(penalty, form):
+    rows, edges, L, theta = random_instance(penalty)
+    V, n, rho, kappa = theta.shape[0], 8, 0.7, 0.4
+    degree = np.bincount(edges.ravel(), minlength=V)
+    damping = rho * degree if form == "proximal" else np.zeros(V)
+    steps = StepRule(np.zeros(V), np.full(V, 1 / kappa), damping)
+    shards = LocalShards(plan_for(rows, edges, L, penalty, rho, steps, theta, average="paper"))
+
+    def eta(i, t):
+        e = kappa / t
+        return e / (1 + rho * degree[i] * e) if form == "proximal" else e
+
+    def gradient(i, at, t):
+        X, y = rows.data.X[i * n : (i + 1) * n], rows.data.y[i * n : (i + 1) * n]
+        return X.T @ (X @ at - y) / n
+
+    literal = Algorithm1(theta, edges.tolist(), L, rho, eta, gradient, PROX[penalty])
+    total = np.zeros_like(theta)
+    for t in range(1, 401):
+        total += literal.stacked()
+        literal.round(t)
+        shards.run(t, 1)
+        assert np.abs(shards.gather("theta") - literal.stacked()).max() < 1e-12
+    assert np.abs(shards.gather("average") - total / 400).max() < 1e-12
+    ours = shards.gather("alpha")
+    for e, (i, j) in enumerate(edges.tolist()):
+        assert np.abs(ours[e] + literal.alpha[i, j]).max() < 1e-11
+        assert np.abs(ours[e] - literal.alpha[j, i]).max() < 1e-11
+    assert literal.vectors == 400 * 6 * len(edges)
+
+
+def test_equals_algorithm_1_to_the_bit_where_floats_are_exact():
+    # whole numbers, and steps and rho that are powers of two: no rounding for a dozen rounds, so the two forms of the
+    # algorithm must agree in every bit. Algorithm 1 runs on fractions, which never round.
+    rng = np.random.default_rng(3)
+    V, p, rounds = 7, 2, 12
+    edges = [(i, j) for i in range(V) for j in range(i) if rng.random() < 0.5]
+    X = rng.integers(-8, 9, size=(V, p)).astype(float)
+    rows = rows_for(X, None, [1] * V, MeanLoss(), 1)
+    L = rng.integers(1, 5, size=len(edges)) / 4
+    steps = StepRule(np.full(V, 4.0), np.zeros(V), np.zeros(V))
+    shards = LocalShards(plan_for(rows, edges, L, "l1", 0.5, steps, np.zeros((V, p))))
+    exact = Algorithm1(
+        [np.array([Fraction(0)] * p, dtype=object) for _ in range(V)],
+        edges,
+        [Fraction(x) for x in L.tolist()],
+        Fraction(1, 2),
+        lambda i, t: Fraction(1, 4),
+        lambda i, at, t: at - np.array([Fraction(x) for x in X[i]], dtype=object),
+        prox_l1_exact,
+    )
+    for t in range(1, rounds + 1):
+        exact.round(t)
+        shards.run(t, 1)
+        for u in range(V):
+            assert [Fraction(x) for x in shards.gather("theta")[u]] == list(exact.theta[u]), t
+        for e, (i, j) in enumerate(edges):
+            assert [Fraction(x) for x in shards.gather("alpha")[e]] == list(exact.alpha[j, i])
+            assert list(exact.alpha[i, j]) == [-x for x in exact.alpha[j, i]]
+
+
+def test_proximal_step_is_ouyangs_argmin():
+    rng = np.random.default_rng(1)
+    V, p, rho, e = 5, 3, 0.8, 0.6
+    edges = [(1, 0), (2, 0), (3, 0), (4, 3)]
+    X = rng.normal(size=(V, p))
+    rows = rows_for(X, None, [1] * V, MeanLoss(), 1)
+    degree = np.bincount(np.ravel(edges), minlength=V)
+    literal = Algorithm1(
+        rng.normal(size=(V, p)), edges, [0.1] * 4, rho, lambda i, t: 0.3, lambda i, at, t: at - X[i], PROX["l1"]
+    )
+    for t in range(1, 4):
+        literal.round(t)
+    theta = literal.stacked()
+    steps = StepRule(np.full(V, 1 / e), np.zeros(V), rho * degree)
+    shard = Shard(plan_for(rows, edges, [0.1] * 4, "l1", rho, steps, theta))
+    # hand over the literal duals: the sums around a site are all that the node step sees
+    shard.balance = np.array([-sum(literal.alpha[i, j] for j in literal.neighbours[i]) for i in range(V)])
+    pull = np.array(
+        [
+            sum(rho * (theta[i] - literal.beta[i, j]) - literal.alpha[i, j] for j in literal.neighbours[i])
+            for i in range(V)
+        ]
+    )
+    shard.balance_before = 2 * shard.balance - pull
+    shard.node_step(1)
+    for i in range(V):
+        at = cvxpy.Variable(p)
+        copies = sum(
+            cvxpy.sum_squares(at - literal.beta[i, j] - literal.alpha[i, j] / rho) for j in literal.neighbours[i]
+        )
+        near = cvxpy.sum_squares(at - theta[i]) / (2 * e)
+        cvxpy.Problem(cvxpy.Minimize((theta[i] - X[i]) @ at + rho / 2 * copies + near)).solve()
+        assert np.abs(shard.theta[i] - at.value).max() < 1e-6
+
+
+def test_the_scale_of_lam():
+    # SPEC: the objective with 1/|V| gives 0.2 and 1.8; the literal update with the same lam gives 0.1 and 1.9
+    fed = Federation({"a": [[0.0]], "b": [[2.0]]})
+    problem = Problem(fed, Graph.complete(["a", "b"]), loss="mean", lam=0.1)
+    assert np.allclose(fed_admm(problem, 300).theta.ravel(), [0.2, 1.8], atol=1e-12)
+    literal = Algorithm1(
+        np.zeros((2, 1)), [(1, 0)], [0.1], 1.0, lambda i, t: 0.3, lambda i, at, t: at - [0.0, 2.0][i], PROX["l1"]
+    )
+    for t in range(1, 300):
+        literal.round(t)
+    assert np.allclose(literal.stacked().ravel(), [0.1, 1.9], atol=1e-12)
+
+
+def mixed_sites(rng, counts, p=3):
+    n = sum(counts)
+    X, y = rng.normal(size=(n, p)), (rng.random(n) < 0.5).astype(float)
+
+    def square(theta, X, y, offset):
+        return float(((y - X @ theta) ** 2).mean())
+
+    def slope(theta, X, y, offset):
+        return -2 * X.T @ (y - X @ theta) / len(y)
+
+    user = UserLoss(square, slope)
+    kinds = [make_loss(name) for name in ("linear", "logistic", "huber", "poisson", "mean")] + [user]
+    return X, y, [kinds[k % len(kinds)] for k in range(len(counts))]
+
+
+@pytest.mark.parametrize("kind", ["plain", "saga", "svrg"])
+def test_gradients_are_means_over_the_batch_and_unbiased(kind):
+    rng = np.random.default_rng(0)
+    counts = [9, 5, 7, 9, 6, 8]
+    X, y, losses = mixed_sites(rng, counts)
+    rows = rows_for(X, y, counts, losses, 4, ridge=0.3)
+    gradients = Gradients(rows, 0, kind, snapshot_every=7)
+    theta = 0.3 * rng.normal(size=(6, 3))
+    rounds = 4000
+    total, square = np.zeros_like(theta), np.zeros_like(theta)
+    for t in range(1, rounds + 1):
+        estimate = gradients(t, theta)
+        total += estimate
+        square += estimate**2
+    parts = [slice(start, start + n) for start, n in zip(rows.starts, counts, strict=True)]
+    full = np.array([losses[u].gradient(theta[u], X[part], y[part]) for u, part in enumerate(parts)]) + 0.3 * theta
+    error = np.sqrt(np.maximum(square / rounds - (total / rounds) ** 2, 0) / rounds)
+    assert (np.abs(total / rounds - full) < 5 * error + 1e-12).all()
+    if kind != "plain":
+        assert np.abs(gradients(rounds + 1, theta) - full).max() < 1e-12  # nothing moves: no variance is left
+
+
+def test_absent_sites_see_nothing():
+    rng = np.random.default_rng(0)
+    X, y, losses = mixed_sites(rng, [6] * 6)
+    available = np.array([True, False, True, True, False, True])
+    for kind in ("plain", "saga", "svrg"):
+        gradients = Gradients(rows_for(X, y, [6] * 6, losses, 2, ridge=1.0), 0, kind, snapshot_every=2)
+        for t in range(1, 6):
+            estimate = gradients(t, np.ones((6, 3)), available)
+        assert (estimate[~available] == 0).all() and (np.abs(estimate[available]).max(axis=1) > 0).all()
+        assert (gradients.looked[~available] == 0).all()
+        if kind == "svrg":
+            assert gradients.stale[1] and (gradients.anchor_theta[1] == 0).all()
+
+
+def a_graph(kind, V, seed):
+    if kind == "random":
+        g = networkx.gnp_random_graph(V, 0.4, seed=seed)
+    elif kind == "disconnected":
+        g = networkx.disjoint_union(
+            networkx.path_graph(V - V // 2), networkx.cycle_graph(V // 2) if V > 5 else networkx.empty_graph(V // 2)
+        )
+    else:
+        g = {"path": networkx.path_graph, "ring": networkx.cycle_graph, "star": lambda n: networkx.star_graph(n - 1)}[
+            kind
+        ](V)
+    return Graph.from_indices(range(V), np.array([(max(e), min(e)) for e in g.edges], dtype=np.int64).reshape(-1, 2))
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    kind=st.sampled_from(["path", "ring", "star", "random", "disconnected"]),
+    V=st.integers(3, 12),
+    p=st.integers(1, 9),
+    penalty=st.sampled_from(["l1", "l2", "linf"]),
+    loss=st.sampled_from(["linear", "logistic", "poisson", "huber", "mean", "mixed"]),
+    gradient=st.sampled_from(["plain", "saga", "svrg"]),
+    average=st.sampled_from(["tail", "paper", "last"]),
+    absent=st.booleans(),
+    extras=st.booleans(),
+    seed=st.integers(0, 10**6),
+    data=st.data(),
+)
+def test_shards_do_not_change_a_bit_and_compiled_rounds_agree(
+    kind, V, p, penalty, loss, gradient, average, absent, extras, seed, data
+):
+    rng = np.random.default_rng(seed)
+    counts = rng.integers(3, 9, size=V)
+    X, y, losses = mixed_sites(rng, counts.tolist(), p)
+    fed = Federation.from_arrays(X, y, np.repeat(np.arange(V), counts))
+    more = {"sparsity": 0.02, "radius": 2.0} if extras else {}
+    kinds = dict(enumerate(losses)) if loss == "mixed" else loss
+    problem = Problem(fed, a_graph(kind, V, seed), loss=kinds, penalty=penalty, lam=0.05, ridge=0.1, **more)
+    batch = int(data.draw(st.integers(1, int(counts.min())))) if data.draw(st.booleans()) else None
+    there = Availability.bernoulli(0.6, weighting="estimated") if absent else None
+    run = dict(rounds=9, batch_size=batch, gradient=gradient, average=average, seed=seed, availability=there)
+    one = fed_admm(problem, **run, backend="numpy")
+    spread = data.draw(st.lists(st.integers(0, 4), min_size=V, max_size=V))
+    for shards in (2, 7, V, spread):
+        many = fed_admm(problem, **run, backend="numpy", shards=shards)
+        for name in ("theta", "alpha"):
+            assert np.array_equal(getattr(one, name), getattr(many, name)), (name, shards)
+        for name, column in one.trace.items():
+            assert np.array_equal(column, many.trace[name]), (name, shards)
+    if loss != "mixed":
+        compiled = fed_admm(problem, **run, backend="numba")
+        for name in ("theta", "alpha"):
+            assert np.abs(getattr(one, name) - getattr(compiled, name)).max(initial=0) < 1e-10
+        for name, column in one.trace.items():
+            assert np.allclose(column, compiled.trace[name], rtol=1e-9, atol=1e-9), name
+
+
+def test_replicas_of_an_edge_hold_the_same_bits_and_only_thetas_travel():
+    rows, edges, L, theta = random_instance("l2")
+    V = theta.shape[0]
+    steps = StepRule(np.ones(V), np.full(V, 0.1), 0.7 * np.bincount(edges.ravel(), minlength=V))
+    local = LocalShards(plan_for(rows, edges, L, "l2", 0.7, steps, theta), np.arange(V))
+    local.run(1, 50)
+    copies: dict[tuple[int, int], list[np.ndarray]] = {}
+    for shard in local.shards:
+        assert set(shard.boundary) <= {int(shard.sites[0])}
+        for edge, dual in zip(shard.edges.tolist(), shard.alpha, strict=True):
+            copies.setdefault(tuple(edge), []).append(dual)
+    assert len(copies) == len(edges)
+    for one, other in copies.values():
+        assert np.array_equal(one, other)
+    # a site sends its theta to each neighbour: two vectors per edge and round, where the paper sends six
+    assert sum(shard.foreign.size for shard in local.shards) == 2 * len(edges)
+
+
+# --- runs
 
 
 def test_absence_costs_what_corollary_1_says():
@@ -50,50 +306,17 @@ def test_absence_costs_what_corollary_1_says():
         assert 0.5 / 0.7 < error(Availability.bernoulli(0.7, weighting=weighting)) / always < 2 / 0.7, weighting
 
 
-def test_ahead_of_the_papers_sgd_and_gd():
-    # the paper's baselines have steps c/sqrt(t) and no average; docs/fed-admm.md has stronger ones, and where they win
-    design = paper_design(n_sites=40, n_samples=50, seed=1)
-    problem = Problem(design.federation, design.graph, lam=0.02 / 40)
-    exact = solve(problem, 1e-10)
-    rounds = 800
-    for batch in (10, None):
-        runs = [subgradient_descent(problem, rounds, batch, step=c, reference=exact) for c in (0.06, 0.12, 0.18, 0.25)]
-        theirs = min(runs, key=lambda run: run.trace["distance"][-1])
-        ours = fed_admm(problem, rounds, batch, reference=exact)
-        after = ours.trace["n_iter"] > 100
-        assert (ours.trace["distance"][after] < theirs.trace["distance"][after]).all()
-
-
-# --- any loss, no tuning ---
-
-
-def heterogeneous(loss, ragged, seed=0, V=9, p=3):
-    rng = np.random.default_rng(seed)
-    centres = rng.normal(size=(3, p))
-    data = {}
-    for u in range(V):
-        n = int(rng.integers(2, 25)) if ragged else 25
-        X = rng.normal(size=(n, p))
-        eta = X @ centres[u % 3]
-        y = {
-            "linear": lambda eta=eta: eta + rng.normal(size=eta.size),
-            "huber": lambda eta=eta: eta + rng.standard_t(1.5, size=eta.size),
-            "poisson": lambda eta=eta: rng.poisson(np.exp(np.clip(eta + 1, -5, 5))),
-            "logistic": lambda eta=eta: rng.random(eta.size) < 1 / (1 + np.exp(-eta)),
-            "multinomial": lambda eta=eta: rng.integers(0, 3, eta.size),
-        }
-        name = loss if loss in y else "linear"
-        data[u] = X + centres[u % 3] if loss == "mean" else (X, np.asarray(y[name](), dtype=float))
-    return Federation(data), Graph.clusters([u % 3 for u in range(V)]).corrupt(0.1, seed=0)
+THREE_GROUPS = Graph.clusters([u % 3 for u in range(9)]).corrupt(0.1, seed=0)
 
 
 @pytest.mark.parametrize("ragged", [False, True])
-@pytest.mark.parametrize("loss", ["mean", "linear", "logistic", "poisson", "huber", "multinomial", "user", "mixed"])
+@pytest.mark.parametrize("loss", ["linear", "logistic", "poisson", "huber", "multinomial", "user", "mixed"])
 def test_automatic_steps_serve_every_loss(loss, ragged):
-    federation, graph = heterogeneous(loss, ragged)
     own = expectile(hessian=False)
     kinds = {"user": own, "mixed": {u: ("linear", "huber", own)[u % 3] for u in range(9)}}
-    problem = Problem(federation, graph, loss=kinds.get(loss, loss), lam=0.004, ridge=0.05)
+    sizes = tuple(np.random.default_rng(0).integers(2, 25, size=9).tolist()) if ragged else (25,) * 9
+    fed = federation("linear" if loss in kinds else loss, sizes, q=3, groups=3)
+    problem = Problem(fed, THREE_GROUPS, loss=kinds.get(loss, loss), lam=0.004, ridge=0.05)
     exact = solve(problem, 1e-8)
     start = problem.objective(np.zeros_like(exact.theta))
     for run in ({"batch_size": 2}, {"batch_size": 2, "gradient": "saga"}, {}):
@@ -114,37 +337,6 @@ def test_sparsity_and_ball():
     assert roomy.trace["distance"][-1] < 1e-10
     tight = fed_admm(design_problem(sparsity=0.2, radius=0.5 * longest), 100, 5)
     assert np.sqrt((tight.theta**2).sum(axis=1)).max() <= 0.5 * longest * (1 + 1e-12)
-
-
-def test_relabelling_sites_changes_nothing_but_their_order():
-    problem = design_problem()
-    order = np.random.default_rng(0).permutation(12)
-    federation = problem.federation.subset(order.tolist())
-    other = Problem(federation, problem.graph, lam=0.002)
-    one, two = fed_admm(problem, 50, 5), fed_admm(other, 50, 5)
-    # batches follow the site's id; sums over neighbours are taken in another order
-    assert np.abs(one.theta[order] - two.theta).max() < 1e-12
-
-
-# --- trace, stopping, warm start ---
-
-
-def test_trace():
-    problem = design_problem()
-    exact = solve(problem, 1e-10)
-    found = fed_admm(problem, 100, 5, reference=exact, gradient="saga")
-    trace = found.trace
-    assert set(trace) == {
-        "n_iter", "objective", "dual_residual", "distance", "primal_residual", "vectors", "bytes", "rows", "available",
-    }  # fmt: skip
-    assert trace["n_iter"][0] == 1 and trace["n_iter"][-1] == 100 and (np.diff(trace["n_iter"]) > 0).all()
-    assert np.array_equal(trace["vectors"], 2 * problem.graph.n_edges * trace["n_iter"])
-    assert np.array_equal(trace["bytes"], trace["vectors"] * 4 * 8)
-    assert np.array_equal(trace["rows"], trace["n_iter"] * 5 * 12)
-    assert np.isclose(trace["objective"][-1], problem.objective(found.theta))
-    assert np.isclose(trace["distance"][-1], ((found.theta - exact.theta) ** 2).sum() / 12)
-    assert trace["dual_residual"][-1] < 0.05 * trace["dual_residual"][0]
-    assert trace["primal_residual"][-1] < 0.05 * trace["primal_residual"][0]
 
 
 def test_residuals_vanish_at_the_solution_only():
@@ -182,9 +374,6 @@ def test_ctrl_c_returns_what_there_is():
     assert signal.getsignal(signal.SIGINT) is before
 
 
-# --- streams ---
-
-
 def test_streams_of_new_samples():
     rng = np.random.default_rng(0)
     truth = {"a": np.array([1.0, -1.0]), "b": np.array([1.0, -1.0]), "c": np.array([-2.0, 0.5])}
@@ -211,9 +400,6 @@ def test_streams_of_new_samples():
         fed_admm(problem, 50, 4, streams={"c": samples("c")}, gradient="saga")
     with pytest.raises(DataError, match="must be an iterable"):
         fed_admm(problem, 50, 4, streams={"c": 5})
-
-
-# --- divergence and bad input ---
 
 
 def test_a_run_that_explodes_is_an_error():
@@ -254,9 +440,7 @@ def test_bad_arguments():
     for name, value, message in [
         ("rounds", 0, "rounds must be a whole number of at least 1, got 0"),
         ("batch_size", 41, "batch_size is 41, but site 0 has only 40 rows"),
-        ("batch_size", 0, "batch_size must be a whole number of at least 1, got 0"),
         ("batch_size", [3, 4], "one for each of the 12 sites"),
-        ("rho", 0.0, "rho must be a positive number, got 0.0"),
         ("rho", float("nan"), "rho must be a positive number"),
         ("step", -1.0, "step must be a positive number, got -1.0"),
         ("step", "fast", "step must be a positive number, got 'fast'"),
@@ -265,7 +449,6 @@ def test_bad_arguments():
         ("gradient", "adam", "gradient must be one of"),
         ("seed", -1, "seed must be a whole number"),
         ("tol", 0.0, "tol must be a positive number"),
-        ("shards", 0, "shards must be a whole number of at least 1"),
         ("shards", [0, 1], "shards must be a whole number or one for each of the 12"),
         ("backend", "cuda", "backend must be"),
         ("record_every", 0, "record_every must be"),
@@ -276,54 +459,13 @@ def test_bad_arguments():
             fed_admm(problem, **{"rounds": 5, name: value})
     with pytest.raises(ParameterError, match="warm starts must come from the same graph"):
         fed_admm(problem, 5, warm_start=solve(design_problem(V=9)))
-    with pytest.raises(ParameterError, match=r"p of site 3 is 0\.0, expected a number above 0"):
-        fed_admm(problem, 5, availability=Availability.bernoulli([0.5] * 3 + [0.0] + [0.5] * 8))
-    # an edge to a site without data
-    with pytest.raises(GraphError, match="99"):
-        Problem(problem.federation, Graph([*range(12), 99], [(0, 99)]), lam=0.1)
-
-
-# --- backends ---
-
-
-@settings(max_examples=15, deadline=None)
-@given(
-    loss=st.sampled_from(["mean", "linear", "logistic", "poisson", "huber"]),
-    penalty=st.sampled_from(["l1", "l2", "linf"]),
-    gradient=st.sampled_from(["plain", "saga", "svrg"]),
-    average=st.sampled_from(["tail", "paper", "last"]),
-    absent=st.booleans(),
-    extras=st.booleans(),
-    p=st.integers(1, 6),
-    ragged=st.booleans(),
-)
-def test_numba_agrees(loss, penalty, gradient, average, absent, extras, p, ragged):
-    federation, graph = heterogeneous(loss, ragged, p=p)
-    problem = Problem(
-        federation,
-        graph,
-        loss=loss,
-        penalty=penalty,
-        lam=0.01,
-        ridge=0.1,
-        sparsity=0.02 if extras else 0.0,
-        radius=1.5 if extras else None,
-    )
-    run = dict(rounds=40, batch_size=2, gradient=gradient, average=average, seed=3)
-    availability = Availability.bernoulli(0.6, weighting="estimated") if absent else None
-    one = fed_admm(problem, **run, availability=availability, backend="numpy")
-    two = fed_admm(problem, **run, availability=availability, backend="numba")
-    for name in ("theta", "alpha"):
-        assert np.abs(getattr(one, name) - getattr(two, name)).max(initial=0) < 1e-10
-    for name, column in one.trace.items():
-        assert np.allclose(column, two.trace[name], rtol=1e-9, atol=1e-9), name
 
 
 def test_threads_agree():
     problem = design_problem(penalty="l2")
     states = []
     for threads in (1, 3):
-        local = LocalShards(plan_run(problem, 30, 5))
+        local = LocalShards(admm.plan_run(problem, 30, 5))
         rounds = CompiledRounds(local, threads)
         rounds(1, 20)
         rounds(21, 10)
@@ -333,17 +475,12 @@ def test_threads_agree():
 
 
 def test_numba_says_what_it_cannot_do():
-    federation, graph = heterogeneous("linear", False)
+    fed, graph = federation("linear", (25,) * 9, q=3, groups=3), THREE_GROUPS
     for problem, run, reason in [
-        (Problem(federation, graph, loss=expectile(hessian=False)), {}, "it has no expectile loss"),
-        (Problem(federation, graph, loss={u: "linear" if u else "huber" for u in range(9)}), {}, "same loss"),
-        (Problem(federation, graph), {"shards": 2}, "one shard, not 2"),
-        (Problem(federation, graph), {"streams": {0: iter([])}}, "streams"),
+        (Problem(fed, graph, loss=expectile(hessian=False)), {}, "it has no expectile loss"),
+        (Problem(fed, graph, loss={u: "linear" if u else "huber" for u in range(9)}), {}, "same loss"),
+        (Problem(fed, graph), {"shards": 2}, "one shard, not 2"),
+        (Problem(fed, graph), {"streams": {0: iter([])}}, "streams"),
     ]:
         with pytest.raises(ParameterError, match=f"backend='numba' cannot do this run: .*{reason}"):
             fed_admm(problem, 5, 2, backend="numba", **run)
-
-
-def test_small_runs_never_wait_for_a_compiler(monkeypatch):
-    monkeypatch.setattr("fedkin.admm.run.CompiledRounds", None)  # calling it would fail
-    fed_admm(design_problem(), 50, 5)

@@ -9,20 +9,9 @@ import pytest
 from scipy import stats
 from scipy.special import gammaln, logsumexp
 
-from fedkin.kin.chains import PilotChains, Sampling, merge
-from fedkin.kin.matrices import Dense
-from fedkin.kin.partitions import (
-    EVENNESS,
-    SHARES,
-    Neighbours,
-    SiteLikelihoods,
-    group_sums,
-    log_partitions,
-    log_prior,
-    unpacked,
-)
+from fedkin.kin import effective_size, split_rhat
+from fedkin.kin.partitions import EVENNESS, SHARES, Neighbours, SiteLikelihoods, log_partitions, log_prior, unpacked
 from fedkin.kin.sampler import LOG_SHARES, MEAN_PRECISION, SHAPES, TYPICAL_WIDTH, Chain, Record, State
-from fedkin.kin.wide import FullEffects, _Part
 
 pytestmark = pytest.mark.exhaustive
 
@@ -208,87 +197,68 @@ def test_the_bound_on_the_evidence_is_one(V, splits):
     assert -0.5 * V < bound < 0.02
 
 
-def test_groups_found_in_some_directions_pool_in_all():
-    """Two plain groups in four directions, looked for in the one that differs most: means are those of the groups."""
-    rng = np.random.default_rng(0)
-    V, d, labels = 20, 4, np.arange(20) % 2
-    W = np.tile(20.0 * np.eye(d), (V, 1, 1))
-    truth = np.array([[2.0, 0.5, 0.3, 0.0], [-2.0, -0.5, 0.3, 0.0]])[labels]
-    c = 20.0 * truth + np.sqrt(20.0) * rng.normal(size=(V, d))
-    turn = np.eye(d)[:, :1]
-    sites = SiteLikelihoods.from_effects(W[:, :1, :1], c[:, :1], Neighbours.none(V))
-    chains = PilotChains.from_starts(sites, 0, Sampling()).run_chains(Sampling())
-    whole = FullEffects(Dense(W), c, turn, Dense(W).resolved())
-    b, covariance, _ = whole.effects(chains, 0.0, np.zeros(len(SHARES)))
-    pooled = np.array([c[labels == k].sum(axis=0) / (20.0 * 10 + 1) for k in (0, 1)])[labels]
-    assert b == pytest.approx(pooled, abs=0.12)
-    deviation = np.sqrt(np.einsum("ujj->uj", covariance))
-    assert (deviation > 0.9 / np.sqrt(201)).all()
-    assert np.median(deviation) < 0.15  # alone it would be 0.22
+# --- R-hat and effective sizes, against the formulas written out one draw at a time
 
 
-def test_shares_of_many_coefficients_are_those_of_all_that_could_be_asked():
-    """Effects in all directions, averaged over shares one by one and by the formulas of a joint normal distribution."""
-    rng = np.random.default_rng(1)
-    V, d, labels = 9, 3, np.arange(9) % 3
-    roots = rng.normal(size=(V, d, d + 2))
-    W = roots @ np.swapaxes(roots, 1, 2)
-    c = np.einsum("uij,uj->ui", W, rng.normal(size=(3, d))[labels]) + rng.normal(size=(V, d))
-    whole = FullEffects(Dense(W), c, np.eye(d), Dense(W).resolved())
-    w, m = np.ones(d), np.zeros(d)
-    part = _Part(1.0, labels)
-    member = (labels[:, None] == labels).astype(float)
-    logs = []
-    for share in SHARES:
-        # prior of all effects, and the evidence of c ~ N(W m, W + W prior W) as a ratio of normalising constants
-        prior = np.kron(member, np.diag(w)) + share * np.eye(V * d)
-        big = np.zeros((V * d, V * d))
-        for u in range(V):
-            big[u * d : (u + 1) * d, u * d : (u + 1) * d] = W[u]
-        score = c.ravel() - big @ np.tile(m, V)
-        log = 0.5 * score @ prior @ np.linalg.solve(np.eye(V * d) + big @ prior, score)
-        log += np.tile(m, V) @ c.ravel() - 0.5 * np.tile(m, V) @ big @ np.tile(m, V)
-        logs.append(log - 0.5 * np.linalg.slogdet(np.eye(V * d) + big @ prior)[1])
-    expected = np.array(logs) + LOG_SHARES
-    expected = np.exp(expected - expected.max())
-    found = whole._shares([part])[0]
-    assert found == pytest.approx(expected / expected.sum(), abs=1e-3)
+def autoregressive(correlation, shift=0.0, m=4, n=201, seed=0):
+    rng = np.random.default_rng(seed)
+    x = rng.normal(size=(m, n))
+    for t in range(1, n):
+        x[:, t] = correlation * x[:, t - 1] + np.sqrt(1 - correlation**2) * x[:, t]
+    return x + shift * np.arange(m)[:, None]
 
 
-def test_merging_is_greedy_and_stops():
-    """The first merge is the best of all pairs, and the last partition cannot be improved by any."""
-    sites = small_sites(V=8, p=2, edges=((0, 2), (1, 3), (5, 7)), weights=(1.0, 0.5, 1.0))
-    prior, rates = np.full(2, 1.25), (0.5, 0.4)
-    H, c = unpacked(sites.H[0], 2), sites.c[0]
-    edge = np.zeros((8, 8))
-    fill(edge, sites.neighbours)
-
-    def gain(a, b):
-        log = log_marginal(H[a + b].sum(axis=0), c[a + b].sum(axis=0), 1 / prior)
-        log -= sum(log_marginal(H[x].sum(axis=0), c[x].sum(axis=0), 1 / prior) for x in (a, b))
-        e, n = edge[np.ix_(a, b)].sum(), len(a) * len(b)
-        return log + e * np.log(rates[0] / rates[1]) + (n - e) * np.log((1 - rates[0]) / (1 - rates[1]))
-
-    groups = [[u] for u in range(8)]
-    while True:
-        pairs = [(gain(a, b), i, j) for i, a in enumerate(groups) for j, b in enumerate(groups[:i])]
-        best, i, j = max(pairs) if pairs else (0.0, 0, 0)
-        if best <= 0:
-            break
-        groups[i] = groups[i] + groups[j]
-        del groups[j]
-    z = merge(sites.sums[0], prior, sites.neighbours, rates, np.arange(8))
-    left = len(np.unique(z))
-    assert left == len(groups)
-    assert {tuple(np.flatnonzero(z == k)) for k in np.unique(z)} == {tuple(sorted(g)) for g in groups}
-    assert 1 < left < 8
+def halves_of(draws):
+    half = draws.shape[1] // 2
+    return np.concatenate([draws[:, :half], draws[:, -half:]])
 
 
-@pytest.mark.parametrize(("sites", "groups"), [(30, 30), (30, 7), (300, 100)])
-def test_sums_over_groups(sites: int, groups: int) -> None:
-    rng = np.random.default_rng(0)
-    z = rng.permutation(sites) if groups == sites else rng.integers(groups - 1, size=sites)
-    sums = rng.normal(size=(2, sites, 5))
-    expected = np.zeros((2, groups, 5))
-    np.add.at(expected, (slice(None), z), sums)
-    np.testing.assert_allclose(group_sums(sums, z, groups), expected, atol=1e-12)
+def reference_ess(draws):
+    """The loop of Stan and arviz (Vehtari et al. 2021, section 3.2)."""
+    x = halves_of(draws)
+    m, n = x.shape
+    centred = x - x.mean(axis=1, keepdims=True)
+    covariance = [np.mean([(c[: n - t] * c[t:]).sum() / n for c in centred]) for t in range(n)]
+    within = covariance[0] * n / (n - 1)
+    plus = covariance[0] + x.mean(axis=1).var(ddof=1)
+    rho = np.zeros(n)
+    even, odd = 1.0, 1 - (within - covariance[1]) / plus
+    rho[0], rho[1], t = even, odd, 1
+    while t < n - 3 and even + odd > 0:
+        even, odd = (1 - (within - covariance[t + k]) / plus for k in (1, 2))
+        if even + odd >= 0:
+            rho[t + 1], rho[t + 2] = even, odd
+        t += 2
+    last = t - 2
+    if even > 0:
+        rho[last + 1] = even
+    t = 1
+    while t <= last - 2:
+        if rho[t + 1] + rho[t + 2] > rho[t - 1] + rho[t]:
+            rho[t + 1] = rho[t + 2] = (rho[t - 1] + rho[t]) / 2
+        t += 2
+    time = max(-1 + 2 * rho[: last + 1].sum() + rho[last + 1], 1 / np.log10(m * n))
+    return m * n / time
+
+
+@pytest.mark.parametrize("correlation", [-0.5, 0.0, 0.3, 0.9])
+@pytest.mark.parametrize("n", [40, 70, 201])
+def test_effective_size_is_the_reference(correlation, n):
+    draws = autoregressive(correlation, n=n)
+    assert effective_size(draws) == pytest.approx(reference_ess(draws), rel=0.02)
+
+
+def test_rhat_is_the_reference():
+    for shift in (0.0, 0.5):
+        draws = autoregressive(0.5, shift)
+        x = halves_of(draws)
+        n = x.shape[1]
+        within, between = x.var(axis=1, ddof=1).mean(), n * x.mean(axis=1).var(ddof=1)
+        assert split_rhat(draws) == pytest.approx(np.sqrt(((n - 1) / n * within + between / n) / within))
+    assert split_rhat(autoregressive(0.5)) < 1.05 < 1.1 < split_rhat(autoregressive(0.5, 0.5))
+
+
+def test_chains_that_never_move():
+    draws = np.stack([np.full((4, 201), 3.0), np.repeat(np.arange(4.0)[:, None], 201, axis=1)], axis=2)
+    assert split_rhat(draws).tolist() == [1.0, np.inf]
+    assert effective_size(draws)[0] == 800 > 10 > effective_size(draws)[1]

@@ -3,19 +3,14 @@
 from __future__ import annotations
 
 import numpy as np
-import pyarrow
-import pyarrow.parquet
 import pytest
-from scipy import stats
 
 import fedkin
 from fedkin import Federation, find_kin
-from fedkin.core import rows_in_files
 from fedkin.errors import DataError, SolverError
 from fedkin.fitting import FitOptions, FittedModel, fit
 from fedkin.graph import Graph
 from fedkin.kin import find
-from fedkin.kin.sources import THRESHOLDS, expected_shares, residual_counts
 from fedkin.losses import HuberLoss, LinearLoss
 
 
@@ -87,22 +82,6 @@ def test_summaries_with_a_corner_that_is_too_small_are_refused():
         find_kin(made)
 
 
-def test_rows_in_files_give_what_rows_in_memory_give(tmp_path):
-    fed = table(V=4, unit=100.0)[0]
-    columns = {"site": [f"s{u}" for u in fed.site_index], **{f"x{k}": fed.X[:, k] for k in range(3)}, "y": fed.y}
-    pyarrow.parquet.write_table(pyarrow.table(columns), tmp_path / "a.parquet")
-    rows = rows_in_files(tmp_path / "*.parquet", site="site", target="y", loss="huber")
-    stayed, loaded = fit(rows), fit(fed, None, FitOptions(loss="huber"))
-    assert stayed.loss.delta == pytest.approx(loaded.loss.delta, rel=1e-9)
-    assert parameters(stayed) == pytest.approx(parameters(loaded), abs=0.1)  # targets are hundreds
-
-
-def test_a_new_site_joins_in_any_unit():
-    one, other = (fit(table(unit=unit)[0], None, FitOptions(loss="huber")).kin for unit in (1.0, 1e4))
-    new, big = (table(V=1, seed=9, unit=unit)[0].with_intercept()[0] for unit in (1.0, 1e4))
-    assert other.join(big).theta / 1e4 == pytest.approx(one.join(new).theta, abs=1e-6)
-
-
 # --- the scale -------------------------------------------------------------------------------------------------
 
 
@@ -130,17 +109,6 @@ def test_scale_where_residuals_tell_nothing():
     assert HuberLoss.from_rows(np.zeros((6, 0)), y, np.repeat([0, 1], 3)).delta == pytest.approx(1.345 * mean_size)
     assert HuberLoss.from_rows(np.zeros((6, 0)), np.full(6, 3.0), np.repeat([0, 1], 3)) == HuberLoss()
     assert HuberLoss.from_rows(np.zeros((3, 0)), np.array([1.0, 2.0, 4.0]), np.arange(3)).delta > 0  # a row per site
-
-
-def test_expected_curvature_is_the_density_at_the_corner():
-    rng = np.random.default_rng(0)
-    fed = Federation({u: (np.ones((4000, 1)), rng.normal(size=4000)) for u in range(2)})
-    for delta in (1.345, 0.01):
-        counts = residual_counts(HuberLoss(delta), fed, np.zeros((2, 1)))
-        assert counts.shape == (2, THRESHOLDS)
-        assert counts.sum(axis=1).tolist() == [4000, 4000]
-        inside = 2 * stats.norm.cdf(delta) - 1
-        assert expected_shares(counts) == pytest.approx([inside, inside], rel=0.2 if delta < 0.1 else 0.03)
 
 
 # --- fits that went astray ----------------------------------------------------------------------------------------

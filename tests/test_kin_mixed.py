@@ -1,15 +1,24 @@
-"""The mixed model from sums: against dense algebra, closed forms and statsmodels."""
+"""The mixed model from sums, of few and of many coefficients: against dense algebra, closed forms and statsmodels."""
 
 from __future__ import annotations
+
+from dataclasses import replace
 
 import numpy as np
 import pytest
 from scipy import optimize, stats
 from statsmodels.regression.mixed_linear_model import MixedLM, MixedLMParams
 
-from fedkin.kin import Priors, SiteLikelihoods, common_units, fit_mixed, mixed
-from fedkin.kin.groups import chance_of_none
-from fedkin.kin.mixed import LEAST_LOG, _Evidence, moderate_variances
+import fedkin
+from fedkin.core import RowData
+from fedkin.data import Federation
+from fedkin.kin import Priors, SiteLikelihoods, common_units, fit_mixed
+from fedkin.kin.chains import Sampling
+from fedkin.kin.groups import chance_of_none, find_groups
+from fedkin.kin.matrices import Dense
+from fedkin.kin.partitions import Neighbours
+from fedkin.kin.sources import Source
+from fedkin.kin.wide import FullEffects
 
 APART = Priors(likeness=np.inf, log_variance=(0.0, np.inf), ridge=1e6, level=0.0)
 
@@ -48,45 +57,6 @@ def test_agrees_with_statsmodels():
     assert np.abs(model.theta - model.mean - effects).max() < 2e-3
 
 
-@pytest.mark.parametrize("priors", [Priors(), APART], ids=["held together", "apart"])
-def test_fisher_scoring_ends_where_lbfgs_ends_with_fewer_steps(priors):
-    X, y, _ = sites(V=25, n=8, spread=(0.6, 0.5, 0.4, 0.0, 0.2), seed=3)
-    evidence = _Evidence(sums_of(X, y), first(5), None, priors)
-    asked = []
-
-    def negative(parameters):
-        asked.append(parameters)
-        return evidence.__class__._negative(evidence, parameters)[:2]
-
-    fixed = evidence.start()[5]
-    ridge = (-9.0, 9.0) if priors.ridge is None else (fixed, fixed)
-    bounds = [(LEAST_LOG, 8.0)] * 5 + [ridge, (-14.0, 14.0)]
-    tight = {"ftol": 1e-14, "gtol": 1e-9, "maxiter": 2000}
-    peer = optimize.minimize(negative, evidence.start(), jac=True, method="L-BFGS-B", bounds=bounds, options=tight)
-    lbfgs, asked[:] = len(asked), []
-    evidence._negative = lambda parameters: (*negative(parameters), _Evidence._negative(evidence, parameters)[2])
-    found = evidence.maximise(evidence.start())
-    assert _Evidence._negative(evidence, found)[0] < peer.fun + 1e-4
-    assert found[[0, 1, 2, 4, 6]] == pytest.approx(peer.x[[0, 1, 2, 4, 6]], abs=5e-3)
-    assert len(asked) < lbfgs / 2
-
-
-def test_the_information_about_log_variances_is_the_expected_curvature():
-    """Of the likelihood given the mean: averaged over data that the model itself draws."""
-    rng, p, V, n = np.random.default_rng(0), 2, 400, 6
-    parameters = np.log([0.5, 0.2, 1e-9, 0.6])  # no room for the mean
-    X = rng.normal(size=(V, n, p))
-    theta = np.sqrt([0.5, 0.2]) * rng.normal(size=(V, p))
-    y = np.einsum("unp,up->un", X, theta) + np.sqrt(0.6) * rng.normal(size=(V, n))
-    flat = Priors(likeness=np.inf, log_variance=(0.0, np.inf))
-    evidence = _Evidence(sums_of(X, y), np.zeros(p, dtype=bool), None, flat)
-    slope = [evidence._negative(parameters + step)[1] for step in 1e-4 * np.eye(4)[[0, 1, 3]]]
-    slope -= evidence._negative(parameters)[1]
-    observed = slope[:, [0, 1, 3]] / 1e-4
-    expected = evidence._negative(parameters)[2][np.ix_([0, 1, 3], [0, 1, 3])]
-    assert observed == pytest.approx(expected, rel=0.15, abs=0.05 * V)
-
-
 def test_likelihood_and_posterior_are_those_of_the_dense_normal_model():
     X, y, _ = sites(V=4, n=5)
     p, ridge = X.shape[2], 0.3
@@ -109,20 +79,6 @@ def test_likelihood_and_posterior_are_those_of_the_dense_normal_model():
         assert model.covariance[u] == pytest.approx(mine, abs=1e-8)
 
 
-def test_balanced_means_have_the_textbook_variances():
-    """One column of ones, n rows each: restricted maximum likelihood is the analysis of variance."""
-    rng = np.random.default_rng(3)
-    V, n = 25, 6
-    y = 1.5 * rng.normal(size=(V, 1)) + rng.normal(size=(V, n))
-    model = fit_mixed(sums_of(np.ones((V, n, 1)), y), first(1), priors=APART, passes=1)
-    within = ((y - y.mean(axis=1, keepdims=True)) ** 2).sum() / (V * (n - 1))
-    between = n * y.mean(axis=1).var(ddof=1)
-    assert model.noise[0] == pytest.approx(within, rel=1e-3)
-    assert model.variance[0] == pytest.approx((between - within) / n, rel=1e-3)
-    shrunk = model.variance[0] / (model.variance[0] + model.noise[0] / n)
-    assert model.theta[:, 0] == pytest.approx(y.mean() + shrunk * (y.mean(axis=1) - y.mean()), abs=1e-6)
-
-
 def test_noise_per_site_is_found_half_way():
     rng = np.random.default_rng(5)
     X, y, _ = sites(V=40, n=60, noise=0.0)
@@ -135,78 +91,24 @@ def test_noise_per_site_is_found_half_way():
     assert np.ptp(equal.noise) < 1e-12
 
 
-def test_steadied_variances():
-    rng = np.random.default_rng(6)
-    true = rng.choice([0.5, 2.0], size=300)
-    seen = true * rng.chisquare(6, size=300) / 6
-    better = moderate_variances(seen, np.full(300, 6.0))
-    assert np.mean(np.log(better / true) ** 2) < 0.75 * np.mean(np.log(seen / true) ** 2)
-    few = moderate_variances(np.array([1.0, 3.0]), np.array([3.0, 1.0]))
-    assert few == pytest.approx([1.5, 1.5])
-    assert moderate_variances(np.array([5.0, 0.0]), np.zeros(2)).tolist() == [1.0, 1.0]
-    with_empty = moderate_variances(np.r_[seen, 0.0], np.r_[np.full(300, 6.0), 0.0])
-    assert 0.5 < with_empty[-1] < 2.0
-
-
-def test_units_there_and_back():
-    X, y, theta = sites(V=6, n=9)
-    X = X * [1.0, 50.0, 0.01] + [0.0, 1000.0, -3.0]
-    y = 7 + 300 * y
-    sums = sums_of(X, y)
-    units = common_units(sums, first(3), has_scale=True)
-    rows = X.reshape(-1, 3)
-    Z = rows @ units.A / units.target
-    assert Z[:, 0] == pytest.approx(np.ones(len(rows)))
-    assert Z[:, 1:].mean(axis=0) == pytest.approx([0, 0], abs=1e-9)
-    assert Z[:, 1:].std(axis=0) == pytest.approx([1, 1])
-    fitted = units.fitted(sums)
-    beta = np.linalg.solve(fitted.G.sum(axis=0), fitted.c.sum(axis=0))
-    own = np.linalg.lstsq(rows, y.ravel(), rcond=None)[0]
-    assert units.theta(beta) == pytest.approx(own, rel=1e-6)
-    assert units.to_fitted(units.theta(theta)) == pytest.approx(theta)
-    assert fitted.values(np.tile(beta, (6, 1))).sum() * units.target**2 == pytest.approx(
-        0.5 * ((y.ravel() - rows @ own) ** 2).sum()
-    )
-
-
-@pytest.mark.parametrize("case", ["constant", "one row", "collinear", "nothing", "one site", "exact"])
+@pytest.mark.parametrize("case", ["one row", "collinear", "nothing", "one site", "exact"])
 def test_degenerate_sites_are_harmless(case):
-    X, y, _ = sites(V=1 if case == "one site" else 8, n=6)
-    if case == "constant":
-        X[:, :, 2] = 4.0
+    X, y, _ = sites(V=1 if case == "one site" else 8, n=1 if case == "one row" else 6)
     if case == "collinear":
         X[:, :, 2] = 2 * X[:, :, 1]
     if case == "exact":
         y = X @ np.array([1.0, 2.0, 3.0])
     sums = sums_of(X, y)
-    if case == "one row":
-        sums = sums_of(X[:, :1], y[:, :1])
     if case == "nothing":
-        sums = SiteLikelihoods(sums.G.copy(), sums.c.copy(), sums.yy.copy(), sums.n.copy())
         sums.G[0], sums.c[0], sums.yy[0], sums.n[0] = 0.0, 0.0, 0.0, 0.0
     units = common_units(sums, first(3), has_scale=True)
     model = fit_mixed(units.fitted(sums), first(3))
-    for part in (model.theta, model.covariance, model.noise, model.variance):
-        assert np.isfinite(part).all()
+    assert all(np.isfinite(part).all() for part in (model.theta, model.covariance, model.noise, model.variance))
     assert np.linalg.eigvalsh(model.covariance).min() > -1e-9
     if case == "nothing":
         assert model.theta[0] == pytest.approx(model.mean)
     if case == "exact":
         assert units.theta(model.theta) == pytest.approx(np.tile([1.0, 2.0, 3.0], (8, 1)), abs=0.02)
-
-
-def test_spreads_of_many_coefficients_are_learned_from_some_sites(monkeypatch):
-    X, y, _ = sites(V=60)
-    sums = sums_of(X, y)
-    every = fit_mixed(sums, first(3))
-    monkeypatch.setattr(mixed, "MOST_WORK", 1.0)
-    some = fit_mixed(sums, first(3))
-    few = np.linspace(0, 59, mixed.FEW_SITES).astype(int)
-    monkeypatch.undo()
-    theirs = fit_mixed(sums.take(few), first(3))
-    assert some.variance == pytest.approx(theirs.variance)
-    assert some.theta.shape == every.theta.shape
-    assert np.abs(some.theta - every.theta).max() < 0.5 * np.sqrt(every.covariance[:, 0, 0]).max()
 
 
 def test_spreads_of_slopes_do_not_come_out_as_nothing_where_the_likelihood_hardly_tells():
@@ -283,3 +185,88 @@ def test_what_sure_allows_is_the_tail_area_of_its_difference():
     sure = [((c - b) ** 2).sum() + 2 * k for b, k in zip((b0, b1), degrees, strict=True)]
     z = (sure[0] - sure[1]) / (2 * np.sqrt(((b0 - b1) ** 2).sum()))
     np.testing.assert_allclose(chance_of_none(W, c, b0, b1, degrees), 2 * stats.norm.sf(z), rtol=1e-10)
+
+
+# --- many coefficients: curvatures of low rank
+
+
+def rows_of(V, p, n, groups, signal, seed=0):
+    """Groups of sites with normal parameters: rows, labels, parameters of sites."""
+    rng = np.random.default_rng(seed)
+    labels = np.arange(V) % groups
+    truth = (signal * rng.normal(size=(groups, p)))[labels]
+    X = rng.normal(size=(V, n, p))
+    y = np.einsum("unp,up->un", X, truth) + rng.normal(size=(V, n))
+    return Federation({u: (X[u], y[u]) for u in range(V)}), labels, truth
+
+
+@pytest.mark.parametrize("rank", [None, 20])
+def test_the_mixed_model_of_low_rank_is_that_of_whole_matrices(rank):
+    made, _, _ = rows_of(8, 60, 25 if rank is None else 100, 2, 0.3)
+    first = Source(RowData(made, "linear") if rank is None else fedkin.summarise(made, rank=rank)).first()
+    free = np.zeros(60, dtype=bool)
+    short = common_units(first, free, has_scale=True).fitted(first)
+    assert short.matrices.factor.shape[2] == (25 if rank is None else 20)
+    whole = replace(short, known=None)
+    whole.__dict__["short"] = None
+    ours, theirs = (fit_mixed(sums, free) for sums in (short, whole))
+    for name in ("mean", "theta", "covariance", "mean_covariance", "degrees", "log_likelihood"):
+        np.testing.assert_allclose(getattr(ours, name), getattr(theirs, name), rtol=1e-8, atol=1e-8)
+    # and groups inside it
+    whole = replace(ours, matrices=Dense(ours.precision))
+    found = [find_groups(each, ~free, Neighbours.none(8), 0, Sampling()) for each in (ours, whole)]
+    for name in ("theta", "covariance", "degrees"):
+        np.testing.assert_allclose(getattr(found[0], name), getattr(found[1], name), atol=1e-5)
+
+
+def test_noise_is_not_explained_by_coefficients():
+    """With fewer rows than coefficients, spreads that are learned apart leave next to no noise."""
+    made, labels, truth = rows_of(24, 60, 28, 2, 0.4)
+    kin = fedkin.find_kin(made)
+    assert kin.groups.tolist() == labels.tolist()
+    assert 0.8 < kin.noise.mean() < 1.25
+    inside = np.abs(kin.theta - truth) < 1.96 * np.sqrt(np.einsum("ujj->uj", kin.covariance))
+    assert 0.9 < inside.mean() < 0.99
+
+
+@pytest.mark.parametrize(("n", "most"), [(40, 3.0), (240, 1.6)])
+def test_what_a_low_rank_loses_is_bounded_and_owned(n, most):
+    """Rank 20 of 60 coefficients: a larger error than from everything, and intervals that say so."""
+    made, labels, truth = rows_of(16, 60, n, 2, 0.5)
+    whole, short = fedkin.find_kin(made), fedkin.find_kin(fedkin.summarise(made, rank=20))
+    errors = [((kin.theta - truth) ** 2).sum() for kin in (whole, short)]
+    assert short.groups.tolist() == labels.tolist()
+    assert errors[0] < errors[1] < most * errors[0]
+    inside = np.abs(short.theta - truth) < 1.96 * np.sqrt(np.einsum("ujj->uj", short.covariance))
+    assert inside.mean() > 0.9
+
+
+def test_contrasts_use_all_directions():
+    """Of one site they are its own covariance; kin hardly differ; others as for one who is told."""
+    everybody, labels, _ = rows_of(13, 60, 80, 2, 0.5, seed=1)
+    made, labels = everybody.subset(range(12)), labels[:12]
+    kin = fedkin.find_kin(made)
+    assert kin.learned.F.shape == (60, 60)
+    np.testing.assert_allclose(kin.contrast(3).covariance, kin.covariance[3], rtol=1e-2, atol=1e-6)
+    alike, apart = kin.contrast(0, 2), kin.contrast(0, 1)
+    assert labels[0] == labels[2] != labels[1]
+    assert apart.wald[2] < 1e-6 < alike.wald[2]
+    assert alike.standard_error.mean() < 0.5 * apart.standard_error.mean()
+    # groups are told apart as well as by someone who knows them
+    X = [np.concatenate([made[u].X for u in range(12) if labels[u] == k]) for k in (0, 1)]
+    told = np.sqrt(sum(np.diag(np.linalg.inv(one.T @ one)) for one in X))
+    np.testing.assert_allclose(apart.standard_error, told, rtol=0.15)
+    joined = kin.join(everybody[12])
+    assert joined.probability[labels == 0].min() > 0.9 > 0.1 > joined.probability[labels == 1].max()
+
+
+def test_signs_of_directions_are_not_left_to_rounding():
+    """Rows in another order, and sums of them, are sampled alike only if directions have the same signs."""
+    rng = np.random.default_rng(0)
+    c, half = rng.normal(size=(16, 60)), rng.normal(size=(16, 60, 90))
+    W = half @ np.swapaxes(half, 1, 2)
+    turn = FullEffects.from_likelihoods(Dense(W), c, 50).turn
+    for _ in range(5):
+        order = rng.permutation(16)
+        np.testing.assert_allclose(FullEffects.from_likelihoods(Dense(W[order]), c[order], 50).turn, turn, atol=1e-9)
+    np.testing.assert_allclose(FullEffects.from_likelihoods(Dense(W), -c, 50).turn, turn, atol=1e-9)

@@ -1,22 +1,26 @@
-"""Models with kin: which method is meant, their files, summaries instead of rows, a contract's units."""
+"""Models of kin: scikit-learn's checks, which method is meant, files, parts, covariates of sites, and the way back."""
 
 from __future__ import annotations
 
-import json
+import csv
 from dataclasses import fields, replace
 
-import msgspec.structs
 import numpy as np
+import pandas as pd
 import pytest
+from sklearn import config_context
+from sklearn.model_selection import cross_validate
+from sklearn.utils.estimator_checks import parametrize_with_checks
 
 import fedkin
-from fedkin.cli.format import model_facts, print_groups
-from fedkin.core import site_answer
+from fedkin import KinClassifier, KinRegressor, WithinSiteKFold, find_kin
 from fedkin.data import Column, Federation, Schema
 from fedkin.datasets import paper_design
-from fedkin.errors import ModelFileError, ParameterError
-from fedkin.fitting import FitOptions, Queries, compare, fit
-from fedkin.kin import Kin, Learned, Pairs, States
+from fedkin.errors import DataError, ParameterError
+from fedkin.fitting import FitOptions, fit
+from fedkin.kin import Kin, Learned, Pairs, States, covariate_graph, covariate_names, read_covariates
+
+NAMES = [f"site {u}" for u in range(24)]
 
 
 def design(loss="linear", V=12, n=60, p=3, seed=0, **more):
@@ -29,9 +33,6 @@ def fitted():
     return made, fit(made.federation, made.graph)
 
 
-# --- which method ---------------------------------------------------------------------------------------------
-
-
 def test_options_of_the_fused_estimator_mean_it():
     assert FitOptions().chosen == FitOptions(loss="poisson", seed=3, standardize=False).chosen == "kin"
     for name, value in {"lam": 0.1, "select": None, "penalty": "l2", "ridge": 1.0, "cv_folds": 3}.items():
@@ -41,25 +42,10 @@ def test_options_of_the_fused_estimator_mean_it():
     assert FitOptions(method="fused").chosen == "fused"
     with pytest.raises(ParameterError, match="method must be one of"):
         FitOptions(method="gibbs")
-
-
-def test_models_of_both_methods(fitted):
-    made, model = fitted
-    assert model.kin is not None
-    assert model.kin.resolved
-    assert model.groups.tolist() == made.labels.tolist()
-    assert model.fused is None and model.status == "converged"
-    assert np.array_equal(model.graph.edges, made.graph.edges)
-    assert np.array_equal(model.kin.theta[:, 1:], model.coef[:, 0])
-    assert np.array_equal(model.kin.theta[:, :1], model.intercept)
-    assert set(model.options) == {"method", "loss", "messages", "fit_intercept", "standardize", "seed", "n_jobs"}
-    fused = fit(made.federation, made.graph, FitOptions(method="fused"))
-    assert fused.kin is None
-    assert fused.fused.gap <= 1e-6
-    assert fused.options["method"] == "fused"
-
-
-# --- files ----------------------------------------------------------------------------------------------------
+    with pytest.raises(ParameterError, match="is not for classes"):
+        KinClassifier(loss="linear").fit(np.eye(4), [0, 1, 0, 1], site=[0, 0, 1, 1])
+    with pytest.raises(ParameterError, match="use it with KinClassifier"):
+        KinRegressor(loss="logistic").fit(np.eye(4), [0.0, 1.0, 0.0, 1.0], site=[0, 0, 1, 1])
 
 
 def same(one: object, other: object) -> bool:
@@ -94,18 +80,6 @@ def test_a_model_comes_back_to_the_bit(loss, tmp_path):
         assert (tmp_path / "again" / name).read_bytes() == (tmp_path / "model" / name).read_bytes()
 
 
-def test_damaged_files_are_refused(fitted, tmp_path):
-    _, model = fitted
-    model.save(tmp_path / "model")
-    held = (tmp_path / "model" / "kin.npz").read_bytes()
-    (tmp_path / "model" / "kin.npz").write_bytes(held[:-10])
-    with pytest.raises(ModelFileError, match=r"kin\.npz: its content does not match the checksum"):
-        fedkin.load(tmp_path / "model")
-    (tmp_path / "model" / "kin.npz").unlink()
-    with pytest.raises(ModelFileError, match=r"kin\.npz is missing"):
-        fedkin.load(tmp_path / "model")
-
-
 def test_a_part_tells_about_its_sites_only(fitted, tmp_path):
     _, model = fitted
     part = model.part([5, 2])
@@ -118,71 +92,23 @@ def test_a_part_tells_about_its_sites_only(fitted, tmp_path):
     assert fedkin.load(tmp_path / "part").kin.probability.shape == (2, 2)
 
 
-# --- summaries ------------------------------------------------------------------------------------------------
-
-
-def test_one_message_of_a_quadratic_loss():
-    fed = design().federation.with_intercept()
-    model = fit(fedkin.summarise(fed))
-    rows = fit(design().federation)
-    assert model.origin == {"from": "summaries", "rounds": 1}
-    deviation = np.sqrt(np.einsum("ujj->uj", rows.kin.covariance))
-    assert (np.abs(model.kin.theta - rows.kin.theta) < 0.3 * deviation).all()  # Monte Carlo error
-    assert model.members() == rows.members()
-
-
-def test_two_messages_of_a_smooth_loss():
-    made = paper_design(n_sites=10, n_samples=120, n_features=2, n_clusters=2, signal=6, seed=0, loss="logistic")
-    fed = made.federation.with_intercept()
-    said, rounds, asked = fedkin.summarise(fed, "logistic"), 1, None
-    while isinstance(found := fit(said, queries=asked), Queries):
-        parts = [site_answer(found[u], fed[u], said.loss, feature_names=fed.feature_names) for u in fed]
-        said, rounds = fedkin.Summaries.stack(parts), rounds + 1
-        asked, again = found, Queries.from_plain(json.loads(json.dumps(renamed(found).to_plain())))
-        assert np.array_equal(again.theta, found.theta)
-    assert rounds == 2
-    assert found.origin["rounds"] == 2
-    rows = fit(made.federation, None, FitOptions("logistic"))
-    deviation = np.sqrt(np.einsum("ujj->uj", rows.kin.covariance))
-    assert np.abs((found.kin.theta - rows.kin.theta) / deviation).mean() < 0.25
-    one = fit(fedkin.summarise(fed, "logistic"), None, FitOptions(messages=1))
-    assert one.origin["rounds"] == 1
-    compared = compare(said, None, FitOptions("logistic"), model=found)
-    assert compared.mean("Fedkin") < min(compared.mean("Local"), compared.mean("Global"))
-
-
-def renamed(asks: Queries) -> Queries:
-    return replace(asks, questions=tuple(msgspec.structs.replace(one, site=str(one.site)) for one in asks.questions))
-
-
-# --- units ----------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("seed", [0, 1, 2])
-def test_a_schemas_scale_does_not_matter(seed):
-    made = design(seed=seed)
-    fed = made.federation
+def test_a_schemas_scale_does_not_matter():
+    fed = design().federation
     columns = {name: fed.X[:, j] for j, name in enumerate(fed.feature_names)} | {"y": fed.y}
     columns["site"] = np.array(fed.sites)[fed.site_index]
-    scaled = Schema(
-        tuple(Column(name, low=-6.0 - j, high=9.0) for j, name in enumerate(fed.feature_names)), Column("y")
-    )
-    agreed = Federation.from_schema(columns, scaled, site="site")
-    model = fit(agreed, None, schema=scaled)
+    features = tuple(Column(name, low=-6.0 - j, high=9.0) for j, name in enumerate(fed.feature_names))
+    scaled = Schema(features, Column("y"))
+    model = fit(Federation.from_schema(columns, scaled, site="site"), None, schema=scaled)
     plain = fit(fed)
     assert model.kin.names == ("(intercept)", *fed.feature_names)
-    assert model.kin.theta[:, 1:] == pytest.approx(model.coef[:, 0])
-    assert model.kin.theta[:, :1] == pytest.approx(model.intercept)
+    assert model.kin.theta == pytest.approx(np.concatenate([model.intercept, model.coef[:, 0]], axis=1))
     deviation = np.sqrt(np.einsum("ujj->uj", plain.kin.covariance))
     # two runs of the sampler: the largest Monte Carlo error of any one is 0.17 to 0.19 of a deviation over twelve seeds
     apart = np.abs(model.kin.theta - plain.kin.theta) / deviation
-    assert apart.max() < 0.75
-    assert np.median(apart) < 0.15
+    assert apart.max() < 0.75 and np.median(apart) < 0.15
     ratio = np.einsum("ujj->uj", model.kin.covariance) / deviation**2
     assert np.median(ratio) == pytest.approx(1, abs=0.25)
     assert 1 / 3 < ratio.min() < ratio.max() < 3  # between two seeds a variance differs by up to twice
-    # the slopes have one spread or their own, whichever explains the data better by chains as noisy as these
-    assert np.abs(np.log(model.kin.sd / plain.kin.sd)).max() < np.log(2)
 
 
 def test_parameters_of_classes_are_named_by_label():
@@ -192,37 +118,15 @@ def test_parameters_of_classes_are_named_by_label():
     assert fit(fed).kin.names == ("(intercept) [low]", "x0 [low]", "(intercept) [mid]", "x0 [mid]")
 
 
-# --- command line ---------------------------------------------------------------------------------------------
-
-
-def test_chains_that_disagree_matter_to_groups_only_where_groups_are_shown(fitted):
+def test_probabilities_of_many_sites_are_saved_as_partitions(fitted, tmp_path):
     _, model = fitted
-    kin = model.kin
-    rhat = {**kin.diagnostics.rhat, "parameters, median": 2.0, "parameters, worst": 4.07}
-    apart = replace(kin, diagnostics=replace(kin.diagnostics, rhat=rhat))
-    assert "another seed may find others" in model_facts(replace(model, kin=apart))["sampler"]
-    unresolved = replace(apart, resolved=False, groups=np.zeros_like(kin.groups))
-    said = model_facts(replace(model, kin=unresolved))["sampler"]
-    assert "disagree about which sites are alike; the estimates are averaged over them" in said and "4.07 worst" in said
-    assert "seed" not in said
-
-
-def test_probabilities_of_many_sites_are_saved_as_partitions(fitted, tmp_path, capsys):
-    _, model = fitted
-    kin = model.kin
-    pairs = Pairs(kin.learned.states.z.astype(np.int32), kin.learned.states.weight, 0.0)
-    replace(model, kin=replace(kin, probability=pairs)).save(tmp_path / "model")
-    again = fedkin.load(tmp_path / "model")
-    loaded = again.kin
-    assert isinstance(loaded.probability, Pairs)
-    assert np.array_equal(loaded.probability.labels, pairs.labels)
-    assert loaded.probability[0, 1] == pairs[0, 1]
-    assert model_facts(again)["groups"] == model_facts(model)["groups"]
-    print_groups(again)
-    assert "2 groups of sites that are alike" in capsys.readouterr().out
-
-
-# --- the bridge back to the fused estimator -----------------------------------------------------------------------
+    states = model.kin.learned.states
+    pairs = Pairs(states.z.astype(np.int32), states.weight, 0.0)
+    replace(model, kin=replace(model.kin, probability=pairs)).save(tmp_path / "model")
+    loaded = fedkin.load(tmp_path / "model").kin.probability
+    assert isinstance(loaded, Pairs)
+    assert np.array_equal(loaded.labels, pairs.labels)
+    assert loaded[0, 1] == pairs[0, 1]
 
 
 def test_kin_weights_the_edges_of_the_fused_estimator():
@@ -238,6 +142,122 @@ def test_kin_weights_the_edges_of_the_fused_estimator():
     tested = fit(made.federation, None, replace(options, select="bonferroni"))
     ours, theirs = (((model.coef[:, 0] - made.theta_star) ** 2).sum() for model in (bridged, tested))
     assert ours < theirs
-    cliques = fit(made.federation, kin.graph("groups"), options)
-    assert cliques.fused.gap <= 1e-6
-    assert cliques.graph.n_components >= int(kin.groups.max()) + 1
+
+
+@pytest.mark.filterwarnings("ignore:fit was not told the sites:fedkin.errors.FedkinWarning")
+@parametrize_with_checks(
+    [KinRegressor(), KinClassifier(), KinRegressor(loss="poisson")],
+    expected_failed_checks=lambda estimator: (
+        {"check_sample_weight_equivalence_on_dense_data": "1e-7 wanted, 1e-6 found; see test_weights"}
+        if isinstance(estimator, KinRegressor) and estimator.loss != "poisson"
+        else {}
+    ),
+)
+def test_scikit_learns_own_checks(estimator, check):
+    check(estimator)
+
+
+# --- covariates of sites
+
+
+@pytest.fixture(scope="module")
+def made():
+    """Groups so weak that rows alone do not show them, and a region and a size that do."""
+    design = paper_design(n_sites=24, n_samples=20, n_features=5, n_clusters=3, signal=0.45, seed=1)
+    fed = design.federation
+    rng = np.random.default_rng(0)
+    rows = [{"region": "abc"[k], "size": 10.0 * k + rng.normal()} for k in design.labels]
+    return design, fed.X, fed.y, np.array(NAMES)[fed.site_index], dict(zip(NAMES, rows, strict=True))
+
+
+@pytest.mark.parametrize(("sites", "labels", "seed"), [(12, 2, 0), (12, 3, 1), (30, 2, 2)])
+def test_labels_that_mean_nothing_make_no_groups_of_a_continuum(sites, labels, seed):
+    """A graph with plain blocks has plain groups, whatever sites do: these are kin only if their parameters say so."""
+    rng = np.random.default_rng(seed)
+    X = rng.normal(size=(sites, 40, 3))
+    truth = 1 + 0.5 * rng.normal(size=(sites, 3))
+    y = np.einsum("unp,up->un", X, truth) + rng.normal(size=(sites, 40))
+    fed = Federation({u: (X[u], y[u]) for u in range(sites)})
+    found = find_kin(fed, covariates={u: f"label {u % labels}" for u in range(sites)})
+    alone = find_kin(fed)
+    assert found.graph_use == "ignored" and not found.resolved
+    others = ~np.eye(sites, dtype=bool)
+    assert np.asarray(found.probability)[others].max() < 0.2
+    np.testing.assert_allclose(found.theta, alone.theta, atol=0.05)
+
+
+def test_labels_and_numbers_become_one_graph_with_weights(made):
+    _, _, _, _, known = made
+    graph = covariate_graph(known, NAMES)
+    inside = np.array([known[NAMES[i]]["region"] == known[NAMES[j]]["region"] for i, j in graph.edges])
+    assert set(graph.weights.tolist()) == {0.5, 1.0}
+    assert inside[graph.weights == 1.0].all()
+    by_region = covariate_graph({name: row["region"] for name, row in known.items()}, NAMES)
+    by_size = covariate_graph({name: [row["size"]] for name, row in known.items()}, NAMES)
+    pairs = [{tuple(sorted(edge)) for edge in one.edges.tolist()} for one in (graph, by_region, by_size)]
+    assert pairs[0] == pairs[1] | pairs[2]
+    assert covariate_names(known) == ("region", "size")
+
+
+def test_a_pandas_table_is_read_by_its_index(made):
+    _, _, _, _, known = made
+    table = pd.DataFrame.from_dict(known, orient="index").sample(frac=1.0, random_state=0)
+    graph, same = covariate_graph(known, NAMES), covariate_graph(table, NAMES)
+    assert np.array_equal(graph.edges, same.edges)
+    assert np.array_equal(graph.weights, same.weights)
+    assert covariate_names(table) == ("region", "size")
+    assert covariate_graph(table["region"], NAMES).n_edges == 3 * 28
+    with pytest.raises(DataError, match="two rows of site 'site 3'"):
+        covariate_graph(pd.concat([table, table.loc[["site 3"]]]), NAMES)
+
+
+def test_covariates_are_routed_through_cross_validation(made):
+    _, X, y, site, known = made
+    more = known | {"site without rows": {"region": "a", "size": 3.0}}
+    with config_context(enable_metadata_routing=True):
+        found = cross_validate(
+            KinClassifier(),
+            X,
+            y > 0,
+            cv=WithinSiteKFold(3),
+            params={"site": site, "groups": site, "covariates": more},
+            return_estimator=True,
+            error_score="raise",
+        )
+    assert [one.model_.options["covariates"] for one in found["estimator"]] == [["region", "size"]] * 3
+
+
+def test_what_is_wrong_with_a_table_of_sites_is_said(run, made, tmp_path):
+    _, X, y, site, known = made
+    right = [[name, row["region"], row["size"]] for name, row in known.items()]
+
+    def write(name, header, lines):
+        with (tmp_path / name).open("w", newline="") as file:
+            csv.writer(file).writerows([header, *lines])
+
+    write("rows.csv", ["hospital", "days", "x0"], zip(site, y.tolist(), X[:, 0].tolist(), strict=True))
+    fit_it = ["fit", "rows.csv", "--site", "hospital", "--target", "days", "--covariates", "sites.csv"]
+    for words, lines in {
+        "no line for site 'site 23'": right[:-1],
+        "site 'site 0' has two lines, 2 and 26: keep one": [*right, right[0]],
+        "line 2: 'region' of site 'site 0' is missing": [["site 0", "", 1.0], *right[1:]],
+        "line 3: 'size' of site 'site 1' is missing": [right[0], ["site 1", "a", "NA"], *right[2:]],
+    }.items():
+        write("sites.csv", ["hospital", "region", "size"], lines)
+        assert words in " ".join(run(*fit_it, code=2).split())
+    write("sites.csv", ["clinic", "size"], [["site 0", 1]])
+    assert "no column 'hospital' for the site" in " ".join(run(*fit_it, code=2).split())
+
+
+def test_ids_that_are_numbers_in_one_file_and_text_in_the_other(tmp_path):
+    (tmp_path / "sites.csv").write_text("site,region\n1,north\n2,south\n")
+    assert read_covariates(tmp_path / "sites.csv", ["1", "2"])["2"] == {"region": "south"}
+    assert read_covariates(tmp_path / "sites.csv", [1, 2])[1] == {"region": "north"}
+
+
+def test_starts_that_cannot_be_read():
+    made = paper_design(n_sites=6, n_samples=20, n_features=2, n_clusters=2, seed=0)
+    with pytest.raises(DataError, match="no label of site 5"):
+        find_kin(made.federation, start=dict.fromkeys(range(5), "a"))
+    with pytest.raises(DataError, match="a label for each of the 6 sites"):
+        find_kin(made.federation, start=[1, 2])

@@ -17,7 +17,6 @@ from fedkin import Federation, Graph
 from fedkin.datasets import paper_design
 from fedkin.errors import ParameterError
 from fedkin.fitting import FitOptions, FittedModel, fit, with_history
-from fedkin.fitting.estimators import FedADMMRegressor, KinRegressor
 from fedkin.report import plot_coefficients, plot_kin, plot_path
 
 NASTY = "<script>alert(1)</script>"
@@ -27,9 +26,7 @@ NASTY = "<script>alert(1)</script>"
 def fused() -> FittedModel:
     design = paper_design(12, 60, 4, 2, varrho=0.2, signal=2, seed=0)
     options = FitOptions(select="holm")
-    return with_history(
-        fit(design.federation, design.graph, options), design.federation, design.graph, options
-    )
+    return with_history(fit(design.federation, design.graph, options), design.federation, design.graph, options)
 
 
 @pytest.fixture(scope="module")
@@ -44,9 +41,6 @@ def figures_closed():
     plt.close("all")
 
 
-# --- cards ----------------------------------------------------------------------------------------------------
-
-
 def test_cards_are_small_and_take_nothing_for_markup(kin: FittedModel) -> None:
     fed = Federation({f"{NASTY}{u}": ([[0.0], [1.0], [2.0 + u]], [1.0, 3.0, 5.0]) for u in range(3)})
     graph = Graph.complete(fed.sites)
@@ -59,21 +53,6 @@ def test_cards_are_small_and_take_nothing_for_markup(kin: FittedModel) -> None:
             assert len(re.findall(f"<{tag}[ >]", card)) == card.count(f"</{tag}>")
     assert "&lt;script&gt;" in fed._repr_html_() and "&lt;script&gt;" in graph._repr_html_()
     assert "2 groups" in kin.kin._repr_html_()
-
-
-def test_estimators_show_their_model_once_they_have_one() -> None:
-    design = paper_design(6, 30, 3, 2, signal=2, seed=0)
-    fed = design.federation
-    ids = [fed.sites[u] for u in fed.site_index]
-    for made in (FedADMMRegressor(lam=0.1), KinRegressor()):
-        assert "sk-top-container" in made._repr_html_()
-        made.fit(fed.X, fed.y, site=ids)
-        card = made._repr_html_()
-        assert type(made).__name__ in card and "<script" not in card and "180 rows" in card
-        assert made._repr_mimebundle_()["text/html"] == card
-
-
-# --- figures --------------------------------------------------------------------------------------------------
 
 
 def test_the_matrix_is_ordered_and_has_the_probabilities(kin: FittedModel) -> None:
@@ -104,5 +83,3 @@ def test_the_path_ends_in_groups(fused: FittedModel) -> None:
     assert len(at_top) <= fused.n_groups < len(at_bottom)
     with pytest.raises(ParameterError, match="no path"):
         plot_path(fit(Federation({"a": [[0.0]], "b": [[1.0]]}), None, FitOptions(loss="mean", lam=0.1)))
-
-

@@ -1,4 +1,4 @@
-"""Penalties against the definitions of prox, projection and dual norm."""
+"""The objective and what may be asked of it; penalties against the definitions of prox, projection and dual norm."""
 
 from __future__ import annotations
 
@@ -6,8 +6,10 @@ import numpy as np
 import pytest
 
 from builders import PENALTY_NAMES
-from fedkin.core import make_penalty
-from fedkin.errors import ParameterError
+from fedkin import Federation, Graph, Problem
+from fedkin.core import MixedTerms, make_penalty
+from fedkin.errors import DataError, GraphError, GraphWarning, ParameterError, UnknownSiteError
+from fedkin.losses import LogisticLoss, MultinomialLoss
 
 ORDER = {"l1": 1, "l2": 2, "linf": np.inf}
 DUAL = {"l1": np.inf, "l2": 2, "linf": 1}
@@ -24,17 +26,6 @@ def test_values_and_dual_norms_are_the_named_norms(name):
     penalty = make_penalty(name)
     np.testing.assert_allclose(penalty.value(d), np.linalg.norm(d, ORDER[name], axis=1))
     np.testing.assert_allclose(penalty.dual_norm(d), np.linalg.norm(d, DUAL[name], axis=1))
-
-
-@every_penalty
-def test_dual_norm_is_the_largest_inner_product_over_the_unit_ball(name):
-    import cvxpy as cp
-
-    penalty = make_penalty(name)
-    for v in differences(1, edges=3):
-        u = cp.Variable(v.size)
-        best = cp.Problem(cp.Maximize(v @ u), [cp.norm(u, ORDER[name]) <= 1]).solve(solver="CLARABEL")
-        assert penalty.dual_norm(v[None])[0] == pytest.approx(best, rel=1e-6)
 
 
 @every_penalty
@@ -62,15 +53,6 @@ def test_projection_is_the_nearest_point_of_the_dual_ball(name, radius):
 
 
 @every_penalty
-def test_no_edges(name):
-    penalty = make_penalty(name)
-    none = np.empty((0, 3))
-    assert penalty.value(none).shape == penalty.dual_norm(none).shape == (0,)
-    assert penalty.prox(none, 1.0).shape == (0, 3)
-    assert penalty.prox(none, np.empty(0)).shape == (0, 3)
-
-
-@every_penalty
 @pytest.mark.parametrize("p", [1, 2, 7])
 def test_euclidean_bound_holds_and_is_attained(name, p):
     penalty = make_penalty(name)
@@ -78,14 +60,6 @@ def test_euclidean_bound_holds_and_is_attained(name, p):
     candidates = np.vstack([differences(8, edges=200, p=p), np.eye(p), np.ones((1, p))])
     ratio = np.linalg.norm(candidates, axis=1) / penalty.value(candidates)
     assert ratio.max() == pytest.approx(bound, rel=1e-12)
-
-
-def test_make_penalty():
-    penalty = make_penalty("l2")
-    assert make_penalty(penalty) is penalty
-    assert repr(make_penalty("linf")) == "Penalty('linf')"
-    with pytest.raises(ParameterError, match=r"unknown penalty 'l3'.*l1, l2, linf"):
-        make_penalty("l3")
 
 
 @every_penalty
@@ -100,3 +74,82 @@ def test_however_large_a_difference_is_its_dual_lies_on_the_ball(name, size):
     np.testing.assert_allclose(found[0, :2], [best, -best], rtol=1e-12)
     assert found[1, 0] == pytest.approx(1.5) and found[2].tolist() == y[2].tolist()
     assert penalty.project(y, 0.0).tolist() == np.zeros((3, 4)).tolist()
+
+
+# --- problems
+
+
+@pytest.fixture
+def fed() -> Federation:
+    rng = np.random.default_rng(0)
+    return Federation(
+        {name: (rng.normal(size=(n, 2)), rng.normal(size=n)) for name, n in (("a", 3), ("b", 5), ("c", 4))}
+    )
+
+
+@pytest.fixture
+def chain() -> Graph:
+    return Graph(["a", "b", "c"], [("a", "b"), ("b", "c")], weights=[2.0, 0.5])
+
+
+def test_sparsity_and_ridge_are_per_site_and_averaged(fed: Federation, chain: Graph) -> None:
+    theta = np.random.default_rng(1).normal(size=(3, 2))
+    plain = Problem(fed, chain, lam=0.1).objective(theta)
+    weights = np.array([0.5, 0.0, 2.0])
+    expected = plain + (weights * np.abs(theta).sum(axis=1)).mean()
+    for sparsity in (weights, weights.tolist(), {"c": 2.0, "a": 0.5}, np.repeat(weights[:, None], 2, axis=1)):
+        assert Problem(fed, chain, lam=0.1, sparsity=sparsity).objective(theta) == pytest.approx(expected, rel=1e-13)
+    assert Problem(fed, chain, lam=0.1, sparsity=0.0).fused.sparsity is None
+    both = Problem(fed, chain, lam=0.1, ridge=[0.3, 0.0]).objective(theta)
+    assert both == pytest.approx(plain + 0.15 * (theta[:, 0] ** 2).mean(), rel=1e-13)
+
+
+def test_a_graph_over_other_sites_is_refused_and_one_over_fewer_leaves_them_alone(fed: Federation) -> None:
+    with pytest.warns(GraphWarning, match="does not name site 'c', which has no edges"):
+        assert Problem(fed, Graph.complete(["a", "b"])).graph.degree.tolist() == [1, 1, 0]
+    with pytest.raises(GraphError, match="'d'"):
+        Problem(fed, Graph.complete(["a", "b", "c", "d"]))
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"radius": 0.0}, "radius"),
+        ({"ridge": -1.0}, "ridge"),
+        ({"ridge": [1.0, 2.0, 3.0]}, r"ridge has shape \(3,\), expected a number or \(2,\)"),
+        ({"sparsity": -0.1}, "sparsity"),
+        ({"sparsity": {"a": np.nan}}, "sparsity"),
+        ({"sparsity": np.ones(4)}, r"sparsity has shape \(4, 1\)"),
+        ({"sparsity": {"z": 1.0}}, "'z'"),
+    ],
+)
+def test_parameters_out_of_range_are_named(fed: Federation, chain: Graph, given: dict, message: str) -> None:
+    with pytest.raises((ParameterError, UnknownSiteError), match=message):
+        _ = Problem(fed, chain, **given).fused
+
+
+def test_losses_by_site(fed: Federation, chain: Graph) -> None:
+    binary = Federation({d: (fed[d].X, (fed[d].y > 0).astype(float)) for d in fed.sites})
+    problem = Problem(binary, chain, loss={"a": "linear", "b": LogisticLoss(), "c": "linear"})
+    assert [loss.name for loss in problem.losses] == ["linear", "logistic", "linear"]
+    assert isinstance(problem.terms, MixedTerms)
+    theta = np.random.default_rng(1).normal(size=(3, 2))
+    eta = binary["b"].X @ theta[1]
+    assert problem.terms.values(theta)[1] == pytest.approx(np.mean(np.logaddexp(0, eta) - binary["b"].y * eta))
+
+
+@pytest.mark.parametrize(
+    ("losses", "message"),
+    [
+        ({"a": "linear"}, "no loss is given for site 'b' and 1 others; name every site"),
+        ({"a": "linear", "b": "linear", "c": "linear", "z": "mean"}, "'z'"),
+        ({"a": "linear", "b": MultinomialLoss(3), "c": "linear"}, "different length"),
+        ("logistic", "site 'b'"),
+    ],
+)
+def test_losses_must_be_complete_known_of_one_length_and_fit_the_target(fed, chain, losses, message) -> None:
+    counts = Federation({d: (fed[d].X, np.full(len(fed[d].y), 2.0 if d == "b" else 1.0)) for d in fed.sites})
+    with pytest.raises((DataError, UnknownSiteError), match=message):
+        _ = Problem(counts, chain, loss=losses).losses
+    with pytest.raises(DataError, match="no target"):
+        _ = Problem(Federation({d: fed[d].X for d in fed.sites}), chain).losses

@@ -1,16 +1,24 @@
-"""What a curious neighbour learns from thetas: the attack on single rows, and that it fails on what contracts allow."""
+"""What others learn: single rows from thetas, where contracts refuse it; and noisy sums, with what they promise."""
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 
 import numpy as np
 import pytest
+from scipy.stats import norm
 
+import fedkin
 from fedkin.admm import Shard
+from fedkin.core import Budget, Summaries, Summary, local_fit, private_summary, site_summary
+from fedkin.core.summarising import noise_multiplier
 from fedkin.data import Rows
+from fedkin.errors import DataError, ParameterError
 from fedkin.federate import Contract, ContractError, SitePlan, whole_plan
+from fedkin.fitting import FitOptions, fit
 from fedkin.graph import Graph
+from fedkin.losses import LinearLoss, LogisticLoss, MeanLoss
 
 CONTRACT = """
 name = "heart"
@@ -89,3 +97,139 @@ def test_with_all_rows_the_first_theta_is_the_sites_own_estimate() -> None:
     plan, rows = site_with_a_neighbour(Contract.from_toml(whole))
     (first,) = theta_after(Shard(plan, ONE), 1)
     np.testing.assert_allclose(first, np.linalg.lstsq(rows[1].X, rows[1].y, rcond=None)[0], atol=1e-10)
+
+
+# --- noisy sums
+
+
+NAMES = ("(intercept)", "x1", "x2")
+THETA = np.array([0.2, 0.4, -0.3])
+
+
+def rows_of(n: int = 400, seed: int = 0, theta: np.ndarray = THETA) -> Rows:
+    rng = np.random.default_rng(seed)
+    X = np.column_stack([np.ones(n), rng.uniform(-1, 1, (n, 2))])
+    return Rows(X, np.clip(X @ theta + 0.1 * rng.normal(size=n), -1, 1))
+
+
+def noisy(rows: Rows, budget: Budget, seed: int = 0, **how) -> Summary:
+    rng = np.random.default_rng(seed)
+    return private_summary("north", rows, LinearLoss(), budget, feature_names=NAMES, rng=rng, **how)
+
+
+@pytest.mark.parametrize(("epsilon", "delta"), [(0.5, 1e-5), (3.0, 1e-6)])
+def test_noise_is_calibrated_as_the_gaussian_mechanism_needs(epsilon: float, delta: float) -> None:
+    """Against the exact formula (Balle and Wang 2018) with twice the length of a row: one goes, another comes."""
+    sigma, sensitivity = noise_multiplier(epsilon, delta), 2.0
+
+    def failure(sigma: float) -> float:
+        a, b = sensitivity / (2 * sigma), epsilon * sigma / sensitivity
+        return float(norm.cdf(a - b) - np.exp(epsilon) * norm.cdf(-a - b))
+
+    assert failure(sigma) <= delta * 1.001
+    assert failure(0.99 * sigma) > delta
+
+
+@pytest.mark.parametrize("bound", [None, 1.3])
+def test_one_row_changes_the_sums_by_no_more_than_was_accounted_for(bound: float | None) -> None:
+    budget = Budget(1.0, 1e-5, bound=bound)
+    rows = rows_of(60)
+    one = noisy(rows, budget)
+    assert one.privacy is not None
+    allowed = 2 * one.privacy.noise / noise_multiplier(1.0, 1e-5)
+    worst = 0.0
+    for x, y in ((1e6, -1e6), (0.0, 0.0), (-1.0, 1.0), (1.0, 1.0)):
+        X, target = rows.X.copy(), rows.y.copy()
+        X[7, 1:], target[7] = x, y
+        other = noisy(Rows(X, target), budget)  # with the same noise
+        assert ((one.value != other.value) | (one.gradient != other.gradient).any(axis=1)).sum() <= 1  # one fold
+        upper = np.triu_indices(3)
+        parts = [2 * (one.value - other.value), one.gradient - other.gradient, (one.hessian - other.hessian)[:, *upper]]
+        worst = max(worst, float(np.sqrt(sum((np.asarray(part) ** 2).sum() for part in parts))))
+    assert 0.2 * allowed < worst <= allowed
+
+
+@pytest.mark.exhaustive
+def test_noise_has_the_size_that_the_summary_states() -> None:
+    rows, budget = rows_of(200), Budget(2.0, target_limit=3.0, limits=(1.0, 1.0, 2.0))
+    drawn = [noisy(rows, budget, seed) for seed in range(300)]
+    sd = Summaries.stack([drawn[0]]).noise()[0]
+    gradient = np.array([one.gradient.sum(axis=0) for one in drawn])
+    hessian = np.array([one.hessian.sum(axis=0) for one in drawn])
+    np.testing.assert_allclose(gradient.std(axis=0), sd[:-1, -1], rtol=0.15)
+    np.testing.assert_allclose(hessian.std(axis=0), sd[:-1, :-1], rtol=0.15, atol=1e-12)
+    np.testing.assert_allclose(np.std([2 * one.value.sum() for one in drawn]), sd[-1, -1], rtol=0.15)
+    assert drawn[0].hessian[:, 0, 0].sum() == 200  # the number of rows is public
+    exact = site_summary("north", rows, LinearLoss(), feature_names=NAMES)
+    assert abs(gradient.mean(axis=0) - exact.gradient.sum(axis=0)).max() < 4 * sd.max() / np.sqrt(300)
+    whole = noisy(rows, budget, by_fold=False)
+    assert whole.count.tolist() == [0, 0, 0, 0, 0, 200]
+    assert Summaries.stack([whole]).noise()[0, -1, -1] == pytest.approx(sd[-1, -1] / np.sqrt(5))
+
+
+@pytest.mark.exhaustive
+def test_estimates_are_as_uncertain_as_they_say() -> None:
+    scores = []
+    for seed in range(120):
+        fit = local_fit(Summaries.stack([noisy(rows_of(3000, seed), Budget(4.0), seed)]))
+        error = fit.theta[0] - THETA
+        scores.append(error @ np.linalg.solve(fit.covariance[0], error))
+        assert np.linalg.eigvalsh(fit.covariance[0])[0] > 0
+    exact = local_fit(Summaries.stack([site_summary("a", rows_of(3000), LinearLoss(), feature_names=NAMES)]))
+    assert fit.covariance[0, 1, 1] > 5 * exact.covariance[0, 1, 1]
+    assert 2.4 < np.mean(scores) < 4.0  # chi-square with 3 degrees of freedom has mean 3
+
+
+def test_a_fit_of_noisy_sums_says_what_was_promised(tmp_path) -> None:
+    parts = []
+    for k in range(6):
+        rows, rng = rows_of(4000, k, THETA if k < 3 else -THETA), np.random.default_rng(k)
+        budget = Budget(8.0 if k else 3.0)
+        parts.append(private_summary(f"site {k}", rows, LinearLoss(), budget, feature_names=NAMES, rng=rng))
+    summaries = Summaries.stack(Summary.from_plain(json.loads(json.dumps(part.to_plain()))) for part in parts)
+    model = fit(summaries, None, FitOptions("linear", "fused", standardize=False))
+    model.save(tmp_path / "model")
+    promised = fedkin.load(tmp_path / "model").origin
+    assert promised == model.origin == {
+        "from": "summaries", "rounds": 1, "privacy": {"epsilon": 8.0, "delta": 1e-5, "sites": 6}
+    }  # fmt: skip
+    assert model.members() == (("site 0", "site 1", "site 2"), ("site 3", "site 4", "site 5"))
+    assert abs(model.coef[0, 0] - THETA[1:]).max() < 0.1
+    with pytest.raises(ParameterError, match="standardize=False"):
+        fit(summaries, None, FitOptions("linear", "fused"))
+
+
+@pytest.mark.parametrize("loss", ["linear", "mean"])
+def test_noise_that_drowns_the_rows_still_gives_a_fit(loss: str) -> None:
+    made = LinearLoss() if loss == "linear" else MeanLoss()
+    names = NAMES if loss == "linear" else ("a", "b")
+    parts = []
+    for k in range(5):
+        rows = rows_of(30, k) if loss == "linear" else Rows(rows_of(30, k).X[:, 1:])
+        rng = np.random.default_rng(k)
+        parts.append(private_summary(f"site {k}", rows, made, Budget(0.3), feature_names=names, rng=rng))
+    summaries = Summaries.stack(parts)
+    model = fit(summaries, None, FitOptions(loss, "fused", standardize=False))
+    assert np.isfinite(model.coef).all()
+    assert model.status == "converged"
+    assert model.graph.n_edges == 10  # nobody can tell the sites apart
+
+
+def test_what_noise_is_not_for() -> None:
+    rows = rows_of(50)
+    labels = Rows(rows.X, (rows.y > 0).astype(float))
+    with pytest.raises(ParameterError, match="logistic loss takes several messages"):
+        private_summary("a", labels, LogisticLoss(), Budget(1.0), feature_names=NAMES)
+    with pytest.raises(ParameterError, match="delta must lie between 0 and 1"):
+        Budget(1.0, 0.0)
+    with pytest.raises(ParameterError, match="bound must be greater than 1"):
+        noisy(rows, Budget(1.0, bound=1.0))
+    with pytest.raises(ParameterError, match="limits must be 3 positive numbers"):
+        noisy(rows, Budget(1.0, limits=(1.0, 2.0)))
+    with pytest.raises(DataError, match="is not 1 in every row"):
+        noisy(Rows(2 * rows.X, rows.y), Budget(1.0))
+    with pytest.raises(DataError, match="has a number that is not positive in 'privacy'"):
+        plain = noisy(rows, Budget(1.0)).to_plain()
+        Summary.from_plain(plain | {"privacy": plain["privacy"] | {"noise": 0.0}})
+    told = {one.name: one for one in noisy(rows, Budget(1.0)).described()}
+    assert "2.72" in told["privacy"].tells

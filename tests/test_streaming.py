@@ -1,6 +1,5 @@
 """One pass over Parquet files, of which only sums are kept: the same fit as from rows in memory."""
 
-
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -15,7 +14,6 @@ from fedkin.errors import DataError, ParameterError
 from fedkin.fitting import FitOptions, fit
 
 ROLES = {"site": "site", "target": "y"}
-FUSED = FitOptions(method="fused", lam=0.03, select="none")
 
 
 def table(n=900, sites=6, seed=0):
@@ -33,23 +31,6 @@ def written(folder, columns, files=3):
     for k, part in enumerate(np.array_split(np.arange(n), files)):
         pq.write_table(whole.take(part), folder / f"part{k}.parquet", row_group_size=100)
     return folder / "*.parquet"
-
-
-@pytest.mark.parametrize("options", [FUSED, FitOptions()], ids=["fused", "kin"])
-def test_the_fit_is_that_of_rows_in_memory(tmp_path, options):
-    path = written(tmp_path / "rows", {name: cells for name, cells in table().items() if name != "w"})
-    streamed = fedkin.summarise_files(path, **ROLES)
-    federation = Federation.read(path, **ROLES)
-    assert streamed.n_rows == 900
-    assert streamed.schema.names == federation.feature_names == ("x", "z", "ward=B", "ward=C")
-    ours = fit(streamed.summaries, None, options)
-    if options.method == "fused":
-        rows = fit(federation, None, options)
-    else:  # the chains of kin part ways over the last bits of rows
-        rows = fit(fedkin.summarise(federation.with_intercept(), "linear"), None, options)
-    assert ours.sites == rows.sites
-    assert np.allclose(ours.coef, rows.coef, atol=1e-6)
-    assert np.allclose(ours.intercept, rows.intercept, atol=1e-4)
 
 
 def test_weights_offsets_and_dropped_rows(tmp_path):
@@ -113,9 +94,6 @@ def test_rows_that_do_not_fit_are_refused_before_they_are_read(tmp_path, capsys,
     assert "read once for every Newton step" in capsys.readouterr().err
 
 
-# --- other losses: rows are read again ------------------------------------------------------------------------
-
-
 def labelled(kind, n=600, sites=5, seed=1):
     """Rows with labels or counts; sites 0 and 1 are unlike the others."""
     rng = np.random.default_rng(seed)
@@ -146,12 +124,6 @@ def test_kin_of_rows_in_files_is_that_of_rows_in_memory(tmp_path, kind, more):
     spread = np.sqrt(np.stack([np.diag(part) for part in theirs.kin.covariance]))
     assert (np.abs(ours.kin.theta - theirs.kin.theta) < 0.1 * spread).all()
     assert np.allclose(ours.kin.sd, theirs.kin.sd, rtol=0.05, atol=1e-3)
-    new = {"x": [3.0], "ward": ["B"]}
-    offset = [0.0] if more else None
-    if kind == "poisson":
-        assert np.allclose(ours.predict(new, "s0", offset), theirs.predict(new, "s0", offset), rtol=0.02)
-    else:
-        assert np.allclose(ours.predict_proba(new, "s0", offset), theirs.predict_proba(new, "s0", offset), atol=0.01)
 
 
 def test_few_passes_and_one_batch_at_a_time(tmp_path, monkeypatch):
@@ -169,5 +141,3 @@ def test_few_passes_and_one_batch_at_a_time(tmp_path, monkeypatch):
     fit(rows)
     assert len(passes) <= 40
     assert max(largest) <= 200  # the files have 200 rows each: never more than one of them
-
-

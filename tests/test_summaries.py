@@ -13,11 +13,11 @@ from scipy.optimize import minimize
 import fedkin
 from builders import LOSS_NAMES, federation
 from fedkin.core import Problem, Query, Summaries, site_answer, site_summary
-from fedkin.data import Federation, Rows
+from fedkin.data import Federation
 from fedkin.errors import DataError, ParameterError, UnknownSiteError
 from fedkin.fitting import FitOptions, FittedModel, fit
 from fedkin.graph import Graph
-from fedkin.losses import LinearLoss, LogisticLoss
+from fedkin.losses import LogisticLoss
 
 SIZES = (30, 45, 60, 33, 52, 41)
 
@@ -48,14 +48,9 @@ def assert_same_model(ours: FittedModel, theirs: FittedModel, tol: float = 1e-10
 def from_sums(fed: Federation, graph: Graph | None, options: FitOptions, loss: str) -> FittedModel:
     """What the organiser fits: every site has summed up its rows without seeing another's."""
     rows = fed.with_intercept() if options.fit_intercept and loss != "mean" else fed
+    how = {"feature_names": rows.feature_names, "folds": options.cv_folds, "seed": options.seed}
     made = fedkin.losses.make_loss(loss)
-    parts = [
-        site_summary(
-            site, rows[site], made, feature_names=rows.feature_names, folds=options.cv_folds, seed=options.seed
-        )
-        for site in rows.sites
-    ]
-    return fit(Summaries.stack(parts), graph, options)
+    return fit(Summaries.stack(site_summary(site, rows[site], made, **how) for site in rows.sites), graph, options)
 
 
 @pytest.mark.parametrize("offset", [False, True])
@@ -63,19 +58,10 @@ def from_sums(fed: Federation, graph: Graph | None, options: FitOptions, loss: s
 @pytest.mark.parametrize("standardize", [False, True])
 def test_least_squares_from_sums_is_least_squares_from_rows(offset: bool, intercept: bool, standardize: bool) -> None:
     fed = grouped(offset=offset, centre=1.5)
+    how = {"fit_intercept": intercept, "standardize": standardize, "cv_folds": 4, "seed": 3}
     for lam, select, penalty in (("cv", "bonferroni", "l1"), (0.05, "none", "l2"), ("cv", "holm", "linf")):
-        options = FitOptions(
-            "linear",
-            penalty=penalty,
-            lam=lam,
-            select=select,
-            fit_intercept=intercept,
-            standardize=standardize,
-            cv_folds=4,
-            seed=3,
-        )
-        theirs = fit(fed, None, options)
-        assert_same_model(from_sums(fed, None, options, "linear"), theirs)
+        options = FitOptions("linear", penalty=penalty, lam=lam, select=select, **how)
+        assert_same_model(from_sums(fed, None, options, "linear"), fit(fed, None, options))
 
 
 @pytest.mark.parametrize("standardize", [False, True])
@@ -104,15 +90,6 @@ def test_the_sandwich_needs_rows_except_for_means() -> None:
     fed = grouped("mean")
     ours = fedkin.local_fit(fedkin.summarise(fed, "mean"), variance="sandwich")
     np.testing.assert_allclose(ours.covariance, fedkin.local_fit(fed, "mean", "sandwich").covariance, rtol=1e-9)
-
-
-def test_a_site_alone_says_what_it_says_among_others() -> None:
-    fed = grouped(offset=True)
-    together = fedkin.summarise(fed, folds=3, seed=7)
-    for site in fed:
-        rows = Rows(*fed[site].arrays)
-        alone = site_summary(site, rows, LinearLoss(), feature_names=fed.feature_names, folds=3, seed=7)
-        assert alone.to_plain() == together[site].to_plain()
 
 
 def test_a_problem_of_summaries_refuses_what_needs_rows() -> None:
@@ -146,9 +123,6 @@ def test_summaries_of_different_contracts_are_not_stacked() -> None:
         fedkin.summarise(fed)["east"]
 
 
-# --- as messages ------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("loss", LOSS_NAMES)
 def test_a_summary_comes_back_from_json_to_the_bit(loss: str) -> None:
     fed = federation(loss, (30, 25), q=2)
@@ -159,13 +133,6 @@ def test_a_summary_comes_back_from_json_to_the_bit(loss: str) -> None:
         np.testing.assert_array_equal(getattr(back, name), getattr(summary, name), err_msg=name)
     assert back.to_plain() == summary.to_plain()
     assert Summaries.stack([back])["site 1"].to_plain() == summary.to_plain()
-
-
-def test_a_single_row_is_in_no_fold() -> None:
-    fed = Federation({"one": ([[1.0]], [2.0]), "more": ([[1.0], [2.0], [3.0]], [1.0, 2.0, 3.0])})
-    summaries = fedkin.summarise(fed, folds=2)
-    assert summaries["one"].count.tolist() == [0, 0, 1]
-    assert fedkin.Summary.from_plain(summaries["one"].to_plain()).count.tolist() == [0, 0, 1]
 
 
 def damaged(change: Callable[[dict[str, Any]], Any]) -> dict[str, Any]:
@@ -196,17 +163,17 @@ def test_a_damaged_summary_is_refused_in_words(change: Callable[[dict[str, Any]]
         fedkin.Summary.from_plain(damaged(change))
 
 
-def test_every_number_of_a_message_is_described() -> None:
-    for loss in ("linear", "logistic", "mean"):
-        fed = federation(loss, (30,), q=2)
-        summary = fedkin.summarise(Federation({"north": fed[0].X if loss == "mean" else (fed[0].X, fed[0].y)}), loss)
-        plain, described = summary["north"].to_plain(), {one.name: one for one in summary["north"].described()}
-        names = set(plain) - {"site", "loss", "columns", "seed", "folds", "n_folds"} | set(plain["folds"][0])
-        assert set(described) == names - (set() if any(plain["at"]) else {"at"})
-        for name in plain["folds"][0]:  # the numbers of the file, fold by fold
-            assert described[name].parts == tuple(f"fold {k + 1}" for k in range(5))
-            assert described[name].numbers == [part[name] for part in plain["folds"]]
-        assert all(one.what and one.tells for one in described.values())
+@pytest.mark.parametrize("loss", ["linear", "logistic", "mean"])
+def test_every_number_of_a_message_is_described(loss: str) -> None:
+    fed = federation(loss, (30,), q=2)
+    rows = fed[0].X if loss == "mean" else (fed[0].X, fed[0].y)
+    summary = fedkin.summarise(Federation({"north": rows}), loss)["north"]
+    plain, described = summary.to_plain(), {one.name: one for one in summary.described()}
+    names = set(plain) - {"site", "loss", "columns", "seed", "folds", "n_folds"} | set(plain["folds"][0])
+    assert set(described) == names - (set() if any(plain["at"]) else {"at"})
+    for name in plain["folds"][0]:  # the numbers of the file, fold by fold
+        assert described[name].numbers == [part[name] for part in plain["folds"]]
+    assert all(one.what and one.tells for one in described.values())
 
 
 @pytest.mark.parametrize("loss", ["logistic", "poisson", "huber", "multinomial"])
@@ -238,3 +205,81 @@ def test_a_question_of_another_contract_is_refused() -> None:
     for change, words in (({"round": 1}, "at least 2"), ({"radius": 0.0}, "positive"), ({"balance": []}, "'balance'")):
         with pytest.raises(DataError, match=words):
             Query.from_plain(Query("a", 2, np.zeros(1), np.zeros(1)).to_plain() | change)
+
+
+# --- short messages of many coefficients: second derivatives as diagonal plus low rank
+
+
+def one_site(n: int, p: int, seed: int = 0) -> Federation:
+    rng = np.random.default_rng(seed)
+    X = rng.normal(size=(n, p)) * rng.uniform(0.1, 10.0, size=p)
+    return Federation({"a": (X, X @ rng.normal(size=p) / 10 + rng.normal(size=n))})
+
+
+@pytest.mark.parametrize(("n", "p"), [(6, 15), (40, 8)])
+def test_a_rank_as_large_as_rows_or_coefficients_is_exact(n, p):
+    whole = fedkin.summarise(one_site(n, p))["a"]
+    short = whole.short(min(n, p))
+    size = np.abs(whole.hessian.sum(axis=0)).max()
+    assert short.curvature.exact and short.curvature.factor.shape == (p, min(n, p))
+    np.testing.assert_allclose(short.hessian[-1], whole.hessian.sum(axis=0), atol=1e-12 * size)
+    assert not short.hessian[:-1].any() and short.n_samples == n
+    assert short.gradient.sum(axis=0).tolist() == whole.gradient.sum(axis=0).tolist()
+    # and more than that is no longer
+    assert whole.short(50).curvature.rank == min(n, p)
+
+
+def test_what_is_left_out_of_few_rows_are_rows_of_a_rotated_table():
+    """Five of nine rows, after a rotation: their products with each other and with the target, and nothing else."""
+    fed = one_site(9, 20)
+    X, y = fed["a"].X, fed["a"].y
+    size = np.sqrt((X**2).sum(axis=0))
+    U, _, _ = np.linalg.svd(X / size, full_matrices=False)
+    turned, target = U[:, :5].T @ X, U[:, :5].T @ y
+    short = fedkin.summarise(fed, rank=5)["a"]
+    np.testing.assert_allclose(short.hessian[-1], turned.T @ turned, atol=1e-9)
+    np.testing.assert_allclose(-short.gradient[-1], turned.T @ target, atol=1e-9)
+    assert 2 * short.value[-1] == pytest.approx(target @ target)
+    assert short.curvature.left_out == 4 and not short.curvature.diagonal.any()
+
+
+def test_a_short_message_is_short_and_comes_back_to_the_bit():
+    whole = fedkin.summarise(one_site(30, 60))["a"]
+    short = whole.short(5)
+    plain = short.to_plain()
+    assert len(json.dumps(plain)) < 0.1 * len(json.dumps(whole.to_plain()))
+    back = fedkin.Summary.from_plain(json.loads(json.dumps(plain)))
+    for name in ("count", "value", "gradient", "hessian", "at"):
+        assert np.array_equal(getattr(back, name), getattr(short, name))
+    assert np.array_equal(back.curvature.factor, short.curvature.factor) and back.curvature.left_out == 25
+    told = {one.name: one for one in short.described()}
+    assert "rows follow from it up to a rotation" in told["curvature"].tells
+    # a long one and a short one of two sites go together
+    other = fedkin.summarise(Federation({"b": one_site(30, 60, seed=1)["a"]}))["b"]
+    assert Summaries.stack([short, other]).curvature == (short.curvature, None)
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (lambda one: one["curvature"]["diagonal"].__setitem__(0, -1.0), "below 0"),
+        (lambda one: [line.pop() for line in one["curvature"]["factor"]], "'factor' of shape"),
+        (lambda one: one["curvature"].update(left_out=-1), "left_out"),
+        (lambda one: one["folds"].append(one["folds"][0]), "over all rows only"),
+    ],
+)
+def test_damaged_short_messages_are_refused(change, words):
+    plain = fedkin.summarise(one_site(20, 4), rank=2)["a"].to_plain()
+    change(plain)
+    with pytest.raises(DataError, match=words):
+        fedkin.Summary.from_plain(plain)
+
+
+def test_what_cannot_be_shortened_is_said():
+    summary = fedkin.summarise(one_site(20, 4))["a"]
+    with pytest.raises(ParameterError, match="rank must be"):
+        summary.short(0)
+    with pytest.raises(ParameterError, match="short already"):
+        summary.short(2).short(1)
+    with pytest.raises(ParameterError, match="mean loss"):
+        fedkin.summarise(Federation({"a": np.ones((5, 3))}), "mean", rank=1)

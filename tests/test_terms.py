@@ -8,19 +8,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from builders import federation, log_cosh
+from builders import federation
 from cvxpy_reference import mean_loss
-from fedkin import Graph, Problem, solve
-from fedkin.core import (
-    LossTerms,
-    MixedTerms,
-    QuadraticTerms,
-    build_terms,
-    generalized_inverse,
-    summed_terms,
-)
+from fedkin.core import build_terms, summed_terms
 from fedkin.data import Federation
-from fedkin.losses import HuberLoss, LinearLoss, LogisticLoss, Loss, MeanLoss, MultinomialLoss, PoissonLoss, UserLoss
+from fedkin.losses import HuberLoss, LinearLoss, LogisticLoss, Loss, MeanLoss, MultinomialLoss, PoissonLoss
 
 LOSSES: dict[str, Loss] = {
     "mean": MeanLoss(),
@@ -37,9 +29,6 @@ def terms_of(loss: str, fed: Federation, ridge: float | np.ndarray = 0.0):
     one = LOSSES[loss]
     p = one.n_params(fed.n_features)
     return build_terms(fed, (one,) * fed.n_sites, np.broadcast_to(ridge, (p,)).astype(float))
-
-
-# --- values and derivatives -------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("offset", [False, True])
@@ -61,83 +50,6 @@ def test_values_and_derivatives_are_those_of_each_site_alone(loss: str, offset: 
         )
         expected = one.hessian(theta[u], *rows) + ridge * np.eye(terms.n_params)
         np.testing.assert_allclose(hessians[u], expected, rtol=1e-10, atol=1e-12)
-
-
-@pytest.mark.parametrize("hessian", [False, True])
-def test_user_losses_have_the_same_interface(hessian: bool) -> None:
-    fed = federation("linear", (6, 9, 5))
-    terms = build_terms(fed, (log_cosh(hessian),) * 3, np.array([0.1, 0.0]))
-    assert isinstance(terms, LossTerms)
-    theta = np.random.default_rng(0).normal(size=(3, 2))
-    step = 1e-6
-    for c in range(2):
-        shift = np.zeros(2)
-        shift[c] = step
-        slope = (terms.values(theta + shift) - terms.values(theta - shift)) / (2 * step)
-        np.testing.assert_allclose(terms.gradients(theta)[:, c], slope, atol=1e-8)
-        bend = (terms.gradients(theta + shift) - terms.gradients(theta - shift)) / (2 * step)
-        np.testing.assert_allclose(terms.hessians(theta)[:, :, c], bend, atol=1e-6)
-
-
-def test_an_isotropic_quadratic_equals_the_same_one_written_out() -> None:
-    rng = np.random.default_rng(0)
-    a, b, c = rng.uniform(0.5, 2, size=4), rng.normal(size=(4, 3)), rng.normal(size=4)
-    short, long = QuadraticTerms(a, b, c), QuadraticTerms(a[:, None, None] * np.eye(3), b, c)
-    assert short.isotropic
-    assert not long.isotropic
-    theta, s, weight = rng.normal(size=(4, 3)), rng.normal(size=(4, 3)), rng.uniform(1, 2, size=(4, 3))
-    for name in ("values", "gradients", "hessians"):
-        np.testing.assert_allclose(getattr(short, name)(theta), getattr(long, name)(theta), rtol=1e-12)
-    np.testing.assert_allclose(short.young_gaps(theta, s), long.young_gaps(theta, s), rtol=1e-10)
-    np.testing.assert_allclose(short.resolvent(weight)(s), long.resolvent(weight)(s), rtol=1e-12)
-    np.testing.assert_allclose(short.minimizers(), long.minimizers(), rtol=1e-12)
-
-
-# --- several losses, groups -------------------------------------------------------------------------------------------
-
-
-def mixed() -> tuple[Federation, MixedTerms]:
-    fed = federation("logistic", (6, 8, 6, 5, 8))
-    losses = (LogisticLoss(), LinearLoss(), log_cosh(True), LinearLoss(), LogisticLoss())
-    terms = build_terms(fed, losses, np.array([0.2, 0.1]))
-    assert isinstance(terms, MixedTerms)
-    assert len(terms.parts) == 3, "equal losses share their terms"
-    return fed, terms
-
-
-def test_mixed_terms_put_every_site_in_its_place() -> None:
-    fed, terms = mixed()
-    theta = np.random.default_rng(0).normal(size=(5, 2))
-    alone = [
-        build_terms(fed.subset([site]), (loss,), np.array([0.2, 0.1]))
-        for site, loss in zip(
-            fed.sites, (LogisticLoss(), LinearLoss(), log_cosh(True), LinearLoss(), LogisticLoss()), strict=True
-        )
-    ]
-    s = 0.01 * theta[::-1]
-    for name in ("values", "gradients", "hessians", "cautious_hessians"):
-        expected = np.concatenate([getattr(one, name)(theta[[u]]) for u, one in enumerate(alone)])
-        np.testing.assert_allclose(getattr(terms, name)(theta), expected, rtol=1e-12)
-    expected = np.concatenate([one.young_gaps(theta[[u]], s[[u]], 9.0) for u, one in enumerate(alone)])
-    np.testing.assert_allclose(terms.young_gaps(theta, s, 9.0), expected, rtol=1e-9)
-    np.testing.assert_array_equal(terms.caution()[1] > 0, [False, False, True, False, False])
-
-
-@pytest.mark.parametrize("loss", LOSSES)
-def test_groups_that_share_a_parameter_add_up(loss: str) -> None:
-    fed = federation(loss, (6, 9, 6, 5))
-    terms, labels = terms_of(loss, fed, 0.1), np.array([0, 1, 0, 0])
-    groups = summed_terms(terms, labels)
-    theta = np.random.default_rng(0).normal(size=(2, terms.n_params))
-    own = theta[labels]
-    for name in ("values", "gradients", "hessians"):
-        each = getattr(terms, name)(own)
-        expected = np.stack([each[labels == g].sum(axis=0) for g in range(2)])
-        np.testing.assert_allclose(getattr(groups, name)(theta), expected, rtol=1e-12)
-    assert (groups.lower_bounds() <= groups.values(theta)).all()
-
-
-# --- Fenchel-Young gaps ----------------------------------------------------------------------------------------------
 
 
 def true_gaps(
@@ -209,28 +121,6 @@ def test_gaps_of_groups_are_upper_bounds(loss: str) -> None:
     assert exact - 1e-8 <= gap <= 20 * exact
 
 
-def test_strong_convexity_certifies_a_log_cosh() -> None:
-    fed = federation("linear", (8, 8))
-    base = log_cosh(True)
-    strong = UserLoss(
-        lambda t, X, y, o: base.value_fn(t, X, y, o) + t @ t,
-        lambda t, X, y, o: base.gradient_fn(t, X, y, o) + 2 * t,
-        strong_convexity=2.0,
-    )
-    theta, s = np.ones((2, 2)), np.full((2, 2), 0.3)
-    assert np.isinf(build_terms(fed, (base,) * 2, np.zeros(2)).young_gaps(theta, s)).all()
-    terms = build_terms(fed, (strong,) * 2, np.zeros(2))
-    # two moduli add up
-    ridged = build_terms(fed, (strong,) * 2, np.ones(2))
-    residual = terms.gradients(theta) + s
-    np.testing.assert_allclose(terms.young_gaps(theta, s), (residual**2).sum(axis=1) / 4)
-    residual = ridged.gradients(theta) + s
-    np.testing.assert_allclose(ridged.young_gaps(theta, s), (residual**2).sum(axis=1) / 6)
-
-
-# --- bounds and models ----------------------------------------------------------------------------------------------
-
-
 @settings(max_examples=30, deadline=None)
 @given(seed=st.integers(0, 10**6), scale=st.floats(0.1, 30.0), loss=st.sampled_from(list(LOSSES)))
 def test_lower_bounds_are_never_undercut(seed: int, scale: float, loss: str) -> None:
@@ -255,26 +145,6 @@ def test_cautious_models_lie_above_losses_with_bounded_curvature(seed: int, scal
     model = terms.values(theta) + (terms.gradients(theta) * step).sum(axis=1)
     model += 0.5 * np.einsum("vp,vpq,vq->v", step, A, step)
     assert (terms.values(theta + step) <= model * (1 + 1e-9) + 1e-9).all()
-
-
-@settings(max_examples=40, deadline=None)
-@given(seed=st.integers(0, 10**6), p=st.integers(1, 5), rank=st.integers(0, 5), spread=st.integers(-6, 6))
-def test_generalized_inverses_do_not_depend_on_units(seed: int, p: int, rank: int, spread: int) -> None:
-    rng = np.random.default_rng(seed)
-    root = rng.normal(size=(p, min(rank, p)))
-    A = root @ root.T
-    units = 10.0 ** (spread * rng.uniform(-1, 1, size=p))
-    scaled = units[:, None] * A * units
-    G, singular = generalized_inverse(np.stack([A, scaled]))
-    np.testing.assert_array_equal(singular, rank < p)
-    for matrix, inverse in zip((A, scaled), G, strict=True):
-        size = np.sqrt(np.diag(matrix).clip(1e-300))
-        np.testing.assert_allclose(
-            matrix @ inverse @ matrix / np.outer(size, size), matrix / np.outer(size, size), atol=1e-5
-        )
-
-
-# --- nearly collinear features ----------------------------------------------------------------------------------------
 
 
 def nearly_collinear(spread: float, sizes: tuple[int, ...] = (140,) * 8, p: int = 20, noise: float = 0.1) -> Federation:
@@ -309,17 +179,3 @@ def test_minimisers_on_nearly_collinear_rows(spread: float) -> None:
     elsewhere = own + np.abs(own).max() * 1e-3
     lost = misfits(fed, elsewhere) - misfits(fed, expected)
     np.testing.assert_allclose(terms.young_gaps(elsewhere, zero), lost, rtol=1e-6)
-    part = np.array([3, 0])
-    np.testing.assert_array_equal(terms.take(part).minimizers(), own[part])
-    np.testing.assert_array_equal(terms.take(part).values(own[part]), terms.values(own)[part])
-
-
-def test_a_site_without_edges_is_solved_exactly_beside_others_with_edges() -> None:
-    rng = np.random.default_rng(1)
-    poor = nearly_collinear(1e-6, (140,), p=5)
-    rows = {u: (rng.normal(size=(30, 5)), rng.normal(size=30)) for u in "abc"}
-    fed = Federation({**rows, "alone": (poor[0].X, poor[0].y)})
-    graph = Graph(fed.sites, [("a", "b"), ("b", "c")])
-    solution = solve(Problem(fed, graph, lam=0.01))
-    assert solution.status == "converged"
-    np.testing.assert_allclose(misfits(fed, solution.theta)[-1], misfits(poor, local_solutions(poor))[0], rtol=1e-6)
