@@ -7,14 +7,13 @@ import signal
 from fractions import Fraction
 
 import cvxpy
-import networkx
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from algorithm1 import PROX, Algorithm1, prox_l1_exact
-from builders import design_problem, expectile, federation
+from builders import design_problem, expectile, federation, log_cosh, path, ring, star
 from fedkin import admm
 from fedkin.admm import Availability, Gradients, LocalShards, RunPlan, Shard, SiteRows, StepRule, fed_admm
 from fedkin.admm.kernels import CompiledRounds
@@ -23,7 +22,7 @@ from fedkin.data import Federation, Rows
 from fedkin.datasets import paper_design
 from fedkin.errors import DataError, ParameterError, SolverError, UnknownSiteError
 from fedkin.graph import Graph
-from fedkin.losses import MeanLoss, UserLoss, make_loss
+from fedkin.losses import MeanLoss, make_loss
 from fedkin.solvers import solve
 
 
@@ -167,15 +166,7 @@ def test_the_scale_of_lam():
 def mixed_sites(rng, counts, p=3):
     n = sum(counts)
     X, y = rng.normal(size=(n, p)), (rng.random(n) < 0.5).astype(float)
-
-    def square(theta, X, y, offset):
-        return float(((y - X @ theta) ** 2).mean())
-
-    def slope(theta, X, y, offset):
-        return -2 * X.T @ (y - X @ theta) / len(y)
-
-    user = UserLoss(square, slope)
-    kinds = [make_loss(name) for name in ("linear", "logistic", "huber", "poisson", "mean")] + [user]
+    kinds = [make_loss(name) for name in ("linear", "logistic", "huber", "poisson", "mean")] + [log_cosh(False)]
     return X, y, [kinds[k % len(kinds)] for k in range(len(counts))]
 
 
@@ -217,16 +208,11 @@ def test_absent_sites_see_nothing():
 
 def a_graph(kind, V, seed):
     if kind == "random":
-        g = networkx.gnp_random_graph(V, 0.4, seed=seed)
-    elif kind == "disconnected":
-        g = networkx.disjoint_union(
-            networkx.path_graph(V - V // 2), networkx.cycle_graph(V // 2) if V > 5 else networkx.empty_graph(V // 2)
-        )
-    else:
-        g = {"path": networkx.path_graph, "ring": networkx.cycle_graph, "star": lambda n: networkx.star_graph(n - 1)}[
-            kind
-        ](V)
-    return Graph.from_indices(range(V), np.array([(max(e), min(e)) for e in g.edges], dtype=np.int64).reshape(-1, 2))
+        i, j = np.tril_indices(V, -1)
+        return Graph.from_indices(range(V), np.column_stack([i, j])[np.random.default_rng(seed).random(len(i)) < 0.4])
+    if kind == "disconnected":
+        return Graph.clusters([u % 2 for u in range(V)])
+    return {"path": path, "ring": ring, "star": star}[kind](V)
 
 
 @settings(max_examples=60, deadline=None)
