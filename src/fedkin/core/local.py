@@ -115,7 +115,8 @@ def local_fit(federation: Federation | Summaries, loss: LossLike = "linear", var
     >>> fedkin.local_fit(fed, "logistic").covariance.shape
     (2, 2, 2)
     """
-    check_variance(variance)
+    if variance not in get_args(Variance):
+        raise ParameterError(f"unknown variance {variance!r}; choose one of {', '.join(get_args(Variance))}")
     data = site_data(federation, loss)
     if data.rows is None:
         if variance == "sandwich" and not (data.loss.location and data.loss.quadratic):
@@ -144,12 +145,6 @@ def local_fit(federation: Federation | Summaries, loss: LossLike = "linear", var
         variance=variance,
         losses=tuple(one.name for one in data.losses),
     )
-
-
-def check_variance(variance: str) -> None:
-    """Raise `ParameterError` unless ``variance`` is one of the three."""
-    if variance not in get_args(Variance):
-        raise ParameterError(f"unknown variance {variance!r}; choose one of {', '.join(get_args(Variance))}")
 
 
 def _covariances(fits: OwnFits, variance: Variance) -> tuple[Array, Array, Mask]:
@@ -243,7 +238,14 @@ def oracle_fit(
     if data.rows is None and weights != "samples":
         raise ParameterError(f'weights={weights!r} needs rows; summaries give every row the same weight: "samples"')
     groups: dict[object, list[int]] = {}
-    for u, label in enumerate(_in_site_order(labels, data.sites)):
+    if isinstance(labels, Mapping):
+        for site in data.sites:
+            if site not in labels:
+                raise UnknownSiteError(f"no label is given for site {site!r}")
+        labels = [labels[site] for site in data.sites]
+    if len(labels) != data.n_sites:
+        raise DataError(f"got {len(labels)} labels for {data.n_sites} sites; give one label per site")
+    for u, label in enumerate(labels):
         groups.setdefault(label, []).append(u)
     theta = np.empty((data.n_sites, data.loss.n_params(data.n_features)))
     for label, group in groups.items():
@@ -251,25 +253,9 @@ def oracle_fit(
         theta[members], problem = _pooled(data, members, weights)
         if problem:
             who = "1 site" if members.size == 1 else f"{members.size} sites"
-            warnings.warn(
-                f"group {label!r} of {who} has no unique minimiser: {problem}",
-                DegenerateSiteWarning,
-                stacklevel=2,
-            )
+            text = f"group {label!r} of {who} has no unique minimiser: {problem}"
+            warnings.warn(text, DegenerateSiteWarning, stacklevel=2)
     return theta
-
-
-def _in_site_order(
-    labels: Mapping[Hashable, object] | Sequence[object], sites: Sequence[Hashable]
-) -> Sequence[object]:
-    if isinstance(labels, Mapping):
-        missing = [site for site in sites if site not in labels]
-        if missing:
-            raise UnknownSiteError(f"no label is given for site {missing[0]!r}")
-        return [labels[site] for site in sites]
-    if len(labels) != len(sites):
-        raise DataError(f"got {len(labels)} labels for {len(sites)} sites; give one label per site")
-    return labels
 
 
 def _pooled(data: RowData | Summaries, members: Index, weights: Weights) -> tuple[Array, str]:

@@ -223,7 +223,7 @@ class _RowFits:
         """Minimisers ``(M, p)`` and which exist."""
         theta, exists = np.full_like(self.fits.theta, np.nan), np.zeros(self.fits.members.size, dtype=bool)
         for where, batch in self.batches:
-            full = np.flatnonzero(batch.full_rank)
+            full = np.flatnonzero(batch.rank == batch.X.shape[2])
             if full.size:
                 theta[where[full]], exists[where[full]] = minimise(batch.take(full))
         return theta, exists

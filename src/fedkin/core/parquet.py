@@ -22,6 +22,7 @@ from fedkin.data import (
     Columns,
     Federation,
     HasSites,
+    InferredTable,
     Label,
     Roles,
     RowPlaces,
@@ -102,14 +103,9 @@ class FileRows(HasSites):
     def batches(self) -> Iterator[RowData]:
         """All rows, prepared, some at a time: each batch has some rows of some sites."""
         for table in complete_batches(self._table, self.schema, self.roles):
-            made = Federation.from_arrays(
-                self.schema.encoded(table),
-                self.schema.target_of(table),
-                site_ids(table[self.roles.site]),
-                offset=self.schema.offset_of(table),
-                weight=_weight(table, self.roles),
-                feature_names=self.schema.names,
-            )
+            X, y, sites = self.schema.encoded(table), self.schema.target_of(table), site_ids(table[self.roles.site])
+            offset, weight, names = self.schema.offset_of(table), _weight(table, self.roles), self.schema.names
+            made = Federation.from_arrays(X, y, sites, offset=offset, weight=weight, feature_names=names)
             yield RowData(made.with_intercept() if self.intercept else made, self.loss)
 
     def expand(self, theta: Array, folds: int = 1) -> Quadratics:
@@ -196,9 +192,9 @@ def summarise_files(
     ([2, 2], ('x',))
     """
     check_whole("folds", folds, least=2)
-    scanned = _first_pass(path, Roles(site, target, **others), "linear", folds)
-    summaries = scanned.sums.summaries(scanned.schema.names, scanned.kept, intercept=fit_intercept, seed=seed)
-    return Streamed(summaries, scanned.schema, scanned.n_rows, scanned.notes)
+    schema, sums, found = _first_pass(path, Roles(site, target, **others), "linear", folds)
+    summaries = sums.summaries(schema.names, found.kept, intercept=fit_intercept, seed=seed)
+    return Streamed(summaries, schema, found.n_rows, found.notes)
 
 
 def rows_in_files(
@@ -249,12 +245,12 @@ def rows_in_files(
     roles, table = Roles(site, target, **others), ParquetTable(_parquet_files(path))
     if loss == "auto":
         loss = loss_for("class" if _is_text(table, target) else "number").name
-    scanned = _first_pass(path, roles, loss, 1)
-    schema, kind, classes = scanned.schema, loss_kind(loss), scanned.schema.classes
+    schema, sums, found = _first_pass(path, roles, loss, 1)
+    kind, classes = loss_kind(loss), schema.classes
     made = make_loss(loss) if classes is None or isinstance(loss, Loss) else kind.from_classes(len(classes))
-    said = scanned.sums.summaries(schema.names, scanned.kept, intercept=fit_intercept)
+    said = sums.summaries(schema.names, found.kept, intercept=fit_intercept)
     sizes = (said.column_sums, said.column_squares)
-    rows = FileRows(said.sites, said.n_samples, made, schema, fit_intercept, scanned.notes, roles, *sizes, table)
+    rows = FileRows(said.sites, said.n_samples, made, schema, fit_intercept, found.notes, roles, *sizes, table)
     if isinstance(loss, Loss) or classes is not None:
         return rows
     head = next(replace(rows, intercept=False).batches()).rows  # a batch tells the scale well enough
@@ -319,18 +315,10 @@ class ParquetTable:
         return RowPlaces(self.files, [open_parquet(file).metadata.num_rows for file in self.files])
 
 
-@dataclass(frozen=True, eq=False)
-class _Scanned:
-    """What the first pass tells: the schema, sums of ``[1, X, y]``, and which columns of X are used."""
-
-    schema: Schema
-    sums: RunningSums
-    kept: Index
-    n_rows: int
-    notes: tuple[str, ...]
-
-
-def _first_pass(path: str | os.PathLike[str], roles: Roles, loss: str | Loss, folds: int) -> _Scanned:
+def _first_pass(
+    path: str | os.PathLike[str], roles: Roles, loss: str | Loss, folds: int
+) -> tuple[Schema, RunningSums, InferredTable]:
+    """The schema with the means of its columns, sums of ``[1, X, y]``, and what the table turned out to be."""
     if roles.missing not in _RULES:
         raise ParameterError(
             f"{argument('missing', roles.missing)} needs all rows in memory; of files rows are dropped or refused"
@@ -353,7 +341,7 @@ def _first_pass(path: str | os.PathLike[str], roles: Roles, loss: str | Loss, fo
         raise DataError(f"{path}: {error}") from None
     means = sums.whole[0, 1:-1] / sums.whole[0, 0]
     schema = replace(found.schema, target=schema.target, fill=tuple(means[found.kept].tolist()))
-    return _Scanned(schema, sums, found.kept, found.n_rows, found.notes)
+    return schema, sums, found
 
 
 def _with_target(schema: Schema, name: str, classes: bool) -> Schema:

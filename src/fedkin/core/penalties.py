@@ -45,9 +45,9 @@ class Penalty(ABC):
         """``argmin_x scale * phi(x) + ||x - d||^2 / 2``: by Moreau, what projection onto the dual ball leaves over."""
         return d - self.project(d, scale)
 
-    @abstractmethod
     def euclidean_bound(self, p: int) -> float:
         """Smallest c with ``||d||_2 <= c * phi(d)``."""
+        return 1.0
 
     def __repr__(self) -> str:
         return f"Penalty({self.name!r})"
@@ -66,11 +66,9 @@ class L1(Penalty):
         return np.asarray(np.abs(y).max(axis=1, initial=0.0))
 
     def project(self, y: Array, radius: Array | float) -> Array:
-        bound = _column(radius)
+        bound = np.asarray(radius, dtype=np.float64)
+        bound = bound if bound.ndim == 0 else bound[:, None]
         return y.clip(-bound, bound)
-
-    def euclidean_bound(self, p: int) -> float:
-        return 1.0
 
 
 class L2(Penalty):
@@ -92,9 +90,6 @@ class L2(Penalty):
         # a length of 0 is inside every ball
         shrink = np.divide(radius, size, out=np.ones_like(size), where=size > radius)
         return np.asarray(y * shrink[:, None])
-
-    def euclidean_bound(self, p: int) -> float:
-        return 1.0
 
 
 class LInf(Penalty):
@@ -151,11 +146,6 @@ def _nearer(size: Array, bound: Array) -> Array:
     largest = np.minimum(longest, np.finfo(np.float64).max)[:, None]
     moved = np.maximum(np.minimum(size, largest) - largest + 2.0 * bound[:, None], 0.0)
     return np.where(far[:, None], moved, size)
-
-
-def _column(scale: Array | float) -> Array:
-    scale = np.asarray(scale, dtype=np.float64)
-    return scale if scale.ndim == 0 else scale[:, None]
 
 
 _NAMED: dict[str, type[Penalty]] = {kind.name: kind for kind in (L1, L2, LInf)}

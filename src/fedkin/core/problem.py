@@ -212,15 +212,25 @@ class FusedObjective:
         ``balance (V, p)`` is ``D' alpha + zeta``. A ball of that ``radius`` holds a minimiser, for designs without a
         finite conjugate; other duals than these are used where `Rerouting` finds better ones.
         """
-        slack = self._slack(theta)
-        found = self._gap(theta, slack, alpha, zeta, balance, radius)
+        slack, sparse_part = self._slack(theta), 0.0
+        if self.sparsity is not None and zeta is not None:
+            sparse_part = float((self.sparsity * np.abs(theta) - zeta * theta).sum())
+
+        def bound(alpha: Array, balance: Array) -> tuple[float, bool]:
+            sites = self.terms.young_gaps(theta, balance)
+            unbounded = ~np.isfinite(sites)
+            if unbounded.any() and np.isfinite(radius):
+                sites[unbounded] = self.terms.young_gaps(theta, balance, radius)[unbounded]
+            return float(sites.sum()) + slack(alpha) + sparse_part, bool(unbounded.any())
+
+        found = bound(alpha, balance)
         if self._rerouting is None:
             return found
         if isinstance(self._rerouting, CliqueRerouting):
             other, balance = self._rerouting(self.strength, alpha, balance)
         else:
             other, balance = self._rerouting(self.penalty, self.edge_radius, alpha, balance)
-        return min(found, self._gap(theta, slack, other, zeta, balance, radius))
+        return min(found, bound(other, balance))
 
     def edge_gap(self, theta: Array, alpha: Array) -> float:
         """The edges' part of a duality gap: ``sum_e r_e phi(d_e) - <alpha_e, d_e>`` with ``d`` the differences."""
@@ -235,24 +245,6 @@ class FusedObjective:
         size = self.edge_radius * self.penalty.value(d)
         # summed edge by edge before adding up, so that the small difference of large sums is accurate
         return lambda alpha: float((size - np.einsum("ep,ep->e", alpha, d)).sum())
-
-    def _gap(
-        self,
-        theta: Array,
-        slack: Callable[[Array], float],
-        alpha: Array,
-        zeta: Array | None,
-        balance: Array,
-        radius: float,
-    ) -> tuple[float, bool]:
-        sites = self.terms.young_gaps(theta, balance)
-        unbounded = ~np.isfinite(sites)
-        if unbounded.any() and np.isfinite(radius):
-            sites[unbounded] = self.terms.young_gaps(theta, balance, radius)[unbounded]
-        total = float(sites.sum()) + slack(alpha)
-        if self.sparsity is not None and zeta is not None:
-            total += float((self.sparsity * np.abs(theta) - zeta * theta).sum())
-        return total, bool(unbounded.any())
 
     def with_strength(self, strength: float) -> FusedObjective:
         """The same objective with another penalty strength."""

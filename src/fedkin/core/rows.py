@@ -156,10 +156,6 @@ class RowBatch:
         values, _, _ = self._gram_spectrum
         return np.asarray((values > RANK_TOLERANCE).sum(axis=1))
 
-    @property
-    def full_rank(self) -> Mask:
-        return np.asarray(self.rank == self.X.shape[2])
-
     def information(self, theta: Array) -> Array:
         """Least information about any direction, ``(B,)``: smallest eigenvalue of ``n H`` relative to the Gram matrix.
 

@@ -141,21 +141,9 @@ def select_edges(
     statistic, p_value, dof = wald_tests(local, candidates.edges)
     threshold = threshold_of(p_value, level, method)
     kept = p_value >= threshold
-    return EdgeSelection(
-        graph=candidates.keep(kept),
-        candidates=candidates,
-        statistic=statistic,
-        p_value=p_value,
-        reference_dof=dof,
-        kept=kept,
-        threshold=threshold,
-        critical=float(chdtri(local.theta.shape[1], threshold)) if np.isinf(dof).all() else None,
-        level=level,
-        method=method,
-        variance=local.variance,
-        error_controlled=ERROR_CONTROLLED[method],
-        notes=dict(local.notes),
-    )
+    critical = float(chdtri(local.theta.shape[1], threshold)) if np.isinf(dof).all() else None
+    tests = candidates.keep(kept), candidates, statistic, p_value, dof, kept, threshold, critical
+    return EdgeSelection(*tests, level, method, local.variance, ERROR_CONTROLLED[method], dict(local.notes))
 
 
 def bonferroni(level: float, n_edges: int) -> float:

@@ -87,7 +87,12 @@ class Summaries(HasSites):
             raise DataError("there are no summaries to stack: give that of at least one site")
         first, seen = parts[0], set()
         for part in parts:
-            _check_alike(first, part)
+            for (what, one), two in zip(_agreed(first).items(), _agreed(part).values(), strict=True):
+                if one != two:
+                    raise DataError(
+                        f"the summaries of {first.site!r} and {part.site!r} differ in the {what}: {one} and {two}; "
+                        "ask for summaries that were made with the same contract"
+                    )
             if part.site in seen:
                 raise DataError(f"site {part.site!r} has two summaries: keep the newer one")
             seen.add(part.site)
@@ -105,20 +110,10 @@ class Summaries(HasSites):
             return each if any(one is not None for one in each) else None
 
         sums = Quadratics(stacked("at"), stacked("count"), stacked("value"), stacked("gradient"), hessian)
-        return cls(
-            kept("site"),
-            first.loss,
-            first.feature_names,
-            first.seed,
-            sums,
-            stacked("column_sums"),
-            stacked("column_squares"),
-            scores=stacked("scores"),
-            own=kept("own"),
-            gaps=None if first.gap is None else np.array([part.gap for part in parts]),
-            privacy=kept("privacy"),
-            curvature=kept("curvature"),
-        )
+        more = {name: stacked(name) for name in ("column_sums", "column_squares", "scores")}
+        more |= {name: kept(name) for name in ("own", "privacy", "curvature")}
+        gaps = None if first.gap is None else np.array([part.gap for part in parts])
+        return cls(kept("site"), first.loss, first.feature_names, first.seed, sums, gaps=gaps, **more)
 
     # --- looking at it, as at a federation ----------------------------------------------------------------------
 
@@ -164,7 +159,6 @@ class Summaries(HasSites):
         if site not in self.index:
             raise UnknownSiteError(f"there is no summary of site {site!r}, only of {listed(self.sites)}")
         u, sums = self.index[site], self.sums
-
         entries: dict[str, Any] = {
             name: None if (each := getattr(self, name)) is None else each[u]
             for name in ("column_sums", "column_squares", "scores", "own", "privacy", "curvature")
@@ -298,17 +292,11 @@ class Summaries(HasSites):
             mean[0], scale[0] = 0.0, 1.0
         elif not self.loss.location:
             mean = np.zeros_like(mean)
-        return self._rescaled(mean, scale), mean, scale
-
-    def _rescaled(self, mean: Array, scale: Array) -> Summaries:
-        """Of columns ``(x - mean) / scale``; a mean other than 0 needs the intercept to make up for it."""
-        n = self.n_samples[:, None]
-        changed = replace(
-            self,
-            column_sums=(self.column_sums - n * mean) / scale,
-            column_squares=(self.column_squares - 2 * mean * self.column_sums + n * mean**2) / scale**2,
-        )
-        return changed._shifted_rows(mean, scale) if self.loss.location else changed._reparametrised(mean, scale)
+        made = self._shifted_rows(mean, scale) if self.loss.location else self._reparametrised(mean, scale)
+        rows = self.n_samples[:, None]
+        sums = (self.column_sums - rows * mean) / scale
+        squares = (self.column_squares - 2 * mean * self.column_sums + rows * mean**2) / scale**2
+        return replace(made, column_sums=sums, column_squares=squares), mean, scale
 
     def _shifted_rows(self, mean: Array, scale: Array) -> Summaries:
         assert self.scores is not None
@@ -316,8 +304,8 @@ class Summaries(HasSites):
         cross = total[..., :, None] * mean
         scores = self.scores - cross - np.swapaxes(cross, 2, 3) + count[..., None] * np.outer(mean, mean)
         scores = scores / np.outer(scale, scale)
-        value = 0.5 * np.einsum("vkpp->vk", scores)
-        sums = replace(self.sums, value=value, gradient=-(total - count * mean) / scale)
+        value, gradient = 0.5 * np.einsum("vkpp->vk", scores), -(total - count * mean) / scale
+        sums = replace(self.sums, value=value, gradient=gradient)
         return replace(self, sums=sums, scores=scores)
 
     def _reparametrised(self, mean: Array, scale: Array) -> Summaries:
@@ -357,22 +345,13 @@ def _raised(value: Array, matrices: Array, gradient: Array, count: Array, privac
     return np.asarray(value + missing * count / count.sum())
 
 
-def _check_alike(first: Summary, other: Summary) -> None:
-    """Raise unless both sites have summed up the same."""
-    pairs: dict[str, tuple[object, object]] = {
-        "loss": (describe_loss(first.loss), describe_loss(other.loss)),
-        "columns": (first.feature_names, other.feature_names),
-        "number of folds": (first.folds, other.folds),
-        "seed of the folds": (first.seed, other.seed),
-        "kind of message (first, or answer)": (
-            (first.own is None, first.gap is None),
-            (other.own is None, other.gap is None),
-        ),
-        "number of parameters": (first.n_params, other.n_params),
+def _agreed(summary: Summary) -> dict[str, object]:
+    """What the summaries of all sites have in common."""
+    return {
+        "loss": describe_loss(summary.loss),
+        "columns": summary.feature_names,
+        "number of folds": summary.folds,
+        "seed of the folds": summary.seed,
+        "kind of message (first, or answer)": (summary.own is None, summary.gap is None),
+        "number of parameters": summary.n_params,
     }
-    for what, (one, two) in pairs.items():
-        if one != two:
-            raise DataError(
-                f"the summaries of {first.site!r} and {other.site!r} differ in the {what}: {one} and {two}; "
-                "ask for summaries that were made with the same contract"
-            )

@@ -174,7 +174,11 @@ class RunningSums:
         self.weighted |= weight is not None
         Z = np.column_stack([np.ones(len(y)), X, y])
         code = np.fromiter((self.number.setdefault(one, len(self.number)) for one in ids), np.int64, len(ids))
-        self._grow(len(self.number))
+        have = len(self._rows)
+        if len(self.number) > have:
+            more = max(len(self.number), 2 * have) - have
+            self._gram = np.concatenate([self._gram, np.zeros((more, *self._gram.shape[1:]))])
+            self._rows = np.concatenate([self._rows, np.zeros(more, dtype=np.int64)])
         order = np.argsort(code, kind="stable")
         code, Z = code[order], Z[order]
         weighted = Z if weight is None else Z * weight[order, None]
@@ -200,15 +204,8 @@ class RunningSums:
         counts = weights if self.weighted else np.rint(weights).astype(np.int64)
         hessian = parts[..., used[:, None], used]
         folded = Quadratics(np.zeros((v, used.size)), counts, 0.5 * parts[..., -1, -1], -parts[..., used, -1], hessian)
-        return Summaries(
-            self.sites,
-            make_loss("linear", None),
-            (*((INTERCEPT,) if intercept else ()), *names),
-            seed,
-            folded,
-            total[:, 0, used],
-            total[:, used, used],
-        )
+        columns, sizes = (INTERCEPT, *names) if intercept else tuple(names), (total[:, 0, used], total[:, used, used])
+        return Summaries(tuple(self.number), LinearLoss(), columns, seed, folded, *sizes)
 
     def _add_parts(self, part: Index, Z: Array, weighted: Array) -> None:
         flat = self._gram.reshape(-1, self.width, self.width)
@@ -221,13 +218,6 @@ class RunningSums:
         for a in range(0, part.size, step):  # many parts with few rows
             some = slice(a, a + step)
             np.add.at(flat, part[some], weighted[some, :, None] * Z[some, None, :])
-
-    def _grow(self, needed: int) -> None:
-        have = self._gram.shape[0]
-        if needed > have:
-            more = max(needed, 2 * have) - have
-            self._gram = np.concatenate([self._gram, np.zeros((more, *self._gram.shape[1:]))])
-            self._rows = np.concatenate([self._rows, np.zeros(more, dtype=np.int64)])
 
 
 # --- with noise ------------------------------------------------------------------------------------------------
@@ -305,21 +295,10 @@ def private_summary(
     else:
         value, hessian = 0.5 * sums[:, -1, -1], second
         column_sums = whole[0] if names[0] == INTERCEPT else np.zeros(len(names))
-    return Summary(
-        site,
-        loss,
-        names,
-        seed,
-        np.zeros(len(names)),
-        count,
-        value,
-        -last,
-        hessian,
-        column_sums,
-        np.diagonal(whole).copy(),
-        scores=second if location else None,
-        privacy=Privacy(budget.epsilon, budget.delta, longest, limits, noise),
-    )
+    head, folded = (site, loss, names, seed, np.zeros(len(names))), (count, value, -last, hessian)
+    scores, squares = second if location else None, np.diagonal(whole).copy()
+    privacy = Privacy(budget.epsilon, budget.delta, longest, limits, noise)
+    return Summary(*head, *folded, column_sums, squares, scores, privacy=privacy)
 
 
 @lru_cache(maxsize=32)

@@ -281,14 +281,9 @@ class Summary:
         def last(sums: AnyArray) -> AnyArray:
             return np.concatenate([np.zeros((self.folds, *sums.shape), dtype=sums.dtype), sums[None]])
 
-        return replace(
-            self,
-            count=last(self.count.sum()),
-            value=last(np.array(value)),
-            gradient=last(gradient),
-            hessian=last(curvature.dense()),
-            curvature=curvature,
-        )
+        count, hessian = last(self.count.sum()), last(curvature.dense())
+        parts: dict[str, Any] = {"count": count, "value": last(np.array(value)), "gradient": last(gradient)}
+        return replace(self, hessian=hessian, curvature=curvature, **parts)
 
     def to_plain(self) -> dict[str, Any]:
         """Plain numbers and names, as a file holds them; `from_plain` gets back the same bits."""

@@ -168,26 +168,14 @@ def theorem1_bound(
 
 @dataclass(frozen=True)
 class Sizes:
-    """The numbers of Theorem 2 that can be counted.
+    """The numbers of Theorem 2 that can be counted."""
 
-    Attributes
-    ----------
-    n_samples : int
-        n, the smallest number of rows of a site.
-    n_sites, n_params : int
-        |V| and p.
-    n_components : int
-        K(E), connected components of the graph.
-    n_edges, n_false_edges : int
-        |E| and |S|.
-    """
-
-    n_samples: int
-    n_sites: int
-    n_params: int
-    n_components: int
-    n_edges: int
-    n_false_edges: int
+    n_samples: int  # n, the smallest number of rows of a site
+    n_sites: int  # |V|
+    n_params: int  # p
+    n_components: int  # K(E), connected components of the graph
+    n_edges: int  # |E|
+    n_false_edges: int  # |S|
 
     @classmethod
     def of(cls, federation: Federation, graph: Graph, theta_star: ArrayLike) -> Sizes:
@@ -205,14 +193,8 @@ class Sizes:
             raise ParameterError(
                 f"theta_star has shape {theta.shape}, expected a row for each of {federation.n_sites} sites"
             )
-        return cls(
-            n_samples=int(federation.n_samples.min()),
-            n_sites=federation.n_sites,
-            n_params=theta.shape[1],
-            n_components=int(graph.components().max()) + 1,
-            n_edges=graph.n_edges,
-            n_false_edges=int(_joins_different(graph, theta).sum()),
-        )
+        n, false = int(federation.n_samples.min()), int(_joins_different(graph, theta).sum())
+        return cls(n, federation.n_sites, theta.shape[1], graph.n_components, graph.n_edges, false)
 
     def unit(self, sigma: float) -> float:
         """``sigma^2 p / (n |V|)``."""
@@ -345,21 +327,11 @@ def compatibility_lower_bound(
 
 @dataclass(frozen=True, eq=False)
 class MinimumSignal:
-    """Whether every false edge shows clearly enough to be dropped (eq. min_signal).
+    """Whether every false edge shows clearly enough to be dropped (eq. min_signal)."""
 
-    Attributes
-    ----------
-    edges : int array (|S|, 2)
-        End points of the false edges (those with different true parameters), as positions in the federation.
-    signal : array (|S|,)
-        ``n_e dist^2``.
-    required : float
-        ``4 chi2_p(level / |E|)``.
-    """
-
-    edges: Index
-    signal: Array
-    required: float
+    edges: Index  # (|S|, 2), ends of edges with different true parameters, as positions in the federation
+    signal: Array  # (|S|,), ``n_e dist^2``
+    required: float  # ``4 chi2_p(level / |E|)``
 
     @property
     def ratio(self) -> Array:
