@@ -20,30 +20,14 @@ import numpy as np
 from fedkin.core import Correction, Variance
 from fedkin.fitting.methods import fit_prepared
 from fedkin.fitting.model import FittedModel
-from fedkin.fitting.options import (
-    AUTO,
-    DEFAULTS,
-    CvRule,
-    Debiasing,
-    FitOptions,
-    PenaltyName,
-    Solver,
-    documented,
-)
+from fedkin.fitting.options import AUTO, DEFAULTS, CvRule, Debiasing, FitOptions, PenaltyName, Solver, documented
 from fedkin.fitting.per_site import PerSite, SiteClassifier, SiteRegressor
 from fedkin.fitting.preparation import Prepared
 from fedkin.fitting.scoring import SiteScorer, WithinSiteKFold
 from fedkin.graph import Graph
 from fedkin.losses import Loss, loss_names
 
-__all__ = [
-    "FedADMMClassifier",
-    "FedADMMRegressor",
-    "KinClassifier",
-    "KinRegressor",
-    "SiteScorer",
-    "WithinSiteKFold",
-]
+__all__ = ["FedADMMClassifier", "FedADMMRegressor", "KinClassifier", "KinRegressor", "SiteScorer", "WithinSiteKFold"]
 
 
 @dataclass(eq=False, repr=False)

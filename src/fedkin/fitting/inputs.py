@@ -21,7 +21,8 @@ def is_table(X: object) -> bool:
 def feature_matrix(X: object, names: tuple[str, ...], schema: Schema | None) -> Array:
     """Return the features ``(n, q)`` of an array, or of a table with the columns of the model or of its schema."""
     if is_table(X):
-        rows = _from_table(X, names) if schema is None else schema.encode(columns_of(X))
+        columns = columns_of(X)
+        rows = _from_table(columns, names) if schema is None else schema.encode(columns)
     elif hasattr(X, "toarray"):
         raise DataError("X is a sparse matrix, expected a dense array: X.toarray()")
     else:
@@ -36,14 +37,13 @@ def feature_matrix(X: object, names: tuple[str, ...], schema: Schema | None) -> 
     return rows
 
 
-def _from_table(X: object, names: tuple[str, ...]) -> Array:
-    columns = columns_of(X)
+def _from_table(columns: Mapping[str, NDArray[Any]], names: tuple[str, ...]) -> Array:
     absent = [name for name in names if name not in columns]
     if absent:
         raise DataError(f"there is no column {listed(absent, 20)}; the model needs {listed(names, 20)}")
-    for name in names:
-        if columns[name].dtype.kind not in "fb":
-            raise DataError(f"column {name!r} is not numeric, but the model needs numbers there")
+    wrong = [name for name in names if columns[name].dtype.kind not in "fb"]
+    if wrong:
+        raise DataError(f"column {wrong[0]!r} is not numeric, but the model needs numbers there")
     n = len(next(iter(columns.values()), ()))
     return np.column_stack([np.empty((n, 0)), *(columns[name] for name in names)]).astype(np.float64)
 
@@ -71,13 +71,15 @@ def position_of(site: Hashable, index: Mapping[Hashable, int]) -> int:
     if site in index:
         return index[site]
     alike = [known for known in index if str(known) == str(site)]
-    guess, hint = "", (
-        ". Fit again with rows of this site, or predict with a site like it. In cross-validation use "
-        "cv=fedkin.WithinSiteKFold(), which leaves rows of every site to train on"
-    )
     if alike:
-        kinds = f"{type(alike[0]).__name__} instead of {type(site).__name__}"
-        guess, hint = f" (did you mean {alike[0]!r}, {kinds}?)", ""
+        guess = f" (did you mean {alike[0]!r}, {type(alike[0]).__name__} instead of {type(site).__name__}?)"
+        hint = ""
+    else:
+        guess = ""
+        hint = (
+            ". Fit again with rows of this site, or predict with a site like it. In cross-validation use "
+            "cv=fedkin.WithinSiteKFold(), which leaves rows of every site to train on"
+        )
     raise UnknownSiteError(
         f"site {site!r}{guess} was not part of the fit, so it has no model; the {len(index)} known sites are "
         f"{listed(index)}{hint}"

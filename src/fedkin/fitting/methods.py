@@ -230,12 +230,7 @@ def _start(model: FittedModel, prepared: Prepared) -> Kin | None:
 
 
 def _step(
-    data: Summaries,
-    graph: Graph | None,
-    options: FitOptions,
-    say: Say,
-    schema: Schema | None,
-    queries: Queries | None,
+    data: Summaries, graph: Graph | None, options: FitOptions, say: Say, schema: Schema | None, queries: Queries | None
 ) -> FittedModel | Queries:
     """Return what follows from the messages of one round."""
     if options.solver != "exact":

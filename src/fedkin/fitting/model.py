@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Hashable, Iterable, Mapping
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
@@ -15,14 +15,7 @@ from fedkin._base import Array, Index, check_choice, count, html_card, some_of
 from fedkin.core import Columns, Summary
 from fedkin.data import HasSites, Rows, Schema, columns_of, raise_findings
 from fedkin.errors import DataError, ParameterError, SolverError
-from fedkin.fitting.inputs import (
-    class_numbers,
-    feature_matrix,
-    is_table,
-    offset_column,
-    position_of,
-    site_positions,
-)
+from fedkin.fitting.inputs import class_numbers, feature_matrix, is_table, offset_column, position_of, site_positions
 from fedkin.graph import Graph
 from fedkin.kin import Contrast, Joined, Kin, Kind, Predicted, Sites, predicted
 from fedkin.losses import Loss
@@ -182,25 +175,11 @@ class FittedModel(HasSites):
         return "converged" if self.fused is None else self.fused.status
 
     def members(self) -> tuple[tuple[Hashable, ...], ...]:
-        """Return the sites of each group, in the order of the group numbers.
-
-        Examples
-        --------
-        >>> import fedkin
-        >>> from fedkin.fitting import FitOptions, fit
-        >>> fed = fedkin.Federation({u: [[float(u > 1)]] for u in range(4)})
-        >>> fit(fed, None, FitOptions(loss="mean", lam=0.02, select="none")).members()
-        ((0, 1), (2, 3))
-        """
+        """Return the sites of each group, in the order of the group numbers."""
         return tuple(tuple(self.sites[u] for u in np.flatnonzero(self.groups == k)) for k in range(self.n_groups))
 
     def part(self, sites: Iterable[Hashable]) -> FittedModel:
-        """Return the model of some of the sites, to keep or to share; it holds nothing about the other sites.
-
-        Parameters
-        ----------
-        sites : iterable of ids
-            In the order that they shall have; `UnknownSiteError` for one that the model does not have.
+        """Return the model of some of the sites, in this order; it holds nothing about the other sites.
 
         Examples
         --------
@@ -208,8 +187,8 @@ class FittedModel(HasSites):
         >>> from fedkin.fitting import FitOptions, fit
         >>> fed = fedkin.Federation({u: [[float(u > 1)]] for u in range(4)})
         >>> model = fit(fed, None, FitOptions(loss="mean", lam=0.02, select="none"))
-        >>> bool(model.part([3]).predict([[0.0]]) == model.predict([[0.0]], 3))
-        True
+        >>> model.members(), model.part([3]).sites
+        (((0, 1), (2, 3)), (3,))
         """
         chosen = [position_of(site, self.index) for site in sites]
         if not chosen:
@@ -247,10 +226,8 @@ class FittedModel(HasSites):
             columns["class"] = list(self.classes[1:]) * self.n_sites
         if self.fit_intercept:
             columns["intercept"] = self.intercept.reshape(-1).tolist()
-        for number, name in enumerate(self.feature_names):
-            column = f"feature:{name}" if name in _LEADING else name
-            columns[column] = self.coef[:, :, number].reshape(-1).tolist()
-        return columns
+        names = [f"feature:{name}" if name in _LEADING else name for name in self.feature_names]
+        return columns | dict(zip(names, self.coef.reshape(-1, self.n_features).T.tolist(), strict=True))
 
     def __repr__(self) -> str:
         groups, sites = count(self.n_groups, "group"), count(self.n_sites, "site")
@@ -270,11 +247,12 @@ class FittedModel(HasSites):
             facts |= {"lam": f"{self.fused.lam:.4g}", "relative gap": f"{self.fused.gap:.1e} ({self.status})"}
         if self.comparison:
             facts["comparison"] = str(self.comparison.get("verdict", ""))
-        few = 1 < self.n_groups < self.n_sites
-        members = sorted(self.members(), key=len, reverse=True) if few else []
-        lines = [(k + 1, len(group), some_of(group)) for k, group in enumerate(members)]
-        if not few:
+        members = []
+        if 1 < self.n_groups < self.n_sites:
+            members = sorted(self.members(), key=len, reverse=True)
+        else:
             facts["groups"] = "one" if self.n_groups == 1 else "none resolved"
+        lines = [(k, len(group), some_of(group)) for k, group in enumerate(members, 1)]
         return html_card("FittedModel", facts, ("group", "sites", "members"), lines)
 
     # --- predictions ------------------------------------------------------------------------------------------
@@ -337,8 +315,8 @@ class FittedModel(HasSites):
         eta = self._predictor(rows, position, shift)
         if self.kin is None:
             return eta
-        rows, (k, width) = self._with_ones(rows), (self.coef.shape[1], self._width)
-        covariance = np.empty((len(rows), k, k))
+        rows, k = self._with_ones(rows), self.coef.shape[1]
+        width, covariance = rows.shape[1], np.empty((len(rows), k, k))
         for u in np.unique(position).tolist():
             own = position == u
             blocks = self.kin.covariance[u].reshape(k, width, k, width).transpose(0, 2, 1, 3)
@@ -391,10 +369,6 @@ class FittedModel(HasSites):
             ends = np.stack([mean, np.minimum(ends[1], mean), np.maximum(ends[2], mean)])
         return Predicted(*ends)
 
-    @property
-    def _width(self) -> int:
-        return self.n_features + int(self.fit_intercept)
-
     def _with_ones(self, rows: Array) -> Array:
         return np.column_stack([np.ones(len(rows)), rows]) if self.fit_intercept else rows
 
@@ -428,11 +402,11 @@ class FittedModel(HasSites):
     # --- inference, with kin ------------------------------------------------------------------------------------
 
     def _kin(self, what: str) -> Kin:
-        if self.kin is None:
-            raise ParameterError(
-                f'a fused model has no {what}: fit with method="kin" (or see fedkin.fitting.naive_confint)'
-            )
-        return self.kin
+        if self.kin is not None:
+            return self.kin
+        raise ParameterError(
+            f'a fused model has no {what}: fit with method="kin" (or see fedkin.fitting.naive_confint)'
+        )
 
     def confint(self, level: float = 0.95, kind: Kind = "average") -> Array:
         """Return intervals ``(V, p, 2)`` of the sites' parameters, intercept first; see `Kin.confint`."""
@@ -487,8 +461,8 @@ class FittedModel(HasSites):
         """
         kin = self._kin("models for new sites")
         joined, n = self._joined(kin, site)
-        blocks = joined.theta.reshape(1, self.coef.shape[1], -1)
-        first = int(self.fit_intercept)
+        blocks, first = joined.theta.reshape(1, self.coef.shape[1], -1), int(self.fit_intercept)
+        intercept = blocks[:, :, 0] if first else np.zeros(blocks.shape[:2])
         part = kin.part(np.zeros(1, dtype=np.int64))
         known = replace(
             part,
@@ -499,16 +473,13 @@ class FittedModel(HasSites):
             noise=np.array([kin.learned.noise * kin.learned.units.target**2]),
             learned=replace(part.learned, precision=joined.precision[None], score=joined.score[None]),
         )
-        model = replace(
-            self.part([self.sites[0]]),
-            sites=(name,),
-            coef=blocks[:, :, first:],
-            intercept=blocks[:, :, 0] if first else np.zeros(blocks.shape[:2]),
-            n_samples=np.array([n]),
-            graph=Graph.empty([name]),
-            notes={},
-            kin=known,
-        )
+        about: dict[str, Any] = {
+            "sites": (name,),
+            "n_samples": np.array([n]),
+            "graph": Graph.empty([name]),
+            "notes": {},
+        }
+        model = replace(self.part([self.sites[0]]), coef=blocks[:, :, first:], intercept=intercept, kin=known, **about)
         n_groups = int(kin.groups.max()) + 1 if kin.resolved else 0
         groups = np.array([joined.probability[kin.groups == k].mean() for k in range(n_groups)])
         return NewSite(model, joined.probability, groups)
@@ -532,20 +503,18 @@ class FittedModel(HasSites):
 
     def _labelled(self, site: Any) -> Rows:
         """Return the rows of a new site with its target as the loss needs it."""
-        X: Any
-        y: Any
-        weight = None
+        parts: Any
         if isinstance(site, Rows):
-            X, y, offset, weight = site.X, site.y, site.offset, site.weight
+            parts = site.X, site.y, site.offset, site.weight
         elif isinstance(site, tuple) and len(site) == 2:
-            (X, y), offset = site, None
+            parts = *site, None, None
         elif is_table(site):
-            X = columns_of(site)
-            y, offset = X.get(self.target_name or ""), X.get(self.offset_name or "")
+            table = columns_of(site)
+            parts = table, table.get(self.target_name or ""), table.get(self.offset_name or ""), None
         else:
-            raise DataError(
-                f"a new site comes with Rows, (X, y), a table, a Summary or nothing, got {type(site).__name__}"
-            )
+            kind = type(site).__name__
+            raise DataError(f"a new site comes with Rows, (X, y), a table, a Summary or nothing, got {kind}")
+        X, y, offset, weight = parts
         rows = feature_matrix(X, self.feature_names, self.schema)
         if self.loss.needs_target:
             if y is None:
@@ -587,12 +556,13 @@ def in_order_of_appearance(labels: NDArray[Any]) -> Index:
 
 def schema_columns(schema: Schema, loss: Loss, intercept: bool) -> Columns:
     """Return the columns of rows that `Schema.rows` prepared."""
-    return Columns.from_features(
-        schema.names,
-        schema.mean if intercept else np.zeros_like(schema.mean),
-        schema.scale,
-        intercept=intercept,
-        outputs=loss.n_outputs,
-        location=loss.location,
-        labels=None if schema.classes is None else schema.classes[1:],
-    )
+    mean = schema.mean if intercept else np.zeros_like(schema.mean)
+    return columns_for(loss, schema.names, mean, schema.scale, intercept, schema.classes)
+
+
+def columns_for(
+    loss: Loss, names: Sequence[str], mean: Array, scale: Array, intercept: bool, classes: tuple[Any, ...] | None = None
+) -> Columns:
+    """Return the columns of features with this centre and scale."""
+    how: dict[str, Any] = {"intercept": intercept, "outputs": loss.n_outputs, "location": loss.location}
+    return Columns.from_features(names, mean, scale, **how, labels=None if classes is None else classes[1:])

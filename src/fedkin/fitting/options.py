@@ -71,8 +71,7 @@ class FitOptions:
         "Norm of the difference between two neighbours: l1 fuses single coefficients, l2 and linf whole sites.",
     ] = "l1"
     lam: Annotated[
-        float | Literal["cv"],
-        "Strength of the penalty: a number, or cv to choose it by cross-validation within sites.",
+        float | Literal["cv"], "Strength of the penalty: a number, or cv to choose it by cross-validation within sites."
     ] = "cv"
     select: Annotated[
         Correction | Literal["none"] | None,

@@ -254,18 +254,11 @@ class PerSite:
             return X, site
         rest, ids = split_column(X, self.site_column)
         if ids is None and site is None:
-            raise DataError(
-                f"X has no column {self.site_column!r}, which site_column= names: add it, or pass site="
-            )
+            raise DataError(f"X has no column {self.site_column!r}, which site_column= names: add it, or pass site=")
         return rest, ids if site is None else site
 
     def _stacked(
-        self,
-        rows: Array,
-        target: NDArray[Any],
-        site: Sites,
-        offset: ArrayLike | None,
-        sample_weight: ArrayLike | None,
+        self, rows: Array, target: NDArray[Any], site: Sites, offset: ArrayLike | None, sample_weight: ArrayLike | None
     ) -> Federation:
         each = isinstance(site, Iterable) and not isinstance(site, str | bytes)
         ids: Any = site if each else [site] * len(rows)

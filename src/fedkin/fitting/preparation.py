@@ -7,14 +7,14 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
 from fedkin._base import Array, Index, count
 from fedkin.core import Columns, FileRows, Summaries
 from fedkin.data import INTERCEPT, Federation, Schema
 from fedkin.errors import DataError, ParameterError, argument
 from fedkin.fitting.inputs import class_numbers
-from fedkin.fitting.model import FittedModel, FusedFit, schema_columns
+from fedkin.fitting.model import FittedModel, FusedFit, columns_for, schema_columns
 from fedkin.fitting.options import AUTO, FitOptions
 from fedkin.graph import Graph
 from fedkin.kin import Kin
@@ -29,20 +29,7 @@ SAME = 1e-4
 
 @dataclass(frozen=True, eq=False)
 class Estimate:
-    """What a method found, in the units of prepared columns.
-
-    Attributes
-    ----------
-    theta : array (V, p)
-    graph : Graph
-        The edges that were used.
-    groups : int array (V,), optional
-        By default sites joined by edges along which their parameters are equal to the bit.
-    kin, fused : Kin, FusedFit
-        The result of the method.
-    notes : mapping {site: tuple of str}
-    history : mapping or None
-    """
+    """What a method found, in the units of prepared columns; ``graph`` has the edges that were used."""
 
     theta: Array
     graph: Graph
@@ -106,13 +93,7 @@ class Prepared:
 
 
 def build_model(
-    theta: Array,
-    columns: Columns,
-    loss: Loss,
-    graph: Graph,
-    n_samples: Index,
-    groups: Index | None = None,
-    **more: Any,
+    theta: Array, columns: Columns, loss: Loss, graph: Graph, n_samples: Index, groups: Index | None = None, **more: Any
 ) -> FittedModel:
     """Return the model with parameters ``theta (V, p)`` of prepared columns, for the sites of ``graph``.
 
@@ -149,7 +130,7 @@ def prepare(
         return _prepared_summaries(data, options, schema, scaled)
     if isinstance(data, FileRows):
         names, roles = data.schema.names, data.roles
-        columns = _columns(names, np.zeros(len(names)), np.ones(len(names)), data.loss, data.intercept, data.classes)
+        columns = columns_for(data.loss, names, np.zeros(len(names)), np.ones(len(names)), data.intercept, data.classes)
         return Prepared(data, data, data.loss, columns, data.classes, roles.target, roles.offset, data.schema)
     return _prepared_rows(data, options, schema, scaled)
 
@@ -178,7 +159,7 @@ def _prepared_rows(federation: Federation, options: FitOptions, schema: Schema |
                 encoded = centred
             else:  # without an intercept a shift of the features would be another model
                 encoded, mean = encoded.replaced(X=encoded.X / scale), np.zeros_like(mean)
-        columns = _columns(federation.feature_names, mean, scale, loss, intercept, classes)
+        columns = columns_for(loss, federation.feature_names, mean, scale, intercept, classes)
         if federation.offset is not None:
             about["offset_name"] = "offset" if learned is None or learned.offset is None else learned.offset
     if intercept:
@@ -195,30 +176,18 @@ def _prepared_summaries(summaries: Summaries, options: FitOptions, schema: Schem
     """Prepare summaries: sites have encoded classes and added the intercept; only the scales are left."""
     loss, wanted = summaries.loss, options.loss
     if wanted != AUTO and (wanted if isinstance(wanted, str) else wanted.name) != loss.name:
-        raise ParameterError(
-            f"the summaries are of the {loss.name} loss, not of {wanted!r}: leave {argument('loss')} out, or ask for "
-            "other summaries"
-        )
+        out = f"leave {argument('loss')} out, or ask for other summaries"
+        raise ParameterError(f"the summaries are of the {loss.name} loss, not of {wanted!r}: {out}")
     intercept, summaries = summaries.has_intercept, summaries.repaired()
     if schema is not None:
         target = None if schema.target is None else schema.target.name
         columns = schema_columns(schema, loss, intercept)
         return Prepared(summaries, summaries, loss, columns, schema.classes, target, schema.offset, schema)
-    mean, scale, prepared = np.zeros(summaries.n_features), np.ones(summaries.n_features), summaries
+    mean, scale, prepared, first = np.zeros(summaries.n_features), np.ones(summaries.n_features), summaries, intercept
     if scaled:
         prepared, mean, scale = summaries.standardized()
-    first = int(intercept)
     names = tuple(name for name in summaries.feature_names if name != INTERCEPT)
-    return Prepared(prepared, summaries, loss, _columns(names, mean[first:], scale[first:], loss, intercept, None))
-
-
-def _columns(
-    names: Sequence[str], mean: Array, scale: Array, loss: Loss, intercept: bool, classes: tuple[Any, ...] | None
-) -> Columns:
-    outputs, labels = loss.n_outputs, None if classes is None else classes[1:]
-    return Columns.from_features(
-        names, mean, scale, intercept=intercept, outputs=outputs, location=loss.location, labels=labels
-    )
+    return Prepared(prepared, summaries, loss, columns_for(loss, names, mean[first:], scale[first:], intercept))
 
 
 def _encoded(
@@ -239,22 +208,13 @@ def _encoded(
     if schema is not None and schema.classes is not None:
         made = kind.from_classes(len(schema.classes)) if named else make_loss(loss)
         return made, schema.classes, federation.replaced(y=class_numbers(y, schema.classes))
-    classes, codes = _encoded_classes(y, kind.name, federation.target_name)
-    made = kind.from_classes(len(classes)) if named else make_loss(loss)
-    if len(classes) > made.n_params(1) + 1:
-        raise DataError(f"the target has {len(classes)} classes, more than the given {kind.name} loss has")
-    return made, classes, federation.replaced(y=codes)
-
-
-def _encoded_classes(y: NDArray[Any], loss: str, target: str | None = None) -> tuple[tuple[Any, ...], Array]:
-    """Return the classes of a target in order, whole numbers as ints, and the number of each row's class."""
     labels, codes = np.unique(y, return_inverse=True)
     if labels.dtype.kind == "f":
         fractions = labels[labels != np.floor(labels)]
         if fractions.size:
-            named = "" if target is None else f" {target!r}"
+            target = "" if federation.target_name is None else f" {federation.target_name!r}"
             raise DataError(
-                f"the target{named} has numbers such as {fractions[0]:g}, but the {loss} loss needs classes: "
+                f"the target{target} has numbers such as {fractions[0]:g}, but the {kind.name} loss needs classes: "
                 f"use {argument('loss', 'linear')}, or a column of labels"
             )
         labels = labels.astype(np.int64)
@@ -264,7 +224,10 @@ def _encoded_classes(y: NDArray[Any], loss: str, target: str | None = None) -> t
             f"all {len(codes)} rows have the class {classes[0]!r}; a classifier needs at least two classes in the "
             "federation (a single site may have one class only)"
         )
-    return classes, codes.astype(np.float64)
+    made = kind.from_classes(len(classes)) if named else make_loss(loss)
+    if len(classes) > made.n_params(1) + 1:
+        raise DataError(f"the target has {len(classes)} classes, more than the given {kind.name} loss has")
+    return made, classes, federation.replaced(y=codes.astype(np.float64))
 
 
 # --- models of rounds -------------------------------------------------------------------------------------------
@@ -297,8 +260,8 @@ def model_from_theta(
         expected = count(columns.n_params, "parameter")
         raise ParameterError(f"each theta must have {expected}, got arrays of shape {stacked.shape[1:]}")
     rows = np.array([n_samples.get(site, 0) for site in graph.sites], dtype=np.int64)
-    about: dict[str, Any] = {"classes": schema.classes, "offset_name": schema.offset, "schema": schema}
-    about["target_name"] = None if schema.target is None else schema.target.name
+    target = None if schema.target is None else schema.target.name
+    about = {"classes": schema.classes, "target_name": target, "offset_name": schema.offset, "schema": schema}
     return build_model(stacked, columns, loss, graph, rows, **about | more)
 
 
@@ -317,14 +280,10 @@ def join_parts(parts: Sequence[FittedModel], graph: Graph, *, tested: bool = Fal
                 )
     sites = tuple(site for part in parts for site in part.sites)
     if len(set(sites)) < len(sites) or set(sites) != set(graph.sites):
-        raise DataError(
-            f"the parts have {count(len(sites), 'site')}, and the graph {graph.n_sites}: they must be the same, "
-            "each of them once"
-        )
-    order = [sites.index(site) for site in graph.sites]
-    coef, intercept, n = (
-        np.concatenate([getattr(part, name) for part in parts])[order] for name in ("coef", "intercept", "n_samples")
-    )
+        both = f"{count(len(sites), 'site')}, and the graph {graph.n_sites}"
+        raise DataError(f"the parts have {both}: they must be the same, each of them once")
+    order, names = [sites.index(site) for site in graph.sites], ("coef", "intercept", "n_samples")
+    coef, intercept, n = (np.concatenate([getattr(part, name) for part in parts])[order] for name in names)
     scale, mean = np.ones(first.n_features), np.zeros(first.n_features)
     if first.schema is not None:
         scale, mean = first.schema.scale, first.schema.mean if first.fit_intercept else mean

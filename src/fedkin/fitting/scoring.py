@@ -54,12 +54,7 @@ class SiteScorer:
         self._scorer = get_scorer(scoring)
 
     def __call__(
-        self,
-        estimator: Any,
-        X: Any,
-        y: ArrayLike,
-        site: ArrayLike | None = None,
-        offset: ArrayLike | None = None,
+        self, estimator: Any, X: Any, y: ArrayLike, site: ArrayLike | None = None, offset: ArrayLike | None = None
     ) -> float:
         """Score of ``estimator`` on rows ``X (n, q)`` with targets ``y (n,)`` of the given sites."""
         if not self.per_site or site is None:

@@ -177,10 +177,4 @@ def _matrix(graph: Graph, labels: Index, title: str) -> dict[str, Any]:
         return "".join(f"M{x} {y}h1v1h-1z" for x, y in zip(np.r_[i, j].tolist(), np.r_[j, i].tolist(), strict=True))
 
     note = f"{graph.n_edges} edges, {int((~within).sum())} of them wrong"
-    return {
-        "title": title,
-        "note": note,
-        "size": graph.n_sites,
-        "within": squares(within),
-        "across": squares(~within),
-    }
+    return {"title": title, "note": note, "size": graph.n_sites, "within": squares(within), "across": squares(~within)}

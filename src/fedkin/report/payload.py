@@ -382,9 +382,4 @@ def read_coordinates(path: str | os.PathLike[str], sites: Sequence[Hashable]) ->
     except (TypeError, ValueError) as error:
         raise DataError(f"{path}: a coordinate is no number: {error}") from None
     globe = across.casefold().startswith("lon")
-    return {
-        "kind": "points",
-        "globe": globe,
-        "x": [number(x) for x, _ in points],
-        "y": [number(y) for _, y in points],
-    }
+    return {"kind": "points", "globe": globe, "x": [number(x) for x, _ in points], "y": [number(y) for _, y in points]}
