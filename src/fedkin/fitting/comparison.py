@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import warnings
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, NamedTuple
 
@@ -13,7 +12,7 @@ from numpy.typing import ArrayLike, NDArray
 from fedkin._base import Array, Index, Say, check_whole, count, one_blas_thread, tracked
 from fedkin.core import FileRows, Problem, Quadratics, Summaries
 from fedkin.data import Federation, Schema
-from fedkin.errors import ConvergenceWarning, DataError, ParameterError
+from fedkin.errors import DataError, ParameterError
 from fedkin.fitting.baselines import GLOBAL, INTERCEPTS, LOCAL, baseline_models, fold_baselines
 from fedkin.fitting.inputs import class_numbers
 from fedkin.fitting.methods import fit
@@ -37,11 +36,9 @@ RELEVANT = 0.05
 #: Smaller shares round to 0.0%.
 _SHOWN = 0.0005
 _NAMES = {GLOBAL: "one model for all", INTERCEPTS: "site intercepts", LOCAL: "the sites' own models"}
-_SIMPLER = {
-    GLOBAL: "One model for all sites",
-    INTERCEPTS: "One model with site intercepts",
-    LOCAL: "Every site's own model",
-}
+_SIMPLER = dict(
+    zip(_NAMES, ("One model for all sites", "One model with site intercepts", "Every site's own model"), strict=True)
+)
 
 
 @dataclass(frozen=True, eq=False)
@@ -133,10 +130,8 @@ class Comparison:
         """Return what each site gains over its own model, Local less Fedkin ``(V,)``, and the standard errors."""
         each = self.site_errors[LOCAL] - self.site_errors[FEDKIN]
         n, mean = (~np.isnan(each)).sum(axis=0), _nanmean(each)
-        squares = np.nansum((each - mean) ** 2, axis=0)
-        factor = 1 / np.maximum(n, 1) + self.test_size / (1 - self.test_size)
-        error = np.sqrt(np.divide(squares, n - 1, out=np.full(len(mean), np.nan), where=n > 1) * factor)
-        return mean, error
+        variance = np.nansum((each - mean) ** 2, axis=0) / np.where(n > 1, n - 1, np.nan)
+        return mean, np.sqrt(variance * (1 / np.maximum(n, 1) + self.test_size / (1 - self.test_size)))
 
     @property
     def verdict(self) -> str:
@@ -176,7 +171,7 @@ class Comparison:
     def plain(self) -> dict[str, Any]:
         """Return the comparison in plain values, as a model directory and ``--json`` have it."""
         gain, gain_error = self.gains()
-        sites = {name: self.site_means(name) for name in self.errors}
+        sites = {name: self.site_means(name) for name in self.errors} | {"gain": gain, "gain_error": gain_error}
         return {
             "metric": self.metric,
             "lower_is_better": True,
@@ -196,13 +191,7 @@ class Comparison:
                 for name in self.errors
             ],
             "sites": [
-                {
-                    "site": site,
-                    "rows": int(self.n_samples[u]),
-                    **{name: _finite(sites[name][u]) for name in self.errors},
-                    "gain": _finite(gain[u]),
-                    "gain_error": _finite(gain_error[u]),
-                }
+                {"site": site, "rows": int(self.n_samples[u]), **{name: _finite(sites[name][u]) for name in sites}}
                 for u, site in enumerate(self.sites)
             ],
             "more": {metric: dict(values) for metric, values in self.more.items()},
@@ -311,12 +300,8 @@ def compare(
 def _together(
     metric: str, kind: Literal["splits", "folds"], sites: tuple[Hashable, ...], n: Index, parts: list[_Part]
 ) -> Comparison:
-    def more() -> Iterator[tuple[str, dict[str, float]]]:
-        for metric in parts[0].more:  # scores that every split has
-            if all(metric in part.more for part in parts):
-                yield metric, {one: float(np.mean([part.more[metric][one] for part in parts])) for one in names}
-
     names = list(parts[0].errors)
+    shared = [score for score in parts[0].more if all(score in part.more for part in parts)]
     return Comparison(
         metric,
         kind,
@@ -326,7 +311,7 @@ def _together(
         {name: np.array([part.site_errors[name] for part in parts]) for name in names},
         np.array([part.held_out for part in parts], dtype=np.float64),
         {name: float(np.mean([part.row_error[name] for part in parts])) for name in parts[0].row_error},
-        dict(more()),
+        {one: {name: float(np.mean([part.more[one][name] for part in parts])) for name in names} for one in shared},
         tuple(part.models for part in parts),
     )
 
@@ -496,9 +481,7 @@ def _without_fold(prepared: Prepared, model: FittedModel, options: FitOptions, r
         terms, lift = minimised_out(terms, columns.intercepts)
         box = None if fused.sparsity is None else fused.sparsity[:, ~columns.intercepts]
         fused = replace(fused, sparsity=box)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", ConvergenceWarning)
-        theta = solve_fused(replace(fused, terms=terms), FOLD_GAP, quiet=True).theta
+    theta = solve_fused(replace(fused, terms=terms), FOLD_GAP, quiet=True).theta
     return theta if lift is None else lift(theta)
 
 
@@ -514,7 +497,7 @@ def verdict(
     gains: str = "",
     remark: Callable[[str], str] = lambda name: "",
 ) -> str:
-    r"""Return what to do with a comparison, from differences to Fedkin and their standard errors."""
+    """Return what to do with a comparison, from differences to Fedkin and their standard errors."""
     better = [name for name in apart if apart[name] < -CLEAR * error[name]]
     if better:
         best = min(better, key=lambda name: apart[name])
@@ -525,11 +508,8 @@ def verdict(
         smaller = apart[best] / abs(scale + apart[best] or 1.0)
         said = f"its error is {smaller:.1%} smaller than that of {_NAMES[best]}"
         return f"Fedkin predicts best: {said}{gains}{remark(LOCAL)}."
-    ties = [
-        name
-        for name in open_ones
-        if apart[name] <= error[name] and apart[name] + CLEAR * error[name] <= RELEVANT * abs(scale)
-    ]
+    near = [name for name in open_ones if apart[name] <= error[name]]
+    ties = [name for name in near if apart[name] + CLEAR * error[name] <= RELEVANT * abs(scale)]
     if not ties:
         unknown = _unknown(scale, open_ones, apart, error)
         return f"These rows cannot tell Fedkin from {unknown}; Fedkin's model is kept."
@@ -570,6 +550,5 @@ def _finite(value: float) -> float | None:
 
 
 def _nanmean(values: Array) -> Array:
-    known = ~np.isnan(values)
-    n, total = known.sum(axis=0), np.where(known, values, 0.0).sum(axis=0)
-    return np.asarray(np.divide(total, n, out=np.full(len(total), np.nan), where=n > 0))
+    n = (~np.isnan(values)).sum(axis=0)
+    return np.asarray(np.nansum(values, axis=0) / np.where(n > 0, n, np.nan))

@@ -116,7 +116,10 @@ def save(model: FittedModel, directory: str | os.PathLike[str]) -> None:
         with replacing_directory(target) as fresh:
             for name, content in {_MODEL: _json(description), **contents}.items():
                 (fresh / name).write_bytes(content)
-        _remove_leftovers(target)
+        # what saves that were killed left; a younger new one may belong to somebody who is saving right now
+        for left in (*_leftovers(target, "old"), *_leftovers(target, "new")):
+            if left.suffix == ".old" or time.time() - left.stat().st_mtime > _STALE_SECONDS:
+                shutil.rmtree(left, ignore_errors=True)
     except OSError as error:
         _unwritable(target, error)
 
@@ -179,9 +182,8 @@ def _unpacked(value: Any, path: str, arrays: Mapping[str, Any], more: Mapping[st
 
 
 def check_model_place(target: str | os.PathLike[str]) -> int | None:
-    """Raise `ModelFileError` unless a model could be written to this directory: before the long work, not after it."""
-    target = Path(target).resolve()
-    replaced = None
+    """Raise `ModelFileError` unless a model could be written here; return the number of sites of one that is here."""
+    target, replaced = Path(target).resolve(), None
     if target.is_dir():
         replaced = _check_replaceable(target)
     elif target.exists():
@@ -199,36 +201,23 @@ def _check_replaceable(target: Path) -> int | None:
     if not held:
         return None
     if _MODEL not in held:
-        raise ModelFileError(
-            f"{target} is not empty and not a Fedkin model (it holds {listed(held)}): choose another directory"
-        )
+        what = f"is not empty and not a Fedkin model (it holds {listed(held)})"
+        raise ModelFileError(f"{target} {what}: choose another directory")
     head = _read_head(target, _read_bytes(target / _MODEL))
     foreign = [name for name in held if name not in _FILES]
     if foreign:
-        raise ModelFileError(
-            f"{target} holds a model, but also {listed(foreign)}, which replacing the model would delete: "
-            "move them away or choose another directory"
-        )
+        what = f"holds a model, but also {listed(foreign)}, which replacing the model would delete"
+        raise ModelFileError(f"{target} {what}: move them away or choose another directory")
     return head.n_sites
 
 
 def _unwritable(target: Path, error: OSError) -> NoReturn:
-    raise ModelFileError(
-        f"cannot write the model to {target}: {error.strerror or error}; choose another directory"
-    ) from None
-
-
-def _remove_leftovers(target: Path) -> None:
-    """Remove what saves that were killed left beside the target (see `replacing_directory`)."""
-    for old in _leftovers(target, "old"):
-        shutil.rmtree(old, ignore_errors=True)
-    for fresh in _leftovers(target, "new"):
-        # a younger one may belong to somebody who is saving right now
-        if time.time() - fresh.stat().st_mtime > _STALE_SECONDS:
-            shutil.rmtree(fresh, ignore_errors=True)
+    why = error.strerror or error
+    raise ModelFileError(f"cannot write the model to {target}: {why}; choose another directory") from None
 
 
 def _leftovers(target: Path, kind: str) -> list[Path]:
+    """Return the directories that `replacing_directory` left beside the target."""
     return sorted(target.absolute().parent.glob(f".{glob.escape(target.name)}.*.{kind}"))
 
 
@@ -283,6 +272,7 @@ def load(directory: str | os.PathLike[str], *, loss: Loss | None = None) -> Fitt
         _damaged(folder / _COEFFICIENTS, f"it has {len(sites)} sites, expected {about.n_sites}")
     if any(not 0 <= u < len(sites) for u, _ in about.notes):
         _damaged(folder / _MODEL, "it has notes on sites that are not there")
+    present = {attribute: name for attribute, name in _OPTIONAL.items() if name in contents}
     return FittedModel(
         sites,
         coef,
@@ -303,11 +293,7 @@ def load(directory: str | os.PathLike[str], *, loss: Loss | None = None) -> Fitt
         about.fedkin_version,
         _read_schema(folder / _MODEL, about),
         about.origin,
-        **{
-            attribute: _decoded(folder / name, contents[name], dict[str, Any])
-            for attribute, name in _OPTIONAL.items()
-            if name in contents
-        },
+        **{one: _decoded(folder / name, contents[name], dict[str, Any]) for one, name in present.items()},
     )
 
 
@@ -318,10 +304,8 @@ def _read(folder: Path) -> tuple[_Description, dict[str, bytes]]:
         raise ModelFileError(f"{folder} {kind}, expected the directory of a model: check the path")
     path = folder / _MODEL
     if not path.exists():
-        raise ModelFileError(
-            f"{folder} is not a Fedkin model: it has no {_MODEL}. Give the directory that `fedkin fit --out` or "
-            "FittedModel.save wrote"
-        )
+        right = "Give the directory that `fedkin fit --out` or FittedModel.save wrote"
+        raise ModelFileError(f"{folder} is not a Fedkin model: it has no {_MODEL}. {right}")
     content = _read_bytes(path)
     head = _read_head(folder, content)
     if head.format_version != FORMAT_VERSION:
@@ -362,9 +346,8 @@ def _read_bytes(path: Path) -> bytes:
     try:
         return path.read_bytes()
     except FileNotFoundError:
-        raise ModelFileError(
-            f"{path} is missing: copy the whole model directory again or fit the model again"
-        ) from None
+        again = "copy the whole model directory again or fit the model again"
+        raise ModelFileError(f"{path} is missing: {again}") from None
     except OSError as error:
         raise ModelFileError(f"{path} cannot be read: {error.strerror or error}") from None
 
@@ -380,9 +363,7 @@ def _read_kin(path: Path, contents: Mapping[str, bytes], sites: tuple[Hashable, 
         if isinstance(error, ModelFileError):
             raise
         _damaged(path, f"it does not go with {_KIN_ARRAYS} ({error})")
-    if not isinstance(found, Kin):
-        _damaged(path, "it does not hold the result of a fit")
-    return found
+    return found if isinstance(found, Kin) else _damaged(path, "it does not hold the result of a fit")
 
 
 def _read_fused(path: Path, plain: dict[str, Any] | None) -> FusedFit | None:
@@ -393,13 +374,11 @@ def _read_fused(path: Path, plain: dict[str, Any] | None) -> FusedFit | None:
 
 
 def _read_schema(path: Path, about: _Description) -> Schema | None:
-    if about.table_schema is None:
-        return None
     try:
-        schema = Schema.from_plain(about.table_schema)
+        schema = None if about.table_schema is None else Schema.from_plain(about.table_schema)
     except ParameterError as error:
         _damaged(path, f"its schema does not hold together: {error}")
-    if schema.names != about.features:
+    if schema is not None and schema.names != about.features:
         _damaged(path, "its schema does not match its features")
     return schema
 
@@ -486,22 +465,24 @@ def _id_cells(site: Hashable) -> tuple[str, str]:
 
 
 def _id_from_cells(text: str, kind: str) -> Hashable:
-    readers: dict[str, Callable[[str], Hashable]] = {
-        "str": str,
-        "int": int,
-        "float": float,
-        "bool": {"True": True, "False": False}.__getitem__,
-        "datetime": datetime.fromisoformat,
-        "date": date.fromisoformat,
-        "tuple": lambda text: _as_tuple(json.loads(text)),
-    }
-    if kind not in readers:
+    if kind not in _READERS:
         raise ValueError(f"site {text!r} has the unknown type {kind!r}")
-    return readers[kind](text)
+    return _READERS[kind](text)
 
 
 def _as_tuple(value: Any) -> Any:
     return tuple(_as_tuple(item) for item in value) if isinstance(value, list) else value
+
+
+_READERS: dict[str, Callable[[str], Hashable]] = {
+    "str": str,
+    "int": int,
+    "float": float,
+    "bool": {"True": True, "False": False}.__getitem__,
+    "datetime": datetime.fromisoformat,
+    "date": date.fromisoformat,
+    "tuple": lambda text: _as_tuple(json.loads(text)),
+}
 
 
 def _csv(rows: Iterable[Sequence[str]]) -> bytes:
