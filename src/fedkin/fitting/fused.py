@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Hashable
-from dataclasses import dataclass, replace
-from typing import Any, cast
+from dataclasses import replace
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,7 +14,6 @@ from fedkin._base import Array, Index, Mask, Say
 from fedkin.admm import fed_admm
 from fedkin.core import (
     RANK_TOLERANCE,
-    Correction,
     FileRows,
     Problem,
     Solution,
@@ -64,10 +63,8 @@ def silent(line: str) -> None:
 def fused_estimate(prepared: Prepared, graph: Graph | None, options: FitOptions, say: Say) -> Estimate:
     """Fit the fused estimator to rows in memory, or to the sums of a quadratic loss."""
     if isinstance(prepared.data, FileRows):
-        raise ParameterError(
-            f"the fused estimator needs the rows of the {prepared.loss.name} loss in memory: leave its options out, or "
-            "read the table as a whole"
-        )
+        needs = f"the rows of the {prepared.loss.name} loss in memory"
+        raise ParameterError(f"the fused estimator needs {needs}: leave its options out, or read the table as a whole")
     sites = prepared.data.sites
     used, selection, notes = used_graph(prepared, graph, options, say)
     problem, reasons = well_posed_problem(prepared, used, options)
@@ -85,22 +82,16 @@ def fused_estimate(prepared: Prepared, graph: Graph | None, options: FitOptions,
         problem = _with_light_ridge(problem, Graph.empty(sites) if alone else used, list(sites))
         level = _chosen_level(problem, options, free, say)
         solution, groups = _solved(level, options, free, say)
-    note_light_ridge(notes, reasons, stacklevel=4)
+    note_light_ridge(notes, reasons)
     theta = solution.theta
     if options.select is not None:
         groups = used.components()
     if options.refit:
         say(f"refitting {int(groups.max()) + 1} groups without penalty")
         theta = oracle_fit(prepared.data, groups.tolist(), prepared.loss)
-    choice = None if level.scores is None else _choice_record(level, options)
-    return Estimate(
-        theta,
-        used,
-        groups,
-        fused=FusedFit(options.penalty, level.lam, solution.gap, solution.n_iter, solution.status, selection),
-        notes=notes,
-        history=None if choice is None else {"choice": choice},
-    )
+    history = None if level.scores is None else {"choice": _choice_record(level, level.scores, options)}
+    fused = FusedFit(options.penalty, level.lam, solution.gap, solution.n_iter, solution.status, selection)
+    return Estimate(theta, used, groups, fused=fused, notes=notes, history=history)
 
 
 def used_graph(
@@ -122,30 +113,18 @@ def used_graph(
         return candidates, {"method": options.select, "candidates": 0, "kept": 0}, {}
     say(f"testing {candidates.n_edges} candidate edges")
     assert not isinstance(prepared.data, FileRows)
-    chosen = select_edges(
-        prepared.data,
-        candidates,
-        loss=prepared.loss,
-        level=options.level,
-        method=cast(Correction, options.select),
-        variance=options.variance,
-    )
-    summary = {
-        "method": options.select,
-        "level": options.level,
-        "variance": options.variance,
-        "candidates": candidates.n_edges,
-        "kept": chosen.graph.n_edges,
-    }
-    say(f"kept {chosen.graph.n_edges} of {candidates.n_edges} edges")
-    return chosen.graph, summary, {site: (str(line),) for site, line in chosen.notes.items()}
+    how: dict[str, Any] = {"method": options.select, "level": options.level, "variance": options.variance}
+    chosen = select_edges(prepared.data, candidates, loss=prepared.loss, **how)
+    kept = chosen.graph.n_edges
+    say(f"kept {kept} of {candidates.n_edges} edges")
+    notes: dict[Hashable, tuple[str, ...]] = {site: (str(line),) for site, line in chosen.notes.items()}
+    return chosen.graph, how | {"candidates": candidates.n_edges, "kept": kept}, notes
 
 
 # --- the level --------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, eq=False)
-class _Level:
+class _Level(NamedTuple):
     """A problem with its ridge, the level, what cross-validation saw, and whether edges pull at intercepts."""
 
     problem: Problem
@@ -157,12 +136,10 @@ class _Level:
 def _solved(level: _Level, options: FitOptions, free: Mask, say: Say) -> tuple[Solution, Index]:
     """Return the solution with all parameters, and the groups that share what edges pull at."""
     say(f"solving at lam = {level.lam:.4g}")
-    if level.fuses:
-        solution = _solution(level.problem.with_lam(level.lam), options)
-        return solution, solution.clusters(level.problem.graph)
-    profiled = ProfiledProblem(level.problem, free)
-    solution = _solution(profiled.rest.with_lam(level.lam), options)
-    return profiled.lifted(solution), solution.clusters(level.problem.graph)
+    profiled = None if level.fuses else ProfiledProblem(level.problem, free)
+    solution = _solution((level.problem if profiled is None else profiled.rest).with_lam(level.lam), options)
+    groups = solution.clusters(level.problem.graph)
+    return solution if profiled is None else profiled.lifted(solution), groups
 
 
 def _solution(problem: Problem, options: FitOptions) -> Solution:
@@ -175,10 +152,8 @@ def _solution(problem: Problem, options: FitOptions) -> Solution:
     return fed_admm(problem, options.rounds, options.batch_size, **how)
 
 
-def _choice_record(level: _Level, options: FitOptions) -> dict[str, Any]:
+def _choice_record(level: _Level, scores: LamChoice, options: FitOptions) -> dict[str, Any]:
     """Return what a cross-validation saw, in plain values."""
-    scores = level.scores
-    assert scores is not None
     curves = {name: getattr(scores, name).tolist() for name in ("lams", "mean", "error")}
     choice = {"lam": scores.lam, "rule": scores.rule, **curves}
     if options.fuse_intercept is not True:
@@ -197,12 +172,11 @@ def _chosen_level(problem: Problem, options: FitOptions, free: Mask, say: Say) -
     fuse = options.fuse_intercept
     if not free.any() or problem.graph.n_edges == 0:
         fuse = True  # nothing to leave alone
-    if fuse is True or (fuse is False and options.ridge == "cv"):
-        level = _with_intercepts_fused(problem, options, say)
-        if fuse is True:
-            return level
-        problem = level.problem
+    if fuse is True:
+        return _with_intercepts_fused(problem, options, say)
     if fuse is False:
+        if options.ridge == "cv":
+            problem = _with_intercepts_fused(problem, options, say).problem
         if options.lam != "cv":
             return _Level(problem, float(options.lam), fuses=False)
         return _with_intercepts_apart(problem, options, free, say)
@@ -215,11 +189,13 @@ def _chosen_level(problem: Problem, options: FitOptions, free: Mask, say: Say) -
 def _with_intercepts_apart(problem: Problem, options: FitOptions, free: Mask, say: Say) -> _Level:
     say(f"choosing lam by {options.cv_folds}-fold cross-validation within sites, intercepts left alone")
     lams = None if options.lam == "cv" else [float(options.lam)]
-    how: dict[str, Any] = {"folds": options.cv_folds, "rule": options.cv_rule, "seed": options.seed}
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", ConvergenceWarning)
-        choice = ProfiledProblem(problem, free).choose(lams, **how, n_jobs=options.n_jobs)
+    with warnings.catch_warnings(action="ignore", category=ConvergenceWarning):
+        choice = ProfiledProblem(problem, free).choose(lams, **_cross_validation(options))
     return _Level(problem, choice.lam, choice, fuses=False)
+
+
+def _cross_validation(options: FitOptions) -> dict[str, Any]:
+    return {"folds": options.cv_folds, "rule": options.cv_rule, "seed": options.seed, "n_jobs": options.n_jobs}
 
 
 def _with_intercepts_fused(problem: Problem, options: FitOptions, say: Say, *, compared: bool = False) -> _Level:
@@ -237,21 +213,19 @@ def _with_intercepts_fused(problem: Problem, options: FitOptions, say: Say, *, c
         sites = [problem.federation.sites[u] for u in joined]
         data, graph = problem.federation.subset(sites), problem.graph.subset(sites)
         part = replace(problem, federation=data, graph=graph, sparsity=np.asarray(problem.sparsity)[joined])
-    lams = [float(options.lam)] if options.lam != "cv" else None
-    how: dict[str, Any] = {"folds": options.cv_folds, "rule": options.cv_rule, "seed": options.seed}
-    with warnings.catch_warnings():
-        # candidates that are hard to solve are far from the best, whose solution gets a certificate of its own
-        warnings.simplefilter("ignore", ConvergenceWarning)
+    how = _cross_validation(options)
+    # candidates that are hard to solve are far from the best, whose solution gets a certificate of its own
+    with warnings.catch_warnings(action="ignore", category=ConvergenceWarning):
         if options.ridge == "cv":
             # the ridge is 0 for intercepts; one that is there already, lest there be no minimiser, stays
             given = np.broadcast_to(np.asarray(problem.ridge, dtype=np.float64), (problem.n_params,))
             names = part.federation.feature_names
             slopes = np.tile([name != INTERCEPT for name in names], part.n_params // len(names))
             candidates = [given + ridge * slopes for ridge in RIDGES]
-            part, choice = cross_validate_ridge(part, candidates, **how, n_jobs=options.n_jobs)
+            part, choice = cross_validate_ridge(part, candidates, **how)
             problem = replace(problem, ridge=part.ridge)
         else:
-            choice = cross_validate_lam(part, lams, **how, n_jobs=options.n_jobs)
+            choice = cross_validate_lam(part, None if options.lam == "cv" else [float(options.lam)], **how)
     # the same scale for the candidates: they are levels of the whole problem then
     return _Level(problem, choice.lam * share, replace(choice, lam=choice.lam * share, lams=choice.lams * share))
 
@@ -297,17 +271,16 @@ def _with_light_ridge(problem: Problem, groups: Graph, sites: list[Hashable]) ->
     return replace(problem, ridge=np.asarray(problem.ridge) + light)
 
 
-def note_light_ridge(notes: dict[Hashable, tuple[str, ...]], reasons: Reasons, stacklevel: int) -> None:
+def note_light_ridge(notes: dict[Hashable, tuple[str, ...]], reasons: Reasons) -> None:
     """Note why sites have a light ridge, and warn of those whose parameters the data do not determine."""
     sites = [site for site, reason in reasons.items() if reason != _COLLINEAR]
     if sites:
-        shown = ", ".join(repr(site) for site in sites[:5])
-        more = f" and {len(sites) - 5} more" if len(sites) > 5 else ""
+        shown, more = ", ".join(map(repr, sites[:5])), f" and {len(sites) - 5} more" if len(sites) > 5 else ""
         warnings.warn(
             f"the parameters of site {shown}{more} are not determined by the data ({reasons[sites[0]]}): a ridge "
             f"of 1/25 of a row was added. Join such sites to others, or give {argument('ridge')} yourself",
             DegenerateSiteWarning,
-            stacklevel=stacklevel,
+            stacklevel=3,
         )
     for site, reason in reasons.items():
         text = f"{reason}; a ridge of 1/25 of a row was added (or give {argument('ridge')})"
@@ -367,29 +340,22 @@ def fit_after_kin(
 ) -> FittedModel:
     """Fit the fused estimator on what kin found.
 
-    Where kin resolves groups, edges join the sites of a group; where it resolves none, all pairs are edges. The penalty
-    measures a coefficient's differences in a power of its standard deviation between sites, which kin has learned:
-    coefficients that differ much between sites (often the intercept) are pulled together less than those that hardly
-    do.
+    Edges join the sites of a group; without groups, and where some site would have no edge, all pairs. The penalty
+    measures a coefficient's differences in a power of its standard deviation between sites, which kin has learned.
     """
     options = replace(FitOptions() if options is None else options, method="fused", select="none")
     say = progress or silent
     prepared = prepare(federation, options)
     say("finding kin")
     kin = find_kin(prepared.rows, loss=prepared.loss, seed=options.seed)
-    graph, power = group_graph(kin), 1.0
+    groups = kin.graph("groups")
+    graph, power = groups if groups.degree.all() else Graph.complete(kin.sites), 1.0
     if options.lam == "cv" and graph.n_edges:
         say("choosing the power of the standard deviation between sites")
         power = min(POWERS, key=lambda one: _held_out_loss(_stretched(prepared, kin, one), graph, options))
     stretched = _stretched(prepared, kin, power)
     model = stretched.model(fused_estimate(stretched, graph, options, say), options)
     return replace(model, options={**model.options, "sd_power": power})
-
-
-def group_graph(kin: Kin) -> Graph:
-    """Return cliques of the groups; all pairs where none are resolved, or where some site would have no edge."""
-    groups = kin.graph("groups")
-    return groups if groups.degree.all() else Graph.complete(kin.sites)
 
 
 def _stretched(prepared: Prepared, kin: Kin, power: float) -> Prepared:
@@ -406,7 +372,5 @@ def _held_out_loss(prepared: Prepared, graph: Graph, options: FitOptions) -> flo
     """Return the smallest held-out loss among a few levels."""
     problem, _ = well_posed_problem(prepared, graph, options)
     lams = lam_grid(problem, _LEVELS + 1, _SHARE)[1:]
-    how: dict[str, Any] = {"folds": options.cv_folds, "seed": options.seed, "n_jobs": options.n_jobs}
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", ConvergenceWarning)
-        return float(cross_validate_lam(problem, lams, tol=_ROUGH_GAP, **how).mean.min())
+    with warnings.catch_warnings(action="ignore", category=ConvergenceWarning):
+        return float(cross_validate_lam(problem, lams, tol=_ROUGH_GAP, **_cross_validation(options)).mean.min())

@@ -6,9 +6,9 @@ import hashlib
 import os
 import warnings
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, Protocol, overload
+from typing import Any, overload
 
 import numpy as np
 from scipy.special import ndtri
@@ -36,59 +36,39 @@ _MOST_DUALS, _MOST_SITES = 200_000, 2_000
 _PATH_TOL, _PATH_ITER = 1e-5, 2_000
 
 
-class Method(Protocol):
-    """A way to estimate the parameters of all sites; `FitOptions` has its options."""
-
-    def fit(self, prepared: Prepared, graph: Graph | None, say: Say, start: Kin | None, quick: bool) -> Estimate:
-        """Return the estimate from data that tell everything: rows, or the sums of a quadratic loss."""
-
-    def step(self, prepared: Prepared, graph: Graph | None, say: Say, queries: Queries | None) -> Estimate | Queries:
-        """Return the estimate from the answers to ``queries``, or the next queries."""
-
-
-@dataclass(frozen=True)
-class KinMethod:
-    """Partial pooling with groups."""
-
-    options: FitOptions
-
-    def fit(self, prepared: Prepared, graph: Graph | None, say: Say, start: Kin | None, quick: bool) -> Estimate:
-        passes = ", with a pass over the files for every step" if isinstance(prepared.data, FileRows) else ""
-        say(f"finding kin{passes}")
-        length: Length = QUICK if quick else {}
-        found = find_kin(prepared.data, graph, loss=prepared.loss, seed=self.options.seed, start=start, **length)
-        # groups that are resolved; where none are, every site is on its own
-        groups = in_order_of_appearance(found.groups) if found.resolved else np.arange(len(found.sites))
-        used = Graph.empty(found.sites) if graph is None else graph.aligned(found.sites)
-        return Estimate(found.theta, used, groups, kin=found)
-
-    def step(self, prepared: Prepared, graph: Graph | None, say: Say, queries: Queries | None) -> Estimate | Queries:
-        number = 1 if queries is None else queries.round
-        found = self.fit(prepared, graph, say, None, False)
-        if number >= self.options.messages:
-            return found
-        # no edges pull, so nothing is to be certified
-        data, theta = prepared.summaries, found.theta
-        pull = -data.sums.total().terms().gradients(theta)
-        V, p = theta.shape
-        rest = {"lam": 0.0, "alpha": np.zeros((0, p)), "ridge": np.zeros(p), "give": np.zeros(V), "accuracy": 0.0}
-        return make_queries(Graph.empty(data.sites), number + 1, theta, pull, theta, **rest)
+def kin_estimate(
+    prepared: Prepared,
+    graph: Graph | None,
+    options: FitOptions,
+    say: Say,
+    start: Kin | None = None,
+    quick: bool = False,
+) -> Estimate:
+    """Fit kin to rows, or to the sums of a quadratic loss; `fused_estimate` is the other method."""
+    passes = ", with a pass over the files for every step" if isinstance(prepared.data, FileRows) else ""
+    say(f"finding kin{passes}")
+    length: Length = QUICK if quick else {}
+    found = find_kin(prepared.data, graph, loss=prepared.loss, seed=options.seed, start=start, **length)
+    # groups that are resolved; where none are, every site is on its own
+    groups = in_order_of_appearance(found.groups) if found.resolved else np.arange(len(found.sites))
+    used = Graph.empty(found.sites) if graph is None else graph.aligned(found.sites)
+    return Estimate(found.theta, used, groups, kin=found)
 
 
-@dataclass(frozen=True)
-class FusedMethod:
-    """The paper's estimator."""
-
-    options: FitOptions
-
-    def fit(self, prepared: Prepared, graph: Graph | None, say: Say, start: Kin | None, quick: bool) -> Estimate:
-        return fused_estimate(prepared, graph, self.options, say)
-
-    def step(self, prepared: Prepared, graph: Graph | None, say: Say, queries: Queries | None) -> Estimate | Queries:
-        return next_fused(prepared, graph, self.options, say, queries)
-
-
-METHODS: dict[str, Callable[[FitOptions], Method]] = {"kin": KinMethod, "fused": FusedMethod}
+def next_kin(
+    prepared: Prepared, graph: Graph | None, options: FitOptions, say: Say, queries: Queries | None
+) -> Estimate | Queries:
+    """Return the estimate from the answers to ``queries``, or the next queries; see `next_fused`."""
+    number = 1 if queries is None else queries.round
+    found = kin_estimate(prepared, graph, options, say)
+    if number >= options.messages:
+        return found
+    # no edges pull, so nothing is to be certified
+    data, theta = prepared.summaries, found.theta
+    pull = -data.sums.total().terms().gradients(theta)
+    V, p = theta.shape
+    rest = {"lam": 0.0, "alpha": np.zeros((0, p)), "ridge": np.zeros(p), "give": np.zeros(V), "accuracy": 0.0}
+    return make_queries(Graph.empty(data.sites), number + 1, theta, pull, theta, **rest)
 
 
 @overload
@@ -198,11 +178,8 @@ def fit(
         if answer is None:
             return found
         data, queries = answer(found), found
-    gap = np.inf if queries is None else queries.gap
-    raise SolverError(
-        f"the gap is {gap:.1e} after {max_rounds} rounds of messages, not {options.tol:.1e}: add "
-        f"{argument('ridge', 0.001)}"
-    )
+    gap = f"{np.inf if queries is None else queries.gap:.1e} after {max_rounds} rounds of messages"
+    raise SolverError(f"the gap is {gap}, not {options.tol:.1e}: add {argument('ridge', 0.001)}")
 
 
 def fit_prepared(
@@ -215,14 +192,15 @@ def fit_prepared(
     quick: bool = False,
 ) -> FittedModel:
     """Fit data that were prepared as ``options`` want them."""
+    if options.chosen == "fused":
+        return prepared.model(fused_estimate(prepared, graph, options, say), options)
     earlier = None if start is None else _start(start, prepared)
-    return prepared.model(METHODS[options.chosen](options).fit(prepared, graph, say, earlier, quick), options)
+    return prepared.model(kin_estimate(prepared, graph, options, say, earlier, quick), options)
 
 
 def _start(model: FittedModel, prepared: Prepared) -> Kin | None:
     """Return the kin of an earlier model in the units of prepared columns; None where it had other parameters."""
-    columns = prepared.columns
-    names = columns.parameter_names
+    columns, names = prepared.columns, prepared.columns.parameter_names
     if model.kin is None or model.kin.names != names or model.loss.name != prepared.loss.name:
         return None
     back: Array = np.asarray(np.linalg.inv(columns.A), dtype=np.float64)
@@ -244,7 +222,8 @@ def _step(
     if data.loss.quadratic:
         model, rounds = fit_prepared(prepared, graph, options, say), 1
     else:
-        found = METHODS[options.chosen](options).step(prepared, graph, say, queries)
+        step = next_fused if options.chosen == "fused" else next_kin
+        found = step(prepared, graph, options, say, queries)
         if isinstance(found, Queries):
             return found
         model, rounds = prepared.model(found, options), 1 if queries is None else queries.round
@@ -281,13 +260,11 @@ def with_history(
     choice = history.get("choice")
     if choice and model.graph.n_edges * model.coef[0].size <= _MOST_DUALS and model.n_sites <= _MOST_SITES:
         prepared = prepare(data, options, schema)
-        problem, _ = well_posed_problem(
-            prepared, model.graph, replace(options, ridge=choice.get("ridge", options.least_ridge))
-        )
+        options = replace(options, ridge=choice.get("ridge", options.least_ridge))
+        problem, _ = well_posed_problem(prepared, model.graph, options)
         if choice.get("fuse_intercept") is False:
             problem = ProfiledProblem(problem, prepared.columns.intercepts).rest
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", ConvergenceWarning)  # a picture, beside a fit with a certificate
+        with warnings.catch_warnings(action="ignore", category=ConvergenceWarning):  # only a picture
             path = lam_path(problem, choice["lams"], tol=_PATH_TOL, max_iter=_PATH_ITER)
         labels = [solution.clusters(model.graph).tolist() for solution in path.solutions]
         history["path"] = {"lams": path.lams.tolist(), "labels": labels}

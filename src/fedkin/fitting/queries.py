@@ -218,27 +218,19 @@ def next_fused(
     if queries is None:
         used, selection, notes = used_graph(prepared, graph, options, say)
         problem, reasons = well_posed_problem(prepared, used, options)
-        note_light_ridge(notes, reasons, stacklevel=4)
+        note_light_ridge(notes, reasons)
         problem = problem.with_lam(chosen_lam(problem, options, say))
         start = prepared.summaries.sums.at
         point = _minimised(problem, options, MODEL_SHARE * options.tol, say)
         made = _queries(prepared, problem, point, 2, MODEL_SHARE * options.tol)
         value = problem.fused.value(start)
         return replace(made, best_theta=start, best_value=value, selection=selection, notes=notes)
-    columns = prepared.columns
-    problem = Problem(
-        prepared.summaries,
-        queries.graph,
-        prepared.loss,
-        options.penalty,
-        queries.lam,
-        sparsity=np.broadcast_to(columns.per_parameter(options.sparsity), queries.theta.shape),
-        ridge=queries.ridge,
-    )
-    lam = queries.lam
+    sparsity, lam = np.broadcast_to(prepared.columns.per_parameter(options.sparsity), queries.theta.shape), queries.lam
+    how: dict[str, Any] = {"sparsity": sparsity, "ridge": queries.ridge}
+    problem = Problem(prepared.summaries, queries.graph, prepared.loss, options.penalty, lam, **how)
     if queries.round <= LAST_CHOICE and options.lam == "cv":
         lam = chosen_lam(problem, options, say)
-    problem = problem.with_lam(lam)
+        problem = problem.with_lam(lam)
     value = problem.fused.value(queries.theta)
     gap, best = np.inf, (queries.best_theta, queries.best_value)
     if lam == queries.lam:
@@ -268,9 +260,8 @@ _Point = tuple[Array, Array, Array | None]  # parameters, edge duals, sparsity d
 
 def _minimised(problem: Problem, options: FitOptions, accuracy: float, say: Say) -> _Point:
     say(f"solving at lam = {problem.lam:.4g}")
-    with warnings.catch_warnings():
-        # the true objective has a certificate of its own
-        warnings.simplefilter("ignore", ConvergenceWarning)
+    # the true objective has a certificate of its own
+    with warnings.catch_warnings(action="ignore", category=ConvergenceWarning):
         solution = solve(problem, accuracy, max_iter=options.max_iter)
     theta, alpha, zeta = solution.theta, solution.alpha, None
     box = problem.fused.sparsity
