@@ -107,9 +107,7 @@ def load_melanoma(folder: Folder = None) -> PublicTable:
     """Load deaths by melanoma in 354 counties of 9 nations, with log expected deaths as the offset; 30% held out."""
     columns = dict(read_columns(_file(folder, "melanoma/melanoma.csv")))
     columns["log_expected"] = np.log(columns["expected"])
-    federation = Federation.from_frame(
-        columns, site="nation", target="deaths", features=["uvb"], offset="log_expected"
-    )
+    federation = Federation.from_frame(columns, site="nation", target="deaths", features=["uvb"], offset="log_expected")
     return PublicTable("melanoma", federation, "poisson", 0.3)
 
 

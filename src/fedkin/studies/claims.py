@@ -12,6 +12,7 @@ from fedkin.studies.summary import (
     Check,
     Interval,
     Row,
+    bound_check,
     distinct,
     doubt,
     doubt_of_means,
@@ -37,17 +38,11 @@ def estimation(rows: Sequence[Row]) -> list[Check]:
     checks = []
     for sizes, bound in (("n >= 100", 1.05), ("n = 50", 1.25)):
         ratios = {point: one for point, one in oracle.items() if (point[1] >= 100) == (sizes == "n >= 100")}
-        if ratios:
-            within = sum(one.mean <= bound for one in ratios.values())
-            observed = f"{within} of {len(ratios)} cells; the largest is {largest(ratios, names)}"
-            claim = f"Fed-ADMM-ES / Oracle <= {bound} in every cell with {sizes}"
-            checks.append(Check(claim, observed, within == len(ratios), doubt_of_means(ratios, high=bound, form=".3f")))
+        checks += bound_check(f"Fed-ADMM-ES / Oracle <= {bound} in every cell with {sizes}", ratios, names, bound)
     best, gap = ({point: one for point, one in ratios.items() if point[1] >= 100} for ratios in (best, gap))
     if best:
-        observed = (
-            f"the largest is {largest(best, names)}; that best / pooled by true cluster is at most "
-            f"{largest(gap, names)}"
-        )
+        observed = f"the largest is {largest(best, names)}; that best / pooled by true cluster is at most "
+        observed += largest(gap, names)
         claim = "Fed-ADMM-ES / the best that choosing among the edges of G can do <= 1.05 in every cell with n >= 100"
         holds = max(one.mean for one in best.values()) <= 1.05
         checks.append(Check(claim, observed, holds, doubt_of_means(best, high=1.05, form=".3f")))
@@ -100,10 +95,8 @@ def selection(rows: Sequence[Row]) -> list[Check]:
             worst = min(shares, key=lambda point: shares[point].mean)
             # one cell among many may fall below by chance: what counts is that the interval reaches the promise
             broken = sum(one.share_interval().high < 0.95 for one in shares.values())
-            observed = (
-                f"lowest {shares[worst].mean:.3f}, at {point_label(names, worst)}; {broken or 'none'} of {len(shares)} "
-                "cells below"
-            )
+            lowest = f"lowest {shares[worst].mean:.3f}, at {point_label(names, worst)}"
+            observed = f"{lowest}; {broken or 'none'} of {len(shares)} cells below"
             intervals = [one.share_interval(len(shares)) for one in shares.values()]
             checks.append(Check(claim, observed, not broken, doubt(intervals, low=0.95, form=".2f")))
     return checks
@@ -138,8 +131,7 @@ def rate(rows: Sequence[Row]) -> list[Check]:
     checks = []
     for varied in distinct(rows, "varied"):
         points = [point for point in error if point[0] == varied]
-        x = [math.log(bound[point].mean) for point in points]
-        y = [math.log(error[point].mean) for point in points]
+        x, y = ([math.log(one[point].mean) for point in points] for one in (bound, error))
         relative = [error[point].error / error[point].mean for point in points]
         slope, error_of_slope = _slope(x, y, relative)
         half = student(min(error[point].n for point in points)) * error_of_slope if error_of_slope > 0 else math.inf

@@ -23,7 +23,7 @@ from fedkin.errors import ParameterError
 from fedkin.graph import Graph
 from fedkin.kin import find_kin
 from fedkin.solvers import best_level, held_out_losses, lam_path, solve
-from fedkin.studies.tasks import Replication, Task
+from fedkin.studies.tasks import Replication, Task, settings_from
 
 
 @dataclass(frozen=True)
@@ -48,11 +48,6 @@ class Protocol:
     path_tol: float = 1e-3  # relative duality gaps: in the folds, and of the final fits
     tol: float = 1e-4
 
-    @classmethod
-    def from_options(cls, settings: Mapping[str, Any]) -> Protocol:
-        """The protocol among a study's parameters and options."""
-        return cls(**{name: settings[name] for name in cls.__dataclass_fields__ if name in settings})
-
 
 #: Columns with a larger skewness than this are the ones that logarithms are for.
 SKEWED = 2.0
@@ -63,13 +58,6 @@ def skewed(X: Array) -> Mask:
     centred = X - X.mean(axis=0)
     spread = np.maximum(centred.std(axis=0), np.finfo(float).tiny)
     return np.asarray((X.min(axis=0) >= 0) & ((centred**3).mean(axis=0) > SKEWED * spread**3))
-
-
-def logged(rows: Federation, columns: Mask) -> Federation:
-    X = rows.X.copy()
-    # a test row may lie below all training rows
-    X[:, columns] = np.log1p(np.maximum(X[:, columns], 0.0))
-    return _with(rows, X)
 
 
 def _with(rows: Federation, X: Array) -> Federation:
@@ -88,15 +76,8 @@ def standards(train: Federation, how: str) -> tuple[Array, Array]:
         return np.broadcast_to(mean, shape), np.broadcast_to(scale, shape)
     if how != "state":
         raise ParameterError(f'standardize must be "pooled", "logs", "state" or "none", got {how!r}')
-    mean = np.stack([train[state].X.mean(axis=0) for state in train.sites])
-    scale = np.stack([train[state].X.std(axis=0) for state in train.sites])
+    mean, scale = (np.stack([how(train[state].X, axis=0) for state in train.sites]) for how in (np.mean, np.std))
     return mean, np.where(scale > 0, scale, 1.0)
-
-
-def applied(rows: Federation, mean: Array, scale: Array, intercept: bool) -> Federation:
-    of = rows.site_index
-    federation = _with(rows, (rows.X - mean[of]) / scale[of])
-    return federation.with_intercept() if intercept else federation
 
 
 @dataclass(frozen=True, eq=False)
@@ -132,9 +113,13 @@ class Split:
         train, test = self.raw
         if self.protocol.standardize == "logs":
             columns = skewed(train.X)
-            train, test = (logged(one, columns) for one in (train, test))
+            logs = (np.log1p(np.maximum(one.X, 0.0)) for one in (train, test))  # a test row may be below all others
+            train, test = (
+                _with(one, np.where(columns, log, one.X)) for one, log in zip((train, test), logs, strict=True)
+            )
         mean, scale = standards(train, self.protocol.standardize)
-        return tuple(applied(one, mean, scale, self.protocol.intercept) for one in (train, test))  # type: ignore[return-value]
+        train, test = (_with(one, (one.X - mean[one.site_index]) / scale[one.site_index]) for one in (train, test))
+        return (train.with_intercept(), test.with_intercept()) if self.protocol.intercept else (train, test)
 
     @property
     def train(self) -> Federation:
@@ -284,11 +269,12 @@ LABELS: Mapping[str, str] = {
     "boosting": "Gradient boosting, pooled (ceiling)",
 }
 
+
 def election(replication: Replication) -> Iterator[dict[str, Any]]:
     """A row per method on one split: accuracy, balanced accuracy, log-loss, and what was chosen."""
     if replication.data is None:
         raise ParameterError("the election study needs the directory of its data (--data DIR)")
-    protocol = Protocol.from_options({**replication.options, **replication.params})
+    protocol = settings_from(Protocol, {**replication.options, **replication.params})
     loaded = _loaded(replication.data, protocol.more_than)
     split = Split(loaded, protocol, replication.seed % 2**31)
     for name in replication.options.get("methods", list(LABELS)):

@@ -14,16 +14,7 @@ from fedkin.datasets.counties import Rings, read_outlines
 from fedkin.graph import Graph
 from fedkin.studies.election import LABELS
 from fedkin.studies.figures import Table, add_legend
-from fedkin.studies.summary import (
-    Check,
-    Row,
-    Sample,
-    distinct,
-    doubt,
-    doubt_of_means,
-    paired_difference,
-    summarize,
-)
+from fedkin.studies.summary import Check, Row, Sample, distinct, doubt, doubt_of_means, paired_difference, summarize
 
 #: Accuracies of the paper's table, mean and standard deviation.
 PUBLISHED: Mapping[str, tuple[float, float]] = {
@@ -186,9 +177,8 @@ def checks(rows: Sequence[Row]) -> list[Check]:
     main = [row for row in rows if row["standardize"] == MAIN]
     accuracy = {key[0]: one for key, one in summarize(main, ["method"], "accuracy").items()}
     protocol = f"With {PROTOCOLS[MAIN]}"
-    beside = ", ".join(
-        f"{LABELS[name]} {accuracy[name].mean:.3f}" for name in (*FLOORS, "boosting") if name in accuracy
-    )
+    known = [name for name in (*FLOORS, "boosting") if name in accuracy]
+    beside = ", ".join(f"{LABELS[name]} {accuracy[name].mean:.3f}" for name in known)
     out = []
     for fed in ("fed-loc", "fed-his"):
         mean = accuracy[fed].mean
@@ -207,11 +197,10 @@ def checks(rows: Sequence[Row]) -> list[Check]:
     in_doubt = doubt([floor.interval()], high=min(value for value, _ in PUBLISHED.values()), form=".3f")
     out.append(Check('Published accuracies lie above the floor "always Republican"', observed, not below, in_doubt))
     for name, (value, sd) in PUBLISHED.items():
-        claim = (
-            f"{protocol}: published accuracy of {_short(name)}, {value:.3f}, met within its standard deviation {sd:.3f}"
-        )
+        claim = f"published accuracy of {_short(name)}, {value:.3f}, met within its standard deviation {sd:.3f}"
         in_doubt = doubt([accuracy[name].interval()], value - sd, value + sd, ".3f")
-        out.append(Check(claim, f"{accuracy[name].mean:.3f}", abs(accuracy[name].mean - value) <= sd, in_doubt))
+        mean = accuracy[name].mean
+        out.append(Check(f"{protocol}: {claim}", f"{mean:.3f}", abs(mean - value) <= sd, in_doubt))
     found = groups(rows)
     parts = int(found.labels.max()) + 1
     edges = [int(row["kept_edges"]) for row in main if row["method"] == "fed-loc"]
@@ -229,10 +218,8 @@ def _winners(main: Sequence[Row], protocol: str) -> list[Check]:
     apart = {(name,): paired_difference(main, "method", ("kin", name), "log_loss") for name in names if name != "kin"}
     ahead = sum(one.mean < -2 * one.error for one in apart.values())
     nearest = max(apart, key=lambda key: apart[key].mean)
-    observed = (
-        f"{ahead} of {len(apart)}; the nearest is {LABELS[nearest[0]]}, {apart[nearest].mean:+.4f}, standard error "
-        f"{apart[nearest].error:.4f}"
-    )
+    close = f"{LABELS[nearest[0]]}, {apart[nearest].mean:+.4f}, standard error {apart[nearest].error:.4f}"
+    observed = f"{ahead} of {len(apart)}; the nearest is {close}"
     claim = f"{protocol}: kin below every other model in log-loss by more than two standard errors of the paired mean"
     out = [Check(claim, observed, ahead == len(apart), doubt_of_means(apart, high=0.0, form="+.4f"))]
     for measure, sign, words in (("accuracy", -1, "highest accuracy"), ("log_loss", 1, "lowest log-loss")):
@@ -286,18 +273,14 @@ def accuracy(spec: Mapping[str, Any], rows: Sequence[Row], folder: Path) -> Any:
     for axis, protocol in zip(axes, protocols, strict=True):
         places = np.arange(len(_MODELS))[::-1]
         for place, method in zip(places, _MODELS, strict=True):
-            found = table.get((protocol, method))
-            if found is None:
+            if (found := table.get((protocol, method))) is None:
                 continue
-            mine = {"color": "#D55E00", "marker": "o", "markersize": 6, "capsize": 3, "linestyle": "none"}
-            axis.errorbar(
-                found.mean, place + 0.12, xerr=np.nan_to_num(found.sd), label="here: mean ± sd over splits", **mine
-            )
-            if method not in PUBLISHED:
-                continue
-            value, sd = PUBLISHED[method]
-            theirs = {"color": "#0072B2", "marker": "D", "markersize": 5, "capsize": 3, "linestyle": "none"}
-            axis.errorbar(value, place - 0.12, xerr=sd, label="published: mean ± sd", markerfacecolor="white", **theirs)
+            spread = {"xerr": np.nan_to_num(found.sd), "label": "here: mean ± sd over splits", "color": "#D55E00"}
+            axis.errorbar(found.mean, place + 0.12, **spread, marker="o", markersize=6, capsize=3, linestyle="none")
+            if method in PUBLISHED:
+                value, sd = PUBLISHED[method]
+                spread = {"xerr": sd, "label": "published: mean ± sd", "color": "#0072B2", "markerfacecolor": "white"}
+                axis.errorbar(value, place - 0.12, **spread, marker="D", markersize=5, capsize=3, linestyle="none")
         for method, style in _LINES.items():
             if (line := table.get((protocol, method))) is not None:
                 axis.axvline(line.mean, linewidth=1.2, zorder=1, label=LABELS[method], **style)
@@ -324,8 +307,7 @@ _GROUPS = (
 def state_map(spec: Mapping[str, Any], rows: Sequence[Row], folder: Path) -> Any:
     """Two maps: the groups of D_loc, and how much each state has in common with most others."""
     found = groups(rows)
-    share = found.measure.mean(axis=0)
-    limits = (min(float(share.min()), 0.9), 1.0)
+    limits = (min(float(found.measure.mean(axis=0).min()), 0.9), 1.0)
     title = "Coefficients in common with most states (mean over splits)"
     return _two_maps(found, "Groups of D_loc", folder, limits, (title, "share of a state's coefficients (1 = all)"))
 
@@ -333,9 +315,9 @@ def state_map(spec: Mapping[str, Any], rows: Sequence[Row], folder: Path) -> Any
 def kin_map(spec: Mapping[str, Any], rows: Sequence[Row], folder: Path) -> Any:
     """Two maps: the groups of kin, and how far each state is from the common mean."""
     found = groups(rows, "kin")
-    distance = found.measure.mean(axis=0)
-    title = "Distance from the common mean (mean over splits)"
-    return _two_maps(found, "Groups of kin", folder, (0.0, float(distance.max())), (title, "log-odds"))
+    limits = (0.0, float(found.measure.mean(axis=0).max()))
+    words = ("Distance from the common mean (mean over splits)", "log-odds")
+    return _two_maps(found, "Groups of kin", folder, limits, words)
 
 
 def _two_maps(
@@ -371,12 +353,11 @@ def _draw_groups(axis: Any, found: Groups, shapes: Mapping[str, Rings]) -> None:
     sizes = np.bincount(found.labels)
     handles: dict[str, Any] = {}
     for u, state in enumerate(found.states):
-        label = int(found.labels[u])
-        style: dict[str, Any] = {"facecolor": "#9a9a9a", "hatch": ""}
+        style: Any = {"facecolor": "#9a9a9a", "hatch": ""}
         name = "alone"
         if letter := found.name(u):
-            style = dict(_GROUPS[label % len(_GROUPS)])
-            name = f"group {letter}: {sizes[label]} states"
+            label = found.labels[u]
+            style, name = _GROUPS[label % len(_GROUPS)], f"group {letter}: {sizes[label]} states"
         _outline(axis, shapes[state], edgecolor="#333333", linewidth=0.5, **style)
         _name(axis, shapes[state], state, "black")
         handles.setdefault(name, Patch(edgecolor="#333333", **style))

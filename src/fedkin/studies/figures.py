@@ -35,16 +35,7 @@ import numpy as np
 from fedkin._base import write_file
 from fedkin.data import write_csv
 from fedkin.errors import missing_dependency
-from fedkin.studies.summary import (
-    Row,
-    Sample,
-    chosen_rows,
-    column_label,
-    distinct,
-    label_of,
-    point_label,
-    summarize,
-)
+from fedkin.studies.summary import Row, Sample, chosen_rows, column_label, distinct, label_of, point_label, summarize
 
 #: A function ``(spec, rows, folder) -> matplotlib Figure``.
 Drawer = Callable[[Mapping[str, Any], Sequence[Row], Path], Any]
@@ -79,6 +70,7 @@ _STYLE: Any = {
     "grid.color": "#dddddd",
     "grid.linewidth": 0.6,
 }
+
 
 def draw(spec: Mapping[str, Any], rows: Sequence[Row], folder: Path, drawer: Drawer) -> None:
     """Draw the figure of an entry of ``[[figure]]`` and write it to ``folder`` as SVG, PDF and PNG."""

@@ -26,6 +26,7 @@ from fedkin.studies.summary import (
     Check,
     Row,
     Sample,
+    bound_check,
     column_label,
     distinct,
     doubt,
@@ -37,7 +38,7 @@ from fedkin.studies.summary import (
     ratio_of_sums,
     summarize,
 )
-from fedkin.studies.tasks import TUNED_OPTIONS, Replication, Task, Tuning, Workbench, make_design
+from fedkin.studies.tasks import TUNED_OPTIONS, Replication, Task, Tuning, Workbench, make_design, settings_from
 
 BINS = np.linspace(0.0, 1.0, 11)  # ends of the bins of stated probabilities in a reliability diagram
 LEVEL = 0.95  # of the intervals whose coverage is looked at
@@ -206,14 +207,11 @@ def limit(design: Design, sums: SiteLikelihoods, truth: Truth, seed: int, sweeps
         if sweep >= burn:
             total += member @ mean
         root = np.linalg.cholesky(precision)
-        noise = np.linalg.solve(np.swapaxes(root, 1, 2), rng.normal(size=(K, p, 1)))[:, :, 0]
-        drawn = mean + noise
+        drawn = mean + np.linalg.solve(np.swapaxes(root, 1, 2), rng.normal(size=(K, p, 1)))[:, :, 0]
         fit = c @ drawn.T - 0.5 * np.einsum("kp,upq,kq->uk", drawn, G, drawn, optimize=True)
         gumbel = rng.gumbel(size=fit.shape)
         for u in rng.permutation(sums.n_sites):
-            chosen = int(np.argmax(fit[u] + weight[u] @ member + gumbel[u]))
-            member[u] = 0.0
-            member[u, chosen] = 1.0
+            member[u] = np.arange(K) == np.argmax(fit[u] + weight[u] @ member + gumbel[u])
     return total / sweeps
 
 
@@ -224,21 +222,23 @@ def kin(replication: Replication) -> Iterator[dict[str, Any]]:
     """Yield one row: errors of the grid point's estimator and of an oracle told the groups; for kin, see `judged`."""
     params, options = replication.params, replication.options
     design, name = make_design(replication), params.get("estimator", "kin")
-    bench = Workbench(design, Tuning.from_options({**options, **params}), replication.seed % 2**31)
+    bench = Workbench(design, settings_from(Tuning, {**options, **params}), replication.seed % 2**31)
     started = process_time()
-    found: dict[str, Any] = {}
+    kin = None
     if name == "kin":
         kin = find_kin(design.federation, design.graph, loss=bench.settings.loss, seed=bench.seed)
-        seconds, theta, found = process_time() - started, kin.theta, judged(design, kin)
+        theta = kin.theta
+    elif name in ESTIMATORS:
+        theta = ESTIMATORS[name](least_squares(design.federation), bench, replication)
     else:
-        theta = ESTIMATORS[name](bench, replication) if name in ESTIMATORS else bench.estimate(name).theta
-        seconds = process_time() - started
+        theta = bench.estimate(name).theta
+    seconds = process_time() - started
     target = [one[-1] for one in options.get("targets", ()) if one[:-1] == [params.get("varrho"), params.get("signal")]]
     yield {
         "error": design.error(theta),
         "oracle_error": design.error(oracle_fit(design.federation, design.labels.tolist(), bench.settings.loss)),
         "target": target[0] if target else None,
-        **found,
+        **({} if kin is None else judged(design, kin)),
         "cpu_seconds": seconds,
     }
 
@@ -275,37 +275,22 @@ def _coverage(design: Design, intervals: Array) -> float:
     return float(inside.mean())
 
 
-def _limit(bench: Workbench, replication: Replication) -> Array:
+def _limit(sums: SiteLikelihoods, bench: Workbench, replication: Replication) -> Array:
     if replication.options.get("generator", "paper") != "paper":
         raise ParameterError('the limit is known for generator = "paper" alone; leave "limit" out of the grid')
     given = {"signal": 1.0, "noise": 1.0, "varrho": 0.1, **replication.options.get("design", {}), **replication.params}
-    p = bench.design.theta_star.shape[1]
-    truth = Truth(
-        n_groups=len(np.unique(bench.design.labels)),
-        variance=given["signal"] ** 2 * p**-0.5,
-        noise=given["noise"] ** 2,
-        inside=1 - given["varrho"],
-        between=given["varrho"],
-    )
-    return limit(bench.design, least_squares(bench.design.federation), truth, bench.seed)
+    variance = given["signal"] ** 2 * sums.n_params**-0.5
+    rates = (1 - given["varrho"], given["varrho"])
+    truth = Truth(len(np.unique(bench.design.labels)), variance, given["noise"] ** 2, *rates)
+    return limit(bench.design, sums, truth, bench.seed)
 
 
-def _clustered(bench: Workbench, _: Replication) -> Array:
-    sums = least_squares(bench.design.federation)
-    return pooled(sums, clustering(sums, bench.design.graph))
-
-
-def _ifca(bench: Workbench, _: Replication) -> Array:
-    sums = least_squares(bench.design.federation)
-    return pooled(sums, ifca(sums, len(np.unique(bench.design.labels)), bench.seed))
-
-
-#: Estimators of this task; all others are those of `fedkin.studies.tasks`.
-ESTIMATORS: Mapping[str, Callable[[Workbench, Replication], Array]] = {
-    "clustering": _clustered,
-    "clusterpath": lambda bench, _: bench.penalised(Graph.complete(bench.design.federation.sites)).theta,
-    "mixed": lambda bench, _: mixed(least_squares(bench.design.federation)),
-    "ifca": _ifca,
+#: Estimators of this task, from the sites' sums; all others are those of `fedkin.studies.tasks`.
+ESTIMATORS: Mapping[str, Callable[[SiteLikelihoods, Workbench, Replication], Array]] = {
+    "clustering": lambda sums, bench, _: pooled(sums, clustering(sums, bench.design.graph)),
+    "clusterpath": lambda _, bench, __: bench.penalised(Graph.complete(bench.design.federation.sites)).theta,
+    "mixed": lambda sums, bench, _: mixed(sums),
+    "ifca": lambda sums, bench, _: pooled(sums, ifca(sums, len(np.unique(bench.design.labels)), bench.seed)),
     "limit": _limit,
 }
 
@@ -332,16 +317,10 @@ def ratio_table(spec: Mapping[str, Any], rows: Sequence[Row]) -> Table:
     text, exact = [], []
     for point in points:
         target = targets[point].mean if point in targets else None
-        text.append(
-            [f"{one:g}" for one in point]
-            + [mean_and_error(ratios[name].get(point)) for name in names]
-            + ["" if target is None else f"{target:.2f}"]
-        )
-        exact += [
-            [*point, name, one.mean, one.error, one.n, target]
-            for name in names
-            if (one := ratios[name].get(point)) is not None
-        ]
+        cells = [mean_and_error(ratios[name].get(point)) for name in names]
+        text.append([*(f"{one:g}" for one in point), *cells, "" if target is None else f"{target:.2f}"])
+        found = {name: one for name in names if (one := ratios[name].get(point)) is not None}
+        exact += [[*point, name, one.mean, one.error, one.n, target] for name, one in found.items()]
     head = [*map(column_label, CELL), *map(label_of, names), "kin's target"]
     caption = (
         "Mean error over the mean error of an oracle who is told the groups, on the same replications, with its "
@@ -364,10 +343,9 @@ def group_table(spec: Mapping[str, Any], rows: Sequence[Row]) -> Table:
     }
     tables = {name: summarize(mine, names, name) for name in measures}
     points = list(tables["coverage"])
-    text = [[*map(label_of, point), *(f"{tables[name][point].mean:.3f}" for name in measures)] for point in points]
-    exact = [
-        [*point, *(tables[name][point].mean for name in measures), tables["coverage"][point].n] for point in points
-    ]
+    numbers = {point: [tables[name][point].mean for name in measures] for point in points}
+    text = [[*map(label_of, point), *(f"{one:.3f}" for one in numbers[point])] for point in points]
+    exact = [[*point, *numbers[point], tables["coverage"][point].n] for point in points]
     head = [*map(column_label, names), *measures.values()]
     caption = (
         "Means over the replications. Where groups are not resolved, one is shown; pairs inside groups are counted "
@@ -427,16 +405,12 @@ def _error_checks(rows: Sequence[Row]) -> list[Check]:
         point: max((one[point] for one in against if point in one), key=lambda one: one.mean)
         for point in dict.fromkeys(point for one in against for point in one)
     }
-    found = []
+    found: list[Check] = []
     for claim, ratios, bound in (
         ("kin / Oracle at most {} times its target in every cell that has one", over, TARGET),
         ("kin at most {} times the best of the others that are told nothing, in every cell", worst, RIVAL),
     ):
-        if ratios:
-            within = sum(one.mean <= bound for one in ratios.values())
-            observed = f"{within} of {len(ratios)} cells; the largest is {largest(ratios, CELL)}"
-            in_doubt = doubt_of_means(ratios, high=bound, form=".3f")
-            found.append(Check(claim.format(bound), observed, within == len(ratios), in_doubt))
+        found += bound_check(claim.format(bound), ratios, CELL, bound)
     limits = paired_ratios(rows, CELL, "estimator", ("kin", "limit"), "error")
     if limits:
         middle = float(np.median([one.mean for one in limits.values()]))
@@ -453,10 +427,8 @@ def coverage_checks(rows: Sequence[Row]) -> list[Check]:
     shares = summarize(mine, names, "coverage")
     outside = [point for point, one in shares.items() if not low <= one.mean <= high]
     farthest = max(shares, key=lambda point: abs(shares[point].mean - 0.95))
-    observed = (
-        f"{len(shares) - len(outside)} of {len(shares)} cells; the farthest is {shares[farthest].mean:.3f} at "
-        f"{point_label(names, farthest)}"
-    )
+    observed = f"{len(shares) - len(outside)} of {len(shares)} cells; the farthest is "
+    observed += f"{shares[farthest].mean:.3f} at {point_label(names, farthest)}"
     claim = f"95% intervals cover between {low:.0%} and {high:.0%} of parameters, on average over sites, in every cell"
     found = [Check(claim, observed, not outside, doubt_of_means(shares, low, high, ".3f"))]
     shown = [row for row in mine if row["resolved"]]

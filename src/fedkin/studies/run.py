@@ -24,14 +24,7 @@ from joblib.externals.loky.process_executor import TerminatedWorkerError
 import fedkin
 from fedkin._base import available_cores, count, lock, one_blas_thread, replacing, tracked, write_file
 from fedkin.datasets import counties
-from fedkin.errors import (
-    DataError,
-    FedkinError,
-    GraphError,
-    MissingDependencyError,
-    ParameterError,
-    missing_dependency,
-)
+from fedkin.errors import DataError, FedkinError, GraphError, MissingDependencyError, ParameterError, missing_dependency
 from fedkin.fitting.progress import progress
 from fedkin.report import render
 from fedkin.solvers import load_kernels

@@ -203,9 +203,8 @@ def chosen_rows(
     safe = "the rows are safe: fix the study's file and run the same command again, which only draws"
     for entry, column in [*asked.items(), *(("where", name) for name in where)]:
         if column not in known:
-            raise ParameterError(
-                f"{what}: no row has the column {column!r} ({entry}); there are {', '.join(known)}; {safe}"
-            )
+            have = ", ".join(known)
+            raise ParameterError(f"{what}: no row has the column {column!r} ({entry}); there are {have}; {safe}")
     for entry in set(numbers) & set(asked):
         value = next((row[asked[entry]] for row in rows if row.get(asked[entry]) is not None), 0.0)
         if not isinstance(value, int | float):
@@ -249,12 +248,12 @@ def doubt(
     reaching = [one for one in found if one.high > high or one.low < low]
     if not reaching or any(one.low > high or one.high < low for one in found):
         return ""
-    # the estimate that is farthest outside, as a reader sees it among what was observed; else the interval that is
-    farthest = max(
-        reaching,
-        key=lambda one: (max(one.estimate - high, low - one.estimate, 0.0), max(one.high - high, low - one.low)),
-    )
-    return farthest.text(form) + unit
+
+    def outside(one: Interval) -> tuple[float, float]:
+        """By how much the estimate, as a reader sees it among what was observed, and else the interval is outside."""
+        return max(one.estimate - high, low - one.estimate, 0.0), max(one.high - high, low - one.low)
+
+    return max(reaching, key=outside).text(form) + unit
 
 
 def doubt_of_means(
@@ -268,3 +267,12 @@ def largest(ratios: Mapping[Point, Sample], names: Sequence[str], form: str = ".
     """Format the largest mean and where it is."""
     worst = max(ratios, key=lambda point: ratios[point].mean)
     return f"{ratios[worst].mean:{form}} at {point_label(names, worst)}"
+
+
+def bound_check(claim: str, ratios: Mapping[Point, Sample], names: Sequence[str], bound: float) -> list[Check]:
+    """Check that no mean exceeds ``bound``; no check where there are none."""
+    if not ratios:
+        return []
+    within = sum(one.mean <= bound for one in ratios.values())
+    observed = f"{within} of {len(ratios)} cells; the largest is {largest(ratios, names)}"
+    return [Check(claim, observed, within == len(ratios), doubt_of_means(ratios, high=bound, form=".3f"))]

@@ -16,17 +16,17 @@ import inspect
 import sys
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from importlib import import_module
 from pathlib import Path
 from time import process_time
-from typing import Any, get_args
+from typing import Any, TypeVar, get_args
 
 import numpy as np
 from scipy.special import chdtri
 
-from fedkin._base import Array, Mask
+from fedkin._base import Array, Index, Mask
 from fedkin.admm import Availability, Progress, fed_admm, subgradient_descent
 from fedkin.core import (
     FAMILY_WISE,
@@ -59,15 +59,13 @@ def find_function(name: str, where: str, folder: Path | None = None) -> Callable
         home = import_module(module)
     except Exception as error:
         if isinstance(error, ModuleNotFoundError) and f"{module}.".startswith(f"{error.name}."):
-            raise ParameterError(
-                f"{where}: there is no module {module!r}; put {module}.py next to the TOML file or install it"
-            ) from None
+            words = f"there is no module {module!r}; put {module}.py next to the TOML file or install it"
+            raise ParameterError(f"{where}: {words}") from None
         raise ParameterError(f"{where}: importing {module!r} failed: {_last_line(error)}; fix the module") from error
     file = getattr(home, "__file__", None)
     if file is None:
-        raise ParameterError(
-            f"{where}: the module {module!r} has no file; name a function in a .py file next to the TOML file"
-        )
+        words = "name a function in a .py file next to the TOML file"
+        raise ParameterError(f"{where}: the module {module!r} has no file; {words}")
     if not hasattr(home, function):
         raise ParameterError(f"{where}: {file} has no function {function!r}; define it there or fix the name")
     found: Callable[..., Any] = getattr(home, function)
@@ -147,9 +145,8 @@ def differing_design(
     """
     if truth not in ("groups", "none", "continuous"):
         raise ParameterError(f'truth must be "groups", "none" or "continuous", got {truth!r}')
-    n_clusters = 3 if truth == "groups" else 1
     if truth != "continuous":
-        sizes = (n_sites, n_samples, n_features, n_clusters)
+        sizes = (n_sites, n_samples, n_features, 3 if truth == "groups" else 1)
         return paper_design(*sizes, varrho=0.2, loss=loss, signal=signal, seed=seed)
     rng = np.random.default_rng(seed)
     scale = signal * n_features**-0.25
@@ -202,10 +199,13 @@ class Tuning:
     level: float = 0.05  # of the edge test; its variance "bartlett" is the paper's
     variance: Any = "bartlett"
 
-    @classmethod
-    def from_options(cls, options: Mapping[str, Any]) -> Tuning:
-        """Return the settings among a study's options."""
-        return cls(**{name: options[name] for name in cls.__dataclass_fields__ if name in options})
+
+Settings = TypeVar("Settings")
+
+
+def settings_from(kind: type[Settings], options: Mapping[str, Any]) -> Settings:
+    """Return the dataclass with its fields among a study's options."""
+    return kind(**{one.name: options[one.name] for one in fields(kind) if one.name in options})  # type: ignore[arg-type]
 
 
 @dataclass(frozen=True)
@@ -245,9 +245,8 @@ class Workbench:
         # a factor of two is enough: the grid only has to begin where everything is fused
         grid = lam_grid(problem, settings.n_lams, settings.ratio, tol=1.0)
         # one job: the replications of a study run side by side
-        lam = cross_validate_lam(
-            problem, grid, folds=settings.folds, seed=self.seed, tol=settings.path_tol, n_jobs=1
-        ).lam
+        how: Any = {"folds": settings.folds, "seed": self.seed, "tol": settings.path_tol, "n_jobs": 1}
+        lam = cross_validate_lam(problem, grid, **how).lam
         return Estimate(solve(problem.with_lam(lam), tol=settings.tol).theta, lam, graph)
 
     def selected(self, candidates: Graph | None) -> Estimate:
@@ -256,21 +255,24 @@ class Workbench:
         chosen = select_edges(federation, candidates, settings.loss, settings.level, local=self.local)
         return self.penalised(chosen.graph)
 
+    def pooled(self, labels: Index, graph: Graph | None = None) -> Estimate:
+        """Return one fit per label."""
+        return Estimate(oracle_fit(self.design.federation, labels.tolist(), self.settings.loss), graph=graph)
+
+    def attainable(self) -> Estimate:
+        """Pool each connected part that E and E0 have in common: the best that a choice among the edges of G can do."""
+        true = self.design.graph.keep(~_across(self.design, self.design.graph))
+        return self.pooled(true.components(), true)
+
+
+def _across(design: Design, graph: Graph) -> Mask:
+    """Return which edges join sites of different clusters."""
+    return np.asarray(np.diff(design.labels[graph.edges])[:, 0] != 0)
+
 
 def _global(bench: Workbench) -> Estimate:
     one = global_fit(bench.design.federation, bench.settings.loss)
     return Estimate(np.broadcast_to(one, bench.design.theta_star.shape))
-
-
-def _pooled(bench: Workbench) -> Estimate:
-    return Estimate(oracle_fit(bench.design.federation, bench.design.labels.tolist(), bench.settings.loss))
-
-
-def _attainable(bench: Workbench) -> Estimate:
-    """Pool each connected part that E and E0 have in common: the best that a choice among the edges of G can do."""
-    design = bench.design
-    true = design.graph.keep(np.diff(design.labels[design.graph.edges])[:, 0] == 0)
-    return Estimate(oracle_fit(design.federation, true.components().tolist(), bench.settings.loss), graph=true)
 
 
 ESTIMATORS: Mapping[str, Callable[[Workbench], Estimate]] = {
@@ -280,8 +282,8 @@ ESTIMATORS: Mapping[str, Callable[[Workbench], Estimate]] = {
     "fedadmm": lambda bench: bench.penalised(bench.design.graph),
     "es": lambda bench: bench.selected(bench.design.graph),
     "local-es": lambda bench: bench.selected(None),
-    "pooled": _pooled,
-    "attainable": _attainable,
+    "pooled": lambda bench: bench.pooled(bench.design.labels),
+    "attainable": lambda bench: bench.attainable(),
 }
 
 
@@ -289,7 +291,7 @@ def estimation(replication: Replication) -> Iterator[dict[str, Any]]:
     """Yield a row per estimator: error ``||Theta - Theta*||_F^2 / |V|``, lam, edges and parts of its graph, seconds."""
     options = replication.options
     design = make_design(replication)
-    bench = Workbench(design, Tuning.from_options(options), replication.seed % 2**31)
+    bench = Workbench(design, settings_from(Tuning, options), replication.seed % 2**31)
     rate = theorem_rate(design)
     for name in options.get("estimators", list(ESTIMATORS)):
         started = process_time()
@@ -301,7 +303,7 @@ def estimation(replication: Replication) -> Iterator[dict[str, Any]]:
             "rate": rate,
             "lam": estimate.lam,
             "edges": None if graph is None else graph.n_edges,
-            "edges_across": None if graph is None else int((np.diff(design.labels[graph.edges]) != 0).sum()),
+            "edges_across": None if graph is None else int(_across(design, graph).sum()),
             "components": None if graph is None else graph.n_components,
             "cpu_seconds": process_time() - started,
         }
@@ -310,8 +312,7 @@ def estimation(replication: Replication) -> Iterator[dict[str, Any]]:
 def theorem_rate(design: Design) -> float:
     """Return ``p (K(E) + |E minus E0|) / (n |V|)`` of Theorem 2; K(E) is the number of connected parts of the graph."""
     graph, (n_sites, p) = design.graph, design.theta_star.shape
-    wrong = int((np.diff(design.labels[graph.edges]) != 0).sum())
-    n = int(design.federation.n_samples.min())
+    wrong, n = int(_across(design, graph).sum()), int(design.federation.n_samples.min())
     return float(p * (graph.n_components + wrong) / (n * n_sites))
 
 
@@ -325,7 +326,7 @@ def edge_selection(replication: Replication) -> Iterator[dict[str, Any]]:
     level = replication.params.get("level", options.get("level", 0.05))
     design = make_design(replication)
     federation, graph = design.federation, design.graph
-    true = design.labels[graph.edges[:, 0]] == design.labels[graph.edges[:, 1]]
+    true = ~_across(design, graph)
     ratio = _signal_ratio(design, true, level)
     for variance in options.get("variances", ["bartlett"]):
         local = local_fit(federation, "linear", variance)
@@ -355,8 +356,7 @@ def error_rates(replication: Replication) -> Iterator[dict[str, Any]]:
     for level in options.get("levels", [0.05]):
         for method in options.get("methods", list(get_args(Correction))):
             chosen = select_edges(design.federation, None, "linear", level, method, local=local)
-            true = np.diff(design.labels[chosen.candidates.edges])[:, 0] == 0
-            dropped = ~chosen.kept
+            true, dropped = ~_across(design, chosen.candidates), ~chosen.kept
             wrong = int((true & dropped).sum())
             share = wrong / max(int(dropped.sum()), 1)
             yield {
@@ -399,14 +399,12 @@ def convergence(replication: Replication) -> Iterator[dict[str, Any]]:
 
         method, all_samples = METHODS[name]
         started = process_time()
-        solution = method(
-            problem, rounds, None if all_samples else batch, seed=replication.seed % 2**31, callbacks=[note]
-        )
+        size = None if all_samples else batch
+        solution = method(problem, rounds, size, seed=replication.seed % 2**31, callbacks=[note])
         curve.setdefault(rounds, _errors(design, exact, solution.theta))
         seconds = process_time() - started
         for number, row in curve.items():
-            head = {"method": name, "lam": problem.lam, "round": number}
-            yield {**head, **row, "cpu_seconds": seconds}
+            yield {"method": name, "lam": problem.lam, "round": number, **row, "cpu_seconds": seconds}
 
 
 def availability(replication: Replication) -> Iterator[dict[str, Any]]:
@@ -444,7 +442,7 @@ def _errors(design: Design, exact: Solution, theta: Array) -> dict[str, float]:
 def _setting(replication: Replication) -> tuple[Design, Problem, Solution]:
     """Return the design, the problem at the lam that cross-validation chooses, and its exact minimiser."""
     design = make_design(replication)
-    settings = Tuning.from_options(replication.options)
+    settings = settings_from(Tuning, replication.options)
     chosen = Workbench(design, settings, replication.seed % 2**31).penalised(design.graph)
     assert chosen.lam is not None
     problem = Problem(design.federation, design.graph, settings.loss, settings.penalty, lam=chosen.lam)
@@ -460,14 +458,13 @@ METHODS: Mapping[str, tuple[Callable[..., Solution], bool]] = {
 }
 
 _DESIGN: Mapping[str, Sequence[str]] = {"generator": (), "design": ()}
-_TUNED: Mapping[str, Sequence[str]] = {**_DESIGN, **dict.fromkeys(Tuning.__dataclass_fields__, ())}
-_RUN: Mapping[str, Sequence[str]] = {**_TUNED, "rounds": (), "batch_size": ()}
+TUNED_OPTIONS: Mapping[str, Sequence[str]] = {**_DESIGN, **dict.fromkeys(Tuning.__dataclass_fields__, ())}
+_RUN: Mapping[str, Sequence[str]] = {**TUNED_OPTIONS, "rounds": (), "batch_size": ()}
 #: The tasks of this module: the function, its options, and for lists of names among them the names to choose from.
 TASKS: Mapping[str, tuple[Task, Mapping[str, Sequence[str]]]] = {
-    "estimation": (estimation, {**_TUNED, "estimators": tuple(ESTIMATORS)}),
+    "estimation": (estimation, {**TUNED_OPTIONS, "estimators": tuple(ESTIMATORS)}),
     "selection": (edge_selection, {**_DESIGN, "level": (), "variances": get_args(Variance)}),
     "error-rates": (error_rates, {**_DESIGN, "levels": (), "variance": (), "methods": get_args(Correction)}),
     "convergence": (convergence, {**_RUN, "methods": tuple(METHODS)}),
     "availability": (availability, {**_RUN, "variants": VARIANTS}),
 }
-TUNED_OPTIONS = _TUNED
