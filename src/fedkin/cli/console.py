@@ -9,9 +9,8 @@ import warnings
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from typing import Annotated, Any
+from typing import Any
 
-import typer
 from rich.box import SIMPLE_HEAD
 from rich.cells import cell_len
 from rich.console import Console, ConsoleOptions, RenderResult
@@ -19,8 +18,6 @@ from rich.table import Table
 from rich.text import Text
 
 from fedkin.errors import FedkinError, FedkinWarning, SolverError, spelled
-
-Json = Annotated[bool, typer.Option("--json", help="Print JSON for machines instead of tables.")]
 
 OK, SOLVER_FAILED, WRONG_INPUT, STOPPED, INTERRUPTED = 0, 1, 2, 3, 130
 

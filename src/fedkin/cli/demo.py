@@ -13,7 +13,8 @@ import typer
 
 from fedkin import __version__
 from fedkin._base import Array, Index, Say, count, write_file
-from fedkin.cli.console import Json, add_row, output, plain_table, print_facts, print_json
+from fedkin.cli.arguments import Json, option
+from fedkin.cli.console import add_row, output, plain_table, print_facts, print_json
 from fedkin.cli.fit import command_line
 from fedkin.cli.format import model_facts
 from fedkin.cli.models import write_report
@@ -39,9 +40,9 @@ _MEANING = {
 
 
 def demo(
-    out: Annotated[
-        Path, typer.Option(metavar="DIR", help="Directory for the report and the data of the demonstration.")
-    ] = Path("demo-report"),
+    out: Annotated[Path, option("DIR", "Directory for the report and the data of the demonstration.")] = Path(
+        "demo-report"
+    ),
     sites: Annotated[int, typer.Option(help="Number of sites.")] = 60,
     rows: Annotated[int, typer.Option(min=2, help="Rows that each site learns from; it has as many to test on.")] = 60,
     features: Annotated[int, typer.Option(min=1, help="Number of features.")] = 20,
@@ -88,10 +89,7 @@ def _found(design: Design, seed: int, say: Say) -> tuple[FittedModel, DemoResult
     # as in the paper: no intercept, features as they are
     plain = FitOptions(method="fused", fit_intercept=False, standardize=False, select="none", seed=seed)
     say("Local, Global and Oracle")
-    theta = {
-        LOCAL: local_fit(train).theta,
-        GLOBAL: np.tile(global_fit(train), (train.n_sites, 1)),
-    }
+    theta = {LOCAL: local_fit(train).theta, GLOBAL: np.tile(global_fit(train), (train.n_sites, 1))}
     given = fit(train, design.graph, plain, lambda words: say(f"the graph as given: {words}"))
     tested = replace(plain, select="bonferroni")
     fused = fit(train, design.graph, tested, lambda words: say(f"edges tested first: {words}"))

@@ -11,18 +11,8 @@ import typer
 from rich.text import Text
 
 from fedkin._base import count, listed, write_file
-from fedkin.cli.console import (
-    WRONG_INPUT,
-    Json,
-    add_row,
-    messages,
-    note,
-    output,
-    plain_table,
-    print_facts,
-    print_json,
-    say,
-)
+from fedkin.cli.arguments import Json, argument, option, switch
+from fedkin.cli.console import WRONG_INPUT, add_row, messages, note, output, plain_table, print_facts, print_json, say
 from fedkin.cli.format import format_groups, print_findings, schema_table
 from fedkin.cli.running import become
 from fedkin.cli.simulate import deliver_model, simulate
@@ -35,14 +25,11 @@ from fedkin.fitting import check_model_place, join_parts, load
 from fedkin.graph import Graph
 
 federation = typer.Typer(
-    no_args_is_help=True,
-    help="Organise a federation: agree on a contract and admit sites, without seeing a row.",
+    no_args_is_help=True, help="Organise a federation: agree on a contract and admit sites, without seeing a row."
 )
 
-Directory = Annotated[Path, typer.Argument(metavar="DIR", help="The organiser's directory (fedkin federation new).")]
-CaKey = Annotated[
-    Path | None, typer.Option(metavar="FILE", help="Key of your own authority, where the directory has none.")
-]
+Directory = Annotated[Path, argument("DIR", "The organiser's directory (fedkin federation new).")]
+CaKey = Annotated[Path | None, option("FILE", "Key of your own authority, where the directory has none.")]
 SiteColumn = Annotated[
     str | None, typer.Option("--site", metavar="COL", help="Column that says which site a row belongs to.")
 ]
@@ -54,13 +41,11 @@ def _root() -> None: ...
 
 @federation.command()
 def draft(
-    table: Annotated[Path, typer.Argument(metavar="TABLE", help="An example table, CSV or Parquet.")],
-    target: Annotated[str | None, typer.Option(metavar="COL", help="Column to predict; by default a guess.")] = None,
+    table: Annotated[Path, argument("TABLE", "An example table, CSV or Parquet.")],
+    target: Annotated[str | None, option("COL", "Column to predict; by default a guess.")] = None,
     site: SiteColumn = None,
     name: Annotated[str | None, typer.Option(help="Name of the federation; by default that of the file.")] = None,
-    out: Annotated[
-        Path | None, typer.Option(metavar="FILE.toml", help="File to write; by default standard output.")
-    ] = None,
+    out: Annotated[Path | None, option("FILE.toml", "File to write; by default standard output.")] = None,
 ) -> None:
     """Draft a contract from an example table: kinds, levels, ranges and loss guessed, units asked for.
 
@@ -90,10 +75,8 @@ def draft(
 
 @federation.command()
 def check(
-    contract: Annotated[Path, typer.Argument(metavar="CONTRACT", help="The TOML file of a contract.")],
-    data: Annotated[
-        Path | None, typer.Option(metavar="TABLE", help="A table to check against it, CSV or Parquet.")
-    ] = None,
+    contract: Annotated[Path, argument("CONTRACT", "The TOML file of a contract.")],
+    data: Annotated[Path | None, option("TABLE", "A table to check against it, CSV or Parquet.")] = None,
     site: SiteColumn = None,
     as_json: Json = False,
 ) -> None:
@@ -129,20 +112,15 @@ def check(
 
 @federation.command()
 def new(
-    contract: Annotated[Path, typer.Argument(metavar="CONTRACT", help="The contract, TOML (fedkin federation draft).")],
+    contract: Annotated[Path, argument("CONTRACT", "The contract, TOML (fedkin federation draft).")],
     sites: Annotated[
-        Path | None,
-        typer.Option(metavar="FILE.csv", help="Column site, and host and port of sites that run rounds."),
+        Path | None, option("FILE.csv", "Column site, and host and port of sites that run rounds.")
     ] = None,
-    graph: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Candidate edges between sites, CSV or GraphML.")
-    ] = None,
-    out: Annotated[Path | None, typer.Option(metavar="DIR", help="Directory to make. [the contract's name]")] = None,
-    centre: Annotated[
-        str | None, typer.Option(metavar="HOST:PORT", help="Of the central machine, for placement central.")
-    ] = None,
-    ca_cert: Annotated[Path | None, typer.Option(metavar="FILE", help="Your own certificate authority, PEM.")] = None,
-    ca_key: Annotated[Path | None, typer.Option(metavar="FILE", help="Its key, PEM; it is not copied.")] = None,
+    graph: Annotated[Path | None, option("FILE", "Candidate edges between sites, CSV or GraphML.")] = None,
+    out: Annotated[Path | None, option("DIR", "Directory to make. [the contract's name]")] = None,
+    centre: Annotated[str | None, option("HOST:PORT", "Of the central machine, for placement central.")] = None,
+    ca_cert: Annotated[Path | None, option("FILE", "Your own certificate authority, PEM.")] = None,
+    ca_key: Annotated[Path | None, option("FILE", "Its key, PEM; it is not copied.")] = None,
 ) -> None:
     """At the organiser: make the directory of a federation, with an authority that admits sites. Needs no rows."""
     if (ca_cert is None) != (ca_key is None):
@@ -161,7 +139,7 @@ def new(
 @federation.command()
 def invite(
     directory: Directory,
-    sites: Annotated[list[str] | None, typer.Argument(metavar="[SITE]...", help="By default all.")] = None,
+    sites: Annotated[list[str] | None, argument("[SITE]...", "By default all.")] = None,
     ca_key: CaKey = None,
 ) -> None:
     """At the organiser: write invites. Each has the contract and the site's own neighbours, and nobody else's."""
@@ -177,14 +155,12 @@ def invite(
 @federation.command()
 def admit(
     directory: Directory,
-    requests: Annotated[
-        list[Path], typer.Argument(metavar="FILE...", help="Requests that sites sent, or notices that they left.")
-    ],
+    requests: Annotated[list[Path], argument("FILE...", "Requests that sites sent, or notices that they left.")],
     fingerprint: Annotated[
-        str | None, typer.Option(metavar="HEX", help="Of the key, as the site reads it out; another one is refused.")
+        str | None, option("HEX", "Of the key, as the site reads it out; another one is refused.")
     ] = None,
     again: Annotated[
-        bool, typer.Option("--again", help="Admit with another key a site that lost its directory, after asking it.")
+        bool, switch("--again", "Admit with another key a site that lost its directory, after asking it.")
     ] = False,
     ca_key: CaKey = None,
 ) -> None:
@@ -207,9 +183,9 @@ def admit(
 @federation.command()
 def order(
     directory: Directory,
-    lam: Annotated[float | None, typer.Option(metavar="X", help="Penalty level.")] = None,
-    rounds: Annotated[int | None, typer.Option(metavar="T", help="Rounds to do.")] = None,
-    rho: Annotated[float | None, typer.Option(metavar="X", help="Step of the edge duals.")] = None,
+    lam: Annotated[float | None, option("X", "Penalty level.")] = None,
+    rounds: Annotated[int | None, option("T", "Rounds to do.")] = None,
+    rho: Annotated[float | None, option("X", "Step of the edge duals.")] = None,
     ca_key: CaKey = None,
 ) -> None:
     """At the organiser: sign what holds for the rounds from now on; what is not given is as in the contract."""
@@ -222,11 +198,7 @@ def order(
 
 
 @federation.command()
-def expel(
-    directory: Directory,
-    site: Annotated[str, typer.Argument(metavar="SITE", help="The site.")],
-    ca_key: CaKey = None,
-) -> None:
+def expel(directory: Directory, site: Annotated[str, argument("SITE", "The site.")], ca_key: CaKey = None) -> None:
     """At the organiser: sign that a site is out, for good. Neighbours that accept the notice close its link."""
     organiser = Organiser.read(directory, ca_key)
     _say_out(organiser, organiser.member(site).name, "is expelled", organiser.expel(site))
@@ -235,8 +207,8 @@ def expel(
 @federation.command()
 def deliver(
     directory: Directory,
-    model: Annotated[Path, typer.Argument(metavar="MODEL", help="What fedkin fit made of the summaries.")],
-    sites: Annotated[list[str] | None, typer.Argument(metavar="[SITE]...", help="By default all.")] = None,
+    model: Annotated[Path, argument("MODEL", "What fedkin fit made of the summaries.")],
+    sites: Annotated[list[str] | None, argument("[SITE]...", "By default all.")] = None,
     ca_key: CaKey = None,
 ) -> None:
     """At the organiser: write each site's part of a model, for that site alone."""
@@ -251,8 +223,8 @@ def deliver(
 @federation.command()
 def gather(
     directory: Directory,
-    published: Annotated[list[Path], typer.Argument(metavar="FILE...", help="What sites published after rounds.")],
-    out: Annotated[Path, typer.Option(metavar="MODEL", help="Directory for the model.")],
+    published: Annotated[list[Path], argument("FILE...", "What sites published after rounds.")],
+    out: Annotated[Path, option("MODEL", "Directory for the model.")],
 ) -> None:
     """At the organiser: one model of those that sites published after rounds."""
     check_model_place(out)
@@ -285,10 +257,7 @@ def gather(
 
 
 @federation.command()
-def status(
-    directory: Directory,
-    as_json: Json = False,
-) -> None:
+def status(directory: Directory, as_json: Json = False) -> None:
     """At the organiser: which sites are invited, admitted until when, have sent summaries, or are out."""
     organiser = Organiser.read(directory)
     standings = organiser.status()
@@ -308,11 +277,11 @@ def status(
 @federation.command("run")
 def run_centre(
     directory: Directory,
-    echo: Annotated[bool, typer.Option("--echo/--no-echo", help="Log to standard error, too.")] = True,
-    give_up: Annotated[float, typer.Option(metavar="SECONDS", help="Longest wait for any site.")] = 3600.0,
-    linger: Annotated[float, typer.Option(metavar="SECONDS", help="Longest stay for sites after the end.")] = 600.0,
-    gather: Annotated[float, typer.Option(metavar="SECONDS", help="Wait for sites before round 1.")] = 60.0,
-    deadline: Annotated[float, typer.Option(metavar="SECONDS", help="Wait for answers in a round.")] = 5.0,
+    echo: Annotated[bool, switch("--echo/--no-echo", "Log to standard error, too.")] = True,
+    give_up: Annotated[float, option("SECONDS", "Longest wait for any site.")] = 3600.0,
+    linger: Annotated[float, option("SECONDS", "Longest stay for sites after the end.")] = 600.0,
+    gather: Annotated[float, option("SECONDS", "Wait for sites before round 1.")] = 60.0,
+    deadline: Annotated[float, option("SECONDS", "Wait for answers in a round.")] = 5.0,
 ) -> None:
     """At the organiser: be the central machine of a federation with placement central, which sees thetas, no rows."""
     patience = Patience(give_up=give_up, linger=linger, gather=gather, deadline=deadline)
@@ -321,23 +290,21 @@ def run_centre(
 
 @federation.command("simulate")
 def simulate_here(
-    contract: Annotated[Path, typer.Argument(metavar="CONTRACT", help="The contract, TOML (fedkin federation draft).")],
-    data: Annotated[Path, typer.Option(metavar="TABLE", help="The rows of all sites.")],
-    site: Annotated[str, typer.Option(metavar="COL", help="Column that says whose a row is.")],
-    out: Annotated[Path, typer.Option(metavar="DIR", help="Directory to make; the same command continues in it.")],
-    graph: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Candidate edges, CSV or GraphML. [all pairs]")
-    ] = None,
+    contract: Annotated[Path, argument("CONTRACT", "The contract, TOML (fedkin federation draft).")],
+    data: Annotated[Path, option("TABLE", "The rows of all sites.")],
+    site: Annotated[str, option("COL", "Column that says whose a row is.")],
+    out: Annotated[Path, option("DIR", "Directory to make; the same command continues in it.")],
+    graph: Annotated[Path | None, option("FILE", "Candidate edges, CSV or GraphML. [all pairs]")] = None,
     by: Annotated[
         Literal["share", "run"],
         typer.Option(help="share: each site sends its sums, and the organiser fits; run: rounds between neighbours."),
     ] = "share",
-    lam: Annotated[float | None, typer.Option(metavar="X", help="run: penalty level. [the contract's]")] = None,
-    rounds: Annotated[int | None, typer.Option(metavar="T", help="run: rounds to do. [the contract's]")] = None,
-    rho: Annotated[float | None, typer.Option(metavar="X", help="run: step of edge duals. [the contract's]")] = None,
+    lam: Annotated[float | None, option("X", "run: penalty level. [the contract's]")] = None,
+    rounds: Annotated[int | None, option("T", "run: rounds to do. [the contract's]")] = None,
+    rho: Annotated[float | None, option("X", "run: step of edge duals. [the contract's]")] = None,
     port: Annotated[int, typer.Option(help="run: sites listen on this port of 127.0.0.1 and the next ones.")] = 7447,
     restarts: Annotated[int, typer.Option(help="run: how often a site that dies is started again.")] = 10,
-    give_up: Annotated[float, typer.Option(metavar="SECONDS", help="run: longest wait for another site.")] = 3600.0,
+    give_up: Annotated[float, option("SECONDS", "run: longest wait for another site.")] = 3600.0,
 ) -> None:
     """On one machine, to try it: a whole federation from one table, with a directory and a process per site.
 

@@ -14,16 +14,8 @@ import typer
 
 from fedkin import __version__
 from fedkin._base import Say, count, listed
-from fedkin.cli.console import (
-    Interrupted,
-    Json,
-    flag,
-    note,
-    output,
-    print_facts,
-    print_json,
-    stopping_early,
-)
+from fedkin.cli.arguments import Json, argument, option, switch
+from fedkin.cli.console import Interrupted, flag, note, output, print_facts, print_json, stopping_early
 from fedkin.cli.format import (
     finite,
     format_method,
@@ -81,59 +73,36 @@ def fit(
     context: typer.Context,
     data: Annotated[
         Path,
-        typer.Argument(
-            metavar="DATA",
-            help="CSV or Parquet file, a directory with one file per site, or a directory of sites' summaries.",
+        argument(
+            "DATA", "CSV or Parquet file, a directory with one file per site, or a directory of sites' summaries."
         ),
     ],
-    site: Annotated[
-        str | None, typer.Option(metavar="COL", help="Column that names the site of a row; a directory needs none.")
-    ] = None,
-    target: Annotated[str | None, typer.Option(metavar="COL", help="Column to predict.")] = None,
-    features: Annotated[
-        list[str] | None, typer.Option(metavar="A,B,...", help="Columns to predict from; by default all others.")
-    ] = None,
-    drop: Annotated[
-        list[str] | None, typer.Option(metavar="A,B,...", help="Columns to leave out, where all others predict.")
-    ] = None,
-    offset: Annotated[
-        str | None, typer.Option(metavar="COL", help="Column that is added to the linear predictor as it is.")
-    ] = None,
-    weight: Annotated[
-        str | None, typer.Option(metavar="COL", help="Column with weights: how many rows each row stands for.")
-    ] = None,
-    time: Annotated[
-        str | None, typer.Option(metavar="COL", help="Column that orders rows: train on earlier, test on later ones.")
-    ] = None,
+    site: Annotated[str | None, option("COL", "Column that names the site of a row; a directory needs none.")] = None,
+    target: Annotated[str | None, option("COL", "Column to predict.")] = None,
+    features: Annotated[list[str] | None, option("A,B,...", "Columns to predict from; by default all others.")] = None,
+    drop: Annotated[list[str] | None, option("A,B,...", "Columns to leave out, where all others predict.")] = None,
+    offset: Annotated[str | None, option("COL", "Column that is added to the linear predictor as it is.")] = None,
+    weight: Annotated[str | None, option("COL", "Column with weights: how many rows each row stands for.")] = None,
+    time: Annotated[str | None, option("COL", "Column that orders rows: train on earlier, test on later ones.")] = None,
     missing: Annotated[
         Literal["refuse", "drop", "mean", "indicator"],
         typer.Option(help="Missing cells: refuse the table, drop their rows, fill in means, or also mark them."),
     ] = "refuse",
-    categories: Annotated[
-        list[str] | None, typer.Option(metavar="A,B,...", help="Columns whose numbers are names: codes, types.")
-    ] = None,
+    categories: Annotated[list[str] | None, option("A,B,...", "Columns whose numbers are names: codes, types.")] = None,
     graph: Annotated[
         Path | None,
-        typer.Option(
-            metavar="FILE", help="Edges between sites, CSV or GraphML; for the fused estimator by default all pairs."
-        ),
+        option("FILE", "Edges between sites, CSV or GraphML; for the fused estimator by default all pairs."),
     ] = None,
     covariates: Annotated[
         Path | None,
-        typer.Option(
-            metavar="FILE.csv",
-            help="What is known about the sites, a line for each, instead of a graph: size, place, region.",
-        ),
+        option("FILE.csv", "What is known about the sites, a line for each, instead of a graph: size, place, region."),
     ] = None,
     contract: Annotated[
         Path | None,
-        typer.Option(
-            metavar="FILE.toml", help="Contract of a federation, which says columns, loss, penalty, scale and folds."
-        ),
+        option("FILE.toml", "Contract of a federation, which says columns, loss, penalty, scale and folds."),
     ] = None,
     federation: Annotated[
-        Path | None,
-        typer.Option(metavar="FILE", help="The organiser's federation.json, where it is not next to the summaries."),
+        Path | None, option("FILE", "The organiser's federation.json, where it is not next to the summaries.")
     ] = None,
     test_size: Annotated[
         float, typer.Option(help="Share of each site's rows to hold out for the comparison; 0 for no comparison.")
@@ -141,15 +110,13 @@ def fit(
     repeats: Annotated[int, typer.Option(metavar="N", min=1, help="Splits to compare on.")] = REPEATS,
     keep_best: Annotated[
         bool,
-        typer.Option(
+        switch(
             "--keep-best",
-            help="After Ctrl-C go on with the splits that are done, or in the last fit with the last split's model.",
+            "After Ctrl-C go on with the splits that are done, or in the last fit with the last split's model.",
         ),
     ] = False,
-    out: Annotated[Path, typer.Option(metavar="DIR", help="Directory for the model.")] = Path("fedkin-model"),
-    report: Annotated[
-        Path | None, typer.Option(metavar="PAGE.html", help="Also write the HTML report of the model.")
-    ] = None,
+    out: Annotated[Path, option("DIR", "Directory for the model.")] = Path("fedkin-model"),
+    report: Annotated[Path | None, option("PAGE.html", "Also write the HTML report of the model.")] = None,
     as_json: Json = False,
     method: Annotated[FitMethod, fit_option("method", _MODEL)] = "auto",
     loss: Annotated[Loss, fit_option("loss", _MODEL)] = "auto",
@@ -255,12 +222,7 @@ def fit(
 
 
 def fit_opened(
-    opened: Opened,
-    files: EdgeFiles,
-    say: Say,
-    test_size: float = 0.25,
-    repeats: int = REPEATS,
-    keep_best: bool = False,
+    opened: Opened, files: EdgeFiles, say: Say, test_size: float = 0.25, repeats: int = REPEATS, keep_best: bool = False
 ) -> FittedModel | Queries:
     """Fit data that were opened, compare on rows that are held out, and return the model, or queries to the sites.
 

@@ -13,7 +13,8 @@ import numpy as np
 import typer
 
 from fedkin._base import AnyArray, Array, check_level, count, listed, probability, write_file
-from fedkin.cli.console import Json, messages, note, output, print_facts, print_json
+from fedkin.cli.arguments import Json, argument, option, switch
+from fedkin.cli.console import messages, note, output, print_facts, print_json
 from fedkin.cli.format import (
     finite,
     format_origin,
@@ -32,31 +33,21 @@ from fedkin.errors import ParameterError, TableWarning, UnknownSiteError
 from fedkin.fitting import FittedModel, load, position_of
 from fedkin.report import model_card, read_coordinates, report_page
 
-Model = Annotated[Path, typer.Argument(metavar="MODEL", help="A model directory that fedkin fit wrote.")]
-Level = Annotated[float | None, typer.Option(metavar="X", help="Add intervals of the mean response at this level.")]
+Model = Annotated[Path, argument("MODEL", "A model directory that fedkin fit wrote.")]
+Level = Annotated[float | None, option("X", "Add intervals of the mean response at this level.")]
 
 
 def predict(
     model: Model,
-    data: Annotated[
-        Path, typer.Argument(metavar="DATA", help="Rows to predict: a file, or a directory with one file per site.")
-    ],
-    site: Annotated[
-        str | None, typer.Option(metavar="COL", help="Column of the sites; by default the one of the fit.")
-    ] = None,
-    offset: Annotated[
-        str | None, typer.Option(metavar="COL", help="Column of the offset; by default the one of the fit.")
-    ] = None,
+    data: Annotated[Path, argument("DATA", "Rows to predict: a file, or a directory with one file per site.")],
+    site: Annotated[str | None, option("COL", "Column of the sites; by default the one of the fit.")] = None,
+    offset: Annotated[str | None, option("COL", "Column of the offset; by default the one of the fit.")] = None,
     new_site: Annotated[
-        bool, typer.Option("--new-site", help="Predict sites that were not part of the fit, too (method kin).")
+        bool, switch("--new-site", "Predict sites that were not part of the fit, too (method kin).")
     ] = False,
-    rows: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Labelled rows of new sites, from which they get models.")
-    ] = None,
+    rows: Annotated[Path | None, option("FILE", "Labelled rows of new sites, from which they get models.")] = None,
     level: Level = None,
-    out: Annotated[
-        Path | None, typer.Option(metavar="FILE.csv", help="File for the predictions; by default standard output.")
-    ] = None,
+    out: Annotated[Path | None, option("FILE.csv", "File for the predictions; by default standard output.")] = None,
     as_json: Json = False,
 ) -> None:
     """Predict rows with a fitted model, each with the model of its site."""
@@ -161,20 +152,15 @@ def _predictions(
 
 def inspect(
     model: Model,
-    card: Annotated[bool, typer.Option("--card", help="Print a model card in Markdown instead.")] = False,
+    card: Annotated[bool, switch("--card", "Print a model card in Markdown instead.")] = False,
     site: Annotated[
-        str | None,
-        typer.Option(metavar="NAME", help="Show one site: its parameters with intervals, and its likely kin."),
+        str | None, option("NAME", "Show one site: its parameters with intervals, and its likely kin.")
     ] = None,
-    group: Annotated[
-        int | None, typer.Option(metavar="N", help="Show one group: the mean of its members' parameters.")
-    ] = None,
-    contrast: Annotated[
-        tuple[str, str] | None, typer.Option(metavar="A B", help="Show how two sites differ; group:N is a group.")
-    ] = None,
-    level: Annotated[float, typer.Option(metavar="X", help="Level of the intervals.")] = 0.95,
+    group: Annotated[int | None, option("N", "Show one group: the mean of its members' parameters.")] = None,
+    contrast: Annotated[tuple[str, str] | None, option("A B", "Show how two sites differ; group:N is a group.")] = None,
+    level: Annotated[float, option("X", "Level of the intervals.")] = 0.95,
     own_rows: Annotated[
-        bool, typer.Option("--own-rows", help="Intervals from a site's own rows alone, valid for every single site.")
+        bool, switch("--own-rows", "Intervals from a site's own rows alone, valid for every single site.")
     ] = False,
     as_json: Json = False,
 ) -> None:
@@ -277,10 +263,9 @@ def _sites(model: FittedModel, name: str) -> Any:
 
 def report(
     model: Model,
-    out: Annotated[Path, typer.Option(metavar="PAGE.html", help="The page to write.")] = Path("report.html"),
+    out: Annotated[Path, option("PAGE.html", "The page to write.")] = Path("report.html"),
     coordinates: Annotated[
-        Path | None,
-        typer.Option(metavar="FILE.csv", help="Where the sites are, for a map: columns site and x, y (or lon, lat)."),
+        Path | None, option("FILE.csv", "Where the sites are, for a map: columns site and x, y (or lon, lat).")
     ] = None,
     as_json: Json = False,
 ) -> None:

@@ -208,9 +208,7 @@ def open_summaries(folder: Path, options: Mapping[str, Any], federation: Path | 
         "messages": f"{collected.round} of every site",
     }
     how = contract_options(options, contract)
-    return Opened(
-        data, how, rows, contract.schema, graph, queries, missing=collected.missing, facts=facts, ask=ask
-    )
+    return Opened(data, how, rows, contract.schema, graph, queries, missing=collected.missing, facts=facts, ask=ask)
 
 
 def _check_round(asked: int, answered: int, sites: Sequence[str]) -> None:

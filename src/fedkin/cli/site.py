@@ -10,7 +10,8 @@ import msgspec
 import typer
 
 from fedkin._base import count, listed
-from fedkin.cli.console import WRONG_INPUT, Json, note, say
+from fedkin.cli.arguments import Json, argument, option, switch
+from fedkin.cli.console import WRONG_INPUT, note, say
 from fedkin.cli.format import print_findings
 from fedkin.cli.running import become, print_status, select_edges
 from fedkin.data import read_columns, row_places
@@ -29,18 +30,14 @@ from fedkin.federate import (
 from fedkin.federate.sharing import Shared
 
 site = typer.Typer(
-    no_args_is_help=True,
-    help="Take part in a federation: check rows, join, share, run. Rows stay where they are.",
+    no_args_is_help=True, help="Take part in a federation: check rows, join, share, run. Rows stay where they are."
 )
 
-Directory = Annotated[Path, typer.Argument(metavar="DIR", help="The site's directory (fedkin site join).")]
-EitherDirectory = Annotated[Path, typer.Argument(metavar="DIR", help="A site's directory, or one that has some in it.")]
-GiveUp = Annotated[
-    float, typer.Option(metavar="SECONDS", help="Longest wait for a neighbour; after that the site ends with code 4.")
-]
+Directory = Annotated[Path, argument("DIR", "The site's directory (fedkin site join).")]
+EitherDirectory = Annotated[Path, argument("DIR", "A site's directory, or one that has some in it.")]
+GiveUp = Annotated[float, option("SECONDS", "Longest wait for a neighbour; after that the site ends with code 4.")]
 Listen = Annotated[
-    str | None,
-    typer.Option(metavar="HOST:PORT", help="Listen here, behind NAT or in a container. [the address in the list]"),
+    str | None, option("HOST:PORT", "Listen here, behind NAT or in a container. [the address in the list]")
 ]
 
 
@@ -50,14 +47,10 @@ def _root() -> None: ...
 
 @site.command()
 def join(
-    invite: Annotated[Path, typer.Argument(metavar="FILE.invite", help="What the organiser sent.")],
-    data: Annotated[Path, typer.Option(metavar="TABLE", help="The site's rows, CSV or Parquet.")],
-    into: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="The site's directory, to be made. [the site's name]")
-    ] = None,
-    fingerprint: Annotated[
-        str | None, typer.Option(metavar="HEX", help="Of the authority, as the organiser reads it out.")
-    ] = None,
+    invite: Annotated[Path, argument("FILE.invite", "What the organiser sent.")],
+    data: Annotated[Path, option("TABLE", "The site's rows, CSV or Parquet.")],
+    into: Annotated[Path | None, option("DIR", "The site's directory, to be made. [the site's name]")] = None,
+    fingerprint: Annotated[str | None, option("HEX", "Of the authority, as the organiser reads it out.")] = None,
 ) -> None:
     """At the site: check the rows against the contract, make a key that never leaves, and write the request."""
     done = Site.join(invite, data, into, expected=fingerprint, steps=steps_of)
@@ -86,10 +79,8 @@ def join(
 
 @site.command()
 def check(
-    what: Annotated[
-        Path, typer.Argument(metavar="WHAT", help="A contract (TOML), an invite, or the directory of a site.")
-    ],
-    data: Annotated[Path, typer.Option(metavar="TABLE", help="The site's rows, CSV or Parquet.")],
+    what: Annotated[Path, argument("WHAT", "A contract (TOML), an invite, or the directory of a site.")],
+    data: Annotated[Path, option("TABLE", "The site's rows, CSV or Parquet.")],
 ) -> None:
     """At the site: say in words whether rows fit the contract, and are enough to share sums of. Writes nothing."""
     contract, thresholds = contract_in(what)
@@ -105,9 +96,7 @@ def check(
 @site.command()
 def accept(
     directory: Directory,
-    received: Annotated[
-        list[Path], typer.Argument(metavar="FILE...", help="What came: admit, order, notice or model.")
-    ],
+    received: Annotated[list[Path], argument("FILE...", "What came: admit, order, notice or model.")],
 ) -> None:
     """At the site: check what the organiser (or a site that left) sent, and keep it."""
     for path in received:
@@ -124,10 +113,7 @@ def renew(directory: Directory) -> None:
 
 
 @site.command()
-def leave(
-    directory: Directory,
-    yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
-) -> None:
+def leave(directory: Directory, yes: Annotated[bool, switch("--yes", "Do not ask.")] = False) -> None:
     """At the site: sign that it leaves the federation, for good."""
     if not yes:
         typer.confirm(f"{directory}: leave the federation, for good?", abort=True)
@@ -142,7 +128,7 @@ def leave(
 @site.command()
 def share(
     directory: Directory,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show what would be shared, and write nothing.")] = False,
+    dry_run: Annotated[bool, switch("--dry-run", "Show what would be shared, and write nothing.")] = False,
     folds: Annotated[
         int | None,
         typer.Option(
@@ -152,10 +138,9 @@ def share(
         ),
     ] = None,
     epsilon: Annotated[
-        float | None,
-        typer.Option(metavar="X", help="Add noise for differential privacy: less is safer and less accurate."),
+        float | None, option("X", "Add noise for differential privacy: less is safer and less accurate.")
     ] = None,
-    delta: Annotated[float, typer.Option(metavar="X", help="Probability with which that may fail.")] = 1e-5,
+    delta: Annotated[float, option("X", "Probability with which that may fail.")] = 1e-5,
     rank: Annotated[
         int | None,
         typer.Option(
@@ -171,8 +156,8 @@ def share(
 @site.command()
 def answer(
     directory: Directory,
-    question: Annotated[Path, typer.Argument(metavar="FILE.ask", help="What the organiser asks.")],
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show the answer, and write nothing.")] = False,
+    question: Annotated[Path, argument("FILE.ask", "What the organiser asks.")],
+    dry_run: Annotated[bool, switch("--dry-run", "Show the answer, and write nothing.")] = False,
 ) -> None:
     """At the site: answer the organiser's question with sums over the rows, at the parameters that it names."""
     _show(sharing.answer(directory, question, dry_run=dry_run))
@@ -181,13 +166,13 @@ def answer(
 @site.command()
 def settings(
     directory: Directory,
-    rows: Annotated[int | None, typer.Option(metavar="N", help="Fewest rows.")] = None,
-    rows_per_parameter: Annotated[float | None, typer.Option(metavar="X", help="Fewest rows per parameter.")] = None,
-    cell: Annotated[int | None, typer.Option(metavar="N", help="Fewest rows of a level or class.")] = None,
+    rows: Annotated[int | None, option("N", "Fewest rows.")] = None,
+    rows_per_parameter: Annotated[float | None, option("X", "Fewest rows per parameter.")] = None,
+    cell: Annotated[int | None, option("N", "Fewest rows of a level or class.")] = None,
     share_result: Annotated[
-        bool | None, typer.Option("--share-result/--keep-result", help="Whether the organiser may have the parameters.")
+        bool | None, switch("--share-result/--keep-result", "Whether the organiser may have the parameters.")
     ] = None,
-    confirm: Annotated[bool, typer.Option("--confirm", help="site.toml was changed by hand, and is right.")] = False,
+    confirm: Annotated[bool, switch("--confirm", "site.toml was changed by hand, and is right.")] = False,
 ) -> None:
     """At the site: show or change its own rules, which may be stricter than the contract's, not laxer."""
     given = {"rows": rows, "rows_per_parameter": rows_per_parameter, "cell": cell, "share_result": share_result}
@@ -199,19 +184,15 @@ def settings(
 @site.command()
 def run(
     directory: Directory,
-    echo: Annotated[bool, typer.Option("--echo/--no-echo", help="Log to standard error, too.")] = True,
+    echo: Annotated[bool, switch("--echo/--no-echo", "Log to standard error, too.")] = True,
     listen: Listen = None,
-    first_pull: Annotated[
-        float, typer.Option(metavar="SECONDS", help="To the first question for a late theta.")
-    ] = 0.25,
-    last_pull: Annotated[float, typer.Option(metavar="SECONDS", help="Longest time between two questions.")] = 5.0,
-    complain: Annotated[float, typer.Option(metavar="SECONDS", help="To the first log line about a wait.")] = 5.0,
+    first_pull: Annotated[float, option("SECONDS", "To the first question for a late theta.")] = 0.25,
+    last_pull: Annotated[float, option("SECONDS", "Longest time between two questions.")] = 5.0,
+    complain: Annotated[float, option("SECONDS", "To the first log line about a wait.")] = 5.0,
     give_up: GiveUp = 3600.0,
-    linger: Annotated[
-        float, typer.Option(metavar="SECONDS", help="Longest stay for neighbours after the end.")
-    ] = 600.0,
-    gather: Annotated[float, typer.Option(metavar="SECONDS", help="A leader's wait for sites before round 1.")] = 60.0,
-    deadline: Annotated[float, typer.Option(metavar="SECONDS", help="A leader's wait for answers in a round.")] = 5.0,
+    linger: Annotated[float, option("SECONDS", "Longest stay for neighbours after the end.")] = 600.0,
+    gather: Annotated[float, option("SECONDS", "A leader's wait for sites before round 1.")] = 60.0,
+    deadline: Annotated[float, option("SECONDS", "A leader's wait for answers in a round.")] = 5.0,
 ) -> None:
     """At the site: do the rounds with its neighbours, which end with a model; after a crash the same goes on."""
     patience = Patience(first_pull, last_pull, complain, give_up, linger, gather, deadline)
@@ -241,7 +222,7 @@ def publish(directory: Directory) -> None:
 @site.command()
 def status(
     directory: EitherDirectory,
-    metrics: Annotated[bool, typer.Option("--metrics", help="Print the text format of Prometheus.")] = False,
+    metrics: Annotated[bool, switch("--metrics", "Print the text format of Prometheus.")] = False,
     as_json: Json = False,
 ) -> None:
     """At the site: show how far the rounds are."""

@@ -9,6 +9,7 @@ from typing import Annotated
 
 import typer
 
+from fedkin.cli.arguments import argument
 from fedkin.cli.console import ended_like_ctrl_c, say
 from fedkin.errors import DataError
 from fedkin.federate import places_in, snapshot
@@ -17,8 +18,7 @@ from fedkin.report import LiveServer
 
 def watch(
     directory: Annotated[
-        Path,
-        typer.Argument(metavar="DIR", help="A site's directory, or one with several in it (as federation simulate)."),
+        Path, argument("DIR", "A site's directory, or one with several in it (as federation simulate).")
     ],
     port: Annotated[int, typer.Option(min=0, max=65535, help="Port on 127.0.0.1; 0 for any that is free.")] = 0,
     browser: Annotated[bool, typer.Option(help="Open the page in a browser.")] = True,
