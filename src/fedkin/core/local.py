@@ -213,14 +213,10 @@ def oracle_fit(
 
     Parameters
     ----------
-    federation : Federation or Summaries
-        The sites and their rows, or what these said about them (quadratic losses and ``weights="samples"`` only).
+    federation, loss, weights
+        As in `global_fit`, within each group.
     labels : mapping {site: label}, or sequence of V labels in site order
         Sites with the same label share a fit.
-    loss : str, Loss or mapping {site: loss}
-        What each site minimises.
-    weights : "samples" or "sites"
-        As in `global_fit`, within each group.
 
     Returns
     -------

@@ -396,37 +396,30 @@ def minimise_with_ridge(batch: RowBatch, ridge: Array, *, start: Array | None = 
 
 
 def _newton(batch: RowBatch, ridge: Array, start: Array | None = None, tol: float = 1e-15) -> tuple[Array, Mask]:
-    diagonal = np.arange(batch.n_params)
+    loss, diagonal = batch.loss, np.arange(batch.n_params)
 
     def value(theta: Array, who: Index) -> Array:
         return np.asarray(batch.values(theta, who) + 0.5 * (ridge[who] * theta**2).sum(axis=1))
 
+    # Singular Hessians get `caution` times the matrix of the loss's cautious model on top. With 1 the full step
+    # decreases the loss; smaller values reach further, and a line search makes up for what goes too far.
     def derivatives(theta: Array, who: Index, caution: float) -> tuple[Array, Array]:
-        gradient, matrix = _derivatives(batch, theta, who, caution)
+        y, eta = batch.y[who], batch.predictors(theta, who)
+        gradient, matrix = batch.mean_of(loss.slope_at(eta, y), who), batch.gram_of(loss.curvature_at(eta, y), who)
+        if not loss.strictly_convex:
+            singular = least_eigenvalue(matrix) <= 100 * RANK_TOLERANCE
+            if singular.any():
+                added = batch.gram_of(loss.cautious_at(eta[singular], y[singular]), who[singular])
+                matrix[singular] += caution * added
         matrix[:, diagonal, diagonal] += ridge[who]
         return gradient + ridge[who] * theta, matrix
 
     begin = _start(batch) if start is None else start
     theta, converged = damped_newton(value, partial(derivatives, caution=0.01), begin, tol, max_iter=150)
-    if converged.all() or batch.loss.strictly_convex:
+    if converged.all() or loss.strictly_convex:
         return theta, converged
     # rarely, far-reaching steps run in circles; careful ones do not
     return damped_newton(value, partial(derivatives, caution=1.0), theta, tol, max_iter=300)
-
-
-def _derivatives(batch: RowBatch, theta: Array, who: Index, caution: float) -> tuple[Array, Array]:
-    """Gradients ``(A, p)`` and Hessians ``(A, p, p)`` of the sites ``who``.
-
-    Singular Hessians get ``caution`` times the matrix of the loss's cautious model on top. With 1 the full step
-    decreases the loss; smaller values reach further, and a line search makes up for what goes too far.
-    """
-    loss, y, eta = batch.loss, batch.y[who], batch.predictors(theta, who)
-    gradients, matrices = batch.mean_of(loss.slope_at(eta, y), who), batch.gram_of(loss.curvature_at(eta, y), who)
-    if not loss.strictly_convex:
-        singular = least_eigenvalue(matrices) <= 100 * RANK_TOLERANCE
-        if singular.any():
-            matrices[singular] += caution * batch.gram_of(loss.cautious_at(eta[singular], y[singular]), who[singular])
-    return gradients, matrices
 
 
 def _least_squares(batch: RowBatch) -> Array:
@@ -442,16 +435,12 @@ def _start(batch: RowBatch) -> Array:
     working = batch.loss.working_response(batch.y)
     if working is None:
         return zero
-    response, weight = working
-    if weight is None:
-        return _least_squares(_regression(batch, response, batch.weight))
-    weight = weight if batch.weight is None else weight * batch.weight
-    theta = _least_squares(_regression(batch, response, weight))
+    response, own = working
+    weight = own if batch.weight is None else batch.weight if own is None else own * batch.weight
+    theta = _least_squares(RowBatch(LinearLoss(), Rows(batch.X, response, batch.rows.offset), weight))
+    if own is None:
+        return theta
     return np.where((batch.values(theta) < batch.values(zero))[:, None], theta, zero)
-
-
-def _regression(batch: RowBatch, response: Array, weight: Array | None) -> RowBatch:
-    return RowBatch(LinearLoss(), Rows(batch.X, response, batch.rows.offset), weight)
 
 
 def minimise_sum(parts: Sequence[tuple[float, Loss, Rows]], n_rows: float, p: int) -> tuple[Array, Array, str]:

@@ -49,11 +49,7 @@ class Rerouting:
         self._summed: Any = sparse.csr_array((np.ones(m), (self._here, np.arange(m))), shape=(graph.n_sites, m))
         incidence: Any = graph.incidence()
         self._transposed: Any = sparse.csr_array(incidence[self._edges].T)
-
-    @property
-    def serves(self) -> bool:
-        """Whether any singular site has a regular neighbour."""
-        return self._edges.size > 0
+        self.serves = m > 0  # whether any singular site has a regular neighbour
 
     def __call__(self, penalty: Penalty, radius: Array, alpha: Array, balance: Array) -> tuple[Array, Array]:
         """Duals inside their balls of ``radius (E,)``, and their balance, without such pulls.
@@ -91,11 +87,7 @@ class CliqueRerouting:
         total = np.asarray(np.bincount(cliques.labels, regular)[cliques.labels], dtype=np.float64)
         self._share = _share(regular, total)[:, None]
         self._served = (terms.singular & (total > 0))[terms.singular]
-
-    @property
-    def serves(self) -> bool:
-        """Whether any singular site is in a clique with a regular one."""
-        return bool(self._served.any())
+        self.serves = bool(self._served.any())  # whether any singular site is in a clique with a regular one
 
     def __call__(self, strength: float, alpha: Array, balance: Array) -> tuple[Array, Array]:
         """Sums ``(V, p)`` of duals within ``strength`` without such pulls, shrunk where they are too large then."""
@@ -378,11 +370,10 @@ class Problem:
             for site in self.sparsity:
                 if site not in self.federation:
                     raise UnknownSiteError(f"sparsity names site {site!r}, which the federation does not have")
-            per_site = [float(self.sparsity.get(site, 0.0)) for site in self.federation.sites]
-            values = np.asarray(per_site)[:, None]
+            values = np.array([float(self.sparsity.get(site, 0.0)) for site in self.federation.sites])
         else:
             values = np.asarray(self.sparsity, dtype=np.float64)
-            values = values[:, None] if values.ndim == 1 else values
+        values = values[:, None] if values.ndim == 1 else values
         if not (np.isfinite(values) & (values >= 0)).all():
             raise ParameterError("sparsity must be finite and at least 0")
         try:

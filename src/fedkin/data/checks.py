@@ -132,18 +132,13 @@ def checked_rows(X: Any, y: Any, offset: Any, weight: Any, where: str = "") -> R
     """Return arrays of the right types and lengths; ``where`` says whose they are."""
     matrix = _matrix(X, where)
     n = len(matrix)
-    rows = Rows(
-        matrix,
-        None if y is None else _target(y, n, where),
-        None if offset is None else _numbers(offset, n, "offset", where),
-        None if weight is None else _numbers(weight, n, "weight", where),
-    )
-    if rows.weight is not None:
-        for row in np.flatnonzero(~(np.isfinite(rows.weight) & (rows.weight > 0)))[:1]:
-            raise DataError(
-                f"{where}row {row} has the weight {rows.weight[row]:g}: weights are more than 0, drop the row"
-            )
-    return rows
+    target = None if y is None else _target(y, n, where)
+    offset = None if offset is None else _numbers(offset, n, "offset", where)
+    if weight is not None:
+        weight = _numbers(weight, n, "weight", where)
+        for row in np.flatnonzero(~(np.isfinite(weight) & (weight > 0)))[:1]:
+            raise DataError(f"{where}row {row} has the weight {weight[row]:g}: weights are more than 0, drop the row")
+    return Rows(matrix, target, offset, weight)
 
 
 def stacked_rows(sites: tuple[Hashable, ...], parts: Sequence[Rows]) -> Rows:

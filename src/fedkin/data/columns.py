@@ -24,7 +24,7 @@ from typing import Any
 
 import numpy as np
 
-from fedkin._base import AnyArray, count, listed, replacing
+from fedkin._base import AnyArray, count, in_file, listed, replacing
 from fedkin.data.cells import LARGEST_EXACT_INTEGER, infer_column, is_missing, unwrapped
 from fedkin.errors import DataError, TableWarning, missing_dependency
 
@@ -50,7 +50,9 @@ def as_column(values: Iterable[object]) -> AnyArray:
             raise DataError(f"a column must be one-dimensional, got an array of shape {values.shape}")
         if values.dtype.kind == "b":
             return values
-        exact = values.dtype.kind in "iu" and max(map(abs, _extremes(values))) <= LARGEST_EXACT_INTEGER
+        exact = values.dtype.kind in "iu" and all(
+            abs(int(end)) <= LARGEST_EXACT_INTEGER for end in (values.min(initial=0), values.max(initial=0))
+        )
         if values.dtype.kind == "f" or exact:
             return values.astype(np.float64)
         values = values.tolist() if values.dtype.kind in "iuUS" else list(values)
@@ -65,10 +67,6 @@ def as_column(values: Iterable[object]) -> AnyArray:
             return numbers.astype(np.float64)
     plain = (cell.item() if isinstance(cell, (np.str_, np.integer)) else cell for cell in cells)
     return np.fromiter(plain, dtype=object, count=len(cells))
-
-
-def _extremes(integers: AnyArray) -> tuple[int, int]:
-    return (int(integers.min()), int(integers.max())) if integers.size else (0, 0)
 
 
 def columns_of(frame: object) -> Columns:
@@ -91,10 +89,8 @@ def columns_of(frame: object) -> Columns:
 def _column_named(name: str, values: Any) -> AnyArray:
     if isinstance(values, (str, bytes)) or not isinstance(values, Iterable):
         raise DataError(f"column {name!r} is a single {type(values).__name__}, expected one value per row")
-    try:
+    with in_file(f"column {name!r}", DataError):
         return as_column(unwrapped(values))
-    except DataError as error:
-        raise DataError(f"column {name!r}: {error}") from None
 
 
 def _columns_by_narwhals(frame: object) -> list[tuple[str, AnyArray]]:
@@ -136,7 +132,9 @@ def read_columns(path: str | os.PathLike[str]) -> Columns:
     path = Path(path)
     suffix = path.suffix.lower()
     if suffix in PARQUET_SUFFIXES:
-        return _read_parquet(path)
+        table = _whole_parquet(path, open_parquet(path).read)
+        with in_file(path, DataError):
+            return columns_of(table)
     if suffix not in CSV_SUFFIXES:
         raise DataError(
             f"{path}: cannot tell the format from the suffix {path.suffix!r}, "
@@ -159,14 +157,6 @@ def open_parquet(path: Path) -> Any:
         raise missing_dependency("pyarrow", f"reading {path.name}", extra="parquet") from None
     # One file, also where a parent folder looks like "key=value", which pyarrow would take for a partition.
     return _whole_parquet(path, lambda: pyarrow.parquet.ParquetFile(path))
-
-
-def _read_parquet(path: Path) -> Columns:
-    table = _whole_parquet(path, open_parquet(path).read)
-    try:
-        return columns_of(table)
-    except DataError as error:
-        raise DataError(f"{path}: {error}") from None
 
 
 def _whole_parquet(path: Path, read: Callable[[], Any]) -> Any:
@@ -264,16 +254,13 @@ def _read_large_csv(path: Path) -> Columns | None:
     header = next(csv.reader([head.lstrip("\r\n").partition("\n")[0]], delimiter=delimiter))
     names = [name.strip() for name in header]
     _check_header(path, names)
+    parse = pyarrow.csv.ParseOptions(delimiter=delimiter, newlines_in_values=True)
+    kinds = dict.fromkeys(header, pyarrow.string())
+    convert = pyarrow.csv.ConvertOptions(
+        column_types=kinds, strings_can_be_null=False, quoted_strings_can_be_null=False
+    )
     try:
-        table = pyarrow.csv.read_csv(
-            path,
-            parse_options=pyarrow.csv.ParseOptions(delimiter=delimiter, newlines_in_values=True),
-            convert_options=pyarrow.csv.ConvertOptions(
-                column_types=dict.fromkeys(header, pyarrow.string()),
-                strings_can_be_null=False,
-                quoted_strings_can_be_null=False,
-            ),
-        )
+        table = pyarrow.csv.read_csv(path, parse_options=parse, convert_options=convert)
     except pyarrow.ArrowException:
         return None
     if table.column_names != header:  # a line break within the header, or something else that is rare

@@ -250,12 +250,9 @@ class Federation(HasSites):
             warnings.warn(text, TableWarning, stacklevel=3)
         schema = inferred.schema
         sites, codes = grouped(table[roles.site])
-        stacked = Rows(
-            schema.encoded(table),
-            None if roles.target is None else _target(table[roles.target], schema),
-            None if roles.offset is None else parsed_numbers(table[roles.offset]).values,
-            None if roles.weight is None else parsed_numbers(table[roles.weight]).values,
-        )
+        y = None if roles.target is None else _target(table[roles.target], schema)
+        given = [None if one is None else parsed_numbers(table[one]).values for one in (roles.offset, roles.weight)]
+        stacked = Rows(schema.encoded(table), y, *given)
         time = None if roles.time is None else times_of(table[roles.time], len(rows))
         notes = (*inferred.notes, inferred.filled) if inferred.filled else inferred.notes
         more = {"feature_names": schema.names, "target_name": roles.target, "schema": schema, "notes": notes}
@@ -325,14 +322,9 @@ class Federation(HasSites):
         y: AnyArray | None = schema.target_of(table)
         if schema.classes is not None and y is not None:
             y = np.fromiter((schema.classes[code] for code in y.astype(int)), dtype=object, count=len(y))
-        return cls.from_arrays(
-            schema.encoded(table),
-            y,
-            table[site],
-            offset=schema.offset_of(table),
-            feature_names=schema.names,
-            target_name=None if schema.target is None else schema.target.name,
-        )
+        X, offset = schema.encoded(table), schema.offset_of(table)
+        name = None if schema.target is None else schema.target.name
+        return cls.from_arrays(X, y, table[site], offset=offset, feature_names=schema.names, target_name=name)
 
     # --- what can be read off it ------------------------------------------------------------------------------
 

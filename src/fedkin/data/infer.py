@@ -91,18 +91,26 @@ class SchemaScan:
         self._notes: list[str] = []
         self._findings: list[Finding] = []
         self._infer_columns()
-        self._start()
+        self._n_rows = self._n_kept = self._n_lost = self._incomplete = 0
+        self._gaps: dict[str, tuple[int, int]] = {}  # how many, and the first row
+        self._filled: Counter[str] = Counter()
+        features, free = self.schema.features, roles.features is None
+        wanted = free and roles.target is not None
+        self._numbers = [column.name for column in features if column.kind == "number" and wanted]
+        self._low, self._high = np.full(len(self._numbers), np.inf), np.full(len(self._numbers), -np.inf)
+        self._centre: Array | None = None
+        self._sums, self._squares = np.zeros(len(self._numbers)), np.zeros((len(self._numbers),) * 2)
+        self._copies = {column.name for column in features if free}
 
     # --- kinds and levels
 
     def _infer_columns(self) -> None:
         roles, taken = self._roles, self._roles.taken
-        open_choice = roles.features is None
         left = [name for name in self._table.names if name not in taken and name not in roles.drop]
         chosen = left if roles.features is None else list(roles.features)
         wanted = list(dict.fromkeys([*chosen, *taken]))
         self._head = next(self._table.batches(wanted), {name: np.empty(0) for name in wanted})
-        if open_choice:
+        if roles.features is None:
             chosen = self._without_index(chosen)
         counted, n = self._count_text(chosen)
         features = [self._feature(name, counted.get(name), n) for name in chosen]
@@ -123,7 +131,7 @@ class SchemaScan:
             names = [name for name in names if name not in index]
         if "" in names:
             text = f"a column has no name: give it one, or say which columns to use with {argument('features')}"
-            self._findings.append(Finding.from_text("", text))
+            self._refuse("", text)
             names.remove("")
         if not names and not self._findings:
             raise self._no_feature()
@@ -216,18 +224,6 @@ class SchemaScan:
 
     # --- rows
 
-    def _start(self) -> None:
-        self._n_rows = self._n_kept = self._n_lost = 0
-        self._gaps: dict[str, tuple[int, int]] = {}  # how many, and the first row
-        self._incomplete = 0
-        self._filled: Counter[str] = Counter()
-        numbers = [column.name for column in self.schema.features if column.kind == "number"]
-        self._numbers = numbers if self._roles.features is None and self._roles.target is not None else []
-        self._low, self._high = np.full(len(self._numbers), np.inf), np.full(len(self._numbers), -np.inf)
-        self._centre: Array | None = None
-        self._sums, self._squares = np.zeros(len(self._numbers)), np.zeros((len(self._numbers),) * 2)
-        self._copies = {column.name for column in self.schema.features} if self._roles.features is None else set()
-
     def rows(self) -> Iterator[tuple[Columns, Index]]:
         """Yield the complete rows of each batch, and their numbers in the table; raise what stands in the way."""
         used = [*self._roles.taken, *(column.name for column in self.schema.features)]
@@ -267,16 +263,14 @@ class SchemaScan:
         if self._roles.weight is not None:
             values = parsed_numbers(batch[self._roles.weight]).values
             for row in np.flatnonzero(values < 0)[:1].tolist():
-                text = f"a weight is at least 0, but it is {values[row]:g} in {at(row)}"
-                self._refuse(self._roles.weight, text)
+                self._refuse(self._roles.weight, f"a weight is at least 0, but it is {values[row]:g} in {at(row)}")
 
     def _complete(self, batch: Columns, n: int) -> Mask:
         """Return which rows of a batch are used, and count the gaps."""
         features = {column.name: column.gaps(batch[column.name]) for column in self.schema.features}
         roles = {name: _gaps(batch[name]) for name in self._roles.taken}
         fills = self._roles.missing in FILLING
-        lost = np.zeros(n, dtype=bool)
-        incomplete = np.zeros(n, dtype=bool)
+        lost, incomplete = np.zeros(n, dtype=bool), np.zeros(n, dtype=bool)
         for name, mask in (roles | features).items():
             if mask.any():
                 before, first = self._gaps.get(name, (0, self._n_rows + int(np.flatnonzero(mask)[0])))

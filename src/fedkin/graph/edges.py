@@ -74,11 +74,8 @@ def checked_edges(ids: tuple[Hashable, ...], index: Index, weights: npt.ArrayLik
         )
     i, j = edges[np.flatnonzero(again)[0]]
     more = f" (and {int(again.sum()) - 1} more)" if again.sum() > 1 else ""
-    warnings.warn(
-        f"edge {(ids[j], ids[i])!r} is given twice{more}, maybe once in each direction: it counts once",
-        GraphWarning,
-        stacklevel=3,
-    )
+    text = f"edge {(ids[j], ids[i])!r} is given twice{more}, maybe once in each direction: it counts once"
+    warnings.warn(text, GraphWarning, stacklevel=3)
     first = np.concatenate([[True], ~again])
     return edges[first], ordered[first]
 
@@ -174,9 +171,7 @@ def flipped_pairs(
     size: int, edges: Index, weights: Array, varrho: float, rng: np.random.Generator
 ) -> tuple[Index, Array]:
     """The edges ``(E, 2)``, i > j, with their weights, after each pair was flipped with probability ``varrho``."""
-    shape = (size, size)
-    flipped = np.triu(rng.random(shape) < varrho, 1)
-    matrix = np.zeros(shape)
+    flipped, matrix = np.triu(rng.random((size, size)) < varrho, 1), np.zeros((size, size))
     matrix[edges[:, 1], edges[:, 0]] = weights
     matrix[flipped] = matrix[flipped] == 0
     pairs = np.argwhere(matrix).astype(np.int64)
@@ -456,8 +451,7 @@ class EdgeSet(HasSites):
     @cached_property
     def degree(self) -> Index:
         """Number of neighbours of each site, int64 array of shape (V,)."""
-        known = self._known
-        if known is not None:
+        if (known := self._known) is not None:
             return frozen(known.sizes[known.labels] - 1)
         return frozen(np.bincount(self.edges.ravel(), minlength=self.n_sites).astype(np.int64))
 
@@ -559,9 +553,8 @@ class EdgeSet(HasSites):
         >>> Graph.complete("abc").equal_groups(np.array([[1.0], [2.0], [1.0]]))
         array([0, 1, 0])
         """
-        known = self._known
-        if known is not None:
-            return known.equal_groups(theta)
+        if self._known is not None:
+            return self._known.equal_groups(theta)
         equal = (theta[self.edges[:, 0]] == theta[self.edges[:, 1]]).all(axis=1)
         return component_labels(self.n_sites, self.edges[equal])
 

@@ -458,10 +458,8 @@ class Graph(EdgeSet):
         """
         if not 0 <= varrho <= 1:
             raise ParameterError(f"varrho is a probability, from 0 to 1, got {varrho!r}")
-        rng = np.random.default_rng(seed)
-        return Graph._from_edges(
-            self.sites, *sorted_edges(*flipped_pairs(self.n_sites, self.edges, self.weights, varrho, rng))
-        )
+        flipped = flipped_pairs(self.n_sites, self.edges, self.weights, varrho, np.random.default_rng(seed))
+        return Graph._from_edges(self.sites, *sorted_edges(*flipped))
 
     # --- theory -----------------------------------------------------------------------------------------------
 

@@ -61,13 +61,10 @@ def _read_edge_list(path: Path, sites: tuple[Hashable, ...] | None) -> _Listing:
     weights = infer_column(columns[lower.index("weight")]) if "weight" in lower else None
     if weights is not None and weights.dtype.kind != "f":
         raise GraphError(f"the column weight must be numeric, got {next(w for w in weights if w is not None)!r}")
-    ends = []
-    kept = []
+    ends, kept = [], []
     for row, (source, target) in enumerate(zip(sources, targets, strict=True)):
         if not source:
-            raise GraphError(
-                f"row {row} after the header has no site in the column {header[at[0]]!r} (counted from 0)"
-            )
+            raise GraphError(f"row {row} after the header has no site in the column {header[at[0]]!r} (counted from 0)")
         if target:
             ends.append((source, target))
             kept.append(row)
@@ -139,9 +136,7 @@ def _ids_by_text(ids: Sequence[Hashable]) -> dict[str, Hashable]:
     known: dict[str, Hashable] = {}
     for site in ids:
         if str(site) in known:
-            raise GraphError(
-                f"sites {known[str(site)]!r} and {site!r} look the same in a file: rename one of them"
-            )
+            raise GraphError(f"sites {known[str(site)]!r} and {site!r} look the same in a file: rename one of them")
         known[str(site)] = site
     return known
 

@@ -48,18 +48,7 @@ class HuberLoss(ScalarLoss):
     ) -> HuberLoss:
         """Return the loss with its threshold at 1.345 robust standard deviations of these rows.
 
-        Parameters
-        ----------
-        X : array (n, q)
-            Features, without a column of ones.
-        y : array (n,)
-            Targets.
-        site : int array (n,)
-            The number of each row's site.
-        offset : array (n,), optional
-            Known part of the targets, which the model does not explain.
-        weight : array (n,), optional
-            A row of weight w counts as w rows.
+        ``X (n, q)`` has no column of ones; ``offset`` is a part of the targets that the model does not explain.
 
         Notes
         -----
