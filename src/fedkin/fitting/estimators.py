@@ -176,9 +176,8 @@ class _FedADMM(PerSite):
     site_column: str | int | None = None
 
     def _options(self) -> FitOptions:
-        options = {
-            name: getattr(self, _NAMES.get(name, name)) for name in DEFAULTS if hasattr(self, _NAMES.get(name, name))
-        }
+        named = {name: _NAMES.get(name, name) for name in DEFAULTS}
+        options = {name: getattr(self, own) for name, own in named.items() if hasattr(self, own)}
         return FitOptions(method="fused", **options | {"loss": self._loss(), "seed": self._seed(self.random_state)})
 
     def _fit(self, prepared: Prepared, graph: Graph | None, options: FitOptions) -> FittedModel:
@@ -254,10 +253,8 @@ class FedADMMClassifier(_FedADMM, SiteClassifier):
     Parameters
     ----------
     <options>
-    warm_start : bool, default False
-        Keep the ``lam`` that the first fit has chosen in later ones, instead of choosing it again.
-    site_column : str, int or None, default None
-        Column of X that holds the sites, by name or number; then ``site=`` need not be passed.
+    warm_start, site_column
+        As in `FedADMMRegressor`.
 
     Attributes
     ----------

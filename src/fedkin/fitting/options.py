@@ -50,8 +50,8 @@ class FitOptions:
 
     Examples
     --------
-    >>> FitOptions(loss="logistic", select="holm").penalty
-    'l1'
+    >>> FitOptions().chosen, FitOptions(lam=0.1).chosen
+    ('kin', 'fused')
     """
 
     loss: Annotated[
@@ -115,41 +115,23 @@ class FitOptions:
     def __post_init__(self) -> None:
         if self.select == "none":
             object.__setattr__(self, "select", None)
-        if isinstance(self.lam, str):
-            if self.lam != "cv":
-                raise ParameterError(f"lam must be a number of at least 0 or 'cv', got {self.lam!r}")
-        else:
-            check_nonnegative("lam", self.lam)
-        if self.ridge == "cv":
-            if self.lam != "cv":
-                raise ParameterError(
-                    f"{argument('ridge', 'cv')} is chosen together with lam: leave {argument('lam')} out, or give a "
-                    f"number as {argument('ridge')}"
-                )
-        elif isinstance(self.ridge, str):
-            raise ParameterError(f"ridge must be a number of at least 0 or 'cv', got {self.ridge!r}")
-        else:
-            check_nonnegative("ridge", self.ridge)
-        check_nonnegative("sparsity", self.sparsity)
+        for name in ("lam", "ridge", "sparsity"):
+            value = getattr(self, name)
+            if isinstance(value, str) and name != "sparsity":
+                if value != "cv":
+                    raise ParameterError(f"{name} must be a number of at least 0 or 'cv', got {value!r}")
+            else:
+                check_nonnegative(name, value)
+        if self.ridge == "cv" and self.lam != "cv":
+            either = f"leave {argument('lam')} out, or give a number as {argument('ridge')}"
+            raise ParameterError(f"{argument('ridge', 'cv')} is chosen together with lam: {either}")
         for name in ("method", "penalty", "select", "variance", "cv_rule", "solver", "debias"):
             allowed: tuple[object, ...] = (*choices(name), *((None,) if name == "select" else ()))
             check_choice(name, getattr(self, name), allowed)
         check_level(self.level)
         check_positive("tol", self.tol)
-        check_whole("cv_folds", self.cv_folds, least=2)
-        check_whole("max_iter", self.max_iter, least=1)
-        check_whole("rounds", self.rounds, least=1)
-        check_whole("messages", self.messages, least=1)
-        self._check_together()
-        if self.method == "kin" and self._fused_only:
-            name = self._fused_only[0]
-            raise ParameterError(
-                f"{argument(name)} is for the fused estimator, not for kin: leave it out, or take "
-                f"{argument('method', 'fused')}"
-            )
-
-    def _check_together(self) -> None:
-        """Raise for options that exclude each other."""
+        for name, least in (("cv_folds", 2), ("max_iter", 1), ("rounds", 1), ("messages", 1)):
+            check_whole(name, getattr(self, name), least=least)
         if self.fuse_intercept not in (True, False, AUTO):
             raise ParameterError(f"fuse_intercept must be True, False or 'auto', got {self.fuse_intercept!r}")
         alone = self.fuse_intercept is not True
@@ -160,6 +142,9 @@ class FitOptions:
             if given and self.solver != "exact":
                 exact = argument("solver", "exact")
                 raise ParameterError(f"{argument(name)} is for {exact}, not for {self.solver!r}: leave one of them out")
+        if self.method == "kin" and self._fused_only:
+            what = f"{argument(self._fused_only[0])} is for the fused estimator, not for kin"
+            raise ParameterError(f"{what}: leave it out, or take {argument('method', 'fused')}")
 
     @property
     def least_ridge(self) -> float:
@@ -168,13 +153,7 @@ class FitOptions:
 
     @property
     def chosen(self) -> Literal["kin", "fused"]:
-        """The method, with "auto" decided.
-
-        Examples
-        --------
-        >>> FitOptions().chosen, FitOptions(lam=0.1).chosen
-        ('kin', 'fused')
-        """
+        """The method, with "auto" decided."""
         if self.method == AUTO:
             return "fused" if self._fused_only else "kin"
         return self.method  # type: ignore[return-value]
@@ -216,13 +195,12 @@ def documented(doc: str | None, names: Mapping[str, str] | None = None, losses: 
     ``names`` are {option: name} where an estimator, which has one method, has another name for an option; ``losses``
     those that it takes.
     """
-    lines = []
+    lines, loss = [], f"{' | '.join(map(repr, (AUTO, *losses)))} | Loss"
     for name, description in DESCRIPTIONS.items():
-        if name in ("method", "messages") and names is not None:
-            continue
-        named_losses = f"{' | '.join(map(repr, (AUTO, *losses)))} | Loss"
-        kind = named_losses if name == "loss" else _type_words(get_args(_TYPES[name])[0])
-        lines.append(f"    {(names or {}).get(name, name)} : {kind}, default {DEFAULTS[name]!r}\n        {description}")
+        if names is None or name not in ("method", "messages"):
+            kind = loss if name == "loss" else _type_words(get_args(_TYPES[name])[0])
+            called = (names or {}).get(name, name)
+            lines.append(f"    {called} : {kind}, default {DEFAULTS[name]!r}\n        {description}")
     return (doc or "").replace("    <options>", "\n".join(lines))
 
 

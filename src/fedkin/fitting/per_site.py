@@ -151,6 +151,9 @@ class PerSite:
     _metric: ClassVar[Callable[..., float]]
     _auto_loss: ClassVar[str]
     _so_far: _RowsSoFar | _SumsSoFar
+    _options: Callable[[], FitOptions]
+    _fit: Callable[[Prepared, Graph | None, FitOptions], FittedModel]
+    _checked: Callable[..., tuple[Array, NDArray[Any]]]
 
     def get_metadata_routing(self) -> MetadataRequest:
         """Return what scikit-learn should pass on: by default all that methods can take."""
@@ -163,15 +166,6 @@ class PerSite:
         if isinstance(state, np.random.RandomState):
             state = state.randint(2**31)
         return 0 if state is None else int(state)
-
-    def _options(self) -> FitOptions:
-        raise NotImplementedError
-
-    def _fit(self, prepared: Prepared, graph: Graph | None, options: FitOptions) -> FittedModel:
-        raise NotImplementedError
-
-    def _checked(self, X: ArrayLike, y: ArrayLike, reset: bool = True) -> tuple[Array, NDArray[Any]]:
-        raise NotImplementedError
 
     def fit(
         self,
@@ -271,22 +265,18 @@ class PerSite:
     ) -> Self:
         if graph is not None and not isinstance(graph, Graph):
             if not hasattr(graph, "is_directed"):
-                raise ParameterError(
-                    f"graph must be a fedkin.Graph or a networkx graph, got {type(graph).__name__}; see fedkin.Graph"
-                )
+                kind = type(graph).__name__
+                raise ParameterError(f"graph must be a fedkin.Graph or a networkx graph, got {kind}; see fedkin.Graph")
             graph = Graph.from_networkx(graph)
         prepared = rows.prepared(options)
         hint = hint_of(graph, covariates, prepared.data.sites)
         model = with_covariates(self._fit(prepared, hint, options), covariates)
         if isinstance(rows, _RowsSoFar):
             rows = rows.shortened(options, quadratic=prepared.loss.quadratic)
-        squeezed = model.coef.shape[1] == 1
+        blocks = 0 if model.coef.shape[1] == 1 else slice(None)
         self._so_far, self.model_ = rows, model
-        self.coef_ = model.coef[:, 0] if squeezed else model.coef
-        self.intercept_ = model.intercept[:, 0] if squeezed else model.intercept
-        self.sites_: tuple[Hashable, ...] = model.sites
-        self.graph_ = model.graph
-        self.groups_ = model.groups
+        self.coef_, self.intercept_ = model.coef[:, blocks], model.intercept[:, blocks]
+        self.sites_, self.graph_, self.groups_ = model.sites, model.graph, model.groups
         return self
 
     def _html_repr(self) -> str:
@@ -434,9 +424,7 @@ class SiteClassifier(PerSite, ClassifierMixin, BaseEstimator):  # type: ignore[m
 
     def predict(self, X: ArrayLike, site: Sites = None, offset: ArrayLike | None = None) -> NDArray[Any]:
         """Predict class labels; arguments as in `PerSite.predict`."""
-        chances = self.predict_proba(X, site, offset)
-        labels: NDArray[Any] = self.classes_[chances.argmax(axis=1)]
-        return labels
+        return np.asarray(self.classes_[self.predict_proba(X, site, offset).argmax(axis=1)])
 
     def predict_proba(self, X: ArrayLike, site: Sites = None, offset: ArrayLike | None = None) -> Array:
         """Return probabilities ``(n, C)`` in the order of `classes_`; arguments as in `predict`."""

@@ -49,9 +49,7 @@ class SiteScorer:
     """
 
     def __init__(self, scoring: str, per_site: bool = False) -> None:
-        self.scoring = scoring
-        self.per_site = per_site
-        self._scorer = get_scorer(scoring)
+        self.scoring, self.per_site, self._scorer = scoring, per_site, get_scorer(scoring)
 
     def __call__(
         self, estimator: Any, X: Any, y: ArrayLike, site: ArrayLike | None = None, offset: ArrayLike | None = None
@@ -71,8 +69,8 @@ class SiteScorer:
     def get_metadata_routing(self) -> MetadataRequest:
         """What scikit-learn should hand to this scorer."""
         request = MetadataRequest(owner=self)
-        request.score.add_request(param="site", alias=True)
-        request.score.add_request(param="offset", alias=True)
+        for name in ("site", "offset"):
+            request.score.add_request(param=name, alias=True)
         return request
 
     def __repr__(self) -> str:
@@ -80,22 +78,7 @@ class SiteScorer:
 
 
 class AtSites:
-    """A fitted model together with the sites and offsets of the rows that it is about to see, see `PerSite.at`.
-
-    Parameters
-    ----------
-    estimator : fitted estimator
-        That predicts with ``site=``.
-    site : array (n,) of ids, or one id
-        The sites of the rows, in their order.
-    offset : array (n,), optional
-        Their offsets.
-
-    Notes
-    -----
-    It is for tools of scikit-learn that keep the rows in their order, such as `permutation_importance`. Other numbers
-    of rows than it was made for are refused.
-    """
+    """A fitted model bound to the sites and offsets of the rows that it will see; other numbers of rows are refused."""
 
     def __init__(self, estimator: Any, site: Any, offset: ArrayLike | None = None) -> None:
         self._estimator, self._site, self._offset = estimator, site, offset
@@ -179,9 +162,7 @@ class WithinSiteKFold(BaseCrossValidator):  # type: ignore[misc]
     """
 
     def __init__(self, n_splits: int = 5, seed: int = 0, site_column: str | int | None = None) -> None:
-        self.n_splits = n_splits
-        self.seed = seed
-        self.site_column = site_column
+        self.n_splits, self.seed, self.site_column = n_splits, seed, site_column
 
     def get_metadata_routing(self) -> MetadataRequest:
         """Return what scikit-learn should pass on: groups."""
@@ -196,17 +177,7 @@ class WithinSiteKFold(BaseCrossValidator):  # type: ignore[misc]
     def split(
         self, X: Any, y: object = None, groups: ArrayLike | None = None
     ) -> Iterator[tuple[NDArray[np.int64], NDArray[np.int64]]]:
-        """Row numbers of training and test for every fold.
-
-        Parameters
-        ----------
-        X : array (n, q)
-            Only its number of rows matters.
-        y : ignored
-            Present for the interface.
-        groups : array (n,) of ids
-            The site of each row; by default those of ``site_column``.
-        """
+        """Yield row numbers of training and test for every fold; ``groups`` are the sites of the rows."""
         if groups is None and self.site_column is not None:
             groups = split_column(X, self.site_column)[1]
         if groups is None:
@@ -217,10 +188,8 @@ class WithinSiteKFold(BaseCrossValidator):  # type: ignore[misc]
         fold[rows.row_order] = np.where(rows.n_samples[rows.site_index] > 1, rows.folds(self.n_splits, self.seed), -1)
         empty = np.setdiff1d(np.arange(self.n_splits), fold)
         if empty.size:
-            raise DataError(
-                f"fold {empty[0]} of {self.n_splits} has no rows, as the sites have few: take fewer folds, or "
-                "another seed"
-            )
+            few = f"fold {empty[0]} of {self.n_splits} has no rows, as the sites have few"
+            raise DataError(f"{few}: take fewer folds, or another seed")
         for k in range(self.n_splits):
             yield np.flatnonzero(fold != k), np.flatnonzero(fold == k)
 
@@ -236,9 +205,8 @@ def split_column(X: Any, column: str | int) -> tuple[Any, Any]:
         return rest, np.asarray(X[name])
     rows = np.asarray(X)
     if isinstance(column, str):
-        raise DataError(
-            f"site_column={column!r} is a name, but X is an array without names: give its number, or a data frame"
-        )
+        unnamed = f"site_column={column!r} is a name, but X is an array without names"
+        raise DataError(f"{unnamed}: give its number, or a data frame")
     if rows.ndim != 2 or not -rows.shape[1] <= column < rows.shape[1]:
         return X, None
     ids, rest = rows[:, column], np.delete(rows, column, axis=1)
