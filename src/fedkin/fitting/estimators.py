@@ -253,8 +253,10 @@ class FedADMMClassifier(_FedADMM, SiteClassifier):
     Parameters
     ----------
     <options>
-    warm_start, site_column
-        As in `FedADMMRegressor`.
+    warm_start : bool, default False
+        Keep the ``lam`` that the first fit has chosen in later ones, instead of choosing it again.
+    site_column : str, int or None, default None
+        Column of X that holds the sites, by name or number; then ``site=`` need not be passed.
 
     Attributes
     ----------

@@ -80,23 +80,14 @@ def bundle(name: str) -> str:
 
 def _plain(payload: Mapping[str, Any]) -> dict[str, Any]:
     """What the page says without its script."""
-    names, labels = payload["sites"]["names"], payload["sites"]["groups"]
     members: dict[int, list[str]] = {}
-    for site, group in zip(names, labels, strict=True):
-        members.setdefault(group, []).append(site)
-    groups = []
     if payload["resolved"]:
-        for group in sorted(members)[:_MOST_GROUPS]:
-            sites = members[group]
-            groups.append((f"Group {group + 1}", len(sites), some_of(sites, _MOST_NAMED)))
-    return {
-        "lead": payload["lead"],
-        "about": payload["about"],
-        "groups": groups,
-        "comparison": payload["comparison"],
-        "trust": payload["trust"],
-        "reproduction": payload["reproduction"],
-    }
+        for site, group in zip(payload["sites"]["names"], payload["sites"]["groups"], strict=True):
+            members.setdefault(group, []).append(site)
+    shown = sorted(members.items())[:_MOST_GROUPS]
+    groups = [(f"Group {group + 1}", len(sites), some_of(sites, _MOST_NAMED)) for group, sites in shown]
+    parts = {name: payload[name] for name in ("lead", "about", "comparison", "trust", "reproduction")}
+    return {**parts, "groups": groups}
 
 
 def render(template: str, **values: Any) -> str:
@@ -106,13 +97,8 @@ def render(template: str, **values: Any) -> str:
 
 @cache
 def _environment() -> Environment:
-    made = Environment(
-        loader=PackageLoader("fedkin.report"),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
+    how: dict[str, Any] = {"undefined": StrictUndefined, "trim_blocks": True, "lstrip_blocks": True}
+    made = Environment(loader=PackageLoader("fedkin.report"), autoescape=True, **how)
     made.filters["readable"] = readable
     return made
 
@@ -140,12 +126,7 @@ class DemoResult:
 
 
 def demo_picture(result: DemoResult) -> str:
-    """The given graph, the kept edges and the errors side by side, as one ``<svg>``."""
-    return render("demo.svg", **_picture(result)).strip()
-
-
-def _picture(result: DemoResult) -> dict[str, Any]:
-    """What ``demo.svg`` draws: the matrices of two graphs, and errors as dots on a logarithmic axis."""
+    """The given graph, the kept edges and the errors on a logarithmic axis side by side, as one ``<svg>``."""
     errors = result.estimation
     low = math.floor(math.log10(min(errors.values())) + 1e-9)
     high = max(math.ceil(math.log10(max(errors.values())) - 1e-9), low + 1)
@@ -153,18 +134,16 @@ def _picture(result: DemoResult) -> dict[str, Any]:
     def share(value: float) -> float:
         return (math.log10(value) - low) / (high - low)
 
-    return {
-        "matrices": [
-            _matrix(result.given, result.labels, "The graph as given"),
-            _matrix(result.kept, result.labels, "Sites that Fedkin takes for kin"),
-        ],
-        "longest": max(map(len, errors)),
-        "ticks": [(share(10.0**power), f"{10.0**power:g}") for power in range(low, high + 1)],
-        "dots": [
-            {"name": name, "share": share(value), "label": f"{value:.3g}", "strong": name in result.highlight}
-            for name, value in errors.items()
-        ],
-    }
+    matrices = [
+        _matrix(result.given, result.labels, "The graph as given"),
+        _matrix(result.kept, result.labels, "Sites that Fedkin takes for kin"),
+    ]
+    ticks = [(share(10.0**power), f"{10.0**power:g}") for power in range(low, high + 1)]
+    dots = [
+        {"name": name, "share": share(value), "label": f"{value:.3g}", "strong": name in result.highlight}
+        for name, value in errors.items()
+    ]
+    return render("demo.svg", matrices=matrices, longest=max(map(len, errors)), ticks=ticks, dots=dots).strip()
 
 
 def _matrix(graph: Graph, labels: Index, title: str) -> dict[str, Any]:

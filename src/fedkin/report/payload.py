@@ -38,20 +38,19 @@ MOST_EDGES = 20_000
 #: Sites whose groups along the path a page holds.
 MOST_PATH_SITES = 400
 METHODS = ("Local", "Global", "Site intercepts", "Fedkin")
+_MEASURES = ("mean", "standard_error", "difference", "difference_error")
 
 
 def report_payload(model: FittedModel, places: Mapping[str, Any] | None = None) -> dict[str, Any]:
     """Everything that the report of a model shows."""
-    kin = model.kin
     groups, resolved = group_labels(model)
-    pairs = _pairs(model, kin, groups)
     comparison = _comparison(model)
     title, lead = headline(model, groups, resolved, comparison)
     return {
         "version": PAYLOAD_VERSION,
         "headline": title,
         "lead": lead,
-        "method": "fused" if kin is None else "kin",
+        "method": "fused" if model.kin is None else "kin",
         "resolved": resolved,
         "about": {
             "sites": model.n_sites,
@@ -68,9 +67,9 @@ def report_payload(model: FittedModel, places: Mapping[str, Any] | None = None) 
             "groups": groups.tolist(),
             "notes": {str(model.index[site]): list(lines) for site, lines in model.notes.items()},
         },
-        **pairs,
+        **_pairs(model, groups),
         "places": dict(places) if places is not None else state_tiles(model.sites),
-        "coefficients": _coefficients(model, kin),
+        "coefficients": _coefficients(model),
         "comparison": comparison,
         "path": _path(model),
         "trust": trust(model),
@@ -78,7 +77,7 @@ def report_payload(model: FittedModel, places: Mapping[str, Any] | None = None) 
     }
 
 
-def _pairs(model: FittedModel, kin: Kin | None, groups: Index) -> dict[str, Any]:
+def _pairs(model: FittedModel, groups: Index) -> dict[str, Any]:
     """What is known of pairs of sites: the order of the matrix, its cells, the nearest of each site, edges to draw."""
     V = model.n_sites
     if V <= MOST_DENSE_SITES:
@@ -91,8 +90,7 @@ def _pairs(model: FittedModel, kin: Kin | None, groups: Index) -> dict[str, Any]
         some = np.unique(np.linspace(0, V - 1, SAMPLED_SITES).astype(np.int64))
         matrix = pair_matrix(shares_of(model, order[some]), np.arange(some.size))
         matrix["starts"] = [*some[matrix["starts"][:-1]].tolist(), V]
-    edges = _edges(model, kin, shares)
-    return {"order": order.tolist(), "matrix": matrix, "nearest": nearest, "edges": edges}
+    return {"order": order.tolist(), "matrix": matrix, "nearest": nearest, "edges": _edges(model, shares)}
 
 
 def shares_of(model: FittedModel, sites: Index) -> Array:
@@ -117,69 +115,56 @@ def shares_of(model: FittedModel, sites: Index) -> Array:
     return np.asarray(equal / used.shape[1], dtype=np.float64)
 
 
-def _edges(model: FittedModel, kin: Kin | None, shares: Array | None) -> dict[str, Any]:
+def _edges(model: FittedModel, shares: Array | None) -> dict[str, Any]:
     """Edges to draw. Those of a kin fit are pairs that are kin rather than not."""
-    history = model.history or {}
-    if kin is None:
-        kept, what = model.graph.edges, "kept"
-    elif shares is None:
-        kept, what = np.empty((0, 2), dtype=np.int64), "likely"
-    else:
-        i, j = np.nonzero(np.tril(shares, -1) >= 0.5)
-        kept, what = np.column_stack([i, j]), "likely"
-    dropped = history.get("dropped", {}).get("edges", [])
+    kept = model.graph.edges
+    if model.kin is not None:
+        kept = np.argwhere(np.tril(np.zeros((0, 0)) if shares is None else shares, -1) >= 0.5)
+    dropped = (model.history or {}).get("dropped", {}).get("edges", [])
     selection = None if model.fused is None else model.fused.selection
-    candidates = None if selection is None else selection.get("candidates")
+    candidates, complete = None if selection is None else selection.get("candidates"), len(kept) <= MOST_EDGES
     return {
-        "what": what,
+        "what": "kept" if model.kin is None else "likely",
         "n_kept": len(kept),
         "n_candidates": candidates,
-        "kept": packed(kept if len(kept) <= MOST_EDGES else [], "i4"),
-        "dropped": packed(dropped, "i4") if dropped and len(dropped) <= MOST_EDGES else None,
+        "kept": packed(kept if complete else [], "i4"),
+        "dropped": packed(dropped, "i4") if 0 < len(dropped) <= MOST_EDGES else None,
         "n_dropped": None if candidates is None else candidates - len(kept),
-        "complete": len(kept) <= MOST_EDGES,
+        "complete": complete,
     }
 
 
-def _coefficients(model: FittedModel, kin: Kin | None) -> dict[str, Any]:
+def _coefficients(model: FittedModel) -> dict[str, Any]:
     """Estimates and half widths of intervals ``(V, p)``, in the units of the columns, intercepts first."""
     V, k, _ = model.coef.shape
-    units = {} if model.schema is None else {column.name: column.unit for column in model.schema.features}
-    classes = [None] if k == 1 or model.classes is None else list(model.classes[1:])
-    names, blocks, of = [], [], []
-    for j, label in enumerate(classes):
-        mark = "" if label is None else f" [{label}]"
-        if model.fit_intercept:
-            names.append(f"(intercept){mark}")
-            blocks.append(model.intercept[:, j])
-            of.append("")
-        for q, name in enumerate(model.feature_names):
-            names.append(f"{name}{mark}")
-            blocks.append(model.coef[:, j, q])
-            of.append(units.get(name) or "")
-    theta = np.column_stack(blocks)
-    half = None if kin is None else np.ptp(kin.confint(LEVEL), axis=2) / 2
-    if half is not None and half.shape != theta.shape:
-        half = None  # of other parameters than the model's
-    chosen, left_out = np.arange(theta.shape[1]), 0
+    marks = [""] if k == 1 or model.classes is None else [f" [{label}]" for label in model.classes[1:]]
+    known = {} if model.schema is None else {column.name: column.unit or "" for column in model.schema.features}
+    columns, blocks = list(model.feature_names), model.coef
+    units = [known.get(name, "") for name in columns]
+    if model.fit_intercept:
+        columns, units = ["(intercept)", *columns], ["", *units]
+        blocks = np.concatenate([model.intercept[:, :, None], blocks], axis=2)
+    names, units = [f"{name}{mark}" for mark in marks for name in columns], units * len(marks)
+    theta = blocks[:, : len(marks)].reshape(V, -1)  # where classes are not known by name, those of the first
+    mean, spread, halves, differences = theta.mean(axis=0), theta.std(axis=0), None, None
     most = max(MOST_ESTIMATES // max(V, 1), 1)
-    if theta.shape[1] > most:
-        varied = np.ptp(theta, axis=0) / np.maximum(np.abs(theta).max(axis=0), 1e-300)
-        chosen = np.sort(np.argsort(-varied, kind="stable")[:most])
-        left_out = theta.shape[1] - most
-    spread = theta.std(axis=0) if kin is None or half is None else kin.sd
-    mean = theta.mean(axis=0) if kin is None or half is None else kin.mean
+    varied = np.ptp(theta, axis=0) / np.maximum(np.abs(theta).max(axis=0), 1e-300)
+    chosen = np.sort(np.argsort(-varied, kind="stable")[:most])
+    kin = model.kin
+    if kin is not None and kin.theta.shape == theta.shape:
+        half, mean, spread = np.ptp(kin.confint(LEVEL), axis=2) / 2, kin.mean, kin.sd
+        halves, differences = packed(half[:, chosen], "f4"), _differences(kin, half, chosen)
     return {
         "names": [names[j] for j in chosen],
-        "units": [of[j] for j in chosen],
+        "units": [units[j] for j in chosen],
         "target": model.target_name,
         "level": LEVEL,
         "estimates": packed(theta[:, chosen], "f4"),
-        "halves": None if half is None else packed(half[:, chosen], "f4"),
-        "differences": None if kin is None or half is None else _differences(kin, half, chosen),
+        "halves": halves,
+        "differences": differences,
         "mean": numbers(mean[chosen]),
         "spread": numbers(spread[chosen]),
-        "left_out": left_out,
+        "left_out": theta.shape[1] - chosen.size,
     }
 
 
@@ -203,15 +188,8 @@ def _comparison(model: FittedModel) -> dict[str, Any] | None:
     found = model.comparison
     if not found:
         return None
-    place = {str(site): u for u, site in enumerate(model.sites)}
-    lines = [line for line in found.get("sites", ()) if str(line.get("site")) in place]
-    each: dict[str, list[float | None]] = {}
-    for method in METHODS:
-        column: list[float | None] = [None] * model.n_sites
-        for line in lines:
-            column[place[str(line["site"])]] = number(line.get(method))
-        if any(value is not None for value in column):
-            each[method] = column
+    lines = {str(line.get("site")): line for line in found.get("sites", ())}
+    each = {one: [number(lines.get(str(site), {}).get(one)) for site in model.sites] for one in METHODS}
     return {
         "metric": str(found["metric"]),
         "lower_is_better": bool(found.get("lower_is_better", True)),
@@ -221,15 +199,12 @@ def _comparison(model: FittedModel) -> dict[str, Any] | None:
         "methods": [
             {"name": str(one["name"]), **{key: number(one.get(key)) for key in _MEASURES}} for one in found["methods"]
         ],
-        "sites": each,
+        "sites": {one: column for one, column in each.items() if any(value is not None for value in column)},
         "more": {
             str(metric): {str(name): number(value) for name, value in values.items()}
             for metric, values in (found.get("more") or {}).items()
         },
     }
-
-
-_MEASURES = ("mean", "standard_error", "difference", "difference_error")
 
 
 def _path(model: FittedModel) -> dict[str, Any] | None:
@@ -238,25 +213,14 @@ def _path(model: FittedModel) -> dict[str, Any] | None:
     choice, path = history.get("choice"), history.get("path")
     if not choice and not path:
         return None
-    labels = None if not path else path["labels"]
-    return {
-        "lam": None if model.fused is None else number(model.fused.lam),
-        "choice": None
-        if not choice
-        else {
-            "lams": numbers(choice["lams"]),
-            "mean": numbers(choice["mean"]),
-            "error": numbers(choice["error"]),
-            "rule": choice["rule"],
-        },
-        "groups": None
-        if labels is None or not path
-        else {
-            "lams": numbers(path["lams"]),
-            "counts": [len(set(line)) for line in labels],
-            "labels": labels if model.n_sites <= MOST_PATH_SITES else None,
-        },
-    }
+    curves, groups = None, None
+    if choice:
+        curves = {**{name: numbers(choice[name]) for name in ("lams", "mean", "error")}, "rule": choice["rule"]}
+    if path:
+        labels = path["labels"] if model.n_sites <= MOST_PATH_SITES else None
+        counts = [len(set(line)) for line in path["labels"]]
+        groups = {"lams": numbers(path["lams"]), "counts": counts, "labels": labels}
+    return {"lam": None if model.fused is None else number(model.fused.lam), "choice": curves, "groups": groups}
 
 
 # --- arrays -----------------------------------------------------------------------------------------------------
@@ -371,9 +335,8 @@ def read_coordinates(path: str | os.PathLike[str], sites: Sequence[Hashable]) ->
         raise DataError(
             f"{path} has the columns {listed(list(columns))}, expected site and x, y (or lon, lat): rename its columns"
         )
-    known: Mapping[str, tuple[Any, Any]] = {
-        str(site): (x, y) for site, x, y in zip(columns[key], columns[across], columns[up], strict=True)
-    }
+    pairs = zip(columns[across], columns[up], strict=True)
+    known: Mapping[str, tuple[Any, Any]] = dict(zip(map(str, columns[key]), pairs, strict=True))
     missing = [str(site) for site in sites if str(site) not in known]
     if missing:
         raise DataError(f"{path} has no line for {listed(missing)}: add coordinates for every site of the model")

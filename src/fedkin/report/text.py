@@ -38,7 +38,7 @@ def headline(
         alone = int((np.bincount(groups) == 1).sum())
         rest = f", {alone} of them single sites" if 0 < alone < found else ""
         rest = ", one of them a single site" if alone == 1 else rest
-        title = f"{sites} form {count(found, 'group')}{' of kin' if model.kin is not None else ''}{rest}."
+        title = f"{sites} form {count(found, 'group')}{'' if model.kin is None else ' of kin'}{rest}."
     elif model.kin is None and model.n_groups == 1:
         title = f"All {sites} belong together."
     elif model.kin is None:
@@ -80,8 +80,8 @@ def _about_fused(model: FittedModel) -> Iterator[tuple[str, str, str]]:
         if fused.status == "converged":
             yield "good", "The optimum is certified", words
         else:
-            words = f"{words} It ended with the status {fused.status}: allow more iterations."
-            yield "bad", "The solver stopped early", words
+            early = f"It ended with the status {fused.status}: allow more iterations."
+            yield "bad", "The solver stopped early", f"{words} {early}"
     selection = None if fused is None else fused.selection
     if selection is not None and selection.get("candidates"):
         kept, edges = int(selection["kept"]), int(selection["candidates"])
@@ -237,11 +237,8 @@ def _section(title: str, lines: list[str]) -> str:
 def _facts(model: FittedModel) -> list[str]:
     method = "the fused estimator" if model.kin is None else "partial pooling that finds kin"
     target = "" if model.target_name is None else f" of `{model.target_name}`"
-    classes = [] if model.classes is None else [f"Classes: {listed(list(map(str, model.classes)))}"]
-    return [
-        f"A model{target} for each of {count(model.n_sites, 'site')}, by {method} ({model.loss.name} loss)",
-        *classes,
-    ]
+    what = f"A model{target} for each of {count(model.n_sites, 'site')}, by {method} ({model.loss.name} loss)"
+    return [what] if model.classes is None else [what, f"Classes: {listed(list(map(str, model.classes)))}"]
 
 
 def _data(model: FittedModel) -> list[str]:
