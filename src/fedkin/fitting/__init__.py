@@ -15,7 +15,7 @@ from fedkin.fitting.inputs import position_of
 from fedkin.fitting.methods import data_record, fit, naive_confint, with_covariates, with_history
 from fedkin.fitting.model import FittedModel, FusedFit, NewSite
 from fedkin.fitting.options import DEFAULTS, DESCRIPTIONS, SHARED, FitOptions, choices
-from fedkin.fitting.preparation import Data, Prepared, join_parts, model_from_theta, near_groups, prepare
+from fedkin.fitting.preparation import Data, join_parts, model_from_theta, prepare
 from fedkin.fitting.queries import Queries
 from fedkin.fitting.store import check_model_place, load
 
@@ -30,7 +30,6 @@ __all__ = [
     "FittedModel",
     "FusedFit",
     "NewSite",
-    "Prepared",
     "Queries",
     "baseline_models",
     "check_model_place",
@@ -43,7 +42,6 @@ __all__ = [
     "load",
     "model_from_theta",
     "naive_confint",
-    "near_groups",
     "position_of",
     "prepare",
     "with_covariates",

@@ -70,10 +70,9 @@ def baseline_models(
     """
     options = FitOptions() if options is None else options
     prepared = prepare(federation, options, schema, standardize=True)
-    alone, V = Graph.empty(federation.sites), federation.n_sites
-    groups = {LOCAL: np.arange(V)}
+    alone, each = Graph.empty(federation.sites), np.arange(federation.n_sites)
     return {
-        name: prepared.model(Estimate(theta, alone, groups.get(name, np.zeros(V, dtype=np.int64))), options)
+        name: prepared.model(Estimate(theta, alone, each if name == LOCAL else 0 * each), options)
         for name, theta in _thetas(prepared).items()
     }
 
@@ -82,21 +81,18 @@ def _thetas(prepared: Prepared) -> dict[str, Array]:
     fed, loss = prepared.rows, prepared.loss.rowwise
     resolve_losses(prepared.loss, fed)  # which checks the targets
     if loss is None or fed.y is None:
-        with warnings.catch_warnings():
-            # its rescue is as good as Local's, which is silent
-            warnings.simplefilter("ignore", DegenerateSiteWarning)
+        # its rescue is as good as Local's, which is silent
+        with warnings.catch_warnings(action="ignore", category=DegenerateSiteWarning):
             pooled = global_fit(fed, prepared.loss)
         return {LOCAL: local_fit(fed, prepared.loss).theta, GLOBAL: np.tile(pooled, (fed.n_sites, 1))}
-    target, offset = fed.y.astype(np.float64), fed.offset
-    weight = np.ones(len(target)) if fed.weight is None else fed.weight
-    several = prepared.columns.intercept and fed.n_sites > 1
+    weight = np.ones(len(fed.X)) if fed.weight is None else fed.weight
+    rows = SiteRows(fed.X, fed.y.astype(np.float64), weight, fed.starts, prepared.columns.intercept, fed.offset)
+    several = rows.intercept and fed.n_sites > 1
     if loss.quadratic:
-        target = target if offset is None else target - offset
-        rows = SiteRows(fed.X, target, weight, fed.starts, prepared.columns.intercept)
+        rows = rows if rows.offset is None else rows._replace(y=rows.y - rows.offset, offset=None)
         found = {LOCAL: own_ridges(rows), GLOBAL: pooled_ridge(rows)}
         return found | {INTERCEPTS: pooled_ridge(rows, HOLDS)} if several else found
-    rows = SiteRows(fed.X, target, weight, fed.starts, prepared.columns.intercept, offset)
-    common = own_fits(loss, rows._replace(starts=np.array([0, len(target)])))[0]
+    common = own_fits(loss, rows._replace(starts=np.array([0, len(rows.y)])))[0]
     found = {LOCAL: own_fits(loss, rows), GLOBAL: np.tile(common, (fed.n_sites, 1))}
     return found | {INTERCEPTS: with_site_intercepts(loss, rows, common)} if several else found
 
@@ -181,7 +177,7 @@ def pooled_ridge(rows: SiteRows, holds: Array | None = None) -> Array:
     ``holds`` are the strengths that are tried, ``sum_u hold b_u^2`` beside the sum of squares: site u's intercept is
     the common one plus ``b_u``. Without them all rows of ``theta`` are equal.
     """
-    first, pooled = int(rows.intercept), _Pooled.from_rows(rows)
+    first, pooled = int(rows.intercept), _Pooled(rows)
     shares = [np.zeros(rows.n_sites)] if holds is None else [1.0 / (pooled.total + hold) for hold in holds]
     _, common, own = min((pooled.tuned(share) for share in shares), key=lambda found: found[0])
     theta = np.tile(common[1 - first :], (rows.n_sites, 1))
@@ -190,28 +186,17 @@ def pooled_ridge(rows: SiteRows, holds: Array | None = None) -> Array:
     return theta
 
 
-class _Pooled(NamedTuple):
+class _Pooled:
     """Rows times the roots of their weights, ``Z (N, q)`` and ``target (N,)``, and their sums at sites and over all."""
 
-    Z: Array
-    target: Array
-    root: Array
-    site: Index
-    intercept: bool
-    total: Array  # (V,), weights
-    columns: Array  # (V, q)
-    targets: Array  # (V,)
-    gram: Array  # (q, q)
-    cross: Array  # (q,)
-
-    @classmethod
-    def from_rows(cls, rows: SiteRows) -> _Pooled:
+    def __init__(self, rows: SiteRows) -> None:
         root, plain, first = np.sqrt(rows.weight), rows.X[:, int(rows.intercept) :], rows.starts[:-1]
         unit = bool((rows.weight == 1).all())
         Z, target = (plain, rows.y) if unit else (plain * root[:, None], rows.y * root)
-        total, targets = np.add.reduceat(rows.weight, first), np.add.reduceat(target * root, first)
-        columns = np.add.reduceat(plain if unit else Z * root[:, None], first, axis=0)
-        return cls(Z, target, root, rows.site, rows.intercept, total, columns, targets, Z.T @ Z, Z.T @ target)
+        self.Z, self.target, self.root, self.site, self.intercept = Z, target, root, rows.site, rows.intercept
+        self.total, self.targets = np.add.reduceat(rows.weight, first), np.add.reduceat(target * root, first)
+        self.columns = np.add.reduceat(plain if unit else Z * root[:, None], first, axis=0)
+        self.gram, self.cross = Z.T @ Z, Z.T @ target
 
     def tuned(self, share: Array) -> tuple[float, Array, Array]:
         """Return the squared error without each row, common parameters ``(1 + q,)``, and intercepts of sites ``(V,)``.

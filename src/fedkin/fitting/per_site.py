@@ -424,7 +424,8 @@ class SiteClassifier(PerSite, ClassifierMixin, BaseEstimator):  # type: ignore[m
 
     def predict(self, X: ArrayLike, site: Sites = None, offset: ArrayLike | None = None) -> NDArray[Any]:
         """Predict class labels; arguments as in `PerSite.predict`."""
-        return np.asarray(self.classes_[self.predict_proba(X, site, offset).argmax(axis=1)])
+        chances = self.predict_proba(X, site, offset)  # first: it refuses when nothing was fitted
+        return np.asarray(self.classes_[chances.argmax(axis=1)])
 
     def predict_proba(self, X: ArrayLike, site: Sites = None, offset: ArrayLike | None = None) -> Array:
         """Return probabilities ``(n, C)`` in the order of `classes_`; arguments as in `predict`."""

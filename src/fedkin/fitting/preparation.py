@@ -73,23 +73,12 @@ class Prepared:
     def model(self, found: Estimate, options: FitOptions) -> FittedModel:
         """Return the model of an estimate, in the user's units."""
         columns = self.columns
-        return build_model(
-            found.theta,
-            columns,
-            self.loss,
-            found.graph,
-            np.rint(self.original.n_samples).astype(np.int64),
-            found.groups,
-            classes=self.classes,
-            target_name=self.target_name,
-            offset_name=self.offset_name,
-            schema=self.schema,
-            kin=None if found.kin is None else found.kin.in_units(columns.A, columns.shift, columns.parameter_names),
-            fused=found.fused,
-            options=options.plain(),
-            notes=found.notes,
-            history=found.history,
-        )
+        kin = None if found.kin is None else found.kin.in_units(columns.A, columns.shift, columns.parameter_names)
+        n = np.rint(self.original.n_samples).astype(np.int64)
+        about = {name: getattr(self, name) for name in ("classes", "target_name", "offset_name", "schema")}
+        about |= {name: getattr(found, name) for name in ("fused", "notes", "history")}
+        how = {"kin": kin, "options": options.plain()}
+        return build_model(found.theta, columns, self.loss, found.graph, n, found.groups, **about, **how)
 
 
 def build_model(

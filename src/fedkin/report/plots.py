@@ -5,7 +5,7 @@ Matplotlib is imported when a figure is asked for (``pip install 'fedkin[report]
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -26,7 +26,7 @@ COLOURS = (
     *("#0f766e", "#c2571a", "#5b5bd6", "#b0256b", "#8a6d00"),
     *("#1d6fb8", "#6b7a10", "#8b46b5", "#a3422f", "#44616f"),
 )
-_PLAIN = "#5f6b76"
+_PLAIN, _RAMP = "#5f6b76", ["#f3f1ec", "#0b4f49"]
 
 
 def plot_kin(model: FittedModel, ax: Axes | None = None) -> Axes:
@@ -58,10 +58,12 @@ def plot_kin(model: FittedModel, ax: Axes | None = None) -> Axes:
     'Coefficients in common'
     """
     ax = _axes(ax, (5.0, 5.0))
+    from matplotlib.colors import LinearSegmentedColormap
+
     groups, resolved = group_labels(model)
-    shares = shares_of(model, np.arange(model.n_sites))
+    shares, ramp = shares_of(model, np.arange(model.n_sites)), LinearSegmentedColormap.from_list("kin", _RAMP)
     order = display_order(shares, groups)
-    picture = ax.imshow(shares[np.ix_(order, order)], cmap=_ramp(), vmin=0, vmax=1, interpolation="nearest")
+    picture = ax.imshow(shares[np.ix_(order, order)], cmap=ramp, vmin=0, vmax=1, interpolation="nearest")
     ax.figure.colorbar(picture, ax=ax, shrink=0.8)
     if resolved:
         for edge in np.flatnonzero(np.diff(groups[order])) + 0.5:
@@ -85,42 +87,27 @@ def plot_coefficients(
 
     Parameters
     ----------
-    model : FittedModel
-        As fitted or loaded.
+    model, ax
+        As in `plot_kin`.
     feature : str or int
         Name or number of a feature.
-    ax : matplotlib axes, optional
-        Where to draw.
     level : float in (0, 1)
         Of the intervals.
     most : int
         Sites that are drawn; of more, evenly spread ones.
-
-    Returns
-    -------
-    matplotlib axes
-
-    Raises
-    ------
-    ParameterError
-        For a feature that the model does not have.
     """
     number = _feature(model, feature)
-    groups, resolved = group_labels(model)
-    values = model.coef[:, 0, number]
+    (groups, resolved), values = group_labels(model), model.coef[:, 0, number]
     order = np.lexsort((values, -groups))
     if order.size > most:
         order = order[np.unique(np.linspace(0, order.size - 1, most).astype(np.int64))]
     ax = _axes(ax, (6.0, max(2.0, 0.22 * order.size)))
-    column = number + int(model.fit_intercept)
-    half = None
-    if model.kin is not None and model.coef.shape[1] == 1:
-        half = np.ptp(model.kin.confint(level), axis=2)[:, column] / 2
-    places = np.arange(order.size)
+    places, values = np.arange(order.size), values[order]
     colours = [_colour(int(groups[u]), resolved) for u in order.tolist()]
-    if half is not None:
-        ax.hlines(places, values[order] - half[order], values[order] + half[order], colors=colours, linewidth=1.5)
-    ax.scatter(values[order], places, c=colours, s=22, zorder=3)
+    if model.kin is not None and model.coef.shape[1] == 1:
+        half = np.ptp(model.kin.confint(level), axis=2)[order, number + int(model.fit_intercept)] / 2
+        ax.hlines(places, values - half, values + half, colors=colours, linewidth=1.5)
+    ax.scatter(values, places, c=colours, s=22, zorder=3)
     ax.axvline(0, color="0.6", linewidth=0.8, linestyle=":")
     ax.set_yticks(places, [str(model.sites[u]) for u in order.tolist()], fontsize=7)
     ax.set_xlabel(model.feature_names[number])
@@ -138,15 +125,6 @@ def plot_path(model: FittedModel, ax: Axes | None = None) -> Axes:
         With the path in its ``history``, as ``fedkin fit`` and `with_history` keep it.
     ax : matplotlib axes, optional
         Where to draw.
-
-    Returns
-    -------
-    matplotlib axes
-
-    Raises
-    ------
-    ParameterError
-        When the model has no path.
     """
     path: Mapping[str, Any] | None = (model.history or {}).get("path")
     if path is None:
@@ -154,12 +132,8 @@ def plot_path(model: FittedModel, ax: Axes | None = None) -> Axes:
     ax = _axes(ax, (6.0, 4.0))
     groups, resolved = group_labels(model)
     lams, labels = np.asarray(path["lams"]), np.asarray(path["labels"])
-    rank = np.empty(model.n_sites)
-    rank[np.lexsort((np.arange(model.n_sites), groups))] = np.arange(model.n_sites)
-    heights = np.empty(labels.shape)
-    for k, line in enumerate(labels):
-        sums, sizes = np.bincount(line, weights=rank), np.bincount(line)
-        heights[k] = sums[line] / sizes[line]
+    rank = np.argsort(np.argsort(groups, kind="stable"))
+    heights = np.array([(np.bincount(line, weights=rank) / np.maximum(np.bincount(line), 1))[line] for line in labels])
     for u in range(model.n_sites):
         ax.plot(lams, heights[:, u], color=_colour(int(groups[u]), resolved), linewidth=1, alpha=0.7)
     if model.fused is not None:
@@ -174,10 +148,7 @@ def plot_path(model: FittedModel, ax: Axes | None = None) -> Axes:
 
 
 def plot_graph(
-    graph: Graph,
-    groups: Sequence[int] | Index | None = None,
-    coordinates: ArrayLike | None = None,
-    ax: Axes | None = None,
+    graph: Graph, groups: ArrayLike | None = None, coordinates: ArrayLike | None = None, ax: Axes | None = None
 ) -> Axes:
     """A graph of sites: at their coordinates, or on a circle, sorted by group.
 
@@ -191,10 +162,6 @@ def plot_graph(
         Where the sites are.
     ax : matplotlib axes, optional
         Where to draw.
-
-    Returns
-    -------
-    matplotlib axes
 
     Examples
     --------
@@ -215,9 +182,8 @@ def plot_graph(
             raise ParameterError(f"{name} has {size} lines, expected {graph.n_sites}: one for each site")
     ax = _axes(ax, (5.0, 5.0))
     ax.add_collection(LineCollection(list(places[graph.edges]), colors="0.6", linewidths=0.7, alpha=0.6))
-    ax.scatter(
-        places[:, 0], places[:, 1], c=[_colour(int(label)) for label in labels], s=40, zorder=3, edgecolors="white"
-    )
+    colours = [_colour(int(label)) for label in labels]
+    ax.scatter(places[:, 0], places[:, 1], c=colours, s=40, zorder=3, edgecolors="white")
     if graph.n_sites <= 40:
         for (x, y), site in zip(places, graph.sites, strict=True):
             ax.annotate(str(site), (x, y), xytext=(0, 6), textcoords="offset points", ha="center", fontsize=7)
@@ -229,17 +195,15 @@ def plot_graph(
 def _places(labels: Index, coordinates: ArrayLike | None) -> Array:
     if coordinates is not None:
         return np.asarray(coordinates, dtype=np.float64).reshape(-1, 2)
-    angle = np.empty(labels.size)
-    angle[np.argsort(labels, kind="stable")] = np.linspace(0, 2 * np.pi, labels.size, endpoint=False)
+    angle = 2 * np.pi / labels.size * np.argsort(np.argsort(labels, kind="stable"))
     return np.column_stack([np.cos(angle), np.sin(angle)])
 
 
 def _feature(model: FittedModel, feature: str | int) -> int:
     if isinstance(feature, str):
-        if feature not in model.feature_names:
-            known = ", ".join(model.feature_names[:8])
-            raise ParameterError(f"the model has no feature {feature!r}; it has {known}")
-        return model.feature_names.index(feature)
+        if feature in model.feature_names:
+            return model.feature_names.index(feature)
+        raise ParameterError(f"the model has no feature {feature!r}; it has {', '.join(model.feature_names[:8])}")
     if not 0 <= feature < model.n_features:
         raise ParameterError(f"feature must be from 0 to {model.n_features - 1}, got {feature!r}")
     return feature
@@ -247,12 +211,6 @@ def _feature(model: FittedModel, feature: str | int) -> int:
 
 def _colour(group: int, resolved: bool = True) -> str:
     return COLOURS[group % len(COLOURS)] if resolved else _PLAIN
-
-
-def _ramp() -> Any:
-    from matplotlib.colors import LinearSegmentedColormap
-
-    return LinearSegmentedColormap.from_list("kin", ["#f3f1ec", "#0b4f49"])
 
 
 def _axes(ax: Axes | None, size: tuple[float, float]) -> Axes:
