@@ -173,8 +173,7 @@ class PilotChains:
             return chain.run(sweeps, Record(*self.sites.size, 0)), number
 
         found = sorted(_in_threads(one, range(min(chains, len(self.states)))), reverse=True)
-        scores, order = zip(*found, strict=True)
-        states, names = (tuple(part[k] for k in order) for part in (self.states, self.starts))
+        scores, states, names = zip(*((score, self.states[k], self.starts[k]) for score, k in found), strict=True)
         return PilotChains(self.sites, np.array(scores), states, names, self.rng)
 
     def in_units(self, sites: SiteLikelihoods) -> PilotChains:

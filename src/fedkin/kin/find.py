@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import replace
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -126,16 +126,14 @@ def find_kin(
     first = source.first()
     order = canonical_order(first, source.sites)
     neighbours = _neighbours(graph, source.sites, order)
-    sampling = replace(
-        Sampling.for_sites(len(order), sweeps, chains), given=given_groups(start, source.sites, order)
-    )
+    sampling = replace(Sampling.for_sites(len(order), sweeps, chains), given=given_groups(start, source.sites, order))
     ordered = source.take(order)
     del data, first, source  # sums of many sites are large
     warm = WarmStart.from_kin(start, ordered.sites, ordered.names) if isinstance(start, Kin) else None
     load_kernels(len(order) < MANY_SITES, len(order) >= WHOLE_GROUPS)
     with one_blas_thread():
         found = _fit(ordered, neighbours, seed, sampling, warm)
-    if not (np.isfinite(found.theta).all() and np.isfinite(found.covariance).all()):
+    if not all(np.isfinite(part).all() for part in (found.theta, found.covariance)):
         raise SolverError(f"no finite estimates were found: {HINT}")
     return found.reordered(np.argsort(order))
 
@@ -152,27 +150,21 @@ def _neighbours(graph: Graph | None, sites: tuple[object, ...], order: Index) ->
     return Neighbours.from_edges(len(sites), place[graph.edges], graph.weights / graph.weights.max(initial=1e-300))
 
 
-@dataclass(frozen=True, eq=False)
-class WarmStart:
-    """An earlier result for the sites of the next fit.
+class WarmStart(NamedTuple):
+    """An earlier result for the sites of the next fit."""
 
-    ``theta (V, p)`` and ``mean (p,)`` in the user's units, the mean for a site that the earlier fit did not have;
-    ``variance (p,)`` between sites in standardised units; ``parameters (p + 2,)`` as in `MixedModel`.
-    """
-
-    theta: Array
-    mean: Array
-    variance: Array
-    parameters: Array
+    theta: Array  # (V, p) in the user's units, the mean for a site that the earlier fit did not have
+    mean: Array  # (p,) in the user's units
+    variance: Array  # (p,) between sites in standardised units
+    parameters: Array  # (p + 2,) as in `MixedModel`
 
     @classmethod
     def from_kin(cls, start: Kin, sites: Sequence[Hashable], names: Sequence[str]) -> WarmStart | None:
         """Return the start for these sites; None where the earlier fit had other parameters."""
         if len(start.names) != len(names):
             return None
-        place = {site: u for u, site in enumerate(start.sites)}
-        mean = np.asarray(start.mean)
-        theta = np.array([start.theta[place[one]] if one in place else mean for one in sites])
+        mean, known = np.asarray(start.mean), dict(zip(start.sites, start.theta, strict=True))
+        theta = np.array([known.get(one, mean) for one in sites])
         variance = np.maximum(start.learned.variance, LEAST_VARIANCE)
         noise = max(start.learned.noise, LEAST_VARIANCE)
         return cls(theta, mean, variance, np.log(np.concatenate([variance, [RIDGE, noise]])))
@@ -206,13 +198,7 @@ def given_groups(start: StartFrom | None, sites: tuple[Hashable, ...], order: In
     return Given(np.array([number[label] for label in labels], dtype=np.int64)[order], fine=False)
 
 
-def _fit(
-    source: Source,
-    neighbours: Neighbours,
-    seed: int,
-    sampling: Sampling,
-    warm: WarmStart | None,
-) -> Kin:
+def _fit(source: Source, neighbours: Neighbours, seed: int, sampling: Sampling, warm: WarmStart | None) -> Kin:
     """Fit sites in canonical order."""
     first, loss, had_graph = source.first(), source.loss, neighbours.neighbour.size > 0
     intercepts = intercepts_of(source.names, loss.n_outputs)
@@ -334,8 +320,7 @@ def _mixed_rounds(source: Source, units: Units, free: Mask, warm: WarmStart | No
             break
         dispersion = source.dispersion(units.theta(theta), units.A, float(model.degrees.sum())) / units.target**2
         parameters = np.concatenate([model.parameters[:-1], [np.log(dispersion)]])
-    modes = posterior_modes(values, expand, theta, mean, variance, dispersion, NEWTON)
-    model = replace(model, theta=modes)
+    model = replace(model, theta=posterior_modes(values, expand, theta, mean, variance, dispersion, NEWTON))
     return _averaged_rounds(source, units, free, model) if source.averages else model
 
 
@@ -367,11 +352,8 @@ def _averaged_modes(source: Source, units: Units, model: MixedModel, dispersion:
             last[:] = [(at.copy(), _sums(source, units, at, model.covariance))]
         return last[0][1]
 
-    def values(at: Array) -> Array:
-        return expand(at).values(at)
-
-    start = model.theta, model.mean, model.variance
-    return expand(posterior_modes(values, expand, *start, dispersion, AVERAGED_NEWTON, AVERAGED_TOL))
+    start = model.theta, model.mean, model.variance, dispersion
+    return expand(posterior_modes(lambda at: expand(at).values(at), expand, *start, AVERAGED_NEWTON, AVERAGED_TOL))
 
 
 def _sums(source: Source, units: Units, at: Array, covariance: Array) -> SiteLikelihoods:

@@ -15,8 +15,8 @@ from fedkin.kin.likelihoods import apply
 from fedkin.kin.matrices import shrunk
 from fedkin.kin.mixed import MixedModel, OneModel
 from fedkin.kin.partitions import CONTINUUM, SHARES, Neighbours, SiteLikelihoods, are_kin, unpacked
-from fedkin.kin.sampler import MANY_SITES, MOST_PAIRS, Record
-from fedkin.kin.wide import FullEffects
+from fedkin.kin.sampler import MANY_SITES, MOST_PAIRS
+from fedkin.kin.wide import FullEffects, signed
 
 #: With a weight of the mixed model above this there are no groups.
 ALL_MIXED = 0.999
@@ -54,8 +54,8 @@ class Blend:
         Of the mixed model.
     scales : array (R,)
         Probabilities that the variance is this multiple of the mixed model's, if there are no groups.
-    gain, evidence : float
-        Lower bound on the log evidence of groups, minus the log evidence of the mixed model; the larger of the two.
+    gain : float
+        Lower bound on the log evidence of groups, minus the log evidence of the mixed model.
     degrees, sure : float
         Effective degrees of freedom; Stein's unbiased estimate of the risk, up to a constant of the data.
     """
@@ -65,7 +65,6 @@ class Blend:
     b: Array
     scales: Array
     gain: float
-    evidence: float
     degrees: float
     sure: float
 
@@ -83,7 +82,7 @@ class Blend:
         b = weight * b0 + (1 - weight) * b1
         spent = float(degrees @ [weight, 1 - weight])
         sure = float((b * (apply(W, b) - 2 * c)).sum()) + 2 * spent
-        return cls(chains, weight, b, scales, gain, evidence + max(gain, 0.0), spent, sure)
+        return cls(chains, weight, b, scales, gain, spent, sure)
 
     @property
     def ungrouped(self) -> float:
@@ -92,16 +91,6 @@ class Blend:
         That of groups is a lower bound, so it may say that; the weight is what serves estimates best.
         """
         return min(self.weight, float(expit(-self.gain)))
-
-    @property
-    def plain(self) -> Array:
-        """The effects ``(V, d)`` of the mixed model at its own variance."""
-        return np.asarray(self.chains.sites.c[-1])
-
-    def plain_covariance(self) -> Array:
-        """Return their covariances ``(V, d, d)``."""
-        d = self.b.shape[1]
-        return np.asarray(np.eye(d) - unpacked(self.chains.sites.H[-1], d))
 
     def covariance(self, some: int | None = None) -> Array:
         """Return covariances ``(n, d, d)`` of the first n sites' ``b``, what differs between groupings included."""
@@ -246,7 +235,6 @@ class Grouped:
     covariance: Array
     degrees: float
     variance: Array
-    mean: Array
     mean_covariance: Array
     F: Array
     blend: Blend | None = None
@@ -270,10 +258,8 @@ class Grouped:
         if weight < LEAST_ONE:
             return self
         theta = (1 - weight) * self.theta + weight * one.mean
-        if weight > MOSTLY_ONE:
-            total = one.covariance + outer(one.mean - theta)
-        else:
-            total = self.covariance + outer(self.theta - theta)
+        centre, spread = (one.mean, one.covariance) if weight > MOSTLY_ONE else (self.theta, self.covariance)
+        total = spread + outer(centre - theta)
         alike = min(weight, chance_of_none(S, model.score, every, self.theta, degrees))
         return replace(self, theta=theta, covariance=total, one=weight, alike=alike, common=one)
 
@@ -284,7 +270,8 @@ class Grouped:
         same: Array | Pairs = np.eye(V) if V <= MOST_PAIRS else Pairs(np.zeros((0, V), np.int32), np.zeros(0), 0.0)
         if blend is not None:
             same, weight = blend.same, blend.weight
-            lines = blend.chains.trace(_group_numbers)
+            _, numbers, shares = np.moveaxis(blend.chains.trace(lambda one: one.trace[:, :3].astype(np.int64)), 2, 0)
+            lines = np.where(are_kin(shares, numbers), numbers, 1)  # a continuum counts as one
             each = [np.bincount(line, minlength=int(lines.max()) + 1) / len(line) for line in lines]
             n_groups = (1 - blend.ungrouped) * (blend.chains.weights @ np.array(each))
             n_groups[1] += blend.ungrouped
@@ -295,12 +282,6 @@ class Grouped:
         else:
             same = self.alike + (1 - self.alike) * same
         return same, n_groups, self.one + (1 - self.one) * weight
-
-
-def _group_numbers(record: Record) -> Array:
-    """Return numbers of groups, one in a continuum."""
-    groups, share = record.trace[:, 1].astype(np.int64), record.trace[:, 2].astype(np.int64)
-    return np.asarray(np.where(are_kin(share, groups), groups, 1))
 
 
 def find_groups(
@@ -318,11 +299,8 @@ def find_groups(
     ends = [Whitened.from_model(model, slopes, share) for share in (0.0, 1.0)] if alike else []
     white, share = Whitened.from_model(model, slopes, 0.5 * several), 0.5 * several
     if V < FEWEST or not all(one.F.shape[1] for one in (*ends, white)):
-        nothing = np.zeros((len(model.mean), 0))
-        degrees = float(model.degrees.sum())
-        return Grouped(
-            model.theta, model.covariance, degrees, model.variance, model.mean, model.mean_covariance, nothing
-        )
+        degrees, nothing = float(model.degrees.sum()), np.zeros((len(model.mean), 0))
+        return Grouped(model.theta, model.covariance, degrees, model.variance, model.mean_covariance, nothing)
     pilots = PilotChains.from_starts(white.sites(neighbours), seed, sampling)
     if alike:
         pilots = pilots.run(sampling.burn, sampling.chains)
@@ -340,7 +318,7 @@ def find_groups(
         chosen = _blend(white.W, white.c, pilots.in_units(white.sites(neighbours)), sampling)
     with_graph = neighbours.neighbour.size > 0
     if with_graph and guard:
-        alone = chosen.chains.sites.with_neighbours(Neighbours.none(V))
+        alone = replace(chosen.chains.sites, neighbours=Neighbours.none(V))
         bare = _blend(white.W, white.c, PilotChains.from_starts(alone, seed, sampling), sampling)
         difference = chosen.b - bare.b
         deviation = 2 * np.sqrt(max(float((difference * apply(white.W, difference)).sum()), 0.0))
@@ -351,13 +329,14 @@ def find_groups(
         del alone, bare  # with many sites the chains of the choice not taken are large
     if white.full is not None:
         return _in_all_directions(model, white.variance, white.full, chosen, with_graph)
-    F, W, plain = white.F, white.W, chosen.plain_covariance()
-    theta = white.theta + (chosen.b - chosen.plain) @ F.T
+    # the mixed model's effects at its own variance give way to those with groups
+    F, W, sites, d = white.F, white.W, chosen.chains.sites, white.F.shape[1]
+    theta, plain = white.theta + (chosen.b - sites.c[-1]) @ F.T, np.eye(d) - unpacked(sites.H[-1], d)
     open_mean = _open_mean(model.mean_covariance, F, chosen.weight)
     centre = white.covariance(model, open_mean)
     degrees = chosen.degrees + (float(np.vdot(model.precision, centre)) - float(np.vdot(W, plain)))
     covariance = centre + F @ (chosen.covariance() - plain) @ F.T
-    return Grouped(theta, covariance, degrees, white.variance, model.mean, open_mean, white.F, chosen, with_graph)
+    return Grouped(theta, covariance, degrees, white.variance, open_mean, F, chosen, with_graph)
 
 
 def _in_all_directions(
@@ -368,14 +347,13 @@ def _in_all_directions(
     b, covariance, kept = full.effects(chosen.chains, weight, chosen.scales)
     values, vectors = np.linalg.eigh(full.W.sum() / len(b))
     open_mean = _open_mean(model.mean_covariance, root[:, None] * vectors[:, values > SEEN], weight)
-    apart, outer_root = open_mean / np.outer(root, root), np.outer(root, root)
+    outer_root = np.outer(root, root)
+    apart = open_mean / outer_root
     for u in range(len(b)):  # one site after another: such arrays are large
         covariance[u] = outer_root * (covariance[u] + shrunk(full.mixed[0], u, apart))
     theta, degrees = model.mean + root * b, float(np.vdot(model.precision, covariance))
-    return Grouped(
-        theta, covariance, degrees, variance, model.mean, open_mean, np.diag(root), chosen, with_graph, kept=kept,
-        full=full,
-    )  # fmt: skip
+    found = Grouped(theta, covariance, degrees, variance, open_mean, np.diag(root), chosen, with_graph)
+    return replace(found, kept=kept, full=full)
 
 
 def _rounded(share: float) -> float:
@@ -416,9 +394,7 @@ class Whitened:
             return wide
         scaled = root[:, None] * S * root
         values, vectors = np.linalg.eigh(scaled.mean(axis=0))
-        # LAPACK leaves signs to rounding: fixed, sums from rows and from summaries are sampled alike
-        vectors *= np.where(1.0 / np.sqrt(np.arange(2.0, len(root) + 2)) @ vectors < 0, -1.0, 1.0)
-        F = root[:, None] * vectors[:, values > SEEN]
+        F = root[:, None] * signed(vectors)[:, values > SEEN]
         scaled[:, np.arange(len(root)), np.arange(len(root))] += 1.0
         effects = root * np.linalg.solve(scaled, (root * rest)[:, :, None])[:, :, 0]
         W, c = F.T @ S @ F, rest @ F

@@ -62,7 +62,8 @@ class Contrast:
     @property
     def p_values(self) -> Array:
         """Two-sided tail areas of each estimate against 0, ``(r,)``."""
-        return two_sided(self.estimate, self.standard_error)
+        error = np.maximum(self.standard_error, np.finfo(float).tiny)
+        return np.asarray(2 * ndtr(-np.abs(self.estimate) / error))
 
     @property
     def wald(self) -> tuple[float, int, float]:
@@ -81,7 +82,14 @@ class Contrast:
 
     def summary(self, level: float = 0.95) -> str:
         """Return the result as text, in the manner of statsmodels."""
-        return contrast_text(self, level)
+        statistic, degrees, tail = self.wald
+        lines = [
+            *_table(self, self.label, level),
+            f"Wald test that all are 0: chi2({degrees}) = {statistic:.4g}, p = {tail:.3g}",
+        ]
+        if self.probability is not None:
+            lines.append(f"Probability that the two are kin: {self.probability:.2f}")
+        return "\n".join([*lines, *_ending(self.kind, level)])
 
     def __repr__(self) -> str:
         return self.summary()
@@ -160,7 +168,37 @@ class Inference:
         >>> groups.names, groups.estimate.shape
         (('+1 x0 -1 x1',), (1,))
         """
-        return contrast(self._result, one, other, weights, kind)
+        kin = self._result
+        first = _positions(kin, one)
+        second = np.empty(0, dtype=np.int64) if other is None else _positions(kin, other)
+        both = set(first.tolist()) & set(second.tolist())
+        if both:
+            raise ParameterError(f"site {kin.sites[both.pop()]!r} is on both sides: name two different sites or groups")
+        sites = np.concatenate([first, second])
+        a = np.concatenate([np.full(len(first), 1 / len(first)), np.full(len(second), -1 / max(len(second), 1))])
+        theta, each = site_estimates(kin, kind)
+        estimate = a @ theta[sites]
+        if kind == "site":
+            covariance = np.tensordot(a**2, each[sites], 1)
+        elif len(sites) == 1:
+            covariance = each[sites[0]]
+        else:
+            covariance = covariance_of_sum(kin.learned, kin.theta, sites, a)
+        names, probability = kin.names, None
+        if len(first) == len(second) == 1:
+            probability = float(kin.probability[int(first[0]), int(second[0])])
+            if kind == "average":
+                lacks = unseen(kin.learned, np.array([probability]), first, second)
+                covariance = covariance + float(lacks[0]) * np.outer(estimate, estimate)
+        if weights is not None:
+            unknown = [name for name in weights if name not in names]
+            if unknown:
+                raise ParameterError(f"there is no parameter {unknown[0]!r}; there are {', '.join(names)}")
+            R = np.array([[weights.get(name, 0.0) for name in names]])
+            names = (" ".join(f"{value:+g} {name}" for name, value in weights.items()),)
+            estimate, covariance = R @ estimate, R @ covariance @ R.T
+        label = _words(one) if other is None else f"{_words(one)} minus {_words(other)}"
+        return Contrast(label, names, estimate, covariance, kind, probability)
 
     def difference_errors(self) -> Array:
         """Return standard errors ``(V, V, p)`` of the differences between all pairs of sites, as `contrast` has them.
@@ -182,22 +220,13 @@ class Inference:
         """Return the sites of a group to show, numbered as in ``groups``."""
         found = [self._result.sites[u] for u in np.flatnonzero(self._result.groups == group)]
         if not self._result.resolved or not found:
-            known = (
-                f"groups are 0 to {int(self._result.groups.max())}"
-                if self._result.resolved
-                else "no groups are resolved"
-            )
+            last = int(self._result.groups.max())
+            known = f"groups are 0 to {last}" if self._result.resolved else "no groups are resolved"
             raise ParameterError(f"there is no group {group!r}: {known}")
         return found
 
     def predict(
-        self,
-        X: Array,
-        site: Hashable,
-        *,
-        level: float = 0.95,
-        target: Target = "mean",
-        offset: Array | None = None,
+        self, X: Array, site: Hashable, *, level: float = 0.95, target: Target = "mean", offset: Array | None = None
     ) -> Predicted:
         """Return predictions for rows of one site, with intervals.
 
@@ -233,12 +262,7 @@ class Inference:
         return predicted(kin, rows, kin.theta[u], kin.covariance[u], noise, level=level, target=target, offset=offset)
 
     def summary(
-        self,
-        level: float = 0.95,
-        *,
-        site: Hashable | None = None,
-        group: int | None = None,
-        kind: Kind = "average",
+        self, level: float = 0.95, *, site: Hashable | None = None, group: int | None = None, kind: Kind = "average"
     ) -> str:
         """Return the result as text, in the manner of statsmodels.
 
@@ -253,9 +277,21 @@ class Inference:
         kind : "average" or "site"
             As in `confint`.
         """
+        kin = self._result
         if site is not None:
-            return site_text(self._result, site, level, kind)
-        return summary_of(self._result, level) if group is None else group_text(self._result, group, level, kind)
+            u = kin.position(site)
+            head, more = f"Site {site}: {count(int(kin.n_samples[u]), 'row')}", _likely_kin(kin, u)
+            found = self.contrast(site, kind=kind)
+        elif group is not None:
+            sites = self.members(group)
+            head, more = f"Group {group + 1}: mean of {count(len(sites), 'site')}", f"Members: {some_of(sites)}"
+            found = self.contrast(sites, kind=kind)
+        else:
+            double, single = "=" * _WIDTH, "-" * _WIDTH
+            head = "Kin: partial pooling with groups".center(_WIDTH)
+            body = [*_coefficients(kin, level), single, *_groups(kin), single, *_notes(kin, level)]
+            return "\n".join([head, double, *_header(kin), double, *body, double])
+        return "\n".join([*_table(found, head, level), more, *_ending(kind, level)])
 
 
 def interval(estimate: Array, error: Array, level: float) -> Array:
@@ -265,49 +301,10 @@ def interval(estimate: Array, error: Array, level: float) -> Array:
     return np.stack([estimate - half, estimate + half], axis=-1)
 
 
-def two_sided(estimate: Array, error: Array) -> Array:
-    """Return tail areas of normal estimates against 0; 1 where an error is infinite."""
-    return np.asarray(2 * ndtr(-np.abs(estimate) / np.where(error > 0, error, np.finfo(float).tiny)))
-
-
 def site_estimates(kin: Kin, kind: Kind) -> tuple[Array, Array]:
     """Return estimates ``(V, p)`` and covariances ``(V, p, p)`` of all sites."""
     check_choice("kind", kind, ("average", "site"))
     return (kin.theta, kin.covariance) if kind == "average" else kin.learned.own()
-
-
-def contrast(kin: Kin, one: Sites, other: Sites | None, weights: Mapping[str, float] | None, kind: Kind) -> Contrast:
-    """`Kin.contrast`."""
-    first = _positions(kin, one)
-    second = np.empty(0, dtype=np.int64) if other is None else _positions(kin, other)
-    both = set(first.tolist()) & set(second.tolist())
-    if both:
-        raise ParameterError(f"site {kin.sites[both.pop()]!r} is on both sides: name two different sites or groups")
-    sites = np.concatenate([first, second])
-    a = np.concatenate([np.full(len(first), 1 / len(first)), np.full(len(second), -1 / max(len(second), 1))])
-    theta, each = site_estimates(kin, kind)
-    estimate = a @ theta[sites]
-    if kind == "site":
-        covariance = np.tensordot(a**2, each[sites], 1)
-    elif len(sites) == 1:
-        covariance = each[sites[0]]
-    else:
-        covariance = covariance_of_sum(kin.learned, kin.theta, sites, a)
-    names, probability = kin.names, None
-    if len(first) == len(second) == 1:
-        probability = float(kin.probability[int(first[0]), int(second[0])])
-        if kind == "average":
-            lacks = unseen(kin.learned, np.array([probability]), first, second)
-            covariance = covariance + float(lacks[0]) * np.outer(estimate, estimate)
-    if weights is not None:
-        unknown = [name for name in weights if name not in names]
-        if unknown:
-            raise ParameterError(f"there is no parameter {unknown[0]!r}; there are {', '.join(names)}")
-        R = np.array([[weights.get(name, 0.0) for name in names]])
-        names = (" ".join(f"{value:+g} {name}" for name, value in weights.items()),)
-        estimate, covariance = R @ estimate, R @ covariance @ R.T
-    label = _words(one) if other is None else f"{_words(one)} minus {_words(other)}"
-    return Contrast(label, names, estimate, covariance, kind, probability)
 
 
 def _positions(kin: Kin, sites: Sites) -> Index:
@@ -386,75 +383,36 @@ def _around(eta: Array, error: Array, averaged: Array, level: float) -> tuple[Ar
     )
 
 
-def summary_of(kin: Kin, level: float) -> str:
-    """Return header, coefficients, groups and what to know about the sampler."""
-    double, single = "=" * _WIDTH, "-" * _WIDTH
-    head = ["Kin: partial pooling with groups".center(_WIDTH), double, *_header(kin)]
-    body = [double, *_coefficients(kin, level), single, *_groups(kin), single, *_notes(kin, level), double]
-    return "\n".join(head + body)
-
-
-def site_text(kin: Kin, site: Hashable, level: float, kind: Kind) -> str:
-    """Return one site: its parameters, and its likely kin."""
-    u = kin.position(site)
-    found = contrast(kin, site, None, None, kind)
-    lines = [f"Site {site}: {count(int(kin.n_samples[u]), 'row')}".center(_WIDTH).rstrip(), *_table(found, level)]
-    return "\n".join([*lines, *_kin_lines(kin, u), *_kind_lines(kind, level), "=" * _WIDTH])
-
-
-def group_text(kin: Kin, group: int, level: float, kind: Kind) -> str:
-    """Return one group: the mean of its members' parameters."""
-    sites = kin.members(group)
-    found = contrast(kin, sites, None, None, kind)
-    head = f"Group {group + 1}: mean of {count(len(sites), 'site')}"
-    lines = [head.center(_WIDTH).rstrip(), *_table(found, level), f"Members: {some_of(sites)}"]
-    return "\n".join([*lines, *_kind_lines(kind, level), "=" * _WIDTH])
-
-
-def contrast_text(found: Contrast, level: float) -> str:
-    """Return a difference, parameter by parameter, and the test that there is none."""
-    lines = [found.label.center(_WIDTH).rstrip(), *_table(found, level)]
-    statistic, degrees, tail = found.wald
-    lines.append(f"Wald test that all are 0: chi2({degrees}) = {statistic:.4g}, p = {tail:.3g}")
-    if found.probability is not None:
-        lines.append(f"Probability that the two are kin: {found.probability:.2f}")
-    return "\n".join([*lines, *_kind_lines(found.kind, level), "=" * _WIDTH])
-
-
-def _table(found: Contrast, level: float) -> list[str]:
+def _table(found: Contrast, title: str, level: float) -> list[str]:
     low, high = f"[{(1 - level) / 2:.3f}", f"{(1 + level) / 2:.3f}]"
     heads = ("coef", "std err", "z", "P>|z|", low, high)
-    lines = ["=" * _WIDTH, f"{'':<18}" + "".join(f"{head:>10}" for head in heads), "-" * _WIDTH]
+    head = f"{'':<18}" + "".join(f"{head:>10}" for head in heads)
+    lines = [title.center(_WIDTH).rstrip(), "=" * _WIDTH, head, "-" * _WIDTH]
     error, tails, ends = found.standard_error, found.p_values, found.confint(level)
     for j, name in enumerate(found.names):
         z = found.estimate[j] / error[j] if error[j] > 0 else np.nan
-        cells = (
-            f"{found.estimate[j]:.4g}",
-            f"{error[j]:.3g}",
-            f"{z:.3f}",
-            f"{tails[j]:.3f}",
-            *(f"{end:.4g}" for end in ends[j]),
-        )
-        lines.append(f"{name[:17]:<18}" + "".join(f"{cell:>10}" for cell in cells))
+        tested = f"{found.estimate[j]:>10.4g}{error[j]:>10.3g}{z:>10.3f}{tails[j]:>10.3f}"
+        lines.append(f"{name[:17]:<18}{tested}{ends[j, 0]:>10.4g}{ends[j, 1]:>10.4g}")
     return [*lines, "-" * _WIDTH]
 
 
-def _kin_lines(kin: Kin, u: int) -> list[str]:
+def _likely_kin(kin: Kin, u: int) -> str:
     if not kin.resolved:
-        return ["No groups resolved: the site leans on the mean of all, as far as the variance between sites allows."]
+        return "No groups resolved: the site leans on the mean of all, as far as the variance between sites allows."
     chance = np.array(kin.probability[np.full(len(kin.sites), u), np.arange(len(kin.sites))])
     chance[u] = -1.0
     likely = [v for v in np.argsort(-chance, kind="stable")[:5] if chance[v] >= 0.005]
     if not likely:
-        return [f"Group {int(kin.groups[u]) + 1}; no other site is likely to be its kin."]
+        return f"Group {int(kin.groups[u]) + 1}; no other site is likely to be its kin."
     named = ", ".join(f"{kin.sites[v]} ({chance[v]:.2f})" for v in likely)
-    return [f"Group {int(kin.groups[u]) + 1}; likely kin (probability): {named}"]
+    return f"Group {int(kin.groups[u]) + 1}; likely kin (probability): {named}"
 
 
-def _kind_lines(kind: Kind, level: float) -> list[str]:
+def _ending(kind: Kind, level: float) -> tuple[str, str]:
+    text = f"Intervals cover {level:.0%} on average over sites; a site unlike all others less often."
     if kind == "site":
-        return [f"From the rows of the site alone: intervals cover {level:.0%} at every single site."]
-    return [f"Intervals cover {level:.0%} on average over sites; a site unlike all others less often."]
+        text = f"From the rows of the site alone: intervals cover {level:.0%} at every single site."
+    return text, "=" * _WIDTH
 
 
 def _header(kin: Kin) -> list[str]:
@@ -477,12 +435,11 @@ def _header(kin: Kin) -> list[str]:
 
 def _coefficients(kin: Kin, level: float) -> list[str]:
     error = np.sqrt(np.diag(kin.mean_covariance))
-    reach = ndtri(0.5 + level / 2) * error
+    ends = interval(kin.mean, error, level)
     low, high = f"[{(1 - level) / 2:.3f}", f"{(1 + level) / 2:.3f}]"
     lines = [f"{'':<24}{'mean':>11}{'std err':>10}{low:>11}{high:>11}{'sd':>11}", "-" * _WIDTH]
     for j, name in enumerate(kin.names):
-        numbers = (kin.mean[j], error[j], kin.mean[j] - reach[j], kin.mean[j] + reach[j], kin.sd[j])
-        cells = "".join(f"{value:>{width}.4g}" for value, width in zip(numbers, (11, 10, 11, 11, 11), strict=True))
+        cells = f"{kin.mean[j]:>11.4g}{error[j]:>10.4g}{ends[j, 0]:>11.4g}{ends[j, 1]:>11.4g}{kin.sd[j]:>11.4g}"
         lines.append(f"{name[:23]:<24}{cells}")
     return lines
 
@@ -490,11 +447,8 @@ def _coefficients(kin: Kin, level: float) -> list[str]:
 def _groups(kin: Kin) -> list[str]:
     if not kin.resolved:
         return ["No groups resolved: use the sites' estimates, which average over all groupings."]
-    lines = []
-    for k in range(int(kin.groups.max()) + 1):
-        members = [kin.sites[u] for u in np.flatnonzero(kin.groups == k)]
-        lines.append(f"Group {k + 1} ({count(len(members), 'site')}): {some_of(members)}")
-    return lines
+    members = [kin.members(k) for k in range(int(kin.groups.max()) + 1)]
+    return [f"Group {k} ({count(len(sites), 'site')}): {some_of(sites)}" for k, sites in enumerate(members, 1)]
 
 
 def _notes(kin: Kin, level: float) -> list[str]:
@@ -506,10 +460,9 @@ def _notes(kin: Kin, level: float) -> list[str]:
     if found is None:
         return [*lines, "Nothing was sampled: too few sites, or nothing differs between them."]
     worst, typical = found.rhat["parameters, worst"], found.rhat["parameters, median"]
-    size = found.size["number of groups"]
-    lines.append(
+    return [
+        *lines,
         f"{count(len(found.starts), 'chain')} of {found.draws} sweeps: R-hat of parameters {typical:.2f} (median), "
-        f"{worst:.2f} (worst);"
-    )
-    lines.append(f"effective size of the number of groups {size:.0f}.")
-    return lines
+        f"{worst:.2f} (worst);",
+        f"effective size of the number of groups {found.size['number of groups']:.0f}.",
+    ]

@@ -104,9 +104,9 @@ def unseen(learned: Learned, same: Array, i: Index, j: Index) -> Array:
     return np.asarray((1.0 - apart) / apart * np.maximum(1.0 - (1.0 - learned.one) * seen / apart, 0.0))
 
 
-def _own_effects(learned: Learned, sites: Index | slice) -> tuple[Array, Array]:
-    """Return covariances ``(n, p, p)`` of effects given the mean, and ``I - C S``, what sites leave of the mean."""
-    p, root, S = len(learned.mean), np.sqrt(learned.variance), learned.precision[sites]
+def _own_effects(learned: Learned, S: Array) -> tuple[Array, Array]:
+    """Return covariances ``C (..., p, p)`` of effects given the mean, and ``I - C S``, what sites leave of the mean."""
+    p, root = len(learned.mean), np.sqrt(learned.variance)
     own = np.linalg.inv(np.eye(p) + root[:, None] * S * root) * np.outer(root, root)
     return np.asarray(own), np.asarray(np.eye(p) - own @ S)
 
@@ -151,7 +151,7 @@ def combined_covariance(learned: Learned, sites: Index, weights: Array) -> Array
     Sites lean on a common mean, and members of a group on its centre, so their errors go together: two kin differ by
     less than the errors of each would allow. Averaged over the states that were kept of the chains.
     """
-    own, left = _own_effects(learned, sites)
+    own, left = _own_effects(learned, learned.precision[sites])
     keep, squares = np.tensordot(weights, left, 1), weights**2
     total = np.tensordot(squares, own, 1) + keep @ learned.mean_covariance @ keep.T
     if learned.states is not None:
@@ -177,7 +177,7 @@ def difference_errors(learned: Learned, theta: Array, same: Array | Pairs) -> Ar
     others.
     """
     A, V = learned.units.A, len(learned.score)
-    own, left = _own_effects(learned, slice(None))
+    own, left = _own_effects(learned, learned.precision)
     alone = _diagonal(A, own)
     values, vectors = np.linalg.eigh(learned.mean_covariance)
     lean = A @ left @ (vectors * np.sqrt(np.maximum(values, 0.0)))
@@ -255,10 +255,8 @@ def join_site(learned: Learned, loss: Loss, names: tuple[str, ...], site: Rows |
     else:
         raise DataError(f"a new site comes with Rows, a Summary or nothing, got {type(site).__name__}")
     if len(source.names) != p:
-        raise DataError(
-            f"the new site has {len(source.names)} parameters, but the fit has {p}: give it the same columns, "
-            "the intercept among them"
-        )
+        wrong = f"the new site has {len(source.names)} parameters, but the fit has {p}"
+        raise DataError(f"{wrong}: give it the same columns, the intercept among them")
     if loss.quadratic or not source.movable:
         return _posterior(learned, learned.units.fitted(source.first()))
     units, at = learned.units, learned.mean[None]
@@ -297,10 +295,7 @@ def _posterior(learned: Learned, sums: SiteLikelihoods) -> Joined:
 
 def _among_others(learned: Learned, S: Array, c: Array) -> tuple[Array, Array, Array, float]:
     """Mean ``(p,)`` and covariance ``(p, p)`` of a new site where sites differ, its kin ``(V,)``, and the evidence."""
-    p, root = len(learned.mean), np.sqrt(learned.variance)
-    rest = c - S @ learned.mean
-    own = np.linalg.inv(np.eye(p) + root[:, None] * S * root) * np.outer(root, root)
-    keep = np.eye(p) - own @ S
+    (own, keep), rest = _own_effects(learned, S), c - S @ learned.mean
     theta = learned.mean + own @ rest
     covariance = own + keep @ learned.mean_covariance @ keep.T
     log = _normal(learned.mean, np.diag(learned.variance) + learned.mean_covariance, S, c)[2]
@@ -328,22 +323,15 @@ def _effect(learned: Learned, W: Array, c: Array) -> tuple[Array, Array, Array, 
     """Mean ``(d,)`` and covariance ``(d, d)`` of a new effect, who shares its group ``(V,)``, and the log evidence."""
     states, d, V = learned.states, len(c), len(learned.score)
     assert states is not None
-    chances, logs, means, covariances, same = [], [], [], [], []
+    parts: list[tuple[float, float, Array, Array, Array]] = []  # log chance, log evidence, mean, covariance, kin
     within = [_within(W, c, share) for share in SHARES]
     most = max(len(sizes) for sizes, _, _ in learned.group_sums)
     before, after = log_partitions(V, most), log_partitions(V + 1, most + 1)
 
-    def add(chance: float, log: float, mean: Array, covariance: Array, kin: Array) -> None:
-        chances.append(chance)
-        logs.append(chance + log)
-        means.append(mean)
-        covariances.append(covariance)
-        same.append(kin)
-
     for chance, share, (H, e, k) in zip(learned.scales, SHARES, within, strict=True):
         if chance > 1e-12 and learned.weight > 0:
-            everybody = np.full(V, float(share == 0))
-            add(np.log(learned.weight * chance), k, share * e, share * (np.eye(d) - share * H), everybody)
+            covariance, everybody = share * (np.eye(d) - share * H), np.full(V, float(share == 0))
+            parts.append((np.log(learned.weight * chance), k, share * e, covariance, everybody))
     for s, (sizes, Hs, cs) in enumerate(learned.group_sums):
         if (1 - learned.weight) * states.weight[s] < 1e-12:
             continue
@@ -363,14 +351,16 @@ def _effect(learned: Learned, W: Array, c: Array) -> tuple[Array, Array, Array, 
             joined = np.append(sizes, 1.0) if new else sizes + (np.arange(len(sizes)) == group)
             kin = (number == group).astype(np.float64) * are_kin(r, len(sizes))
             chance = base + log_prior(after, joined)
-            add(chance, at_mean + joint - alone, nu + SHARES[r] * (e - H @ nu), SHARES[r] * B + B @ C @ B, kin)
-    weights = np.exp(np.array(logs) - max(logs))
-    log = max(logs) + float(np.log(weights.sum()) - np.log(np.exp(chances).sum()))
+            mean, covariance = nu + SHARES[r] * (e - H @ nu), SHARES[r] * B + B @ C @ B
+            parts.append((chance, at_mean + joint - alone, mean, covariance, kin))
+    chances, evidence, means, covariances, same = (np.array(part) for part in zip(*parts, strict=True))
+    top = float((chances + evidence).max())
+    weights = np.exp(chances + evidence - top)
+    log = top + float(np.log(weights.sum()) - np.log(np.exp(chances).sum()))
     weights /= weights.sum()
-    mean = weights @ np.array(means)
-    apart = np.array(means) - mean
-    covariance = np.tensordot(weights, np.array(covariances), 1) + (weights[:, None] * apart).T @ apart
-    return mean, covariance, weights @ np.array(same), log
+    mean = weights @ means
+    apart = means - mean
+    return mean, np.tensordot(weights, covariances, 1) + (weights[:, None] * apart).T @ apart, weights @ same, log
 
 
 def _within(W: Array, c: Array, share: float) -> tuple[Array, Array, float]:

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import numpy as np
 from scipy.optimize import brentq
@@ -108,7 +109,6 @@ class MixedModel:
     mean: Array  # (p,)
     mean_covariance: Array  # (p, p)
     variance: Array  # (p,) of the coefficients between sites
-    mean_precision: Array  # (p,) prior precision of the mean: 1 / ridge for slopes, next to nothing for intercepts
     noise: Array  # (V,) noise variance of each site (least squares), or its dispersion
     theta: Array  # (V, p) posterior means
     covariance: Array  # (V, p, p) posterior covariances with the uncertainty of the mean, not that of the variances
@@ -134,7 +134,9 @@ def fit_mixed(
     parameters = evidence.start() if start is None else start
     if (some := _some_sites(sums)) is not None:
         few = fit_mixed(sums.take(some), intercepts, dispersion=dispersion, start=start, priors=priors, passes=passes)
-        return _with_own_noise(evidence, few.parameters) if dispersion is None else evidence.model(few.parameters)
+        if dispersion is None:
+            evidence.share = _noise_share(sums, evidence.model(few.parameters))
+        return evidence.model(few.parameters)
     hold = dispersion is None and sums.n_params > FEW and sums.n.mean() < ENOUGH_ROWS * sums.n_params
     for _ in range(passes - 1 if dispersion is None else 0):
         if hold:
@@ -168,8 +170,7 @@ def mixed_at(sums: SiteLikelihoods, intercepts: Mask, dispersion: float, paramet
     return _Evidence(sums, intercepts, dispersion, Priors()).model(parameters)
 
 
-@dataclass(frozen=True, eq=False)
-class OneModel:
+class OneModel(NamedTuple):
     """One model for all sites, ``mean (p,)`` with ``covariance (p, p)``, and the log odds that some of them differ."""
 
     log_odds: float
@@ -195,19 +196,15 @@ def fit_one_model(sums: SiteLikelihoods, intercepts: Mask, model: MixedModel, *,
     levels = int(intercepts.any()) + int((~intercepts).any())
     gain = evidence.solve(model.parameters).log_likelihood - alone.log_likelihood
     told = evidence.information(model.parameters)
-    cost = 0.5 * levels * np.log(sums.n_sites) + evidence.priors.freedom(
-        model.parameters[: len(told)], ~intercepts, told
-    )
+    freedom = evidence.priors.freedom(model.parameters[: len(told)], ~intercepts, told)
+    cost = 0.5 * levels * np.log(sums.n_sites) + freedom
     return OneModel(float(gain - cost), alone.mean, alone.covariance)
 
 
 def _some_sites(sums: SiteLikelihoods) -> Index | None:
     """Return sites from which variances are learned, or None for all of them."""
-    rank = sums.matrices.rank
-    most = min(MOST_SITES, max(FEW_SITES, int(MOST_WORK / (sums.n_params**2 * rank))))
-    if sums.n_sites <= most:
-        return None
-    return np.linspace(0, sums.n_sites - 1, most).astype(np.int64)
+    most = min(MOST_SITES, max(FEW_SITES, int(MOST_WORK / (sums.n_params**2 * sums.matrices.rank))))
+    return None if sums.n_sites <= most else np.linspace(0, sums.n_sites - 1, most).astype(np.int64)
 
 
 def _noise_share(sums: SiteLikelihoods, model: MixedModel) -> Array:
@@ -216,12 +213,6 @@ def _noise_share(sums: SiteLikelihoods, model: MixedModel) -> Array:
     left = np.maximum(sums.n - model.degrees, 0.0)
     own = np.sqrt(moderate_variances(residual / np.maximum(left, 1e-9), left))
     return np.asarray(own / np.exp(np.log(own).mean()))
-
-
-def _with_own_noise(evidence: _Evidence, parameters: Array) -> MixedModel:
-    """Return the model of all sites at parameters that some of them gave."""
-    evidence.share = _noise_share(evidence.sums, evidence.model(parameters))
-    return evidence.model(parameters)
 
 
 class _Evidence:
@@ -257,7 +248,7 @@ class _Evidence:
         low[p + 1], high[p + 1] = (-14.0, 14.0) if self.learned else (self.log_noise, self.log_noise)
         if self.held is not None:
             low[p + 1] = high[p + 1] = self.held
-        return fisher_scoring(self._negative, start, low, high, enough=enough)
+        return fisher_scoring(self._negative, start, low, high, enough)
 
     def solve(self, parameters: Array) -> _Solved:
         """Return the model at given parameters."""
@@ -296,8 +287,7 @@ class _Evidence:
         p, priors = self.sums.n_params, self.priors
         at = self.solve(parameters)
         value, gradient = at.log_likelihood, np.zeros(p + 2)
-        V, scaled = self.sums.n_sites, at.covariance / (at.root[:, None] * at.root)
-        sums = at.away.sums(scaled)
+        V, sums = self.sums.n_sites, at.away.sums(at.covariance / (at.root[:, None] * at.root))
         square = (at.effects**2).sum(axis=0) + sums.left + sums.spent
         gradient[:p] = 0.5 * (square - V)
         information = np.zeros((p + 2, p + 2))
@@ -308,9 +298,8 @@ class _Evidence:
             told = 1.0 - np.diag(at.covariance)[self.slopes] * np.exp(-parameters[p])
             information[p, p] = 0.5 * float(told @ told)
         if self.learned:
-            theta = at.mean + at.effects * at.root
-            traces = sums.trace + sums.pull
-            gradient[p + 1] = 0.5 * (2 * self.sums.values(theta) @ at.weight + traces - self.sums.n.sum())
+            misfit = 2 * self.sums.values(at.mean + at.effects * at.root) @ at.weight
+            gradient[p + 1] = 0.5 * (misfit + (sums.trace + sums.pull) - self.sums.n.sum())
             information[:p, p + 1] = information[p + 1, :p] = 0.5 * sums.inner
             information[p + 1, p + 1] = 0.5 * float(self.sums.n.sum() - V * p + sums.rest)
         held, pull, curvature = priors.log_density(parameters[:p], self.slopes, V)
@@ -336,7 +325,6 @@ class _Evidence:
             mean=at.mean,
             mean_covariance=at.covariance,
             variance=at.root**2,
-            mean_precision=np.where(self.intercepts, FLAT, np.exp(-parameters[p])),
             noise=1.0 / at.weight,
             theta=at.mean + at.effects * at.root,
             covariance=covariance,
@@ -349,8 +337,7 @@ class _Evidence:
         )
 
 
-@dataclass(frozen=True, eq=False)
-class _Solved:
+class _Solved(NamedTuple):
     """The model at given variances, ridge and noise; effects ``(V, p)`` in units of their standard deviation."""
 
     root: Array  # (p,) standard deviations
@@ -363,12 +350,7 @@ class _Solved:
 
 
 def fisher_scoring(
-    negative: Callable[[Array], tuple[float, Array, Array]],
-    start: Array,
-    low: Array,
-    high: Array,
-    *,
-    enough: float = ENOUGH,
+    negative: Callable[[Array], tuple[float, Array, Array]], start: Array, low: Array, high: Array, enough: float
 ) -> Array:
     """Minimise a negative log likelihood from ``start`` on, within ``low <= x <= high``, by Fisher scoring."""
     x = np.clip(start, low, high)
@@ -378,8 +360,7 @@ def fisher_scoring(
         free = (low < high) & ~((x <= low) & (gradient > 0)) & ~((x >= high) & (gradient < 0))
         if not free.any():
             break
-        inside = np.ix_(free, free)
-        step = np.zeros_like(x)
+        inside, step = np.ix_(free, free), np.zeros_like(x)
         step[free] = -np.linalg.solve(curvature[inside] + light[inside], gradient[free])
         step *= min(1.0, FARTHEST / max(float(np.abs(step).max()), 1e-300))
         if -0.5 * float(gradient @ step) < enough:

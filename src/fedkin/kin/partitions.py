@@ -8,7 +8,7 @@ n + evenness. Unlike a Chinese restaurant process it does not add spurious small
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cache
 from typing import NamedTuple
 
@@ -160,9 +160,6 @@ class SiteLikelihoods:
         """``(R, V, p)``."""
         return self.sums[:, :, -self.size[1] :]
 
-    def with_neighbours(self, neighbours: Neighbours) -> SiteLikelihoods:
-        return replace(self, neighbours=neighbours)
-
 
 def group_sums(sums: Array, z: Index, n_groups: int) -> Array:
     """Return sums ``(..., K, T + p)`` over the members of each group, of ``sums (..., V, T + p)``."""
@@ -193,8 +190,7 @@ def unpacked(triangles: Array, p: int) -> Array:
 @cache
 def triangle(p: int) -> tuple[Index, Index]:
     """Return rows and columns of the entries of a triangle."""
-    i, j = np.triu_indices(p)
-    return i, j
+    return np.triu_indices(p)
 
 
 @cache

@@ -145,31 +145,26 @@ class Kin(Inference):
         return f"Kin({count(len(self.sites), 'site')}, {count(len(self.names), 'parameter')}, {groups})"
 
     def _repr_html_(self) -> str:
-        likely = int(np.argmax(self.n_groups))
+        likely, K = int(np.argmax(self.n_groups)), int(self.groups.max()) + 1 if self.resolved else 0
         facts = {
             "sites": f"{len(self.sites)}, {int(self.n_samples.sum())} rows",
-            "groups": count(int(self.groups.max()) + 1, "group") if self.resolved else "no groups resolved",
+            "groups": count(K, "group") if K else "no groups resolved",
             "most likely number": f"{likely} (probability {self.n_groups[likely]:.2f})",
             "weight of no groups": f"{self.weight_mixed:.2f}",
         }
-        lines = [
-            (k + 1, int((self.groups == k).sum()), some_of([self.sites[u] for u in np.flatnonzero(self.groups == k)]))
-            for k in range(int(self.groups.max()) + 1 if self.resolved else 0)
-        ]
+        members = [self.members(k) for k in range(K)]
+        lines = [(k, len(sites), some_of(sites)) for k, sites in enumerate(members, 1)]
         return html_card("Kin", facts, ("group", "sites", "members"), lines)
 
     def reordered(self, order: Index) -> Kin:
         """Return the same result with sites in another order; groups of equal size are numbered by first member."""
-        groups = by_size(self.groups[order])
+        each = {name: getattr(self, name)[order] for name in ("n_samples", "theta", "covariance", "noise")}
         return replace(
             self,
+            **each,
             sites=tuple(self.sites[u] for u in order.tolist()),
-            n_samples=self.n_samples[order],
-            theta=self.theta[order],
-            covariance=self.covariance[order],
-            noise=self.noise[order],
             probability=in_order(self.probability, order),
-            groups=groups,
+            groups=by_size(self.groups[order]),
             learned=self.learned.reordered(order),
         )
 
@@ -217,9 +212,7 @@ class Kin(Inference):
         try:
             return self.sites.index(site)
         except ValueError:
-            raise UnknownSiteError(
-                f"site {site!r} was not part of the fit; ask for its model with `join`"
-            ) from None
+            raise UnknownSiteError(f"site {site!r} was not part of the fit; ask for its model with `join`") from None
 
     def graph(self, kind: Literal["probability", "groups"] = "probability", least: float = 0.05) -> Graph:
         """Return a graph for the fused estimator.
@@ -244,9 +237,8 @@ class Kin(Inference):
         if kind == "groups":
             return Graph.clusters(self.groups.tolist(), self.sites) if self.resolved else Graph.empty(self.sites)
         if isinstance(self.probability, Pairs):
-            raise ParameterError(
-                f"{len(self.sites)} sites have too many pairs for a graph of probabilities: use graph('groups')"
-            )
+            many = f"{len(self.sites)} sites have too many pairs"
+            raise ParameterError(f"{many} for a graph of probabilities: use graph('groups')")
         i, j = np.tril_indices(len(self.sites), -1)
         chance = self.probability[i, j]
         kept = chance > max(least, 0.0)
@@ -334,14 +326,14 @@ def _graph_use(found: Grouped) -> tuple[GraphUse, tuple[float, float] | None]:
         return "ignored", None
     weights = blend.chains.weights
     rates = blend.chains.trace(lambda one: one.trace[:, 3:5])
-    inside, between = weights @ rates.mean(axis=1)
+    inside, between = (weights @ rates.mean(axis=1)).tolist()
     odds = np.log(rates / (1 - rates))
     contrast = odds[:, :, 0] - odds[:, :, 1]
     mean = float(weights @ contrast.mean(axis=1))
     deviation = float(np.sqrt(weights @ ((contrast - mean) ** 2).mean(axis=1)))
     if blend.weight > 0.5 or abs(mean) < 2 * deviation:
-        return "ignored", (float(inside), float(between))
-    return ("used" if mean > 0 else "inverted"), (float(inside), float(between))
+        return "ignored", (inside, between)
+    return ("used" if mean > 0 else "inverted"), (inside, between)
 
 
 def _diagnostics(found: Grouped) -> Diagnostics | None:

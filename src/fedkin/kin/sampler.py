@@ -7,6 +7,7 @@ inside groups and ``r_out`` between them. Effects ``e`` and, up to some hundred 
 
 from __future__ import annotations
 
+import copy
 import math
 from dataclasses import dataclass
 from functools import cache
@@ -77,8 +78,7 @@ class State:
     even: int = 0  # number of the evenness of the groups' sizes
 
     def copy_from(self, other: State) -> None:
-        self.z[:], self.share, self.m, self.w = other.z, other.share, other.m.copy(), other.w.copy()
-        self.typical, self.shape, self.rates, self.even = other.typical, other.shape, other.rates, other.even
+        vars(self).update(copy.deepcopy(vars(other)))
 
 
 class Chain:
@@ -201,16 +201,17 @@ class Chain:
             self.collect()
         log = self.describe()
         n = self.n[self.members]
-        self.n_groups = len(n)
-        self.counts = self._count_edges(n)
+        self.n_groups, pairs = len(n), 0.5 * float((n * (n - 1.0)).sum())
+        inside = self.sites.neighbours.inside(state.z) if self.edges else 0.0
+        self.counts = inside, pairs, self.edges - inside, 0.5 * V * (V - 1) - pairs
         self.evens = self.partitions[:, self.n_groups] + log_sizes(n)
-        score = float(self.totals[state.share]) + log + _log_sum(self.evens) - math.log(len(self.evens))
+        top = float(self.evens.max())
+        sizes = top + math.log(float(np.exp(self.evens - top).sum()))
+        score = float(self.totals[state.share]) + log + sizes - math.log(len(self.evens))
         if self.edges:
-            inside, pairs, between, others = self.counts
-            yes, no = self.beta
-            score += float(betaln(inside + yes, pairs - inside + no) + betaln(between + yes, others - between + no))
+            inside_beta, between_beta = self._rates_beta()
+            score += float(betaln(*inside_beta) + betaln(*between_beta))
             score -= self.log_beta
-        self.density = score
         return float(score + entropy + LOG_SHARES[state.share])
 
     def describe(self) -> float:
@@ -240,12 +241,11 @@ class Chain:
             self.open_matrices[number] = made
         return made
 
-    def _count_edges(self, n: Index) -> tuple[float, float, float, float]:
-        """Return edges inside groups, pairs inside groups, edges between, pairs between."""
-        V = len(self.alone)
-        inside = self.sites.neighbours.inside(self.state.z) if self.edges else 0.0
-        pairs = 0.5 * float((n * (n - 1.0)).sum())
-        return inside, pairs, self.edges - inside, 0.5 * V * (V - 1) - pairs
+    def _rates_beta(self) -> tuple[tuple[float, float], tuple[float, float]]:
+        """Return parameters of the beta posteriors of the rates inside and between groups."""
+        inside, pairs, between, others = self.counts
+        yes, no = self.beta
+        return (inside + yes, pairs - inside + no), (between + yes, others - between + no)
 
     def move(self) -> float:
         """Draw all but the partition; return what they add to the bound on the evidence."""
@@ -254,10 +254,7 @@ class Chain:
         if self.collapsed or self.sweeps % SHARE_EVERY == 1:
             self._move_share()
         state.even = _pick(self.evens, rng)
-        inside, pairs, between, others = self.counts
-        yes, no = self.beta
-        rates = rng.beta(inside + yes, pairs - inside + no), rng.beta(between + yes, others - between + no)
-        r_in, r_out = (min(max(rate, LEAST_RATE), 1 - LEAST_RATE) for rate in rates)
+        r_in, r_out = (min(max(rng.beta(*each), LEAST_RATE), 1 - LEAST_RATE) for each in self._rates_beta())
         state.rates = r_in, r_out
         return gain
 
@@ -463,12 +460,6 @@ def load_kernels(collapsed: bool, splits: bool) -> None:
         if splits:
             chain.set_logs()
             _try_pair(chain, 0, 1, 0.0, 0.0)
-
-
-def _log_sum(logs: Array) -> float:
-    """Return the logarithm of the sum of ``exp(logs)``, some of them finite."""
-    top = float(logs.max())
-    return top + math.log(float(np.exp(logs - top).sum()))
 
 
 def _pick(logs: Array, rng: np.random.Generator) -> int:

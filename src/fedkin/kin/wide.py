@@ -27,9 +27,8 @@ NEAR, FEWER = np.geomspace(0.75, 1.35, 25), np.array([1.0, 0.87, 0.75])
 class FullEffects:
     """Effects in all directions: what sites say, ``W`` of V matrices ``(d, d)`` and ``c (V, d)``.
 
-    ``turn (d, k)`` are the directions that are sampled; ``mixed`` are ``W (I + W)^-1``, and ``log |I + W|``. What was
-    sampled are effects over the root of ``stretch``:
-    noise is larger in directions that were chosen for how much sites differ there.
+    ``turn (d, k)`` are the directions that are sampled; ``mixed`` are ``W (I + W)^-1``, and ``log |I + W|``. Effects
+    are sampled over the root of ``stretch``: noise is larger in directions chosen for how much sites differ there.
     """
 
     W: Matrices
@@ -43,10 +42,7 @@ class FullEffects:
         """Return the directions, at most so many, in which effects of the mixed model differ most."""
         mixed: tuple[Matrices, Array] = W.resolved()
         H = mixed[0]
-        _, _, directions = np.linalg.svd(c - H.apply(c), full_matrices=False)
-        # LAPACK leaves signs to rounding
-        turn = directions[:most].T
-        turn = turn * np.where(1.0 / np.sqrt(np.arange(2.0, len(turn) + 2)) @ turn < 0, -1.0, 1.0)
+        turn = signed(np.linalg.svd(c - H.apply(c), full_matrices=False)[2][:most].T)
         return cls(W, c, turn, mixed, _stretch(H.sum() / len(c), len(c), turn.shape[1]))
 
     def sampled(self) -> tuple[Array, Array]:
@@ -83,8 +79,7 @@ class FullEffects:
                 for u in range(V) if share else ():
                     total[u] += none * share * (np.eye(d) - share * inside.H.of(u))
             for part, chance in zip(parts, odds, strict=True):
-                each = part.chance * float(chance[r])
-                if each > LEAST:
+                if (each := part.chance * float(chance[r])) > LEAST:
                     chances.append(each)
                     means.append(part.add_effects(inside, each, total))
                     kept.append((each, r, part.z))
@@ -105,7 +100,6 @@ class FullEffects:
         better.
         """
         part = self._partitions(chains, 0.0)[0]
-
         plain = [(self.W.sum(mine), self.c[mine].sum(axis=0)) for mine in part.members()]
 
         def log_noisy(factor: float, r: int) -> float:
@@ -119,8 +113,7 @@ class FullEffects:
         def asked(factors: Array, r: int) -> tuple[float, float]:
             return max((log_noisy(float(one), r), float(one)) for one in factors)
 
-        _, found = asked(FACTORS, 0)  # without a share it costs little to be exact
-        best, found = asked(found * NEAR, 0)
+        best, found = asked(asked(FACTORS, 0)[1] * NEAR, 0)  # without a share it costs little to be exact
         for r in range(1, len(SHARES) - 1):
             log, factor = asked(found * FEWER, r)
             if log < best:
@@ -215,11 +208,14 @@ class _Part(NamedTuple):
             centre = C @ e
             for u in mine.tolist():
                 mean[u] += centre - share * H.times(u, centre[:, None])[:, 0]
-                if share:
-                    total[u] += chance * (share * (np.eye(len(C)) - share * H.of(u)) + shrunk(H, u, C, share))
-                else:
-                    total[u] += chance * C
+                own = share * (np.eye(len(C)) - share * H.of(u)) + shrunk(H, u, C, share) if share else C
+                total[u] += chance * own
         return np.asarray(mean)
+
+
+def signed(vectors: Array) -> Array:
+    """Return columns with fixed signs, which LAPACK leaves to rounding: rows and summaries are then sampled alike."""
+    return np.asarray(vectors * np.where(1.0 / np.sqrt(np.arange(2.0, len(vectors) + 2)) @ vectors < 0, -1.0, 1.0))
 
 
 def _stretch(known: Array, V: int, k: int) -> float:

@@ -11,15 +11,7 @@ import numpy as np
 from joblib import Parallel, delayed
 
 from fedkin._base import Array, Index, Mask, check_positive, check_whole
-from fedkin.core import (
-    FusedObjective,
-    Problem,
-    Quadratics,
-    QuadraticTerms,
-    Summaries,
-    assign_folds,
-    build_terms,
-)
+from fedkin.core import FusedObjective, Problem, Quadratics, QuadraticTerms, Summaries, assign_folds, build_terms
 from fedkin.data import Federation
 from fedkin.errors import DataError, ParameterError
 from fedkin.solvers.compiled import Backend, Resolved, resolve_backend, run_side_by_side
