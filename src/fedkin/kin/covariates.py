@@ -66,10 +66,13 @@ def covariate_graph(covariates: Covariates, sites: Sequence[Hashable]) -> Graph:
     if used.any():
         hints.append(Graph.from_indices(sites, _nearest(table[:, used] / scale[used])))
     if not hints:
-        raise DataError(
-            "covariates are the same for all sites, or labels that no two sites share: they cannot tell who is alike"
-        )
-    return hints[0] if len(hints) == 1 else _together(hints, sites)
+        useless = "covariates are the same for all sites, or labels that no two sites share"
+        raise DataError(f"{useless}: they cannot tell who is alike")
+    if len(hints) == 1:
+        return hints[0]
+    every = np.concatenate([np.sort(hint.edges, axis=1) for hint in hints])
+    edges, number = np.unique(every, axis=0, return_counts=True)
+    return Graph.from_indices(sites, edges, number / len(hints))
 
 
 def covariate_names(covariates: Covariates) -> tuple[str, ...]:
@@ -162,24 +165,19 @@ def read_covariates(
     lines: dict[str, int] = {}
     for number, site in enumerate(site_ids(columns[column])):
         if str(site) in lines:
-            raise DataError(
-                f"{path}: site {site!r} has two lines, {lines[str(site)] + 2} and {number + 2}: keep one of them"
-            )
+            both = f"{lines[str(site)] + 2} and {number + 2}"
+            raise DataError(f"{path}: site {site!r} has two lines, {both}: keep one of them")
         lines[str(site)] = number
     found: dict[Hashable, dict[str, Any]] = {}
     for site in sites:
         if str(site) not in lines:
-            raise DataError(
-                f"{path} has no line for site {site!r}{near_name(str(site), lines)}: add one, since every site with "
-                "rows needs its covariates"
-            )
+            missing = f"{path} has no line for site {site!r}{near_name(str(site), lines)}"
+            raise DataError(f"{missing}: add one, since every site with rows needs its covariates")
         cells = {name: columns[name][lines[str(site)]] for name in names}
         absent = [name for name, cell in cells.items() if is_missing(cell) or is_missing_text(str(cell))]
         if absent:
-            raise DataError(
-                f"{path}, line {lines[str(site)] + 2}: {absent[0]!r} of site {site!r} is missing: fill it, or leave "
-                "the column out"
-            )
+            where = f"{path}, line {lines[str(site)] + 2}"
+            raise DataError(f"{where}: {absent[0]!r} of site {site!r} is missing: fill it, or leave the column out")
         found[site] = {name: float(cell) if _is_number(cell) else str(cell) for name, cell in cells.items()}
     return found
 
@@ -207,18 +205,15 @@ def _columns(covariates: Covariates, sites: tuple[Hashable, ...]) -> dict[str, A
                 f"the covariates of site {site!r} are {listed(row, 20)}, but those of {sites[0]!r} are "
                 f"{listed(names, 20)}: give every site the same ones"
             )
-        absent = [name for name, value in row.items() if is_missing(value) or value in _ENDLESS]
+        absent = [name for name, value in row.items() if is_missing(value) or value in (np.inf, -np.inf)]
         if absent:
             raise DataError(f"{absent[0]} of site {site!r} is missing: leave the covariate out, or fill it")
     columns = {}
     for name in names:
         cells = [row[name] for row in rows]
-        numeric = all(_is_number(cell) for cell in cells)
-        columns[name] = np.array(cells, float) if numeric else np.array([str(cell) for cell in cells], object)
+        numeric = all(map(_is_number, cells))
+        columns[name] = np.array(cells, float) if numeric else np.array(list(map(str, cells)), object)
     return columns
-
-
-_ENDLESS = (float("inf"), float("-inf"))
 
 
 def _as_mapping(covariates: Any) -> Mapping[Hashable, Any] | Sequence[Any] | Array:
@@ -245,13 +240,6 @@ def _row(value: Any) -> dict[str, Any]:
 
 def _is_number(value: Any) -> bool:
     return isinstance(value, Number | np.bool_)
-
-
-def _together(hints: Sequence[Graph], sites: tuple[Hashable, ...]) -> Graph:
-    """Return all edges of some graphs, weighted by the share of the graphs that have them."""
-    every = np.concatenate([np.sort(hint.edges, axis=1) for hint in hints])
-    edges, number = np.unique(every, axis=0, return_counts=True)
-    return Graph.from_indices(sites, edges, number / len(hints))
 
 
 def _nearest(points: Array) -> Index:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from scipy.cluster.hierarchy import linkage
@@ -53,10 +53,6 @@ class Pairs:
             total += chance * (labels[i][:, None] == labels[j])
         return np.asarray(np.where(i[:, None] == j, 1.0, total))
 
-    def take(self, order: Index) -> Pairs:
-        """Return the same for some sites, in that order."""
-        return Pairs(self.labels[:, order], self.chance, self.base)
-
     def shared(self, groups: Index) -> Array:
         """Return how many members of each site's group are expected to be kin with it ``(V,)``, itself included."""
         size = np.bincount(groups)[groups]
@@ -72,16 +68,14 @@ class Pairs:
 
     def expected(self) -> float:
         """Return how many of all pairs are expected to be kin."""
-        sizes = (np.bincount(labels) for labels in self.labels)
-        drawn = np.array([0.5 * (size * (size - 1.0)).sum() for size in sizes])
-        V = self.labels.shape[1]
+        drawn, V = np.array([_pairs_inside(labels) for labels in self.labels]), self.labels.shape[1]
         return float(self.chance @ drawn + self.base * 0.5 * V * (V - 1))
 
 
 def in_order(probability: Array | Pairs, order: Index) -> Array | Pairs:
     """Return probabilities of all pairs, with sites in another order."""
     if isinstance(probability, Pairs):
-        return probability.take(order)
+        return replace(probability, labels=probability.labels[:, order])
     return np.asarray(probability[np.ix_(order, order)])
 
 
@@ -94,11 +88,12 @@ def display_groups(same: Array | Pairs) -> Index:
         if not len(same.labels):  # the mixed model, which has no groups, has all the weight
             return np.zeros(same.shape[0], dtype=np.int64)
         drawn = np.unique(np.array([by_size(labels) for labels in same.labels]), axis=0)
-        return np.asarray(min(drawn, key=lambda labels: _variation(labels, same.shared(labels))))
-    V = len(same)
-    if V < 2:
-        return np.zeros(V, dtype=np.int64)
-    return by_size(_best_cut(same))
+
+        def variation(labels: Index) -> float:
+            return float((np.log(np.bincount(labels)[labels]) - 2 * np.log(same.shared(labels))).mean())
+
+        return np.asarray(min(drawn, key=variation))
+    return by_size(_best_cut(same)) if len(same) > 1 else np.zeros(len(same), dtype=np.int64)
 
 
 def _best_cut(same: Array) -> Index:
@@ -129,10 +124,6 @@ def by_size(labels: Index) -> Index:
     rank = np.empty(len(size), dtype=np.int64)
     rank[np.lexsort([first, -size])] = np.arange(len(size))
     return np.asarray(rank[inverse])
-
-
-def _variation(labels: Index, shared: Array) -> float:
-    return float((np.log(np.bincount(labels)[labels]) - 2 * np.log(shared)).mean())
 
 
 def _shared(same: Array | Pairs, labels: Index) -> Array:
@@ -169,10 +160,14 @@ def agreement(same: Array | Pairs, labels: Index) -> float:
 
 def _counts(same: Array | Pairs, labels: Index) -> tuple[float, float, float, float]:
     """Return pairs inside groups, pairs that are expected to be kin, those inside groups, all pairs."""
-    V, size = len(labels), np.bincount(labels)
-    pairs = 0.5 * V * (V - 1)
+    pairs = 0.5 * len(labels) * (len(labels) - 1)
     expected = same.expected() if isinstance(same, Pairs) else 0.5 * (float(same.sum()) - float(np.trace(same)))
-    return float(0.5 * (size * (size - 1.0)).sum()), expected, 0.5 * float((_shared(same, labels) - 1.0).sum()), pairs
+    return _pairs_inside(labels), expected, 0.5 * float((_shared(same, labels) - 1.0).sum()), pairs
+
+
+def _pairs_inside(labels: Index) -> float:
+    size = np.bincount(labels)
+    return float(0.5 * (size * (size - 1.0)).sum())
 
 
 def resolved(same: Array | Pairs, labels: Index) -> bool:
@@ -189,14 +184,13 @@ def split_rhat(draws: Array, variance: Array | None = None) -> Array:
     ``variance (...)`` is that of what they are expectations of. 1 where nothing varies.
     """
     halves = _split(draws)
-    n = halves.shape[1]
+    n, rounding = halves.shape[1], 1e-12 * (1e-300 + np.abs(halves).max(axis=(0, 1)) ** 2)
     within = halves.var(axis=1, ddof=1).mean(axis=0) if variance is None else variance
     between = n * halves.mean(axis=1).var(axis=0, ddof=1)
-    moving = within > 1e-12 * (1e-300 + np.abs(halves).max(axis=(0, 1)) ** 2)
+    moving = within > rounding
     ratio = np.divide(between, within, out=np.zeros_like(within), where=moving)
-    apart = ~moving & (between > 1e-12 * (1e-300 + np.abs(halves).max(axis=(0, 1)) ** 2))
-    rhat = np.sqrt((n - 1 + ratio) / n)
-    return np.asarray(np.where(moving, rhat, np.where(apart, np.inf, 1.0)))
+    still = np.where(between > rounding, np.inf, 1.0)
+    return np.asarray(np.where(moving, np.sqrt((n - 1 + ratio) / n), still))
 
 
 def effective_size(draws: Array, variance: Array | None = None) -> Array:

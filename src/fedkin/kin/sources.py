@@ -45,17 +45,13 @@ class Source:
 
     def __init__(self, data: SiteData) -> None:
         self.data, self.sites, self.loss, self.names, self.n_samples = data, data.sites, data.loss, data.names, data.n
+        self.movable = data.movable  # there are rows, so that losses can be expanded anywhere
         if not self.n_samples.all():
             empty = self.sites[int(np.flatnonzero(self.n_samples == 0)[0])]
             raise DataError(f"site {empty!r} has no rows: leave it out, and ask for its model with `join`")
         self.gram: Array | None = None  # X'X (V, q, q), for losses with a threshold
         self._first: SiteLikelihoods | None = None
         self._last: tuple[Array, Quadratics] | None = None
-
-    @property
-    def movable(self) -> bool:
-        """Whether there are rows, so that losses can be expanded anywhere."""
-        return self.data.movable
 
     def take(self, order: Index) -> Source:
         """Return some sites, in that order. Quadratics say all about a quadratic loss, so that rows are not copied."""
@@ -152,7 +148,9 @@ class Source:
         found = squares / max(promised, 1e-300) * n / max(n - degrees, 1.0)
         if self.gram is not None:
             share = promised / max(float(np.einsum("uij,ik,jk->", self.gram, A, A)), 1e-300)
-            found *= estimated_slack(share, degrees / n)
+            # scores scatter more than estimates let them, with so many degrees of freedom per row (Huber 1973)
+            inside = max(share, LEAST_SHARE)
+            found *= (1.0 + degrees / n * (1.0 - inside) / inside) ** 2
         likelihood = self.loss.rowwise is not None and not self.loss.estimates_scale
         return max(found, 1.0) if likelihood else max(found, 1e-12)
 
@@ -262,8 +260,7 @@ def canonical_order(sums: SiteLikelihoods, sites: tuple[Hashable, ...]) -> Index
     names = np.argsort(np.argsort(np.array([repr(site) for site in sites])))
     # sites that say the same otherwise do not differ off the diagonal: of many coefficients that takes long
     rest = sums.G.reshape(len(names), -1) if sums.n_params <= FEW else np.einsum("ujj->uj", sums.G)
-    keys = [names, *rest.T, sums.yy, *sums.c.T, sums.n]
-    return np.lexsort(keys).astype(np.int64)
+    return np.lexsort([names, *rest.T, sums.yy, *sums.c.T, sums.n]).astype(np.int64)
 
 
 # --- losses with a threshold --------------------------------------------------------------------------------------
@@ -298,9 +295,3 @@ def expected_shares(counts: Array) -> Array:
     shares = within.sum(axis=0) / n.sum()
     k = int(np.argmax(shares >= LEAST_SHARE))
     return np.asarray((within[:, k] + LENT * shares[k]) / (n + LENT) / 2.0 ** (0.25 * k))
-
-
-def estimated_slack(share: float, degrees: float) -> float:
-    """By how much scores scatter more than estimates let them, with so many degrees of freedom per row (Huber 1973)."""
-    inside = max(share, LEAST_SHARE)
-    return (1.0 + degrees * (1.0 - inside) / inside) ** 2
