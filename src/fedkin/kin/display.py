@@ -80,10 +80,8 @@ def in_order(probability: Array | Pairs, order: Index) -> Array | Pairs:
 
 
 def display_groups(same: Array | Pairs) -> Index:
-    """Return labels ``(V,)``, 0 for the largest group: the cut of least expected variation of information.
-
-    Candidates are the cuts of the average-linkage tree, and for more sites than it can take the drawn partitions.
-    """
+    """Return labels ``(V,)``, 0 for the largest group: the cut of least expected variation of information."""
+    # cuts of the average-linkage tree, or for more sites than it can take the drawn partitions
     if isinstance(same, Pairs):
         if not len(same.labels):  # the mixed model, which has no groups, has all the weight
             return np.zeros(same.shape[0], dtype=np.int64)
@@ -148,10 +146,7 @@ def between_probability(same: Array | Pairs, labels: Index) -> float:
 
 
 def agreement(same: Array | Pairs, labels: Index) -> float:
-    """Return the adjusted Rand index that is expected between groups and the true ones (Fritsch and Ickstadt 2009).
-
-    1 where every pair in a group is surely kin, and no other; 0 where groups say no more than chance.
-    """
+    """Return the adjusted Rand index expected between groups and the true ones (Fritsch and Ickstadt 2009)."""
     inside, expected, kin, pairs = _counts(same, labels)
     chance = inside * expected / pairs if pairs else 0.0
     most = 0.5 * (inside + expected) - chance

@@ -171,11 +171,7 @@ class WarmStart(NamedTuple):
 
 
 def given_groups(start: StartFrom | None, sites: tuple[Hashable, ...], order: Index) -> Given | None:
-    """Return the groups that a graph or labels suggest, sites in this order; None for an earlier result.
-
-    Those of a graph are its connected components. Where edges join all sites, they are fine groups of sites with the
-    same neighbours, which may merge.
-    """
+    """Return the groups that a graph or labels suggest, sites in this order; None for an earlier result."""
     if start is None or isinstance(start, Kin):
         return None
     if isinstance(start, Graph):
@@ -183,6 +179,7 @@ def given_groups(start: StartFrom | None, sites: tuple[Hashable, ...], order: In
         parts = graph.components()
         if parts.max() > 0 or graph.n_edges == V * (V - 1) // 2:
             return Given(parts[order], fine=False)
+        # edges join all sites: fine groups of sites with the same neighbours, which may merge
         edges, weights = np.argsort(order)[graph.edges], graph.weights / graph.weights.max()
         top, _ = modularity_directions(Neighbours.from_edges(V, edges, weights))
         return Given(kmeans(top, max(2, round(2 * V**0.5)), np.random.default_rng(0)), fine=True)
@@ -228,10 +225,8 @@ def _fit(source: Source, neighbours: Neighbours, seed: int, sampling: Sampling, 
 
 
 def _noise_factor(sums: SiteLikelihoods, model: MixedModel, found: Grouped) -> float:
-    """Return by how much noises are larger than those of the model, by what groups leave.
-
-    Many coefficients explain noise as well where sites have few rows, unless sites share them.
-    """
+    """Return by how much noises are larger than those of the model, by what groups leave."""
+    # many coefficients explain noise as well where sites have few rows, unless sites share them
     if found.blend is None or found.full is None or found.blend.weight > 0.5:
         return 1.0
     at_mean = 2 * sums.values(np.tile(model.mean, (sums.n_sites, 1))) / model.noise
@@ -295,11 +290,8 @@ def _refuse_worse(source: Source, theta: Array, slack: float) -> None:
 
 
 def _mixed_rounds(source: Source, units: Units, free: Mask, warm: WarmStart | None) -> MixedModel:
-    """Fit the mixed model of a smooth loss: posterior modes given mean and variance, which are then learned from them.
-
-    Expansions hold at the modes: elsewhere a row that is badly predicted has next to no weight and a large gradient,
-    and would move anything anywhere.
-    """
+    """Fit the mixed model of a smooth loss: posterior modes given mean and variance, then these from the modes."""
+    # expansions hold at the modes: elsewhere a badly predicted row has next to no weight and a large gradient
     theta = units.to_fitted(source.start() if warm is None else warm.theta)
     mean, variance, parameters, dispersion = theta[0], np.where(free, 0.3, 0.03), None, 1.0
     if warm is not None:
@@ -325,11 +317,8 @@ def _mixed_rounds(source: Source, units: Units, free: Mask, warm: WarmStart | No
 
 
 def _averaged_rounds(source: Source, units: Units, free: Mask, model: MixedModel) -> MixedModel:
-    """Fit the model again, with losses averaged over every site's posterior instead of taken at its mode.
-
-    Variances change by a factor of e at most in a round. A model that explains the rows worse than the first is not
-    taken: nothing promises that rounds converge where some sites hardly tell.
-    """
+    """Fit the model again, with losses averaged over every site's posterior instead of taken at its mode."""
+    # nothing promises that rounds converge where some sites hardly tell: steps are short, a worse model is not taken
     first, dispersion = model, float(model.noise[0])
     for _ in range(ROUNDS):
         before, sums = model, _averaged_modes(source, units, model, dispersion)

@@ -86,10 +86,7 @@ class Blend:
 
     @property
     def ungrouped(self) -> float:
-        """Probability that there are no groups: the weight, or less where the evidence says so.
-
-        That of groups is a lower bound, so it may say that; the weight is what serves estimates best.
-        """
+        """Probability that there are no groups: the weight, which serves estimates best, or less by the evidence."""
         return min(self.weight, float(expit(-self.gain)))
 
     def covariance(self, some: int | None = None) -> Array:
@@ -171,10 +168,8 @@ def _covariance_without_groups(sites: SiteLikelihoods, scales: Array, b: Array) 
 
 
 def scales_without_groups(sites: SiteLikelihoods) -> tuple[Array, float]:
-    """Return probabilities that the mixed model's variance is scaled by each share, and their joint log evidence.
-
-    The evidence has all scales alike, which it owes to that of groups: theirs is a lower bound.
-    """
+    """Return probabilities ``(R,)`` that shares scale the mixed model's variance, and their joint log evidence."""
+    # the evidence has all scales alike, which it owes to that of groups: theirs is a lower bound
     V, _ = sites.size
     pairs, edges = V * (V - 1) / 2, float(sites.neighbours.weight.sum()) / 2
     each = sites.k.sum(axis=1)
@@ -198,10 +193,8 @@ def weight_of_none(W: Array, c: Array, b0: Array, b1: Array, degrees: Array, gai
 
 
 def chance_of_none(W: Array, c: Array, b0: Array, b1: Array, degrees: Array) -> float:
-    """Return how probable ``b0`` may be at most, where SURE favours ``b1``: the two-sided tail of the difference.
-
-    The weight of `weight_of_none` serves estimates best, which is not to say that it is a probability.
-    """
+    """Return how probable ``b0`` may be at most, where SURE favours ``b1``: the two-sided tail of the difference."""
+    # the weight of `weight_of_none` serves estimates best, but is no probability
     slope, curvature = _sure(W, c, b0, b1, degrees)
     if (more := 2 * slope + curvature) <= 0 or curvature <= 0:  # or both say the same
         return 1.0
@@ -287,11 +280,8 @@ class Grouped:
 def find_groups(
     model: MixedModel, slopes: Mask, neighbours: Neighbours, seed: int, sampling: Sampling, *, guard: bool = True
 ) -> Grouped:
-    """Find groups inside the variance of a mixed model.
-
-    Effects are whitened by their own variances, by one variance for all slopes, or by a mean of both, as far as either
-    explains the data better: variances that were estimated apart are noisy, unless there are many sites.
-    """
+    """Find groups inside the variance of a mixed model."""
+    # whitened by own variances, one for all slopes or a mean of both, by evidence: few sites make own ones noisy
     V = len(model.theta)
     several = bool(slopes.sum() > 1 and V < MANY_SITES)
     # very many coefficients are not asked, which takes long: half way
@@ -362,11 +352,8 @@ def _rounded(share: float) -> float:
 
 
 def _open_mean(covariance: Array, F: Array, weight: float) -> Array:
-    """Return the uncertainty of the mean where effects around it are given, ``(p, p)``.
-
-    All of it without groups (which have this weight). With groups only what is not in their directions: there their
-    centres follow their members, wherever the mean is.
-    """
+    """Return the uncertainty of the mean where effects around it are given, ``(p, p)``."""
+    # with groups only what is not in their directions: there their centres follow their members
     rest = np.eye(len(F)) - F @ np.linalg.pinv(F)
     return np.asarray(weight * covariance + (1 - weight) * rest @ covariance @ rest.T)
 

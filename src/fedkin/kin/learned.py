@@ -78,10 +78,8 @@ class Learned:
 
 
 def covariance_of_sum(learned: Learned, theta: Array, sites: Index, weights: Array) -> Array:
-    """Covariance ``(p, p)`` of ``sum_u weights_u theta_u`` over some sites, whose estimates are ``theta (V, p)``.
-
-    With some probability no site differs: then the sum is that of one model, and a difference is nothing.
-    """
+    """Covariance ``(p, p)`` of ``sum_u weights_u theta_u`` over some sites, whose estimates are ``theta (V, p)``."""
+    # with some probability no site differs: then the sum is that of one model, and a difference is nothing
     given, one, whole = combined_covariance(learned, sites, weights), learned.one, float(weights.sum())
     if not 0 < one < 1:
         return given if not one else whole**2 * learned.units.covariance(learned.one_covariance)
@@ -146,11 +144,8 @@ def _components(learned: Learned, sites: Index | slice) -> list[_Component]:
 
 
 def combined_covariance(learned: Learned, sites: Index, weights: Array) -> Array:
-    """Return the covariance ``(p, p)`` of ``sum_u weights_u theta_u`` over some sites that differ.
-
-    Sites lean on a common mean, and members of a group on its centre, so their errors go together: two kin differ by
-    less than the errors of each would allow. Averaged over the states that were kept of the chains.
-    """
+    """Return the covariance ``(p, p)`` of ``sum_u weights_u theta_u`` over some sites that differ."""
+    # sites lean on a common mean, and members of a group on its centre, so their errors go together
     own, left = _own_effects(learned, learned.precision[sites])
     keep, squares = np.tensordot(weights, left, 1), weights**2
     total = np.tensordot(squares, own, 1) + keep @ learned.mean_covariance @ keep.T

@@ -185,10 +185,7 @@ def shrunk(A: Matrices, u: int, C: Array, share: float = 1.0) -> Array:
 
 
 def low_rank(G: Array, most: int) -> LowRank | None:
-    """Return matrices ``(V, p, p)`` as a low rank, by pivoted Cholesky factors; None where that does not pay.
-
-    ``most`` is what ranks are at most, as far as the number of rows tells.
-    """
+    """Return matrices ``(V, p, p)`` of rank ``most`` or less as a low rank; None where that does not pay."""
     V, p = G.shape[:2]
     if p <= FEW or most > SHORT * p:
         return None

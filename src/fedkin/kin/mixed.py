@@ -378,11 +378,8 @@ def fisher_scoring(
 
 
 def moderate_variances(variance: Array, degrees: Array) -> Array:
-    """Shrink variances ``(V,)`` with few degrees of freedom to what most sites have (limma; Smyth 2004).
-
-    Log variances scatter by more than their degrees of freedom explain by as much as the true ones do. Where that is
-    nothing, all get the pooled variance.
-    """
+    """Shrink variances ``(V,)`` with few degrees of freedom to what most sites have (limma; Smyth 2004)."""
+    # the true log variances scatter by what degrees of freedom do not explain; where that is nothing, all are pooled
     use = (degrees > 0.5) & (variance > 0)
     if not use.any():
         return np.ones_like(variance)

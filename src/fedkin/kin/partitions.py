@@ -34,18 +34,14 @@ CHUNK, DENSE = 2048, 20_000
 
 
 def are_kin(share: Index | int, groups: Index | int) -> Mask:
-    """Return whether members of a group are kin, given the number of the share inside groups, and of groups.
-
-    Not with one group that has a variance inside, nor where less than a third of what differs is between groups.
-    """
+    """Return whether members of a group are kin, given the number of the share inside groups, and of groups."""
+    # not in one group with a variance inside, nor where less than a third of what differs is between groups
     return np.asarray((np.asarray(share) == 0) | ((np.asarray(groups) > 1) & (SHARES[share] <= CONTINUUM)))
 
 
 def capacity(V: int, groups: int) -> int:
-    """Return for how many groups of V sites to allocate arrays, so that chains with ``groups`` of them can add more.
-
-    As many as there are sites, unless these are many: then arrays grow with the groups, which no sweep doubles.
-    """
+    """Return for how many groups of V sites to allocate arrays, so that ``groups`` of them can become more."""
+    # as many as there are sites, unless these are many: no sweep doubles the groups
     return min(V, max(ALL_SINGLE, 1 << (2 * groups).bit_length()))
 
 

@@ -170,10 +170,7 @@ class Chain:
         return order[order < V]
 
     def sweep(self, same: Array) -> float:
-        """Draw every site's group; return the bound on the evidence, without what hyper-parameters add to it.
-
-        Adds the probabilities of sharing a group to ``same (V, V)``, which may be empty.
-        """
+        """Draw every site's group, adding to ``same (V, V)`` or nothing; return the bound without hyper-parameters."""
         state, V = self.state, len(self.alone)
         if 2 * int(self.used[0]) > self.most < V:
             self.collect()
@@ -292,11 +289,8 @@ class Chain:
             self.collect()
 
     def run(self, burn: int, record: Record) -> float:
-        """Sweep ``burn`` times and once for each line of ``record``; return the mean bound on the evidence.
-
-        The bound of a sweep is the log density of data and state, plus the entropies of the conditionals that it was
-        drawn from. Its mean leaves out the first half of the sweeps that are not kept.
-        """
+        """Sweep ``burn`` times and once for each line of ``record``; return the mean bound on the evidence."""
+        # of a sweep: the log density of data and state, plus the entropies of the conditionals that it was drawn from
         scores, nothing = [], np.zeros((0, 0))
         for number in range(burn + len(record.z)):
             s = number - burn
@@ -366,11 +360,8 @@ class Record:
 
 
 def split_and_merge(chain: Chain) -> None:
-    """Try to split or merge whole groups by Metropolis steps, which moves of single sites would take for ever to do.
-
-    Two sites are picked at random. If they are in different groups these may merge; if they are in one group it may
-    split around them, the other members joining one of the two after another (Dahl 2003).
-    """
+    """Split or merge whole groups by Metropolis steps around pairs of sites drawn at random (Dahl 2003)."""
+    # moves of single sites would take for ever to do that
     V, rng = len(chain.alone), chain.rng
     splits = rng.random(TRIES) < SPLITS
     one, other = rng.integers(V, size=TRIES), rng.integers(V - 1, size=TRIES)

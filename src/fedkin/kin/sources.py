@@ -136,10 +136,8 @@ class Source:
         return np.asarray(damped_newton(value, derivatives, np.zeros((1, len(self.names))), POOLED_TOL, POOLED)[0][0])
 
     def dispersion(self, theta: Array, A: Array, degrees: float) -> float:
-        """Return how much scores scatter beyond what Hessians promise, for scores in the units of ``A``.
-
-        1 for classes, at least 1 for counts: a likelihood is not believed to be less noisy than it says.
-        """
+        """Return how much scores scatter beyond what Hessians promise, for scores in the units of ``A``."""
+        # 1 for classes, at least 1 for counts: a likelihood is not believed to be less noisy than it says
         if self.loss.needs_classes:
             return 1.0
         squares = sum(score_squares(self.loss, part.rows, theta[at], A) for part, at in self._parts())

@@ -46,10 +46,8 @@ class FullEffects:
         return cls(W, c, turn, mixed, _stretch(H.sum() / len(c), len(c), turn.shape[1]))
 
     def sampled(self) -> tuple[Array, Array]:
-        """What sites say about effects in the directions of ``turn``: matrices ``(V, k, k)`` and vectors ``(V, k)``.
-
-        Effects in the other directions are integrated out as the mixed model has them.
-        """
+        """Return what sites say about effects in the sampled directions: ``(V, k, k)`` and ``(V, k)``."""
+        # effects in the other directions are integrated out as the mixed model has them
         H, k = self.mixed[0], self.turn.shape[1]
         effects = (self.c - H.apply(self.c)) @ self.turn
         seen = np.stack([self.turn.T @ H.times(u, self.turn) for u in range(len(self.c))])
@@ -58,12 +56,9 @@ class FullEffects:
         return inside - np.eye(k), np.asarray(score / np.sqrt(self.stretch))
 
     def effects(self, chains: Chains, weight: float, scales: Array) -> tuple[Array, Array, States]:
-        """Return means ``(V, d)`` and covariances ``(V, d, d)``, given the weight of the model without groups.
-
-        Groups have the variance of the mixed model in all directions. Widths that were sampled are of directions which
-        the data have chosen: around the few that tell groups apart, centres look nearer to each other than they are.
-        With the partitions by which effects were averaged.
-        """
+        """Return means ``(V, d)``, covariances ``(V, d, d)`` and the partitions they were averaged by."""
+        # groups have the mixed model's variance in all directions: sampled widths are of directions that the data have
+        # chosen, and around the few that tell groups apart, centres look nearer to each other than they are
         parts = self._partitions(chains, weight) if weight < 1 - LEAST else []
         odds = self._shares(parts)
         (V, d), kept = self.c.shape, []
@@ -93,12 +88,9 @@ class FullEffects:
         return np.asarray(middle), total, self._kept(kept)
 
     def noise(self, chains: Chains, n: float, misfit: float) -> float:
-        """Return the factor on the noise by which the likeliest partition explains ``n`` numbers best.
-
-        ``misfit`` is what they leave where effects are 0, in units of the noise. The share of the variance inside
-        groups and the noise explain much of the same: both are asked, the share from none on, as long as more is
-        better.
-        """
+        """Return the factor on the noise by which the likeliest partition explains ``n`` numbers best."""
+        # ``misfit`` is what is left where effects are 0. The share inside groups explains much of the same: ask both,
+        # the share from none on, as long as more is better
         part = self._partitions(chains, 0.0)[0]
         plain = [(self.W.sum(mine), self.c[mine].sum(axis=0)) for mine in part.members()]
 
@@ -140,10 +132,8 @@ class FullEffects:
         return [_Part(chance, np.frombuffer(z_bytes, np.int64)) for z_bytes, chance in likeliest]
 
     def _shares(self, parts: list[_Part]) -> Array:
-        """Return probabilities ``(P, R)`` of the shares of the variance inside groups, learned anew.
-
-        They are asked from none on, until the evidence of all partitions is far behind.
-        """
+        """Return probabilities ``(P, R)`` of the shares of the variance inside groups, learned anew."""
+        # asked from none on, until the evidence of all partitions is far behind
         logs = np.full((len(parts), len(SHARES)), -np.inf)
         for r, share in enumerate(SHARES) if parts else ():
             inside = self._within(float(share))
@@ -219,11 +209,8 @@ def signed(vectors: Array) -> Array:
 
 
 def _stretch(known: Array, V: int, k: int) -> float:
-    """Return how much larger noise is in the k directions in which V sites differ most than in others.
-
-    Of sites that differ at random, by simulation: their effects vary as much as those of the mixed model do, by
-    ``known (d, d)``.
-    """
+    """Return how much larger noise is in the k directions in which V sites differ most than in others."""
+    # by simulation of sites that differ at random, with effects that vary by ``known (d, d)``
     sizes = np.maximum(np.linalg.eigvalsh(known), 0.0)
     drawn = np.random.default_rng(0).standard_normal((V, len(sizes))) * np.sqrt(sizes)
     _, found, directions = np.linalg.svd(drawn, full_matrices=False)

@@ -81,10 +81,7 @@ def iteration_is_shared(objective: FusedObjective, terms: SiteTerms) -> bool:
 
 
 def run_side_by_side(tasks: Sequence[Callable[[], T]], n_threads: int, text: str = "working") -> list[T]:
-    """Return the results of the tasks, in their order; when one fails or Ctrl-C comes, those that wait are dropped.
-
-    ``text`` describes the work in progress reports.
-    """
+    """Return the results of the tasks in order; when one fails or Ctrl-C comes, those that wait are dropped."""
     if n_threads == 1 or len(tasks) == 1:
         return [task() for task in tracked(tasks, text)]
     with ThreadPoolExecutor(min(n_threads, len(tasks))) as pool:
@@ -146,23 +143,16 @@ class Numbering:
             i, j = i[self.edges], j[self.edges]
         self.head, self.tail = i.astype(np.int32), j.astype(np.int32)
 
-    def sites_to_internal(self, values: NDArray[Any]) -> NDArray[Any]:
-        return values[self.sites] if self.changed else np.ascontiguousarray(values)
+    def internal(self, values: NDArray[Any], numbers: Index) -> NDArray[Any]:
+        """Return values of sites or edges, whose ``numbers`` these are, in the internal order."""
+        return values[numbers] if self.changed else np.ascontiguousarray(values)
 
-    def edges_to_internal(self, values: NDArray[Any]) -> NDArray[Any]:
-        return values[self.edges] if self.changed else np.ascontiguousarray(values)
-
-    def sites_to_caller(self, values: Array) -> Array:
-        return _scattered(values, self.sites) if self.changed else values
-
-    def edges_to_caller(self, values: Array) -> Array:
-        return _scattered(values, self.edges) if self.changed else values
-
-
-def _scattered(values: Array, numbers: Index) -> Array:
-    out = np.empty_like(values)
-    out[numbers] = values
-    return out
+    def caller(self, values: Array, numbers: Index) -> Array:
+        """Return the way back."""
+        out = np.empty_like(values) if self.changed else values
+        if self.changed:
+            out[numbers] = values
+        return out
 
 
 class CompiledIteration(Iteration):
@@ -183,10 +173,10 @@ class CompiledIteration(Iteration):
         self._crew = crew = Crew(threads if n_threads is None else n_threads)
         self._numbering = numbering = Numbering(objective.graph)
         self._site_ranges, self._edge_ranges = crew.split(quadratic.n_sites), crew.split(objective.graph.n_edges)
-        radius = np.array(numbering.edges_to_internal(objective.edge_radius))
+        radius = np.array(numbering.internal(objective.edge_radius, numbering.edges))
         kind = kernels.L1 if quadratic.n_params == 1 else kernels.KINDS[objective.penalty.name]
         self._edges = kernels.Edges(numbering.head, numbering.tail, radius, kind)
-        internal, p = numbering.sites_to_internal, quadratic.n_params
+        internal, p = self.arranged, quadratic.n_params
         self._linked = internal(weights_of_sites(objective))
         A = inverse = np.empty((0, p, p))
         curvature, b = np.empty(0), internal(quadratic.b)
@@ -243,7 +233,7 @@ class CompiledIteration(Iteration):
 
     def _started(self, quadratic: QuadraticTerms, own: Array | None, start: Start) -> Any:
         theta, alpha, zeta = start
-        (n, p), internal, alone = self._sites.b.shape, self._numbering.sites_to_internal, self._linked == 0
+        (n, p), internal, alone = self._sites.b.shape, self.arranged, self._linked == 0
         if own is None:
             own = internal(quadratic.minimizers())
         if theta is None:
@@ -256,7 +246,7 @@ class CompiledIteration(Iteration):
             x[alone] = own[alone]
         y = np.zeros((self._edges.head.size, p))
         if alpha is not None:
-            y[:] = self._numbering.edges_to_internal(alpha)
+            y[:] = self._numbering.internal(alpha, self._numbering.edges)
         z = np.zeros(self._sites.box.shape) if zeta is None else np.array(internal(zeta), dtype=np.float64)
         state = kernels.State(x, y, z, np.zeros((self._crew.size, n, p)), np.empty((n, p)))
         self._reset_balance(state)
@@ -323,15 +313,15 @@ class CompiledIteration(Iteration):
         crew.run(lambda _, lo, hi: kernels.fuse(lo, hi, edges, y, 1.0 - INTERIOR, z, box, x, out), columns)
         return np.asarray(out)
 
-    def arranged(self, theta: Array) -> Array:
-        return self._numbering.sites_to_internal(theta)
+    def arranged(self, theta: NDArray[Any]) -> NDArray[Any]:
+        return self._numbering.internal(theta, self._numbering.sites)
 
     def pair(self, theta: Array | None = None) -> PrimalDual:
         numbering, state = self._numbering, self._state
-        x = numbering.sites_to_caller(state.x if theta is None else theta)
-        y = numbering.edges_to_caller(state.y)
-        z = numbering.sites_to_caller(state.z) if state.z.size else None
-        balance = numbering.sites_to_caller(state.s[0].copy() if self._crew.size == 1 else state.s.sum(axis=0))
+        caller, sites = numbering.caller, numbering.sites
+        x, y = caller(state.x if theta is None else theta, sites), caller(state.y, numbering.edges)
+        z = caller(state.z, sites) if state.z.size else None
+        balance = caller(state.s[0].copy() if self._crew.size == 1 else state.s.sum(axis=0), sites)
         if not (self.live or numbering.changed):
             x, y, z = x.copy(), y.copy(), None if z is None else z.copy()
         return PrimalDual(x, y, z, balance, self.rho, self.n_iter)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -10,7 +11,7 @@ from typing import Literal
 import numpy as np
 from joblib import Parallel, delayed
 
-from fedkin._base import Array, Index, Mask, check_positive, check_whole
+from fedkin._base import Array, Index, check_positive, check_whole
 from fedkin.core import FusedObjective, Problem, Quadratics, QuadraticTerms, Summaries, assign_folds, build_terms
 from fedkin.data import Federation
 from fedkin.errors import DataError, ParameterError
@@ -218,10 +219,7 @@ def mean_and_error(scores: Array) -> tuple[Array, Array]:
 
 
 def best_level(mean: Array, error: Array | None = None) -> int:
-    """Return the position of the level with the smallest held-out loss ``mean (m,)``, from the largest level down.
-
-    With standard errors ``error (m,)`` it is the largest level within one of them of the best (the rule "1se").
-    """
+    """Return the position of the least held-out loss ``mean (m,)``, or with ``error (m,)`` by the rule "1se"."""
     best = int(mean.argmin())
     return best if error is None else int(np.flatnonzero(mean <= mean[best] + error[best])[0])
 
@@ -243,15 +241,11 @@ class _Search:
         return scores, slice(0, self.strengths.size)
 
     def growing(self) -> tuple[Array, slice]:
-        """Score some levels, and others on both sides until scores have become clearly worse.
-
-        Begin in the middle, or with the largest where a site has no minimiser of its own: there small levels take
-        longest.
-        """
+        """Score some levels, and others on both sides until scores have become clearly worse."""
         stretches = stretches_of(self.strengths.size)
         terms = [fold.objective.terms for fold in self.folds]
         regular = all(isinstance(one, QuadraticTerms) and not one.singular.any() for one in terms)
-        first = last = len(stretches) // 2 if regular else 0
+        first = last = len(stretches) // 2 if regular else 0  # elsewhere small levels take longest
         scores, messages = self._at([stretches[first]])
         while True:
             up = first > 0 and not self._done_above(scores)
@@ -277,11 +271,8 @@ class _Search:
     def _at(self, parts: list[Index]) -> tuple[Array, list[str]]:
         """Scores along stretches of the path, and the messages of solutions at the iteration limit."""
         backend, n_jobs = self.backend, self.n_jobs
-        tasks = [
-            partial(_stretch_scores, fold, part, self.strengths, self.tol, backend)
-            for fold in self.folds
-            for part in parts
-        ]
+        pairs = itertools.product(self.folds, parts)
+        tasks = [partial(_stretch_scores, fold, part, self.strengths, self.tol, backend) for fold, part in pairs]
         if backend == "numpy" and n_jobs not in (None, 1):
             done = list(Parallel(n_jobs=n_jobs)(delayed(task)() for task in tasks))
         else:
@@ -382,23 +373,19 @@ def cut_folds(problem: Problem, folds: int, seed: int) -> list[Fold]:
     if isinstance(problem.terms, QuadraticTerms):
         sums = Quadratics.from_rows(data, problem.losses, fold_of, folds)
         return _folds_of_sums(problem, sums, forward=data.ordered)
-    used = [fold for fold in range(int(data.ordered), folds) if (fold_of == fold).any()]
-    return [
-        _fold_of_rows(problem, data, fold_of == fold, fold_of < fold if data.ordered else fold_of != fold)
-        for fold in used
-    ]
-
-
-def _fold_of_rows(problem: Problem, federation: Federation, rows: Mask, trains: Mask) -> Fold:
     # losses see all rows, so that a class missing from a fold does not change the parameters
-    loss = dict(zip(federation.sites, problem.losses, strict=True))
-    train = replace(problem, loss=loss, federation=federation.take(trains))
-    part = federation.take(rows, allow_empty=True)
-    seen = np.flatnonzero(part.n_samples > 0)
-    if seen.size < part.n_sites:
-        part = part.subset([part.sites[u] for u in seen])
-    held_out = build_terms(part, [problem.losses[u] for u in seen], np.zeros(problem.n_params))
-    return Fold(train.fused, held_out.values, seen)
+    whole, out = replace(problem, loss=dict(zip(data.sites, problem.losses, strict=True))), []
+    for fold in range(int(data.ordered), folds):
+        if not (fold_of == fold).any():
+            continue
+        train = replace(whole, federation=data.take(fold_of < fold if data.ordered else fold_of != fold))
+        part = data.take(fold_of == fold, allow_empty=True)
+        seen = np.flatnonzero(part.n_samples > 0)
+        if seen.size < part.n_sites:
+            part = part.subset([part.sites[u] for u in seen])
+        held_out = build_terms(part, [problem.losses[u] for u in seen], np.zeros(problem.n_params))
+        out.append(Fold(train.fused, held_out.values, seen))
+    return out
 
 
 def _folds_of_sums(problem: Problem, sums: Quadratics, *, forward: bool = False) -> list[Fold]:

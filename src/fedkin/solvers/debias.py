@@ -78,8 +78,10 @@ def solve_debiased(
     if problem.graph.n_edges == 0 or problem.lam == 0:
         return tuple(found)
     reach, factor = _reach(problem, found[0].theta), np.ones(problem.graph.n_edges)
+    assert isinstance(problem.penalty, Penalty)
+    i, j = problem.graph.edges.T
     for _ in range(steps if how == "mcp" else 1):
-        size = _sizes(problem, found[-1].theta)
+        size = problem.penalty.value(found[-1].theta[i] - found[-1].theta[j])
         new = np.maximum(1.0 - size / (gamma * reach), 0.0) if how == "mcp" else reach / np.maximum(size, reach)
         if np.allclose(new, factor, rtol=0.0, atol=GONE):
             break
@@ -90,13 +92,6 @@ def solve_debiased(
         objective = replace(problem, graph=graph).fused if alone else replace(problem.fused, graph=graph)
         found.append(scaled(solve_fused(objective, tol, backend=backend), problem.n_sites))
     return tuple(found)
-
-
-def _sizes(problem: Problem, theta: Array) -> Array:
-    """Return norms ``(E,)`` of the edges' differences."""
-    assert isinstance(problem.penalty, Penalty)
-    i, j = problem.graph.edges.T
-    return problem.penalty.value(theta[i] - theta[j])
 
 
 def _reach(problem: Problem, theta: Array) -> float:

@@ -229,8 +229,7 @@ class Search:
     def _run_quadratic(self, terms: QuadraticTerms, start: PrimalDual, warm: bool, fuse_components: bool) -> None:
         # a cold start is each site's own minimiser: closer than 0 for weak penalties, as good as any for strong ones
         begin = Start(start.theta, start.alpha, start.zeta) if warm else COLD
-        rho = initial_rho(self.objective, terms)
-        iteration = start_iteration(self.backend, self.objective, terms, rho, begin)
+        iteration = start_iteration(self.backend, self.objective, terms, initial_rho(self.objective, terms), begin)
         try:
             while self.status != "converged" and self.n_iter < self.max_iter:
                 ahead = check_after(self.n_iter, self.rows, self.tol)
@@ -325,8 +324,7 @@ class Search:
         before = local.value(at.theta)
         enough = 0.2 * self.strict * self.tol * self.scale(float(at.values.sum()))
         done = self.n_iter
-        begin = Start(at.theta, start.alpha, start.zeta)
-        iteration = start_iteration(self.backend, local, model, rho, begin)
+        iteration = start_iteration(self.backend, local, model, rho, Start(at.theta, start.alpha, start.zeta))
         try:
             while True:
                 iteration.advance(check_after(iteration.n_iter))

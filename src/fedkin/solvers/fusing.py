@@ -136,8 +136,7 @@ class MinimizerBall:
         return ASSUMED_FACTOR * max(float(np.sqrt((theta**2).sum(axis=1)).max()), 1.0), False
 
     def _proven(self, value: float) -> float:
-        excess = max(value - self._least, 0.0)
-        radius = np.inf
+        excess, radius = max(value - self._least, 0.0), np.inf
         sparsity = self.objective.sparsity
         if sparsity is not None and sparsity.min() > 0 and np.isfinite(excess):
             radius = excess / float(sparsity.min())
@@ -189,10 +188,7 @@ class _LevelSets:
 
 
 def _smallest_root(summed: Array) -> tuple[Array, bool]:
-    """Return roots ``(C,)`` of the smallest eigenvalues of ``summed (C, p, p)``, and whether none counts as zero.
-
-    Where some count as zero, the root is that of a bound on the others.
-    """
+    """Return roots ``(C,)`` of the smallest eigenvalues of ``(C, p, p)`` that are not zero, and whether none is."""
     diagonal = np.einsum("cii->ci", summed)
     scale = np.sqrt(np.where(diagonal > 0, diagonal, diagonal.max(axis=1, keepdims=True).clip(np.finfo(float).tiny)))
     values = np.linalg.eigvalsh(summed / (scale[:, :, None] * scale[:, None, :]))

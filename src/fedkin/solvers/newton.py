@@ -120,11 +120,8 @@ def raise_if_not_finite(graph: Graph, values: Array, what: str) -> None:
 
 
 def raise_if_unbounded(graph: Graph, before: Expansion, at: Expansion) -> None:
-    """Raise when the last step ran along a direction in which a likelihood keeps losing curvature.
-
-    A likelihood without a maximum (separable classes, counts that are all 0) approaches its supremum exponentially:
-    gaps vanish, but Newton's steps do not get shorter, and each of them leaves a fraction of the curvature.
-    """
+    """Raise when the last step ran along a direction in which a likelihood keeps losing curvature."""
+    # one without a maximum nears its supremum exponentially: gaps vanish, but Newton's steps do not get shorter
     step = at.theta - before.theta
     moving = np.linalg.norm(step, axis=1) > 1e-3 * np.linalg.norm(at.theta, axis=1)
     # other losses may be flat where they please
@@ -152,11 +149,7 @@ def raise_if_unbounded(graph: Graph, before: Expansion, at: Expansion) -> None:
 
 
 def raise_if_no_descent(graph: Graph, values: Array, linear: Array, error: Array) -> None:
-    """Raise when a short step changes a site's loss by something else than its gradient says.
-
-    ``values (V,)`` are losses before the step, ``linear (V,)`` the gradients times the step, and ``error (V,)`` what
-    the losses gained above a model with these gradients.
-    """
+    """Raise when a short step changes a site's loss by ``error (V,)`` more than its gradient says, ``linear``."""
     wrong = (error > 0.25 * np.abs(linear)) & (error > 1e-11 * np.abs(values))
     if wrong.any():
         raise SolverError(

@@ -97,19 +97,16 @@ def lam_path(
     objective = problem.fused
     resolved = resolve_backend(backend, objective, grid.size)
     strengths = grid * problem.n_sites
-    tasks = [partial(_solved, objective, part, strengths, tol, max_iter, resolved) for part in stretches_of(grid.size)]
-    solutions = list(
-        itertools.chain.from_iterable(run_side_by_side(tasks, path_threads(objective, resolved), "levels of lam"))
-    )
+
+    def solved(part: Index) -> list[Solution]:
+        found = dict(path_stretch(objective, part, strengths, tol, max_iter, resolved))
+        return [found[k] for k in part.tolist()]
+
+    tasks = [partial(solved, part) for part in stretches_of(grid.size)]
+    done = run_side_by_side(tasks, path_threads(objective, resolved), "levels of lam")
+    solutions = list(itertools.chain.from_iterable(done))
     warn_of_limits([solution.message for solution in solutions if solution.status == "iteration_limit"], grid.size)
     return LamPath(grid, tuple(scaled(solution, problem.n_sites) for solution in solutions))
-
-
-def _solved(
-    objective: FusedObjective, part: Index, strengths: Array, tol: float, max_iter: int, backend: Resolved
-) -> list[Solution]:
-    found = dict(path_stretch(objective, part, strengths, tol, max_iter, backend))
-    return [found[k] for k in part.tolist()]
 
 
 def warn_of_limits(messages: list[str], n_solves: int, stacklevel: int = 3) -> None:
@@ -152,16 +149,8 @@ def path_stretch(
     ahead = (part[::-1] if part[0] == 0 else part).tolist()
     for k in ahead:
         at = objective.with_strength(float(strengths[k]))
-        solution = solve_fused(
-            at,
-            tol,
-            max_iter=max_iter,
-            warm_start=_predicted(known, at),
-            quiet=True,
-            fuse_components=fuse_components,
-            certify=fuse_components,
-            backend=backend,
-        )
+        how = {"fuse_components": fuse_components, "certify": fuse_components, "quiet": True}
+        solution = solve_fused(at, tol, max_iter=max_iter, warm_start=_predicted(known, at), backend=backend, **how)
         yield k, uninterrupted(solution)
         known = [*known[-1:], (at.strength, solution)]
 
@@ -176,9 +165,8 @@ def _predicted(known: list[tuple[float, Solution]], at: FusedObjective) -> Solut
         return last if not strength > 0 else replace(last, alpha=last.alpha * (at.strength / strength))
     before, other = known[0]
     step = (strength - at.strength) / (before - strength)
-    return replace(
-        last, theta=last.theta + step * (last.theta - other.theta), alpha=last.alpha + step * (last.alpha - other.alpha)
-    )
+    theta, alpha = last.theta + step * (last.theta - other.theta), last.alpha + step * (last.alpha - other.alpha)
+    return replace(last, theta=theta, alpha=alpha)
 
 
 # --- levels ----------------------------------------------------------------------------------------------------------
@@ -218,14 +206,10 @@ def fused_solution(objective: FusedObjective) -> Array:
     """Return the solution with every component fused, ``(V, p)``; sites count alike."""
     labels = objective.graph.components()
     first = np.unique(labels, return_index=True)[1]
-    sparsity = None
-    if objective.sparsity is not None:
-        sparsity = sum_groups(objective.sparsity, labels, first.size)
+    sparsity = None if objective.sparsity is None else sum_groups(objective.sparsity, labels, first.size)
     # each component under the name of its first site
-    graph = Graph.empty([objective.graph.sites[u] for u in first])
-    pooled = replace(
-        objective, terms=summed_terms(objective.terms, labels), graph=graph, strength=0.0, sparsity=sparsity
-    )
+    graph, terms = Graph.empty([objective.graph.sites[u] for u in first]), summed_terms(objective.terms, labels)
+    pooled = replace(objective, terms=terms, graph=graph, strength=0.0, sparsity=sparsity)
     return uninterrupted(solve_fused(pooled, FUSED_GAP, quiet=True)).theta[labels]
 
 
@@ -245,10 +229,7 @@ def fused_gradients(objective: FusedObjective) -> Array:
 
 
 def lam_grid(problem: Problem, n_lams: int = 20, ratio: float = 1e-3, tol: float = 0.01) -> Array:
-    """``n_lams`` penalty levels, geometric from `lam_max` down to ``ratio * lam_max``; just 0 where that is 0.
-
-    ``tol`` is that of `lam_max`.
-    """
+    """Return ``n_lams`` levels from `lam_max` (up to ``tol``) down to ``ratio * lam_max``; just 0 where that is 0."""
     check_whole("n_lams", n_lams, least=1)
     if not 0 < ratio < 1:
         raise ParameterError(f"ratio must lie between 0 and 1, got {ratio!r}")
@@ -280,7 +261,10 @@ def least_congestion(graph: Graph, penalty: Penalty, gradient: Array, tol: float
     if separate and graph.cliques is not None:
         return float(graph.cliques.congestion(gradient).max())
     # the cut around a single site, and the flow of an electrical network
-    lower = _around_sites(graph, penalty.dual_norm(gradient))
+    i, j = graph.edges.T
+    carrying = np.bincount(i, graph.weights, graph.n_sites) + np.bincount(j, graph.weights, graph.n_sites)
+    size = penalty.dual_norm(gradient)
+    lower = float(np.max(np.divide(size, carrying, out=np.zeros_like(size), where=carrying > 0)))
     electrical = _repaired(graph, np.zeros((graph.n_edges, gradient.shape[1])), gradient)
     upper = _congestion(graph, penalty, electrical)
     if upper <= (1.0 + tol) * lower or _is_forest(graph):
@@ -288,13 +272,6 @@ def least_congestion(graph: Graph, penalty: Penalty, gradient: Array, tol: float
     if separate and graph.n_sites + graph.n_edges <= flow_size:
         return _by_maximum_flow(graph, gradient, (np.abs(electrical) / graph.weights[:, None]).max(axis=0), lower)
     return _by_first_order(graph, penalty, gradient, lower, upper, tol)
-
-
-def _around_sites(graph: Graph, size: Array) -> float:
-    """Return the largest ``size_u`` over the weights of the edges of site u."""
-    i, j = graph.edges.T
-    carrying = np.bincount(i, graph.weights, graph.n_sites) + np.bincount(j, graph.weights, graph.n_sites)
-    return float(np.max(np.divide(size, carrying, out=np.zeros_like(size), where=carrying > 0)))
 
 
 def _congestion(graph: Graph, penalty: Penalty, flow: Array) -> float:
@@ -324,24 +301,20 @@ def _potential(graph: Graph, missing: Array, rounding: float) -> Array:
         # grounded at the first site of each component, and solved without fill-in
         labels = graph.components()
         free = np.setdiff1d(np.arange(graph.n_sites), np.unique(labels, return_index=True)[1])
-        solved = spsolve(laplacian[free][:, free].tocsc(), missing[free])
-        potential[free] = solved.reshape(free.size, -1)
+        potential[free] = spsolve(laplacian[free][:, free].tocsc(), missing[free]).reshape(free.size, -1)
         return potential
     diagonal = laplacian.diagonal()
     jacobi = sparse.diags_array(np.divide(1.0, diagonal, out=np.ones_like(diagonal), where=diagonal > 0))
     for column in range(missing.shape[1]):
         if np.abs(missing[:, column]).max() > 0:
-            potential[:, column], _ = cg(
-                laplacian, missing[:, column], rtol=1e-10, atol=rounding, maxiter=10_000, M=jacobi
-            )
+            right = missing[:, column]
+            potential[:, column], _ = cg(laplacian, right, rtol=1e-10, atol=rounding, maxiter=10_000, M=jacobi)
     return potential
 
 
 def _by_maximum_flow(graph: Graph, gradient: Array, upper: Array, lower: float) -> float:
-    """Return, coordinate by coordinate, the largest of ``|g(S)| / w(edges that leave S)`` over sets S of sites.
-
-    ``upper (p,)`` bounds the coordinates' congestions, ``lower`` the result.
-    """
+    """Return the largest ``|g(S)| / w(edges that leave S)`` over sets S of sites and over coordinates."""
+    # ``upper (p,)`` bounds the coordinates' congestions, ``lower`` the result
     for column in np.argsort(-upper):
         if upper[column] > lower:
             lower = _densest_cut(graph, gradient[:, column], lower)

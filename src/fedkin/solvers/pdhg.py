@@ -40,9 +40,7 @@ from fedkin.solvers.fusing import fused_parameters
 RELAXATION = 1.8
 #: rho is rebalanced after this many iterations for the first time, when it is off by more than REBALANCE_AT, and by at
 #: most REBALANCE_BY.
-FIRST_REBALANCE = 10
-REBALANCE_AT = 2.0
-REBALANCE_BY = 10.0
+FIRST_REBALANCE, REBALANCE_AT, REBALANCE_BY = 10, 2.0, 10.0
 #: A check costs about this many iterations.
 LEAST_STRETCH = 3
 _TINY = float(np.finfo(np.float64).tiny)
@@ -104,10 +102,7 @@ def initial_rho(objective: FusedObjective, quadratic: QuadraticTerms) -> Array:
 
 
 def check_after(done: int, rows: Sequence[tuple[int, float, float]] = (), tol: float = 0.0) -> int:
-    """Return the number of iterations until the next check, which the last two gaps predict to pass.
-
-    ``rows`` are (iteration, value, relative gap) of the checks so far.
-    """
+    """Return the iterations until the next check, which the last two ``rows`` (n_iter, value, gap) predict to pass."""
     usual = max(5, done // 10)
     if len(rows) < 2:
         return usual
@@ -127,6 +122,8 @@ class Iteration(ABC):
     recovers = False
     #: Whether a `pair` shares memory with the state, so that it changes when the iteration goes on.
     live = False
+    _weight: Array
+    _quadratic: QuadraticTerms
 
     def __init__(self, rho: Array) -> None:
         self.n_iter, self._rebalancing = 0, Rebalancing()
@@ -134,7 +131,8 @@ class Iteration(ABC):
         self._set_rho(rho)
 
     def _set_rho(self, rho: Array) -> None:
-        self.rho = rho
+        self.rho, self._metric = rho, self._weight * rho
+        self._resolve = self._quadratic.resolvent(self._metric)
 
     @abstractmethod
     def _step(self, relax: float, measure: bool) -> tuple[Array, Array] | None:
@@ -145,10 +143,8 @@ class Iteration(ABC):
             self._step(relax, measure=False)
 
     def advance(self, n: int) -> None:
-        """Take ``n`` steps, the last one without over-relaxation: it leaves a feasible primal-dual pair.
-
-        The relaxed duals may leave their balls, and a gap computed from them would be void.
-        """
+        """Take ``n`` steps, the last one without over-relaxation: it leaves a feasible primal-dual pair."""
+        # relaxed duals may leave their balls, and a gap computed from them would be void
         end = self.n_iter + n
         while self.n_iter < end:
             if self._factor is not None:
@@ -199,10 +195,6 @@ class NumpyIteration(Iteration):
         self._s = self._balance()
         self.regular = not bool(quadratic.singular.any())
         super().__init__(rho)
-
-    def _set_rho(self, rho: Array) -> None:
-        self.rho, self._metric = rho, self._weight * rho
-        self._resolve = self._quadratic.resolvent(self._metric)
 
     def _balance(self) -> Array:
         s = np.asarray(self._transposed @ self._y)
@@ -259,10 +251,6 @@ class CliqueIteration(Iteration):
         self._alpha = np.zeros(shape) if start.alpha is None else start.alpha
         self._zeta = start.sparsity_duals(objective)
         super().__init__(np.array(np.broadcast_to(rho, shape[1:])))
-
-    def _set_rho(self, rho: Array) -> None:
-        self.rho, self._metric = rho, self._weight * rho
-        self._resolve = self._quadratic.resolvent(self._metric)
 
     @property
     def _balance(self) -> Array:
@@ -346,9 +334,7 @@ class Rebalancing:
         ratio = np.sqrt(np.where(known, dual, 1.0) / np.maximum(np.where(known, primal, 1.0), _TINY))
         ratio = np.where(known, ratio / rho, 1.0)
         off = (ratio > REBALANCE_AT) | (ratio < 1.0 / REBALANCE_AT)
-        if not off.any():
-            return None
-        return np.where(off, np.clip(ratio, 1.0 / REBALANCE_BY, REBALANCE_BY), 1.0)
+        return np.where(off, np.clip(ratio, 1.0 / REBALANCE_BY, REBALANCE_BY), 1.0) if off.any() else None
 
 
 def weights_of_sites(objective: FusedObjective) -> Array:
@@ -356,8 +342,4 @@ def weights_of_sites(objective: FusedObjective) -> Array:
     weight = objective.graph.degree.astype(np.float64)
     if objective.cliques is not None:
         return np.where((weight > 0) & (objective.strength > 0), objective.cliques.weights, 0.0)
-    if objective.strength == 0:
-        weight = np.zeros_like(weight)
-    if objective.sparsity is not None:
-        weight = weight + 1.0
-    return weight
+    return (weight if objective.strength else np.zeros_like(weight)) + float(objective.sparsity is not None)
