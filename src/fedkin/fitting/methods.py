@@ -297,17 +297,14 @@ def naive_confint(model: FittedModel, federation: Federation, level: float = 0.9
     federation : Federation
         The rows that it was fitted on.
     level : float in (0, 1)
-        What the intervals would cover if the groups were the true ones and had not been chosen.
+        What the intervals would cover if the groups were the true ones and had not been chosen. They ignore that edges
+        were selected with the same rows, that groups may be wrong, and the penalty's shrinkage, so they cover less.
+        `Kin.confint` averages over groupings instead.
 
     Returns
     -------
     array (V, p, 2)
         Intercept first, in the units of the features; the same for all sites of a group.
-
-    Notes
-    -----
-    They ignore that edges were selected with the same rows, that groups may be wrong, and the penalty's shrinkage, so
-    they cover less than they promise. `Kin.confint` averages over groupings instead.
 
     Examples
     --------

@@ -265,7 +265,8 @@ class FittedModel(HasSites):
         X : array (n, q), or a table with the features among its columns
             Rows to predict. With a `schema`, a table holds its columns: levels as they are, an offset if it has one.
         site : id, or list or array of n ids
-            The site of all rows, or of each row. It may be left out when the model has one site only.
+            The site of all rows, or of each row (`UnknownSiteError` for one that was not part of the fit). It may be
+            left out when the model has one site only.
         offset : array (n,), optional
             Needed when, and only when, the fit had an offset.
 
@@ -273,11 +274,6 @@ class FittedModel(HasSites):
         -------
         array (n,)
             Mean responses, or the likeliest classes. For the mean loss, the means ``(n, q)``.
-
-        Raises
-        ------
-        UnknownSiteError
-            For a site that was not part of the fit.
         """
         if self.classes is None:
             return self._responses(X, site, offset)
@@ -294,9 +290,8 @@ class FittedModel(HasSites):
         an approximation.
         """
         if self.classes is None:
-            raise ParameterError(
-                f"a model with the {self.loss.name} loss has no classes and so no probabilities: use predict"
-            )
+            named = f"a model with the {self.loss.name} loss"
+            raise ParameterError(f"{named} has no classes and so no probabilities: use predict")
         mean = self._responses(X, site, offset)
         return np.column_stack([1.0 - mean, mean]) if mean.ndim == 1 else mean
 
@@ -436,18 +431,10 @@ class FittedModel(HasSites):
         ----------
         site : Rows, (X, y), table, Summary or None
             Its labelled rows, with the features of the model (a table has them, the target and an offset among its
-            columns); its summary, made as those of the fit were; or None before it has any.
+            columns); its summary, made as those of the fit were; or None before it has any. Then its model is the mean
+            of the others', every site with the same weight, and its intervals are as wide as sites differ.
         name : id
             What to call it.
-
-        Returns
-        -------
-        NewSite
-
-        Notes
-        -----
-        Without rows the site is expected to be like the others: its model is their mean, in which every site has the
-        same weight however many rows it has, and its intervals are as wide as sites differ.
 
         Examples
         --------
@@ -532,16 +519,8 @@ class FittedModel(HasSites):
         ----------
         directory : path
             Made if need be. A model that is there already is kept until the new one is complete (`load` finds the older
-            one if a crash comes between the two renames); a directory that holds anything else is refused.
-
-        Raises
-        ------
-        ModelFileError
-            If the place is taken by something that is not a model, or cannot be written.
-
-        Notes
-        -----
-        A custom loss is saved by name only: see `load`.
+            one if a crash comes between the two renames). `ModelFileError` if it holds anything else, or cannot be
+            written. A custom loss is saved by name only: see `load`.
         """
         from fedkin.fitting.store import save
 

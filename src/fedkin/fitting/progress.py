@@ -50,8 +50,7 @@ def progress(words: str = "working", *, console: Console | None = None, every: f
     from rich.console import Console
 
     place = console or Console(stderr=True, markup=False, highlight=False, emoji=False)
-    shown = _bar(words, place) if place.is_terminal or place.is_jupyter else _lines(words, every, place.file)
-    with shown as say:
+    with _bar(words, place) if place.is_terminal or place.is_jupyter else _lines(words, every, place.file) as say:
         yield say
 
 
@@ -59,13 +58,8 @@ def progress(words: str = "working", *, console: Console | None = None, every: f
 def _bar(words: str, console: Console) -> Iterator[Say]:
     from rich import progress as rich
 
-    columns = (
-        rich.SpinnerColumn(),
-        rich.TextColumn("{task.description}", markup=False),
-        rich.BarColumn(bar_width=24),
-        rich.TimeElapsedColumn(),
-        rich.TextColumn("{task.fields[left]}", markup=False),
-    )
+    before, after = (rich.TextColumn(f"{{task.{what}}}", markup=False) for what in ("description", "fields[left]"))
+    columns = (rich.SpinnerColumn(), before, rich.BarColumn(bar_width=24), rich.TimeElapsedColumn(), after)
     with rich.Progress(*columns, console=console, transient=True) as bars:
         top = bars.add_task(words, total=None, left="")
         tasks: dict[str, tuple[rich.TaskID, float]] = {}
@@ -117,12 +111,9 @@ def _lines(words: str, every: float, file: IO[str] | None = None) -> Iterator[Sa
 
 
 def time_left(began: float, last: float, done: int, total: int) -> str:
-    """About how long the rest of a loop takes, in words; nothing before its first turn is done.
-
-    ``last`` is when the last turn was done. The time since is taken off what was left then, so that it never grows
-    while a turn is under way.
-    """
+    """Return how long a loop still takes, in words, given when its ``last`` turn was done; "" before the first."""
     if not 0 < done < total:
         return ""
+    # less the time since the last turn, so that it never grows while a turn is under way
     seconds = max((last - began) / done * (total - done) - (time.monotonic() - last), 1.0)
     return f"about {seconds:.0f} s left" if seconds < 100 else f"about {seconds / 60:.0f} min left"

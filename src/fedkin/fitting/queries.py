@@ -62,30 +62,22 @@ class Queries:
     round : int
         Round of messages that the answers will make, from 2 on.
     questions : tuple of V Query
-        In the units of the sites' columns.
+        In the units of the sites' columns; the rest is in the solver's.
     graph : Graph
         The edges that are used.
-    theta : array (V, p)
-        The point that is asked about, in the solver's units.
-    lam : float
+    theta, zeta : array (V, p)
+        The point that is asked about, and sparsity duals, if there are any.
     alpha : array (E, p) or (V, p)
         Edge duals; of large cliques, their sums at each site.
-    ridge : array (p,)
+    lam, ridge : float, array (p,)
     give : array (V,)
         What it costs each site's ridge to be out of balance, so that its loss need not be.
-    accuracy : float
-        Relative gap to which the models are minimised.
-    zeta : array (V, p), optional
-        Sparsity duals.
-    best_theta : array (V, p), optional
-        The best point so far.
-    best_value : float
-        The objective there; infinite where there is none yet.
-    gap : float
-        Relative duality gap of the point before, infinite where it is not known.
-    selection : mapping, optional
-        Summary of the edge selection.
-    notes : mapping {site: tuple of str}
+    accuracy, gap : float
+        Relative gap to which the models are minimised, and that of the point before, infinite where it is not known.
+    best_theta, best_value : array (V, p), float
+        The best point so far and the objective there, infinite where there is none yet.
+    selection, notes : mapping
+        Summary of the edge selection, and notes on sites.
     """
 
     round: int
@@ -239,7 +231,7 @@ def next_fused(
         if gap <= options.tol:
             fused = FusedFit(options.penalty, lam, gap, queries.round, selection=queries.selection)
             groups = None if options.select is None else queries.graph.components()
-            return Estimate(queries.theta, queries.graph, groups, fused=fused, notes=queries.notes)
+            return Estimate(queries.theta, queries.graph, groups, None, fused, queries.notes)
     else:  # a value at another lam is that of another objective
         best = (None, np.inf)
     accuracy = queries.accuracy

@@ -33,31 +33,14 @@ Look = Callable[[], dict[str, Any]]
 
 
 class LiveServer:
-    """Serves a page on the loopback address, and tells it every second what ``look`` sees.
+    """Serves a page on the loopback address, and tells it every second what ``look`` sees, in plain values.
 
-    Parameters
-    ----------
-    title : str
-        Of the page.
-    look : callable
-        The state of what is watched in plain values; called once a second by one thread, however many look on.
-    port : int
-        0 for any that is free.
-
-    Examples
-    --------
-    >>> from urllib.request import urlopen
-    >>> with LiveServer("a run", lambda: {"kind": "sites", "sites": [], "edges": []}) as server:
-    ...     with urlopen(server.url) as page:
-    ...         page.status
-    200
+    One thread looks, however many look on.
     """
 
     def __init__(self, title: str, look: Look, port: int = 0) -> None:
-        self.title, self._look = title, look
-        self.token = secrets.token_urlsafe(24)
-        self.history = History()
-        self._changed = threading.Condition()
+        self.title, self._look, self.history = title, look, History()
+        self.token, self._changed = secrets.token_urlsafe(24), threading.Condition()
         self._event, self._number, self._ended = b"", 0, False
         self._server = _Server((_HOST, port), _Handler)
         self._server.live = self
@@ -96,8 +79,7 @@ class LiveServer:
                 self._take()
 
     def _take(self) -> None:
-        told = self.history.add(self._look(), time.time())
-        event = embedded(told).encode()
+        event = embedded(self.history.add(self._look(), time.time())).encode()
         with self._changed:
             self._event, self._number = event, self._number + 1
             self._changed.notify_all()
