@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import pairwise
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -278,7 +279,13 @@ def compare(
     check_whole("repeats", repeats, least=1)
     if not 0 < test_size < 1:
         raise ParameterError(f"test_size must be between 0 and 1, got {test_size!r}")
-    cuts = _cuts(data, options.seed, repeats, test_size, splits)
+    if splits is not None:
+        if not len(splits):
+            raise ParameterError("splits is empty: give at least one, or leave it out")
+        held = [np.asarray(one, dtype=bool) for one in splits]
+        cuts = [(data.take(~one), data.take(one, allow_empty=True)) for one in held]
+    else:  # of rows in time order the last ones are held out, whatever the seed
+        cuts = [data.split(test_size, options.seed + k) for k in range(1 if data.ordered else repeats)]
     parts, metric = list[_Part](), "loss"
     try:
         for number, (train, test) in enumerate(tracked(cuts, "comparing on held-out rows"), 1):
@@ -319,39 +326,25 @@ def _together(
 # --- splits of rows ---------------------------------------------------------------------------------------------
 
 
-def _cuts(
-    federation: Federation, seed: int, repeats: int, test_size: float, splits: Sequence[ArrayLike] | None
-) -> list[tuple[Federation, Federation]]:
-    if splits is not None:
-        held = [np.asarray(one, dtype=bool) for one in splits]
-        if not held:
-            raise ParameterError("splits is empty: give at least one, or leave it out")
-        return [(federation.take(~one), federation.take(one, allow_empty=True)) for one in held]
-    if federation.ordered:
-        repeats = 1  # the last rows of each site are held out, whatever the seed
-    return [federation.split(test_size, seed + k) for k in range(repeats)]
-
-
 def _split_part(models: dict[str, FittedModel], test: Federation) -> _Part:
     check_held_out(models[FEDKIN], test)
     weight = np.ones(len(test.X)) if test.weight is None else test.weight
     mass = np.bincount(test.site_index, weights=weight, minlength=test.n_sites)
-    rows: dict[str, Array] = {}
-    more: dict[str, dict[str, float]] = {}
+    rows, more, row_error = dict[str, Array](), dict[str, dict[str, float]](), dict[str, float]()
     for name, model in models.items():
         response = responses(model, test)
         rows[name] = row_errors(model, test, response)
         for metric, value in more_scores(model, test, response, weight).items():
             more.setdefault(metric, {})[name] = value
-    site_errors, row_error = {}, {}
+    part = _Part({}, {}, len(test.X), row_error, more, models)
     for name, each in rows.items():
         total = np.bincount(test.site_index, weights=weight * each, minlength=test.n_sites)
-        site_errors[name] = np.divide(total, mass, out=np.full(len(mass), np.nan), where=mass > 0)
         apart = each - rows[FEDKIN]
         apart = (apart - weight @ apart / weight.sum()) * weight
+        part.errors[name] = float(weight @ each / weight.sum())
+        part.site_errors[name] = total / np.where(mass > 0, mass, np.nan)
         row_error[name] = float(np.sqrt((apart**2).sum()) / weight.sum())
-    errors = {name: float(weight @ each / weight.sum()) for name, each in rows.items()}
-    return _Part(errors, site_errors, len(test.X), row_error, more, models)
+    return part
 
 
 def check_held_out(model: FittedModel, test: Federation) -> None:
@@ -369,9 +362,8 @@ def check_held_out(model: FittedModel, test: Federation) -> None:
 
 def responses(model: FittedModel, test: Federation) -> Array:
     """Return mean responses, or probabilities ``(n, C)`` of the classes."""
-    ids = [test.sites[u] for u in test.site_index.tolist()]
     predict = model.predict if model.classes is None else model.predict_proba
-    return np.asarray(predict(test.X, ids, test.offset), dtype=np.float64)
+    return np.asarray(predict(test.X, [test.sites[u] for u in test.site_index.tolist()], test.offset), dtype=np.float64)
 
 
 def row_errors(model: FittedModel, test: Federation, response: Array) -> Array:
@@ -382,12 +374,10 @@ def row_errors(model: FittedModel, test: Federation, response: Array) -> Array:
             target = class_numbers(target, model.classes)
         return model.loss.row_errors(target.astype(np.float64), response)
     out = np.empty(len(test.X))
-    for site, n in zip(test.sites, test.n_samples.tolist(), strict=True):
-        if n:
-            rows = test[site]
-            X = np.column_stack([np.ones(n), rows.X]) if model.fit_intercept else rows.X
-            own = test.site_index == test.index[site]
-            out[own] = model.loss.value(model.theta(model.index[site]), X, rows.y, rows.offset)
+    for u in np.unique(test.site_index).tolist():
+        rows, theta = test[test.sites[u]], model.theta(model.index[test.sites[u]])
+        X = np.column_stack([np.ones(len(rows.X)), rows.X]) if model.fit_intercept else rows.X
+        out[test.site_index == u] = model.loss.value(theta, X, rows.y, rows.offset)
     return out
 
 
@@ -413,14 +403,13 @@ def more_scores(model: FittedModel, test: Federation, response: Array, weight: A
 def site_areas(codes: NDArray[Any], chance: Array, starts: Index) -> Array:
     """Return the area under the ROC curve at each site ``(V,)``, from ranks; NaN at sites with one class."""
     areas = np.full(len(starts) - 1, np.nan)
-    for u, (first, last) in enumerate(zip(starts[:-1].tolist(), starts[1:].tolist(), strict=True)):
+    for u, (first, last) in enumerate(pairwise(starts.tolist())):
         positive = codes[first:last] == 1
         hits = int(positive.sum())
         if 0 < hits < len(positive):
             _, place, ties = np.unique(chance[first:last], return_inverse=True, return_counts=True)
             rank = (np.cumsum(ties) - 0.5 * (ties - 1))[place]  # ties share their mean rank
-            above = rank[positive].sum() - hits * (hits + 1) / 2
-            areas[u] = above / (hits * (len(positive) - hits))
+            areas[u] = (rank[positive].sum() - hits * (hits + 1) / 2) / (hits * (len(positive) - hits))
     return areas
 
 
