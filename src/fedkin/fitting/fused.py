@@ -237,14 +237,9 @@ def well_posed_problem(prepared: Prepared, graph: Graph, options: FitOptions) ->
     """Return the problem, with a light ridge where it would have no minimiser, and the reasons for that."""
     assert not isinstance(prepared.data, FileRows)
     columns = prepared.columns
-    problem = Problem(
-        prepared.data,
-        graph,
-        prepared.loss,
-        options.penalty,
-        sparsity=np.broadcast_to(columns.per_parameter(options.sparsity), (graph.n_sites, columns.n_params)),
-        ridge=columns.per_parameter(options.least_ridge),
-    )
+    sparsity = np.broadcast_to(columns.per_parameter(options.sparsity), (graph.n_sites, columns.n_params))
+    how: dict[str, Any] = {"sparsity": sparsity, "ridge": columns.per_parameter(options.least_ridge)}
+    problem = Problem(prepared.data, graph, prepared.loss, options.penalty, **how)
     # edges with a penalty leave only common directions free: a component has a minimiser when its pooled loss has one
     groups = graph if options.lam != 0 else Graph.empty(graph.sites)
     reasons = _without_minimiser(prepared, groups.components(), options)
@@ -259,14 +254,13 @@ def well_posed_problem(prepared: Prepared, graph: Graph, options: FitOptions) ->
 def _with_light_ridge(problem: Problem, groups: Graph, sites: list[Hashable]) -> Problem:
     """Add a 25th of one row's worth of ridge for all sites, intercept included; the rule of `LocalFit`."""
     fed = problem.federation
-    own = fed.n_samples if isinstance(fed, Summaries) else fed.weight_sums
+    if isinstance(fed, Summaries):
+        own, scale = fed.n_samples.astype(np.float64), fed.column_scale
+    else:
+        own, scale = fed.weight_sums, np.average(fed.X**2, axis=0, weights=fed.weight)
+        scale[scale == 0] = 1.0
     rows = np.bincount(groups.components(), weights=own)[groups.components()]
     fewest = min(rows[fed.index[site]] for site in sites)
-    if isinstance(fed, Summaries):
-        scale = fed.column_scale
-    else:
-        scale = np.average(fed.X**2, axis=0, weights=fed.weight)
-        scale[scale == 0] = 1.0
     light = np.tile(scale, problem.n_params // fed.n_features) / (LOGIT_SIZE * fewest)
     return replace(problem, ridge=np.asarray(problem.ridge) + light)
 

@@ -134,8 +134,6 @@ def fit(
 
     Notes
     -----
-    *Method.* See `FitOptions`.
-
     *Groups of the fused estimator.* With edge selection the groups are the connected components of the kept edges;
     without it they are the sites that came out exactly fused along edges. With one site or without edges there is
     nothing to choose: ``lam`` is 0 unless it is given as a number.

@@ -23,6 +23,7 @@ import shutil
 import tempfile
 import time
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, fields, is_dataclass
 from datetime import date, datetime
 from pathlib import Path
@@ -94,14 +95,11 @@ def save(model: FittedModel, directory: str | os.PathLike[str]) -> None:
     description = _Description(
         format=FORMAT,
         format_version=FORMAT_VERSION,
-        fedkin_version=model.fedkin_version,
-        n_sites=model.n_sites,
+        **{name: getattr(model, name) for name in ("fedkin_version", "n_sites", "classes", "fit_intercept")},
         loss=describe_loss(model.loss),
         target=model.target_name,
         offset=model.offset_name,
         features=model.feature_names,
-        classes=model.classes,
-        fit_intercept=model.fit_intercept,
         fused=None if model.fused is None else _plain(asdict(model.fused)),
         options=_plain(model.options),
         origin=_plain(model.origin),
@@ -272,28 +270,24 @@ def load(directory: str | os.PathLike[str], *, loss: Loss | None = None) -> Fitt
         _damaged(folder / _COEFFICIENTS, f"it has {len(sites)} sites, expected {about.n_sites}")
     if any(not 0 <= u < len(sites) for u, _ in about.notes):
         _damaged(folder / _MODEL, "it has notes on sites that are not there")
+    kept: dict[str, Any] = {"feature_names": about.features, "target_name": about.target, "offset_name": about.offset}
+    same = ("fit_intercept", "classes", "options", "fedkin_version", "origin")
+    kept |= {name: getattr(about, name) for name in same}
     present = {attribute: name for attribute, name in _OPTIONAL.items() if name in contents}
+    kept |= {one: _decoded(folder / name, contents[name], dict[str, Any]) for one, name in present.items()}
     return FittedModel(
-        sites,
-        coef,
-        intercept,
-        about.features,
-        groups,
-        n_samples,
-        restored,
-        _read_edges(folder / _EDGES, contents, sites),
-        about.fit_intercept,
-        about.classes,
-        about.target,
-        about.offset,
-        _read_kin(folder / _KIN, contents, sites, restored),
-        _read_fused(folder / _MODEL, about.fused),
-        about.options,
-        {sites[u]: lines for u, lines in about.notes},
-        about.fedkin_version,
-        _read_schema(folder / _MODEL, about),
-        about.origin,
-        **{one: _decoded(folder / name, contents[name], dict[str, Any]) for one, name in present.items()},
+        sites=sites,
+        coef=coef,
+        intercept=intercept,
+        groups=groups,
+        n_samples=n_samples,
+        loss=restored,
+        graph=_read_edges(folder / _EDGES, contents, sites),
+        kin=_read_kin(folder / _KIN, contents, sites, restored),
+        fused=_read_fused(folder / _MODEL, about.fused),
+        notes={sites[u]: lines for u, lines in about.notes},
+        schema=_read_schema(folder / _MODEL, about),
+        **kept,
     )
 
 
@@ -309,10 +303,9 @@ def _read(folder: Path) -> tuple[_Description, dict[str, bytes]]:
     content = _read_bytes(path)
     head = _read_head(folder, content)
     if head.format_version != FORMAT_VERSION:
-        raise ModelFileError(
-            f"{path} has the format version {head.format_version}, but Fedkin {__version__} reads version "
-            f"{FORMAT_VERSION}: install the Fedkin that wrote it ({head.fedkin_version})"
-        )
+        reads = f"Fedkin {__version__} reads version {FORMAT_VERSION}"
+        other = f"{reads}: install the Fedkin that wrote it ({head.fedkin_version})"
+        raise ModelFileError(f"{path} has the format version {head.format_version}, but {other}")
     about = _decoded(path, content, _Description)
     contents = {}
     for name in (_COEFFICIENTS, _EDGES, *(name for name in _MORE if name in about.checksums)):
@@ -452,12 +445,10 @@ def _id_cells(site: Hashable) -> tuple[str, str]:
     if isinstance(site, date):
         return site.isoformat(), "datetime" if isinstance(site, datetime) else "date"
     if isinstance(site, tuple):
-        try:
+        with suppress(TypeError, ValueError):
             text = json.dumps(site, ensure_ascii=False)
             if _as_tuple(json.loads(text)) == site:
                 return text, "tuple"
-        except (TypeError, ValueError):
-            pass
     raise ModelFileError(
         f"site id {site!r} of type {type(site).__name__} cannot be written to a file: use text, numbers, dates "
         "or tuples of text and numbers as ids"
