@@ -137,14 +137,9 @@ def local_fit(federation: Federation | Summaries, loss: LossLike = "linear", var
         notes.update({int(fits.members[k]): "; ".join(lines) for k, lines in fits.notes.items()})
     columns = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
     order = np.argsort(columns.pop("members"))
-    return LocalFit(
-        sites=federation.sites,
-        **{name: column[order] for name, column in columns.items()},
-        n_samples=federation.n_samples,
-        notes={federation.sites[u]: notes[u] for u in sorted(notes)},
-        variance=variance,
-        losses=tuple(one.name for one in data.losses),
-    )
+    arrays = {name: column[order] for name, column in columns.items()} | {"n_samples": federation.n_samples}
+    told, losses = {federation.sites[u]: notes[u] for u in sorted(notes)}, tuple(one.name for one in data.losses)
+    return LocalFit(federation.sites, notes=told, variance=variance, losses=losses, **arrays)
 
 
 def _covariances(fits: OwnFits, variance: Variance) -> tuple[Array, Array, Mask]:

@@ -179,17 +179,17 @@ class RowTerms(SiteTerms):
         self.n_sites = sum(sites.size for sites, _ in self.blocks)
         self.n_params = ridge.size
 
-    def values(self, theta: Array) -> Array:
-        out = 0.5 * (theta**2) @ self.ridge
+    def _gather(self, shape: tuple[int, ...], piece: Callable[[Index, RowBatch], Array]) -> Array:
+        out = np.empty((self.n_sites, *shape))
         for sites, batch in self._batches:
-            out[sites] += batch.values(theta[sites])
-        return np.asarray(out)
+            out[sites] = piece(sites, batch)
+        return out
+
+    def values(self, theta: Array) -> Array:
+        return np.asarray(self._gather((), lambda u, batch: batch.values(theta[u])) + 0.5 * (theta**2) @ self.ridge)
 
     def gradients(self, theta: Array) -> Array:
-        out = theta * self.ridge
-        for sites, batch in self._batches:
-            out[sites] += batch.gradients(theta[sites])
-        return out
+        return self._gather((self.n_params,), lambda u, batch: batch.gradients(theta[u])) + theta * self.ridge
 
     def hessians(self, theta: Array) -> Array:
         return self._grams(theta, self.loss.curvature_at)
@@ -215,26 +215,20 @@ class RowTerms(SiteTerms):
         return np.full(self.n_sites, start), np.full(self.n_sites, least)
 
     def lower_bounds(self) -> Array:
-        out = np.empty(self.n_sites)
-        for sites, batch in self._batches:
-            # a function is never below minus its conjugate at 0
+        def bounds(_: Index, batch: RowBatch) -> Array:
             zero = np.zeros((*batch.y.shape, self.loss.n_outputs))
-            out[sites] = -batch.average(self.loss.conjugate_at(zero, batch.y))
-        return out
+            return -batch.average(self.loss.conjugate_at(zero, batch.y))
+
+        return self._gather((), bounds)  # a function is never below minus its conjugate at 0
 
     def _grams(self, theta: Array, weights_at: Callable[[Array, Array], Array]) -> Array:
-        out = np.empty((self.n_sites, self.n_params, self.n_params))
-        for sites, batch in self._batches:
-            out[sites] = batch.grams(theta[sites], weights_at)
+        out = self._gather((self.n_params,) * 2, lambda u, batch: batch.grams(theta[u], weights_at))
         diagonal = np.arange(self.n_params)
         out[:, diagonal, diagonal] += self.ridge
         return out
 
     def young_gaps(self, theta: Array, s: Array, radius: float = np.inf) -> Array:
-        out = np.empty(self.n_sites)
-        for sites, batch in self._batches:
-            out[sites] = self._gaps(batch, theta[sites], s[sites], radius)
-        return out
+        return self._gather((), lambda u, batch: self._gaps(batch, theta[u], s[u], radius))
 
     def _gaps(self, batch: RowBatch, theta: Array, s: Array, radius: float) -> Array:
         # With a dual point a per row and t for the ridge, M*(X'a/n + t) <= mean m*(a) + t' ridge^-1 t / 2. The slopes

@@ -72,6 +72,11 @@ class SiteTerms(ABC):
         """The terms of some sites, in that order."""
 
 
+def _times(matrices: Array, v: Array) -> Array:
+    """``A_u v_u`` of matrices ``(V, p, p)``, or of multiples of the identity ``(V,)``, and ``v (V, p)``."""
+    return matrices[:, None] * v if matrices.ndim == 1 else np.asarray(np.matmul(matrices, v[:, :, None])[:, :, 0])
+
+
 class QuadraticTerms(SiteTerms):
     """``M_u(theta) = theta' A_u theta / 2 - b_u' theta + c_u``: Gram statistics, no rows.
 
@@ -88,9 +93,7 @@ class QuadraticTerms(SiteTerms):
 
     def apply(self, theta: Array) -> Array:
         """``A_u theta_u``, shape ``(V, p)``."""
-        if self.isotropic:
-            return self.A[:, None] * theta
-        return np.asarray(np.matmul(self.A, theta[:, :, None])[:, :, 0])
+        return _times(self.A, theta)
 
     def values(self, theta: Array) -> Array:
         out = ((0.5 * self.apply(theta) - self.b) * theta).sum(axis=1) + self.c
@@ -124,11 +127,10 @@ class QuadraticTerms(SiteTerms):
         if self.isotropic:
             scale = 1.0 / (self.A[:, None] + weight)
             return lambda v: v * scale
-        shifted = self.A.copy()
-        diagonal = np.arange(self.n_params)
+        shifted, diagonal = self.A.copy(), np.arange(self.n_params)
         shifted[:, diagonal, diagonal] += weight
-        inverse = np.linalg.inv(shifted)
-        return lambda v: np.asarray(np.matmul(inverse, v[:, :, None])[:, :, 0])
+        inverse = np.asarray(np.linalg.inv(shifted), dtype=np.float64)
+        return lambda v: _times(inverse, v)
 
     @cached_property
     def _inverse(self) -> tuple[Array, Mask]:
@@ -157,23 +159,17 @@ class QuadraticTerms(SiteTerms):
 
     def minimizers(self) -> Array:
         """Each site's own minimiser (the shortest one in standardised units where it is not unique), ``(V, p)``."""
-        own = self._solve(self.b)
+        own = _times(self.inverses, self.b)
         if self.factors is not None:
             own[self.factors.sites] = self.factors.minimizers()
         return own
-
-    def _solve(self, v: Array) -> Array:
-        inverse = self.inverses
-        if self.isotropic:
-            return inverse[:, None] * v
-        return np.asarray(np.matmul(inverse, v[:, :, None])[:, :, 0])
 
     def lower_bounds(self) -> Array:
         return self.values(self.minimizers())
 
     def young_gaps(self, theta: Array, s: Array, radius: float = np.inf) -> Array:
         residual = self.gradients(theta) + s
-        step = self._solve(residual)
+        step = _times(self.inverses, residual)
         gaps = np.asarray(0.5 * np.einsum("vp,vp->v", residual, step))
         bad = self.singular
         if bad.any():
@@ -216,8 +212,7 @@ class RowFactors:
         scale[scale == 0] = 1.0
         Q, R = np.linalg.qr(X / scale[:, None, :])
         z = np.matmul(y[:, None, :], Q)[:, 0, :]
-        left = y - np.matmul(Q, z[:, :, None])[:, :, 0]
-        return cls(sites, R, z, 0.5 * (left**2).sum(axis=1), scale)
+        return cls(sites, R, z, 0.5 * ((y - _times(Q, z)) ** 2).sum(axis=1), scale)
 
     @classmethod
     def joined(cls, parts: Sequence[RowFactors]) -> RowFactors | None:
@@ -231,8 +226,7 @@ class RowFactors:
 
     def values(self, theta: Array) -> Array:
         """``M_u(theta_u)`` for ``theta (M, p)``."""
-        misfit = self._misfit(theta)
-        return np.asarray(0.5 * (misfit**2).sum(axis=1) + self.rest)
+        return np.asarray(0.5 * (self._misfit(theta) ** 2).sum(axis=1) + self.rest)
 
     def excess(self, theta: Array) -> Array:
         """``M_u(theta_u) - min M_u``, shape ``(M,)``."""
@@ -257,7 +251,7 @@ class RowFactors:
         return RowFactors.joined([RowFactors(place[self.sites[chosen]], *parts)] if chosen.size else [])
 
     def _misfit(self, theta: Array) -> Array:
-        return np.asarray(np.matmul(self.R, (theta * self.scale)[:, :, None])[:, :, 0] - self.z)
+        return _times(self.R, theta * self.scale) - self.z
 
     @cached_property
     def _svd(self) -> tuple[Array, Array, Array]:
