@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 from scipy.cluster.hierarchy import linkage
@@ -53,6 +53,10 @@ class Pairs:
             total += chance * (labels[i][:, None] == labels[j])
         return np.asarray(np.where(i[:, None] == j, 1.0, total))
 
+    def take(self, order: Index) -> Pairs:
+        """Return the same for some sites, in that order."""
+        return Pairs(self.labels[:, order], self.chance, self.base)
+
     def shared(self, groups: Index) -> Array:
         """Return how many members of each site's group are expected to be kin with it ``(V,)``, itself included."""
         size = np.bincount(groups)[groups]
@@ -75,7 +79,7 @@ class Pairs:
 def in_order(probability: Array | Pairs, order: Index) -> Array | Pairs:
     """Return probabilities of all pairs, with sites in another order."""
     if isinstance(probability, Pairs):
-        return replace(probability, labels=probability.labels[:, order])
+        return probability.take(order)
     return np.asarray(probability[np.ix_(order, order)])
 
 
