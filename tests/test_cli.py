@@ -1,56 +1,28 @@
-"""The command line, used as a person would: what goes well."""
+"""The command line: defaults, refusals, Ctrl-C, and files that must not be replaced."""
 
 from __future__ import annotations
 
 import json
+import math
+import os
 import re
-from dataclasses import fields
+import signal
+import time
+from dataclasses import fields, replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 import fedkin
-from clinics import FIT, NORTH, SOUTH, clinic_rows, failing, write
+import fedkin.cli.fit
+from clinics import FIT, clinic_rows, failing, write
 from fedkin.cli import main
-from fedkin.cli.console import flag
-from fedkin.fitting import FitOptions, compare, fit
-
-
-def test_fit_shows_errors_groups_and_place(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["fit", "sites.csv", *FIT, "--out", "model"]) == 0
-    shown = capsys.readouterr()
-    for words in ("Local", "Global", "Fedkin", "2 groups", "[red]Basel[/]", "東京", "lam", "gap", "model, fitted on"):
-        assert words in shown.out
-    model = fedkin.load(place / "model")
-    assert {frozenset(group) for group in model.members()} == {frozenset(NORTH), frozenset(SOUTH)}
-    assert model.n_samples.tolist() == [24] * 6  # all rows, not the training part
-
-
-def test_fit_as_json_agrees_with_the_library(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["fit", "sites.csv", *FIT, "--test-size", "0.5", "--seed", "3", "--json", "--out", "model"]) == 0
-    document = json.loads(capsys.readouterr().out)
-    federation = fedkin.Federation.read("sites.csv", site="clinic", target="outcome")
-    options = FitOptions(lam=0.01, seed=3)
-    expected = compare(federation, None, options, test_size=0.5)
-    assert document["comparison"] == json.loads(json.dumps(expected.plain()))
-    model = fedkin.load(document["model"])
-    assert model.comparison == document["comparison"]
-    assert (document["lam"], document["gap"], document["n_groups"]) == (model.fused.lam, model.fused.gap, 2)
-    assert sorted(map(len, document["groups"])) == [3, 3]
-    assert document["selection"]["candidates"] == 15
-
-
-def test_sites_that_a_graph_does_not_name_have_no_edges(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    write(place / "graph.csv", ["source", "target"], [["Bern", "Zürich"], ["Lugano", "Como"]])
-    assert main(["fit", "sites.csv", *FIT, "--graph", "graph.csv", "--test-size", "0", "--out", "model"]) == 0
-    assert "note: the graph does not name 2 sites" in capsys.readouterr().err
-    model = fedkin.load(place / "model")
-    degree = dict(zip(model.sites, model.graph.degree.tolist(), strict=True))
-    assert degree == {"Bern": 1, "Zürich": 1, "Lugano": 1, "Como": 1, "[red]Basel[/]": 0, "東京": 0}
-
-
-
+from fedkin.cli.console import add_row, flag, output, plain_table
+from fedkin.datasets import paper_design
+from fedkin.errors import ParameterError, SolverError
+from fedkin.fitting import FitOptions, fit
+from fedkin.kin import predicted
 
 
 def test_the_defaults_are_those_of_python(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -91,17 +63,6 @@ def test_every_option_of_a_fit_is_an_option_of_the_command(capsys: pytest.Captur
             assert known[item.name].default == words.get(item.name, item.default)
 
 
-
-
-
-def test_zero_one_targets_are_classes(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    rows = [[k % 2, k % 7, (k * 5) % 3 % 2] for k in range(40)]
-    write(place / "binary.csv", ["site", "x", "state"], rows)
-    assert main(["fit", "binary.csv", "--site", "site", "--target", "state", "--lam", "0.1"]) == 0
-    shown = capsys.readouterr()
-    assert "--loss linear fits numbers" in shown.err and "logistic loss, target state" in shown.out
-
-
 def test_degenerate_sites_are_named(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
     rng = np.random.default_rng(2)
     ages = rng.normal(size=120).tolist()
@@ -114,44 +75,6 @@ def test_degenerate_sites_are_named(place: Path, capsys: pytest.CaptureFixture[s
     assert len(notes) == len(set(notes)) == sum("s2" in line for line in notes)  # once, not for every fit
     assert main(["inspect", "fedkin-model"]) == 0
     assert "s2" in capsys.readouterr().out.partition("Notes")[2]
-
-
-
-
-
-
-def test_columns_are_left_out(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    fit = ["fit", "sites.csv", *FIT, "--test-size", "0", "--json"]
-    assert main([*fit, "--drop", "dose"]) == 0
-    assert json.loads(capsys.readouterr().out)["features"] == ["age"]
-    assert main([*fit, "--features", "age", "--features", "dose"]) == 0  # one option for each, or commas
-    assert json.loads(capsys.readouterr().out)["features"] == ["age", "dose"]
-    assert main(["predict", "fedkin-model", "sites.csv"]) == 0
-    capsys.readouterr()
-    assert "no column 'doze' to drop (did you mean 'dose'?)" in failing(capsys, *fit, "--drop", "doze")
-    assert "'outcome' cannot be both the target and dropped" in failing(capsys, *fit, "--drop", "outcome")
-    both = failing(capsys, *fit, "--features", "age,dose", "--drop", "dose")
-    assert "'dose' cannot be both a feature and dropped" in both
-    assert "unexpected 'dose': lists have commas" in failing(capsys, *fit, "--features", "age", "dose")
-
-
-def test_many_groups_and_features_are_summarised(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    rng = np.random.default_rng(4)
-    rows = [[k // 20, *rng.normal(size=12).tolist(), 10.0 * (k // 20) + rng.normal()] for k in range(300)]
-    write(place / "wide.csv", ["site", *(f"x{k}" for k in range(12)), "y"], rows)
-    fit = ["fit", "wide.csv", "--site", "site", "--target", "y", "--lam", "0", "--select", "none", "--test-size", "0"]
-    assert main(fit) == 0
-    assert re.search(r"groups +15 among 15 sites", capsys.readouterr().out)
-    assert main(["inspect", "fedkin-model"]) == 0
-    shown = capsys.readouterr().out
-    assert "in 3 smaller groups" in shown
-    assert "the intercept and the 10 largest of 12" in shown
-    table = shown[shown.index("10 largest of 12") :].splitlines()
-    sizes = [abs(float(line.split()[1])) for line in table if line.strip().startswith("x")]
-    assert len(sizes) == 10
-    assert sizes == sorted(sizes, reverse=True)
-    assert "average" in shown
-    assert "least" in shown
 
 
 def test_without_edges_every_site_has_its_exact_solution(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -187,14 +110,197 @@ def test_files_that_do_not_fit_into_memory_are_fitted_where_they_are(
     assert "they stay in their files, read in one pass" in shown.err
     assert json.loads(shown.out)["comparison"]["kind"] == "folds"
     whole, streamed = fedkin.load("whole"), fedkin.load("streamed")
-    assert whole.feature_names == streamed.feature_names and whole.target_name == streamed.target_name
     order = [whole.index[site] for site in streamed.sites]
     np.testing.assert_allclose(streamed.coef, whole.coef[order], atol=1e-8)
-    assert streamed.origin is None and streamed.history["data"]["name"] == "sites.parquet"
-    assert main(["predict", "streamed", "sites.parquet", "--out", "predicted.csv"]) == 0
-    assert main(["fit", "sites.parquet", *columns, "--loss", "huber", "--out", "huber"]) == 0
-    assert "read once for every Newton step" in capsys.readouterr().err
     for more in (["--time", "age"], ["--repeats", "3"], ["--keep-best"]):
         assert more[0] in failing(capsys, "fit", "sites.parquet", *columns, *more)
     monkeypatch.setattr("fedkin.cli.reading.free_memory", lambda: 5_000.0)
     assert "--method kin" in failing(capsys, "fit", "sites.parquet", *columns, "--loss", "huber", "--lam", "0.1")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ([], ["--target COL"]),
+        ([*FIT, "--features", "zzz"], ["'zzz'", "the table has"]),
+        ([*FIT, "--lam", "-1"], ["lam", "-1"]),
+        ([*FIT, "--level", "2"], ["level", "2"]),
+        ([*FIT, "--test-size", "1"], ["--test-size", "got 1"]),
+        ([*FIT, "--ridge", "-1"], ["ridge", "-1"]),
+        ([*FIT, "--loss", "mean"], ["no target"]),
+        ([*FIT, "--loss", "logistic"], ["outcome", "needs classes", "--loss linear"]),
+        ([*FIT, "--out", "."], ["not a Fedkin model", "--out"]),
+    ],
+)
+def test_wrong_arguments(
+    place: Path, capsys: pytest.CaptureFixture[str], arguments: list[str], words: list[str]
+) -> None:
+    line = failing(capsys, "fit", "sites.csv", *arguments)
+    assert all(word in line for word in words), line
+    assert sorted(path.name for path in place.iterdir()) == ["sites.csv"]
+
+
+def test_solver_failures_have_their_own_exit_code(
+    place: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object, **__: object) -> None:
+        raise SolverError("site 'Bern' runs away: add ridge=1e-3")
+
+    monkeypatch.setattr(fedkin.cli.fit, "compare", fail)
+    assert "'Bern' runs away" in failing(capsys, "fit", "sites.csv", *FIT, code=1)
+
+
+@pytest.mark.parametrize("out", ["sites.csv/model", "sites.csv/deep/model", "/proc/no/model"])
+def test_an_unwritable_place_is_noticed_before_the_fit(
+    place: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, out: str
+) -> None:
+    def never(*_: object, **__: object) -> None:
+        pytest.fail("fitted first")
+
+    if out.startswith("/proc") and not Path("/proc/self").exists():
+        pytest.skip("no /proc here")
+    monkeypatch.setattr(fedkin.cli.fit, "compare", never)
+    line = failing(capsys, "fit", "sites.csv", *FIT, "--out", out)
+    assert "--out: cannot write the model to" in line
+    assert out.rsplit("/", 1)[1] in line
+    assert sorted(path.name for path in place.iterdir()) == ["sites.csv"]
+
+
+def test_ctrl_c_ends_a_solver_that_would_go_on(
+    place: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def solver(*_: object) -> None:
+        for _ in range(3):
+            try:
+                os.kill(os.getpid(), signal.SIGINT)
+                time.sleep(5)
+            except KeyboardInterrupt:
+                continue  # as a path of many solutions does
+        pytest.fail("Ctrl-C was swallowed")
+
+    monkeypatch.setattr(fedkin.cli.fit, "fit_model", solver)
+    handler = signal.getsignal(signal.SIGINT)
+    assert main(["fit", "sites.csv", *FIT, "--test-size", "0"]) == 130
+    assert signal.getsignal(signal.SIGINT) is handler
+    shown = capsys.readouterr()
+    assert shown.out == ""
+    assert "interrupted" in shown.err
+    assert "Traceback" not in shown.err
+    assert sorted(path.name for path in place.iterdir()) == ["sites.csv"]
+
+
+TARGET = ["--site", "site", "--target", "y", "--test-size", "0"]
+
+
+@pytest.fixture
+def table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """A function that writes ``rows.csv`` of five sites; its argument changes the target of a site's row."""
+    monkeypatch.chdir(tmp_path)
+
+    def write(change=lambda site, row, y: y) -> str:
+        rng = np.random.default_rng(0)
+        lines = ["site,x,y"]
+        for site in range(5):
+            for row in range(14):
+                y = int(rng.random() < 0.5)
+                lines.append(f"s{site},{rng.normal():.3f},{change(site, row, y)}")
+        Path("rows.csv").write_text("\n".join(lines) + "\n")
+        return "rows.csv"
+
+    return write
+
+
+def said(capsys, *words: str) -> str:
+    main([str(word) for word in words])
+    found = capsys.readouterr()
+    return " ".join((found.out + found.err).split())
+
+
+@pytest.mark.parametrize("level", [0.05, 0.5, 0.95])
+def test_intervals_of_probabilities_hold_the_mean_and_what_they_promise(level):
+    """Small probabilities are skewed: their mean may lie beyond either end of an interval with equal tails."""
+    design = paper_design(n_sites=4, n_samples=30, n_features=2, n_clusters=1, seed=0, loss="logistic")
+    kin = fedkin.find_kin(design.federation, loss="logistic")
+    rng = np.random.default_rng(0)
+    X = rng.normal(size=(400, 2)) * np.linspace(0, 40, 400)[:, None]
+    theta, covariance = np.array([1.0, 0.5]), np.array([[0.3, 0.1], [0.1, 0.4]])
+    found = predicted(kin, X, theta, covariance, 1.0, level=level, target="mean")
+    assert (found.low <= found.mean).all() and (found.mean <= found.high).all()
+    plain = predicted(kin, X[:5], theta, 1e-6 * covariance, 1.0, level=level, target="mean")
+    error = np.sqrt(np.einsum("np,pq,nq->n", X[:5], 1e-6 * covariance, X[:5]))
+    draws = X[:5] @ theta + error * rng.normal(size=(20_000, 5))
+    inside = ((1 / (1 + np.exp(-draws)) >= plain.low) & (1 / (1 + np.exp(-draws)) <= plain.high)).mean(axis=0)
+    np.testing.assert_allclose(inside[1:], level, atol=0.02)
+    # where equal tails would leave the mean out, too
+    wide = slice(20, 60)
+    error = np.sqrt(np.einsum("np,pq,nq->n", X[wide], covariance, X[wide]))
+    draws = 1 / (1 + np.exp(-(X[wide] @ theta + error * rng.normal(size=(20_000, 40)))))
+    inside = ((draws >= found.low[wide]) & (draws <= found.high[wide])).mean(axis=0)
+    np.testing.assert_allclose(inside, level, atol=0.02)
+    with pytest.raises(ParameterError, match=r"say 0\.9 for 90%"):
+        predicted(kin, X, theta, covariance, 1.0, level=90, target="mean")
+
+
+@pytest.mark.parametrize("width", [66, 120])
+def test_numbers_in_tables_are_never_cut(monkeypatch, capsys, width):
+    monkeypatch.setenv("COLUMNS", str(width))
+    heads = ("method", "mean squared error", "s.e.", "difference from Fedkin", "s.e. of that", "explained variance")
+    numbers = ("0.003045", "0.00012", "+0.000345", "0.00023", "0.9876")
+    table = plain_table(*heads)
+    add_row(table, "Site intercepts", *numbers)
+    add_row(table, "Local", *numbers)
+    output().print(table)
+    found = capsys.readouterr().out
+    assert "…" not in found and max(map(len, found.splitlines())) <= width
+    assert all(found.count(f" {number}") == 2 for number in numbers)
+    assert all(word in found for head in heads for word in head.split())
+
+
+def test_outputs_never_replace_what_a_command_reads(table, capsys):
+    path = Path(table())
+    assert main(["fit", str(path), *TARGET]) == 0
+    folder, link = Path("parts"), Path("link.csv")
+    folder.mkdir()
+    (folder / "s0.csv").write_text("x,y\n1,0\n")
+    link.symlink_to(path)
+    Path("sites.csv").write_text("site,beds\n" + "".join(f"s{k},{k}\n" for k in range(5)))
+    model = Path("fedkin-model/model.json")
+    before = {file: file.read_bytes() for file in (path, Path("sites.csv"), folder / "s0.csv", model)}
+    capsys.readouterr()
+    fit = ["fit", str(path), *TARGET, "--report"]
+    for command in (
+        ["predict", "fedkin-model", "rows.csv", "--out", "rows.csv"],
+        ["predict", "fedkin-model", "rows.csv", "--out", "link.csv"],
+        ["predict", "fedkin-model", "rows.csv", "--out", "../" + Path.cwd().name + "/rows.csv"],
+        ["predict", "fedkin-model", "row*.csv", "--out", "rows.csv"],
+        ["predict", "fedkin-model", "parts", "--out", "parts/s0.csv"],
+        ["predict", "fedkin-model", "rows.csv", "--out", "fedkin-model/model.json"],
+        [*fit, "rows.csv"],
+        [*fit, "sites.csv", "--covariates", "sites.csv"],
+        [*fit, "sites.csv", "--graph", "sites.csv"],
+        ["report", "fedkin-model", "--out", "sites.csv", "--coordinates", "sites.csv"],
+    ):
+        assert "is what this command reads, and would be lost" in said(capsys, *command), command
+    assert all(file.read_bytes() == content for file, content in before.items())
+    found = said(capsys, *fit, "fedkin-model/model.json")  # of the model that it will write
+    assert "lies in the model directory" in found
+    assert model.read_bytes() == before[model]
+    assert main(["predict", "fedkin-model", "rows.csv", "--out", "new.csv"]) == 0
+
+
+def test_the_place_of_a_report_is_tried_before_the_fit(table, capsys):
+    found = said(capsys, "fit", table(), *TARGET, "--report", "/proc/page.html")
+    assert "error: /proc/page.html cannot be written" in found and not Path("fedkin-model").exists()
+
+
+def test_numbers_that_are_not_finite_are_shown(table, capsys):
+    assert main(["fit", table(), "--site", "site", "--target", "y", "--repeats", "1"]) == 0
+    model = fedkin.load("fedkin-model")
+    assert model.comparison is not None
+    methods = [{**one, "mean": math.inf, "difference": math.nan} for one in model.comparison["methods"]]
+    replace(model, comparison={**model.comparison, "methods": methods}).save("odd")
+    capsys.readouterr()
+    assert main(["inspect", "odd"]) == 0
+    assert re.search(r"Local +∞ ", capsys.readouterr().out)
+    assert "| Local | - |" in said(capsys, "inspect", "odd", "--card")
+    assert main(["report", "odd", "--out", "page.html"]) == 0

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import signal
 from dataclasses import replace
 
 import numpy as np
@@ -26,7 +25,7 @@ from fedkin import Federation
 from fedkin.errors import DataError, ParameterError
 from fedkin.fitting import Comparison, FitOptions, baseline_models, compare, fit
 from fedkin.fitting.baselines import RIDGES
-from fedkin.fitting.comparison import check_held_out, more_scores, responses, row_errors, site_areas, verdict
+from fedkin.fitting.comparison import check_held_out, more_scores, responses, row_errors, verdict
 from fedkin.losses import UserLoss
 
 PLAIN = FitOptions(lam=0.02, select="none")
@@ -100,16 +99,6 @@ def test_metrics_agree_with_scikit_learn(kind):
             assert more["AUC per site"] == pytest.approx(np.mean(areas), rel=1e-12)
 
 
-def test_areas_with_ties_and_single_classes():
-    rng = np.random.default_rng(0)
-    site, chance = np.sort(rng.integers(0, 6, 300)), rng.integers(0, 5, 300) / 5
-    codes = np.where(site == 4, 1.0, rng.integers(0, 2, 300))
-    found = site_areas(codes, chance, np.searchsorted(site, np.arange(9)))
-    for u in (0, 1, 2, 3, 5):
-        assert found[u] == pytest.approx(roc_auc_score(codes[site == u], chance[site == u]), rel=1e-12)
-    assert np.isnan(found[[4, 6, 7]]).all()
-
-
 # --- standard errors and the verdict --------------------------------------------------------------------------
 
 
@@ -132,68 +121,6 @@ def test_standard_errors_are_corrected_for_rows_that_splits_share():
     single = replace(made(Local=[1.2], Global=[2.0], Fedkin=[1.0]), row_error={"Local": 0.3, "Global": 0.1})
     assert math.isnan(single.standard_error("Local"))
     assert single.difference_error("Local") == pytest.approx(0.3)
-
-
-@pytest.mark.parametrize(
-    ("errors", "words"),
-    [
-        # clear wins
-        ({"Local": [2, 2.1], "Global": [3, 3.1], "Site_intercepts": [1.5, 1.6]}, "32.3% smaller than that of site"),
-        # ties with small standard errors
-        (
-            {"Local": [2, 2.1], "Global": [3, 3.1], "Site_intercepts": [1.0, 1.1]},
-            "One model with site intercepts does as well and is simpler (in Python with "
-            "fedkin.fitting.baseline_models); Fedkin's model loses next to nothing.",
-        ),
-        (
-            {"Local": [2, 2.1], "Global": [1.01, 1.08], "Site_intercepts": [1, 1.1]},
-            "One model for all sites does as well",
-        ),
-        (
-            {"Local": [1.01, 1.1], "Global": [3, 3.1], "Site_intercepts": [2, 2.1]},
-            "Every site's own model does as well",
-        ),
-        # Fedkin is clearly worse
-        (
-            {"Local": [2, 2.1], "Global": [3, 3.1], "Site_intercepts": [0.5, 0.6]},
-            "One model with site intercepts predicts better than Fedkin here: use it, in Python with",
-        ),
-        ({"Local": [0.5, 0.61], "Global": [3, 3.1], "Site_intercepts": [2, 2.1]}, "own model predicts better"),
-        # the rows cannot tell
-        (
-            {"Local": [1.05, 1.04], "Global": [3, 3.1], "Site_intercepts": [2, 2.1]},
-            "These rows cannot tell Fedkin from the sites' own models (the error of the sites' own models could be 14% "
-            "smaller or 13% larger); Fedkin's model is kept.",
-        ),
-    ],
-)
-def test_the_verdict_is_one_plain_sentence(errors, words):
-    found = made(**errors, Fedkin=[1.0, 1.1])
-    assert words in found.verdict
-    assert found.verdict.endswith(".") and ". " not in found.verdict
-
-
-def test_a_model_with_a_larger_error_is_not_recommended_where_rows_cannot_tell():
-    apart = {"Local": 1.19, "Global": 5.18, "Site intercepts": 0.08}  # four sites, one split
-    error = {"Local": 3.7, "Global": 5.4, "Site intercepts": 2.0}
-    assert verdict(60.0, apart, error) == (
-        "These rows cannot tell Fedkin from one model for all or site intercepts or the sites' own models (the error "
-        "of site intercepts could be 7% smaller or 7% larger); Fedkin's model is kept."
-    )
-    assert "kept" in verdict(60.0, apart, dict.fromkeys(apart, math.nan))
-
-
-@pytest.mark.parametrize(
-    ("apart", "error", "words"),
-    [
-        (20.0, 90.0, "the difference cannot be told: rows differ too much"),  # 160% smaller is no error
-        (0.015, 0.01, "equal to the digits shown"),
-        (8.0, 4.01, "its error could be less than 0.1% smaller or 16% larger"),
-        (2.0, 5.0, "its error could be 8% smaller or 12% larger"),
-    ],
-)
-def test_shares_that_the_verdict_names_can_be_true(apart, error, words):
-    assert f"one model for all ({words})" in verdict(100.0, {"Global": apart}, {"Global": error})
 
 
 @pytest.mark.parametrize(
@@ -232,28 +159,9 @@ def test_the_verdict_says_when_one_site_outweighs_the_rest():
         held = np.full(len(errors["Fedkin"]), rows.sum() / 4)
         return Comparison("error", "splits", tuple("abcd"), rows, errors, sites, held).verdict
 
-    assert of(fedkin, local) == (
-        "Every site's own model predicts better than Fedkin here: use it, in Python with "
-        "fedkin.fitting.baseline_models (3 of 4 sites do better with Fedkin than with the sites' own models, but "
-        "site d with its 900 rows outweighs them)."
-    )
-    assert of(local, fedkin).endswith(
-        "and 1 of 4 sites gain over their own models (3 of 4 sites do worse with Fedkin than with the sites' own "
-        "models, but site d with its 900 rows outweighs them)."
-    )
+    assert "site d with its 900 rows outweighs" in of(fedkin, local)
+    assert "site d with its 900 rows outweighs" in of(local, fedkin)
     assert "outweighs" not in of(fedkin, local, np.array([20, 20, 20, 20]))
-
-
-def test_site_intercepts_that_are_enough_are_recommended():
-    fed = sites(sizes=(40,) * 8, slope=(1.0,) * 8, spread=3.0)
-    found = compare(fed, repeats=4)
-    assert found.verdict.startswith(
-        (
-            "One model with site intercepts does as well",
-            "One model with site intercepts predicts better than Fedkin here: use it",
-        )
-    )
-    assert found.difference("Global") > 10 * found.difference_error("Global")
 
 
 def test_who_gains_and_who_loses():
@@ -321,19 +229,3 @@ def test_custom_losses_are_compared_by_their_own_value():
     assert found.metric == "loss"
     assert list(found.errors) == ["Local", "Global", "Fedkin"]
     assert found.errors["Fedkin"] == pytest.approx(known.errors["Fedkin"], rel=1e-3)
-
-
-def test_ctrl_c_keeps_the_splits_that_are_done(monkeypatch):
-    fed, turns = sites(), []
-
-    def interrupted(*arguments, **more):
-        turns.append(1)
-        if len(turns) == 3:
-            signal.raise_signal(signal.SIGINT)
-        return fit(*arguments, **more)
-
-    monkeypatch.setattr("fedkin.fitting.comparison.fit", interrupted)
-    assert compare(fed, None, PLAIN, repeats=5, keep_best=True).repeats == 2
-    turns.clear()
-    with pytest.raises(KeyboardInterrupt):
-        compare(fed, None, PLAIN, repeats=5)

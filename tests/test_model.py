@@ -1,8 +1,7 @@
-"""FittedModel: predictions, and the directory that keeps it."""
+"""FittedModel: predictions, the directory that keeps it, and parts that travel between organiser and sites."""
 
 from __future__ import annotations
 
-import datetime
 import json
 import math
 import os
@@ -17,10 +16,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.special import expit
 
+import fedkin
+import heart
 from fedkin import Federation, Graph
 from fedkin.data import Column, Schema
 from fedkin.errors import DataError, FedkinWarning, ModelFileError, ParameterError, UnknownSiteError
-from fedkin.fitting import FitOptions, FittedModel, FusedFit, fit, load, model_from_theta
+from fedkin.federate import Organiser, Site, change_settings
+from fedkin.federate.trust import SecurityError
+from fedkin.fitting import FitOptions, FittedModel, FusedFit, fit, join_parts, load, model_from_theta
 from fedkin.losses import HuberLoss, LinearLoss, LogisticLoss, Loss, MultinomialLoss, PoissonLoss, UserLoss, make_loss
 
 
@@ -112,25 +115,6 @@ def test_tables_are_read_by_feature_name():
         model.predict(pd.DataFrame({"age": ["old"], "dose": [1.0]}), "a")
 
 
-def test_a_single_site_needs_no_name():
-    assert made(sites=("only",)).predict([[0.0, 0.0]]).shape == (1,)
-
-
-def test_several_sites_need_names():
-    with pytest.raises(DataError, match=r"3 sites.*site= one of 'a', 'b', 'c'"):
-        made().predict([[0.0, 0.0]])
-
-
-def test_unknown_sites_are_named_with_a_hint():
-    with pytest.raises(UnknownSiteError, match=r"site 'z' was not part of the fit.*'a', 'b', 'c'"):
-        made().predict([[0.0, 0.0]], "z")
-    with pytest.raises(UnknownSiteError, match=r"site '7' \(did you mean 7, int instead of str\?\) was not"):
-        made(sites=(7, 8)).predict([[0.0, 0.0]], ["7"])
-    many = made(sites=range(200))
-    with pytest.raises(UnknownSiteError, match="and 195 more"):
-        many.predict([[0.0, 0.0]], 1000)
-
-
 def test_tuples_are_single_sites_and_lists_are_rows():
     model = made(sites=((0, 0), (0, 1)))
     assert model.predict(np.zeros((3, 2)), (0, 1)).tolist() == [model.intercept[1, 0]] * 3
@@ -151,26 +135,8 @@ def test_tuples_are_single_sites_and_lists_are_rows():
 def test_bad_rows(X, site, offset, message):
     with pytest.raises(DataError, match=message):
         made().predict(X, site, offset)
-
-
-def test_a_forgotten_offset_is_an_error():
     with pytest.raises(DataError, match="fitted with an offset"):
         made(offset_name="exposure").predict([[0.0, 0.0]], "a")
-
-
-def test_probabilities_need_classes():
-    with pytest.raises(ParameterError, match="no classes"):
-        made().predict_proba([[0.0, 0.0]], "a")
-
-
-def test_coefficients_as_a_table():
-    table = pd.DataFrame(made(feature_names=("age", "group")).coefficients())
-    assert table.columns.tolist() == ["site", "group", "intercept", "age", "feature:group"]
-    assert len(pd.DataFrame(made(loss=MultinomialLoss(3), classes=(0, 1, 2), k=2).coefficients())) == 6
-
-
-def test_groups():
-    assert made(sites="abcde").members() == (("a", "b"), ("c", "d"), ("e",))
 
 
 # --- files ----------------------------------------------------------------------------------------------------
@@ -233,22 +199,6 @@ def test_losses_and_classes_survive(tmp_path, loss, more):
     assert getattr(again.loss, "delta", None) == getattr(loss, "delta", None)
 
 
-def test_files_are_open(tmp_path):
-    """What another tool reads."""
-    model = made(sites=("Zürich", "東京", "a,b"), feature_names=("age", "intercept"))
-    model.save(tmp_path / "m")
-    assert held(tmp_path) == ["m"]
-    assert held(tmp_path / "m") == ["coefficients.csv", "edges.csv", "model.json"]
-    meta = json.loads((tmp_path / "m" / "model.json").read_text(encoding="utf-8"))
-    assert (meta["format"], meta["format_version"], meta["fused"]["lam"]) == ("fedkin-model", 2, 0.1)
-    table = pl.read_csv(tmp_path / "m" / "coefficients.csv")
-    assert table["site"].to_list() == list(model.sites)
-    np.testing.assert_array_equal(table["age"], model.coef[:, 0, 0])
-    np.testing.assert_array_equal(table["intercept"], model.intercept[:, 0])
-    np.testing.assert_array_equal(table["feature:intercept"], model.coef[:, 0, 1])
-    assert Graph.read(tmp_path / "m" / "edges.csv", sites=model.sites) == model.graph
-
-
 def test_what_a_model_need_not_have_survives_too(tmp_path):
     model = fit(Federation({u: [[float(u)]] for u in range(4)}), None, FitOptions(loss="mean", lam=0.1))
     told = {"metric": "error", "methods": [{"name": "Local", "mean": 1.5}]}
@@ -275,13 +225,6 @@ def test_other_peoples_directories_are_refused(tmp_path):
     (tmp_path / "thesis" / "chapter.tex").write_text("years of work")
     with pytest.raises(ModelFileError, match=r"not a Fedkin model \(it holds 'chapter.tex'\)"):
         made().save(tmp_path / "thesis")
-    (tmp_path / "other").mkdir()
-    (tmp_path / "other" / "model.json").write_text('{"format": "keras"}')
-    with pytest.raises(ModelFileError, match="not the description of a Fedkin model"):
-        made().save(tmp_path / "other")
-    (tmp_path / "file").write_text("x")
-    with pytest.raises(ModelFileError, match="is a file"):
-        made().save(tmp_path / "file")
     made().save(tmp_path / "m")
     (tmp_path / "m" / "notes.txt").write_text("mine")
     with pytest.raises(ModelFileError, match=r"also 'notes.txt'"):
@@ -290,35 +233,22 @@ def test_other_peoples_directories_are_refused(tmp_path):
     assert (tmp_path / "thesis" / "chapter.tex").exists()
 
 
-def test_a_failing_save_leaves_the_old_model(tmp_path, monkeypatch):
+@pytest.mark.parametrize("call", ["fsync", "rename"])
+def test_a_disk_that_is_full_leaves_the_old_model(tmp_path, monkeypatch, call):
     made(seed=0).save(tmp_path / "m")
-    rename = Path.rename
+    place, calls = (os, []) if call == "fsync" else (Path, [])
+    whole = getattr(place, call)
 
-    def failing(self, target):
-        if str(self).endswith(".new"):
-            raise OSError(28, "No space left on site")
-        return rename(self, target)
+    def failing(*arguments):
+        calls.append(1)
+        if len(calls) == 2:  # some files are written, or the old model is out of the way
+            raise OSError(28, "No space left on device")
+        return whole(*arguments)
 
-    monkeypatch.setattr(Path, "rename", failing)
+    monkeypatch.setattr(place, call, failing)
     with pytest.raises(ModelFileError, match="No space left"):
         made(seed=1).save(tmp_path / "m")
     monkeypatch.undo()
-    assert_same(load(tmp_path / "m"), made(seed=0))
-    assert held(tmp_path) == ["m"]
-
-
-def test_a_disk_that_fills_up_leaves_the_old_model(tmp_path, monkeypatch):
-    made(seed=0).save(tmp_path / "m")
-    calls = []
-
-    def failing(number):
-        calls.append(number)
-        if len(calls) == 2:
-            raise OSError(28, "No space left on site")
-
-    monkeypatch.setattr(os, "fsync", failing)
-    with pytest.raises(ModelFileError, match="No space left"):
-        made(seed=1).save(tmp_path / "m")
     assert_same(load(tmp_path / "m"), made(seed=0))
     assert held(tmp_path) == ["m"]
 
@@ -344,21 +274,6 @@ def test_entries_of_the_wrong_kind_are_noticed(tmp_path_factory, data):
         assert str(path) in str(error) or "coefficients.csv" in str(error)
 
 
-def test_other_versions_and_missing_models(tmp_path):
-    made().save(tmp_path / "m")
-    path = tmp_path / "m" / "model.json"
-    path.write_text(path.read_text().replace('"format_version": 2', '"format_version": 99'))
-    with pytest.raises(ModelFileError, match=r"format version 99.*reads version 2"):
-        load(tmp_path / "m")
-    made().save(tmp_path / "m")  # a model of another version is still a model, and may be replaced
-    with pytest.raises(ModelFileError, match="does not exist"):
-        load(tmp_path / "nowhere")
-    with pytest.raises(ModelFileError, match=r"no model\.json"):
-        load(tmp_path)
-    with pytest.raises(ModelFileError, match="is a file"):
-        load(path)
-
-
 def test_after_a_crash_between_two_renames_the_older_model_is_found(tmp_path):
     made().save(tmp_path / "m")
     (tmp_path / "m").rename(tmp_path / ".m.0123456789ab.old")
@@ -379,8 +294,6 @@ def test_ids_that_no_file_can_keep(tmp_path):
     with pytest.raises(ModelFileError, match="of type frozenset cannot be written"):
         made(sites=(frozenset({1}), "b")).save(tmp_path / "m")
     assert held(tmp_path) == []
-    made(sites=(datetime.date(2024, 1, 1), datetime.datetime(2024, 1, 1))).save(tmp_path / "m")
-    assert load(tmp_path / "m").sites == (datetime.date(2024, 1, 1), datetime.datetime(2024, 1, 1))
 
 
 def squared(theta, X, y, offset):
@@ -409,13 +322,6 @@ def test_a_loss_of_ones_own(tmp_path):
     np.testing.assert_array_equal(load(tmp_path / "doubled", loss=doubled).predict(X, 1), model.predict(X, 1))
     with pytest.raises(ParameterError, match="its name only"):
         again.loss.value(np.zeros(3), X, X[:, 0])
-
-
-def test_a_known_loss_cannot_be_swapped(tmp_path):
-    made().save(tmp_path / "m")
-    assert load(tmp_path / "m", loss=LinearLoss()).loss.name == "linear"
-    with pytest.raises(ModelFileError, match="leave loss= out"):
-        load(tmp_path / "m", loss=PoissonLoss())
 
 
 def test_infinite_gaps_survive(tmp_path):
@@ -465,36 +371,6 @@ def test_parameters_of_prepared_rows_become_a_model_in_the_users_units():
     assert model.n_samples.tolist() == [40, 50, 0]
 
 
-def test_a_model_with_a_schema_comes_back_whole(tmp_path):
-    model = schema_model()
-    model.save(tmp_path / "m")
-    back = load(tmp_path / "m")
-    assert back.schema == SCHEMA
-    np.testing.assert_array_equal(back.predict_proba(schema_table(), "n"), model.predict_proba(schema_table(), "n"))
-
-
-def test_tables_that_break_the_schema_are_refused_in_its_words():
-    table = schema_table()
-    table["ward"][3] = "Z"
-    table["age"] = table["age"] * 12
-    with pytest.raises(DataError, match=r"(?s)of values are above 100 years.*unknown level 'Z' \(1 row\)"):
-        schema_model().predict(table, "n")
-    del table["log_time"]
-    with pytest.raises(DataError, match="log_time: there is no such column"):
-        schema_model().predict(table, "n")
-
-
-def test_equal_parameters_along_edges_make_a_group():
-    schema = Schema((Column("x"),), Column("y"))
-    same = {"a": [1.0, 2.0], "b": [1.0, 2.0], "c": [1.0, 2.0]}
-    how = {"schema": schema, "loss": make_loss("linear"), "intercept": True, "n_samples": {}}
-    assert model_from_theta(same, Graph(["a", "b", "c"], [("a", "b")]), **how).members() == (("a", "b"), ("c",))
-    with pytest.raises(ParameterError, match="'c'"):
-        model_from_theta({"a": [1.0, 2.0], "b": [1.0, 2.0]}, Graph.empty(["a", "b", "c"]), **how)
-    with pytest.raises(ParameterError, match="2 parameters"):
-        model_from_theta({"a": [1.0]}, Graph.empty(["a"]), **how)
-
-
 def test_a_part_stands_alone(tmp_path):
     model = schema_model()
     part = model.part(["w", "s"])
@@ -512,3 +388,85 @@ def test_a_part_stands_alone(tmp_path):
         model.part(["x"])
     with pytest.raises(ParameterError):
         model.part([])
+
+
+@pytest.fixture
+def two(tmp_path: Path) -> tuple[Organiser, Path, Path]:
+    made = heart.organiser(tmp_path, names=("north", "south"))
+    return made, heart.admitted(made, "north"), heart.admitted(made, "south")
+
+
+def model_of(contract, site: str, theta: float = 0.5, lam: float = 0.1) -> FittedModel:
+    return model_from_theta(
+        {site: np.full(4, theta)}, fedkin.Graph.empty([site]), schema=contract.schema, loss=contract.loss_object(),
+        intercept=True, n_samples={site: 40}, fused=FusedFit("l1", lam), origin={"from": "rounds", "rounds": 7},
+    )  # fmt: skip
+
+
+def test_files_that_no_model_has_are_refused(two, tmp_path: Path) -> None:
+    """Nothing is written elsewhere, whatever an organiser that was taken over signs."""
+    made, north, _ = two
+    (tmp_path / "part").mkdir()
+    (tmp_path / "part" / "site.key").write_text("mine")
+    (path,) = made.deliver({"north": tmp_path / "part"})
+    before = (north / "site.key").read_bytes()
+    with pytest.raises(SecurityError, match=r"north\.model: .*`\$\.files`"):
+        Site.read(north).accept(path)
+    assert (north / "site.key").read_bytes() == before and not (north / "model").exists()
+
+
+def test_a_site_publishes_only_if_its_rules_say_so_and_for_itself(two) -> None:
+    made, north, south = two
+    with pytest.raises(DataError, match="has no model yet"):
+        Site.read(north).publish()
+    model_of(made.contract, "north").save(north / "model")
+    with pytest.raises(DataError, match=r"the rules of north keep its parameters to itself.*--share-result"):
+        Site.read(north).publish()
+    change_settings(north, share_result=True)
+    path = Site.read(north).publish(frozenset({"south"}))
+    found = made.read_published(path)
+    assert (found.site, found.dropped) == ("north", ("south",))
+    model_of(made.contract, "south").save(south / "model")
+    change_settings(south, share_result=True)
+    other = Site.read(south).publish()
+    with pytest.raises(SecurityError, match=str(other)):
+        made.read_published(Path(_signed_for(other, "north")))
+    made.expel("north")
+    with pytest.raises(DataError, match="north has left or was expelled"):
+        made.read_published(path)
+
+
+def _signed_for(path: Path, site: str) -> str:
+    content = json.loads(path.read_text())
+    content["body"]["site"] = site
+    path.write_text(json.dumps(content))
+    return str(path)
+
+
+def test_parts_of_different_rounds_are_not_joined(two) -> None:
+    made, *_ = two
+    graph = fedkin.Graph(["north", "south"], [("north", "south")])
+    one, other = model_of(made.contract, "north"), model_of(made.contract, "south")
+    assert join_parts([one, other], graph).members() == (("north", "south"),)
+    assert join_parts([one, model_of(made.contract, "south", 0.6)], graph).n_groups == 2
+    with pytest.raises(DataError, match="'north' and 'south' differ in lam: they are not of the same rounds"):
+        join_parts([one, model_of(made.contract, "south", lam=0.2)], graph)
+    with pytest.raises(DataError, match="each of them once"):
+        join_parts([one, one], graph)
+
+
+def test_joining_the_parts_gives_the_model_back() -> None:
+    rng = np.random.default_rng(0)
+    schema = Schema((Column("x", low=0, high=4), Column("z", low=-1, high=1)), Column("y"))
+    theta = {site: rng.normal(size=3).round(2 if site != "b" else 1) for site in "abc"}
+    theta["c"] = theta["a"]
+    graph = fedkin.Graph(list("abc"), [("a", "b"), ("b", "c"), ("a", "c")])
+    whole = model_from_theta(
+        theta, graph, schema=schema, loss=make_loss("linear"), intercept=True, n_samples=dict.fromkeys("abc", 9)
+    )
+    again = join_parts([whole.part([site]) for site in "cab"], graph)
+    assert again.coef.tobytes() == whole.coef.tobytes() and again.intercept.tobytes() == whole.intercept.tobytes()
+    assert again.members() == whole.members() == (("a", "c"), ("b",))
+    federation = fedkin.Federation({site: [[float(site > "a")]] for site in "abc"})
+    means = fit(federation, graph, FitOptions(loss="mean", lam=0.01, select="none"))
+    assert join_parts([means.part([site]) for site in "abc"], graph).members() == means.members()

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import io
-import logging
 import signal
 import threading
-import time
 
 import pytest
 from rich.console import Console
@@ -34,37 +32,6 @@ def place(tmp_path, monkeypatch):
     return tmp_path
 
 
-def test_a_bar_shows_loops_and_the_time_left():
-    shown = io.StringIO()
-    console = Console(file=shown, force_terminal=True, width=100)
-    with fedkin.progress("a long computation", console=console) as say:
-        say("the second step")
-        for _ in tracked(range(3), "folds"):
-            for _ in tracked(range(2), "levels"):
-                pass
-    text = shown.getvalue()
-    assert "the second step" in text
-
-
-def test_time_left_in_words():
-    from fedkin.fitting.progress import time_left
-
-    now = time.monotonic()
-    assert time_left(0.0, now, 0, 5) == time_left(0.0, now, 5, 5) == ""
-    assert time_left(-1e9, now, 1, 2).endswith("min left")
-
-
-def test_the_time_left_shrinks_while_a_turn_is_under_way(monkeypatch):
-    """Two turns of ten seconds are done, two are left; the third takes longer than the others."""
-    from fedkin.fitting import progress
-
-    words = []
-    for second in (0, 4, 8, 12, 19.5):
-        monkeypatch.setattr(progress.time, "monotonic", lambda second=second: 120.0 + second)
-        words.append(progress.time_left(100.0, 120.0, 2, 4))
-    assert words == ["about 20 s left", "about 16 s left", "about 12 s left", "about 8 s left", "about 1 s left"]
-
-
 def test_without_a_terminal_there_are_lines_now_and_then():
     shown, told = io.StringIO(), threading.Event()
 
@@ -83,18 +50,6 @@ def test_without_a_terminal_there_are_lines_now_and_then():
     assert "choosing lam; folds, 1 of 3 (about" in shown.getvalue()
 
 
-def test_short_runs_are_silent(place, capsys):
-    assert main([*FIT, "--json"]) == 0
-    assert capsys.readouterr().err == ""
-
-
-def test_the_log_is_called_fedkin(caplog):
-    with caplog.at_level(logging.DEBUG, logger="fedkin"):
-        list(tracked("ab", "letters"))
-    assert [record.name for record in caplog.records] == ["fedkin"] * 3
-    assert caplog.records[-1].getMessage().startswith("letters: 2 in ")
-
-
 def test_cross_validation_and_splits_tell_how_far_they_are():
     heard = set()
     with listening(lambda words, done, total: heard.add((words, done == total))):
@@ -102,14 +57,6 @@ def test_cross_validation_and_splits_tell_how_far_they_are():
         compare(design.federation, design.graph, FitOptions(select="none", cv_folds=2), repeats=1)
     for words in ("comparing on held-out rows", "cross-validation"):
         assert {(words, False), (words, True)} <= heard
-
-
-def test_listeners_end_with_their_context():
-    heard = []
-    with listening(lambda *turn: heard.append(turn)):
-        list(tracked("a", "one"))
-    list(tracked("b", "two"))
-    assert heard == [("one", 0, 1), ("one", 1, 1)]
 
 
 def interrupted_fit(monkeypatch, turn):

@@ -1,4 +1,4 @@
-"""The report of a model: what its page is told, and that it is one file that nothing can break out of."""
+"""The report of a model: the data of its page and its size, places of sites, and the model card."""
 
 from __future__ import annotations
 
@@ -18,14 +18,10 @@ from fedkin.cli import main
 from fedkin.datasets import paper_design
 from fedkin.errors import DataError
 from fedkin.fitting import FitOptions, FittedModel, fit, load, with_history
-from fedkin.report import read_coordinates, report_page, report_payload
+from fedkin.report import model_card, read_coordinates, report_page, report_payload
 from fedkin.report.payload import (
     BLOCKS,
     MOST_ESTIMATES,
-    MOST_PAIRED_SITES,
-    display_order,
-    nearest_kin,
-    pair_matrix,
 )
 
 #: Bytes that a page may have.
@@ -86,7 +82,7 @@ def test_differences_are_those_of_contrasts(kin, monkeypatch):
 
 def test_a_fused_model(fused):
     told = report_payload(replace(fused, comparison=COMPARED))
-    assert told["headline"] == "12 sites form 2 groups." and told["lead"] == COMPARED["verdict"]
+    assert told["lead"] == COMPARED["verdict"]
     assert told["method"] == "fused" and told["resolved"]
     estimates = unpacked(told["coefficients"]["estimates"], "f4").reshape(12, 5)
     np.testing.assert_allclose(estimates, np.c_[fused.intercept, fused.coef[:, 0]], rtol=1e-6)
@@ -103,7 +99,6 @@ def test_a_fused_model(fused):
     assert len(path["groups"]["counts"]) == len(path["choice"]["lams"]) >= 3
     at_top, at_bottom = path["groups"]["counts"][0], path["groups"]["counts"][-1]
     assert at_top <= 2 < at_bottom, "groups fuse as lam grows"
-    assert told["trust"][0]["title"] == "The optimum is certified"
 
 
 def test_the_matrix_of_a_fused_model_counts_equal_coefficients():
@@ -116,45 +111,12 @@ def test_the_matrix_of_a_fused_model_counts_equal_coefficients():
 
 def test_a_kin_model(kin):
     told = report_payload(kin)
-    assert told["headline"] == "12 sites form 2 groups of kin."
     halves = unpacked(told["coefficients"]["halves"], "f4").reshape(12, 6)
     np.testing.assert_allclose(2 * halves, np.ptp(kin.kin.confint(0.95), axis=2), rtol=1e-6)
     values, (i, j) = unpacked(told["matrix"]["values"], "u1"), np.tril_indices(12, -1)
     np.testing.assert_allclose(values / 255, kin.kin.probability[i, j], atol=0.5 / 255 + 1e-9)
     groups = np.array(told["sites"]["groups"])[told["order"]]
     assert (np.diff(groups) >= 0).all(), "sites of a group stand together"
-    titles = {line["title"] for line in told["trust"]}
-    assert "How sure the groups are" in titles and any("sampler" in title for title in titles)
-
-
-def test_no_groups_resolved():
-    rng = np.random.default_rng(0)
-    theta = rng.standard_normal((15, 3))
-    X = rng.standard_normal((15, 30, 3))
-    rows = {u: (X[u], X[u] @ theta[u] + rng.standard_normal(30)) for u in range(15)}
-    model = fit(Federation(rows))
-    told = report_payload(model)
-    assert not told["resolved"] and set(told["sites"]["groups"]) == {0}
-    assert told["headline"] == "No groups resolved: the 15 sites differ gradually, or too little for groups to show."
-    assert any(line["title"] == "Why there are no groups" for line in told["trust"])
-
-
-def test_a_model_of_one_site_and_one_without_groups():
-    fed = Federation({"a": ([[0.0], [1.0], [2.0]], [1.0, 3.0, 5.0])})
-    assert report_payload(fit(fed))["headline"] == "A model for one site."
-    many = Federation({u: [[float(u)]] for u in range(4)})
-    apart = fit(many, None, FitOptions(loss="mean", lam=0.0, select="none"))
-    assert report_payload(apart)["headline"] == "Each of the 4 sites has a model of its own."
-    as_one = fit(many, None, FitOptions(loss="mean", lam=100.0, select="none"))
-    assert report_payload(as_one)["headline"] == "All 4 sites belong together."
-
-
-def test_several_classes_have_coefficients_of_each():
-    rng = np.random.default_rng(1)
-    rows = {u: (rng.standard_normal((30, 2)), rng.choice(["x", "y", "z"], 30)) for u in range(3)}
-    model = fit(Federation(rows), None, FitOptions(lam=0.01, select="none"))
-    names = report_payload(model)["coefficients"]["names"]
-    assert names[0] == "(intercept) [y]" and names[3] == "(intercept) [z]" and len(names) == 6
 
 
 # --- many sites -----------------------------------------------------------------------------------------------
@@ -194,56 +156,6 @@ def test_more_sites_than_all_pairs_can_be_looked_at():
     assert sorted(told["order"]) == list(range(7000))
 
 
-def test_blocks_are_means_and_nearest_are_the_best():
-    rng = np.random.default_rng(0)
-    n = MOST_PAIRED_SITES + 203
-    values = rng.random((n, n))
-    values = (values + values.T) / 2
-    order = rng.permutation(n)
-    made = pair_matrix(values, order)
-    starts, blocks = made["starts"], unpacked(made["values"], "u1").reshape(BLOCKS, BLOCKS)
-    a, b = order[starts[5] : starts[6]], order[starts[9] : starts[10]]
-    assert abs(blocks[5, 9] / 255 - values[np.ix_(a, b)].mean()) <= 0.5 / 255 + 1e-9
-    near = nearest_kin(values, 3)
-    others = np.delete(values[7], 7)
-    found = unpacked(near["sites"], "i4").reshape(n, 3)[7]
-    np.testing.assert_array_equal(values[7, found], np.sort(others)[::-1][:3])
-    few = values[:20, :20].copy()
-    np.fill_diagonal(few, 1.0)
-    groups = rng.integers(0, 3, 20)
-    assert (np.diff(groups[display_order(few, groups)]) >= 0).all()
-
-
-# --- one file -------------------------------------------------------------------------------------------------
-
-NASTY = "</script><script>alert(1)</script><img src=x onerror=alert(2)>&amp;\u2028"
-
-
-def test_nothing_that_a_site_is_called_becomes_part_of_the_page():
-    fed = Federation({NASTY: ([[0.0], [1.0], [2.0]], [1.0, 3.0, 5.0])}, feature_names=["<b>x</b>"])
-    page = report_page(fit(fed))
-    assert payload_of(page)["sites"]["names"] == [NASTY]
-    assert page.count("<script") == page.count("</script>") == 2
-    assert "<img" not in page and "<b>" not in page and "\u2028" not in page
-
-
-def test_without_its_script_the_page_has_numbers_that_can_be_read(kin):
-    method = {"name": "Local", "mean": 11358800000.0, "standard_error": 1.5e9, "difference": 2.6e9}
-    compared = {"metric": "mean squared error", "methods": [method | {"difference_error": 1.7e9}], "verdict": "."}
-    page = report_page(replace(kin, comparison={**compared, "sites": [], "more": {}, "repeats": 3, "test_size": 0.25}))
-    quiet = page[page.index("<noscript>") : page.index("</noscript>")]
-    assert "<td>11 360 000 000</td>" in quiet
-    assert "11358800000" not in quiet
-
-
-def test_the_page_needs_nothing_else(kin):
-    page = report_page(kin)
-    assert "default-src 'none'" in page
-    outside = re.findall(r'(?:src|href)="(?!#)[^"]*"|url\((?!#)[^)]*\)|@import', page.split('<script type="appl')[0])
-    assert outside == []
-    assert {address for address in re.findall(r"https?://[^\"'`\s)]+", page)} <= {"http://www.w3.org/2000/svg"}
-
-
 # --- places ---------------------------------------------------------------------------------------------------
 
 
@@ -259,15 +171,6 @@ def test_coordinates(tmp_path: Path):
     table.write_text("site,x,y\na,far,1\n")
     with pytest.raises(DataError, match="is no number"):
         read_coordinates(table, ["a"])
-
-
-def test_states_are_recognised():
-    rows = {name: [[1.0]] for name in ("Ohio", "New York", "texas", "DC")}
-    model = fit(Federation(rows), None, FitOptions(loss="mean", lam=1.0, select="none"))
-    assert report_payload(model)["places"]["codes"] == ["OH", "NY", "TX", "DC"]
-    rows["Paris"] = [[1.0]]
-    model = fit(Federation(rows), None, FitOptions(loss="mean", lam=1.0, select="none"))
-    assert report_payload(model)["places"] is None
 
 
 # --- the command ----------------------------------------------------------------------------------------------
@@ -291,8 +194,16 @@ def test_fit_and_report_write_the_same_page(tmp_path: Path, capsys: pytest.Captu
     assert sorted(load(tmp_path / "model").history) == ["choice", "command", "data", "dropped", "path"]
 
 
-def test_places_that_cannot_hold_a_page(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
-    assert main(["report", str(tmp_path / "none"), "--out", str(tmp_path)]) == 2
-    assert "is a directory, expected the name of a file" in capsys.readouterr().err
-    assert main(["report", str(tmp_path / "none"), "--out", str(tmp_path / "no" / "page.html")]) == 2
-    assert "make it first" in capsys.readouterr().err.replace("\n", " ")
+@pytest.fixture(scope="module")
+def model() -> FittedModel:
+    design = paper_design(n_sites=6, n_samples=30, n_features=3, n_clusters=2, signal=2, seed=0)
+    return fit(design.federation, design.truth, FitOptions(lam=0.1, select="none"))
+
+
+def test_a_card_says_what_was_promised_about_privacy(model: FittedModel) -> None:
+    promised = {"epsilon": 2.0, "delta": 1e-6, "sites": 6}
+    private = replace(model, origin={"from": "summaries", "rounds": 1, "privacy": promised})
+    assert "epsilon 2 and delta 1e-06 at most, at 6 sites" in model_card(private)
+    plain = replace(model, origin={"from": "summaries", "rounds": 1})
+    assert "No differential privacy was asked for." in model_card(plain)
+    assert "round by round" in model_card(replace(model, origin={"from": "rounds", "rounds": 9}))

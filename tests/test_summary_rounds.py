@@ -18,7 +18,7 @@ from fedkin.data import Federation
 from fedkin.errors import DataError, ParameterError, SolverError
 from fedkin.fitting import FitOptions, FittedModel, Queries, fit
 from fedkin.graph import Graph
-from fedkin.losses import LOSSES, HuberLoss, Loss, UserLoss, make_loss
+from fedkin.losses import LOSSES, HuberLoss, Loss, make_loss
 
 SMOOTH = [name for name in LOSS_NAMES if not LOSSES[name].quadratic]
 #: Sites agree on a threshold beforehand, while fits from rows measure one: it is stated here.
@@ -80,23 +80,6 @@ def test_few_rounds_give_the_fit_from_rows(loss: str, standardize: bool) -> None
         assert_certified(model, fed, options)
 
 
-@pytest.mark.parametrize("loss", SMOOTH)
-def test_the_tolerance_can_be_tight(loss: str) -> None:
-    fed = named(loss, (60, 80, 70, 90))
-    options = FitOptions(STATED.get(loss, loss), lam=0.02, select="none", tol=1e-10)
-    model = fitted(fed, loss, options)
-    exact = fit(fed, None, replace(options, tol=1e-12))
-    np.testing.assert_allclose(model.coef, exact.coef, atol=1e-4)
-
-
-def test_edges_and_lam_are_those_of_the_rows_or_close() -> None:
-    fed = named("logistic", (150, 180, 170, 190, 165, 175), seed=2)
-    options = FitOptions("logistic", "fused")
-    ours, theirs = fitted(fed, "logistic", options), fit(fed, None, options)
-    assert list(ours.graph.edge_ids()) == list(theirs.graph.edge_ids())
-    assert ours.fused.lam == pytest.approx(theirs.fused.lam, rel=0.5)  # cross-validated on expansions instead of rows
-
-
 def test_logistic_against_cvxpy() -> None:
     fed = named("logistic", (40, 50, 60), q=2)
     lam = 0.01
@@ -137,24 +120,6 @@ def test_separated_classes_get_a_light_ridge() -> None:
         for lines in fitted(overlap, "logistic", FitOptions("logistic", lam=0.05)).notes.values()
         for line in lines
     )
-
-
-def expectile() -> UserLoss:
-    def value(theta: np.ndarray, X: np.ndarray, y: np.ndarray, offset: None) -> float:
-        r = y - X @ theta
-        return float(np.mean(np.where(r > 0, 0.8, 0.2) * r**2))
-
-    def gradient(theta: np.ndarray, X: np.ndarray, y: np.ndarray, offset: None) -> np.ndarray:
-        r = y - X @ theta
-        return np.asarray(-2 * X.T @ (np.where(r > 0, 0.8, 0.2) * r) / len(y))
-
-    return UserLoss(value, gradient, name="expectile")
-
-
-def test_a_custom_loss() -> None:
-    fed = named("huber", (60, 80, 70, 90))
-    options = FitOptions(expectile(), lam=0.05, select="none")
-    assert_certified(fitted(fed, expectile(), options), fed, options)
 
 
 def test_the_gap_is_certified_from_answers_alone() -> None:
@@ -227,9 +192,3 @@ def test_answers_that_do_not_belong_to_the_questions_are_refused() -> None:
         fit(first, None, options, answer=sites.answer, max_rounds=2)
     with pytest.raises(ParameterError, match="refit"):
         fit(first, None, FitOptions("logistic", refit=True), answer=sites.answer)
-
-
-def test_a_model_from_messages_says_so_when_it_is_read_back(tmp_path: Any) -> None:
-    model = fitted(named("logistic", (60, 80, 70)), "logistic", FitOptions("logistic"))
-    model.save(tmp_path / "model")
-    assert fedkin.load(tmp_path / "model").origin == model.origin

@@ -146,27 +146,3 @@ def test_weights_are_routed(tmp_path):
         weighted.X[train], weighted.y[train], weighted.site_index[train], sample_weight=weight[train]
     )
     assert np.array_equal(found["estimator"][0].coef_, mine.coef_)
-
-
-@pytest.mark.parametrize("method", ["kin", "fused"])
-def test_weights_of_the_command_line_reach_every_method(tmp_path, monkeypatch, method):
-    from fedkin.cli import main
-
-    monkeypatch.chdir(tmp_path)
-    _, repeated, weight = design("linear")
-    weighted, _, _ = design("linear")
-
-    def lines(fed, more):
-        rows = zip(fed.site_index, fed.X[:, 0], fed.X[:, 1], fed.y, more, strict=True)
-        return "site,a,b,y,w\n" + "".join(f"s{u},{a!r},{b!r},{y!r},{w}\n" for u, a, b, y, w in rows)
-
-    (tmp_path / "one.csv").write_text(lines(weighted, weight).replace("np.float64(", "").replace(")", ""))
-    (tmp_path / "two.csv").write_text(
-        lines(repeated, np.ones(len(repeated.X), dtype=int)).replace("np.float64(", "").replace(")", "")
-    )
-    asked = ["--site", "site", "--target", "y", "--weight", "w", "--test-size", "0", "--method", method]
-    asked += ["--lam", "0.05"] if method == "fused" else []
-    for name in ("one", "two"):
-        assert main(["fit", f"{name}.csv", *asked, "--out", name]) == 0
-    one, two = fedkin.load(tmp_path / "one"), fedkin.load(tmp_path / "two")
-    assert np.allclose(one.coef, two.coef, atol=2e-4 if method == "kin" else 1e-5)
