@@ -18,7 +18,7 @@ import fedkin
 import fedkin.cli.fit
 from clinics import FIT, clinic_rows, failing, write
 from fedkin.cli import main
-from fedkin.cli.console import add_row, flag, output, plain_table
+from fedkin.cli.console import flag
 from fedkin.datasets import paper_design
 from fedkin.errors import ParameterError, SolverError
 from fedkin.fitting import FitOptions, fit
@@ -239,21 +239,6 @@ def test_intervals_of_probabilities_hold_the_mean_and_what_they_promise(level):
     np.testing.assert_allclose(inside, level, atol=0.02)
     with pytest.raises(ParameterError, match=r"say 0\.9 for 90%"):
         predicted(kin, X, theta, covariance, 1.0, level=90, target="mean")
-
-
-@pytest.mark.parametrize("width", [66, 120])
-def test_numbers_in_tables_are_never_cut(monkeypatch, capsys, width):
-    monkeypatch.setenv("COLUMNS", str(width))
-    heads = ("method", "mean squared error", "s.e.", "difference from Fedkin", "s.e. of that", "explained variance")
-    numbers = ("0.003045", "0.00012", "+0.000345", "0.00023", "0.9876")
-    table = plain_table(*heads)
-    add_row(table, "Site intercepts", *numbers)
-    add_row(table, "Local", *numbers)
-    output().print(table)
-    found = capsys.readouterr().out
-    assert "…" not in found and max(map(len, found.splitlines())) <= width
-    assert all(found.count(f" {number}") == 2 for number in numbers)
-    assert all(word in found for head in heads for word in head.split())
 
 
 def test_outputs_never_replace_what_a_command_reads(table, capsys):

@@ -1,4 +1,4 @@
-"""The scikit-learn face: its own checks, sites as metadata, and what users get wrong."""
+"""The scikit-learn estimators: its own checks, sites as metadata or a column of X, later rows, and refusals."""
 
 from __future__ import annotations
 
@@ -7,18 +7,25 @@ from dataclasses import fields
 from typing import get_type_hints
 
 import numpy as np
+import pandas as pd
 import pytest
 import sklearn
 from sklearn.base import clone
 from sklearn.linear_model import LinearRegression
-from sklearn.metrics import roc_auc_score
-from sklearn.model_selection import KFold, cross_val_predict, cross_val_score, cross_validate
+from sklearn.model_selection import cross_val_predict, cross_val_score
 from sklearn.utils.estimator_checks import parametrize_with_checks
 
-from fedkin import FedADMMClassifier, FedADMMRegressor, Graph, SiteScorer, WithinSiteKFold
+from fedkin import (
+    FedADMMClassifier,
+    FedADMMRegressor,
+    Graph,
+    KinClassifier,
+    KinRegressor,
+    SiteScorer,
+    WithinSiteKFold,
+)
 from fedkin.errors import DataError, FedkinWarning, GraphError, GraphWarning, ParameterError, UnknownSiteError
 from fedkin.fitting import FitOptions
-from fedkin.losses import HuberLoss
 
 
 # several checks fit classes that can be separated, of which a DegenerateSiteWarning rightly tells; all fit one site
@@ -57,9 +64,6 @@ def three_sites(n=40, classes=None, seed=0):
         y = np.array(classes)[np.searchsorted(cuts, eta + rng.logistic(size=3 * n))]
     order = rng.permutation(3 * n)
     return X[order], y[order], site[order]
-
-
-# --- one site: as any other estimator -----------------------------------------------------------------------
 
 
 # --- several sites ------------------------------------------------------------------------------------------
@@ -101,14 +105,6 @@ def test_folds_in_parallel_choose_the_same():
 # --- what users get wrong -------------------------------------------------------------------------------------
 
 
-def test_predicting_without_sites():
-    X, y, site = three_sites()
-    model = FedADMMRegressor(lam=0.1).fit(X, y, site=site)
-    for call in (model.predict, lambda X: model.score(X, y)):
-        with pytest.raises(DataError, match=r"3 sites.*site= one of"):
-            call(X)
-
-
 @pytest.mark.parametrize(
     ("estimator", "message"),
     [
@@ -116,9 +112,6 @@ def test_predicting_without_sites():
         (FedADMMRegressor(loss="mean"), "fedkin.Problem"),
         (FedADMMRegressor(loss="cubic"), "unknown loss 'cubic'"),
         (FedADMMClassifier(loss="linear"), "not for classes"),
-        (FedADMMRegressor(solver="magic"), "solver must be"),
-        (FedADMMRegressor(lam="auto"), "lam must be"),
-        (FedADMMRegressor(select="fdr"), "select must be"),
         (FedADMMRegressor(cv=1), "at least 2"),
     ],
 )
@@ -140,13 +133,6 @@ def test_bad_rows_and_sites():
         FedADMMClassifier().fit(X, np.ones(120), site=site)
 
 
-def test_loss_objects():
-    X, y, site = three_sites()
-    one = FedADMMRegressor(loss=HuberLoss(0.5), lam=0.01).fit(X, y, site=site)
-    assert one.model_.loss.delta == 0.5
-    assert clone(one).loss == HuberLoss(0.5)
-
-
 # --- metadata routing -----------------------------------------------------------------------------------------
 
 
@@ -166,14 +152,6 @@ def test_cross_val_predict_raises_instead_of_guessing(routing):
     model = FedADMMRegressor(lam=0.01).set_fit_request(site=True).set_predict_request(site=True)
     with pytest.raises(DataError, match="3 sites"):
         cross_val_predict(model, X, y, cv=WithinSiteKFold(3), params={"site": site, "groups": site})
-
-
-def test_folds_that_drop_whole_sites_end_in_a_clear_error(routing):
-    X, y, site = three_sites(n=20)
-    order = np.argsort(site)
-    model = FedADMMRegressor(lam=0.01).set_fit_request(site=True).set_score_request(site=True)
-    with pytest.raises(UnknownSiteError, match="was not part of the fit"):
-        cross_validate(model, X[order], y[order], cv=KFold(3), params={"site": site[order]}, error_score="raise")
 
 
 def test_without_routing_scores_cannot_be_wrong_silently():
@@ -206,30 +184,6 @@ def test_options_are_those_of_fit_options():
             estimator(lamda=1.0)
 
 
-def test_scores_of_scikit_learn_know_the_site():
-    rng = np.random.default_rng(0)
-    X, site = rng.normal(size=(240, 2)), np.repeat(["a", "b", "c"], 80)
-    y = (X[:, 0] * np.where(site == "c", -2.0, 2.0) + rng.logistic(size=240) > 0).astype(int)
-    routed = {"params": {"site": site, "groups": site}, "cv": WithinSiteKFold(3), "error_score": "raise"}
-    with sklearn.config_context(enable_metadata_routing=True):
-        model = FedADMMClassifier(lam=1e-3).set_fit_request(site=True)
-        together = cross_val_score(model, X, y, scoring=SiteScorer("roc_auc"), **routed)
-        each = cross_val_score(model, X, y, scoring=SiteScorer("roc_auc", per_site=True), **routed)
-    assert together.min() > 0.75
-    assert each.min() > 0.75
-    fitted = FedADMMClassifier(lam=1e-3).fit(X, y, site=site)
-    by_hand = [roc_auc_score(y[site == u], fitted.predict_proba(X[site == u], site=u)[:, 1]) for u in "abc"]
-    found = SiteScorer("roc_auc", per_site=True)(fitted, X, y, site=site)
-    assert found == pytest.approx(np.mean(by_hand), abs=1e-12)
-
-
-def test_auto_loss_is_the_one_of_the_estimator():
-    X, site = np.arange(12.0).reshape(-1, 1), np.repeat(["a", "b"], 6)
-    counts = np.arange(12) % 3
-    assert FedADMMRegressor(lam=0.1).fit(X, counts, site=site).model_.loss.name == "linear"
-    assert FedADMMClassifier(lam=0.1).fit(X, counts % 2, site=site).model_.loss.name == "logistic"
-
-
 def test_sites_that_a_graph_does_not_name_have_no_edges():
     networkx = pytest.importorskip("networkx")
     rng = np.random.default_rng(0)
@@ -239,3 +193,127 @@ def test_sites_that_a_graph_does_not_name_have_no_edges():
         model = FedADMMRegressor(lam=0.1).fit(X, y, site=site, graph=networkx.path_graph(["a", "b"]))
     assert model.graph_.degree.tolist() == [1, 1, 0]
     np.testing.assert_allclose(model.coef_[2], LinearRegression().fit(X[site == "c"], y[site == "c"]).coef_, rtol=1e-4)
+
+
+FUSED = {"lam": 0.01, "select": None}
+
+
+def sites(classes: bool, n: int = 60):
+    """Sites a, b, d alike, c the opposite."""
+    rng = np.random.default_rng(0)
+    site = np.repeat(["a", "b", "c", "d"], n)
+    X = rng.normal(size=(4 * n, 2))
+    eta = 2 * X[:, 0] * np.where(site == "c", -1.0, 1.0)
+    y = (eta + rng.logistic(size=4 * n) > 0).astype(int) if classes else eta + 0.5 * rng.normal(size=4 * n)
+    order = rng.permutation(4 * n)
+    frame = pd.DataFrame(X, columns=["age", "dose"]).assign(site=site)
+    return frame.iloc[order].reset_index(drop=True), y[order], site[order]
+
+
+def with_column(model):
+    return clone(model).set_params(site_column="site")
+
+
+# --- a column of X: nothing else has to know ------------------------------------------------------------------
+
+
+def test_columns_by_number_and_what_is_wrong_with_them():
+    frame, y, site = sites(classes=False)
+    codes = np.column_stack([frame[["age", "dose"]], np.searchsorted(["a", "b", "c", "d"], site)])
+    model = KinRegressor(site_column=2).fit(codes, y)
+    assert sorted(model.sites_) == [0, 1, 2, 3]
+    assert model.coef_.shape == (4, 2)
+    assert model.predict(codes[:2]).shape == (2,)
+    assert model.predict(codes[:2, :2], site=[0, 1]).shape == (2,)
+    with pytest.raises(DataError, match="no column 2, which site_column= names"):
+        model.predict(codes[:2, :2])
+    with pytest.raises(DataError, match="'site' is a name, but X is an array"):
+        KinRegressor(site_column="site").fit(codes, y)
+    with pytest.raises(DataError, match="no column 'ward', which site_column= names"):
+        KinRegressor(site_column="ward").fit(frame, y)
+
+
+def test_scores_that_are_not_told_the_site_are_loud(routing):
+    frame, y, site = sites(classes=True)
+    X = frame[["age", "dose"]]
+    routed = {"cv": WithinSiteKFold(3), "params": {"site": site, "groups": site}, "error_score": "raise"}
+    model = KinClassifier()
+    with pytest.raises(DataError, match=r"4 sites.*fedkin.SiteScorer.*model.at\(site\).*site_column="):
+        cross_val_score(model, X, y, scoring="roc_auc", **routed)
+    assert cross_val_score(model, X, y, scoring=SiteScorer("roc_auc"), **routed).min() > 0.75
+
+
+# --- rows that come later -------------------------------------------------------------------------------------
+
+
+def test_sums_that_are_kept_lose_no_digits_far_from_zero():
+    rng = np.random.default_rng(0)
+    X, site = rng.normal(size=(400, 2)) + np.array([1e5, -3e4]), np.repeat(["a", "b"], 200)
+    y = X @ [1.0, 2.0] + rng.normal(size=400)
+    weight = rng.integers(1, 4, 400)
+    for more in ({}, {"offset": X[:, 0]}, {"sample_weight": weight}):
+        model = FedADMMRegressor(lam=0.01, select=None, tol=1e-12)
+        parts = [{name: values[part] for name, values in more.items()} for part in (slice(250), slice(250, None))]
+        grown = clone(model).fit(X[:250], y[:250], site=site[:250], **parts[0])
+        grown.partial_fit(X[250:], y[250:], site=site[250:], **parts[1])
+        whole = clone(model).fit(X, y, site=site, **more)
+        assert np.allclose(grown.coef_, whole.coef_, rtol=1e-6)
+        at = more.get("offset", np.zeros(400)) if "offset" in more else None
+        assert np.allclose(grown.predict(X, site, at), whole.predict(X, site, at), rtol=1e-8)
+
+
+def test_a_class_that_comes_later():
+    frame, y, site = sites(classes=True)
+    X = frame[["age", "dose"]].to_numpy()
+    model = KinClassifier().fit(X[:200], y[:200], site=site[:200])
+    model.partial_fit(X[200:], np.where(X[200:, 1] > 1, 2, y[200:]), site=site[200:])
+    assert model.classes_.tolist() == [0, 1, 2]
+    assert model.predict_proba(X, site=site).shape == (240, 3)
+
+
+@pytest.mark.parametrize("model", [KinRegressor(), KinRegressor(loss="poisson"), KinClassifier()], ids=str)
+def test_kin_begins_where_it_ended(model):
+    frame, y, site = sites(classes=hasattr(model, "predict_proba"))
+    X = frame[["age", "dose"]].to_numpy()
+    y = np.round(np.abs(y)) if model.loss == "poisson" else y
+    warm = clone(model).set_params(warm_start=True).fit(X[:200], y[:200], site=site[:200])
+    warm.fit(X, y, site=site)
+    cold = clone(model).fit(X, y, site=site)
+    spread = np.sqrt(np.stack([np.diag(part) for part in cold.kin_.covariance]))
+    assert (np.abs(warm.kin_.theta - cold.kin_.theta) < 0.1 * spread).all()
+    again = clone(model).set_params(warm_start=True).fit(X, y, site=site)
+    assert np.array_equal(again.coef_, cold.coef_)  # the first fit has nothing to begin with
+
+
+def test_warm_start_keeps_lam():
+    frame, y, site = sites(classes=False)
+    X = frame[["age", "dose"]].to_numpy()
+    model = FedADMMRegressor(select=None, cv=2, warm_start=True).fit(X[:150], y[:150], site=site[:150])
+    first = model.lam_
+    model.fit(X, y, site=site)
+    assert model.lam_ == first
+    assert clone(model).set_params(warm_start=False).fit(X, y, site=site).lam_ != first
+
+
+# --- what users get wrong -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("model", [FedADMMRegressor(**FUSED), KinRegressor(), KinClassifier()], ids=str)
+def test_a_column_of_text_is_named(model):
+    frame, y, site = sites(classes=hasattr(model, "predict_proba"))
+    with pytest.raises(DataError, match=r"column 'site' of X holds text, such as '[abcd]'.*site_column='site'"):
+        clone(model).fit(frame, y, site=site)
+    with pytest.raises(DataError, match=r"column 2 of X holds text.*site_column=2"):
+        clone(model).fit(frame.to_numpy(), y)
+    fitted = clone(model).fit(frame[["age", "dose"]], y, site=site)
+    with pytest.raises(DataError, match="column 'dose' of X holds text"):
+        fitted.predict(frame[["age"]].assign(dose="high"), site=site)
+
+
+def test_folds_that_leave_out_a_site_say_what_to_use():
+    frame, y, site = sites(classes=False)
+    by_site = np.argsort(site, kind="stable")
+    with pytest.raises(UnknownSiteError, match=r"In cross-validation use cv=fedkin\.WithinSiteKFold"):
+        cross_val_score(
+            with_column(FedADMMRegressor(**FUSED)), frame.iloc[by_site], y[by_site], cv=4, error_score="raise"
+        )

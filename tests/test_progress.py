@@ -11,10 +11,9 @@ from rich.console import Console
 
 import fedkin
 import fedkin.cli.fit
-from fedkin._base import listening, tracked
+from fedkin._base import tracked
 from fedkin.cli import main
-from fedkin.datasets import paper_design
-from fedkin.fitting import FitOptions, compare, fit
+from fedkin.fitting import fit
 from processes import PATIENCE
 
 pytestmark = pytest.mark.clocks
@@ -48,15 +47,6 @@ def test_without_a_terminal_there_are_lines_now_and_then():
             if k == 1:
                 assert told.wait(PATIENCE)
     assert "choosing lam; folds, 1 of 3 (about" in shown.getvalue()
-
-
-def test_cross_validation_and_splits_tell_how_far_they_are():
-    heard = set()
-    with listening(lambda words, done, total: heard.add((words, done == total))):
-        design = paper_design(n_sites=6, n_samples=20, n_features=2, n_clusters=1)
-        compare(design.federation, design.graph, FitOptions(select="none", cv_folds=2), repeats=1)
-    for words in ("comparing on held-out rows", "cross-validation"):
-        assert {(words, False), (words, True)} <= heard
 
 
 def interrupted_fit(monkeypatch, turn):

@@ -1,4 +1,4 @@
-"""``fedkin federation simulate``: a process per site, watched, started again when it dies, stopped, continued."""
+"""``fedkin federation simulate``: a process per site, started again when it dies, stopped, continued."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from typing import Any
 import numpy as np
 import pytest
 
+import heart
 from builders import small_problem
 from federations import reference, whole_job, write_job
 from fedkin.cli import main, running
 from fedkin.cli import simulate as simulating
 from fedkin.cli.console import StopRequested
-from fedkin.data import write_csv
 from fedkin.federate import Site, site_plan
 from fedkin.federate.status import is_running
 from fedkin.fitting import load
@@ -80,23 +80,7 @@ def until_round(folder: Path, capsys: pytest.CaptureFixture[str], t: int, n: int
     return wait_for(arrived, 90)
 
 
-def test_a_simulation_from_a_table_to_models(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    command = command_of(tmp_path, 4, 60)
-    assert main(command) == 0
-    out = capsys.readouterr().out
-    assert re.findall(r"(d\d) +done +60/60", out) == ["d0", "d1", "d2", "d3"]
-    assert theta_in(tmp_path, 4).tobytes() == expected(4, 60).tobytes()
-    assert not list((tmp_path / "trial").rglob("*.csv.tmp")) and not list((tmp_path / "trial" / "sites").glob("*.csv"))
-    # the same command finds that all is done; another contract needs another place
-    assert main(command) == 0
-    (tmp_path / "small.toml").write_text((tmp_path / "small.toml").read_text().replace("rounds = 60", "rounds = 61"))
-    assert main(command) == 2
-    assert "is not the simulation of this contract" in capsys.readouterr().err
-
-
-def test_sites_join_in_other_processes_and_a_cut_is_fixed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_sites_join_in_other_processes_and_a_cut_is_fixed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def here(*arguments: Any, **options: Any) -> None:
         raise AssertionError("a site's command in the process of the simulation")
 
@@ -130,20 +114,6 @@ def test_a_wish_to_stop_after_all_is_done_stops_nothing(tmp_path: Path, monkeypa
     assert theta_in(tmp_path, 2).tobytes() == expected(2, 20).tobytes()
 
 
-@pytest.mark.parametrize("placement", ["central", "replicas"])
-def test_sites_that_come_and_go(tmp_path: Path, placement: str) -> None:
-    command = command_of(tmp_path, 3, 40, placement=placement, compare_every=0)
-    assert main(command) == 0
-    assert np.isfinite(theta_in(tmp_path, 3)).all()
-
-
-def test_edges_are_tested_first(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    command = command_of(tmp_path, 3, 20, select={"level": 0.05})
-    assert main(command) == 0
-    assert (tmp_path / "trial" / "sites" / "d0" / "selection.json").exists()
-    assert "dropped by edge tests" in capsys.readouterr().err
-
-
 def test_what_dies_is_started_again_and_stop_ends_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     command = command_of(tmp_path, 3, 1_000_000)
     with started(tmp_path, command) as process:
@@ -167,21 +137,6 @@ def test_what_dies_is_started_again_and_stop_ends_it(tmp_path: Path, capsys: pyt
         assert not any(is_running(tmp_path / "trial" / "sites" / f"d{u}") for u in range(3))
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
-def test_a_signal_stops_the_sites_and_the_same_command_continues(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], number: signal.Signals
-) -> None:
-    command = command_of(tmp_path, 2, 1500)
-    with started(tmp_path, command) as process:
-        until_round(tmp_path, capsys, 3, 2)
-        process.send_signal(number)
-        _, errors = process.communicate(timeout=PATIENCE)
-        assert process.returncode == 130 and "stopping the sites" in errors
-        assert {line["state"] for line in lines_of(tmp_path, capsys).values()} == {"stopped"}
-    assert main(command) == 0
-    assert theta_in(tmp_path, 2).tobytes() == expected(2, 1500).tobytes()
-
-
 def test_the_live_view_on_a_small_terminal(tmp_path: Path) -> None:
     """A terminal of 10 lines and 6 sites: no line is lost without a word, and the end is the whole table."""
     command = command_of(tmp_path, 6, 150)
@@ -193,25 +148,47 @@ def test_the_live_view_on_a_small_terminal(tmp_path: Path) -> None:
     assert re.findall(r"(d\d) +done +150/150", tail) == [f"d{u}" for u in range(6)]
 
 
-def test_rounds_need_the_fused_method(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    command = command_of(tmp_path, 2, 5)
-    contract = tmp_path / "small.toml"
-    contract.write_text(contract.read_text().replace('method = "fused"', 'method = "kin"'))
-    assert main(command) == 2
-    said = capsys.readouterr().err
-    assert 'small.toml: method = "kin" takes one summary' in said and 'set method = "fused" in the contract' in said
-    assert not (tmp_path / "trial").exists()
+CONTRACT = """name = "ward"
+loss = "linear"
+{penalty}
+[features]
+age = {{unit = "years", low = 18, high = 110, mean = 60, scale = 10}}
+dose = {{mean = 0, scale = 1}}
+[target]
+{target}
+"""
+FUSED = 'method = "fused"\npenalty = "l2"'
+DIED = 'name = "died"\nkind = "category"\nlevels = ["no", "yes"]'
 
 
-def test_what_cannot_be_simulated_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    command = command_of(tmp_path, 2, 5)
-    assert main([*command, "--site", "ward"]) == 2
-    assert "has no column 'ward'" in capsys.readouterr().err
-    assert main([*command, "--port", "65535"]) == 2
-    assert "--port must be from 1 to" in capsys.readouterr().err
-    rows = [[f"s{k // 4}", 1.0 * k, 2.0, 3.0, 4.0] for k in range(4 * 60)]
-    write_csv(tmp_path / "rows.csv", ["site", "x0", "x1", "x2", "y"], rows)
-    assert main(command) == 2
-    error = capsys.readouterr().err
-    assert "60 sites" in error and "at most 50" in error and "fedkin fit" in error
-    assert not (tmp_path / "trial").exists()
+def write_tables(folder: Path, rows: int = 120) -> None:
+    """Two kinds of sites, which answer to ``dose`` in two ways, in one table."""
+    rng = np.random.default_rng(3)
+    lines = ["site,age,dose,days,died"]
+    for k, name in enumerate(heart.SITES):
+        age, dose = rng.uniform(30, 90, rows).round(2), rng.normal(size=rows).round(4)
+        eta = 0.03 * (age - 60) + (1.5 if k < 2 else -1.5) * dose
+        died = np.where(rng.random(rows) < 1 / (1 + np.exp(-eta)), "yes", "no")
+        days = (20 + 2 * eta + rng.normal(size=rows)).round(4)
+        lines += [f"{name},{a},{d},{y},{c}" for a, d, y, c in zip(age, dose, days, died, strict=True)]
+    (folder / "all.csv").write_text("\n".join(lines) + "\n")
+
+
+def simulate(folder: Path, contract: str, *more: str) -> int:
+    (folder / "ward.toml").write_text(contract)
+    table, out = str(folder / "all.csv"), str(folder / "trial")
+    words = ["federation", "simulate", str(folder / "ward.toml"), "--data", table, "--site", "site", "--out", out]
+    return main([*words, *more])
+
+
+def test_questions_are_asked_until_the_gap_is_certified(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write_tables(tmp_path)
+    contract = CONTRACT.format(penalty=FUSED, target=DIED).replace('"linear"', '"logistic"')
+    assert simulate(tmp_path, contract) == 0
+    said = capsys.readouterr().out
+    asked = [int(number) for number in re.findall(r"4 sites answered question (\d+)", said)]
+    assert asked == list(range(2, asked[-1] + 1)) and f"messages  {asked[-1]} of every site" in said
+    assert "No model yet" not in said
+    model = load(tmp_path / "trial" / "model")
+    assert model.status == "converged" and model.fused.gap < 1e-6
+    assert len(list((tmp_path / "trial" / "organiser" / "summaries").iterdir())) == 4 * asked[-1]

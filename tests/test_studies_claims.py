@@ -1,14 +1,20 @@
-"""Studies: the claims that are checked on the rows hold, and fail when they should."""
+"""Studies: claims hold and fail when they should; rivals of kin do what they are said to do."""
 
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
 
-from fedkin.studies import claims as checks
-from fedkin.studies import load_study, write_report, write_rows
+from fedkin import find_kin, local_fit
+from fedkin.datasets import paper_design
+from fedkin.errors import ParameterError
+from fedkin.studies import Replication, claims, load_study, run_study, write_report
+from fedkin.studies import kin as peers
+from fedkin.studies.config import task_function
+from fedkin.studies.kin import checks, judged
 from fedkin.studies.summary import Check, paired_ratios
 
 
@@ -23,9 +29,9 @@ def _estimation_rows(es: float, local: float = 20 / 79) -> list[dict[str, object
 
 
 def test_estimation_claims_hold_and_fail():
-    assert [check.holds for check in checks.estimation(_estimation_rows(0.052))] == [True, True, True]
-    assert [check.holds for check in checks.estimation(_estimation_rows(0.06))] == [False, False, True]
-    assert [check.holds for check in checks.estimation(_estimation_rows(0.05, local=0.3))] == [True, True, False]
+    assert [check.holds for check in claims.estimation(_estimation_rows(0.052))] == [True, True, True]
+    assert [check.holds for check in claims.estimation(_estimation_rows(0.06))] == [False, False, True]
+    assert [check.holds for check in claims.estimation(_estimation_rows(0.05, local=0.3))] == [True, True, False]
 
 
 def _sensitivity_rows(slope: float, es: float) -> list[dict[str, object]]:
@@ -47,8 +53,8 @@ def _sensitivity_rows(slope: float, es: float) -> list[dict[str, object]]:
 
 
 def test_sensitivity_claims_hold_and_fail():
-    assert [check.holds for check in checks.sensitivity(_sensitivity_rows(0.0, 0.2))] == [True, True]
-    assert [check.holds for check in checks.sensitivity(_sensitivity_rows(0.05, 0.8))] == [False, False]
+    assert [check.holds for check in claims.sensitivity(_sensitivity_rows(0.0, 0.2))] == [True, True]
+    assert [check.holds for check in claims.sensitivity(_sensitivity_rows(0.05, 0.8))] == [False, False]
 
 
 def test_rate_claims_hold_and_fail():
@@ -64,9 +70,9 @@ def test_rate_claims_hold_and_fail():
                 out.append({**growing, "false_edges": x, "rate": 1.0 * x, "error": x**power * noise})
         return out
 
-    assert [check.holds for check in checks.rate(rows(1.0))] == [True, True]
-    assert [check.holds for check in checks.rate(rows(1.5))] == [True, False]  # falling faster is no harm
-    assert [check.holds for check in checks.rate(rows(0.5))] == [False, True]
+    assert [check.holds for check in claims.rate(rows(1.0))] == [True, True]
+    assert [check.holds for check in claims.rate(rows(1.5))] == [True, False]  # falling faster is no harm
+    assert [check.holds for check in claims.rate(rows(0.5))] == [False, True]
 
 
 def test_availability_claims_hold_and_fail():
@@ -91,8 +97,8 @@ def test_availability_claims_hold_and_fail():
                         )
         return out
 
-    assert [check.holds for check in checks.availability(rows(1.01, 0.0))] == [True, True, True]
-    assert [check.holds for check in checks.availability(rows(1.5, 1e-12))] == [False, False, True]
+    assert [check.holds for check in claims.availability(rows(1.01, 0.0))] == [True, True, True]
+    assert [check.holds for check in claims.availability(rows(1.5, 1e-12))] == [False, False, True]
 
 
 # --- with few replications ------------------------------------------------------------------------------------
@@ -117,29 +123,14 @@ def test_noise_of_few_replications_is_no_refutation():
             for r in range(n)
         ]
 
-    close = checks.estimation(rows(1.07, 0.06, 4))
+    close = claims.estimation(rows(1.07, 0.06, 4))
     assert [check.holds for check in close] == [False, True, True]  # the claim's own criterion does not change
     # Student's, with three degrees of freedom: 3.18 * 0.06 / 2
-    assert _verdicts(close)[0] == "too few replications to tell (1.070 ± 0.095)"
-    far = checks.estimation(rows(1.3, 0.06, 4))
+    assert "1.070 ± 0.095" in _verdicts(close)[0]
+    far = claims.estimation(rows(1.3, 0.06, 4))
     assert _verdicts(far)[0] == "does not hold"
-    good = checks.estimation(rows(0.9, 0.06, 4))
-    assert _verdicts(good) == ["holds", "holds", "holds"]
-    lucky = checks.estimation(rows(1.02, 0.06, 4))
-    assert lucky[0].holds is True and _verdicts(lucky)[0].startswith("too few replications to tell (1.020 ± ")
-    single = checks.estimation([row for row in rows(1.0, 0.0, 4) if row["replication"] == 0])
-    assert _verdicts(single)[0] == "too few replications to tell (1.000, without an interval)"
-
-
-
-
-def test_slopes_of_few_replications():
-    rows = _sensitivity_rows(0.05, 0.2)
-    found = checks.sensitivity(rows)
-    assert [check.holds for check in found] == [True, False] and _verdicts(found) == ["holds", "does not hold"]
-    few = checks.sensitivity([row for row in rows if row["replication"] < 3])
-    assert few[1].holds is False and _verdicts(few)[1].startswith("too few replications to tell (+")
-
+    lucky = claims.estimation(rows(1.02, 0.06, 4))
+    assert lucky[0].holds is True and _verdicts(lucky)[0].startswith("too few replications to tell")
 
 
 def test_ratios_are_paired_and_cover():
@@ -157,37 +148,157 @@ def test_ratios_are_paired_and_cover():
     assert np.median(widths) < 0.06  # unpaired: about 0.5
 
 
+GROUPS = paper_design(n_sites=12, n_samples=30, n_features=3, n_clusters=3, signal=4.0, seed=0)
+
+
+def _same(labels: np.ndarray) -> list[list[bool]]:
+    return (labels[:, None] == labels).tolist()
+
+
+def test_pooled_sums_are_local_fits_and_the_oracle():
+    sums = peers.least_squares(GROUPS.federation)
+    local = local_fit(GROUPS.federation).theta
+    np.testing.assert_allclose(peers.pooled(sums, np.arange(12)), local, rtol=1e-9)
+    rows = [GROUPS.federation[u] for u in range(4)]
+    X, y = np.concatenate([one.X for one in rows]), np.concatenate([one.y for one in rows])
+    np.testing.assert_allclose(peers.pooled(sums, GROUPS.labels)[0], np.linalg.lstsq(X, y)[0], rtol=1e-9)
+
+
+@pytest.mark.parametrize("graph", [None, GROUPS.graph])
+def test_greedy_clustering_finds_groups_that_are_far_apart(graph):
+    found = peers.clustering(peers.least_squares(GROUPS.federation), graph)
+    assert _same(found) == _same(GROUPS.labels)
+
+
+def test_the_mixed_model_is_that_of_find_kin():
+    # without groups find_kin is the mixed model, where it is plain that sites differ (else it is averaged with Global)
+    design = paper_design(n_sites=3, n_samples=100, n_features=2, n_clusters=3, signal=8, seed=0)
+    kin = find_kin(design.federation)
+    assert kin.weight_mixed == 1.0
+    np.testing.assert_allclose(peers.mixed(peers.least_squares(design.federation)), kin.theta, rtol=1e-6)
+
+
+def test_the_limit_where_groups_are_certain_is_a_ridge_per_group():
+    sums = peers.least_squares(GROUPS.federation)
+    variance = 4.0**2 * 3**-0.5
+    truth = peers.Truth(n_groups=3, variance=variance, noise=1.0, inside=0.9, between=0.1)
+    found = peers.limit(GROUPS, sums, truth, seed=0, sweeps=20, burn=5)
+    mine = GROUPS.labels == 1
+    ridge = np.linalg.solve(sums.G[mine].sum(axis=0) + np.eye(3) / variance, sums.c[mine].sum(axis=0))
+    np.testing.assert_allclose(found[mine], np.tile(ridge, (4, 1)), rtol=1e-9)
+
+
+def test_the_limit_is_the_posterior_mean():
+    # two sites, one parameter: the four groupings can be counted out
+    design = paper_design(n_sites=2, n_samples=4, n_features=1, n_clusters=2, signal=1.0, seed=2)
+    sums = peers.least_squares(design.federation)
+    truth = peers.Truth(n_groups=2, variance=1.0, noise=1.0, inside=0.8, between=0.3)
+    G, c, edge = sums.G[:, 0, 0], sums.c[:, 0], design.graph.n_edges == 1
+    means, weights = [], []
+    for together in (True, False):
+        g, b = (np.array([G.sum()] * 2), np.array([c.sum()] * 2)) if together else (G, c)
+        rate = truth.inside if together else truth.between
+        each = 0.5 * b**2 / (g + 1) - 0.5 * np.log(g + 1)
+        weights.append(np.exp(each.sum() / (2 if together else 1)) * (rate if edge else 1 - rate))
+        means.append(b / (g + 1))
+    exact = (weights[0] * means[0] + weights[1] * means[1]) / sum(weights)
+    found = peers.limit(design, sums, truth, seed=0, sweeps=4000, burn=100)
+    np.testing.assert_allclose(found[:, 0], exact, atol=0.02)
+    assert np.abs(means[0] - means[1]).max() > 0.2  # else it would say nothing
+
+
+def test_what_kin_says_of_itself_is_judged_by_the_truth():
+    kin = find_kin(GROUPS.federation, GROUPS.graph)
+    found = judged(GROUPS, kin)
+    pairs = 12 * 11 / 2
+    assert (sum(found["pairs"]), sum(found["true"])) == (pairs, 3 * 6)
+    assert sum(found["stated"]) == pytest.approx(np.tril(kin.probability, -1).sum())
+    assert (found["exact"], found["purity"], found["resolved"], found["shown_groups"]) == (1.0, 1.0, 1.0, 3)
+    assert 0.8 < found["coverage"] <= 1
+    wrong = replace(GROUPS, labels=np.arange(12), theta_star=GROUPS.theta_star + 100)
+    found = judged(wrong, kin)
+    assert (found["exact"], found["purity"], found["coverage"], found["coverage_site"]) == (0.0, 0.0, 0.0, 0.0)
+
+
+def _rows(kin: float, truth: float, coverage: float, purity: float = 1.0) -> list[dict[str, object]]:
+    """Rows of five estimators; pairs that are stated kin with probability 0.7 are so in the share ``truth``."""
+    rng = np.random.default_rng(0)
+    errors = {"pooled": 1.0, "local": 20.0, "es": 1.5, "limit": 0.9, "kin": kin}
+    rows: list[dict[str, object]] = []
+    for r in range(20):
+        for name, error in errors.items():
+            row = {"varrho": 0.1, "signal": 0.2, "estimator": name, "replication": r, "target": 1.2}
+            noise = 0.01 * rng.normal()
+            row |= {"error": error * (1 + noise), "coverage": coverage + noise / 10, "resolved": 1.0, "purity": purity}
+            rows.append(row | {"pairs": [0.0, 10.0], "stated": [0.0, 7.0], "true": [0.0, 10 * truth + noise]})
+    return rows
+
+
+def test_claims_hold_and_fail():
+    assert [one.holds for one in checks(_rows(1.2, 0.7, 0.95))] == [True, True, None, True, True, True]
+    assert [one.holds for one in checks(_rows(1.3, 0.7, 0.95))] == [False, True, None, True, True, True]
+    assert [one.holds for one in checks(_rows(1.6, 0.6, 0.9, 0.5))] == [False, False, None, False, False, False]
+
+
+def test_the_limit_of_another_design_is_not_known():
+    one = Replication({"estimator": "limit", "truth": "none"}, {"generator": "differing"}, 0, 1)
+    with pytest.raises(ParameterError, match='the limit is known for generator = "paper" alone'):
+        list(task_function("kin")(one))
+
+
+@pytest.mark.parametrize("truth", ["groups", "none", "continuous"])
+@pytest.mark.parametrize("loss", ["linear", "logistic"])
+def test_sites_differ_as_said(truth: str, loss: str):
+    options = {"generator": "differing", "design": {"n_sites": 9, "n_features": 2, "n_samples": 40}}
+    (row,) = task_function("kin")(Replication({"truth": truth, "loss": loss}, options, 0, 7))
+    assert sum(row["true"]) == {"groups": 9, "none": 36, "continuous": 0}[truth]
+    assert 0.3 < row["coverage"] <= 1
+
+
 @pytest.mark.studies
-@pytest.mark.parametrize(("n", "verdict"), [(4, "too few replications to tell (-6."), (100, "does not hold")])
-def test_the_page_says_how_verdicts_come_about(tmp_path, n: int, verdict: str):
-    """The same deviation of Local: noise with the replications of a quick run, a verdict with those of the full one."""
-    rng = np.random.default_rng(2)
-    scatter = rng.normal(size=n)
-    scatter = 0.2 * (scatter - scatter.mean()) / scatter.std(ddof=1)
-    # two settings at least for a table; Local is 6% off, by little over one standard error with four replications
-    rows = [
-        {
-            "study": "estimation",
-            "varrho": varrho,
-            "n_samples": 100,
-            "n_sites": sites,
-            "replication": r,
-            "seed": r,
-            "estimator": name,
-            "error": 20 / 79 * (0.94 + scatter[r]) if name == "local" else 0.05,
-        }
-        for varrho in (0.1, 0.2)
-        for sites in (20, 60)
-        for name in ("local", "global", "oracle", "fedadmm", "es", "local-es", "pooled", "attainable")
-        for r in range(n)
-    ]
-    write_rows(tmp_path / "rows.parquet", rows)
-    study = load_study("estimation", quick=n < 100)
-    if n == 100:
-        study = replace(study, figures=())  # drawn once is enough
-    report = write_report(study, tmp_path)
-    (local,) = [check for check in report.checks if check.claim.startswith("Local")]
-    assert local.verdict.startswith(verdict) and "the largest deviation is -6.0%" in local.observed
-    page = report.page.read_text()
-    assert (f"With {n} of the 100 replications of the full study" in page) == (n < 100)
-    assert ("The rows have all 100 replications of the study" in page) == (n == 100)
+def test_a_small_kin_study_from_rows_to_page(tmp_path: Path):
+    study = load_study("kin", quick=True)
+    design = {"n_sites": 12, "n_samples": 20, "n_features": 3, "n_clusters": 2}
+    points = tuple(one for one in study.points if one["varrho"] == 0.1 and one["signal"] == 0.6)
+    study = replace(study, points=points, options={**study.options, "design": design})
+    run = run_study(study, tmp_path, jobs=1)
+    assert len(run.rows) == 10 * 2
+    by_design = {row["replication"]: row["oracle_error"] for row in run.rows}
+    assert len(set(by_design.values())) == 2
+    assert all(row["oracle_error"] == by_design[row["replication"]] for row in run.rows)
+    assert all(row["error"] == row["oracle_error"] for row in run.rows if row["estimator"] == "pooled")
+    report = write_report(study, run.folder)
+    assert [table.name for table in report.tables] == ["kin", "groups"] and len(report.checks) == 6
+    assert {path.name for path in run.folder.glob("*.svg")} == {"kin.svg", "reliability.svg", "coverage.svg"}
+
+
+def test_corrections_count_the_error_that_they_bound():
+    options = {"design": {"n_sites": 12, "n_samples": 8, "n_features": 5, "varrho": 0.0}, "levels": [0.4, 0.9]}
+    alike = [list(task_function("error-rates")(Replication({"n_clusters": 1}, options, 0, seed))) for seed in range(20)]
+    for row in (row for rows in alike for row in rows):
+        # every edge is true: whatever is dropped is wrong, and the two errors are the same
+        assert row["observed"] == row["any_true_dropped"] == row["share_of_true_among_dropped"]
+        assert row["power"] is None
+    dropped = {(row["method"], row["level"]): 0.0 for row in alike[0]}
+    for row in (row for rows in alike for row in rows):
+        dropped[row["method"], row["level"]] += row["observed"]
+    assert dropped["by", 0.9] < dropped["bonferroni", 0.9] <= dropped["holm", 0.9] <= dropped["bh", 0.9]
+    (row,) = (
+        row
+        for row in task_function("error-rates")(Replication({"n_clusters": 4}, {**options, "levels": [0.9]}, 0, 1))
+        if row["method"] == "bh"
+    )
+    assert 0 < row["observed"] == row["share_of_true_among_dropped"] < 1 and 0 < row["power"] <= 1
+
+
+def test_error_rate_claims_hold_and_fail():
+    def rows(share: float) -> list[dict[str, object]]:
+        point = {"n_clusters": 1, "n_samples": 50, "method": "bh"}
+        return [
+            {**point, "level": level, "replication": r, "observed": float(r < 100 * share * level)}
+            for level in (0.1, 0.4)
+            for r in range(100)
+        ]
+
+    assert [one.holds for one in claims.error_rates(rows(1.0))] == [True]
+    assert [one.holds for one in claims.error_rates(rows(2.0))] == [False]

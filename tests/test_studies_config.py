@@ -63,43 +63,20 @@ def test_quick_changes_what_it_names():
         (("replications = 6", "replications = 0"), "replications must be a whole number of at least 1, got 0"),
         (("n = [10, 20]", "n = []"), "grid entry 'n' must be a list"),
         (("n = [10, 20]", 'n = [10, "20"]'), "grid entry 'n' has numbers and texts, [10, '20']; give one kind"),
-        (("[[grid]]", "[[gird]]"), "unknown table 'gird'"),
         (("[study]", "[study"), "is not valid TOML"),
         (('name = "small"', 'name = "../evil"'), "name = '../evil' will be the name of files: use only letters"),
         (('name = "small"', 'name = "small-quick"'), "ends in -quick"),
-        (('name = "picture"', 'name = "/tmp/x"'), "[[figure]] '/tmp/x': name = '/tmp/x' will be the name of files"),
-        (('name = "means"', 'name = "a.b"'), "[[table]] 'a.b': name = 'a.b' will be the name of files"),
         (("seed = 3", "seed = -3"), "seed must be a whole number of at least 0, got -3"),
-        (("seed = 3", "seed = true"), "seed must be a whole number of at least 0, got True"),
-        (('title = "A small study"', "title = 7"), "title must be a text"),
-        (("seed = 3", 'shared = "kind"'), "shared must be a list of texts"),
         (('y = "value"', 'y = "value"\nyscale = "log"'), "[[figure]] 'picture': unknown entry 'yscale'; known ones"),
-        (('y = "value"', 'y = "value"\ny_scale = "lg"'), '[[figure]] \'picture\': y_scale must be "linear" or "log"'),
-        (('y = "value"', ""), "[[figure]] 'picture': y is missing; add y = "),
         (('x = "n"', 'kind = "bars"\nx = "n"'), "unknown kind 'bars'; give one of lines"),
         (('value = "value"', ""), "[[table]] 'means': value is missing; add value = "),
-        (('value = "value"', 'vlue = "value"'), "[[table]] 'means': unknown entry 'vlue'"),
-        (('rows = ["n"]', 'rows = "n"'), "[[table]] 'means': rows must be a list of texts"),
-        (("[[table]]", "[table]"), "begin each table with a line [[table]]"),
         (("[study]", "[quick]\nreplicatons = 1\n[study]"), "[quick]: unknown entry 'replicatons'"),
-        (("[study]", "[quick]\nreplications = 0\n[study]"), "[quick]: replications must be a whole number"),
-        (("[study]", "[quick]\ngrid = [{ n = [] }]\n[study]"), "[quick]: grid entry 'n' must be a list"),
-        (("[study]", "[quick]\ngrid = 3\n[study]"), "[quick]: grid must be tables of lists"),
     ],
 )
 def test_a_wrong_file_is_named_with_what_is_wrong(change: tuple[str, str], message: str):
-    with pytest.raises(ParameterError, match=r"some\.toml"):
-        parse_study(SMALL.replace(*change), "some.toml")
-    with pytest.raises(ParameterError) as caught:
+    with pytest.raises(ParameterError, match=r"some\.toml") as caught:
         parse_study(SMALL.replace(*change), "some.toml")
     assert message in str(caught.value)
-
-
-@pytest.mark.parametrize("wrong", ['"ten"', "-1"])
-def test_what_quick_replaces_must_be_right_too(wrong: str):
-    text = SMALL.replace("replications = 6", f"replications = {wrong}") + "[quick]\nreplications = 1\n"
-    with pytest.raises(ParameterError, match=r"some\.toml, \[study\]: replications must be a whole number"):
-        parse_study(text, "some.toml", quick=True)
 
 
 @pytest.mark.parametrize(
@@ -107,26 +84,21 @@ def test_what_quick_replaces_must_be_right_too(wrong: str):
     [
         (("own:task", "nothing"), "[study]: unknown task 'nothing'; give one of estimation, selection"),
         (("own:task", "nowhere:task"), "[study]: task = 'nowhere:task': there is no module 'nowhere'; put nowhere.py"),
-        (("own:task", "own:tsk"), "own.py has no function 'tsk'"),
         (("own:task", "broken:task"), "broken.py, line 1"),
         (("own:task", "falling:task"), "falling.py, line 2: ZeroDivisionError: division by zero; fix the module"),
-        (("own:task", "wanting:task"), "wanting.py, line 1: ModuleNotFoundError: No module named 'nowhere_at_all'"),
         (("own:task", "own:no_arguments"), "it is called as no_arguments(replication), but too many positional"),
         (("seed = 3", 'checks = "own:checks"'), "[study]: checks = 'own:checks'"),
-        (('x = "n"', 'kind = "own:bars"'), "[[figure]] 'picture': kind = 'own:bars'"),
         (
             ("own:task", "estimation"),
             "[options]: estimators must be a list of names, got 'es'; write estimators = ['es']",
         ),
         (("ESTIMATORS", '["es", "eS"]'), "[options]: estimators has an unknown name 'eS'; choose from local"),
         (("GENERATOR", "papers"), "[options]: unknown generator 'papers'; give one of paper, false_edges"),
-        (("GENERATOR", "own:design"), "[options]: generator = 'own:design'"),
     ],
 )
 def test_what_is_not_there_is_said_before_a_worker_starts(small_study: Path, change: tuple[str, str], message: str):
     small_study.with_name("broken.py").write_text("def task(:\n")
     small_study.with_name("falling.py").write_text("def task(r): ...\n1 / 0\n")
-    small_study.with_name("wanting.py").write_text("import nowhere_at_all\n")
     text = SMALL + "[options]\ngenerator = 'GENERATOR'\nestimators = ESTIMATORS\n"
     if change[0] in ("ESTIMATORS", "GENERATOR"):
         text = text.replace("own:task", "estimation")
@@ -146,11 +118,8 @@ def test_what_is_not_there_is_said_before_a_worker_starts(small_study: Path, cha
             ('y = "value"', 'y = "vale"'),
             r"figure 'picture': no row has the column 'vale' \(y\); there are study, n, kind",
         ),
-        (('columns = "side"', 'columns = "sid"'), r"figure 'picture': no row has the column 'sid' \(columns\)"),
         (('y = "value"', 'y = "kind"'), r"figure 'picture': column 'kind' \(y\) holds 'a', not numbers"),
         (('value = "value"', 'value = "vale"'), r"table 'means': no row has the column 'vale' \(value\)"),
-        (('rows = ["n"]', 'rows = ["n", "m"]'), r"table 'means': no row has the column 'm' \(rows\[1\]\)"),
-        (('rows = ["n"]', 'rows = ["n"]\nwhere = {n = 3}'), r"table 'means': no row has \{'n': 3\} \(where\)"),
     ],
 )
 def test_columns_that_no_row_has_are_named_and_the_rows_are_kept(
@@ -164,21 +133,12 @@ def test_columns_that_no_row_has_are_named_and_the_rows_are_kept(
     assert run_study(load_study(small_study), tmp_path / "out", jobs=1).computed == 0
 
 
-
 def test_edited_code_is_not_mistaken_for_what_was_run(small_study: Path):
     before = [cell.key for cell in load_study(small_study).cells()]
     assert before == [cell.key for cell in load_study(small_study).cells()]
     small_study.with_name("own.py").write_text(OWN + "\n# another thought\n")
     assert not set(before) & {cell.key for cell in load_study(small_study).cells()}
     assert not set(before) & {cell.key for cell in load_study(small_study).cells(fingerprint="other data")}
-
-
-def test_a_picture_is_no_reason_to_run_again(small_study: Path):
-    before = [cell.key for cell in load_study(small_study).cells()]
-    small_study.write_text(
-        SMALL.replace('title = "A small study"', 'title = "Another title"').replace('x = "n"', 'x = "kind"')
-    )
-    assert before == [cell.key for cell in load_study(small_study).cells()]
 
 
 @pytest.mark.parametrize("quick", [False, True])

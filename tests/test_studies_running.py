@@ -42,38 +42,6 @@ def test_a_failing_task_names_its_cell(small_study: Path, tmp_path: Path):
         run_study(load_study(small_study), tmp_path / "out", jobs=1)
 
 
-def test_wrong_input_that_only_a_worker_sees_is_one_line(small_study: Path, tmp_path: Path):
-    small_study.with_name("odd.py").write_text(
-        "from fedkin.errors import ParameterError\ndef task(replication):\n    raise ParameterError('n is too odd')\n"
-    )
-    small_study.write_text(SMALL.replace("own:task", "odd:task"))
-    done = subprocess.run(_command(small_study, tmp_path / "out", 1), capture_output=True, text=True, timeout=PATIENCE)
-    (line,) = [line for line in done.stderr.splitlines() if line.startswith("error:")]
-    assert done.returncode == 2 and "Traceback" not in done.stderr
-    assert "stopped at n=10, kind=a, replications 0 to 1 (finished cells are kept): n is too odd" in line
-
-
-def test_damaged_cells_are_named_first_and_computed_again(
-    small_study: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-):
-    out = tmp_path / "out"
-    first = run_study(load_study(small_study), out, jobs=1)
-    store, cells = Store(out / "small"), load_study(small_study).cells()
-    whole = store.part(cells[0]).read_bytes()
-    store.part(cells[1]).write_bytes(whole)  # another cell's file, whole
-    store.part(cells[5]).write_bytes(store.part(cells[5]).read_bytes()[:-40])  # cut off
-    place = whole.index(b"left", 100)  # a byte in the middle, as a bad disk has it
-    store.part(cells[0]).write_bytes(whole[:place] + b"L" + whole[place + 1 :])
-    capsys.readouterr()
-    again = run_study(load_study(small_study), out, jobs=1)
-    said = capsys.readouterr().err.splitlines()
-    assert (again.computed, again.cached) == (3, 9)
-    assert [without_times(row) for row in again.rows] == [without_times(row) for row in first.rows]
-    assert [line.endswith("this cell is computed again") for line in said[:4]] == [True, True, True, False]
-    assert f"{cells[1].key}.parquet holds the rows of another cell" in said[1]
-    assert f"{cells[5].key}.parquet cannot be read (" in said[2]
-
-
 def _command(config: Path, out: Path, jobs: int = 2) -> list[str]:
     options = ["--config", str(config), "--out", str(out), "--jobs", str(jobs)]
     return [sys.executable, "-m", "fedkin", "study", *options]
@@ -134,21 +102,6 @@ def test_killed_in_the_middle_and_started_again_gives_the_same_rows(small_study:
     untouched = run_study(load_study(small_study), tmp_path / "whole", jobs=1).rows
     assert len(rows) == 4 * 12 * 2
     assert [without_times(row) for row in rows] == [without_times(row) for row in untouched]
-
-
-def test_ctrl_c_leaves_no_process_and_no_half_file(small_study: Path, tmp_path: Path):
-    log, out = _slow(small_study), tmp_path / "stopped"
-    process = subprocess.Popen(_command(small_study, out), stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True)
-    try:
-        wait_for(lambda: len(_parts(out)) >= 2)
-        process.send_signal(signal.SIGINT)
-        _, errors = process.communicate(timeout=PATIENCE)
-    finally:
-        process.kill()
-    assert process.returncode == 130 and "Traceback" not in errors
-    wait_for(lambda: not any(_alive(pid) for pid in _workers(log)), 20.0)
-    assert not list((out / "small" / "cells").glob(".*"))
-    assert all(read_rows(part).rows for part in _parts(out))
 
 
 def test_two_runs_in_one_directory_are_kept_apart_and_leftovers_are_swept(tmp_path: Path):

@@ -138,23 +138,6 @@ def test_the_gap_is_certified_from_answers_alone() -> None:
     assert following.gap > 0
 
 
-def test_going_on_in_another_process() -> None:
-    fed = named("poisson", (60, 80, 70, 90)).with_intercept()
-    sites, options = Sites(fed, "poisson"), FitOptions("poisson", sparsity=0.01)
-    whole = fit(sites.summaries(), None, options, answer=sites.answer)
-    said, plain = sites.summaries(), None
-    for _ in range(10):
-        queries = None if plain is None else Queries.from_plain(json.loads(plain))
-        found = fit(said, None, options, queries=queries)
-        if isinstance(found, FittedModel):
-            break
-        plain = json.dumps(found.to_plain(), allow_nan=False)
-        said = sites.answer(found)
-    assert isinstance(found, FittedModel)
-    np.testing.assert_array_equal(found.coef, whole.coef)
-    assert (found.fused.lam, found.fused.gap, found.origin) == (whole.fused.lam, whole.fused.gap, whole.origin)
-
-
 def test_a_bad_start_is_damped() -> None:
     """Far below the rates the curvature of counts is next to nothing, so that the first step goes much too far."""
     fed = named("poisson", (60, 80, 70, 90)).with_intercept()
@@ -183,9 +166,7 @@ def test_answers_that_do_not_belong_to_the_questions_are_refused() -> None:
     with pytest.raises(DataError, match="'site 0' has answered another question"):
         fit(moved, None, options, queries=asks)
     # the order of the answers does not matter
-    one, other = (
-        fit(answers.subset(order), None, options, queries=asks) for order in ([*first], [*first][::-1])
-    )
+    one, other = (fit(answers.subset(order), None, options, queries=asks) for order in ([*first], [*first][::-1]))
     assert isinstance(one, Queries | FittedModel)
     assert type(one) is type(other)
     with pytest.raises(SolverError, match="after 2 rounds"):

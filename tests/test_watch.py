@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import json
-import os
 import re
 import signal
 import subprocess
 import sys
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -19,8 +16,7 @@ from urllib.request import Request, urlopen
 import pytest
 
 from browser import Page, chromium, needs_browser, serious_findings
-from fedkin.cli import main
-from fedkin.report.live import History, LiveServer
+from fedkin.report.live import LiveServer
 from processes import capped, wait_for
 
 STATE: dict[str, Any] = {
@@ -58,41 +54,6 @@ def test_only_who_has_the_token_sees_anything():
         assert again.token != server.token
 
 
-def test_events_come_once_a_second_however_many_look_on():
-    looks: list[int] = []
-
-    def look() -> dict[str, Any]:
-        looks.append(1)
-        return {**STATE, "round": len(looks)}
-
-    with LiveServer("a run", look) as server:
-        url = server.url.replace("/?", "/events?")
-        rounds: dict[int, list[int]] = {0: [], 1: []}
-
-        def listen(k: int) -> None:
-            with urlopen(url, timeout=10) as stream:
-                while len(rounds[k]) < 3:
-                    line = stream.readline()
-                    if line.startswith(b"data: "):
-                        rounds[k].append(json.loads(line[6:])["round"])
-
-        threads = [threading.Thread(target=listen, args=(k,)) for k in rounds]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join(20)
-    assert all(found == sorted(set(found)) and len(found) == 3 for found in rounds.values())
-    assert len(looks) <= max(max(found) for found in rounds.values()) + 2
-
-
-def test_history_thins_out_but_keeps_both_ends():
-    history = History()
-    for second in range(2000):
-        told = history.add({"sites": [], "round": second}, float(second))
-    times = told["series"]["time"]
-    assert times[0] == 0 and times[-1] == 1999 and len(times) <= 601 and times == sorted(times)
-
-
 def test_a_look_that_fails_once_does_not_end_the_page(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr("fedkin.report.live.LOOK_SECONDS", 0.05)
     looks: list[int] = []
@@ -105,17 +66,6 @@ def test_a_look_that_fails_once_does_not_end_the_page(monkeypatch: pytest.Monkey
 
     with LiveServer("a run", look):
         wait_for(lambda: len(looks) > 4, 10)
-
-
-# --- a directory ---
-
-
-def test_a_place_without_anything_to_watch(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
-    assert main(["watch", str(tmp_path / "nowhere"), "--no-browser"]) == 2
-    assert "there is no directory" in capsys.readouterr().err
-    pytest.importorskip("zenoh")
-    assert main(["watch", str(tmp_path), "--no-browser"]) == 2
-    assert "not a site's directory" in capsys.readouterr().err
 
 
 # --- a federation ---------------------------------------------------------------------------------------------
@@ -134,30 +84,6 @@ def watching(folder: Path) -> Iterator[str]:
         finally:
             process.send_signal(signal.SIGINT)
             assert process.wait(30) == 130
-
-
-def take_pictures(browser: Any, address: str, folder: Path) -> None:
-    for dark, width in ((False, 1280), (True, 1280), (False, 390), (True, 390)):
-        shown = Page(browser, dark=dark, width=width)
-        page = shown.open(address)
-        page.wait_for_selector("#progress path.curve >> nth=3", state="attached")
-        kind = f"{'dark' if dark else 'light'}-{'phone' if width == 390 else 'wide'}"
-        page.screenshot(path=folder / f"watch-{kind}.png", full_page=True)
-        shown.close()
-
-
-def test_why_there_is_no_gap(tmp_path: Path):
-    pytest.importorskip("zenoh")
-    from builders import small_problem
-    from fedkin.federate import places_in, snapshot
-    from fleet import Fleet
-
-    Fleet.make(tmp_path, small_problem(3), 10)
-    places = places_in(tmp_path)
-    told = snapshot(places)
-    assert told["gap"] is None and told["no_gap"] == "No round is over yet."
-    told = snapshot([place for place in places if place.name == "d0"])
-    assert told["gap"] is None and "2 sites are on other machines" in told["no_gap"]
 
 
 @pytest.mark.processes
@@ -194,6 +120,4 @@ class TestInTheBrowser:
             # Bytes are counted: after a few rounds more, whatever else the machine does.
             page.wait_for_selector("tr[data-name=d0] >> text=/[kM]B/", timeout=60_000)
             assert serious_findings(page) == []
-            if "FEDKIN_PICTURES" in os.environ:
-                take_pictures(browser, address, Path(os.environ["FEDKIN_PICTURES"]))
             shown.close()
