@@ -162,6 +162,11 @@ class RunningSums:
         """The sums ``(q + 2, q + 2)`` over all rows."""
         return np.asarray(self._gram.sum(axis=(0, 1)))
 
+    @property
+    def size(self) -> int:
+        """Numbers that are kept."""
+        return len(self.number) * self.folds * self.width**2
+
     def add(self, ids: Sequence[Hashable], X: Array, y: Array, weight: Array | None = None) -> None:
         """Add rows ``X (n, q)``, ``y (n,)`` of the sites ``ids``; a row of weight w counts as w rows."""
         if not len(ids):
