@@ -111,9 +111,8 @@ class History:
         """The state with the news and the curves up to now."""
         for site in state.get("sites", ()):
             name, kind = str(site["name"]), str(site["kind"])
-            before = self._kinds.get(name)
+            words = _news(self._kinds.get(name), kind, name in self._started)
             self._kinds[name] = kind
-            words = None if before is None else _news(before, kind, name in self._started)
             if kind in _THERE:
                 self._started.add(name)
             if words is not None:
@@ -130,9 +129,9 @@ class History:
 _THERE = ("running", "waiting", "elsewhere")
 
 
-def _news(before: str, kind: str, started: bool) -> str | None:
+def _news(before: str | None, kind: str, started: bool) -> str | None:
     """What to say about a site whose kind has changed; ``started`` if it was there at some time."""
-    if kind == before or (kind in _THERE and before in _THERE):
+    if before in (None, kind) or (kind in _THERE and before in _THERE):
         return None
     if kind in _THERE:
         return "is back" if started else "has started"

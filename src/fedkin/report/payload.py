@@ -98,19 +98,17 @@ def shares_of(model: FittedModel, sites: Index) -> Array:
 
     In common are the coefficients that are equal, among those that are not equal everywhere.
     """
-    kin = model.kin
-    if kin is not None:
-        if hasattr(kin.probability, "block"):
-            return np.asarray(kin.probability.block(sites, sites))
-        return np.asarray(kin.probability, dtype=np.float64)[np.ix_(sites, sites)]
+    if model.kin is not None:
+        probability = model.kin.probability
+        if hasattr(probability, "block"):
+            return np.asarray(probability.block(sites, sites))
+        return np.asarray(probability, dtype=np.float64)[np.ix_(sites, sites)]
     whole = np.concatenate([model.intercept, model.coef.reshape(model.n_sites, -1)], axis=1)
     used = whole[:, np.ptp(whole, axis=0) > 0]
     if not used.shape[1]:
         return np.ones((sites.size, sites.size))
     equal = np.zeros((sites.size, sites.size), dtype=np.float32)
-    scale = 1e-9 * np.abs(used).max(axis=0)
-    for j in range(used.shape[1]):
-        level = np.rint(used[sites, j] / scale[j])
+    for level in np.rint(used[sites] / (1e-9 * np.abs(used).max(axis=0))).T:
         equal += level[:, None] == level
     return np.asarray(equal / used.shape[1], dtype=np.float64)
 
@@ -252,10 +250,8 @@ def pair_matrix(values: Array, order: Index) -> dict[str, Any]:
         i, j = np.tril_indices(n, -1)
         return {"kind": "pairs", "values": packed(np.rint(255 * values[i, j]), "u1")}
     starts = np.linspace(0, n, BLOCKS + 1).astype(np.int64)
-    sorted_rows = np.add.reduceat(values[order], starts[:-1], axis=0)
-    sums = np.add.reduceat(sorted_rows[:, order], starts[:-1], axis=1)
-    sizes = np.diff(starts)
-    means = sums / np.outer(sizes, sizes)
+    sums = np.add.reduceat(np.add.reduceat(values[order], starts[:-1], axis=0)[:, order], starts[:-1], axis=1)
+    means = sums / np.outer(np.diff(starts), np.diff(starts))
     return {"kind": "blocks", "starts": starts.tolist(), "values": packed(np.rint(255 * np.clip(means, 0, 1)), "u1")}
 
 
