@@ -57,10 +57,6 @@ class _SumsSoFar:
     names: tuple[str, ...]
     has_offset: bool
 
-    @property
-    def sites(self) -> tuple[Hashable, ...]:
-        return self.sums.sites
-
     def with_rows(self, more: Federation) -> _SumsSoFar:
         sums = deepcopy(self.sums)
         came = np.argsort(more.row_order)
@@ -71,8 +67,7 @@ class _SumsSoFar:
         return replace(self, sums=sums)
 
     def prepared(self, options: FitOptions) -> Prepared:
-        summaries = self.sums.summaries(self.names, intercept=options.fit_intercept, seed=options.seed)
-        made = prepare(summaries, options)
+        made = prepare(self.sums.summaries(self.names, intercept=options.fit_intercept, seed=options.seed), options)
         mean = made.columns.mean + np.append(np.zeros(int(made.columns.intercept)), self.shift)
         offset = "offset" if self.has_offset else None
         return replace(made, columns=replace(made.columns, mean=mean), offset_name=offset)
@@ -83,14 +78,6 @@ class _RowsSoFar:
     """All rows so far."""
 
     rows: Federation
-
-    @property
-    def sites(self) -> tuple[Hashable, ...]:
-        return self.rows.sites
-
-    @property
-    def has_offset(self) -> bool:
-        return self.rows.offset is not None
 
     def with_rows(self, more: Federation) -> _RowsSoFar:
         """Return the rows of both, as if they had come in one table: the earlier ones first."""
@@ -118,7 +105,7 @@ class _RowsSoFar:
         # without an intercept a shift of the features would be another model
         shift = np.average(rows.X, axis=0, weights=rows.weight) if options.fit_intercept else 0 * rows.X[0]
         empty = RunningSums(rows.n_features, folds)
-        return _SumsSoFar(empty, shift, rows.feature_names, self.has_offset).with_rows(rows)
+        return _SumsSoFar(empty, shift, rows.feature_names, rows.offset is not None).with_rows(rows)
 
 
 def _weighted(federation: Federation, sample_weight: ArrayLike) -> Federation:
@@ -232,15 +219,15 @@ class PerSite:
         """
         if not hasattr(self, "model_") or not hasattr(self, "_so_far"):
             return self.fit(X, y, site, graph, offset, sample_weight, covariates)
-        options, seen = self._options(), self._so_far
+        options = self._options()
         X, site = self._apart(X, site)
         rows, target = self._checked(X, y, reset=False)
-        if site is None and seen.sites != (SINGLE_SITE,):
+        if site is None and self.sites_ != (SINGLE_SITE,):
             raise DataError("partial_fit was not told the sites of the rows: pass site= with an id per row")
         more = self._stacked(rows, target, SINGLE_SITE if site is None else site, offset, sample_weight)
-        if (more.offset is not None) != seen.has_offset:
+        if (more.offset is None) != (self.model_.offset_name is None):
             raise DataError("rows of one model have an offset all or none: give offset= as before")
-        return self._fit_all(seen.with_rows(more), graph, options, covariates)
+        return self._fit_all(self._so_far.with_rows(more), graph, options, covariates)
 
     def _apart(self, X: Any, site: Sites) -> tuple[Any, Sites]:
         """Return X without the column of sites, and the sites: those given, or those of the column."""
