@@ -17,6 +17,8 @@ from sklearn.preprocessing import StandardScaler
 from fedkin.core import build_terms, resolve_losses
 from fedkin.data import Federation
 from fedkin.fitting import FitOptions, FittedModel, baseline_models, fit, fit_after_kin, prepare
+from fedkin.fitting.preparation import Estimate
+from fedkin.graph import Graph
 from fedkin.kin import SiteLikelihoods, fit_mixed
 
 Values = NDArray[np.float64]
@@ -184,9 +186,9 @@ def _mixed(train: Federation, loss: str) -> Fitted:
             ):
                 step = 0.5 * step
             theta = theta + step
-    from fedkin.graph import Graph
 
-    return _of_model(prepared.model(theta, Graph.empty(train.sites), options))
+
+    return _of_model(prepared.model(Estimate(theta, Graph.empty(train.sites)), options))
 
 
 # --- Fedkin ---------------------------------------------------------------------------------------------------

@@ -278,7 +278,7 @@ def test_the_map_of_states(election: str, shown: Any) -> None:
 
 def test_groups_first_and_sites_on_demand(many: str, shown: Any) -> None:
     page = shown(many)
-    assert page.inner_text("h1") == "2000 sites form 8 groups."
+    assert page.inner_text("h1") == "2,000 sites form 8 groups."
     assert page.locator("tr[data-site]").count() <= 60, "lists are paged"
     page.check("text=show sites")
     page.focus(".graph canvas")
