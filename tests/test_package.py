@@ -192,7 +192,7 @@ def test_help_ends_with_an_example_that_can_be_typed(
 def test_every_command_has_an_example(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     found = []
     for name, command in COMMANDS.items():
-        one = getattr(importlib.import_module(command.module), name)
+        one = getattr(importlib.import_module(f"fedkin.cli.{command.module}"), name)
         own = one.registered_commands if isinstance(one, typer.Typer) else ()
         found += [f"{name} {each.name or each.callback.__name__}" for each in own] or [name]
     assert sorted(found) == sorted(EXAMPLES_OF_HELP)

@@ -12,53 +12,39 @@ from fedkin import __version__
 
 
 class Command(NamedTuple):
-    """Where a command is defined (under its own name), what it does, and an example for its help."""
+    """The module that defines a command (under its own name), and what the command does."""
 
     module: str
     help: str
-    example: str = ""
 
 
 COMMANDS = {
-    "fit": Command(
-        "fedkin.cli.fit",
-        "Fit a model for every site of a table, and compare it with simpler ones on held-out rows.",
-        "fedkin fit patients.csv --site hospital --target outcome --report page.html",
-    ),
-    "predict": Command(
-        "fedkin.cli.models",
-        "Predict rows with a fitted model, each with the model of its site.",
-        "fedkin predict fedkin-model new-patients.csv --out predicted.csv",
-    ),
+    "fit": Command("fit", "Fit a model for every site of a table, and compare it with simpler ones on held-out rows."),
+    "predict": Command("models", "Predict rows with a fitted model, each with the model of its site."),
     "inspect": Command(
-        "fedkin.cli.models",
-        "Show what a fitted model found: groups, graph, coefficients, and notes on single sites.",
-        "fedkin inspect fedkin-model",
+        "models", "Show what a fitted model found: groups, graph, coefficients, and notes on single sites."
     ),
-    "report": Command(
-        "fedkin.cli.models",
-        "Write the report of a model: one HTML page that opens without a network.",
-        "fedkin report fedkin-model --out page.html",
-    ),
-    "watch": Command("fedkin.cli.watch", "Follow a federation in the browser.", "fedkin watch trial"),
+    "report": Command("models", "Write the report of a model: one HTML page that opens without a network."),
+    "watch": Command("watch", "Follow a federation in the browser."),
     "demo": Command(
-        "fedkin.cli.demo",
-        "Generate sites with a graph that is partly wrong, and see how close each method comes to the truth.",
-        "fedkin demo --out demo-report",
+        "demo", "Generate sites with a graph that is partly wrong, and see how close each method comes to the truth."
     ),
-    "study": Command(
-        "fedkin.cli.study", "Run a study: figure, table, page and the rows behind them.", "fedkin study kin --quick"
-    ),
+    "study": Command("study", "Run a study: figure, table, page and the rows behind them."),
     "federation": Command(
-        "fedkin.cli.federation", "Organise a federation: agree on a contract and admit sites, without seeing a row."
+        "federation", "Organise a federation: agree on a contract and admit sites, without seeing a row."
     ),
-    "site": Command(
-        "fedkin.cli.site", "Take part in a federation: check rows, join, share, run. Rows stay where they are."
-    ),
+    "site": Command("site", "Take part in a federation: check rows, join, share, run. Rows stay where they are."),
 }
 
-#: Examples for the commands of groups.
+#: Examples for the help of commands.
 EXAMPLES = {
+    "fit": "fedkin fit patients.csv --site hospital --target outcome --report page.html",
+    "predict": "fedkin predict fedkin-model new-patients.csv --out predicted.csv",
+    "inspect": "fedkin inspect fedkin-model",
+    "report": "fedkin report fedkin-model --out page.html",
+    "watch": "fedkin watch trial",
+    "demo": "fedkin demo --out demo-report",
+    "study": "fedkin study kin --quick",
     "federation draft": "fedkin federation draft example.csv --target pressure --out heart.toml",
     "federation check": "fedkin federation check heart.toml --data example.csv",
     "federation new": "fedkin federation new heart.toml --sites sites.csv --graph edges.csv",
@@ -84,7 +70,6 @@ EXAMPLES = {
     "site publish": "fedkin site publish north",
     "site status": "fedkin site status north",
     "site stop": "fedkin site stop north",
-    **{name: one.example for name, one in COMMANDS.items() if one.example},
 }
 
 
@@ -104,7 +89,7 @@ def make_app(arguments: Sequence[str]) -> typer.Typer:
         if name not in arguments[:1]:
             app.command(name, help=command.help)(_not_loaded)
             continue
-        found = getattr(import_module(command.module), name)
+        found = getattr(import_module(f"fedkin.cli.{command.module}"), name)
         if isinstance(found, typer.Typer):
             for one in found.registered_commands:
                 one.epilog = _epilog(f"{name} {one.name or getattr(one.callback, '__name__', '')}")

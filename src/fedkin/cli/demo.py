@@ -132,9 +132,7 @@ def _comparison(names: list[str], each: dict[str, Array], result: DemoResult) ->
             for u, site in enumerate(names)
         ],
         "more": {
-            "squared distance from the truth": {
-                called.get(name, name): value for name, value in result.estimation.items()
-            }
+            "squared distance from the truth": {called.get(name, name): one for name, one in result.estimation.items()}
         },
     }
 

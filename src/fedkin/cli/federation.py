@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -87,21 +88,14 @@ def check(
     agreed = Contract.read(contract)
     found = {} if data is None else _findings_by_site(agreed, data, site)
     if as_json:
-        print_json(
-            {
-                "contract": str(contract),
-                "name": agreed.name,
-                "digest": agreed.digest,
-                "loss": agreed.loss,
-                "parameters": list(agreed.parameter_names),
-                "schema": agreed.schema.plain(),
-                "findings": [
-                    {"site": one or None, "column": each.column or None, "words": each.text, "refuses": each.refuses}
-                    for one, some in found.items()
-                    for each in some
-                ],
-            }
-        )
+        findings = [
+            {"site": one or None, "column": each.column or None, "words": each.text, "refuses": each.refuses}
+            for one, some in found.items()
+            for each in some
+        ]
+        about = {"contract": str(contract), "name": agreed.name, "digest": agreed.digest, "loss": agreed.loss}
+        more = {"parameters": list(agreed.parameter_names), "schema": agreed.schema.plain(), "findings": findings}
+        print_json({**about, **more})
     else:
         _print_contract(contract, agreed)
         if data is not None:
@@ -143,13 +137,8 @@ def invite(
     ca_key: CaKey = None,
 ) -> None:
     """At the organiser: write invites. Each has the contract and the site's own neighbours, and nobody else's."""
-    organiser = Organiser.read(directory, ca_key)
-    paths = organiser.invite(sites or ())
-    where = str(paths[0]) if len(paths) == 1 else f"{paths[0].parent}/ ({count(len(paths), 'invite')})"
-    say(
-        f"wrote {where} on this machine, the organiser's.",
-        "Send to each site its own file; there: fedkin site join SITE.invite --data TABLE",
-    )
+    paths = Organiser.read(directory, ca_key).invite(sites or ())
+    _say_written(paths, "invite", "fedkin site join SITE.invite --data TABLE")
 
 
 @federation.command()
@@ -213,11 +202,7 @@ def deliver(
 ) -> None:
     """At the organiser: write each site's part of a model, for that site alone."""
     paths = deliver_model(Organiser.read(directory, ca_key), model, sites or ())
-    where = str(paths[0]) if len(paths) == 1 else f"{paths[0].parent}/ ({count(len(paths), 'model')})"
-    say(
-        f"wrote {where} on this machine, the organiser's.",
-        "Send to each site its own file; there: fedkin site accept SITE SITE.model",
-    )
+    _say_written(paths, "model", "fedkin site accept SITE SITE.model")
 
 
 @federation.command()
@@ -312,6 +297,11 @@ def simulate_here(
     """
     orders = {"lam": lam, "rounds": rounds, "rho": rho}
     simulate(contract, data, site, out, graph, by=by, orders=orders, port=port, restarts=restarts, give_up=give_up)
+
+
+def _say_written(paths: Sequence[Path], what: str, command: str) -> None:
+    where = str(paths[0]) if len(paths) == 1 else f"{paths[0].parent}/ ({count(len(paths), what)})"
+    say(f"wrote {where} on this machine, the organiser's.", f"Send to each site its own file; there: {command}")
 
 
 def _say_out(organiser: Organiser, site: str, what: str, path: Path) -> None:

@@ -163,17 +163,9 @@ def fit(
     if not 0 <= test_size < 1:
         raise ParameterError(f"--test-size must be at least 0 and less than 1, got {test_size:g}")
     files, folder, options = EdgeFiles(graph, covariates, site), folder_of_summaries(data), given_options(context)
-    columns = {
-        "site": site,
-        "target": target,
-        "features": _names(features) if features else None,
-        "drop": _names(drop),
-        "offset": offset,
-        "weight": weight,
-        "time": time,
-        "missing": missing,
-        "categories": _names(categories),
-    }
+    columns: dict[str, Any] = {"site": site, "target": target, "offset": offset, "weight": weight, "time": time}
+    columns |= {"features": _names(features) if features else None, "drop": _names(drop)}
+    columns |= {"categories": _names(categories), "missing": missing}
     if folder is not None:
         _refuse(context, ("contract", *columns), "is for tables; summaries have their contract: leave it out")
         about = "summaries, whose sites have said the folds to compare on: leave it out"
@@ -275,16 +267,8 @@ def _fit_rows(
     comparison, last = None, None
     try:
         if test_size > 0:
-            comparison = compare(
-                data,
-                graph,
-                how,
-                repeats=repeats,
-                test_size=test_size,
-                keep_best=keep_best,
-                progress=lambda text: say(f"comparison: {text}"),
-                schema=schema,
-            )
+            given: Any = {"repeats": repeats, "test_size": test_size, "keep_best": keep_best, "schema": schema}
+            comparison = compare(data, graph, how, progress=lambda text: say(f"comparison: {text}"), **given)
             last = comparison.models[-1]["Fedkin"]
         model = fit_model(data, graph, how, lambda text: say(f"all rows: {text}"), schema)
     except KeyboardInterrupt:

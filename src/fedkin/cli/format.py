@@ -52,12 +52,10 @@ def model_facts(model: FittedModel) -> dict[str, str]:
     """Return groups, graph and certificate, or groups, graph, risk and sampler, a line of text each."""
     kin = model.kin
     if kin is not None:
-        return {
-            "groups": _format_kin_groups(kin),
-            **graph_fact(model),
-            "risk": _format_risk(kin),
-            "sampler": _format_sampler(kin),
-        }
+        risk = ", ".join(f"{name} {fixed(kin.sure[name], 1)}" for name in ("kin", "Local", "Global"))
+        risk += " (SURE: estimated error of the sites' coefficients, not of predictions; lower is better)"
+        facts = {"groups": _format_kin_groups(kin), **graph_fact(model)}
+        return {**facts, "risk": risk, "sampler": _format_sampler(kin)}
     fused = model.fused
     assert fused is not None
     rule = ", one standard error" if model.options.get("cv_rule") == "1se" else ""
@@ -120,11 +118,6 @@ def _format_kin_groups(kin: Kin) -> str:
     likely = int(np.argmax(kin.n_groups))
     sure = f"most likely number {likely}, P = {probability(float(kin.n_groups[likely]))}"
     return f"{count(int(kin.groups.max()) + 1, 'group')} of sites that are alike ({sure})"
-
-
-def _format_risk(kin: Kin) -> str:
-    each = ", ".join(f"{name} {fixed(kin.sure[name], 1)}" for name in ("kin", "Local", "Global"))
-    return f"{each} (SURE: estimated error of the sites' coefficients, not of predictions; lower is better)"
 
 
 def _format_sampler(kin: Kin) -> str:

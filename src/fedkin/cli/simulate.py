@@ -44,7 +44,7 @@ _AT_A_TIME = 2  # processes that do what sites do
 _ORGANISER, _SITES, _MODEL, _RECORD, _LAST_PORT = "organiser", "sites", "model", "simulation.json", 65535
 
 #: What a site does: a function of this module and its arguments.
-Task = tuple[Callable[..., None], tuple[Any, ...]]
+Task = tuple[Callable[..., object], tuple[Any, ...]]
 
 
 def simulate(
@@ -108,9 +108,8 @@ def split(data: Path, site: str, most: int) -> dict[Hashable, dict[str, Any]]:
     ids = np.array(site_ids(columns[site]), dtype=object)
     known = list(dict.fromkeys(ids.tolist()))
     if len(known) > most:
-        raise ParameterError(
-            f"{data} has {len(known)} sites, which is too much for one machine (at most {most}): use fedkin fit"
-        )
+        words = f"which is too much for one machine (at most {most}): use fedkin fit"
+        raise ParameterError(f"{data} has {len(known)} sites, {words}")
     rest = {name: column for name, column in columns.items() if name != site}
     return {one: {name: column[ids == one] for name, column in rest.items()} for one in known}
 
@@ -122,9 +121,8 @@ def _organise(
     if port < 1 or port + len(names) > _LAST_PORT:
         raise ParameterError(f"--port must be from 1 to {_LAST_PORT - len(names)}, got {port}")
     if runs and graph is None and len(names) > _MOST_FOR_ALL_PAIRS:
-        raise ParameterError(
-            f"{len(names)} sites have too many pairs to link all of them: give candidates with --graph"
-        )
+        words = "sites have too many pairs to link all of them: give candidates with --graph"
+        raise ParameterError(f"{len(names)} {words}")
     edges = None if graph is None else Graph.read(graph, sites=names)
     if runs and edges is None:
         edges = Graph.complete(names)
@@ -160,10 +158,6 @@ def _accept(place: Path, *received: Path) -> None:
 def _accept_and_share(place: Path, admitted: Path) -> None:
     Site.read(place).accept(admitted)
     sharing.share(place)
-
-
-def _answer(place: Path, query: Path) -> None:
-    sharing.answer(place, query)
 
 
 def _ignore_interrupts() -> None:
@@ -313,7 +307,7 @@ def _fit(crew: _Crew, organiser: Organiser, sites: Path) -> tuple[FittedModel, O
         for query in sorted((organiser.directory / QUERIES).glob("*.ask")):
             name, _, number = query.stem.rpartition("@")
             if not (sites / name / SENT / f"{query.stem}.summary").exists():
-                answers[name] = (_answer, (sites / name, query))
+                answers[name] = (sharing.answer, (sites / name, query))
         if answers:
             _refuse(crew.run(answers, f"answers question {number}", f"has answered question {number}"))
             say(f"{count(len(answers), 'site')} answered question {number} of the organiser.")

@@ -123,18 +123,10 @@ class Study:
         digest of the data that the task reads, if any.
         """
         named = {"[study]: task": self.task, "[options]: generator": self.options.get("generator")}
-        own = {
-            entry: name
-            for entry, name in named.items()
-            if isinstance(name, str) and ":" in name and not name.startswith("fedkin.")
-        }
-        stamp = {
-            "fedkin": fedkin.__version__,
-            "task": self.task,
-            "options": dict(self.options),
-            "code": [code_digest(self.function(name, entry)) for entry, name in own.items()],
-            "data": fingerprint,
-        }
+        own = {entry: name for entry, name in named.items() if isinstance(name, str) and ":" in name}
+        code = [code_digest(self.function(name, one)) for one, name in own.items() if not name.startswith("fedkin.")]
+        stamp = {"fedkin": fedkin.__version__, "task": self.task, "options": dict(self.options)}
+        stamp |= {"code": code, "data": fingerprint}
         cells = []
         for first in range(0, self.replications, self.block):
             numbers = tuple(range(first, min(first + self.block, self.replications)))
@@ -362,10 +354,8 @@ def check_study(study: Study) -> None:
     for point in study.points if study.task == "availability" else ():
         p = point.get("availability")
         if not isinstance(p, int | float) or isinstance(p, bool) or not 0 < p <= 1:
-            raise ParameterError(
-                f"{study.source}, [[grid]]: the task availability needs availability = [...], probabilities above 0 "
-                f"and at most 1, got {p!r}"
-            )
+            words = "the task availability needs availability = [...], probabilities above 0 and at most 1"
+            raise ParameterError(f"{study.source}, [[grid]]: {words}, got {p!r}")
 
 
 def _check_function(
@@ -440,9 +430,8 @@ def _check_generator(study: Study, generator: str, function: Callable[..., Any])
         raise ParameterError(f"{place}: {generator} takes no {unknown!r} (design); it takes {names}")
     for point in given[f"{study.source}, [[grid]]"]:
         if missing := sorted(needed - set(design) - set(point)):
-            raise ParameterError(
-                f"{place}: {generator} needs {', '.join(missing)}: give it in every [[grid]] or in design = {{ ... }}"
-            )
+            words = "give it in every [[grid]] or in design = { ... }"
+            raise ParameterError(f"{place}: {generator} needs {', '.join(missing)}: {words}")
     for where, tables in given.items():
         for name, value in (entry for one in tables for entry in one.items() if entry[0] in parameters):
             annotation = parameters[name].annotation

@@ -106,15 +106,11 @@ def line_panels(spec: Mapping[str, Any], rows: Sequence[Row], folder: Path | Non
     for i, vertical in enumerate(down_values):
         for j, horizontal in enumerate(across_values):
             axis = axes[i, j]
-            panel = [
-                row
-                for row in rows
-                if (down is None or row[down] == vertical) and (across is None or row[across] == horizontal)
-            ]
+            fixed = {name: value for name, value in ((down, vertical), (across, horizontal)) if name is not None}
+            panel = [row for row in rows if all(row[name] == value for name, value in fixed.items())]
             axis.set_xscale(spec.get("x_scale", "linear"))
             axis.set_yscale(spec.get("y_scale", "linear"))
             _draw_series(axis, spec, panel, series)
-            fixed = {name: value for name, value in ((down, vertical), (across, horizontal)) if name is not None}
             axis.set_title(point_label(list(fixed), list(fixed.values())), loc="left")
             _finish_axis(axis, spec, panel)
     figure.supxlabel(spec.get("x_label", spec["x"]), fontsize=10)
@@ -285,16 +281,11 @@ def make_table(spec: Mapping[str, Any], rows: Sequence[Row]) -> Table:
     table_of = summarize(rows, [*names, across], value)
     points = sorted({key[:-1] for key in table_of}, key=lambda key: [(isinstance(one, str), one) for one in key])
     head = [column_label(name) for name in names] + [label_of(column) for column in columns]
-    text = [
-        [label_of(one) for one in point] + [mean_and_error(table_of.get((*point, column))) for column in columns]
-        for point in points
-    ]
-    exact = [
-        [*point, column, summary.mean, summary.sd, summary.error, summary.n]
-        for point in points
-        for column in columns
-        if (summary := table_of.get((*point, column))) is not None
-    ]
+    text, exact = [], []
+    for point in points:
+        text.append([*map(label_of, point), *(mean_and_error(table_of.get((*point, column))) for column in columns)])
+        found = {column: one for column in columns if (one := table_of.get((*point, column))) is not None}
+        exact += [[*point, column, one.mean, one.sd, one.error, one.n] for column, one in found.items()]
     caption = spec.get("caption", f"Mean {value} over the replications, with its standard error in brackets.")
     return Table(spec["name"], head, text, [*names, across, "mean", "sd", "standard_error", "n"], exact, caption)
 

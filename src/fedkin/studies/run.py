@@ -8,7 +8,7 @@ import platform
 import sys
 import traceback
 import warnings
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
@@ -293,20 +293,12 @@ def write_report(study: Study, folder: Path, notes: str = "") -> Report:
     counts = [len(numbers) for numbers in replications.values()]
     if max(counts, default=0) < study.full_replications:
         checks = [check.from_few_replications() for check in checks]
-    images = [(folder / f"{spec['name']}.svg").read_bytes() for spec in study.figures]
     page = render(
         "study.html",
         title=study.title or study.name,
         study=study,
         checks=checks,
-        figures=[
-            {
-                "name": spec["name"],
-                "caption": str(spec.get("caption", "")).strip(),
-                "image": base64.b64encode(image).decode(),
-            }
-            for spec, image in zip(study.figures, images, strict=True)
-        ],
+        figures=[_figure(spec, folder) for spec in study.figures],
         tables=tables,
         notes=notes,
         rows=rows,
@@ -319,6 +311,11 @@ def write_report(study: Study, folder: Path, notes: str = "") -> Report:
     )
     write_file(folder / "index.html", page)
     return Report(folder / "index.html", tables, checks)
+
+
+def _figure(spec: Mapping[str, Any], folder: Path) -> dict[str, str]:
+    image = base64.b64encode((folder / f"{spec['name']}.svg").read_bytes()).decode()
+    return {"name": spec["name"], "caption": str(spec.get("caption", "")).strip(), "image": image}
 
 
 # --- the command ------------------------------------------------------------------------------------------------------
@@ -349,8 +346,8 @@ def launch(
     if find_spec("matplotlib") is None:
         raise missing_dependency("matplotlib", "drawing figures", "report")
     for one in studies:
-        if redraw and not (out / one.directory / ROWS).is_file():
-            place = out / one.directory / ROWS
+        place = out / one.directory / ROWS
+        if redraw and not place.is_file():
             raise ParameterError(f"--redraw: there is no {place}; run the study first, without --redraw, or fix --out")
         if not redraw:
             check_study(one)
