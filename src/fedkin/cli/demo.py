@@ -12,7 +12,7 @@ import numpy as np
 import typer
 
 from fedkin import __version__
-from fedkin._base import Array, Index, Say, count, write_file
+from fedkin._base import Array, Say, count, write_file
 from fedkin.cli.arguments import Json, option
 from fedkin.cli.console import add_row, output, plain_table, print_facts, print_json
 from fedkin.cli.fit import command_line
@@ -146,21 +146,17 @@ def _squared_errors(theta: Array, test: Federation) -> Array:
 
 def _summary(design: Design, model: FittedModel, rows: int, error: dict[str, float]) -> str:
     wrong = int((design.labels[design.graph.edges[:, 0]] != design.labels[design.graph.edges[:, 1]]).sum())
-    right = _same_partition(model.groups, design.labels)
+    found, true = model.groups.tolist(), design.labels.tolist()
+    right = len(set(zip(found, true, strict=True))) == len(set(found)) == len(set(true))  # the same partition
     resolved = model.kin is not None and model.kin.resolved
-    found = f"{count(model.n_groups, 'group')} of sites" if resolved else "no groups that are resolved"
+    groups = f"{count(model.n_groups, 'group')} of sites" if resolved else "no groups that are resolved"
     return (
         f"Every one of the {model.n_sites} sites kept its own {rows} rows. A graph said which sites may be alike, "
-        f"but {wrong} of its {design.graph.n_edges} edges were wrong. Fedkin found {found}"
+        f"but {wrong} of its {design.graph.n_edges} edges were wrong. Fedkin found {groups}"
         f"{', exactly the true ones' if right else f'; in truth there are {GROUPS}'}. "
         f"Its error is {_ratio(error[KIN], error[LOCAL])} that of a site on its own and "
         f"{_ratio(error[KIN], error[ORACLE])} that of an oracle who was told the groups."
     )
-
-
-def _same_partition(a: Index, b: Index) -> bool:
-    pairs = set(zip(a.tolist(), b.tolist(), strict=True))
-    return len(pairs) == len(set(a.tolist())) == len(set(b.tolist()))
 
 
 def _ratio(part: float, whole: float) -> str:
@@ -205,7 +201,6 @@ def _print(model: FittedModel, result: DemoResult, out: Path) -> None:
     console.print(table)
     console.print(result.summary)
     console.print()
-    assert model.kin is not None
     known = model_facts(model)
     facts = {name: known[name] for name in ("groups", "graph", "sampler")}
     print_facts({**facts, "report": str((out / "report.html").resolve())})

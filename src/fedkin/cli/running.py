@@ -41,7 +41,6 @@ from fedkin.federate import (
     places_in,
     prometheus,
 )
-from fedkin.federate.selection import main as run_select
 
 PROGRAM = "fedkin.cli.site_run"
 _LOOK_SECONDS = 0.3
@@ -55,13 +54,6 @@ def become(place: Path, patience: Patience, *, echo: bool, listen: str | None, c
     options += [] if listen is None else [f"--listen={listen}"]
     role = ["--centre"] if centre else []
     os.execv(sys.executable, [sys.executable, "-m", PROGRAM, *role, str(place), *options])
-
-
-def select_edges(place: Path, give_up: float, listen: str | None) -> None:
-    """Test the edges of one site."""
-    Patience(give_up=give_up)
-    options = [] if listen is None else ["--listen", listen]
-    raise SystemExit(run_select([str(place), "--give-up", str(give_up), *options]))
 
 
 def run_all(

@@ -44,7 +44,7 @@ _AT_A_TIME = 2  # processes that do what sites do
 _ORGANISER, _SITES, _MODEL, _RECORD, _LAST_PORT = "organiser", "sites", "model", "simulation.json", 65535
 
 #: What a site does: a function of this module and its arguments.
-Task = tuple[Callable[..., object], tuple[Any, ...]]
+Task = tuple[Callable[..., None], tuple[Any, ...]]
 
 
 def simulate(
@@ -158,6 +158,10 @@ def _accept(place: Path, *received: Path) -> None:
 def _accept_and_share(place: Path, admitted: Path) -> None:
     Site.read(place).accept(admitted)
     sharing.share(place)
+
+
+def _answer(place: Path, query: Path) -> None:
+    sharing.answer(place, query)  # its result is not for the organiser's process
 
 
 def _ignore_interrupts() -> None:
@@ -307,7 +311,7 @@ def _fit(crew: _Crew, organiser: Organiser, sites: Path) -> tuple[FittedModel, O
         for query in sorted((organiser.directory / QUERIES).glob("*.ask")):
             name, _, number = query.stem.rpartition("@")
             if not (sites / name / SENT / f"{query.stem}.summary").exists():
-                answers[name] = (sharing.answer, (sites / name, query))
+                answers[name] = (_answer, (sites / name, query))
         if answers:
             _refuse(crew.run(answers, f"answers question {number}", f"has answered question {number}"))
             say(f"{count(len(answers), 'site')} answered question {number} of the organiser.")

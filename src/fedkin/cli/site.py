@@ -13,7 +13,7 @@ from fedkin._base import count, listed
 from fedkin.cli.arguments import Json, argument, option, switch
 from fedkin.cli.console import WRONG_INPUT, note, say
 from fedkin.cli.format import print_findings
-from fedkin.cli.running import become, print_status, select_edges
+from fedkin.cli.running import become, print_status
 from fedkin.data import read_columns, row_places
 from fedkin.federate import (
     SELECTION,
@@ -27,6 +27,7 @@ from fedkin.federate import (
     steps_of,
     stop_all,
 )
+from fedkin.federate.selection import main as run_select
 from fedkin.federate.sharing import Shared
 
 site = typer.Typer(
@@ -202,7 +203,9 @@ def run(
 @site.command()
 def select(directory: Directory, give_up: GiveUp = 3600.0, listen: Listen = None) -> None:
     """At the site: test its edges together with its neighbours, before the rounds, if the contract says so."""
-    select_edges(directory, give_up, listen)
+    Patience(give_up=give_up)  # raises for what is no time
+    options = [] if listen is None else ["--listen", listen]
+    raise SystemExit(run_select([str(directory), "--give-up", str(give_up), *options]))
 
 
 @site.command()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import itertools
 import json
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
@@ -37,22 +38,18 @@ def read_shapes(path: Path) -> dict[str, Rings]:
             arcs = [np.cumsum(arc, axis=0) * scale + shift for arc in arcs]
         (only,) = objects.values()
         return {str(shape["id"]): _rings(shape, arcs) for shape in only["geometries"]}
+    except DataError:
+        raise
     except (KeyError, TypeError, ValueError, IndexError) as error:
-        if isinstance(error, DataError):
-            raise
         problem = f"{type(error).__name__}: {error}"
         raise DataError(f"{path} is not a TopoJSON file of polygons with ids ({problem})") from error
 
 
 def _rings(shape: Mapping[str, Any], arcs: list[Array]) -> Rings:
-    if shape["type"] == "Polygon":
-        chains = shape["arcs"]
-    elif shape["type"] == "MultiPolygon":
-        chains = [ring for polygon in shape["arcs"] for ring in polygon]
-    else:
+    if shape["type"] not in ("Polygon", "MultiPolygon"):
         raise DataError(f"shape {shape.get('id')!r} is a {shape['type']}, a Polygon or MultiPolygon is expected")
     rings = []
-    for chain in chains:
+    for chain in shape["arcs"] if shape["type"] == "Polygon" else itertools.chain.from_iterable(shape["arcs"]):
         parts = [arcs[number] if number >= 0 else arcs[~number][::-1] for number in chain]
         rings.append(np.concatenate([parts[0], *(part[1:] for part in parts[1:])]))
     return tuple(rings)
@@ -123,8 +120,7 @@ def load_election(folder: Path, more_than: int = 50) -> Election:
     rows = [fips for state in states for fips in by_state[state]]
     X = np.array([facts[fips] for fips in rows])
     y = np.array([float(votes[fips]) for fips in rows])
-    site = [state for state in states for _ in by_state[state]]
-    federation = Federation.from_arrays(X, y, site, feature_names=names)
+    federation = Federation.from_arrays(X, y, [state_of_number[fips // 1000] for fips in rows], feature_names=names)
     return Election(federation, _leans(folder / EARLIER, state_of_number), _shapes(folder / MAP, state_of_number))
 
 
@@ -188,10 +184,7 @@ def check_data(folder: Path, more_than: int = 50, *, allow_incomplete: bool = Fa
 def fingerprint(folder: Path) -> str:
     """Return a digest of the files, so that rows computed from other data are not reused."""
     check_files(folder)
-    digest = hashlib.sha256()
-    for name in SOURCES:
-        digest.update((Path(folder) / name).read_bytes())
-    return digest.hexdigest()
+    return hashlib.sha256(b"".join((Path(folder) / name).read_bytes() for name in SOURCES)).hexdigest()
 
 
 def _read(path: Path) -> list[dict[str, str]]:

@@ -179,7 +179,10 @@ def _draw_series(axis: Any, spec: Mapping[str, Any], rows: Sequence[Row], series
         if spec.get("markers", True):
             _points(axis, _dodged(x, k, len(series), spec), summaries, style, spec.get("interval", "student"))
         else:
-            _curve(axis, x, summaries, style)
+            mean, low, high = _intervals(axis, summaries, "student")
+            # a few markers tell the curves apart without hiding them
+            axis.plot(x, mean, linewidth=1.4, markersize=4.5, markevery=max(len(x) // 6, 1), **style)
+            axis.fill_between(x, low, high, color=style["color"], alpha=0.18, linewidth=0)
 
 
 def _dodged(x: Sequence[float], k: int, n: int, spec: Mapping[str, Any]) -> Any:
@@ -198,13 +201,6 @@ def _points(
     marks = {"markersize": 4.5, "markeredgecolor": "white", "markeredgewidth": 0.5}
     bars = np.clip([mean - low, high - mean], 0.0, None)
     axis.errorbar(x, mean, yerr=bars, capsize=2.0, elinewidth=1.0, linewidth=1.4, **marks, **style)
-
-
-def _curve(axis: Any, x: Sequence[float], summaries: Sequence[Sample], style: Mapping[str, Any]) -> None:
-    mean, low, high = _intervals(axis, summaries, "student")
-    # a few markers tell the curves apart without hiding them
-    axis.plot(x, mean, linewidth=1.4, markersize=4.5, markevery=max(len(x) // 6, 1), **style)
-    axis.fill_between(x, low, high, color=style["color"], alpha=0.18, linewidth=0)
 
 
 def _intervals(axis: Any, summaries: Sequence[Sample], interval: str) -> tuple[Any, Any, Any]:
