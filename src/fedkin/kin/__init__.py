@@ -16,12 +16,12 @@ from fedkin.kin.covariates import (
     hint_of,
     read_covariates,
 )
-from fedkin.kin.display import AGREEMENT, Pairs, by_size, display_groups, effective_size, in_order, split_rhat
+from fedkin.kin.display import AGREEMENT, Pairs, by_size, display_groups, effective_size, split_rhat
 from fedkin.kin.find import find_kin
-from fedkin.kin.inference import Contrast, Kind, Predicted, Sites, Target, predicted
+from fedkin.kin.inference import Contrast, Kind, Predicted, Sites, predicted
 from fedkin.kin.learned import Joined, Learned
 from fedkin.kin.likelihoods import SiteLikelihoods, Units, common_units
-from fedkin.kin.mixed import MixedModel, Priors, fit_mixed
+from fedkin.kin.mixed import Priors, fit_mixed
 from fedkin.kin.result import Diagnostics, Kin
 
 __all__ = [
@@ -35,14 +35,12 @@ __all__ = [
     "Kind",
     "Learned",
     "Length",
-    "MixedModel",
     "Pairs",
     "Predicted",
     "Priors",
     "SiteLikelihoods",
     "Sites",
     "States",
-    "Target",
     "Units",
     "by_size",
     "common_units",
@@ -54,7 +52,6 @@ __all__ = [
     "find_kin",
     "fit_mixed",
     "hint_of",
-    "in_order",
     "predicted",
     "read_covariates",
     "split_rhat",

@@ -417,19 +417,19 @@ def _ending(kind: Kind, level: float) -> tuple[str, str]:
 
 def _header(kin: Kin) -> list[str]:
     likely = int(np.argmax(kin.n_groups))
-    left = [
-        ("Loss", kin.loss.name),
-        ("Sites", str(len(kin.sites))),
-        ("Rows", str(int(kin.n_samples.sum()))),
-        ("Rows per site", f"{kin.n_samples.min()} to {kin.n_samples.max()}"),
+    n, sure = kin.n_samples, kin.sure
+    facts = [
+        ("Loss", kin.loss.name, "Likely groups", f"{likely} (P = {kin.n_groups[likely]:.2f})"),
+        ("Sites", len(kin.sites), "Weight, no groups", f"{kin.weight_mixed:.2f}"),
+        ("Rows", int(n.sum()), "SURE kin", f"{sure['kin']:.1f}"),
+        (
+            "Rows per site",
+            f"{n.min()} to {n.max()}",
+            "SURE Local, Global",
+            f"{sure['Local']:.1f}, {sure['Global']:.1f}",
+        ),
     ]
-    right = [
-        ("Likely groups", f"{likely} (P = {kin.n_groups[likely]:.2f})"),
-        ("Weight, no groups", f"{kin.weight_mixed:.2f}"),
-        ("SURE kin", f"{kin.sure['kin']:.1f}"),
-        ("SURE Local, Global", f"{kin.sure['Local']:.1f}, {kin.sure['Global']:.1f}"),
-    ]
-    lines = [f"{a + ':':<16}{b:>20}    {c + ':':<20}{d:>18}" for (a, b), (c, d) in zip(left, right, strict=True)]
+    lines = [f"{a + ':':<16}{b:>20}    {c + ':':<20}{d:>18}" for a, b, c, d in facts]
     return [*lines, f"{'Graph:':<16}{_GRAPHS[kin.graph_use]}"]
 
 

@@ -13,20 +13,8 @@ from fedkin.core import Summary
 from fedkin.data import Rows, site_id
 from fedkin.errors import ParameterError, UnknownSiteError
 from fedkin.graph import Graph
-from fedkin.kin.display import (
-    AGREE,
-    NEARLY,
-    Pairs,
-    agreement,
-    between_probability,
-    by_size,
-    display_groups,
-    effective_size,
-    in_order,
-    inside_probabilities,
-    resolved,
-    split_rhat,
-)
+from fedkin.kin import display
+from fedkin.kin.display import AGREE, NEARLY, Pairs
 from fedkin.kin.groups import Grouped
 from fedkin.kin.inference import Inference
 from fedkin.kin.learned import Joined, Learned, join_site
@@ -163,8 +151,8 @@ class Kin(Inference):
             self,
             **each,
             sites=tuple(self.sites[u] for u in order.tolist()),
-            probability=in_order(self.probability, order),
-            groups=by_size(self.groups[order]),
+            probability=display.in_order(self.probability, order),
+            groups=display.by_size(self.groups[order]),
             learned=self.learned.reordered(order),
         )
 
@@ -200,11 +188,13 @@ class Kin(Inference):
         True
         """
         same, labels = self.probability, self.groups
-        return inside_probabilities(same, labels), between_probability(same, labels)
+        return display.inside_probabilities(same, labels), display.between_probability(same, labels)
 
     def agreement(self) -> float:
         """The adjusted Rand index that is expected between the best groups and the true ones; resolved from 0.9 on."""
-        return agreement(self.probability, self.groups if self.resolved else display_groups(self.probability))
+        return display.agreement(
+            self.probability, self.groups if self.resolved else display.display_groups(self.probability)
+        )
 
     def position(self, site: Hashable) -> int:
         """Return where a site is in ``sites``."""
@@ -275,8 +265,8 @@ def make_kin(source: Source, units: Units, model: MixedModel, found: Grouped, *,
     """Return the result in the user's units, sites in canonical order."""
     V, p, blend = len(model.theta), len(model.mean), found.blend
     same, n_groups, weight = found.kinship()
-    labels = display_groups(same)
-    shown = resolved(same, labels)
+    labels = display.display_groups(same)
+    shown = display.resolved(same, labels)
     use, rates = _graph_use(found) if had_graph else ("none", None)
     states = found.kept if found.kept is not None else None if blend is None else blend.chains.states()
     learned = Learned(
@@ -344,7 +334,7 @@ def _diagnostics(found: Grouped) -> Diagnostics | None:
     rhat, size = {}, {}
     lines = chains.trace(lambda one: one.trace)
     for name, draws in (("number of groups", lines[:, :, 1]), ("bound on the evidence", lines[:, :, 0])):
-        rhat[name], size[name] = float(split_rhat(draws)), float(effective_size(draws))
+        rhat[name], size[name] = float(display.split_rhat(draws)), float(display.effective_size(draws))
     each, sizes = blend.mixing()
     rhat |= {"parameters, worst": float(each.max()), "parameters, median": float(np.median(each))}
     size |= {"parameters, worst": float(sizes.min()), "parameters, median": float(np.median(sizes))}

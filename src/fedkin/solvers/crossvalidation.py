@@ -15,17 +15,8 @@ from fedkin._base import Array, Index, check_positive, check_whole
 from fedkin.core import FusedObjective, Problem, Quadratics, QuadraticTerms, Summaries, assign_folds, build_terms
 from fedkin.data import Federation
 from fedkin.errors import DataError, ParameterError
+from fedkin.solvers import path
 from fedkin.solvers.compiled import Backend, Resolved, resolve_backend, run_side_by_side
-from fedkin.solvers.path import (
-    SHORTEST_STRETCH,
-    checked_grid,
-    fused_solution,
-    lam_grid,
-    path_stretch,
-    path_threads,
-    stretches_of,
-    warn_of_limits,
-)
 
 Rule = Literal["min", "1se"]
 
@@ -131,7 +122,7 @@ def cross_validate_lam(
     if n_jobs == 0:
         raise ParameterError("n_jobs must not be 0; give a number of jobs, or -1 for as many as there are cores")
     _check_rows(problem, folds, seed)
-    grid = lam_grid(problem, n_lams, ratio) if lams is None else checked_grid(lams)
+    grid = path.lam_grid(problem, n_lams, ratio) if lams is None else path.checked_grid(lams)
     cut = cut_folds(problem, folds, seed)
     return choose_level(cut, grid, rule, tol=tol, n_jobs=n_jobs, backend=backend, abandon=lams is None)
 
@@ -203,7 +194,7 @@ def cross_validate_ridge(
     tried: list[tuple[Problem, Array]] = []
     for ridge in ridges:
         other = replace(problem, ridge=ridge)
-        few = np.append(lam_grid(other, FEW_LEVELS), 0.0)
+        few = np.append(path.lam_grid(other, FEW_LEVELS), 0.0)
         choice = cross_validate_lam(other, few, folds=folds, seed=seed, tol=ROUGH_GAP, n_jobs=n_jobs, backend=backend)
         tried.append((other, choice.scores[:, choice.mean.argmin()]))
         if _clearly_worse(np.stack([scores for _, scores in tried], axis=1)):
@@ -236,13 +227,13 @@ class _Search:
 
     def everywhere(self) -> tuple[Array, slice]:
         """Score all levels."""
-        scores, messages = self._at(stretches_of(self.strengths.size))
-        warn_of_limits(messages, scores.size, stacklevel=4)
+        scores, messages = self._at(path.stretches_of(self.strengths.size))
+        path.warn_of_limits(messages, scores.size, stacklevel=4)
         return scores, slice(0, self.strengths.size)
 
     def growing(self) -> tuple[Array, slice]:
         """Score some levels, and others on both sides until scores have become clearly worse."""
-        stretches = stretches_of(self.strengths.size)
+        stretches = path.stretches_of(self.strengths.size)
         terms = [fold.objective.terms for fold in self.folds]
         regular = all(isinstance(one, QuadraticTerms) and not one.singular.any() for one in terms)
         first = last = len(stretches) // 2 if regular else 0  # elsewhere small levels take longest
@@ -258,14 +249,14 @@ class _Search:
             first, last = (first - 1, last) if up else (first, last + 1)
             more, stopped = self._at([stretches[first if up else last]])
             scores, messages = np.concatenate([more, scores] if up else [scores, more], axis=1), messages + stopped
-        warn_of_limits(messages, scores.size, stacklevel=4)
+        path.warn_of_limits(messages, scores.size, stacklevel=4)
         return scores, slice(int(stretches[first][0]), int(stretches[last][-1]) + 1)
 
     def _done_above(self, scores: Array) -> bool:
         """Return whether no larger level is worth a look: the largest so far are clearly worse, and so is all fused."""
         if not _clearly_worse(scores[:, ::-1]):
             return False
-        fused = [fold.score(fused_solution(fold.objective)) for fold in self.folds]
+        fused = [fold.score(path.fused_solution(fold.objective)) for fold in self.folds]
         return _beyond_doubt(np.array(fused) - scores[:, scores.mean(axis=0).argmin()])
 
     def _at(self, parts: list[Index]) -> tuple[Array, list[str]]:
@@ -276,7 +267,7 @@ class _Search:
         if backend == "numpy" and n_jobs not in (None, 1):
             done = list(Parallel(n_jobs=n_jobs)(delayed(task)() for task in tasks))
         else:
-            usual = path_threads(self.folds[0].objective, backend)
+            usual = path.path_threads(self.folds[0].objective, backend)
             threads = usual if n_jobs is None or n_jobs < 1 else min(n_jobs, usual)
             done = run_side_by_side(tasks, threads, "cross-validation")
         scores = np.concatenate([scores for scores, _ in done]).reshape(len(self.folds), -1)
@@ -286,7 +277,7 @@ class _Search:
 def _clearly_worse(scores: Array) -> bool:
     """Return whether the last levels of ``scores (folds, m)`` rise, and the last is clearly worse than the best."""
     mean = scores.mean(axis=0)
-    rises = bool((np.diff(mean[-SHORTEST_STRETCH:]) > 0).all())
+    rises = bool((np.diff(mean[-path.SHORTEST_STRETCH :]) > 0).all())
     return rises and _beyond_doubt(scores[:, -1] - scores[:, mean.argmin()])
 
 
@@ -301,7 +292,7 @@ def _stretch_scores(
     """Return held-out losses ``(len(part),)`` along a stretch, and the messages of solutions at the iteration limit."""
     scores, stopped = np.empty(part.size), []
     # scores do not tell what is fused exactly from what is almost
-    stretch = path_stretch(fold.objective, part, strengths, tol, MAX_ITER, backend, fuse_components=False)
+    stretch = path.path_stretch(fold.objective, part, strengths, tol, MAX_ITER, backend, fuse_components=False)
     for k, solution in stretch:
         scores[k - part[0]] = fold.score(solution.theta)
         if solution.status == "iteration_limit":

@@ -14,19 +14,10 @@ import numpy as np
 from fedkin._base import Array, check_positive, check_whole
 from fedkin.core import SCALE_FLOOR, FusedObjective, Problem, QuadraticTerms, SiteTerms, Solution, Status
 from fedkin.errors import ConvergenceWarning, ParameterError
+from fedkin.solvers import newton
 from fedkin.solvers.compiled import Backend, CompiledIteration, Resolved, resolve_backend
 from fedkin.solvers.fusing import MinimizerBall, far_from_fused, fused_components, fused_parameters
-from fedkin.solvers.newton import (
-    HOPELESS,
-    POOR,
-    Expansion,
-    advice,
-    lowered,
-    raise_if_no_descent,
-    raise_if_not_finite,
-    raise_if_unbounded,
-    raised,
-)
+from fedkin.solvers.newton import Expansion
 from fedkin.solvers.pdhg import (
     COLD,
     CliqueIteration,
@@ -177,7 +168,7 @@ class Search:
         self.objective, self.tol, self.max_iter, self.backend = objective, tol, max_iter, backend
         terms, theta = objective.terms, start.theta
         values = terms.c if isinstance(terms, QuadraticTerms) else terms.values(np.zeros_like(theta))
-        raise_if_not_finite(objective.graph, values, "loss at theta = 0")
+        newton.raise_if_not_finite(objective.graph, values, "loss at theta = 0")
         self.at_zero = float(values.sum())
         self.floor = SCALE_FLOOR * abs(self.at_zero) + np.finfo(float).tiny
         self.ball = MinimizerBall(objective)
@@ -279,8 +270,8 @@ class Search:
         caution = least if warm else caution
         at, penalty = Expansion(terms, pair.theta), self.objective.penalty_value(pair.theta)
         tuned: Array | float = 1.0
-        while self.n_iter < self.max_iter and caution.max() < HOPELESS:
-            raise_if_not_finite(self.objective.graph, at.gradients, "gradient")
+        while self.n_iter < self.max_iter and caution.max() < newton.HOPELESS:
+            newton.raise_if_not_finite(self.objective.graph, at.gradients, "gradient")
             model = at.model(caution)
             # what tuning found out carries over to the next model, whose curvature may be another
             rho = initial_rho(self.objective, model)
@@ -291,17 +282,17 @@ class Search:
             new_penalty = self.objective.penalty_value(pair.theta)
             promised = penalty - new_penalty - float((linear + quadratic).sum())
             # an exact minimiser of the model promises at least the quadratic part, an inexact one may not
-            allowed = max((1.0 - SUFFICIENT) * promised, POOR * float(quadratic.sum()))
+            allowed = max((1.0 - SUFFICIENT) * promised, newton.POOR * float(quadratic.sum()))
             if not float(error.sum()) <= allowed + ROUNDING * self.scale(float(at.values.sum()) + penalty):
-                caution = raised(caution, error, quadratic)
-                if caution.max() >= HOPELESS:
-                    raise_if_no_descent(self.objective.graph, at.values, linear, error)
+                caution = newton.raised(caution, error, quadratic)
+                if caution.max() >= newton.HOPELESS:
+                    newton.raise_if_no_descent(self.objective.graph, at.values, linear, error)
                 continue
-            caution = lowered(caution, error, quadratic, least)
+            caution = newton.lowered(caution, error, quadratic, least)
             before, at, penalty = at, target, new_penalty
             value = float(at.values.sum()) + penalty
             if value <= VANISHED * self.at_zero:
-                raise_if_unbounded(self.objective.graph, before, at)
+                newton.raise_if_unbounded(self.objective.graph, before, at)
             decrease = promised - float(error.sum())
             early = max(min(EARLY, 100.0 * self.tol), 10.0 * self.tol)
             if decrease > early * self.scale(value) and self.n_iter < self.max_iter:
@@ -315,7 +306,7 @@ class Search:
                 # nothing left to gain but a better certificate, which the models' duals must give
                 self.strict *= 0.1
             if self.status == "converged" or self.n_iter >= self.max_iter:
-                raise_if_unbounded(self.objective.graph, before, at)
+                newton.raise_if_unbounded(self.objective.graph, before, at)
                 return
 
     def _minimize_model(self, model: QuadraticTerms, at: Expansion, start: PrimalDual, rho: Array) -> PrimalDual:
@@ -398,7 +389,7 @@ class Search:
             best = replace(best, gap=max(other, 0.0), radius=None)
         message = verdict(self.status, best.gap, self.tol, self.n_iter)
         if self.status == "iteration_limit":
-            message += "; " + advice(self.objective, best.pair.theta)
+            message += "; " + newton.advice(self.objective, best.pair.theta)
             if not quiet:
                 warnings.warn(message, ConvergenceWarning, stacklevel=4)
         columns = np.array(self.rows, dtype=np.float64).reshape(-1, 3).T
