@@ -16,7 +16,7 @@ from fedkin.admm import Availability, LocalShards
 from fedkin.core import Problem
 from fedkin.federate import Journal, Participant, Patience, SitePlan
 from fedkin.federate.frames import HEADER_BYTES, MessageError
-from fedkin.federate.links import ReplicatedLink
+from fedkin.federate.links import ReplicatedLink, replica_vector
 from fedkin.fitting import load
 from fedkin.graph import Graph
 from fleet import Fleet
@@ -149,7 +149,7 @@ def test_a_replica_that_cannot_be_is_refused() -> None:
     link = Participant(part_of(replica_plan(problem, 10), 1), network.join(), Journal("1")).link
     network.close()
     assert isinstance(link, ReplicatedLink)
-    vector = link.to_vector()
+    vector = replica_vector(link.shard.state(), link.seen)
     link.take_vector(vector, 4)
     assert link.done == 4
     p = problem.n_params

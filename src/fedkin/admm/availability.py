@@ -198,9 +198,6 @@ class Presence:
         return available, np.broadcast_to(self.probability, available.shape).copy()
 
 
-# --- patterns ---------------------------------------------------------------------------------------------------------
-
-
 def _bernoulli(p: PerSite, blocks: Labels | None) -> Pattern:
     def bind(sites: Sequence[Hashable], seed: int) -> Bound:
         share = _per_site(p, sites)

@@ -179,9 +179,6 @@ def plan_run(
     )
 
 
-# --- what the user gives ---
-
-
 def site_rows(problem: Problem, batch_size: BatchSize, streaming: Collection[Hashable] = ()) -> SiteRows:
     """Return the rows of all sites and their batch sizes, checked."""
     federation = problem.rows_for("Fed-ADMM")
@@ -241,9 +238,6 @@ def starting_point(problem: Problem, warm_start: Solution | None) -> tuple[Array
         (i, j), slopes = problem.graph.edges.T, alpha / (cliques.weights * cliques.totals[cliques.labels])[:, None]
         alpha = problem.graph.weights[:, None] * (slopes[i] - slopes[j])
     return warm_start.theta, problem.penalty.project(alpha, problem.fused.edge_radius)
-
-
-# --- curvature --------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, eq=False)

@@ -33,22 +33,18 @@ class Link(Protocol[S]):
 
     def begin(self, shard: S) -> int | None:
         """Return the next round, None after the last; it may wait for it, and set where the shard stands."""
-        ...
 
     def presence(self, t: int) -> tuple[Mask | None, Array | None]:
         """Return which hosted sites are there in round t, and with which probability; None for all, and for 1."""
-        ...
 
     def exchange(self, t: int, shard: S) -> Mapping[int, Array] | None:
         """Tell others the shard's thetas of round t, and return theirs by position: who answered is there.
 
         None when the shard was set to the state of another round meanwhile.
         """
-        ...
 
     def end(self, t: int, shard: S) -> None:
         """Round t is over; ends of an edge may compare its dual now."""
-        ...
 
 
 class RoundStore(Protocol[S]):
@@ -56,7 +52,6 @@ class RoundStore(Protocol[S]):
 
     def save(self, t: int, shard: S, durable: bool) -> None:
         """Keep the state after round t; a durable one survives a loss of power."""
-        ...
 
 
 class DirectLink:
@@ -179,8 +174,6 @@ class LocalShards:
         else:
             run_rounds(self, link)
 
-    # --- as one shard ---
-
     own: slice | Index = slice(None)
 
     @property
@@ -212,8 +205,6 @@ class LocalShards:
     def edge_step(self) -> None:
         for shard in self.shards:
             shard.edge_step()
-
-    # --- the whole picture ---
 
     def gather(self, name: str) -> Array:
         """Return a part of the shards' state (see `ShardState`) for all sites ``(V, p)``, or all edges ``(E, p)``."""

@@ -373,8 +373,6 @@ class _Run:
         value, trace = self.problem.objective(theta), self.trace.columns()
         return Solution(theta, value, gap, status, self.done, trace, alpha, message, radius)
 
-    # --- checkpoints ---
-
     def describe(self) -> list[object]:
         """Return what the course of this run depends on, apart from problem and plan."""
         return [sorted(self.local.streams), *(() if self.presence is None else self.presence.facts)]

@@ -188,8 +188,6 @@ class Shard:
         #: Parameters ``(B, p)`` of the hosted sites.
         self.theta = self._all_theta[: sites.size]
 
-    # --- the three verbs ---
-
     def pull(self) -> Array:
         """Return ``2 s(t) - s(t-1)``, ``(B, p)``: all that a node step needs to know of a site's edges."""
         return 2.0 * self.balance - self.balance_before
@@ -256,8 +254,6 @@ class Shard:
         """Round own thetas to float32, where that is what travels: both ends of an edge must use the same."""
         if self.gradients is not None:
             self.theta[self.own] = self.theta[self.own].astype(np.float32)
-
-    # --- state ---
 
     def take_duals(self, alpha: Array) -> None:
         """Replace the edge duals ``(E, p)``."""

@@ -80,8 +80,6 @@ class Store:
         self.path, self.run, self.revision, self._sent = Path(path), run, revision, sent
         self._open: sqlite3.Connection | None = None
 
-    # --- writing ---
-
     def save(
         self, round: int, arrays: Arrays, header: Mapping[str, Any], sent: Iterable[Sent] = (), *, durable: bool
     ) -> None:
@@ -121,8 +119,6 @@ class Store:
 
     def _digest(self, round: int, what: object, content: bytes) -> bytes:
         return _digest(self.run, self.revision, round, what, content)
-
-    # --- reading ---
 
     def load(self) -> Saved | None:
         """Return the last state of this run and revision; None when there is none.
@@ -186,8 +182,6 @@ class Store:
 
     def _damaged(self, why: object) -> ModelFileError:
         return ModelFileError(f"{self.path}: cannot be read as a checkpoint: {why}")
-
-    # --- the file ---
 
     def _connect(self) -> sqlite3.Connection:
         fresh = not self.path.exists() or not self.path.stat().st_size

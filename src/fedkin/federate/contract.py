@@ -133,8 +133,6 @@ class Contract(
         if wrong := [*self._wrong_target(), *self._wrong_method()]:
             raise ContractError("; ".join(wrong))
 
-    # --- what is fitted ---------------------------------------------------------------------------------------
-
     def loss_object(self) -> Loss:
         """Return the loss."""
         return described_loss(self.loss)
@@ -189,8 +187,6 @@ class Contract(
                 'rounds find the fused estimate: let the organiser set method = "fused" in the contract'
             )
 
-    # --- rows of a site ---------------------------------------------------------------------------------------
-
     def check(
         self, columns: Mapping[str, object], own: Thresholds | None = None, at: Callable[[int], str] | None = None
     ) -> list[Finding]:
@@ -207,8 +203,6 @@ class Contract(
     def prepare(self, columns: Mapping[str, object]) -> Rows:
         """Return a site's table as prepared rows; raises one `DataError` with all that does not fit the schema."""
         return self.schema.rows(columns, self.intercept)
-
-    # --- files ------------------------------------------------------------------------------------------------
 
     @cached_property
     def digest(self) -> str:
@@ -264,8 +258,6 @@ class Contract(
             raise ContractError(f"{path} cannot be read: {error.strerror}; give the TOML file of a contract") from None
         return cls.from_toml(text, str(path))
 
-    # --- whether it holds together ----------------------------------------------------------------------------
-
     def _wrong_method(self) -> list[str]:
         rounds = self.rounds
         inferred = not self.schema.agreed or self.schema.fill or self.schema.indicators
@@ -317,8 +309,6 @@ class Contract(
             return [f'the {name} loss predicts counts, so target.kind must be "count"']
         return []
 
-
-# --- TOML -------------------------------------------------------------------------------------------------------------
 
 _OF_SCHEMA = ("features", "target", "offset", "missing")
 _TABLES = {"thresholds": Thresholds, "rounds": Rounds, "select": EdgeTests}

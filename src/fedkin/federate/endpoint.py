@@ -21,6 +21,7 @@ _DONE_SECONDS, _MOMENT_SECONDS = 0.4, 0.02
 #: Kinds of messages that are written to disk, so that they can be told again after a crash.
 _SAVED = (Kind.THETA, Kind.ALPHA, Kind.PRESENT)
 _NOTHING = np.zeros(0)
+Action = Callable[[], None]
 
 
 class Endpoint:
@@ -36,13 +37,12 @@ class Endpoint:
         journal: Journal,
         *,
         patience: Patience | None = None,
-        tick: Callable[[], None] | None = None,
-        idle: Callable[[], None] | None = None,
+        tick: Action | None = None,
+        idle: Action | None = None,
     ) -> None:
         self.plan, self.transport, self.journal = plan, transport, journal
         self.patience = patience or Patience()
-        self.tick: Callable[[], None] = tick or (lambda: None)
-        self.idle: Callable[[], None] = idle or (lambda: None)
+        self.tick, self.idle = tick or (lambda: None), idle or (lambda: None)
         self.here, self.partners = plan.here, plan.partners()
         self.names = {u: plan.name(u) for u in [plan.here, *self.partners]}
         self.status, self.inbox = Status(), Inbox(self.names, journal)
@@ -53,7 +53,8 @@ class Endpoint:
         self.past: dict[tuple[Kind, int | None], dict[int, Array]] = {}
         self._unsaved: list[Sent] = []
         self._slots: dict[tuple[Kind, int], Callable[[bytes], bool]] = {}
-        self._hint = True  # somebody may be ahead of this site: pull at once
+        #: Somebody may be ahead of this site: pull at once.
+        self.hint = True
 
     @property
     def name(self) -> str:
@@ -81,7 +82,7 @@ class Endpoint:
         name = self.names[v]
         (self.status.up.add if here else self.status.up.discard)(name)
         self.journal.sparingly("info", f"{word} {'up' if here else 'down'}", peer=name)
-        self._hint = self._hint or here
+        self.hint = self.hint or here
         self.inbox.wake()
 
     def drop(self, gone: Iterable[int]) -> frozenset[int]:
@@ -92,8 +93,6 @@ class Endpoint:
         for v in sorted(new):
             self.inbox.forget(v)
         return new
-
-    # --- what is sent ---
 
     def expected(self, kind: Kind, v: int, length: int, first: int, last: int, **bounds: object) -> Expected:
         """Return what may come from partner v: so many numbers, of these rounds."""
@@ -147,25 +146,19 @@ class Endpoint:
             if done - self.keep < one.round <= done:
                 self.past.setdefault((Kind(one.kind), None), {})[one.round] = one.values
 
-    # --- waiting ---
-
     def pull(self, kind: Kind, sender: int, t: int) -> None:
         """Ask a partner for the message of a round."""
 
         def on_frame(frame: bytes) -> None:
             # nothing had been pushed: the sender is ahead of this site, so pull the next message at once, too
-            self._hint = self._slots[kind, sender](frame) or self._hint
+            self.hint = self._slots[kind, sender](frame) or self.hint
 
         self.status.pulled += 1
         self.transport.pull(self.plan.asking_key(kind, sender, self.here), t, on_frame)
 
-    def look_around(self) -> None:
-        """Pull at once in the next wait: somebody may be ahead."""
-        self._hint = True
-
     def hinted(self) -> bool:
         """Return, once, whether somebody may be ahead."""
-        hint, self._hint = self._hint, False
+        hint, self.hint = self.hint, False
         return hint
 
     def wait_for(
@@ -178,7 +171,7 @@ class Endpoint:
     ) -> bool:
         """Wait for the messages of round t, and pull them where they do not come; False when ``stop`` says so first."""
         # in nearly every round that is all
-        missing = self.inbox.wait(kind, list(senders), t, 0.0 if self._hint else _MOMENT_SECONDS)
+        missing = self.inbox.wait(kind, list(senders), t, 0.0 if self.hint else _MOMENT_SECONDS)
         if missing:
             self.idle()
             reminders = Reminders(self.patience)
@@ -187,8 +180,8 @@ class Endpoint:
                 if stop is not None and stop():
                     return False
                 now = time.monotonic()
-                if reminders.pull_is_due(now) or self._hint:
-                    self._hint = False
+                if reminders.pull_is_due(now) or self.hint:
+                    self.hint = False
                     for sender in missing:
                         (pull or self.pull)(kind, sender, t)
                     reminders.pulled(now)
@@ -300,16 +293,8 @@ class Endpoint:
             raise PeerError(f"cannot write {path}: {failures[-1]}; make room, then start again") from failures[-1]
         self.status.state = before
 
-    # --- the end ---
-
     def linger(
-        self,
-        kind: Kind,
-        t: int,
-        *,
-        waits: bool = True,
-        only_up: bool = False,
-        on_over: Callable[[], None] | None = None,
+        self, kind: Kind, t: int, *, waits: bool = True, only_up: bool = False, on_over: Action | None = None
     ) -> None:
         """Say that this site has finished, and stay until all partners say so, as they may need its last vectors.
 

@@ -19,16 +19,8 @@ from typing import Annotated, Any, Generic, Literal, TypeVar
 import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
-from fedkin.federate.trust import (
-    Pair,
-    SecurityError,
-    check_issued,
-    check_signature,
-    common_name,
-    load_key,
-    load_request,
-    may_sign,
-)
+from fedkin.federate import trust
+from fedkin.federate.trust import Pair, SecurityError, common_name
 
 T = TypeVar("T")
 By = Literal["either", "organiser", "site"]
@@ -51,9 +43,7 @@ class Signer:
     """
 
     def __init__(self, name: str, key: bytes, certificate: bytes | None = None) -> None:
-        self.name = name
-        self.certificate = certificate
-        self._key = load_key(key)
+        self.name, self.certificate, self._key = name, certificate, trust.load_key(key)
 
     @classmethod
     def authority(cls, pair: Pair) -> Signer:
@@ -90,7 +80,7 @@ class _Envelope(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
         """Raise `SecurityError` unless the owner of a certificate, or certificate request, signed this."""
         parts = msgspec.structs.asdict(self).items()
         rest = {name: part for name, part in parts if name != "signature" and part is not UNSET}
-        check_signature(bytes.fromhex(self.signature), canonical(rest), by)
+        trust.check_signature(bytes.fromhex(self.signature), canonical(rest), by)
 
 
 def canonical(content: Any) -> bytes:
@@ -118,7 +108,7 @@ def unseal(
     """
     content = _opened(text, kind)
     own = None if content.certificate is UNSET else str(content.certificate).encode()
-    name = common_name(authority) if own is None else check_issued(own, authority, now, ended=ended)
+    name = common_name(authority) if own is None else trust.check_issued(own, authority, now, ended=ended)
     if content.signer != name:
         raise SecurityError(f"it says that {content.signer} signed it, but the certificate is that of {name}")
     if by != "either" and (own is None) != (by == "organiser"):
@@ -135,7 +125,7 @@ def unseal_invitation(text: bytes, kind: str) -> dict[str, Any]:
     brought = _opened(text, kind).body.get("authority")
     if not isinstance(brought, str):
         raise SecurityError("the authority's certificate is not in it")
-    if not may_sign(brought.encode()):
+    if not trust.may_sign(brought.encode()):
         raise SecurityError("the certificate in it is not that of an authority")
     return unseal(text, kind, brought.encode(), by="organiser").body
 
@@ -150,7 +140,7 @@ def unseal_request(text: bytes, authority: bytes, *, now: datetime | None = None
     asked = content.body.get("request")
     if not isinstance(asked, str):
         raise SecurityError("the certificate request is not in it")
-    load_request(asked.encode())
+    trust.load_request(asked.encode())
     name = common_name(asked.encode())
     if content.signer != name:
         raise SecurityError(f"{content.signer} signed it, but it asks for a certificate for {name}")

@@ -217,17 +217,10 @@ class Inbox:
 
     def in_words(self, missing: Sequence[int], up: Collection[str]) -> str:
         """Who is missing and what to do about each: start it, look at what it sends, or at the link to it."""
-        parts = []
-        for v in missing:
-            cure = "it is down: start it, then this site"
-            if v in self._refusals:
-                cure = f"what it sends is refused: {self._refusals[v]}"
-            elif self.names[v] in up:
-                cure = "it is up: see in its log whom it waits for itself"
-            parts.append(f"{self.names[v]} ({cure})")
-        return ", ".join(parts)
-
-    # --- waiting ---
+        down, there = "it is down: start it, then this site", "it is up: see in its log whom it waits for itself"
+        cures = {v: there if self.names[v] in up else down for v in missing}
+        cures |= {v: f"what it sends is refused: {self._refusals[v]}" for v in missing if v in self._refusals}
+        return ", ".join(f"{self.names[v]} ({cure})" for v, cure in cures.items())
 
     def wake(self) -> None:
         """Make a waiting thread look around."""
@@ -282,12 +275,8 @@ class Inbox:
         self._wait(lambda: bool(rounds()), lambda: 1, seconds)
         with self._lock:
             come = rounds()
-            if not come:
-                return None
-            values = self._held[kind, sender, max(come)]
-            for t in come:
-                del self._held[kind, sender, t]
-            return max(come), values
+            found = {t: self._held.pop((kind, sender, t)) for t in come}
+        return (max(come), found[max(come)]) if come else None
 
     def values(self, kind: Kind, sender: int, round: int) -> Array:
         """The numbers of a message that has come."""

@@ -327,7 +327,7 @@ class ReplicatedLink(_Attended):
         self._replica: tuple[int, ShardState, NDArray[np.int64]] = (0, shard.state(), self.seen)
 
     def open(self) -> None:
-        self._keep_replica()
+        self._replica = self.done, self.shard.state(), self.seen
         self.endpoint.open(self._expected, self._answer)
         self._started()
 
@@ -343,17 +343,12 @@ class ReplicatedLink(_Attended):
         if kind is not Kind.REPLICA:
             return self.endpoint.answer(kind, v, t)
         done, state, seen = self._replica  # of a round that is over, also while the next one is computed
-        return None if done < t else self.endpoint.frame(kind, done, _to_vector(state, seen))
-
-    def _keep_replica(self) -> None:
-        self._replica = self.done, self.shard.state(), self.seen
+        return None if done < t else self.endpoint.frame(kind, done, replica_vector(state, seen))
 
     def gather(self) -> None:
         if self.leads and self.done < self.plan.rounds:
             patience = self.endpoint.patience
             self.endpoint.gather(self.done + 1, patience.gather if self.done == 0 else patience.deadline)
-
-    # --- rounds ---
 
     def exchange(self, t: int, shard: Shard) -> Mapping[int, Array] | None:
         end, here = self.endpoint, self.plan.here
@@ -387,9 +382,9 @@ class ReplicatedLink(_Attended):
     def end(self, t: int, shard: Shard, push: bool = True) -> None:
         here = np.isin(self.members, list(self._thetas))
         self.note(t, here)
-        self._keep_replica()
+        self._replica = t, shard.state(), self.seen
         if self.leads:
-            for u in (u for u, now in zip(self.members, here, strict=True) if not now):
+            for u in np.array(self.members)[~here].tolist():
                 self.endpoint.journal.sparingly("warning", "absent", peer=self.endpoint.names[u], round=t)
             self.endpoint.send(Kind.PRESENT, t, here.astype(np.float64), push=push)
 
@@ -408,8 +403,7 @@ class ReplicatedLink(_Attended):
             return bool(ahead)
 
         while not end.wait_for(kind, senders, t, pull, is_behind):
-            done, vector = ahead.pop()
-            was = self.done
+            was, (done, vector) = self.done, ahead.pop()
             try:
                 self.take_vector(vector, done)
             except MessageError as error:
@@ -417,21 +411,15 @@ class ReplicatedLink(_Attended):
                 end.journal.sparingly("warning", "message refused", **facts)
                 continue
             end.journal.write("info", "took over the leader's replica", round=done, was=was)
-            end.look_around()
+            end.hint = True
             return False
         return True
 
     def linger(self, save: Callable[[], None], only_up: bool = True) -> None:
         super().linger(save, only_up)
 
-    # --- replicas as vectors ---
-
     def take_vector(self, vector: Array, done: int) -> None:
-        """Take over another replica.
-
-        Raises `MessageError` when it cannot be a state after ``done`` rounds: duals outside their balls, or impossible
-        counts.
-        """
+        """Take over another replica; raises `MessageError` when it cannot be a state after ``done`` rounds."""
         shard = self.shard
         m, p = shard.theta.shape
         *parts, seen = np.split(vector, np.cumsum([m * p] * 5 + [shard.edges.shape[0] * p]))
@@ -442,16 +430,10 @@ class ReplicatedLink(_Attended):
             raise MessageError(f"a replica with impossible counts of presence after {done} rounds")
         shard.restore(ShardState(**{**vars(shard.state()), **state}))
         self.restore({"seen": seen}, done)
-        self._keep_replica()
-
-    def to_vector(self) -> Array:
-        """Return the replica as it travels."""
-        return _to_vector(self.shard.state(), self.seen)
-
-    # --- what a leader writes down ---
+        self._replica = done, shard.state(), self.seen
 
     def _write_down(self, path: Path, t: int) -> None:
-        absent, end = np.zeros(self.plan.n_params), self.endpoint
+        absent = np.zeros(self.plan.n_params)
         here = np.isin(self.members, list(self._thetas)).astype(float)
         values = np.concatenate([here, *(self._thetas.get(u, absent) for u in self.members)])
         frame = encode(self.plan.run_bytes, Kind.PRESENT, self.plan.here, t, values)
@@ -465,19 +447,18 @@ class ReplicatedLink(_Attended):
             finally:
                 os.close(descriptor)
 
-        end.hold(write, path, t, "record failed, holding")
+        self.endpoint.hold(write, path, t, "record failed, holding")
 
     def replay(self) -> None:
         """Do the rounds again that were decided after the last checkpoint."""
         text = b"" if self.record is None or not self.record.exists() else self.record.read_bytes()
         m, p, plan, shard = len(self.members), self.plan.n_params, self.plan, self.shard
-        length = m * (1 + p)
-        size = HEADER_BYTES + 8 * length
+        size = HEADER_BYTES + 8 * m * (1 + p)
         for k in range(0, len(text), size):
             t = self.done + 1
             try:
-                frame = Expected(plan.run_bytes, Kind.PRESENT, plan.here, length, t, t)
-                _, values = decode(text[k : k + size], frame)
+                expected = Expected(plan.run_bytes, Kind.PRESENT, plan.here, m * (1 + p), t, t)
+                _, values = decode(text[k : k + size], expected)
             except MessageError:
                 continue  # older than the checkpoint, or half a record: that round was never announced
             thetas = dict(zip(self.members, values[m:].reshape(-1, p), strict=True))
@@ -493,7 +474,8 @@ class ReplicatedLink(_Attended):
             self.record.unlink(missing_ok=True)
 
 
-def _to_vector(state: ShardState, seen: NDArray[np.int64]) -> Array:
+def replica_vector(state: ShardState, seen: NDArray[np.int64]) -> Array:
+    """Return a replica as it travels."""
     return np.concatenate([*(getattr(state, name).ravel() for name in _STATE), seen.astype(np.float64)])
 
 

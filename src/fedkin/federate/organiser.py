@@ -61,8 +61,8 @@ class Standing:
     @property
     def ends_soon(self) -> bool:
         """Whether the site should renew its certificate."""
-        soon = datetime.now(UTC) + timedelta(days=trust.RENEW_DAYS)
-        return self.until is not None and not self.out and self.until < soon
+        left = timedelta(days=trust.RENEW_DAYS)
+        return self.until is not None and not self.out and self.until < datetime.now(UTC) + left
 
 
 @dataclass(frozen=True, eq=False)
@@ -139,8 +139,6 @@ class Organiser:
                     "put it back, or make a new federation"
                 )
         return cls(directory, charter, read_members(directory / messages.SITES, None), ca_key)
-
-    # --- who is who ---------------------------------------------------------------------------------------------
 
     @property
     def contract(self) -> Contract:
@@ -221,8 +219,6 @@ class Organiser:
             found.append(Standing(name, invited, until, name in out, summaries[name]))
         return found
 
-    # --- what goes to sites -------------------------------------------------------------------------------------
-
     def invite(self, names: Sequence[str] = ()) -> list[Path]:
         """Write invites, for all sites or those of these names; one that is there already is replaced.
 
@@ -283,8 +279,8 @@ class Organiser:
             return [(given.write(path, signer), [one.name for one in self.members if one.name not in out])]
         steps, labels, written = self.steps(), self.graph.components(), []
         for label in np.unique(labels).tolist():
-            names = [self.members[u].name for u in np.flatnonzero(labels == label).tolist()]
-            names = [name for name in names if name not in out]
+            inside = [self.members[u].name for u in np.flatnonzero(labels == label).tolist()]
+            names = [name for name in inside if name not in out]
             if missing := [name for name in names if name not in steps]:
                 raise DataError(f"{missing[0]} is not admitted yet: replicas need the steps of all they stand for")
             if names:
@@ -322,16 +318,13 @@ class Organiser:
 
     def deliver(self, folders: Mapping[str, Path]) -> list[Path]:
         """Sign each site's part of a model, in the directory given for it, for that site alone; returns the files."""
-        signer = Signer.authority(self.signing())
-        place, paths = self.directory / messages.MODELS, []
+        signer, place, paths = Signer.authority(self.signing()), self.directory / messages.MODELS, []
         place.mkdir(mode=PRIVATE_DIRECTORY, exist_ok=True)
         for name, folder in folders.items():
             site = self.member(name).name
             packed = ModelFile.pack(self.charter.run, site, self.contract.digest, folder)
             paths.append(packed.write(place / f"{site}.model", signer))
         return paths
-
-    # --- what comes from sites ----------------------------------------------------------------------------------
 
     def admit(
         self, path: Path, *, again: bool = False, expected: str | None = None, now: datetime | None = None

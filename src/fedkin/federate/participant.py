@@ -127,8 +127,6 @@ class Participant:
             self.shard.drop(new)
             self.status.shares.clear()  # of another objective
 
-    # --- its state ---
-
     def save(self, t: int, shard: Shard, durable: bool) -> None:
         """Keep the state after round t."""
         if self.kept is not None:

@@ -117,8 +117,6 @@ class SitePlan(RunPlan):
         """Return the loss of the run."""
         return described_loss(dict(self.loss))
 
-    # --- who is who ---
-
     @cached_property
     def _by_number(self) -> dict[int, Member]:
         return {member.number: member for member in self.members}
@@ -166,8 +164,6 @@ class SitePlan(RunPlan):
             return [u for u in self.numbers if u != self.here]
         return self.neighbours(self.here)
 
-    # --- keys ---
-
     def kinds(self, sender: int, receiver: int) -> list[Kind]:
         """Return the kinds of messages that ``sender`` writes for ``receiver``."""
         if self.placement == "central":
@@ -198,9 +194,6 @@ class SitePlan(RunPlan):
         kinds = self.kinds(sender, receiver)
         keys = [self.key(kind, sender, receiver) for kind in kinds]
         return [*keys, *(self.asking_key(kind, sender, receiver) for kind in kinds), self.presence_key(sender)]
-
-
-# --- from what was signed ---------------------------------------------------------------------------------------------
 
 
 def site_plan(directory: Path | Site) -> SitePlan:

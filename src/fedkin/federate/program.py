@@ -18,13 +18,13 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 import numpy as np
 
 from fedkin._base import Array, lock, write_arrays
 from fedkin.errors import DataError, FedkinError
+from fedkin.federate import records
 from fedkin.federate.inbox import Patience, PeerError, Status, Stopped
 from fedkin.federate.journal import Journal
 from fedkin.federate.links import CentralLink, ReplicatedLink
@@ -32,18 +32,6 @@ from fedkin.federate.messages import ADMIT, CENTRE, FEDERATION, INVITE, KEY, NEX
 from fedkin.federate.organiser import Organiser
 from fedkin.federate.participant import Participant
 from fedkin.federate.plan import SitePlan, centre_plan, site_plan
-from fedkin.federate.records import (
-    LOCK,
-    LOG,
-    PRESENCE,
-    RECORD,
-    STATE,
-    STATUS,
-    StatusFile,
-    read_selection,
-    read_status,
-    write_record,
-)
 from fedkin.federate.site import Site
 from fedkin.federate.transports import ReopeningTransport, site_links
 from fedkin.federate.trust import Pair, SecurityError
@@ -146,8 +134,6 @@ class Program:
         why = f"{size} bytes, but the largest message has {self.plan.most_bytes}"
         self.journal.sparingly("warning", "message refused", peer=parts[3 if parts[1] == "ask" else 2], why=why)
 
-    # --- what changes while it runs ---
-
     def _files(self) -> list[tuple[str, int, int]]:
         folder = self.place / NOTICES
         paths = [self.place / ADMIT, self.place / KEY, self.place / NEXT_KEY]
@@ -202,7 +188,7 @@ class StatusWriter:
     """Keeps ``status.json`` up to date, and passes on the wish to stop. A site replaces ``status`` by its own."""
 
     def __init__(self, place: Path) -> None:
-        self.place, before = place, read_status(place)
+        self.place, before = place, records.read_status(place)
         # a site that cannot even begin is where it was
         self.rounds, self.status = before.rounds, Status(round=before.round)
         self.restarts = int(os.environ.get(RESTARTS, before.restarts))
@@ -214,7 +200,7 @@ class StatusWriter:
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, self._on_signal)
 
-    def _on_signal(self, number: int, frame: FrameType | None) -> None:
+    def _on_signal(self, *_: object) -> None:
         self.stop = True
 
     def begin(self, status: Status, settle: Callable[[], None]) -> None:
@@ -238,43 +224,31 @@ class StatusWriter:
     def write(self) -> None:
         """Replace ``status.json``."""
         self._written, status = time.monotonic(), self.status
-        content = StatusFile(
+        told = ("state", "round", "waiting_for", "pulled", "repaired", "started")
+        content = records.StatusFile(
+            **{name: getattr(status, name) for name in told},
             pid=os.getpid(),
             time=time.time(),
-            state=status.state,
-            round=status.round,
             rounds=self.rounds,
             change=status.change if math.isfinite(status.change) else None,
             up=sorted(status.up),
-            waiting_for=status.waiting_for,
-            pulled=status.pulled,
-            repaired=status.repaired,
-            started=status.started,
             restarts=self.restarts,
             sent=self._sent_before + self.sent,
             shares=[[one if math.isfinite(one) else None for one in vars(share).values()] for share in status.shares],
             why=self.why,
         )
         with suppress(OSError):  # a full disk: checkpoints report it
-            write_record(self.place / STATUS, content)
+            records.write_record(self.place / records.STATUS, content)
 
 
-def run_program(
-    place: Path,
-    work: Callable[[Program], None],
-    *,
-    echo: bool = False,
-    centre: bool = False,
-    listen: str | None = None,
-    lease: float = 10.0,
-) -> int:
+def run_program(place: Path, work: Callable[[Program], None], *, echo: bool = False, **how: Any) -> int:
     """Do ``work`` as the site whose directory is ``place``; errors go to its log, status and stderr.
 
-    Returns an exit code.
+    ``how`` goes to `Program`. Returns an exit code.
     """
     try:
-        program = Program(place, centre=centre, listen=listen, lease=lease)
-        with only_one(place), closing(Journal(program.name, place / LOG, echo=echo)) as journal:
+        program = Program(place, **how)
+        with only_one(place), closing(Journal(program.name, place / records.LOG, echo=echo)) as journal:
             status = StatusWriter(place)
             try:
                 program.begin(journal, status)
@@ -305,7 +279,7 @@ def exit_code(error: FedkinError | OSError) -> int:
 def only_one(place: Path) -> Iterator[None]:
     """Hold the site's lock; raises `DataError` when another process does."""
     try:
-        descriptor = lock(place / LOCK, str(os.getpid()))
+        descriptor = lock(place / records.LOCK, str(os.getpid()))
     except OSError as error:
         if error.errno not in (errno.EROFS, errno.EACCES, errno.EPERM):
             raise
@@ -342,9 +316,6 @@ def parse(
     return place, patience, {**given, "lease": patience.lease}
 
 
-# --- all rounds -------------------------------------------------------------------------------------------------------
-
-
 def run(program: Program, patience: Patience, finish: Finish | None = None) -> None:
     """Do all rounds that are left, hand over the result, and stay while others need this process."""
     plan, place = program.plan, program.place
@@ -360,10 +331,10 @@ def run(program: Program, patience: Patience, finish: Finish | None = None) -> N
             plan,
             transport,
             program.journal,
-            checkpoint=place / STATE,
-            record=place / RECORD,
+            checkpoint=place / records.STATE,
+            record=place / records.RECORD,
             patience=patience,
-            left=program.gone() | read_selection(place, plan) if plan.placement == "peer" else (),
+            left=program.gone() | records.read_selection(place, plan) if plan.placement == "peer" else (),
             tick=tick,
         )
         program.status.begin(participant.status, participant.settle)
@@ -374,7 +345,7 @@ def run(program: Program, patience: Patience, finish: Finish | None = None) -> N
         link = participant.link
         if isinstance(link, CentralLink) or (isinstance(link, ReplicatedLink) and link.leads):
             parts = {"available": np.array(link.attended), "sites": np.array([plan.name(u) for u in link.members])}
-            write_arrays(place / PRESENCE, parts, compressed=True, private=True)
+            write_arrays(place / records.PRESENCE, parts, compressed=True, private=True)
         program.status.write()
         participant.linger()
         program.status.end("done")

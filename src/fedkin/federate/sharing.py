@@ -21,20 +21,11 @@ from fedkin._base import PRIVATE_DIRECTORY, AnyArray, in_file, listed, write_fil
 from fedkin.core import Budget, Query, Summary, private_summary, site_answer, site_summary
 from fedkin.data import Rows
 from fedkin.errors import DataError, ParameterError
+from fedkin.federate import messages
 from fedkin.federate.contract import Contract
 from fedkin.federate.disclosure import check_disclosure, data_bounds, refuse_disclosure
 from fedkin.federate.envelope import Signer
-from fedkin.federate.messages import (
-    FEDERATION,
-    NOTICES,
-    SENT,
-    SITES,
-    QueryFile,
-    SummaryFile,
-    read_charter,
-    round_file,
-    today,
-)
+from fedkin.federate.messages import QueryFile, SummaryFile, round_file
 from fedkin.federate.organiser import Organiser
 from fedkin.federate.site import Site
 from fedkin.federate.trust import SecurityError
@@ -42,8 +33,6 @@ from fedkin.losses import describe_loss
 
 _SUFFIX = ".summary"
 _RECORD = "rows.json"  #: digest of the rows of which sums were shared
-
-# --- at the site ------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, eq=False)
@@ -122,7 +111,7 @@ def _how(contract: Contract, folds: int) -> dict[str, Any]:
 
 
 def _sent_before(site: Site, number: int) -> SummaryFile | None:
-    path = round_file(site.directory / SENT, site.name, number, _SUFFIX)
+    path = round_file(site.directory / messages.SENT, site.name, number, _SUFFIX)
     return site.invite.verifier.read(path, SummaryFile, by="site", ended=True).body if path.exists() else None
 
 
@@ -186,7 +175,7 @@ def _check_rows(site: Site, rows: Rows, folds: int) -> None:
     """Refuse rows that are too few, and other rows than before: their sums differ by the rows that changed."""
     findings = check_disclosure(site.contract, rows, site.settings, site=site.invite.site.id, folds=folds)
     refuse_disclosure(findings, "nothing is shared")
-    path = site.directory / SENT / _RECORD
+    path = site.directory / messages.SENT / _RECORD
     if not path.exists():
         return
     try:
@@ -205,9 +194,8 @@ def _check_rows(site: Site, rows: Rows, folds: int) -> None:
 
 def _check_noise(site: Site, before: Summary | None, budget: Budget | None) -> None:
     """Refuse a second summary, with other noise or none, where noise protects the first one."""
-    noisy = before is not None and before.privacy is not None
-    if before is not None and (noisy or budget is not None):
-        path = round_file(site.directory / SENT, site.name, 1, _SUFFIX)
+    if before is not None and ((noisy := before.privacy is not None) or budget is not None):
+        path = round_file(site.directory / messages.SENT, site.name, 1, _SUFFIX)
         raise DataError(
             f"sums {'with' if noisy else 'without'} noise were shared before: send {path} again if it was lost. "
             "Another summary of the same rows would tell more than was promised"
@@ -230,18 +218,15 @@ def _check_round(site: Site, query: Query, digest: str, path: Path) -> None:
 def _written(
     site: Site, signer: Signer, rows: Rows, summary: Summary, number: int, ask: str | None, dry_run: bool
 ) -> Shared:
-    named, folder = replace(summary, site=str(site.invite.site.id)), site.directory / SENT
+    named, folder = replace(summary, site=str(site.invite.site.id)), site.directory / messages.SENT
     if dry_run:
         return Shared(named, number, None)
     folder.mkdir(mode=PRIVATE_DIRECTORY, exist_ok=True)
     # before the sums are there to be sent
     write_file(folder / _RECORD, msgspec.json.encode({"rows": rows.digest}) + b"\n", private=True, durable=True)
     path, digest = round_file(folder, site.name, number, _SUFFIX), site.contract.digest
-    body = SummaryFile(site.invite.run, site.name, digest, number, today(), named.to_plain(), ask)
+    body = SummaryFile(site.invite.run, site.name, digest, number, messages.today(), named.to_plain(), ask)
     return Shared(named, number, body.write(path, signer))
-
-
-# --- at the organiser -------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, eq=False)
@@ -267,10 +252,10 @@ def read_summaries(directory: Path, federation: Path | None = None, *, now: date
     out or has lost its key, a second one of the same site, or of a round that not all sites have answered.
     """
     charter_file = _find_charter(directory, federation)
-    place, charter = charter_file.parent, read_charter(charter_file)
+    place, charter = charter_file.parent, messages.read_charter(charter_file)
     contract, verifier = charter.terms, charter.verifier
-    organiser = Organiser.read(place) if (place / SITES).exists() else None  # None where the charter is alone
-    out = verifier.departures(place / NOTICES)
+    organiser = Organiser.read(place) if (place / messages.SITES).exists() else None  # None where the charter is alone
+    out = verifier.departures(place / messages.NOTICES)
     rounds: dict[int, dict[str, tuple[Path, SummaryFile]]] = {}
     for path in sorted(directory.glob(f"*{_SUFFIX}")):
         sealed = verifier.read(path, SummaryFile, by="site", now=now)
@@ -309,13 +294,13 @@ def _find_charter(directory: Path, federation: Path | None) -> Path:
     if not directory.is_dir():
         raise DataError(f"there is no folder {directory}")
     if federation is not None:
-        return federation / FEDERATION if federation.is_dir() else federation
+        return federation / messages.FEDERATION if federation.is_dir() else federation
     for place in (directory, directory.absolute().parent):
-        if (place / FEDERATION).exists():
-            return place / FEDERATION
+        if (place / messages.FEDERATION).exists():
+            return place / messages.FEDERATION
     raise DataError(
-        f"neither {directory} nor the folder above has {FEDERATION}, without which nobody knows whose sums these "
-        "are: ask the organiser for it, and give it with --federation FILE"
+        f"neither {directory} nor the folder above has {messages.FEDERATION}, without which nobody knows whose sums "
+        "these are: ask the organiser for it, and give it with --federation FILE"
     )
 
 
@@ -330,8 +315,7 @@ def _summary_in(path: Path, found: SummaryFile, contract: Contract) -> Summary:
 
 
 def _check_complete(rounds: Mapping[int, Mapping[str, tuple[Path, SummaryFile]]], newest: int) -> None:
-    silent = sorted({name for same in rounds.values() for name in same} - rounds[newest].keys())
-    if silent:
+    if silent := sorted({name for same in rounds.values() for name in same} - rounds[newest].keys()):
         path, found = next(iter(rounds[newest].values()))
         raise DataError(
             f"{path} is the answer of {found.site} to question {newest}, which {listed(silent, 8)} have not answered "

@@ -192,8 +192,6 @@ class Site:
         out = verifier.departures(directory / messages.NOTICES)
         return cls(directory, invite, settings, order, certificate, key, out)
 
-    # --- who it is ----------------------------------------------------------------------------------------------
-
     @property
     def name(self) -> str:
         """The site's name."""
@@ -234,8 +232,6 @@ class Site:
             raise DataError(f"{path} has {rows.X.shape[1]} columns, but the contract makes {p}; join again")
         self.contract.loss_object().check_target(rows.y, self.directory.name)
         return rows
-
-    # --- what it does -------------------------------------------------------------------------------------------
 
     def accept(self, path: Path) -> str:
         """Keep a file from the organiser (admit, order, model) or from a site that left (notice), after checking it.

@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from fedkin._base import count, is_locked, listed, wait_until
 from fedkin.admm import MOST_PARAMS, Share, together
@@ -22,6 +22,9 @@ from fedkin.federate.inbox import HOLDING
 from fedkin.federate.messages import CENTRE, FEDERATION, INVITE, NOTICES, read_invite
 from fedkin.federate.program import CANNOT
 from fedkin.federate.records import LOCK, STATUS, StatusFile, read_status
+
+if TYPE_CHECKING:
+    from fedkin.federate.supervisor import Child
 
 #: State of a site that runs and says nothing.
 SILENT = "silent"
@@ -39,15 +42,6 @@ _NO_SHARES = (
     "Sites have not told their shares of the gap for one and the same round; they do so for up to "
     f"{MOST_PARAMS} parameters, in runs between neighbours."
 )
-
-
-class Watched(Protocol):
-    """What a supervisor knows about a site."""
-
-    state: str
-    restarts: int
-    restarts_before: int
-    why: str
 
 
 @dataclass(frozen=True)
@@ -87,35 +81,23 @@ def name_of(place: Path) -> str:
     return CENTRE if (place / FEDERATION).exists() else place.name
 
 
-def overview(places: Sequence[Path], children: Mapping[str, Watched] | None = None) -> list[Line]:
+def overview(places: Sequence[Path], children: Mapping[str, Child] | None = None) -> list[Line]:
     """Return a line for each site; ``children`` are those of a supervisor, by name."""
     return [_line(place, (children or {}).get(name_of(place))) for place in places]
 
 
-def _line(place: Path, child: Watched | None) -> Line:
+def _line(place: Path, child: Child | None) -> Line:
     status, pid = read_status(place), holder(place / LOCK)
     if pid is not None and status.pid != pid:
         status.state, status.why = "starting", None  # the rest is of the process before
     state, why = _state(place, status, pid is not None, child)
     restarts = status.restarts if child is None else child.restarts_before + child.restarts
-    return Line(
-        name_of(place),
-        state,
-        status.round,
-        status.rounds,
-        status.change,
-        len(status.up),
-        status.waiting_for,
-        status.pulled,
-        status.repaired,
-        restarts,
-        pid,
-        why,
-        status.sent,
-    )
+    told = {name: getattr(status, name) for name in ("round", "rounds", "change", "waiting_for", "pulled")}
+    told |= {"up": len(status.up), "repaired": status.repaired, "sent": status.sent}
+    return Line(name=name_of(place), state=state, restarts=restarts, pid=pid, why=why, **told)
 
 
-def _state(place: Path, status: StatusFile, alive: bool, child: Watched | None) -> tuple[str, str | None]:
+def _state(place: Path, status: StatusFile, alive: bool, child: Child | None) -> tuple[str, str | None]:
     """Return state and reason, from what a site wrote, whether it runs, and what its supervisor knows."""
     state = status.state if alive or status.state in _AT_REST else "dead"
     if child is not None and child.state in ("failed", "waiting"):
@@ -135,8 +117,7 @@ def silence(place: Path, status: StatusFile, pid: int | None = None) -> str | No
 
     A process (``pid``) that does not hold the lock yet is given time.
     """
-    running = holder(place / LOCK)
-    since = status.time
+    running, since = holder(place / LOCK), status.time
     if status.pid != running or since is None:
         # a status of the time before says nothing: then it counts from the start
         try:
@@ -147,8 +128,7 @@ def silence(place: Path, status: StatusFile, pid: int | None = None) -> str | No
     if seconds < SILENT_SECONDS_WITHOUT_ROOM:
         return None
     words = f"its process runs, but has not written {STATUS} for {seconds:.0f} s"
-    trouble = trouble_with_disk(place)
-    if trouble is not None:
+    if (trouble := trouble_with_disk(place)) is not None:
         return f"{words}: {trouble}"
     return None if seconds < SILENT_SECONDS else f"{words}: it was halted, or cannot write in {place}"
 
@@ -216,9 +196,6 @@ def prometheus(lines: Sequence[Line]) -> str:
     return "\n".join(out) + "\n"
 
 
-# --- a picture --------------------------------------------------------------------------------------------------------
-
-
 def snapshot(places: Sequence[Path]) -> dict[str, Any]:
     """Return what the directories of sites say now: sites, edges between them, round, largest change, bytes, gap.
 
@@ -281,16 +258,9 @@ def _certificate(
 
 
 def _site(line: Line, left: frozenset[str]) -> dict[str, Any]:
-    if line.name in left:
-        kind = "left"
-    elif line.state in _DONE:
-        kind = "done"
-    elif line.state in _ABSENT:
-        kind = "absent"
-    elif line.state in TROUBLE:
-        kind = "trouble"
-    else:
-        kind = "waiting" if line.waiting_for else "running"
+    kinds = {"done": _DONE, "absent": _ABSENT, "trouble": TROUBLE}
+    kind = next((kind for kind, states in kinds.items() if line.state in states), None)
+    kind = "left" if line.name in left else kind or ("waiting" if line.waiting_for else "running")
     shown = ("name", "state", "round", "change", "waiting_for", "restarts", "pulled", "sent", "why")
     return {"kind": kind, **{name: value for name, value in asdict(line).items() if name in shown}}
 

@@ -76,10 +76,11 @@ class Supervisor:
 
     def _start(self, child: Child) -> None:
         restarts = str(child.restarts_before + child.restarts)
+        role = ["--centre"] if child.name == CENTRE else []
         with open_private(child.place / STDERR) as errors:
             child.stderr_before = errors.tell()
             child.process = subprocess.Popen(
-                [sys.executable, "-m", self.module, *_role(child.place), str(child.place), *self.options],
+                [sys.executable, "-m", self.module, *role, str(child.place), *self.options],
                 stdin=subprocess.DEVNULL,
                 # the transport writes there what strangers may choose: nothing of it is to be taken for the site's
                 stdout=subprocess.DEVNULL,
@@ -116,8 +117,7 @@ class Supervisor:
         """Tell once when a running site holds or says nothing, and once more when that is over."""
         if now - child.listened < _LISTEN_SECONDS:
             return
-        child.listened = now
-        status = read_status(child.place)
+        child.listened, status = now, read_status(child.place)
         pid = None if child.process is None else child.process.pid
         why = silence(child.place, status, pid)
         if why is None and status.state == HOLDING and status.pid == pid:
@@ -135,9 +135,7 @@ class Supervisor:
             self.news.append(f"{child.name}: {child.why}; it is not started again")
             return
         pause = min(FIRST_PAUSE * 2**child.restarts, LONGEST_PAUSE)
-        child.due = now + pause
-        child.restarts += 1
-        child.state = "waiting"
+        child.due, child.restarts, child.state = now + pause, child.restarts + 1, "waiting"
         times = f"{child.restarts} of {self.max_restarts} times"
         self.news.append(f"{child.name}: {child.why}; starting it again in {pause:g} s ({times})")
 
@@ -175,10 +173,6 @@ class Supervisor:
         return any(child.state == "stopped" for child in self.children)
 
 
-def _role(place: Path) -> list[str]:
-    return ["--centre"] if name_of(place) == CENTRE else []
-
-
 def _why(child: Child, code: int) -> str:
     """Why a site ended, in its own words if it had the time."""
     status = read_status(child.place)
@@ -211,24 +205,17 @@ def only_supervisor(directory: Path) -> Iterator[None]:
     """
     descriptor = lock(directory / SUPERVISOR_LOCK, str(os.getpid()))
     if descriptor is None:
-        raise DataError(
-            f"already running: process {supervisor_of(directory)}; to end it first: fedkin site stop {directory}"
-        )
+        pid = holder(directory / SUPERVISOR_LOCK)
+        raise DataError(f"already running: process {pid}; to end it first: fedkin site stop {directory}")
     try:
         yield
     finally:
         os.close(descriptor)
 
 
-def supervisor_of(directory: Path) -> int | None:
-    """The number of the process that supervises the sites of a directory, if one does."""
-    return holder(directory / SUPERVISOR_LOCK)
-
-
 def check_idle(places: Sequence[Path]) -> None:
     """Raise `DataError` when sites run already, under another supervisor or none."""
-    running = [name_of(place) for place in places if is_running(place)]
-    if running:
+    if running := [name_of(place) for place in places if is_running(place)]:
         raise DataError(
             f"already running: {', '.join(running)}; to see them: fedkin site status {places[0].parent}; "
             f"to end them first: fedkin site stop {places[0].parent}"

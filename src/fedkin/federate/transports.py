@@ -41,31 +41,24 @@ class Transport(Protocol):
 
     def publish(self, key: str, frame: bytes) -> None:
         """Push a frame to all who subscribe to ``key``."""
-        ...
 
     def subscribe(self, key: str, on_frame: OnFrame) -> None:
         """Call ``on_frame`` for every frame pushed under ``key``."""
-        ...
 
     def answer(self, key: str, on_pull: OnPull) -> None:
         """Serve pulls of ``key``: ``on_pull(round)`` gives the frame, or None."""
-        ...
 
     def pull(self, key: str, round: int, on_frame: OnFrame) -> None:
         """Ask the one who serves ``key`` for the frame of a round; returns at once."""
-        ...
 
     def announce(self, key: str) -> None:
         """Be seen under ``key`` until `close`."""
-        ...
 
     def watch(self, key: str, on_presence: OnPresence) -> None:
         """Call ``on_presence(True)`` when somebody announces ``key``, ``on_presence(False)`` when it is gone."""
-        ...
 
     def close(self) -> None:
         """Leave."""
-        ...
 
 
 class ReopeningTransport:
@@ -145,10 +138,12 @@ def access_list(grants: Sequence[Grant]) -> dict[str, Any]:
     A neighbour's rules come in two directions. What it writes may enter, and what asks for it (subscriptions, queries)
     may leave; what it reads may leave, and what asks for that may enter.
     """
+    told = ["put", "reply", "declare_queryable", "liveliness_token"]
+    asked = ["declare_subscriber", "query", "liveliness_query", "declare_liveliness_subscriber"]
     rules: list[dict[str, Any]] = []
+    policies: list[dict[str, Any]] = []
     for grant in grants:
-        told = ["put", "reply", "declare_queryable", "liveliness_token"]
-        asked = ["declare_subscriber", "query", "liveliness_query", "declare_liveliness_subscriber"]
+        name, before = grant.name, len(rules)
         for label, flow, keys, messages in (
             ("writes", "ingress", grant.writes, told),
             ("asked for", "egress", grant.writes, asked),
@@ -156,29 +151,12 @@ def access_list(grants: Sequence[Grant]) -> dict[str, Any]:
             ("asks for", "ingress", grant.reads, asked),
         ):
             if keys:
-                rules.append(
-                    {
-                        "id": f"{grant.name} {label}",
-                        "permission": "allow",
-                        "flows": [flow],
-                        "messages": messages,
-                        "key_exprs": list(keys),
-                    }
-                )
-    return {
-        "enabled": True,
-        "default_permission": "deny",
-        "rules": rules,
-        "subjects": [{"id": grant.name, "cert_common_names": [grant.name]} for grant in grants],
-        "policies": [
-            {
-                "subjects": [grant.name],
-                "rules": [rule["id"] for rule in rules if rule["id"].startswith(f"{grant.name} ")],
-            }
-            for grant in grants
-            if grant.writes or grant.reads
-        ],
-    }
+                rule = {"id": f"{name} {label}", "permission": "allow", "flows": [flow], "messages": messages}
+                rules.append({**rule, "key_exprs": list(keys)})
+        if len(rules) > before:
+            policies.append({"subjects": [name], "rules": [rule["id"] for rule in rules[before:]]})
+    subjects = [{"id": grant.name, "cert_common_names": [grant.name]} for grant in grants]
+    return {"enabled": True, "default_permission": "deny", "rules": rules, "subjects": subjects, "policies": policies}
 
 
 def link_configuration(
@@ -196,20 +174,29 @@ def link_configuration(
     there is no access list, as an intruder would have it. Payloads above ``most_bytes`` are dropped before they are put
     together; a link on which nothing came for ``lease`` seconds is taken for broken.
     """
+    own, key, root = (base64.b64encode(text).decode() for text in (pair.certificate, pair.key, authority))
+    tls = {
+        "enable_mtls": True,
+        "verify_name_on_connect": True,
+        "close_link_on_expiration": True,
+        "root_ca_certificate_base64": root,
+        "listen_certificate_base64": own,
+        "listen_private_key_base64": key,
+        "connect_certificate_base64": own,
+        "connect_private_key_base64": key,
+    }
+    retry = {"period_init_ms": 100, "period_max_ms": 2000, "period_increase_factor": 1.5}
     configuration: dict[str, Any] = {
         "mode": "peer",
         "listen": {"endpoints": list(listen), "exit_on_failure": True},
-        "connect": {
-            "endpoints": list(connect),
-            "timeout_ms": -1,
-            "exit_on_failure": False,
-            "retry": {"period_init_ms": 100, "period_max_ms": 2000, "period_increase_factor": 1.5},
-        },
+        "connect": {"endpoints": list(connect), "timeout_ms": -1, "exit_on_failure": False, "retry": retry},
         "scouting": {"multicast": {"enabled": False}, "gossip": {"enabled": False}},
         "transport": {
             "shared_memory": {"enabled": False},
             "unicast": _LINKS,
             "link": {
+                "protocols": ["tls"],
+                "tls": tls,
                 "tx": {"lease": int(1000 * lease), "keep_alive": 4},
                 "rx": {"max_message_size": max(most_bytes, _LEAST_BYTES) + _AROUND},
             },
@@ -217,20 +204,6 @@ def link_configuration(
     }
     if grants is not None:
         configuration["access_control"] = access_list(grants)
-    own, key, root = (base64.b64encode(text).decode() for text in (pair.certificate, pair.key, authority))
-    configuration["transport"]["link"] |= {
-        "protocols": ["tls"],
-        "tls": {
-            "enable_mtls": True,
-            "verify_name_on_connect": True,
-            "close_link_on_expiration": True,
-            "root_ca_certificate_base64": root,
-            "listen_certificate_base64": own,
-            "listen_private_key_base64": key,
-            "connect_certificate_base64": own,
-            "connect_private_key_base64": key,
-        },
-    }
     return configuration
 
 
@@ -261,6 +234,5 @@ def site_links(
             )
         if there is not None and (own is None or v < here):
             connect.append(there)
-    return link_configuration(
-        [] if own is None else [listen or own], connect, grants, pair, authority, plan.most_bytes, lease
-    )
+    listening = [] if own is None else [listen or own]
+    return link_configuration(listening, connect, grants, pair, authority, plan.most_bytes, lease)

@@ -22,19 +22,13 @@ from fedkin.errors import FedkinError, missing_dependency
 try:
     from cryptography import x509
     from cryptography.exceptions import InvalidSignature
+    from cryptography.hazmat.primitives import serialization
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
-    from cryptography.hazmat.primitives.serialization import (
-        Encoding,
-        NoEncryption,
-        PrivateFormat,
-        PublicFormat,
-        load_pem_private_key,
-    )
     from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 except ImportError:  # the extra "peer" brings it
     _CRYPTOGRAPHY = False
 else:
-    _CRYPTOGRAPHY = True
+    _CRYPTOGRAPHY, _PEM = True, serialization.Encoding.PEM
 
 SITE_DAYS = 90  #: how long a site's certificate lasts
 RENEW_DAYS = 30  #: a certificate that lasts less than this should be renewed
@@ -45,9 +39,6 @@ _OTHER_TYPE = "is not of the type Ed25519; make one with openssl genpkey -algori
 
 class SecurityError(FedkinError, RuntimeError):
     """A signature, certificate or file permission that is not as it must be."""
-
-
-# --- private files ----------------------------------------------------------------------------------------------------
 
 
 def open_private(path: Path) -> IO[bytes]:
@@ -94,9 +85,6 @@ def _mode(path: Path) -> int:
         raise SecurityError(f"{path} is missing") from None
 
 
-# --- making keys and certificates -------------------------------------------------------------------------------------
-
-
 @dataclass(frozen=True)
 class Pair:
     """A certificate and its key. The key is not shown when it is printed."""
@@ -126,20 +114,21 @@ def make_authority(name: str) -> Pair:
     usage = x509.KeyUsage(digital_signature=True, key_cert_sign=True, crl_sign=True, **more)
     builder = _builder(own, own, key.public_key(), now, now + timedelta(days=_AUTHORITY_DAYS))
     builder = builder.add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
-    return Pair(builder.add_extension(usage, critical=True).sign(key, None).public_bytes(Encoding.PEM), text)
+    return Pair(builder.add_extension(usage, critical=True).sign(key, None).public_bytes(_PEM), text)
 
 
 def make_key() -> bytes:
     """Make a private key."""
     _need_cryptography()
-    return Ed25519PrivateKey.generate().private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
+    form, plain = serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+    return Ed25519PrivateKey.generate().private_bytes(_PEM, form, plain)
 
 
 def make_request(name: str, key: bytes) -> bytes:
     """Make a certificate request: "this is the public key of ``name``", signed with the private one."""
     signer = load_key(key)
     request = x509.CertificateSigningRequestBuilder().subject_name(_subject(name))
-    return request.sign(signer, None).public_bytes(Encoding.PEM)
+    return request.sign(signer, None).public_bytes(_PEM)
 
 
 def issue(
@@ -160,7 +149,7 @@ def issue(
         builder = builder.add_extension(x509.SubjectAlternativeName(names), critical=False)
     both = x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH, ExtendedKeyUsageOID.CLIENT_AUTH])
     builder = builder.add_extension(both, critical=False)
-    return builder.sign(load_key(authority.key), None).public_bytes(Encoding.PEM)
+    return builder.sign(load_key(authority.key), None).public_bytes(_PEM)
 
 
 def read_authority_files(certificate: Path, key: Path) -> Pair:
@@ -176,9 +165,6 @@ def read_authority_files(certificate: Path, key: Path) -> Pair:
             "uses): sites would refuse what it signs"
         )
     return own
-
-
-# --- checking them ----------------------------------------------------------------------------------------------------
 
 
 def check_issued(certificate: bytes, authority: bytes, now: datetime | None = None, *, ended: bool = False) -> str:
@@ -227,7 +213,7 @@ def fingerprint(text: bytes) -> str:
 
     A key, its certificates and its certificate request have the same fingerprint.
     """
-    key = public_key(text).public_bytes(Encoding.DER, PublicFormat.SubjectPublicKeyInfo)
+    key = public_key(text).public_bytes(serialization.Encoding.DER, serialization.PublicFormat.SubjectPublicKeyInfo)
     digest = hashlib.sha256(key).hexdigest()
     return "-".join(digest[k : k + 4] for k in range(0, 32, 4))
 
@@ -254,9 +240,6 @@ def may_sign(certificate: bytes) -> bool:
     return authority and (usage.key_cert_sign if isinstance(usage, x509.KeyUsage) else True)
 
 
-# --- PEM --------------------------------------------------------------------------------------------------------------
-
-
 def load_certificate(text: bytes) -> x509.Certificate:
     """Load a certificate; raises `SecurityError` when it is damaged."""
     return cast("x509.Certificate", _loaded(text, "certificate"))
@@ -276,7 +259,7 @@ def load_key(text: bytes) -> Ed25519PrivateKey:
     """Load a private key without a password."""
     _need_cryptography()
     try:
-        key = load_pem_private_key(text, password=None)
+        key = serialization.load_pem_private_key(text, password=None)
     except Exception:  # cryptography has no common base of errors
         raise SecurityError("the private key is damaged, or not PEM without a password") from None
     if not isinstance(key, Ed25519PrivateKey):

@@ -24,34 +24,25 @@ except ImportError:
 PULL_SECONDS = 5.0
 #: Largest payload that is looked at, unless a run needs more.
 MOST_BYTES = 1 << 20
-#: What zenoh itself writes to standard output.
-_ZENOH_LOG = "error"
-
-
 #: Where in zenoh's source code something was said.
 _SOURCE = re.compile(r"\s+at \S*\.rs:\d+\.?(?!\d)")
-
-
-class TransportError(PeerError):
-    """The network could not be reached as configured; that may pass, as when another process still has the port."""
 
 
 class EndpointError(FedkinError, ValueError):
     """Links that cannot be opened on this machine, at any time."""
 
 
-def _without_source(text: str) -> str:
-    return _SOURCE.sub("", text)
-
-
 def not_opened(listen: Sequence[str], words: str) -> FedkinError:
-    """What to raise, with the cure, when zenoh says these words instead of opening a session that listens there."""
-    why = f"cannot {f'listen on {listen[0]}' if listen else 'open links'}: {_without_source(words)}"
+    """What to raise, with the cure, when zenoh says these words instead of opening a session that listens there.
+
+    A `PeerError` may pass, as when another process still has the port; an `EndpointError` does not.
+    """
+    why = f"cannot {f'listen on {listen[0]}' if listen else 'open links'}: {_SOURCE.sub('', words)}"
     host = listen[0].partition("/")[2].rpartition(":")[0] if listen else ""
     again = "let the organiser correct its line in the list of sites"
     nat = "behind NAT or in a container, let it listen elsewhere: fedkin site run DIR --listen 0.0.0.0:PORT"
     if f"os error {errno.EADDRINUSE}" in words:
-        return TransportError(
+        return PeerError(
             f"{why}; another process uses the port (ss -ltnp shows which): end that one, or listen on another port"
         )
     if f"os error {errno.EADDRNOTAVAIL}" in words:
@@ -60,13 +51,13 @@ def not_opened(listen: Sequence[str], words: str) -> FedkinError:
             f"it, or {again}; {nat}"
         )
     if "lookup address" in words:
-        return TransportError(
+        return PeerError(
             f"{why}; {host}, the host of this site, is not a name that this machine knows: add it to /etc/hosts or the "
             f"name server, or {again}; {nat}"
         )
     if f"os error {errno.EACCES}" in words:
         return EndpointError(f"{why}; this user may not listen there: use a port from 1024 on, {again}")
-    return TransportError(why)
+    return PeerError(why)
 
 
 class ZenohTransport:
@@ -87,29 +78,26 @@ class ZenohTransport:
         try:
             checked = zenoh.Config.from_json5(json.dumps(dict(configuration)))
         except zenoh.ZError as error:
-            raise EndpointError(f"zenoh does not take its configuration: {_without_source(str(error))}") from None
+            raise EndpointError(f"zenoh does not take its configuration: {_SOURCE.sub('', str(error))}") from None
         listen = configuration.get("listen", {}).get("endpoints", [])
-        zenoh.init_log_from_env_or(_ZENOH_LOG)  # unless RUST_LOG says something else
+        zenoh.init_log_from_env_or("error")  # unless RUST_LOG says something else
         try:
             self._session = zenoh.open(checked)
         except zenoh.ZError as error:
             raise not_opened(listen, str(error)) from None
         self._publishers: dict[str, Any] = {}
-        self._kept: list[Any] = []
-        self._kept.append(self._watch_links(on_link or (lambda name, address, opened: None)))
 
-    def _watch_links(self, on_link: Callable[[str | None, str, bool], None]) -> Any:
         def on_event(event: Any) -> None:
-            on_link(event.link.auth_identifier, event.link.dst, event.kind == zenoh.SampleKind.PUT)
+            if on_link is not None:
+                on_link(event.link.auth_identifier, event.link.dst, event.kind == zenoh.SampleKind.PUT)
 
-        return self._session.info.declare_link_events_listener(on_event, history=True)
+        self._kept: list[Any] = [self._session.info.declare_link_events_listener(on_event, history=True)]
 
     def publish(self, key: str, frame: bytes) -> None:
         publisher = self._publishers.get(key)
         if publisher is None:
-            publisher = self._session.declare_publisher(
-                key, congestion_control=zenoh.CongestionControl.BLOCK, express=True
-            )
+            block = zenoh.CongestionControl.BLOCK
+            publisher = self._session.declare_publisher(key, congestion_control=block, express=True)
             self._publishers[key] = publisher
         publisher.put(frame)
 
