@@ -26,38 +26,13 @@ if TYPE_CHECKING:
 
 _LATER = {"Progress": "trace", "fed_admm": "run", "subgradient_descent": "baselines"}
 
-__all__ = [
-    "MOST_PARAMS",
-    "Availability",
-    "Average",
-    "DirectLink",
-    "GradientKind",
-    "Gradients",
-    "Link",
-    "LocalShards",
-    "Progress",
-    "RoundConfig",
-    "RunPlan",
-    "Saved",
-    "Sent",
-    "Shard",
-    "ShardState",
-    "Share",
-    "ShareTaker",
-    "SiteRows",
-    "StandIns",
-    "StepRule",
-    "Store",
-    "Wire",
-    "fed_admm",
-    "is_shared",
-    "plan_run",
-    "run_rounds",
-    "site_keys",
-    "site_rows",
-    "subgradient_descent",
-    "together",
-]
+_NOW = """
+MOST_PARAMS Availability Average DirectLink GradientKind Gradients Link LocalShards RoundConfig RunPlan
+Saved Sent Shard ShardState Share ShareTaker SiteRows StandIns StepRule Store Wire is_shared plan_run
+run_rounds site_keys site_rows together
+"""
+
+__all__ = [*_LATER, *_NOW.split()]
 
 
 def __getattr__(name: str) -> Any:

@@ -131,8 +131,7 @@ class Availability:
         """
         names, source = None, "the trace"
         if isinstance(trace, str | os.PathLike):
-            path = Path(trace)
-            source = str(path)
+            path, source = Path(trace), str(Path(trace))
             values, names = _read_npz(path) if path.suffix == ".npz" else _read_csv(path)
         else:
             values = _zero_one(np.asarray(trace), source)
@@ -212,8 +211,7 @@ def _recorded(trace: Mask, names: list[str] | None, repeat: bool, source: str) -
         values, length = trace, trace.shape[0]
         if names is not None:
             column = {name: k for k, name in enumerate(names)}
-            missing = [site for site in sites if str(site) not in column]
-            if missing:
+            if missing := [site for site in sites if str(site) not in column]:
                 raise UnknownSiteError(f"{source} has no column for site {missing[0]!r}; add one for every site")
             values = values[:, [column[str(site)] for site in sites]]
         elif values.shape[1] != len(sites):
@@ -259,11 +257,9 @@ def _bursts(p: float, period: int, groups: Labels | None) -> Pattern:
 
 def _per_site(p: PerSite, sites: Sequence[Hashable]) -> Array:
     if isinstance(p, Mapping):
-        unknown = [site for site in p if site not in set(sites)]
-        if unknown:
+        if unknown := [site for site in p if site not in set(sites)]:
             raise UnknownSiteError(f"p names site {unknown[0]!r}, which the federation does not have")
-        missing = [site for site in sites if site not in p]
-        if missing:
+        if missing := [site for site in sites if site not in p]:
             raise ParameterError(f"no p is given for site {missing[0]!r}; name every site, or give one number")
         values = np.array([float(p[site]) for site in sites])
     else:
@@ -282,8 +278,7 @@ def _per_site(p: PerSite, sites: Sequence[Hashable]) -> Array:
 
 def _labels(labels: Labels, sites: Sequence[Hashable], what: str) -> list[Hashable]:
     if isinstance(labels, Mapping):
-        missing = [site for site in sites if site not in labels]
-        if missing:
+        if missing := [site for site in sites if site not in labels]:
             raise UnknownSiteError(f"{what} has no label for site {missing[0]!r}")
         return [labels[site] for site in sites]
     if len(labels) != len(sites):

@@ -49,14 +49,8 @@ class SiteRows:
 
     def take(self, sites: Index) -> SiteRows:
         """Return the part of some sites, given by number; the arrays of rows are shared."""
-        return replace(
-            self,
-            starts=self.starts[sites],
-            counts=self.counts[sites],
-            keys=self.keys[sites],
-            losses=[self.losses[u] for u in sites],
-            batch=self.batch[sites],
-        )
+        parts: dict[str, Any] = {name: getattr(self, name)[sites] for name in ("starts", "counts", "keys", "batch")}
+        return replace(self, **parts, losses=[self.losses[u] for u in sites])
 
     def of(self, site: int) -> Rows:
         """Return the rows of one site, given by number."""
@@ -165,11 +159,10 @@ class Gradients:
             change = loss.batch_gradients(theta, *batch) - loss.batch_gradients(self.anchor_theta[live], *batch)
             return change + self.anchor_gradient[live]
         new = loss.compact_scores(theta, *batch)
-        width = new.shape[2]
+        width, share = new.shape[2], self.rows.batch[live] / self.rows.counts[live]
         change = loss.mean_of_compact(new - self.table[numbers, :width], batch[0])
         estimate = change + self.anchor_gradient[live]
         self.table[numbers, :width] = new
-        share = self.rows.batch[live] / self.rows.counts[live]
         self.anchor_gradient[live] += change * share[:, None]
         return estimate
 

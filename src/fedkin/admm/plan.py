@@ -127,10 +127,8 @@ def plan_run(
         check_positive("step", step)
     if kappa is not None:
         check_positive("kappa", kappa)
-        if step != "literal":
-            raise ParameterError(
-                "kappa belongs to step='literal'; for proximal steps with e(t) = kappa/t give step=kappa"
-            )
+    if kappa is not None and step != "literal":
+        raise ParameterError("kappa belongs to step='literal'; for proximal steps with e(t) = kappa/t give step=kappa")
     check_choice("average", average, (None, *AVERAGES))
     check_choice("gradient", gradient, GRADIENT_KINDS)
     if gradient != "plain" and streaming:

@@ -164,6 +164,7 @@ class LocalShards:
         self.shards = [
             Shard(plan, np.flatnonzero(hosts == host), table=table, streams=self.streams) for host in np.unique(hosts)
         ]
+        self._members = [shard.sites for shard in self.shards]
         self._edge_numbers = [np.flatnonzero(np.isin(plan.edges, one.sites).any(axis=1)) for one in self.shards]
 
     def run(self, first: int, count: int, available: Mask | None = None, probability: Array | None = None) -> None:
@@ -210,20 +211,17 @@ class LocalShards:
         """Return a part of the shards' state (see `ShardState`) for all sites ``(V, p)``, or all edges ``(E, p)``."""
         if name == "alpha":
             return _gathered([one.alpha for one in self.shards], self._edge_numbers, self.plan.edges.shape[0])
-        return _gathered([getattr(one, name) for one in self.shards], self._members(), self.plan.n_sites)
+        return _gathered([getattr(one, name) for one in self.shards], self._members, self.plan.n_sites)
 
     @property
     def looked(self) -> Index:
         """Rows that each site has looked at, ``(V,)``."""
         parts = [one.gradients.looked for one in self.shards if one.gradients is not None]
-        return _gathered(parts, self._members(), self.plan.n_sites)
-
-    def _members(self) -> list[Index]:
-        return [shard.sites for shard in self.shards]
+        return _gathered(parts, self._members, self.plan.n_sites)
 
     def _lines(self) -> dict[str, tuple[list[Index], int]]:
         """Return where the lines of each part of a shard's state belong in that of all, and how many there are."""
-        members, kind, rows = self._members(), self.plan.gradient, self.rows
+        members, kind, rows = self._members, self.plan.gradient, self.rows
         sites, none = (members, self.plan.n_sites), ([np.empty(0, dtype=np.int64)] * len(members), 0)
         own = [np.concatenate([np.arange(rows.starts[u], rows.starts[u] + rows.counts[u]) for u in m]) for m in members]
         return dict.fromkeys(ShardState.__dataclass_fields__, sites) | {

@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from fedkin._base import Array, check_choice, check_positive, check_whole
+from fedkin.admm import trace as tracing
 from fedkin.admm.availability import Availability
 from fedkin.admm.gradients import GradientKind, sample_streams
 from fedkin.admm.kernels import CompiledRounds, unsupported
@@ -20,17 +21,7 @@ from fedkin.admm.plan import Average, BatchSize, RunPlan, StepRule, plan_run
 from fedkin.admm.rounds import LocalShards, shard_of_sites
 from fedkin.admm.shard import ShardState, edge_update
 from fedkin.admm.store import Store
-from fedkin.admm.trace import (
-    Callback,
-    Interrupt,
-    Progress,
-    Trace,
-    certify,
-    deferred_interrupt,
-    next_record,
-    root_mean_square,
-    run_callbacks,
-)
+from fedkin.admm.trace import Callback, Interrupt, Progress, Trace, certify
 from fedkin.core import Problem, Solution, Status
 from fedkin.errors import ConvergenceWarning, ModelFileError, ParameterError, SolverError, argument
 from fedkin.solvers import fused_parameters
@@ -170,15 +161,8 @@ def fed_admm(
         raise ParameterError("resume needs checkpoint, the file to go on from")
     check_choice("backend", backend, ("auto", "numpy", "numba"))
     given = {"rho": rho, "step": step, "kappa": kappa, "average": average, "gradient": gradient, "seed": seed}
-    plan = plan_run(
-        problem,
-        rounds,
-        batch_size,
-        availability=availability,
-        streaming=set(streams or {}),
-        warm_start=warm_start,
-        **given,  # type: ignore[arg-type]
-    )
+    more: dict[str, Any] = {**given, "availability": availability, "streaming": set(streams or {})}
+    plan = plan_run(problem, rounds, batch_size, warm_start=warm_start, **more)
     run = _Run(problem, plan, shard_of_sites(shards, problem.n_sites), streams, step, backend)
     run.trace, run.tol, run.callbacks, run.record_every = Trace(problem, reference), tol, callbacks, record_every
     if checkpoint is None:
@@ -218,13 +202,12 @@ class _Run:
         backend: Backend,
     ) -> None:
         self.problem, self.plan, self.hosts, self.streams = problem, plan, hosts, streams
-        self.step, self.backend = step, backend
+        self.step, self.backend, self.listeners = step, backend, _listeners(problem, plan.availability)
         with np.errstate(over="ignore"):
             self.start_value = problem.objective(plan.theta)
             # a warm start may fit perfectly: what counts as worse is measured against theta = 0 too
             zero = problem.objective(np.zeros_like(plan.theta))
             self.scale = max(abs(self.start_value), abs(zero), np.finfo(float).tiny)
-        self.listeners = _listeners(problem, plan.availability)
         self.caution, self.restarts = 1.0, 0
         self.begin()
 
@@ -268,7 +251,7 @@ class _Run:
         """Do the rounds that are missing, again with shorter steps where they diverge, and sum up."""
         while True:
             try:
-                with deferred_interrupt() as interrupt, np.errstate(over="ignore", invalid="ignore"):
+                with tracing.deferred_interrupt() as interrupt, np.errstate(over="ignore", invalid="ignore"):
                     status = self._rounds(interrupt)
                     worse = self._worse()
                     if worse is not None and status != "interrupted":
@@ -284,7 +267,7 @@ class _Run:
         lines, rounds = self.trace.lines, self.plan.rounds
         recorded = int(lines[-1]["n_iter"]) if lines else 0
         while self.done < rounds and status == "iteration_limit":
-            planned = next_record(recorded, self.record_every)
+            planned = tracing.next_record(recorded, self.record_every)
             self._advance_to(min(planned, rounds), interrupt)
             if interrupt.pressed:
                 status = "interrupted"
@@ -326,7 +309,7 @@ class _Run:
         if self.tol is not None and line["gap"] <= self.tol:
             return "converged"
         try:
-            stop = run_callbacks(self.callbacks, Progress(self.done, self.local.gather("average"), line))
+            stop = tracing.run_callbacks(self.callbacks, Progress(self.done, self.local.gather("average"), line))
         except KeyboardInterrupt:
             stop = True
         return "interrupted" if stop else "iteration_limit"
@@ -338,7 +321,7 @@ class _Run:
         moved = edge_update(alpha, objective.differences(theta), plan.rho, plan.edge_radius, plan.penalty) - alpha
         columns = {
             # an edge step moves alpha by rho times theta - beta
-            "primal_residual": root_mean_square(moved) / plan.rho,
+            "primal_residual": tracing.root_mean_square(moved) / plan.rho,
             "vectors": self.vectors,
             "bytes": self.vectors * self.problem.n_params * 8.0,
             "rows": float(local.looked.sum()),
@@ -475,9 +458,8 @@ def _message(status: Status, done: int, gap: float, tol: float | None, restarts:
     if status == "converged":
         return f"converged: relative gap {gap:.1e} after {done} rounds{again}"
     if status == "interrupted":
-        return (
-            f"interrupted after {done} rounds at relative gap {gap:.1e}{again}; with a checkpoint, resume=True goes on"
-        )
+        hint = "with a checkpoint, resume=True goes on"
+        return f"interrupted after {done} rounds at relative gap {gap:.1e}{again}; {hint}"
     if tol is None:
         return f"did {done} rounds: relative gap {gap:.1e}{again}"
     return (

@@ -38,14 +38,7 @@ def mix(words: Words) -> Words:
 
 
 def site_keys(sites: Iterable[Hashable]) -> Words:
-    """Return a 64-bit key for each site id, the same in every process and for every federation that has the site.
-
-    Examples
-    --------
-    >>> from fedkin.admm import site_keys
-    >>> bool(site_keys(["a", "b"])[1] == site_keys(["b"])[0])
-    True
-    """
+    """Return a 64-bit key for each site id, the same in every process and for every federation that has the site."""
     words = []
     for site in sites:
         if isinstance(site, int | np.integer) and not isinstance(site, bool):
@@ -101,13 +94,11 @@ def draw_batches(states: Words, counts: Index, size: int) -> Index:
 def _draw_by_sorting(states: Words, counts: Index, size: int) -> Index:
     """Return the rows with the smallest of ``n`` random words; ties have probability below n**2 / 2**64."""
     chosen = np.empty((*states.shape, size), dtype=np.int64)
-    for n in np.unique(counts):
-        members = np.flatnonzero(counts == n)
-        steps = np.arange(1, n + 1, dtype=np.uint64) * GOLDEN
-        for which in members:
-            if n == size:
-                chosen[:, which] = np.arange(size)
-                continue
+    for which, n in enumerate(counts.tolist()):
+        if n == size:
+            chosen[:, which] = np.arange(size)
+        else:
+            steps = np.arange(1, n + 1, dtype=np.uint64) * GOLDEN
             words = mix(states[:, which, None] + steps)
             chosen[:, which] = np.sort(np.argpartition(words, size - 1, axis=-1)[:, :size], axis=-1)
     return chosen

@@ -108,19 +108,6 @@ class Shard:
 
     ``foreign`` are the neighbours hosted elsewhere, increasing; ``boundary`` the hosted sites that have such a
     neighbour: the thetas that others need.
-
-    Two sites that hold one number each, 0 and 2, in one shard:
-
-    >>> import fedkin
-    >>> from fedkin.admm import Shard, plan_run
-    >>> fed = fedkin.Federation({"a": [[0.0]], "b": [[2.0]]})
-    >>> problem = fedkin.Problem(fed, fedkin.Graph.complete(["a", "b"]), loss="mean", lam=0.1)
-    >>> shard = Shard(plan_run(problem))
-    >>> for t in range(1, 100):
-    ...     shard.node_step(t)
-    ...     shard.edge_step()
-    >>> shard.theta.round(6).ravel().tolist()
-    [0.2, 1.8]
     """
 
     def __init__(
@@ -215,16 +202,14 @@ class Shard:
 
     def give(self) -> dict[int, Array]:
         """Return copies of the thetas ``(p,)`` of the hosted sites that other shards need, by position."""
-        here = np.searchsorted(self.sites, self.boundary)
-        return dict(zip(self.boundary.tolist(), self.theta[here], strict=True))
+        return dict(zip(self.boundary.tolist(), self.theta[np.searchsorted(self.sites, self.boundary)], strict=True))
 
     def take(self, thetas: Mapping[int, Array]) -> None:
         """Learn thetas by position: of foreign neighbours, or of hosted sites that moved elsewhere."""
         if self._row is None:
             self._row = {u: k for k, u in enumerate(self._place.tolist())}
         for u, theta in thetas.items():
-            row = self._row.get(u)
-            if row is not None:
+            if (row := self._row.get(u)) is not None:
                 self._all_theta[row] = theta
 
     def differences(self) -> Array:
@@ -287,9 +272,8 @@ class Shard:
     def restore(self, state: ShardState) -> None:
         """Go back to a `state`."""
         self.theta[:] = state.theta
-        self.balance, self.balance_before = state.balance.copy(), state.balance_before.copy()
-        self.average, self.average_balance = state.average.copy(), state.average_balance.copy()
-        self.alpha = state.alpha.copy()
+        for name in ("balance", "balance_before", "average", "average_balance", "alpha"):
+            setattr(self, name, getattr(state, name).copy())
         if self.gradients is not None:
             self.gradients.restore((state.table, state.anchor_gradient, state.anchor_theta, state.stale, state.looked))
 
@@ -304,7 +288,6 @@ def _signed_sums(ends: Index, n_sites: int) -> sparse.csr_array:
     return matrix
 
 
-# --- shares of the certificate ----------------------------------------------------------------------------------------
 # The gap of a federation is a sum of one term for each site, of its own rows, and one for each edge, of what both its
 # ends know. So every site can work out its share alone, and all shares of a round make the certificate.
 

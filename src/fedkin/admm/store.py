@@ -60,20 +60,6 @@ class Store:
     """The file of one run, made at the first save; states of another run or revision do not count.
 
     Sent vectors are kept for ``sent`` rounds.
-
-    >>> import tempfile
-    >>> import numpy as np
-    >>> from fedkin.admm import Store
-    >>> folder = tempfile.TemporaryDirectory()
-    >>> store = Store(f"{folder.name}/state.db", "run-1", revision=0)
-    >>> store.save(7, {"theta": np.array([0.5, 1.0])}, {"left": []}, durable=True)
-    >>> store.close()
-    >>> found = Store(f"{folder.name}/state.db", "run-1", revision=0).load()
-    >>> found.round, found.arrays, found.header
-    (7, {'theta': array([0.5, 1. ])}, {'left': []})
-    >>> Store(f"{folder.name}/state.db", "run-1", revision=1).load() is None
-    True
-    >>> folder.cleanup()
     """
 
     def __init__(self, path: str | os.PathLike[str], run: str, revision: int = 0, *, sent: int = 1) -> None:
@@ -165,8 +151,7 @@ class Store:
 
     def others(self) -> list[tuple[str, int, int]]:
         """Return run, revision and round of states that do not count here."""
-        query = "select run, revision, round from state where not (run = ? and revision = ?)"
-        return self._read(query)
+        return self._read("select run, revision, round from state where not (run = ? and revision = ?)")
 
     def _read(self, query: str, of: tuple[str, int] | tuple[()] | None = None) -> list[Any]:
         of = (self.run, self.revision) if of is None else of
@@ -196,9 +181,8 @@ class Store:
             file.execute("pragma journal_mode = wal").fetchone()
             file.execute("pragma synchronous = normal")
             file.execute("pragma wal_autocheckpoint = 8000")
-            (application,), (version,) = (
-                file.execute(f"pragma {name}").fetchone() for name in ("application_id", "user_version")
-            )
+            (application,) = file.execute("pragma application_id").fetchone()
+            (version,) = file.execute("pragma user_version").fetchone()
             if not application and not file.execute("select count(*) from sqlite_master").fetchone()[0]:
                 marks = f"pragma application_id = {_APPLICATION}; pragma user_version = {_FORMAT};"
                 file.executescript(f"begin; {_TABLES} {marks} commit;")

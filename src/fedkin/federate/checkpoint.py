@@ -31,7 +31,7 @@ LAG_SECONDS = 0.05
 
 
 class CheckpointFile:
-    """The file of one site; states of another run or revision are refused, or written over.
+    """The file of one site; states of another run or revision are refused.
 
     ``hold(write, path, round)`` calls ``write`` until the disk takes it. Sent vectors are kept for ``keep`` rounds.
     States above ``most_bytes`` are written with durable saves only.
@@ -49,12 +49,11 @@ class CheckpointFile:
         hold: Hold,
         *,
         keep: int = 1,
-        refuse: bool = True,
         most_bytes: int = MOST_BYTES,
         lag: float = LAG_SECONDS,
     ) -> None:
         self.path, self.site, self._hold = path, site, hold
-        self._refuse, self._most_bytes, self._lag = refuse, most_bytes, lag
+        self._most_bytes, self._lag = most_bytes, lag
         self._store = Store(path, run, revision, sent=keep)
         self._noted: Callable[[], None] | None = None
         self._written = -math.inf
@@ -86,7 +85,7 @@ class CheckpointFile:
         """The last state, or None; raises when the file is damaged, or of another run, revision or site."""
         try:
             found = self._store.load()
-            others = [] if found is not None or not self._refuse else self._store.others()
+            others = [] if found is not None else self._store.others()
         except ModelFileError as error:
             raise ModelFileError(f"{error}; docs/rounds.md, 'A checkpoint is damaged', says what can be done") from None
         if others:

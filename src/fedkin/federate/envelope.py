@@ -30,17 +30,7 @@ _NUMBERS = re.compile(rb"\[\s+(-?[0-9][^\[\]{}\"]*?)\s+\]")  # a list of numbers
 
 
 class Signer:
-    """Who seals: a name and a private key; for a site also its certificate, which goes into the file.
-
-    Examples
-    --------
-    >>> from fedkin.federate.envelope import Signer, seal, unseal
-    >>> from fedkin.federate.trust import make_authority
-    >>> authority = make_authority("three hospitals")
-    >>> text = seal("order", {"lam": 0.1}, Signer.authority(authority))
-    >>> unseal(text, "order", authority.certificate).body
-    {'lam': 0.1}
-    """
+    """Who seals: a name and a private key; for a site also its certificate, which goes into the file."""
 
     def __init__(self, name: str, key: bytes, certificate: bytes | None = None) -> None:
         self.name, self.certificate, self._key = name, certificate, trust.load_key(key)

@@ -109,16 +109,7 @@ class Expected:
 
 
 def encode(run: bytes, kind: Kind, sender: int, round: int, values: Array, wire: Wire = "float64") -> bytes:
-    """The bytes of a message; sender and round are from 0 to 2**32 - 1.
-
-    >>> import numpy as np
-    >>> from fedkin.federate.frames import Expected, Kind, decode, encode
-    >>> frame = encode(b"run-0001", Kind.THETA, 3, 17, np.array([0.5, -2.0]))
-    >>> len(frame)
-    44
-    >>> decode(frame, Expected(b"run-0001", Kind.THETA, 3, 2, first=17, last=18))
-    (17, array([ 0.5, -2. ]))
-    """
+    """The bytes of a message; sender and round are from 0 to 2**32 - 1."""
     code = _WIRES.index(wire)
     numbers = values.astype(_FORMATS[code]).tobytes()
     head = _HEAD.pack(MAGIC, VERSION, kind | code << 4, run, sender, round, values.size)

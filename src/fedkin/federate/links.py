@@ -40,10 +40,12 @@ class BaseLink(ABC):
     """What all links share; the rounds of most of them follow each other.
 
     ``done`` rounds are over; ``over`` says whether all partners have finished, too. ``keeps_state`` says whether this
-    process writes checkpoints, ``keeps_all`` whether after every round.
+    process writes checkpoints, ``keeps_all`` whether after every round; ``only_up`` whether it stays at the end only
+    for partners that are up.
     """
 
     keeps_state = keeps_all = True
+    only_up = False
 
     def __init__(self, end: Endpoint, shard: Shard) -> None:
         self.endpoint, self.plan, self.shard = end, end.plan, shard
@@ -73,14 +75,14 @@ class BaseLink(ABC):
         """Return the averaged parameters, ``(p,)`` of a site or ``(V, p)`` of a central machine."""
         return np.asarray(self.shard.average[self.shard.sites.tolist().index(self.plan.here)])
 
-    def linger(self, save: Callable[[], None], only_up: bool = False) -> None:
+    def linger(self, save: Callable[[], None]) -> None:
         """Stay until partners need this process no more; ``save()`` keeps that."""
 
         def on_over() -> None:
             self.over = True
             save()
 
-        self.endpoint.linger(Kind.DONE, self.done, waits=not self.over, only_up=only_up, on_over=on_over)
+        self.endpoint.linger(Kind.DONE, self.done, waits=not self.over, only_up=self.only_up, on_over=on_over)
 
     def arrays(self) -> Arrays:
         """Return what changes here and belongs into a checkpoint."""
@@ -237,7 +239,7 @@ class CentralLink(_Attended):
     def result(self) -> Array:
         return self.shard.average
 
-    def linger(self, save: Callable[[], None], only_up: bool = False) -> None:
+    def linger(self, save: Callable[[], None]) -> None:
         """Hand out the results, until all sites have them or the time is over."""
         end = self.endpoint
         deadline, waiting = time.monotonic() + end.patience.linger, end.partners
@@ -299,7 +301,7 @@ class WorkerLink(BaseLink):
         self.endpoint.send(Kind.DONE, self.plan.rounds, np.zeros(0))
         return self.endpoint.inbox.values(Kind.RESULT, self.centre, self.plan.rounds)
 
-    def linger(self, save: Callable[[], None], only_up: bool = False) -> None:
+    def linger(self, save: Callable[[], None]) -> None:
         return
 
 
@@ -316,6 +318,8 @@ class ReplicatedLink(_Attended):
     was not there at all, takes over the leader's replica. Nobody decides in the leader's place: two leaders on the two
     sides of a broken network would make two histories that no rule could join.
     """
+
+    only_up = True
 
     def __init__(self, end: Endpoint, shard: Shard, record: Path | None = None) -> None:
         super().__init__(end, shard)
@@ -414,9 +418,6 @@ class ReplicatedLink(_Attended):
             end.hint = True
             return False
         return True
-
-    def linger(self, save: Callable[[], None], only_up: bool = True) -> None:
-        super().linger(save, only_up)
 
     def take_vector(self, vector: Array, done: int) -> None:
         """Take over another replica; raises `MessageError` when it cannot be a state after ``done`` rounds."""

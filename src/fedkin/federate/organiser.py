@@ -36,10 +36,7 @@ _STATE = "fit.json"  #: in the folder of queries: what the organiser remembers u
 
 @dataclass(frozen=True)
 class Admission:
-    """What came of a file from a site: what goes back to it, its key's fingerprint, and until when it is admitted.
-
-    For a notice that the site left, ``path`` is the notice and ``until`` is None.
-    """
+    """What came of a file from a site; for a notice that it left, ``path`` is the notice and ``until`` is None."""
 
     site: str
     path: Path
@@ -230,15 +227,9 @@ class Organiser:
         charter, signer = self.charter, Signer.authority(self.signing())
         central = self.contract.rounds.placement == "central"
         around: Sequence[Sequence[tuple[int, float]]] = [()] * len(self.members) if central else self.neighbours()
-        common: dict[str, Any] = {
-            "run": charter.run,
-            "federation": charter.federation,
-            "contract": msgspec.Raw(canonical(charter.contract)),  # encoded once for all
-            "authority": charter.authority,
-            "n_sites": charter.n_sites,
-            "n_edges": self.graph.n_edges,
-            "centre": charter.centre,
-        }
+        same = ("run", "federation", "authority", "n_sites", "centre")
+        common: dict[str, Any] = {name: getattr(charter, name) for name in same}
+        common |= {"contract": msgspec.Raw(canonical(charter.contract)), "n_edges": self.graph.n_edges}  # encoded once
         connected, degrees, paths = self._components(), self.graph.degree, []
         for member in chosen:
             given = messages.Invite(

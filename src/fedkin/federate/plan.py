@@ -105,13 +105,10 @@ class SitePlan(RunPlan):
     @property
     def most_bytes(self) -> int:
         """Bytes of the largest message of this run."""
-        p, largest = self.n_params, 2 * self.n_params + 1
-        if self.select is not None:
-            largest = max(largest, p * p + 2 * p + 5)
-        if self.placement == "replicas":
-            m = len(self.members)
-            largest = max(largest, (5 * m + len(self.edges)) * p + m)
-        return HEADER_BYTES + 8 * largest
+        p, m = self.n_params, len(self.members)
+        summary = 0 if self.select is None else p * p + 2 * p + 5
+        replica = (5 * m + len(self.edges)) * p + m if self.placement == "replicas" else 0
+        return HEADER_BYTES + 8 * max(2 * p + 1, summary, replica)
 
     def loss_object(self) -> Loss:
         """Return the loss of the run."""
@@ -197,12 +194,7 @@ class SitePlan(RunPlan):
 
 
 def site_plan(directory: Path | Site) -> SitePlan:
-    """Return the plan of a site, from its directory: invite, order, and steps planned from its own rows.
-
-    Examples
-    --------
-    ``site_plan(Path("north")).partners()`` are the numbers of its neighbours.
-    """
+    """Return the plan of a site, from its directory: invite, order, and steps planned from its own rows."""
     site = directory if isinstance(directory, Site) else Site.read(directory)
     given, contract, rows = site.invite, site.contract, site.rows()
     refuse_disclosure(check_disclosure(contract, rows, site.settings), f"{site.directory}: no rounds")
@@ -231,48 +223,21 @@ def site_plan(directory: Path | Site) -> SitePlan:
                     )
                 steps[member.number] = others[member.name]
     degrees = {u: sum(u in edge[:2] for edge in edges) for u in steps} | {own.number: given.degree}
-    return _plan(
-        contract,
-        site.order,
-        members,
-        edges,
-        steps,
-        degrees,
-        {own.number: rows},
-        where=str(site.directory),
-        run=given.run,
-        here=own.number,
-        federation_size=given.n_sites,
-        snapshot_every=every,
-        centre=given.centre,
-        n_edges=given.n_edges,
-    )
+    facts: dict[str, Any] = {"run": given.run, "here": own.number, "federation_size": given.n_sites}
+    facts |= {"snapshot_every": every, "centre": given.centre, "n_edges": given.n_edges, "where": str(site.directory)}
+    return _plan(contract, site.order, members, edges, steps, degrees, {own.number: rows}, **facts)
 
 
 def centre_plan(organiser: Organiser) -> SitePlan:
     """Return the plan of the central machine, from the organiser's directory: all sites, and the steps they sent."""
     graph, order = organiser.graph, organiser.newest_order()
     known, members = organiser.steps(), organiser.members
-    missing = [member.name for member in members if member.name not in known]
-    if missing:
-        raise DataError(
-            f"{', '.join(missing)} not admitted yet: the central machine steps for all, and needs their steps"
-        )
-    return _plan(
-        organiser.contract,
-        order,
-        members,
-        _edges(graph),
-        {one.number: known[one.name] for one in members},
-        dict(enumerate(graph.degree.tolist())),
-        {},
-        where=str(organiser.directory),
-        run=organiser.charter.run,
-        here=len(members),
-        federation_size=len(members),
-        centre=organiser.charter.centre,
-        n_edges=graph.n_edges,
-    )
+    if missing := ", ".join(member.name for member in members if member.name not in known):
+        raise DataError(f"{missing} not admitted yet: the central machine steps for all, and needs their steps")
+    steps, degrees = {one.number: known[one.name] for one in members}, dict(enumerate(graph.degree.tolist()))
+    facts: dict[str, Any] = {"run": organiser.charter.run, "here": len(members), "federation_size": len(members)}
+    facts |= {"centre": organiser.charter.centre, "n_edges": graph.n_edges, "where": str(organiser.directory)}
+    return _plan(organiser.contract, order, members, _edges(graph), steps, degrees, {}, **facts)
 
 
 def whole_plan(
@@ -286,9 +251,9 @@ def whole_plan(
     batch = contract.rounds.batch_size
     passes = [part.n_samples / min(batch or part.n_samples, part.n_samples) for part in rows.values()]
     every = 2 * int(np.ceil(np.mean(passes)))  # as `fedkin.admm.plan_run`
-    facts = {"run": run, "here": 0, "federation_size": len(members), "snapshot_every": every, "placement": "peer"}
-    given = (contract, order, members, _edges(graph), steps, degrees, rows)
-    return _plan(*given, where="the contract", n_edges=graph.n_edges, **facts)  # type: ignore[arg-type]
+    facts: dict[str, Any] = {"run": run, "here": 0, "federation_size": len(members), "snapshot_every": every}
+    facts |= {"placement": "peer", "n_edges": graph.n_edges, "where": "the contract"}
+    return _plan(contract, order, members, _edges(graph), steps, degrees, rows, **facts)
 
 
 def steps_of(invite: Invite, rows: Rows) -> Steps:

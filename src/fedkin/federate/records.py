@@ -67,18 +67,7 @@ def write_record(path: Path, content: msgspec.Struct | Mapping[str, Any]) -> Non
 
 
 def read_record(path: Path, kind: type[T] = dict) -> T:  # type: ignore[assignment]
-    """Return what `write_record` wrote; raises `DataError` when the file is missing, damaged or was changed by hand.
-
-    Examples
-    --------
-    >>> import pathlib, tempfile
-    >>> from fedkin.federate.records import read_record, write_record
-    >>> with tempfile.TemporaryDirectory() as folder:
-    ...     path = pathlib.Path(folder, "status.json")
-    ...     write_record(path, {"round": 7})
-    ...     read_record(path)
-    {'round': 7}
-    """
+    """Return what `write_record` wrote; raises `DataError` when the file is missing, damaged or was changed by hand."""
     try:
         content = msgspec.json.decode(path.read_bytes(), type=dict[str, Any])
         told = content.pop("digest")

@@ -94,10 +94,7 @@ class SiteSettings(Thresholds, frozen=True, kw_only=True):
 
 @dataclass(frozen=True)
 class Joined:
-    """What `Site.join` did: the directory, the request to send, fingerprints to compare, and whether the key is new.
-
-    ``findings`` are remarks on the rows.
-    """
+    """What `Site.join` did; ``findings`` are remarks on the rows."""
 
     directory: Path
     request: Path
@@ -166,13 +163,12 @@ class Site:
         rows.save(place / messages.ROWS)
         if not (place / messages.SETTINGS).exists():
             SiteSettings.from_contract(contract).write(place / messages.SETTINGS)
-        asked, sent = trust.make_request(name, key), place / f"{name}.request"
-        _request(given, asked, own_steps).write(sent, Signer(name, key))
+        asked = trust.make_request(name, key)
+        sent = _request(given, asked, own_steps).write(place / f"{name}.request", Signer(name, key))
         # last: it makes the directory that of a site
         write_file(place / messages.INVITE, trust.read_whole(invite), private=True)
-        return Joined(
-            place, sent, given, seen, trust.fingerprint(asked), rows.n_samples, findings, new_key=known is None
-        )
+        mark, new = trust.fingerprint(asked), known is None
+        return Joined(place, sent, given, seen, mark, rows.n_samples, findings, new_key=new)
 
     @classmethod
     def read(cls, directory: Path) -> Site:
@@ -241,10 +237,8 @@ class Site:
         text = trust.read_whole(path, ModelFile.most_bytes)
         with in_file(path, SecurityError):
             kind = kind_of(text)
-        if kind == Admit.kind:
-            return self._accept_admit(path, text)
-        if kind == Order.kind:
-            return self._accept_order(path, text)
+        if kind in (Admit.kind, Order.kind):
+            return (self._accept_admit if kind == Admit.kind else self._accept_order)(path, text)
         if kind == ModelFile.kind:
             found = self.invite.verifier.read(path, ModelFile, site=self.name).body
             place = self.directory / messages.MODEL

@@ -97,16 +97,7 @@ class Pair:
 
 
 def make_authority(name: str) -> Pair:
-    """Make a certificate authority with this common name, good for ten years.
-
-    Examples
-    --------
-    >>> from fedkin.federate.trust import check_issued, issue, make_authority, make_key, make_request
-    >>> authority = make_authority("three hospitals")
-    >>> request = make_request("north", make_key())
-    >>> check_issued(issue(authority, request, ["127.0.0.1"]), authority.certificate)
-    'north'
-    """
+    """Make a certificate authority with this common name, good for ten years."""
     text = make_key()
     key, now, own = load_key(text), datetime.now(UTC), _subject(name)
     unused = ("content_commitment", "key_encipherment", "data_encipherment", "key_agreement")
@@ -127,8 +118,7 @@ def make_key() -> bytes:
 def make_request(name: str, key: bytes) -> bytes:
     """Make a certificate request: "this is the public key of ``name``", signed with the private one."""
     signer = load_key(key)
-    request = x509.CertificateSigningRequestBuilder().subject_name(_subject(name))
-    return request.sign(signer, None).public_bytes(_PEM)
+    return x509.CertificateSigningRequestBuilder().subject_name(_subject(name)).sign(signer, None).public_bytes(_PEM)
 
 
 def issue(
@@ -209,10 +199,7 @@ def belong_together(certificate: bytes, key: bytes) -> bool:
 
 
 def fingerprint(text: bytes) -> str:
-    """Return what people compare: 32 hexadecimal digits of the hash of the public key in a certificate or request.
-
-    A key, its certificates and its certificate request have the same fingerprint.
-    """
+    """Return what people compare: 32 hexadecimal digits of the hash of the public key in a certificate or request."""
     key = public_key(text).public_bytes(serialization.Encoding.DER, serialization.PublicFormat.SubjectPublicKeyInfo)
     digest = hashlib.sha256(key).hexdigest()
     return "-".join(digest[k : k + 4] for k in range(0, 32, 4))
