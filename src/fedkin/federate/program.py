@@ -121,13 +121,11 @@ class Program:
 
     def _on_link(self, name: str | None, address: str, opened: bool) -> None:
         known = {self.plan.name(v) for v in self.plan.partners()} - self.out
-        if not opened:
-            self.journal.sparingly("info", "link closed", peer=name)
-        elif name in known:
-            self.journal.sparingly("info", "link opened", peer=name)
-        else:
+        if opened and name not in known:
             words = "link from a stranger: all it does is refused"
             self.journal.sparingly("warning", words, peer=name, address=address)
+        else:
+            self.journal.sparingly("info", f"link {'opened' if opened else 'closed'}", peer=name)
 
     def _on_refused(self, key: str, size: int) -> None:
         parts = key.split("/")  # RUN/KIND/SENDER/..., RUN/ask/KIND/SENDER/...

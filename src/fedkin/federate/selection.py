@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import sys
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -21,7 +21,7 @@ from fedkin._base import Array
 from fedkin.core import LocalFit, bonferroni, local_fit, wald_tests
 from fedkin.data import Federation
 from fedkin.errors import DegenerateSiteWarning, ParameterError
-from fedkin.federate.endpoint import Endpoint
+from fedkin.federate.endpoint import Action, Endpoint
 from fedkin.federate.frames import Kind
 from fedkin.federate.inbox import Patience
 from fedkin.federate.journal import Journal
@@ -67,12 +67,7 @@ def _pair(plan: SitePlan, first: Array, second: Array) -> LocalFit:
 
 
 def select(
-    plan: SitePlan,
-    transport: Transport,
-    journal: Journal,
-    patience: Patience,
-    *,
-    tick: Callable[[], None] | None = None,
+    plan: SitePlan, transport: Transport, journal: Journal, patience: Patience, *, tick: Action | None = None
 ) -> Selection:
     """Exchange summaries and verdicts with the neighbours, and say whose edge is dropped.
 

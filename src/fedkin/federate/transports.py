@@ -208,12 +208,7 @@ def link_configuration(
 
 
 def site_links(
-    plan: SitePlan,
-    pair: Pair,
-    authority: bytes,
-    out: Collection[str] = (),
-    listen: str | None = None,
-    lease: float = 10.0,
+    plan: SitePlan, pair: Pair, authority: bytes, out: Collection[str], listen: str | None = None, lease: float = 10.0
 ) -> dict[str, Any]:
     """Return the zenoh configuration of a site: grants follow `SitePlan.all_keys`, and who is ``out`` gets none.
 
