@@ -62,7 +62,7 @@ class Contrast:
     @property
     def p_values(self) -> Array:
         """Two-sided tail areas of each estimate against 0, ``(r,)``."""
-        error = np.maximum(self.standard_error, np.finfo(float).tiny)
+        error = np.where(self.standard_error > 0, self.standard_error, np.finfo(float).tiny)
         return np.asarray(2 * ndtr(-np.abs(self.estimate) / error))
 
     @property
