@@ -19,7 +19,7 @@ from fedkin.data import Federation
 from fedkin.fitting import FitOptions, FittedModel, baseline_models, fit, fit_after_kin, prepare
 from fedkin.fitting.preparation import Estimate
 from fedkin.graph import Graph
-from fedkin.kin import SiteLikelihoods, fit_mixed
+from fedkin.kin import QuadraticLikelihoods, fit_mixed
 
 Values = NDArray[np.float64]
 #: Ridges of scikit-learn's fits.
@@ -174,11 +174,11 @@ def _mixed(train: Federation, loss: str) -> Fitted:
             c, yy = (bend - middle * G[:, 0]) / spread, None
             y = (train.y - middle) / spread
             yy = np.add.reduceat(y**2, fed.starts[:-1])
-            found = fit_mixed(SiteLikelihoods(G, c, yy, n), free)
+            found = fit_mixed(QuadraticLikelihoods(G, c, yy, n), free)
             theta = found.theta * spread
             theta[:, 0] += middle
         else:
-            found = fit_mixed(SiteLikelihoods(G, bend, np.zeros(len(n)), n), free, dispersion=1.0)
+            found = fit_mixed(QuadraticLikelihoods(G, bend, np.zeros(len(n)), n), free, dispersion=1.0)
             step = found.theta - theta
             while (
                 terms.values(theta + step) @ n > terms.values(theta) @ n + 0.5 * theta.size

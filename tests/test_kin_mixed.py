@@ -12,7 +12,7 @@ from statsmodels.regression.mixed_linear_model import MixedLM, MixedLMParams
 import fedkin
 from fedkin.core import RowData
 from fedkin.data import Federation
-from fedkin.kin import Priors, SiteLikelihoods, common_units, fit_mixed
+from fedkin.kin import Priors, QuadraticLikelihoods, common_units, fit_mixed
 from fedkin.kin.chains import Sampling
 from fedkin.kin.groups import chance_of_none, find_groups
 from fedkin.kin.matrices import Dense
@@ -35,7 +35,7 @@ def sites(V=30, n=12, spread=(0.6, 0.5, 0.4), noise=0.7, seed=0):
 
 def sums_of(X, y):
     G, c = np.einsum("uni,unj->uij", X, X), np.einsum("uni,un->ui", X, y)
-    return SiteLikelihoods(G, c, (y**2).sum(axis=1), np.full(len(X), float(X.shape[1])))
+    return QuadraticLikelihoods(G, c, (y**2).sum(axis=1), np.full(len(X), float(X.shape[1])))
 
 
 def first(p):
@@ -117,7 +117,7 @@ def test_spreads_of_slopes_do_not_come_out_as_nothing_where_the_likelihood_hardl
     rng = np.random.default_rng(0)
     means = rng.normal(size=V)
     means = (means - means.mean()) / np.sqrt(((means - means.mean()) ** 2).mean()) * np.sqrt(0.8 / n)  # less than noise
-    sums = SiteLikelihoods(np.full((V, 1, 1), n), n * means[:, None], n * means**2, np.full(V, n))
+    sums = QuadraticLikelihoods(np.full((V, 1, 1), n), n * means[:, None], n * means**2, np.full(V, n))
     slope = np.array([False])
 
     def negative(log_spread, power):
@@ -137,7 +137,7 @@ def test_spreads_of_slopes_do_not_come_out_as_nothing_where_the_likelihood_hardl
     error = np.sqrt(2 / V) / n
     assert found[0.0] < 1e-3 * error  # the likelihood alone says that nothing differs
     assert 0.3 * error < found[0.5] < error < 2 * found[1.0]
-    few = SiteLikelihoods(*(getattr(sums, name)[:2] for name in ("G", "c", "yy", "n")))
+    few = QuadraticLikelihoods(*(getattr(sums, name)[:2] for name in ("G", "c", "yy", "n")))
     assert fit_mixed(few, slope, dispersion=1.0).variance[0] < 1.0  # two sites do not hold against a prior that rises
 
 

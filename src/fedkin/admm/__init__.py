@@ -26,13 +26,12 @@ if TYPE_CHECKING:
 
 _LATER = {"Progress": "trace", "fed_admm": "run", "subgradient_descent": "baselines"}
 
-_NOW = """
-MOST_PARAMS Availability Average DirectLink GradientKind Gradients Link LocalShards RoundConfig RunPlan
-Saved Sent Shard ShardState Share ShareTaker SiteRows StandIns StepRule Store Wire is_shared plan_run
-run_rounds site_keys site_rows together
-"""
-
-__all__ = [*_LATER, *_NOW.split()]
+__all__ = [
+    *_LATER,
+    "MOST_PARAMS", "Availability", "Average", "DirectLink", "GradientKind", "Gradients", "Link", "LocalShards",
+    "RoundConfig", "RunPlan", "Saved", "Sent", "Shard", "ShardState", "Share", "ShareTaker", "SiteRows", "StandIns",
+    "StepRule", "Store", "Wire", "is_shared", "plan_run", "run_rounds", "site_keys", "site_rows", "together",
+]  # fmt: skip
 
 
 def __getattr__(name: str) -> Any:

@@ -20,7 +20,7 @@ from fedkin.kin.display import AGREEMENT, Pairs, by_size, display_groups, effect
 from fedkin.kin.find import find_kin
 from fedkin.kin.inference import Contrast, Kind, Predicted, Sites, predicted
 from fedkin.kin.learned import Joined, Learned
-from fedkin.kin.likelihoods import SiteLikelihoods, Units, common_units
+from fedkin.kin.likelihoods import QuadraticLikelihoods, Units, common_units
 from fedkin.kin.mixed import Priors, fit_mixed
 from fedkin.kin.result import Diagnostics, Kin
 
@@ -38,7 +38,7 @@ __all__ = [
     "Pairs",
     "Predicted",
     "Priors",
-    "SiteLikelihoods",
+    "QuadraticLikelihoods",
     "Sites",
     "States",
     "Units",

@@ -16,7 +16,7 @@ from fedkin.graph import Graph
 from fedkin.kin.chains import Given, Sampling, kmeans, modularity_directions
 from fedkin.kin.covariates import Covariates, hint_of
 from fedkin.kin.groups import ALL_MIXED, Grouped, find_groups
-from fedkin.kin.likelihoods import SiteLikelihoods, Units, apply, common_units
+from fedkin.kin.likelihoods import QuadraticLikelihoods, Units, apply, common_units
 from fedkin.kin.matrices import FEW
 from fedkin.kin.mixed import MixedModel, fit_mixed, fit_one_model, mixed_at, with_noise
 from fedkin.kin.partitions import Neighbours
@@ -224,7 +224,7 @@ def _fit(source: Source, neighbours: Neighbours, seed: int, sampling: Sampling, 
     return make_kin(source, units, model, found, had_graph=had_graph)
 
 
-def _noise_factor(sums: SiteLikelihoods, model: MixedModel, found: Grouped) -> float:
+def _noise_factor(sums: QuadraticLikelihoods, model: MixedModel, found: Grouped) -> float:
     """Return by how much noises are larger than those of the model, by what groups leave."""
     # many coefficients explain noise as well where sites have few rows, unless sites share them
     if found.blend is None or found.full is None or found.blend.weight > 0.5:
@@ -300,7 +300,7 @@ def _mixed_rounds(source: Source, units: Units, free: Mask, warm: WarmStart | No
     def values(at: Array) -> Array:
         return source.values(units.theta(at)) / units.target**2
 
-    def expand(at: Array) -> SiteLikelihoods:
+    def expand(at: Array) -> QuadraticLikelihoods:
         return units.fitted(source.expand(units.theta(at)))
 
     for turn in range(ROUNDS):
@@ -332,11 +332,11 @@ def _averaged_rounds(source: Source, units: Units, free: Mask, model: MixedModel
     return model if source.value(units.theta(model.theta)) <= worst else first
 
 
-def _averaged_modes(source: Source, units: Units, model: MixedModel, dispersion: float) -> SiteLikelihoods:
+def _averaged_modes(source: Source, units: Units, model: MixedModel, dispersion: float) -> QuadraticLikelihoods:
     """Return quadratics at the modes of averaged losses: values cost as much as derivatives, so the last are kept."""
-    last: list[tuple[Array, SiteLikelihoods]] = []
+    last: list[tuple[Array, QuadraticLikelihoods]] = []
 
-    def expand(at: Array) -> SiteLikelihoods:
+    def expand(at: Array) -> QuadraticLikelihoods:
         if not last or not np.array_equal(last[0][0], at):
             last[:] = [(at.copy(), _sums(source, units, at, model.covariance))]
         return last[0][1]
@@ -345,7 +345,7 @@ def _averaged_modes(source: Source, units: Units, model: MixedModel, dispersion:
     return expand(posterior_modes(lambda at: expand(at).values(at), expand, *start, AVERAGED_NEWTON, AVERAGED_TOL))
 
 
-def _sums(source: Source, units: Units, at: Array, covariance: Array) -> SiteLikelihoods:
+def _sums(source: Source, units: Units, at: Array, covariance: Array) -> QuadraticLikelihoods:
     """Return quadratics at a point, or averaged around it where losses can be averaged."""
     if source.averages:
         return units.fitted(source.averaged(units.theta(at), units.covariance(covariance)))
@@ -354,7 +354,7 @@ def _sums(source: Source, units: Units, at: Array, covariance: Array) -> SiteLik
 
 def posterior_modes(
     values: Callable[[Array], Array],
-    expand: Callable[[Array], SiteLikelihoods],
+    expand: Callable[[Array], QuadraticLikelihoods],
     theta: Array,
     mean: Array,
     variance: Array,

@@ -14,7 +14,7 @@ from fedkin.data import Federation, Rows
 from fedkin.errors import DataError
 from fedkin.kin.chains import States
 from fedkin.kin.display import Pairs
-from fedkin.kin.likelihoods import SiteLikelihoods, Units, apply
+from fedkin.kin.likelihoods import QuadraticLikelihoods, Units, apply
 from fedkin.kin.partitions import SHARES, are_kin, log_partitions, log_prior
 from fedkin.kin.sources import Source
 from fedkin.losses import Loss
@@ -242,7 +242,8 @@ def join_site(learned: Learned, loss: Loss, names: tuple[str, ...], site: Rows |
     """`Kin.join`."""
     p = len(names)
     if site is None:
-        return _posterior(learned, SiteLikelihoods(np.zeros((1, p, p)), np.zeros((1, p)), np.zeros(1), np.zeros(1)))
+        nothing = QuadraticLikelihoods(np.zeros((1, p, p)), np.zeros((1, p)), np.zeros(1), np.zeros(1))
+        return _posterior(learned, nothing)
     if isinstance(site, Summary):
         source = Source(Summaries.stack([site]))
     elif isinstance(site, Rows):
@@ -269,7 +270,7 @@ def join_site(learned: Learned, loss: Loss, names: tuple[str, ...], site: Rows |
     return found
 
 
-def _posterior(learned: Learned, sums: SiteLikelihoods) -> Joined:
+def _posterior(learned: Learned, sums: QuadraticLikelihoods) -> Joined:
     """Return the posterior of one site with these sums, in fitted units, given all that the fit has learned.
 
     With some probability no site differs from any other, the new one included: its rows say how much so. It is never
@@ -359,7 +360,7 @@ def _effect(learned: Learned, W: Array, c: Array) -> tuple[Array, Array, Array, 
 
 
 def _within(W: Array, c: Array, share: float) -> tuple[Array, Array, float]:
-    """Return one site's ``H``, ``c`` and ``k`` of `SiteLikelihoods`, for a share of the variance inside groups."""
+    """Return one site's ``H``, ``c`` and ``k`` of `QuadraticLikelihoods`, for a share of the variance inside groups."""
     keep = np.linalg.inv(np.eye(len(c)) + share * W)
     log = 0.5 * share * float(c @ keep @ c) + 0.5 * float(np.linalg.slogdet(keep)[1])
     return W @ keep, keep @ c, log

@@ -1,4 +1,4 @@
-"""`SiteLikelihoods`: losses as quadratics around 0, and the units in which one prior suits all coefficients."""
+"""`QuadraticLikelihoods`: losses as quadratics around 0, and the units in which one prior suits all coefficients."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ CONSTANT = 1e-10
 
 
 @dataclass(frozen=True, eq=False)
-class SiteLikelihoods:
+class QuadraticLikelihoods:
     """Losses of V sites, ``theta'G_u theta / 2 - c_u'theta + yy_u / 2``, each a sum over the rows of a site.
 
     Least squares is one: ``G = X'X``, ``c = X'y``, ``yy = y'y``. A smooth loss is expanded at a point: ``G`` is its
@@ -34,8 +34,8 @@ class SiteLikelihoods:
     Examples
     --------
     >>> import numpy as np
-    >>> from fedkin.kin import SiteLikelihoods
-    >>> one = SiteLikelihoods(np.array([[[2.0]]]), np.array([[3.0]]), np.array([5.0]), np.array([2.0]))
+    >>> from fedkin.kin import QuadraticLikelihoods
+    >>> one = QuadraticLikelihoods(np.array([[[2.0]]]), np.array([[3.0]]), np.array([5.0]), np.array([2.0]))
     >>> one.values(np.array([[1.5]])).tolist()
     [0.25]
     """
@@ -63,10 +63,10 @@ class SiteLikelihoods:
         """Return the losses ``(V,)`` at ``theta (V, p)``."""
         return np.asarray(((0.5 * apply(self.G, theta) - self.c) * theta).sum(axis=1) + 0.5 * self.yy)
 
-    def take(self, sites: Index) -> SiteLikelihoods:
+    def take(self, sites: Index) -> QuadraticLikelihoods:
         """Return some sites, in that order."""
         known = None if self.known is None else self.known.take(sites)
-        return SiteLikelihoods(self.G[sites], self.c[sites], self.yy[sites], self.n[sites], known)
+        return QuadraticLikelihoods(self.G[sites], self.c[sites], self.yy[sites], self.n[sites], known)
 
 
 @dataclass(frozen=True, eq=False)
@@ -81,13 +81,13 @@ class Units:
     shift: Array  # (p,)
     target: float  # scale of the target; 1 for losses with units of their own
 
-    def fitted(self, sums: SiteLikelihoods) -> SiteLikelihoods:
+    def fitted(self, sums: QuadraticLikelihoods) -> QuadraticLikelihoods:
         """Return the losses as functions of the fitted parameters, divided by the square of the target's scale."""
         scaled = self.A / self.target
         c = (sums.c - sums.G @ self.shift) @ scaled / self.target
         yy = (sums.yy - (2 * sums.c - sums.G @ self.shift) @ self.shift) / self.target**2
         known = None if sums.known is None else sums.known.congruent(scaled)
-        return SiteLikelihoods(scaled.T @ sums.G @ scaled, c, np.maximum(yy, 0.0), sums.n, known)
+        return QuadraticLikelihoods(scaled.T @ sums.G @ scaled, c, np.maximum(yy, 0.0), sums.n, known)
 
     def theta(self, fitted: Array) -> Array:
         """Return parameters ``(..., p)`` in the user's units."""
@@ -102,7 +102,7 @@ class Units:
         return np.asarray(self.A @ fitted @ self.A.T)
 
 
-def common_units(sums: SiteLikelihoods, intercepts: Mask, *, has_scale: bool, location: bool = False) -> Units:
+def common_units(sums: QuadraticLikelihoods, intercepts: Mask, *, has_scale: bool, location: bool = False) -> Units:
     """Return units from the sums of all sites.
 
     ``intercepts (p,)`` are the parameters of columns of ones: one for every block of ``p / intercepts.sum()``

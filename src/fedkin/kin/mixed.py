@@ -19,7 +19,7 @@ from scipy.optimize import brentq
 from scipy.special import polygamma
 
 from fedkin._base import Array, Index, Mask
-from fedkin.kin.likelihoods import SiteLikelihoods
+from fedkin.kin.likelihoods import QuadraticLikelihoods
 from fedkin.kin.matrices import FEW, Dense, LowRank, Matrices
 
 #: Precision of an intercept's mean: flat for every purpose.
@@ -121,7 +121,7 @@ class MixedModel:
 
 
 def fit_mixed(
-    sums: SiteLikelihoods,
+    sums: QuadraticLikelihoods,
     intercepts: Mask,
     *,
     dispersion: float | None = None,
@@ -152,7 +152,7 @@ def fit_mixed(
     return evidence.model(evidence.maximise(parameters))
 
 
-def with_noise(sums: SiteLikelihoods, intercepts: Mask, noise: Array, parameters: Array) -> MixedModel:
+def with_noise(sums: QuadraticLikelihoods, intercepts: Mask, noise: Array, parameters: Array) -> MixedModel:
     """Fit the model with these noises ``(V,)``, and variances that go with them; ``parameters`` are where to begin."""
     evidence = _Evidence(sums, intercepts, None, Priors())
     evidence.share = noise / np.exp(np.log(noise).mean())
@@ -165,7 +165,7 @@ def with_noise(sums: SiteLikelihoods, intercepts: Mask, noise: Array, parameters
     return evidence.model(few.maximise(start))
 
 
-def mixed_at(sums: SiteLikelihoods, intercepts: Mask, dispersion: float, parameters: Array) -> MixedModel:
+def mixed_at(sums: QuadraticLikelihoods, intercepts: Mask, dispersion: float, parameters: Array) -> MixedModel:
     """Return the mixed model at given log variances, log ridge and log noise, of sites with this dispersion."""
     return _Evidence(sums, intercepts, dispersion, Priors()).model(parameters)
 
@@ -178,7 +178,7 @@ class OneModel(NamedTuple):
     covariance: Array
 
 
-def fit_one_model(sums: SiteLikelihoods, intercepts: Mask, model: MixedModel, *, learned: bool) -> OneModel:
+def fit_one_model(sums: QuadraticLikelihoods, intercepts: Mask, model: MixedModel, *, learned: bool) -> OneModel:
     """Fit one model to all sites, and compare it with a mixed model that was fitted to them.
 
     Both have the same prior probability. A variance costs half the logarithm of the number of sites for the level of
@@ -201,13 +201,13 @@ def fit_one_model(sums: SiteLikelihoods, intercepts: Mask, model: MixedModel, *,
     return OneModel(float(gain - cost), alone.mean, alone.covariance)
 
 
-def _some_sites(sums: SiteLikelihoods) -> Index | None:
+def _some_sites(sums: QuadraticLikelihoods) -> Index | None:
     """Return sites from which variances are learned, or None for all of them."""
     most = min(MOST_SITES, max(FEW_SITES, int(MOST_WORK / (sums.n_params**2 * sums.matrices.rank))))
     return None if sums.n_sites <= most else np.linspace(0, sums.n_sites - 1, most).astype(np.int64)
 
 
-def _noise_share(sums: SiteLikelihoods, model: MixedModel) -> Array:
+def _noise_share(sums: QuadraticLikelihoods, model: MixedModel) -> Array:
     """Return the sites' noises over the common one ``(V,)``, half way (in logarithms) between 1 and their own."""
     residual = np.maximum(2 * sums.values(model.theta), 1e-12)
     left = np.maximum(sums.n - model.degrees, 0.0)
@@ -218,7 +218,7 @@ def _noise_share(sums: SiteLikelihoods, model: MixedModel) -> Array:
 class _Evidence:
     """The log evidence of variances, ridge and noise, with its gradient by Fisher's identity."""
 
-    def __init__(self, sums: SiteLikelihoods, intercepts: Mask, dispersion: float | None, priors: Priors) -> None:
+    def __init__(self, sums: QuadraticLikelihoods, intercepts: Mask, dispersion: float | None, priors: Priors) -> None:
         self.sums, self.intercepts, self.slopes, self.priors = sums, intercepts, ~intercepts, priors
         self.learned = dispersion is None
         self.log_noise = 0.0 if dispersion is None else float(np.log(dispersion))

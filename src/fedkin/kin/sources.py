@@ -20,7 +20,7 @@ from fedkin._base import Array, Index, Mask
 from fedkin.core import Quadratics, RowData, SiteData, Summaries, damped_newton, global_fit
 from fedkin.data import INTERCEPT, Federation, Rows
 from fedkin.errors import DataError, DegenerateSiteWarning
-from fedkin.kin.likelihoods import SiteLikelihoods
+from fedkin.kin.likelihoods import QuadraticLikelihoods
 from fedkin.kin.matrices import FEW, SHORT, LowRank
 from fedkin.losses import Loss
 
@@ -50,7 +50,7 @@ class Source:
             empty = self.sites[int(np.flatnonzero(self.n_samples == 0)[0])]
             raise DataError(f"site {empty!r} has no rows: leave it out, and ask for its model with `join`")
         self.gram: Array | None = None  # X'X (V, q, q), for losses with a threshold
-        self._first: SiteLikelihoods | None = None
+        self._first: QuadraticLikelihoods | None = None
         self._last: tuple[Array, Quadratics] | None = None
 
     def take(self, order: Index) -> Source:
@@ -62,7 +62,7 @@ class Source:
         made._first, made._last = self.first().take(order), None
         return made
 
-    def first(self) -> SiteLikelihoods:
+    def first(self) -> QuadraticLikelihoods:
         """Return quadratics to begin with, and to find units from."""
         if self._first is not None:
             return self._first
@@ -75,11 +75,11 @@ class Source:
             sums = self.expand(self.start())
             assert self.gram is not None
             share = max(float(np.einsum("ujj->", sums.G) / max(np.einsum("ujj->", self.gram), 1e-300)), 1e-300)
-            made = SiteLikelihoods(sums.G / share, sums.c / share, sums.yy / share, sums.n)
+            made = QuadraticLikelihoods(sums.G / share, sums.c / share, sums.yy / share, sums.n)
         self._first = made if self.loss.quadratic else None  # others need the memory
         return made
 
-    def expand(self, theta: Array) -> SiteLikelihoods:
+    def expand(self, theta: Array) -> QuadraticLikelihoods:
         """Return quadratics around ``theta (V, p)``."""
         return expansion(self.loss, self._expanded(theta), self.n_samples)
 
@@ -98,7 +98,7 @@ class Source:
         """Whether expansions can be averaged: rows that say little each, of two classes."""
         return self.loss.needs_classes and self.loss.n_outputs == 1 and self.loss.rowwise is not None
 
-    def averaged(self, theta: Array, covariance: Array) -> SiteLikelihoods:
+    def averaged(self, theta: Array, covariance: Array) -> QuadraticLikelihoods:
         """Return quadratics with value, gradient and Hessian averaged over ``N(theta (V, p), covariance (V, p, p))``.
 
         At a point alone, losses of classes look steeper than they are for parameters that are still uncertain, so that
@@ -171,7 +171,7 @@ class Source:
                 "1.3 standard deviations of the noise)"
             )
 
-    def _of_summaries(self, zero: Array) -> SiteLikelihoods:
+    def _of_summaries(self, zero: Array) -> QuadraticLikelihoods:
         """Return the sums of summaries, with the low rank that sites have said."""
         said, n = self.data.curvature if isinstance(self.data, Summaries) else None, self.n_samples
         if said is not None:  # directions that are left out have no residuals either
@@ -214,13 +214,13 @@ class Source:
         return sums
 
 
-def expansion(loss: Loss, sums: Quadratics, n: Index | Array) -> SiteLikelihoods:
+def expansion(loss: Loss, sums: Quadratics, n: Index | Array) -> QuadraticLikelihoods:
     """Quadratics of one part, of ``n (V,)`` rows, as quadratics."""
     A, b, c = (each[:, 0] for each in sums.coefficients())
     p = b.shape[1]
     G = A[:, None, None] * np.eye(p) if A.ndim == 1 else 0.5 * (A + np.swapaxes(A, 1, 2))
     rows = n.astype(np.float64) * (p if loss.location else 1)
-    return SiteLikelihoods(G, b, 2 * (np.maximum(c, 0.0) if loss.quadratic else c), rows)
+    return QuadraticLikelihoods(G, b, 2 * (np.maximum(c, 0.0) if loss.quadratic else c), rows)
 
 
 def score_squares(loss: Loss, federation: Federation, theta: Array, A: Array) -> float:
@@ -253,7 +253,7 @@ def intercepts_of(names: tuple[str, ...], n_outputs: int) -> Mask:
     return first if names[0].split(" [class")[0] == INTERCEPT else np.zeros(len(names), dtype=bool)
 
 
-def canonical_order(sums: SiteLikelihoods, sites: tuple[Hashable, ...]) -> Index:
+def canonical_order(sums: QuadraticLikelihoods, sites: tuple[Hashable, ...]) -> Index:
     """Return an order of the sites that depends on what they say, and on their names only where two say the same."""
     names = np.argsort(np.argsort(np.array([repr(site) for site in sites])))
     # sites that say the same otherwise do not differ off the diagonal: of many coefficients that takes long

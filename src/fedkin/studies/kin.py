@@ -20,7 +20,7 @@ from fedkin.data import Federation
 from fedkin.datasets import Design
 from fedkin.errors import ParameterError
 from fedkin.graph import Graph
-from fedkin.kin import Kin, SiteLikelihoods, common_units, display_groups, find_kin, fit_mixed
+from fedkin.kin import Kin, QuadraticLikelihoods, common_units, display_groups, find_kin, fit_mixed
 from fedkin.studies.figures import Table, add_legend, mean_and_error
 from fedkin.studies.summary import (
     Check,
@@ -45,23 +45,23 @@ LEVEL = 0.95  # of the intervals whose coverage is looked at
 CELL = ["varrho", "signal"]
 
 
-def least_squares(federation: Federation) -> SiteLikelihoods:
+def least_squares(federation: Federation) -> QuadraticLikelihoods:
     """Return the sites' sums ``X'X``, ``X'y`` and ``y'y``."""
     X, y, of = federation.X, np.asarray(federation.y, dtype=np.float64), federation.site_index
     own = [np.flatnonzero(of == u) for u in range(federation.n_sites)]
     G, c = (np.stack([X[rows].T @ right[rows] for rows in own]) for right in (X, y))
     yy = np.array([float(y[rows] @ y[rows]) for rows in own])
-    return SiteLikelihoods(G, c, yy, federation.n_samples.astype(np.float64))
+    return QuadraticLikelihoods(G, c, yy, federation.n_samples.astype(np.float64))
 
 
-def mixed(sums: SiteLikelihoods) -> Array:
+def mixed(sums: QuadraticLikelihoods) -> Array:
     """Fit the mixed model without groups: random slopes with a variance per coefficient."""
     no_intercept = np.zeros(sums.n_params, dtype=bool)
     units = common_units(sums, no_intercept, has_scale=True)
     return units.theta(fit_mixed(units.fitted(sums), no_intercept).theta)
 
 
-def pooled(sums: SiteLikelihoods, labels: Index) -> Array:
+def pooled(sums: QuadraticLikelihoods, labels: Index) -> Array:
     """Return one fit per group, ``(V, p)``."""
     groups, of = np.unique(labels, return_inverse=True)
     each = [np.linalg.lstsq(sums.G[of == k].sum(axis=0), sums.c[of == k].sum(axis=0))[0] for k in range(len(groups))]
@@ -71,7 +71,7 @@ def pooled(sums: SiteLikelihoods, labels: Index) -> Array:
 # --- greedy pooled clustering -----------------------------------------------------------------------------------------
 
 
-def clustering(sums: SiteLikelihoods, graph: Graph | None = None, turns: int = 3) -> Index:
+def clustering(sums: QuadraticLikelihoods, graph: Graph | None = None, turns: int = 3) -> Index:
     """Merge the two groups whose pooled fits differ least, from single sites up; the level with the least BIC.
 
     Two groups differ by what merging costs in deviance. With a graph the pairs of sites count too, as a block model of
@@ -99,7 +99,7 @@ def _explained(G: Array, c: Array) -> Array:
     return np.asarray((c * np.linalg.solve(G, c[..., None])[..., 0]).sum(axis=-1))
 
 
-def _merges(sums: SiteLikelihoods, noise: float, evidence: Array) -> Iterator[tuple[Index, float]]:
+def _merges(sums: QuadraticLikelihoods, noise: float, evidence: Array) -> Iterator[tuple[Index, float]]:
     """Yield labels after 0, 1, ... merges, and the deviance that they have cost.
 
     ``evidence (V, V)`` is the log likelihood ratio that two sites are alike.
@@ -145,7 +145,7 @@ def _block_model(has_edge: Array, labels: Index) -> tuple[float, float, float]:
 # --- IFCA -------------------------------------------------------------------------------------------------------------
 
 
-def ifca(sums: SiteLikelihoods, n_groups: int, seed: int, restarts: int = 20, rounds: int = 100) -> Index:
+def ifca(sums: QuadraticLikelihoods, n_groups: int, seed: int, restarts: int = 20, rounds: int = 100) -> Index:
     """Run iterative federated clustering with a given number of groups, each fitted exactly.
 
     Every site joins the group whose parameters lose least on its rows, every group is fitted to its sites, until
@@ -185,7 +185,9 @@ class Truth:
     between: float
 
 
-def limit(design: Design, sums: SiteLikelihoods, truth: Truth, seed: int, sweeps: int = 400, burn: int = 50) -> Array:
+def limit(
+    design: Design, sums: QuadraticLikelihoods, truth: Truth, seed: int, sweeps: int = 400, burn: int = 50
+) -> Array:
     """Return posterior means under the true model, ``(V, p)``: no method can do better on average.
 
     A Gibbs sampler that begins at the true groups, so that it need not find them: groups' parameters given labels,
@@ -275,7 +277,7 @@ def _coverage(design: Design, intervals: Array) -> float:
     return float(inside.mean())
 
 
-def _limit(sums: SiteLikelihoods, bench: Workbench, replication: Replication) -> Array:
+def _limit(sums: QuadraticLikelihoods, bench: Workbench, replication: Replication) -> Array:
     if replication.options.get("generator", "paper") != "paper":
         raise ParameterError('the limit is known for generator = "paper" alone; leave "limit" out of the grid')
     given = {"signal": 1.0, "noise": 1.0, "varrho": 0.1, **replication.options.get("design", {}), **replication.params}
@@ -286,7 +288,7 @@ def _limit(sums: SiteLikelihoods, bench: Workbench, replication: Replication) ->
 
 
 #: Estimators of this task, from the sites' sums; all others are those of `fedkin.studies.tasks`.
-ESTIMATORS: Mapping[str, Callable[[SiteLikelihoods, Workbench, Replication], Array]] = {
+ESTIMATORS: Mapping[str, Callable[[QuadraticLikelihoods, Workbench, Replication], Array]] = {
     "clustering": lambda sums, bench, _: pooled(sums, clustering(sums, bench.design.graph)),
     "clusterpath": lambda _, bench, __: bench.penalised(Graph.complete(bench.design.federation.sites)).theta,
     "mixed": lambda sums, bench, _: mixed(sums),
