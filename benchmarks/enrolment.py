@@ -40,7 +40,7 @@ def main(n_sites: int, kind: str) -> None:
         name = made.members[n_sites // 2].name
         write_table(place / "t.csv")
         began = time.perf_counter()
-        done = Site.join(place / "heart" / "invites" / f"{name}.invite", place / "t.csv", place / name)
+        done, _ = Site.join(place / "heart" / "invites" / f"{name}.invite", place / "t.csv", place / name)
         joined = time.perf_counter() - began
         began = time.perf_counter()
         again = Organiser.read(place / "heart")

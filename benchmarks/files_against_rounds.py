@@ -17,7 +17,7 @@ import numpy as np
 import fedkin
 from fedkin.core import site_answer
 from fedkin.data import Federation
-from fedkin.federate.frames import HEADER_BYTES
+from fedkin.federate.inbox import HEADER_BYTES
 from fedkin.fitting import FitOptions, FittedModel, Queries, fit
 from fedkin.graph import Graph
 

@@ -35,7 +35,7 @@ import numpy as np
 from fedkin.admm import Store
 from fedkin.data import write_csv
 from fedkin.federate import Organiser, Site, site_plan
-from fedkin.federate.frames import Kind
+from fedkin.federate.inbox import Kind
 from fedkin.federate.records import read_status
 from fedkin.federate.transports import site_links
 from fedkin.graph import Graph
@@ -67,7 +67,8 @@ def make_sites(folder: Path, sites: int, p: int, port: int, n: int = 30) -> list
         X = rng.normal(size=(n, p))
         cells = np.column_stack([X, X[:, 0] + rng.normal(size=n)]) if linear else X
         write_csv(folder / "rows.csv", [*features, "y"] if linear else features, cells.tolist())
-        joined = Site.join(folder / "organiser" / "invites" / f"{name}.invite", folder / "rows.csv", folder / name)
+        invite = folder / "organiser" / "invites" / f"{name}.invite"
+        joined, _ = Site.join(invite, folder / "rows.csv", folder / name, below_floors=True)
         Site.read(joined.directory).accept(heart.admit(joined.request).path)
         places.append(joined.directory)
     return places

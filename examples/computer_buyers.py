@@ -10,11 +10,11 @@ name as argument, two of the coefficients are drawn:
 import os
 import sys
 
-from fedkin.datasets import load_computer_survey, look_alike
+from fedkin.datasets import load_table, look_alike
 from fedkin.fitting import compare
 
 real = "FEDKIN_DATA" in os.environ
-table = load_computer_survey(os.environ["FEDKIN_DATA"]) if real else look_alike("computer survey")
+table = load_table("computer survey") if real else look_alike("computer survey")
 found = compare(table.federation, repeats=2, test_size=table.test_size)  # four ratings of each person are held out
 
 for name in found.errors:

@@ -11,9 +11,9 @@ import os
 import sys
 
 from fedkin import KinClassifier
-from fedkin.datasets import load_landmine, look_alike
+from fedkin.datasets import load_table, look_alike
 
-table = load_landmine(os.environ["FEDKIN_DATA"]) if "FEDKIN_DATA" in os.environ else look_alike("landmine")
+table = load_table("landmine") if "FEDKIN_DATA" in os.environ else look_alike("landmine")
 rows = table.federation
 fields = [rows.sites[u] for u in rows.site_index]
 model = KinClassifier().fit(rows.X, rows.y, site=fields)

@@ -13,9 +13,9 @@ import sys
 import numpy as np
 
 from fedkin import KinRegressor
-from fedkin.datasets import load_school, look_alike
+from fedkin.datasets import load_table, look_alike
 
-table = load_school(os.environ["FEDKIN_DATA"]) if "FEDKIN_DATA" in os.environ else look_alike("school")
+table = load_table("school") if "FEDKIN_DATA" in os.environ else look_alike("school")
 rows = table.federation
 schools = [rows.sites[u] for u in rows.site_index]
 model = KinRegressor().fit(rows.X, rows.y, site=schools)

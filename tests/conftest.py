@@ -10,8 +10,11 @@ import os
 for _name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "NUMBA_NUM_THREADS"):
     os.environ.setdefault(_name, "1")
 
+import atexit
+import shutil
 import signal
 import sys
+import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -30,10 +33,27 @@ settings.register_profile("explore", **_PATIENT)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "fedkin"))
 
 # Tests interrupt themselves and their children, also when they were started in the background or by nohup, which ignore
-# these signals.
-for _signal, _handler in ((signal.SIGINT, signal.default_int_handler), (signal.SIGHUP, signal.SIG_DFL)):
-    if signal.getsignal(_signal) == signal.SIG_IGN:
-        signal.signal(_signal, _handler)
+# these signals, and after code that installed handlers for the rest of its process, as a site's process does.
+_HANDLERS = {signal.SIGINT: signal.default_int_handler, signal.SIGTERM: signal.SIG_DFL, signal.SIGHUP: signal.SIG_DFL}
+
+
+def _reset_signals() -> None:
+    for number, handler in _HANDLERS.items():
+        if signal.getsignal(number) is not handler:
+            signal.signal(number, handler)
+
+
+_reset_signals()
+
+
+@pytest.fixture(autouse=True)
+def default_signals() -> None:
+    """Start every test with Python's own handlers of signals, whatever ran before."""
+    _reset_signals()
+
+
+os.environ["FEDKIN_LEDGERS"] = tempfile.mkdtemp()
+atexit.register(shutil.rmtree, os.environ["FEDKIN_LEDGERS"], ignore_errors=True)
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 
@@ -51,6 +71,12 @@ def real_data() -> Path:
     if not place.is_dir():
         pytest.skip("the public data sets are not there (expected in ../shared/data)")
     return place
+
+
+@pytest.fixture(autouse=True)
+def own_ledgers(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every test has ledgers of its own; those of larger fixtures are in the folder of the session."""
+    monkeypatch.setenv("FEDKIN_LEDGERS", str(tmp_path_factory.mktemp("ledgers")))
 
 
 @pytest.fixture(autouse=True)

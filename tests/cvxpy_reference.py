@@ -35,7 +35,8 @@ def reference(problem: Problem, tol: float = 1e-10) -> Reference:
     total = total / n_sites
     for (i, j), weight in zip(graph.edges, graph.weights, strict=True):
         total += problem.lam * weight * cp.norm(theta[i] - theta[j], NORMS[problem.penalty.name])
-    task = cp.Problem(cp.Minimize(total))
+    ball = [] if problem.radius is None else [cp.norm(theta[u], 2) <= problem.radius for u in range(n_sites)]
+    task = cp.Problem(cp.Minimize(total), ball)
     for wanted in (tol, 100 * tol, 1e4 * tol):
         try:
             with warnings.catch_warnings():

@@ -8,10 +8,10 @@ import threading
 from typing import Any
 
 from fedkin.cli.site_run import run
-from fedkin.federate import zenoh as zenoh_transport
+from fedkin.federate import transports
 
 
-class FaultyTransport(zenoh_transport.ZenohTransport):
+class FaultyTransport(transports.ZenohTransport):
     """Faults on the receiving side."""
 
     _random = random.Random(7)
@@ -35,6 +35,6 @@ class FaultyTransport(zenoh_transport.ZenohTransport):
         super().pull(key, round, self._spoil(on_frame))
 
 
-zenoh_transport.ZenohTransport = FaultyTransport  # type: ignore[misc]
+transports.ZenohTransport = FaultyTransport  # type: ignore[misc]
 if __name__ == "__main__":
     sys.exit(run())

@@ -170,9 +170,9 @@ def join_site(heart: Organiser, problem: Problem, name: str) -> Path:
     """The directory of a site that has joined and was admitted."""
     folder = heart.directory.parent
     table = write_table(problem, name, folder / f"{name}.csv")
-    joined = Site.join(heart.directory / "invites" / f"{name}.invite", table, folder / name, steps=steps_of)
+    joined, _ = Site.join(heart.directory / "invites" / f"{name}.invite", table, folder / name, steps=steps_of)
     table.unlink()
-    Site.read(joined.directory).accept(heart.admit(joined.request).path)
+    joined.accept(heart.admit(joined.request).path)
     return joined.directory
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
-from fedkin.federate import Joined, Organiser, Site
+from fedkin.federate import Organiser, Site
 
 CONTRACT = """\
 name = "heart"
@@ -68,16 +68,16 @@ def invite_of(heart: Organiser, name: str) -> Path:
     return heart.directory / "invites" / f"{name}.invite"
 
 
-def joined(heart: Organiser, name: str, folder: Path | None = None, n: int = 40, seed: int = 0) -> Joined:
+def joined(heart: Organiser, name: str, folder: Path | None = None, n: int = 40, seed: int = 0) -> Site:
     """A site that has joined, with rows of its own."""
     place = heart.directory.parent if folder is None else folder
     place.mkdir(parents=True, exist_ok=True)
     table = write_table(place / f"{name}.csv", n=n, seed=seed + sum(name.encode()))
-    return Site.join(invite_of(heart, name), table, place / name)
+    return Site.join(invite_of(heart, name), table, place / name)[0]
 
 
 def admitted(heart: Organiser, name: str, folder: Path | None = None, n: int = 40, seed: int = 0) -> Path:
     """The directory of a site that was admitted."""
     join = joined(heart, name, folder, n, seed)
-    Site.read(join.directory).accept(heart.admit(join.request).path)
+    join.accept(heart.admit(join.request).path)
     return join.directory

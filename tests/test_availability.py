@@ -12,7 +12,7 @@ from scipy import stats
 
 from builders import design_problem
 from fedkin.admm import Availability, fed_admm, site_keys
-from fedkin.admm.sampling import PRESENCE, draw_batches, mix, round_states, uniforms
+from fedkin.admm.availability import PRESENCE, draw_batches, mix, round_states, uniforms
 from fedkin.core import Problem
 from fedkin.errors import DataError, ParameterError, UnknownSiteError
 from fedkin.graph import Graph

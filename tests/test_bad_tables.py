@@ -1,6 +1,9 @@
 """Tables as people have them: what is accepted, what is refused, and which cells and columns a message names."""
 
 
+import errno
+from pathlib import Path
+
 import numpy as np
 import pandas as pd
 import pytest
@@ -135,6 +138,34 @@ def test_several_missing_columns_are_named_at_once(tmp_path):
     assert all(f"'{name}'" in words for name in ("sit", "site", "dys", "days", "aged", "age"))
 
 
+def test_decimal_commas_from_fit_to_predict(tmp_path, capsys):
+    path, out = saved(tmp_path, frame(), "table.csv.gz", sep=";", decimal=","), str(tmp_path / "model")
+    assert main(["fit", str(path), "--site", "site", "--target", "days", "--decimal", ",", "--out", out]) == 0
+    model, points = fedkin.load(out), fit(read(saved(tmp_path, frame())), None, FitOptions())
+    np.testing.assert_allclose(model.coef, points.coef)
+    capsys.readouterr()
+    assert main(["predict", out, str(path)]) == 0
+    predicted = [float(line.split(",")[2]) for line in capsys.readouterr().out.splitlines()[1:]]
+    np.testing.assert_allclose(predicted, model.predict(frame().drop(columns="days"), frame()["site"]))
+
+
+def test_a_full_disk_loses_the_page_only(tmp_path, capsys, monkeypatch):
+    path, out, page = saved(tmp_path, frame()), tmp_path / "model", tmp_path / "page.html"
+
+    def full(file, content, write=Path.write_bytes):
+        if file.suffix == ".html":
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return write(file, content)
+
+    monkeypatch.setattr(Path, "write_bytes", full)
+    options = ["--site", "site", "--target", "days", "--out", str(out), "--report", str(page)]
+    assert main(["fit", str(path), *options]) != 0
+    said = capsys.readouterr()
+    assert f"{page}: No space left on device, so it was not written" in " ".join(said.err.split())
+    assert "Local" in said.out and "opens in any browser" not in said.out  # the comparison is there
+    assert fedkin.load(out).n_sites == 3 and not page.exists()
+
+
 def test_an_exposure_in_the_place_of_its_logarithm_is_refused(tmp_path, capsys):
     rows = "".join(f"{site},{k},{k % 3},{100 + 50 * k}\n" for site in "ab" for k in range(8))
     (tmp_path / "table.csv").write_text(f"site,x,y,expected\n{rows}", encoding="utf-8")
@@ -229,3 +260,64 @@ def test_columns_that_tell_nothing_or_look_like_codes_are_named(tmp_path, more, 
 def test_names_that_differ_in_case_only_are_told_of(tmp_path, table, words):
     with pytest.warns(TableWarning, match=words):
         read(saved(tmp_path, table))
+
+
+@pytest.mark.parametrize(
+    ("table", "copy"),
+    [
+        (frame().assign(twice=2 * frame()["days"] + 1), "twice"),
+        (frame().assign(days=np.where(ROW % 3, "no", "yes"), died=(ROW % 3 == 0).astype(int)), "died"),
+        (frame().assign(days=np.resize(["u", "v", "w"], 60), code=np.resize(["k3", "k1", "k2"], 60)), "code"),
+    ],
+)
+def test_copies_of_the_target_in_other_units_or_words_are_refused(tmp_path, table, copy):
+    path = saved(tmp_path, table)
+    assert f"column '{copy}' is the target 'days' under another name or in other units" in refused(path)
+    assert copy not in read(path, drop=[copy]).feature_names
+    assert read(path, features=[copy]).schema.features[0].name == copy  # if that is meant
+
+
+def test_levels_that_follow_from_other_columns_are_named(tmp_path):
+    table = frame()
+    renamed = table.assign(unit=table["ward"].map({"A": "k3", "B": "k1", "C": "k2"}))
+    with pytest.warns(TableWarning, match="left out: 'unit' follows from 'ward'"):
+        assert "unit=k2" not in read(saved(tmp_path, renamed)).feature_names
+    finer = table.assign(unit=table["ward"].where((table["ward"] != "A") | (ROW % 2 == 0), "D"))
+    with pytest.warns(TableWarning, match="'unit=C' follows from 'ward'"):
+        assert "unit=D" in read(saved(tmp_path, finer)).feature_names
+
+
+@pytest.mark.parametrize("missing", ["refuse", "mean", "indicator"])
+@pytest.mark.parametrize("value", ["yes", 1.0, True])
+def test_one_value_and_gaps_are_two_levels(tmp_path, value, missing):
+    here = ROW % 4 == 0
+    path = saved(tmp_path, frame().assign(toilet=np.where(here, value, None)))
+    with pytest.warns(TableWarning, match="'toilet' is .* or empty: empty cells are a level of their own"):
+        fed = read(path, missing=missing)
+    assert fed.feature_names[4].startswith("toilet=")
+    np.testing.assert_array_equal(fed.X[np.argsort(fed.row_order), 4], here)
+    model = fit(fed, None, OPTIONS)
+    rows = {"age": [50.0] * 2, "dose": [0.0] * 2, "ward": ["A"] * 2, "toilet": [None, value]}
+    empty, there = model.predict(rows, "000")
+    assert there - empty == pytest.approx(model.coef[0, 0, 4])
+    with pytest.warns(TableWarning, match="left out 'toilet': .* wherever it is not empty"):
+        assert len(read(path, missing="drop").X) == 60
+
+
+@pytest.mark.parametrize("make", [lambda rows: rows, lambda rows: rows[["day"]], lambda rows: rows.to_numpy()])
+def test_dates_in_python_get_the_words_of_the_command_line(make):
+    X = make(pd.DataFrame({"day": pd.date_range("2020-01-01", periods=60), "age": frame()["age"]}))
+    y, site = frame()["days"], frame()["site"]
+    for make in (lambda: fedkin.KinRegressor().fit(X, y, site=site), lambda: Federation.from_arrays(X, y, site)):
+        with pytest.raises(DataError, match=r"column ('day'|0) of X: these are dates: turn them into numbers"):
+            make()
+
+
+def test_rows_that_occur_again_are_told_of(tmp_path):
+    table = frame()
+    with pytest.warns(TableWarning, match="every row occurs 3 times, the first copy in line 62"):
+        assert len(read(saved(tmp_path, pd.concat([table] * 3))).X) == 180
+    with pytest.warns(TableWarning, match="4 of 64 rows are copies of others, the first copy in line 62"):
+        read(saved(tmp_path, pd.concat([table, table.iloc[[5, 5, 9, 11]]])))
+    few = pd.DataFrame({"site": np.resize(["a", "b"], 60), "arm": ROW // 2 % 2, "days": ROW % 3})
+    assert read(saved(tmp_path, few.assign(dose=ROW // 7 % 2))).notes == ()  # copies that must be

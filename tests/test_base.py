@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import itertools
 import os
 import time
@@ -11,15 +12,21 @@ import numpy as np
 import pytest
 
 from fedkin._base import (
+    check_level,
     count,
     frozen,
+    html_card,
     listed,
+    percent,
     replacing,
     replacing_directory,
+    some_of,
     wait_until,
+    whole,
     write_arrays,
     write_file,
 )
+from fedkin.errors import ParameterError
 
 pytestmark = pytest.mark.clocks
 
@@ -42,6 +49,17 @@ def test_a_file_is_replaced_whole_or_not_at_all(tmp_path: Path, durable: bool) -
     assert held(tmp_path) == ["note.txt"]
 
 
+def test_a_full_disk_names_the_place_and_keeps_what_was_there(tmp_path: Path) -> None:
+    for make, name in ((replacing, "note.txt"), (replacing_directory, "model")):
+        with make(tmp_path / name) as fresh:
+            (fresh / "one.txt" if make is replacing_directory else fresh).write_text("old")
+        with pytest.raises(OSError, match="so it was not written") as caught, make(tmp_path / name):
+            raise OSError(errno.ENOSPC, "No space left on device")  # as writes raise it: without a name
+        assert caught.value.filename == str(tmp_path / name)
+    assert held(tmp_path) == ["model", "note.txt"]
+    assert (tmp_path / "note.txt").read_text() == (tmp_path / "model" / "one.txt").read_text() == "old"
+
+
 def test_a_private_file_is_private_from_its_first_byte(tmp_path: Path) -> None:
     path = tmp_path / "key"
     path.write_text("old")
@@ -60,7 +78,7 @@ def test_a_private_file_is_private_from_its_first_byte(tmp_path: Path) -> None:
 @pytest.mark.parametrize("compressed", [False, True])
 def test_arrays_keep_the_name_of_their_file(tmp_path: Path, compressed: bool) -> None:
     path = tmp_path / "theta"  # numpy alone would write theta.npz
-    write_arrays(path, {"theta": np.arange(3.0)}, compressed=compressed, private=True, durable=True)
+    write_arrays(path, {"theta": np.arange(3.0)}, compressed=compressed)
     assert held(tmp_path) == ["theta"]
     with np.load(path) as file:
         assert file["theta"].tolist() == [0.0, 1.0, 2.0]
@@ -108,6 +126,11 @@ def test_pauses_grow_and_complaints_come_ever_less_often(monkeypatch: pytest.Mon
 
 def test_words_and_frozen_arrays() -> None:
     assert (count(0, "row"), count(1, "row"), count(2000, "row")) == ("0 rows", "1 row", "2,000 rows")
-    assert listed(range(7)) == "0, 1, 2, 3, 4 and 2 more"
+    assert listed(range(7)) == "0, 1, 2, 3, 4 and 2 more" and listed(["a"]) == "'a'"
+    assert (whole(15362), some_of(range(4), 2)) == ("15,362", "0, 1 and 2 more")
+    assert (percent(0.069, 1), percent(-0.25, sign=True), percent(float("nan"))) == ("6.9%", "-25%", "–")
+    assert "&lt;b&gt;" in html_card("Graph", {"site": "<b>"})
+    with pytest.raises(ParameterError, match="for 95%"):
+        check_level(95)
     with pytest.raises(ValueError, match="read-only"):
         frozen(np.zeros(2))[0] = 1.0

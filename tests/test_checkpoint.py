@@ -57,24 +57,8 @@ def test_a_resumed_run_is_the_uninterrupted_one(
     same(whole, fed_admm(problem, 45, **run, reference=reference, checkpoint=path, resume=True))
 
 
-def test_streams_are_wound_forward(tmp_path):
-    problem = a_problem()
-
-    def samples():
-        rng = np.random.default_rng(7)
-        while True:
-            x = rng.normal(size=3)
-            yield x, x.sum()
-
-    run = dict(batch_size=3, checkpoint=tmp_path / "run.npz")
-    whole = fed_admm(problem, 30, 3, streams={2: samples()})
-    fed_admm(problem, 11, **run, streams={2: samples()})
-    same(whole, fed_admm(problem, 30, **run, streams={2: samples()}, resume=True))
-
-
 def test_ctrl_c_leaves_a_resumable_file(tmp_path):
-    problem = a_problem()
-    path = tmp_path / "run.npz"
+    problem, path, before = a_problem(), tmp_path / "run.npz", signal.getsignal(signal.SIGINT)
 
     def press(now):
         if now.n_iter >= 20:
@@ -82,6 +66,8 @@ def test_ctrl_c_leaves_a_resumable_file(tmp_path):
 
     stopped = fed_admm(problem, 200, 3, callbacks=[press], checkpoint=path, checkpoint_every=1000)
     assert stopped.status == "interrupted" and stopped.n_iter < 200 and path.exists()
+    assert stopped.objective < problem.objective(np.zeros_like(stopped.theta))
+    assert signal.getsignal(signal.SIGINT) is before
     same(fed_admm(problem, 200, 3), fed_admm(problem, 200, 3, checkpoint=path, resume=True))
 
 

@@ -130,6 +130,24 @@ def test_too_few_rows_and_rare_levels_are_refused():
     assert [(one.column, one.refuses) for one in read().check(table)] == [("ward", True), ("death", True)]
 
 
+def test_findings_of_all_sites_are_shown_and_those_of_every_site_once(tmp_path, capsys):
+    table = columns()
+    lines = ["site,age,ward,death"]
+    lines += [f"{'nsw'[k // 20]},{a},{w},{d}" for k, (a, w, d) in enumerate(zip(*table.values(), strict=True))]
+    lines[5], lines[30] = "n,17,A,no", "s,50,Z,no"
+    (tmp_path / "heart.toml").write_text(HEART)
+    (tmp_path / "all.csv").write_text("\n".join(lines) + "\n")
+    check = ["federation", "check", str(tmp_path / "heart.toml"), "--data", str(tmp_path / "all.csv")]
+    assert main([*check, "--site", "site", "--json"]) == 2
+    found = msgspec.json.decode(capsys.readouterr().out)["findings"]
+    assert {(one["site"], one["column"]) for one in found if "line" in one["words"]} == {("n", "age"), ("s", "ward")}
+    assert "line 6" in next(one["words"] for one in found if one["site"] == "n" and one["column"] == "age")
+    (tmp_path / "all.csv").write_text((tmp_path / "all.csv").read_text().replace("age", "years"))
+    assert main([*check, "--site", "site", "--json"]) == 2
+    found = msgspec.json.decode(capsys.readouterr().out)["findings"]
+    assert [one["site"] for one in found if one["column"] == "age"] == [None]
+
+
 def test_bytes_that_are_no_contract():
     text = read().to_bytes()
     with pytest.raises(ContractError):

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from fedkin import Problem, solve
-from fedkin.datasets import load_landmine, load_school, load_table, look_alike, paper_design, table_names
+from fedkin.datasets import load_table, look_alike, paper_design, table_names
 from fedkin.errors import DataError, ParameterError
 
 
@@ -44,7 +44,7 @@ def test_the_error_of_local_and_oracle_fits() -> None:
 def test_files_that_are_not_there_are_named_with_their_source(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("FEDKIN_DATA", raising=False)
     with pytest.raises(DataError, match=r"landmine/landmine.csv, or name it in FEDKIN_DATA"):
-        load_landmine()
+        load_table("landmine")
     monkeypatch.setenv("FEDKIN_DATA", str(tmp_path))
     for name in table_names():
         with pytest.raises(DataError, match=r"there is no file .*; it has .*(github|Rdatasets)"):
@@ -80,4 +80,4 @@ def test_small_files_are_read(tmp_path: Path) -> None:
     assert tables["school"].held_out(1).tolist() == [True, False, False]
     (tmp_path / "school" / "school_splits.csv").write_text("split1\n1\n")
     with pytest.raises(DataError, match="take both again"):
-        load_school(tmp_path)
+        load_table("school", tmp_path)

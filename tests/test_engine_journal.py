@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from fedkin.federate.journal import Journal
+from fedkin.federate.records import Journal
 
 pytestmark = pytest.mark.clocks
 

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from fedkin.federate.frames import HEADER_BYTES, Expected, Kind, MessageError, decode, encode
+from fedkin.federate.inbox import HEADER_BYTES, Expected, Kind, MessageError, decode, encode
 
 RUN = b"\x00run\xffid\x01"
 EXPECTED = Expected(RUN, Kind.THETA, 7, 5, first=41, last=42)

@@ -135,18 +135,6 @@ def test_a_full_disk_holds_the_site_until_there_is_room(tmp_path: Path) -> None:
         assert_same_bits(fleet, problem)
 
 
-def test_sigterm_ends_a_site_and_the_same_command_continues(tmp_path: Path) -> None:
-    problem = small_problem(3)
-    with Fleet.make(tmp_path / "fed", problem, 4000, checkpoint_every=1) as fleet:
-        fleet.start()
-        fleet.wait_for_round("d0", 5)
-        fleet.signal("d1", signal.SIGTERM)
-        assert fleet.children["d1"].wait(PATIENCE) == 3
-        fleet.start("d1")
-        fleet.join()
-        assert_same_bits(fleet, problem)
-
-
 def test_a_site_runs_once(tmp_path: Path) -> None:
     with Fleet.make(tmp_path / "fed", small_problem(3), 10) as fleet:
         fleet.start("d0")

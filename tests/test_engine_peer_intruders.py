@@ -18,7 +18,7 @@ import pytest
 from builders import small_problem
 from federations import in_process, small_sites
 from fedkin.federate import Site
-from fedkin.federate.frames import Kind, encode
+from fedkin.federate.inbox import Kind, encode
 from fedkin.federate.transports import link_configuration
 from fedkin.federate.trust import Pair, issue, make_authority, make_key, make_request
 from fleet import Fleet
@@ -226,6 +226,33 @@ def test_an_expelled_site_gets_nothing_after_the_notice_and_the_log_says_so(tmp_
             (dropped,) = [one["round"] for one in fleet.log("d0") if one["event"] == "edge dropped"]
             assert max(int.from_bytes(frame[16:20], "little") for frame in heard) <= dropped + 1
             assert pulled(opened, f"{run}/ask/theta/d0/d3") == []
+
+
+def test_a_thief_hears_nothing_once_the_key_was_replaced_and_the_run_goes_on(tmp_path: Path) -> None:
+    problem = small_problem(4)
+    with Fleet.make(tmp_path / "fed", problem, 6000) as fleet:
+        fleet.start()
+        run, target = fleet.plan.run, fleet.plan.members[0].endpoint
+        heard: list[bytes] = []
+        with session(fleet.heart.signing(), fleet.heart.authority, "d3", target, "peer") as opened:
+            opened.declare_subscriber(f"{run}/theta/d0", lambda sample: heard.append(sample.payload.to_bytes()))
+            wait_for(lambda: len(heard) > 20, report=fleet.report)
+            request, _ = Site.read(fleet.place("d3")).renew()
+            done = fleet.heart.admit(request, again=True)
+            for name in fleet.heart.remaining_neighbours("d3"):
+                Site.read(fleet.place(name)).accept(done.rekey)
+            Site.read(fleet.place("d3")).accept(done.path)
+            for name in ("d0", "d2"):
+                wait_for_event(fleet, name, "key lost: it gets no link any more", peer="d3")
+            wait_for_event(fleet, "d0", "link with a key that was lost: all it does is refused", peer="d3")
+            fleet.wait_for_round("d0", fleet.round("d0") + 10)
+            before = len(heard)
+            fleet.wait_for_round("d0", fleet.round("d0") + 200)
+            assert len(heard) == before
+            assert pulled(opened, f"{run}/ask/theta/d0/d3") == []
+        fleet.join()
+        expected = in_process(problem, fleet.plan).gather("average")
+        assert fleet.theta().tobytes() == expected.tobytes(), fleet.report()
 
 
 def test_a_certificate_is_renewed_while_the_rounds_go_on(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
@@ -11,8 +12,9 @@ import pytest
 import heart
 from fedkin.data import Rows
 from fedkin.errors import DataError, FedkinError
-from fedkin.federate import Organiser, Site, read_charter, read_invite
-from fedkin.federate.envelope import Signer, seal
+from fedkin.federate import Organiser, Site, read_charter, read_invite, sharing, site_plan
+from fedkin.federate.messages import seal
+from fedkin.federate.transports import site_links
 from fedkin.federate.trust import Pair, SecurityError, fingerprint, issue, make_authority, make_key, make_request
 
 
@@ -30,16 +32,6 @@ def words_in(folder: Path) -> str:
     return "\n".join(path.read_bytes().decode(errors="replace") for path in folder.rglob("*") if path.is_file())
 
 
-def test_from_contract_to_certificate(four):
-    for name in heart.SITES:
-        site = Site.read(four.directory.parent / name)
-        assert site.name == name and site.contract == four.contract
-        assert site.pair().certificate == site.certificate
-        assert not site.renewal_due() and site.renewal_due(datetime.now(UTC) + timedelta(days=70))
-        request = json.loads((site.directory / f"{name}.request").read_text())["body"]  # no number depends on rows
-        assert request.keys() == {"run", "site", "contract", "invite", "request", "steps"} and request["steps"] is None
-
-
 def test_an_authority_of_ones_own_whose_key_is_elsewhere(tmp_path):
     own = make_authority("ministry")
     made = heart.organiser_without_invites(tmp_path, authority=own)
@@ -52,7 +44,7 @@ def test_an_authority_of_ones_own_whose_key_is_elsewhere(tmp_path):
     made = Organiser.read(made.directory, key)
     made.invite()
     done = heart.joined(made, "north")
-    assert done.authority_fingerprint == fingerprint(own.certificate)
+    assert fingerprint(done.authority) == fingerprint(own.certificate)
     Site.read(done.directory).accept(made.admit(done.request).path)
     key.write_bytes(make_authority("ministry").key)
     with pytest.raises(SecurityError, match="is not the key of the authority"):
@@ -108,13 +100,12 @@ def test_a_request_in_the_name_of_another_site_is_refused(tmp_path):
     south = json.loads(heart.joined(made, "south").request.read_text())["body"]
     key = make_key()
     forged = south | {"site": "north", "request": make_request("north", key).decode()}
-    (tmp_path / "forged").write_bytes(seal("request", forged, Signer("north", key)))
+    (tmp_path / "forged").write_bytes(seal("request", forged, Pair(make_request("north", key), key)))
     with pytest.raises(SecurityError, match=r"does not answer .*north\.invite"):
         made.admit(tmp_path / "forged")
     wrong = south | {"site": "north"}
-    (tmp_path / "forged").write_bytes(
-        seal("request", wrong, Signer("south", (tmp_path / "south/site.key").read_bytes()))
-    )
+    signer = Pair(south["request"].encode(), (tmp_path / "south/site.key").read_bytes())
+    (tmp_path / "forged").write_bytes(seal("request", wrong, signer))
     with pytest.raises(SecurityError, match="south signed it"):
         made.admit(tmp_path / "forged")
 
@@ -144,7 +135,7 @@ def test_an_old_key_cannot_renew_any_more(tmp_path):
     Site.read(place).accept(made.admit(request).path)
     body = json.loads(request.read_text())["body"]
     body["request"] = make_request("north", make_key()).decode()
-    (tmp_path / "stolen").write_bytes(seal("request", body, Signer.site(before.pair())))
+    (tmp_path / "stolen").write_bytes(seal("request", body, before.pair()))
     with pytest.raises(SecurityError, match="with an old key"):
         made.admit(tmp_path / "stolen")
 
@@ -174,7 +165,7 @@ def test_a_thief_of_a_sites_directory_learns_of_that_site_and_its_neighbours_nam
 def test_with_a_stolen_key_nothing_can_be_signed_but_for_that_site_and_nothing_after_it_is_admitted_anew(tmp_path):
     made = heart.organiser(tmp_path)
     stolen = heart.admitted(made, "north")
-    thief = Signer.site(Site.read(stolen).pair())
+    thief = Site.read(stolen).pair()
     south = heart.admitted(made, "south")
     order = {"run": made.charter.run, "contract": made.contract.digest, "revision": 9, "lam": 0.0}
     (tmp_path / "forged").write_bytes(seal("order", order, thief))
@@ -212,7 +203,7 @@ def test_an_expelled_site_is_out_for_good(tmp_path):
 def test_forged_notices_are_refused(tmp_path):
     made = heart.organiser(tmp_path)
     north, south = (heart.admitted(made, name) for name in ("north", "south"))
-    signer = Signer.site(Site.read(south).pair())
+    signer = Site.read(south).pair()
     body = {"run": made.charter.run, "site": "west", "what": "left", "day": "2026-01-01"}
     stranger = make_authority("heart organiser")
     key = make_key()
@@ -220,8 +211,8 @@ def test_forged_notices_are_refused(tmp_path):
     for forged, by in (
         (body, signer),
         (body | {"site": "south", "what": "expelled"}, signer),
-        (body, Signer.authority(stranger)),
-        (body, Signer.site(posing)),
+        (body, stranger),
+        (body, posing),
     ):
         (tmp_path / "west.notice").write_bytes(seal("notice", forged, by))
         with pytest.raises(SecurityError, match=r"west\.notice"):
@@ -243,3 +234,39 @@ def test_what_is_no_file_of_fedkin_is_refused_by_everybody(four, tmp_path, conte
     ):
         with pytest.raises(FedkinError, match=str(path)):
             use()
+
+
+def test_a_lost_key_gets_no_link_and_its_notices_count_for_nothing(tmp_path):
+    """After ``admit --again`` the copy of a site's directory went on listening and speaking at its neighbours."""
+    text = heart.CONTRACT.replace("[features]", 'method = "fused"\n[features]') + "[rounds]\nlam = 0.1\n"
+    made = heart.organiser(tmp_path, text, names=("north", "south"))
+    north, south = (heart.admitted(made, name) for name in ("north", "south"))
+    shutil.copytree(north, tmp_path / "stolen" / "north")
+    thief, (request, _) = Site.read(tmp_path / "stolen" / "north"), Site.read(north).renew()
+    done = made.admit(request, again=True)
+    Site.read(north).accept(done.path)
+    assert "fingerprint of the new one" in Site.read(south).accept(done.rekey)
+    assert "already" in Site.read(south).accept(done.rekey)
+
+    def granted(place: Path) -> list[str]:
+        site = Site.read(place)
+        found = site_links(site_plan(site), site.pair(), site.authority, site.out, generations=site.generations)
+        return [name for one in found["access_control"]["subjects"] for name in one["cert_common_names"]]
+
+    assert thief.pair().name == "north"
+    assert granted(south) == [Site.read(north).pair().name] == ["north~2"] and granted(north) == ["south"]
+    left = thief.leave()
+    with pytest.raises(SecurityError, match="north lost the key with which it was signed"):
+        Site.read(south).accept(left)
+    shutil.copy(left, south / "notices" / "north.notice")
+    assert Site.read(south).out == frozenset()
+    forged = tmp_path / "forged.rekey"
+    body = {"run": made.charter.run, "site": "south", "generation": 9, "fingerprint": ""}
+    forged.write_bytes(seal("rekey", body, thief.pair()))
+    with pytest.raises(SecurityError, match="only the organiser may sign it"):
+        Site.read(south).accept(forged)
+    # the new key is that of the site in everything
+    shutil.copy(sharing.share(north).path, made.directory / "summaries")
+    assert list(sharing.read_summaries(made.directory / "summaries").summaries) == ["north"]
+    assert Site.read(north).renew()[1] and made.admit(Site.read(north).request).path.exists()
+    assert "has left" in Site.read(south).accept(Site.read(north).leave())

@@ -154,12 +154,6 @@ def test_cross_val_predict_raises_instead_of_guessing(routing):
         cross_val_predict(model, X, y, cv=WithinSiteKFold(3), params={"site": site, "groups": site})
 
 
-def test_without_routing_scores_cannot_be_wrong_silently():
-    X, y, site = three_sites(n=20)
-    with pytest.raises(DataError, match="3 sites"):
-        FedADMMRegressor(lam=0.01).fit(X, y, site=site).score(X, y)
-
-
 def test_groups_without_routing_are_told_of():
     """cross_val_score hands groups to the splitter only: each fit is one model for all sites, and must say so."""
     X, y, site = three_sites(n=20)

@@ -86,26 +86,6 @@ def test_isolated_sites_with_fewer_rows_than_parameters(backend: str) -> None:
     np.testing.assert_allclose(fed[0].X @ solution.theta[0], fed[0].y, atol=1e-9)
 
 
-def test_sparsity_alone_is_the_lasso_of_scikit_learn() -> None:
-    from sklearn.linear_model import Lasso
-
-    fed = federation("linear", (30, 10, 6), q=8, seed=2)
-    solution = solve(Problem(fed, Graph.empty(range(3)), sparsity={0: 0.1, 1: 0.2, 2: 0.3}), 1e-10)
-    assert solution.radius is None, "sparsity bounds the parameters, also with fewer rows than columns"
-    for u, alpha in ((0, 0.1), (1, 0.2), (2, 0.3)):
-        other = Lasso(alpha=alpha, fit_intercept=False, tol=1e-14, max_iter=10**6).fit(fed[u].X, fed[u].y)
-        np.testing.assert_allclose(solution.theta[u], other.coef_, atol=1e-5)
-        np.testing.assert_array_equal(solution.theta[u] == 0, other.coef_ == 0)
-
-
-def test_l1_fuses_coordinate_by_coordinate() -> None:
-    z = np.array([[0.0, 0.0], [0.1, 5.0]])
-    fed = Federation({u: z[[u]] for u in range(2)})
-    solution = solve(Problem(fed, Graph.complete(range(2)), "mean", "l1", lam=0.1), 1e-13)
-    assert solution.theta[0, 0] == solution.theta[1, 0]
-    np.testing.assert_allclose(solution.theta[:, 1], [0.2, 4.8], atol=1e-6)
-
-
 def test_many_sites_need_nothing_quadratic_in_their_number() -> None:
     """20,000 sites: a single V x V array of numbers would be 3.2 GB."""
     n = 20_000

@@ -48,7 +48,7 @@ def test_strong_convexity_or_a_ridge_makes_the_certificate_of_a_user_loss_uncond
     assert solve(ridged).radius is None
     strong = replace(log_cosh(), strong_convexity=1e-3)
     assert solve(Problem(fed, ring(3), strong, lam=0.05)).radius is None
-    assert solve(Problem(fed, ring(3), log_cosh(), lam=0.05, radius=20.0)).radius == 20.0
+    assert solve(Problem(fed, ring(3), log_cosh(), lam=0.05, radius=20.0)).radius is None
 
 
 @pytest.mark.parametrize("wrong", ["sign", "size"])

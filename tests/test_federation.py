@@ -200,14 +200,6 @@ def test_take_tells_of_sites_left_without_rows():
             fed.take(rows)
 
 
-def test_row_order_leads_back_to_the_caller_after_every_cut():
-    site = np.random.default_rng(1).integers(0, 4, 40)
-    fed = Federation.from_arrays(np.arange(40.0)[:, None], np.arange(40), site)
-    train, test = fed.split(0.3, seed=2)
-    for part in (fed, train, test, train.subset([2, 0]), test.take([3, 1, 0], allow_empty=True)):
-        np.testing.assert_array_equal(part.row_order, part.y)
-
-
 @given(
     st.lists(st.integers(1, 20), min_size=1, max_size=6),
     st.floats(0.01, 0.99),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import warnings
 from dataclasses import replace
@@ -11,7 +12,7 @@ import pytest
 from sklearn.linear_model import HuberRegressor, LinearRegression, PoissonRegressor, Ridge
 
 import fedkin
-from fedkin import Federation, Graph, Problem, find_kin, solve
+from fedkin import Availability, Federation, Graph, Problem, fed_admm, find_kin, solve
 from fedkin.datasets import paper_design
 from fedkin.errors import DegenerateSiteWarning, ParameterError
 from fedkin.fitting import FitOptions, fit, fit_after_kin, prepare
@@ -143,6 +144,47 @@ def test_options_out_of_range(name, value):
         FitOptions(**{name: value})
 
 
+@pytest.mark.parametrize(
+    "own",
+    [
+        {"step": "literal", "kappa": 1.0, "rho": 0.3, "average": "paper"},
+        {"gradient": "svrg", "average": "tail", "step": 0.5},
+        {"availability": 0.7, "weighting": "estimated"},
+        {},
+    ],
+)
+def test_rounds_run_what_was_asked_for(own):
+    design = paper_design(n_sites=8, n_samples=40, n_features=3, n_clusters=2, seed=0)
+    fedadmm = {**own, "stop": "rounds", "fuse": False}
+    exact = FitOptions(method="fused", lam=0.01, select=None, fit_intercept=False, standardize=False)
+    found = fit(
+        design.federation, design.graph, replace(exact, solver="fedadmm", rounds=50, batch_size=5, fedadmm=fedadmm)
+    )
+    how = {name: value for name, value in own.items() if name not in ("availability", "weighting")}
+    if "availability" in own:
+        how["availability"] = Availability.bernoulli(own["availability"], weighting=own["weighting"])
+    problem = Problem(design.federation, design.graph, lam=0.01)
+    assert np.array_equal(found.coef[:, 0], fed_admm(problem, 50, 5, **how).theta)
+    assert found.options["fedadmm"] == fedadmm and found.status == "iteration_limit"
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"batch_size": 10}, 'batch_size= is for solver="fedadmm"'),
+        ({"fedadmm": {"step": "literal"}}, 'fedadmm= is for solver="fedadmm"'),
+        ({"solver": "fedadmm", "fedadmm": {"steps": 1.0}}, "a key of fedadmm= must be one of .*'steps'"),
+        ({"solver": "fedadmm", "fedadmm": {"kappa": 1.0}}, "kappa belongs to step='literal'"),
+        ({"solver": "fedadmm", "fedadmm": {"gradient": "adam"}}, "gradient must be one of"),
+        ({"solver": "fedadmm", "fedadmm": {"stop": "soon"}}, "stop must be one of"),
+        ({"solver": "fedadmm", "fedadmm": {"weighting": "known"}}, "give availability"),
+    ],
+)
+def test_options_of_rounds_that_make_no_sense(options, message):
+    with pytest.raises(ParameterError, match=message):
+        FitOptions(**options)
+
+
 # --- inputs that go wrong -------------------------------------------------------------------------------------
 
 
@@ -241,6 +283,38 @@ def test_section_5(varrho):
     assert 0.8 * 20 / (100 * 20) < oracle < 1.25 * 20 / (100 * 20)
     assert design.error(selected.coef[:, 0]) <= 1.05 * oracle
     assert 1.5 * oracle < design.error(plain.coef[:, 0]) < 0.8 * local
+
+
+def test_a_refit_tests_groups_before_it_pools_them():
+    """Twelve designs of the paper: never worse than Local, and next to the oracle where groups are well apart."""
+    for varrho, n, signal in itertools.product((0.1, 0.2, 0.4), (50, 100), (0.3, 1.0)):
+        errors = []
+        for seed in range(3):
+            design = paper_design(40, n, 20, 5, varrho=varrho, signal=signal, seed=seed)
+            fed = design.federation
+            model = fit(fed, design.graph, FitOptions(refit=True, fit_intercept=False, standardize=False, tol=1e-4))
+            oracle = fedkin.oracle_fit(fed, design.labels.tolist())
+            pooled = fedkin.oracle_fit(fed, model.groups.tolist())
+            np.testing.assert_allclose(model.coef[:, 0], pooled, atol=1e-9)
+            errors.append([design.error(theta) for theta in (model.coef[:, 0], fedkin.local_fit(fed).theta, oracle)])
+        refitted, local, best = np.mean(errors, axis=0)
+        assert refitted < 0.5 * local, (varrho, n, signal)
+        if signal == 1.0:
+            assert refitted < 1.1 * best, (varrho, n)
+
+
+def test_one_false_edge_joins_no_groups():
+    """Groups are equal estimates: a chain of kept edges is none, and a refit does not pool its ends."""
+    design = paper_design(12, 80, 4, 2, varrho=0.2, signal=2, seed=0)
+    one, other = (int(np.flatnonzero(design.labels == label)[0]) for label in (0, 1))
+    same = [(i, j) for i, j in itertools.combinations(range(12), 2) if design.labels[i] == design.labels[j]]
+    graph = Graph(range(12), [*same, (one, other)])
+    assert graph.n_components == 1
+    chained = fit(design.federation, graph, FitOptions(lam=0.02, select="holm", level=1e-300))
+    assert chained.graph.n_components == 1
+    assert chained.groups.tolist() == design.labels.tolist()
+    refitted = fit(design.federation, graph, FitOptions(select="none", refit=True))
+    assert all(len({int(design.labels[u]) for u in group}) == 1 for group in refitted.members())
 
 
 def test_a_ridge_is_chosen_together_with_lam_and_shrinkage_undone():

@@ -138,13 +138,6 @@ def test_edges_that_come_again_count_once(weights):
         assert Graph.from_indices("ab", [[0, 1], [1, 0], [0, 1]]).edges.tolist() == [[1, 0]]
 
 
-@pytest.mark.parametrize("size", [1, 2, 3, 10, 101])
-def test_complete(size):
-    graph = Graph.complete(range(size))
-    assert nx.utils.graphs_equal(graph.to_networkx(), unit_weights(nx.complete_graph(size)))
-    assert graph == Graph.from_indices(range(size), graph.edges)
-
-
 @given(st.lists(st.sampled_from(["x", "y", "z", 1]), min_size=1, max_size=12))
 def test_clusters(labels):
     graph = Graph.clusters(labels)

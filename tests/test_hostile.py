@@ -14,8 +14,7 @@ from federations import in_process, in_threads, part_of, plan_of
 from fedkin.admm import Store
 from fedkin.errors import DataError, ModelFileError
 from fedkin.federate import Journal, Participant, Patience, read_record, write_record
-from fedkin.federate.frames import Kind, encode
-from fedkin.federate.inbox import PeerError
+from fedkin.federate.inbox import Kind, PeerError, encode
 from memory_network import MemoryNetwork
 
 pytestmark = [pytest.mark.exhaustive, pytest.mark.clocks]

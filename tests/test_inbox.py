@@ -8,9 +8,8 @@ import time
 import numpy as np
 import pytest
 
-from fedkin.federate.frames import Expected, Kind, encode
-from fedkin.federate.inbox import Inbox
-from fedkin.federate.journal import Journal
+from fedkin.federate.inbox import Expected, Inbox, Kind, encode
+from fedkin.federate.records import Journal
 
 pytestmark = pytest.mark.clocks
 

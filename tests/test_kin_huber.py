@@ -7,10 +7,12 @@ import pytest
 
 import fedkin
 from fedkin import Federation, find_kin
+from fedkin.core import RowData
 from fedkin.errors import DataError, SolverError
 from fedkin.fitting import FitOptions, FittedModel, fit
 from fedkin.graph import Graph
-from fedkin.kin import find
+from fedkin.kin import smooth
+from fedkin.kin.sources import Source
 from fedkin.losses import HuberLoss, LinearLoss
 
 
@@ -116,12 +118,12 @@ def test_scale_where_residuals_tell_nothing():
 
 def test_a_fit_that_ends_worse_than_it_began_is_refused():
     fed = table()[0].with_intercept()
-    source = find.Source(find.RowData(fed, HuberLoss(1.5)))
-    find._refuse_worse(source, source.start(), 1.0)
+    source = Source(RowData(fed, HuberLoss(1.5)))
+    smooth._refuse_worse(source, source.start(), 1.0)
     with pytest.raises(SolverError, match="one model for all has"):
-        find._refuse_worse(source, source.start() + 100.0, 1.0)
+        smooth._refuse_worse(source, source.start() + 100.0, 1.0)
     with pytest.raises(SolverError, match="ended with a loss of inf"):
-        find._refuse_worse(source, source.start() * np.nan, 1.0)
+        smooth._refuse_worse(source, source.start() * np.nan, 1.0)
 
 
 @pytest.mark.parametrize("part", ["coef", "intercept"])

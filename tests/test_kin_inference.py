@@ -18,6 +18,7 @@ from fedkin.data import Column, Rows, Schema
 from fedkin.datasets import paper_design
 from fedkin.errors import DataError, ParameterError, UnknownSiteError
 from fedkin.fitting import FitOptions, fit, naive_confint
+from fedkin.kin import predicted
 from fedkin.kin.learned import combined_covariance, covariance_of_sum
 from fedkin.kin.partitions import SHARES, log_partitions, log_prior
 from fedkin.losses import LogisticLoss, MultinomialLoss
@@ -41,22 +42,6 @@ def three():
     rng = np.random.default_rng(0)
     y = {u: rng.normal(size=1) + rng.normal(size=30) for u in "abc"}
     return y, find_kin(Federation({u: (np.ones((30, 1)), value) for u, value in y.items()}, ["(intercept)"]))
-
-
-def test_covariances_of_a_random_intercept_are_statsmodels_own(three):
-    import statsmodels.api as sm
-
-    y, kin = three
-    values, site = np.concatenate(list(y.values())), np.repeat(list(y), 30)
-    theirs = sm.MixedLM(values, np.ones((90, 1)), groups=site).fit(reml=True)
-    assert kin.sd[0] == pytest.approx(np.sqrt(float(np.asarray(theirs.cov_re).ravel()[0])), rel=0.1)  # a weak prior
-    tau, sigma2 = float(kin.sd[0] ** 2), float(kin.noise[0])
-    keep = tau / (tau + sigma2 / 30)
-    blup = {u: kin.mean[0] + keep * (y[u].mean() - kin.mean[0]) for u in y}
-    assert kin.theta[:, 0] == pytest.approx(list(blup.values()), abs=1e-6)
-    conditional = np.array([float(np.asarray(theirs.random_effects_cov[u]).ravel()[0]) for u in y])
-    total = conditional + (1 - keep) ** 2 * float(np.asarray(theirs.cov_params())[0, 0])
-    assert kin.covariance[:, 0, 0] == pytest.approx(total, rel=0.05)
 
 
 def test_contrasts_of_a_mixed_model_have_a_closed_form(three):
@@ -388,3 +373,28 @@ def test_probabilities_are_the_same_wherever_they_are_asked(tmp_path):
     fused = fit(fed, None, FitOptions(loss="logistic", lam=0.02))  # at its estimates: it has no covariances
     eta = fused.linear_predictor(fed.X, site)
     assert fused.predict_proba(fed.X, site)[:, 1] == pytest.approx(expit(eta[:, 0]))
+
+
+@pytest.mark.parametrize("level", [0.05, 0.5, 0.95])
+def test_intervals_of_probabilities_hold_the_mean_and_what_they_promise(level):
+    """Small probabilities are skewed: their mean may lie beyond either end of an interval with equal tails."""
+    design = paper_design(n_sites=4, n_samples=30, n_features=2, n_clusters=1, seed=0, loss="logistic")
+    kin = find_kin(design.federation, loss="logistic")
+    rng = np.random.default_rng(0)
+    X = rng.normal(size=(400, 2)) * np.linspace(0, 40, 400)[:, None]
+    theta, covariance = np.array([1.0, 0.5]), np.array([[0.3, 0.1], [0.1, 0.4]])
+    found = predicted(kin, X, theta, covariance, 1.0, level=level, target="mean")
+    assert (found.low <= found.mean).all() and (found.mean <= found.high).all()
+    plain = predicted(kin, X[:5], theta, 1e-6 * covariance, 1.0, level=level, target="mean")
+    error = np.sqrt(np.einsum("np,pq,nq->n", X[:5], 1e-6 * covariance, X[:5]))
+    draws = X[:5] @ theta + error * rng.normal(size=(20_000, 5))
+    inside = ((1 / (1 + np.exp(-draws)) >= plain.low) & (1 / (1 + np.exp(-draws)) <= plain.high)).mean(axis=0)
+    np.testing.assert_allclose(inside[1:], level, atol=0.02)
+    # where equal tails would leave the mean out, too
+    wide = slice(20, 60)
+    error = np.sqrt(np.einsum("np,pq,nq->n", X[wide], covariance, X[wide]))
+    draws = 1 / (1 + np.exp(-(X[wide] @ theta + error * rng.normal(size=(20_000, 40)))))
+    inside = ((draws >= found.low[wide]) & (draws <= found.high[wide])).mean(axis=0)
+    np.testing.assert_allclose(inside, level, atol=0.02)
+    with pytest.raises(ParameterError, match=r"say 0\.9 for 90%"):
+        predicted(kin, X, theta, covariance, 1.0, level=90, target="mean")

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -15,11 +17,14 @@ from fedkin.data import Federation
 from fedkin.kin import Priors, QuadraticLikelihoods, common_units, fit_mixed
 from fedkin.kin.chains import Sampling
 from fedkin.kin.groups import chance_of_none, find_groups
-from fedkin.kin.matrices import Dense
+from fedkin.kin.inference import intraclass_correlation, r_squared
+from fedkin.kin.likelihoods import Dense
 from fedkin.kin.partitions import Neighbours
 from fedkin.kin.sources import Source
 from fedkin.kin.wide import FullEffects
 
+DATA = Path(os.environ.get("FEDKIN_DATA", Path(__file__).resolve().parents[1].parent / "shared" / "data"))
+EXAM = DATA / "exam" / "exam.csv"
 APART = Priors(likeness=np.inf, log_variance=(0.0, np.inf), ridge=1e6, level=0.0)
 
 
@@ -270,3 +275,97 @@ def test_signs_of_directions_are_not_left_to_rounding():
         order = rng.permutation(16)
         np.testing.assert_allclose(FullEffects.from_likelihoods(Dense(W[order]), c[order], 50).turn, turn, atol=1e-9)
     np.testing.assert_allclose(FullEffects.from_likelihoods(Dense(W), -c, 50).turn, turn, atol=1e-9)
+
+
+# --- effects of the population of sites
+
+
+def test_population_effects_of_balanced_sites_are_the_analysis_of_variance():
+    """The grand mean, with the mean square between sites for its error and one degree less than there are sites."""
+    rng = np.random.default_rng(3)
+    V, n = 9, 12
+    y = 0.4 + rng.normal(size=(V, 1)) + rng.normal(size=(V, n))
+    kin = fedkin.find_kin(Federation({u: (np.ones((n, 1)), y[u]) for u in range(V)}, ["(intercept)"]))
+    estimate, low, high = kin.population(0.9)[0]
+    error = y.mean(axis=1).std(ddof=1) / np.sqrt(V)
+    assert estimate == pytest.approx(y.mean(), abs=1e-3)
+    assert kin.degrees[0] == pytest.approx(V - 1, rel=0.01)
+    assert [low, high] == pytest.approx(stats.t(V - 1, y.mean(), error).interval(0.9), rel=0.01)
+
+
+@pytest.mark.realdata
+@pytest.mark.skipif(not EXAM.is_file(), reason=f"{EXAM} is not here: set FEDKIN_DATA to the directory of the data sets")
+def test_population_effects_of_pupils_in_schools_are_statsmodels_own():
+    table = np.genfromtxt(EXAM, delimiter=",", names=True, dtype=None, encoding="utf-8")
+    X, y = np.column_stack([np.ones(len(table)), table["standLRT"]]), table["normexam"]
+    fed = Federation.from_arrays(X, y, table["school"], feature_names=["(intercept)", "standLRT"])
+    kin = fedkin.find_kin(fed)
+    independent = MixedLMParams.from_components(fe_params=np.ones(2), cov_re=np.eye(2))
+    peer = MixedLM(y, X, table["school"], exog_re=X).fit(free=independent, method="lbfgs")
+    error = np.sqrt(np.diag(kin.mean_covariance))
+    assert np.abs(kin.mean - peer.fe_params).max() < 0.15 * peer.bse_fe.min()  # kin has a noise for every school
+    assert error == pytest.approx(peer.bse_fe, rel=0.02)
+    assert np.abs(kin.degrees - 62).max() < 3  # of 65 schools
+    assert kin.population()[1] == pytest.approx([0.556, 0.516, 0.596], abs=0.003)
+
+
+@pytest.mark.parametrize("loss", ["linear", "logistic", "poisson"])
+def test_population_intervals_cover_as_promised_and_nothing_shrinks_the_estimates(loss):
+    """A few replications of `benchmarks/population.py`, within their chance."""
+    rng, times, found, inside = np.random.default_rng(10), 40, [], []
+    for _ in range(times):
+        fed = population(loss, 10, 30, 0.5, np.array([0.8, 0.4, 0.4]), rng)
+        ends = fedkin.find_kin(fed, loss=loss, sweeps=4, chains=2).population()
+        found.append(ends[:, 0])
+        inside.append((ends[:, 1] < 0.5) & (ends[:, 2] > 0.5))
+    assert np.mean(inside) == pytest.approx(0.95, abs=3 * np.sqrt(0.95 * 0.05 / (3 * times)))
+    bias = (np.mean(found, axis=0) - 0.5) / np.std(found, axis=0)
+    assert np.abs(bias).max() < 0.1 + 3 / np.sqrt(times)
+
+
+def test_population_effects_that_nobody_can_tell_say_so():
+    """One site says nothing about a population, and rows nothing about an intercept beside a constant column."""
+    fed = population("linear", 6, 30, 0.5, np.array([0.8, 0.4, 0.4]), np.random.default_rng(0))
+    alone = fedkin.find_kin(fed.subset([0]))
+    assert np.isfinite(alone.mean).all() and np.isinf(alone.population()[:, 1:]).all() and not alone.degrees.any()
+    X = np.column_stack([fed.X, np.full(len(fed.X), 3.0)])
+    names = [*fed.feature_names, "constant"]
+    aliased = fedkin.find_kin(Federation.from_arrays(X, fed.y, fed.site_index, feature_names=names))
+    plain = fedkin.find_kin(fed)
+    assert aliased.population()[1:3] == pytest.approx(plain.population()[1:3], abs=0.02)
+    assert np.ptp(aliased.population()[[0, 3]], axis=1).min() > 1e3
+    assert aliased.mean[0] + 3 * aliased.mean[3] == pytest.approx(plain.mean[0], abs=0.02)
+    assert np.abs(aliased.mean).max() < 3
+
+
+def population(loss, V, n, mean, sd, rng):
+    """Sites with normal effects around a common mean, intercept first."""
+    X = rng.normal(size=(V, n, len(sd)))
+    X[:, :, 0] = 1.0
+    eta = (X @ (mean + sd * rng.normal(size=(V, len(sd))))[:, :, None])[:, :, 0]
+    if loss == "linear":
+        y = eta + rng.normal(size=eta.shape)
+    else:
+        y = 1.0 * (rng.logistic(size=eta.shape) < eta) if loss == "logistic" else 1.0 * rng.poisson(np.exp(eta))
+    return Federation({u: (X[u], y[u]) for u in range(V)}, ["(intercept)", *(f"x{j}" for j in range(1, len(sd)))])
+
+
+def test_a_summary_has_the_parts_of_the_variance():
+    sd, rng = np.array([0.8, 0.4, 0.4]), np.random.default_rng(0)
+    kin = fedkin.find_kin(population("linear", 200, 20, 0.5, sd, rng), sweeps=4)
+    common, own = 2 * 0.5**2, (sd**2).sum()
+    total = common + own + 1.0
+    assert intraclass_correlation(kin) == pytest.approx(0.64 / 1.64, abs=0.04)
+    assert r_squared(kin) == pytest.approx((common / total, (common + own) / total), abs=0.04)
+    text: dict[str, list[str]] = {}  # cells by the first word of a line
+    for line in kin.summary(0.9).splitlines():
+        text.setdefault(line.split()[0], line.split()[1:])
+    error = np.sqrt(kin.mean_covariance[1, 1])
+    ends = stats.t(kin.degrees[1], kin.mean[1], error).interval(0.9)
+    expected = [kin.mean[1], error, kin.degrees[1], kin.mean[1] / error, 0.0, *ends]
+    assert [float(cell) for cell in text["x1"]] == pytest.approx(expected, rel=0.01, abs=0.0005)
+    assert float(text["Residual"][0]) == pytest.approx(1.0, abs=0.03)
+    assert text["Rows:"][0] == "4000" and text["Sites:"][0] == "200"
+    classes = fedkin.find_kin(population("logistic", 200, 20, 0.5, sd, rng), loss="logistic", sweeps=4)
+    assert intraclass_correlation(classes) == pytest.approx(0.64 / (0.64 + np.pi**2 / 3), abs=0.04)
+    assert r_squared(classes) is None and "Residual" not in classes.summary()

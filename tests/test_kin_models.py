@@ -50,7 +50,7 @@ def test_options_of_the_fused_estimator_mean_it():
 
 def same(one: object, other: object) -> bool:
     """Equal to the bit, arrays and dataclasses included."""
-    if isinstance(one, Kin | Learned | States | fedkin.kin.Units | fedkin.kin.Diagnostics):
+    if isinstance(one, Kin | Learned | States | fedkin.kin.Population | fedkin.kin.Units | fedkin.kin.Diagnostics):
         return all(same(getattr(one, item.name), getattr(other, item.name)) for item in fields(one))
     if isinstance(one, np.ndarray):
         return one.dtype == other.dtype and one.shape == other.shape and one.tobytes() == other.tobytes()

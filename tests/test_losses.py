@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from scipy import special
 
 from builders import LOSS_NAMES, expectile
 from builders import LOSSES as CASES
+from fedkin import Federation, Graph, Problem, fed_admm, local_fit, solve
 from fedkin.errors import DataError, FedkinError
 from fedkin.losses import (
     HuberLoss,
@@ -21,6 +21,7 @@ from fedkin.losses import (
     PoissonLoss,
     RowLoss,
     UserLoss,
+    by_loss,
     described_loss,
     make_loss,
 )
@@ -28,6 +29,7 @@ from fedkin.losses import (
 LOSSES = {
     **{name: make_loss(name, np.arange(4)) for name in LOSS_NAMES},
     "narrow huber": HuberLoss(0.3),
+    "scaled mean": MeanLoss(4.0),
     "two classes": MultinomialLoss(2),
     "user": expectile(True),
     "user without hessian": expectile(False),
@@ -134,26 +136,6 @@ def test_conjugate_on_and_beyond_the_edge_of_its_domain(loss, y, a, expected):
     assert loss.conjugate_at(np.array(a), np.array(y)) == pytest.approx(expected, abs=1e-14)
 
 
-def test_values_agree_with_scipy_and_sklearn():
-    from sklearn.metrics import log_loss
-
-    rng = np.random.default_rng(6)
-    eta = rng.standard_normal((50, 1))
-    y = rng.integers(0, 2, 50).astype(float)
-    expected = log_loss(y, special.expit(eta[:, 0]))
-    assert LogisticLoss().value_at(eta, y).mean() == pytest.approx(expected, rel=1e-12)
-
-    r = 3 * rng.standard_normal(50)
-    np.testing.assert_allclose(HuberLoss(0.8).value_at(np.zeros((50, 1)), r), special.huber(0.8, r), rtol=1e-12)
-
-    eta3 = 4 * rng.standard_normal((50, 3))
-    classes = rng.integers(0, 4, 50)
-    full = special.log_softmax(np.column_stack([np.zeros(50), eta3]), axis=1)
-    value = MultinomialLoss(4).value_at(eta3, classes.astype(float))
-    np.testing.assert_allclose(value, -full[np.arange(50), classes], rtol=1e-12, atol=1e-14)
-    np.testing.assert_allclose(MultinomialLoss(4).response(eta3), np.exp(full), rtol=1e-12)
-
-
 @pytest.mark.parametrize("name", [name for name, case in CASES.items() if case.family])
 def test_scores_hessian_and_prediction_agree_with_statsmodels(name):
     import statsmodels.api as sm
@@ -249,6 +231,7 @@ def test_extreme_predictors_give_no_nan_and_no_warning(loss, eta):
         (lambda: HuberLoss(0.0), "delta"),
         (lambda: HuberLoss(float("nan")), "delta"),
         (lambda: MultinomialLoss(1), "2 classes"),
+        (lambda: MeanLoss(0.0), "variance"),
         (lambda: UserLoss(lambda theta, X, y: 0.0, lambda theta, X, y, offset: theta), "theta, X, y, offset"),
         (lambda: described_loss({"name": "linear", "delta": 1.0}), "delta"),
     ],
@@ -289,5 +272,24 @@ def test_quadratic_terms_are_the_loss(loss):
     assert curved - b @ theta + c == pytest.approx(loss.value(theta, X, y, offset), rel=1e-12)
 
 
-class SteepLogistic(LogisticLoss):
-    """A custom loss with the name of a built-in one."""
+def test_equal_losses_count_as_one():
+    losses = [HuberLoss(2.0), LinearLoss(), HuberLoss(2), LinearLoss(), MeanLoss(3.0), MeanLoss(3.0), MeanLoss()]
+    assert [members.tolist() for members, _ in by_loss(losses)] == [[0, 2], [1, 3], [4, 5], [6]]
+    assert LinearLoss() == LinearLoss() and LinearLoss() != LogisticLoss() and len({LinearLoss(), LinearLoss()}) == 1
+
+
+def test_a_known_variance_divides_the_mean_loss():
+    rng = np.random.default_rng(13)
+    fed = Federation({u: rng.normal(u % 2, 2.0, size=(12, 2)) for u in range(4)})
+    graph, known = Graph.complete(range(4)), MeanLoss(4.0)
+    one, four = local_fit(fed, known), local_fit(fed, "mean")
+    np.testing.assert_allclose(one.theta, four.theta)
+    np.testing.assert_allclose(one.covariance, four.covariance)
+    np.testing.assert_allclose(4.0 * one.dispersion, four.dispersion)
+    expected = solve(Problem(fed, graph, "mean", lam=0.4, ridge=0.4), 1e-9)
+    problem = Problem(fed, graph, known, lam=0.1, ridge=0.1)
+    assert 4.0 * solve(problem, 1e-9).objective == pytest.approx(expected.objective, rel=1e-7)
+    for gradient in ("plain", "saga", "svrg"):
+        how = {"gradient": gradient, "batch_size": 3, "seed": 2}
+        numpy, numba = (fed_admm(problem, 40, **how, backend=backend).theta for backend in ("numpy", "numba"))
+        np.testing.assert_allclose(numpy, numba, atol=1e-10)

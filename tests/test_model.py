@@ -220,19 +220,6 @@ def test_a_link_to_a_model_stays_a_link(tmp_path):
     assert_same(load(tmp_path / "real"), made(seed=1))
 
 
-def test_other_peoples_directories_are_refused(tmp_path):
-    (tmp_path / "thesis").mkdir()
-    (tmp_path / "thesis" / "chapter.tex").write_text("years of work")
-    with pytest.raises(ModelFileError, match=r"not a Fedkin model \(it holds 'chapter.tex'\)"):
-        made().save(tmp_path / "thesis")
-    made().save(tmp_path / "m")
-    (tmp_path / "m" / "notes.txt").write_text("mine")
-    with pytest.raises(ModelFileError, match=r"also 'notes.txt'"):
-        made(seed=1).save(tmp_path / "m")
-    assert (tmp_path / "m" / "notes.txt").read_text() == "mine"
-    assert (tmp_path / "thesis" / "chapter.tex").exists()
-
-
 @pytest.mark.parametrize("call", ["fsync", "rename"])
 def test_a_disk_that_is_full_leaves_the_old_model(tmp_path, monkeypatch, call):
     made(seed=0).save(tmp_path / "m")

@@ -15,8 +15,7 @@ from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 
 from fedkin import Federation
-from fedkin.data import read_columns
-from fedkin.errors import TableWarning
+from fedkin.datasets import load_table
 from fedkin.fitting import FitOptions, compare, fit
 
 DATA = Path(os.environ.get("FEDKIN_DATA", Path(__file__).resolve().parents[1].parent / "shared" / "data"))
@@ -35,10 +34,8 @@ def in_site_order(federation: Federation) -> list:
 
 
 def school(split: int) -> tuple[Federation, NDArray[np.bool_]]:
-    with pytest.warns(TableWarning, match="follow from the columns before them: left out"):
-        federation = Federation.read(DATA / "school" / "school.csv", site="school", target="exam_score")
-    splits = np.loadtxt(DATA / "school" / "school_splits.csv", delimiter=",", skiprows=1)
-    held_out = splits[federation.row_order, split] == 0
+    table = load_table("school", DATA)
+    federation, held_out = table.federation, table.held_out(split)
     # all 139 of them take minutes
     return federation.subset(federation.sites[:70]), held_out[federation.site_index < 70]
 
@@ -70,7 +67,7 @@ def test_school():
 
 def test_landmine():
     """All options at their defaults, against sites alone (also with a tuned ridge) and one model for all."""
-    federation = Federation.read(DATA / "landmine" / "landmine.csv", site="task", target="label")
+    federation = load_table("landmine", DATA).federation
     train, test = federation.split(0.5, seed=0)
     found = compare(federation, None, FitOptions(loss="logistic"), repeats=1, test_size=0.5)
     areas = found.more["AUC per site"]
@@ -95,7 +92,7 @@ def test_kinds_of_ground_are_found_unaided(seed):
 
     Foliated ground comes in two groups; where the border between these runs depends on the seed.
     """
-    federation = Federation.read(DATA / "landmine" / "landmine.csv", site="task", target="label")
+    federation = load_table("landmine", DATA).federation
     kin = fit(federation, None, FitOptions(loss="logistic", seed=seed)).kin
     foliated = np.array([int(field) <= 15 for field in kin.sites])
     assert kin.resolved
@@ -108,9 +105,7 @@ def test_kinds_of_ground_are_found_unaided(seed):
 
 
 def melanoma() -> Federation:
-    columns = read_columns(DATA / "melanoma" / "melanoma.csv")
-    columns["log_expected"] = np.log(columns["expected"])
-    return Federation.from_frame(columns, site="nation", target="deaths", features=["uvb"], offset="log_expected")
+    return load_table("melanoma", DATA).federation
 
 
 def test_melanoma():

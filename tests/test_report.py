@@ -163,7 +163,7 @@ def test_coordinates(tmp_path: Path):
     table = tmp_path / "places.csv"
     table.write_text("site,lon,lat\nb,2.5,50\na,1.5,40\n")
     assert read_coordinates(table, ["a", "b"]) == {"kind": "points", "globe": True, "x": [1.5, 2.5], "y": [40.0, 50.0]}
-    with pytest.raises(DataError, match="no line for 'c'"):
+    with pytest.raises(DataError, match="no line for site 'c'"):
         read_coordinates(table, ["a", "c"])
     table.write_text("site,longitude\na,1\n")
     with pytest.raises(DataError, match="expected site and x, y"):

@@ -63,7 +63,7 @@ WEIGHT, ROW = table()["weight"], np.arange(N)
     ("changed", "said"),
     [
         ({}, []),
-        ({"weight": WEIGHT * 1000}, ["weight", "100%", "250 kg", "divided by 1000"]),
+        ({"weight": WEIGHT * 1000}, ["weight", "100%", "250 kg", "check unit"]),
         ({"weight": np.linspace(251, 299, N)}, ["weight", "100%", "250 kg", "row 2"]),
         ({"weight": np.where(ROW == 3, 20, WEIGHT)}, ["weight: 1 of 60", "30 kg", "20 in row 5"]),
         ({"weight": np.where(ROW == 7, 400, WEIGHT)}, ["weight: 1 of 60", "250 kg", "400 in row 9"]),

@@ -11,7 +11,7 @@ import pytest
 import fedkin
 from builders import small_problem
 from federations import plan_of
-from fedkin.admm import ShareTaker, is_shared, together
+from fedkin.admm import Share, ShareTaker, is_shared, together
 from fedkin.admm.trace import certify
 from fedkin.core import Problem
 from memory_network import MemoryNetwork
@@ -25,7 +25,7 @@ def shares_of(problem: Problem, rounds: int, **changes: Any) -> tuple[dict[int, 
         sites = run_sites(problem, plan_of(problem, rounds=rounds, batch=None, growth=0.0, **changes), network)
     finally:
         network.close()
-    return sites, [sites[u].status.shares[-1] for u in sorted(sites)]
+    return sites, [Share(*sites[u].status.shares[-1]) for u in sorted(sites)]
 
 
 @pytest.mark.parametrize("penalty", ["l1", "l2"])

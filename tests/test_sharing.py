@@ -15,8 +15,8 @@ from fedkin.core import Query, summarise
 from fedkin.data import Federation, read_columns
 from fedkin.errors import DataError, FedkinError
 from fedkin.federate import Organiser, Site, SiteSettings, change_settings, check_disclosure, sharing, site_plan
-from fedkin.federate.envelope import Signer, seal
-from fedkin.federate.trust import SecurityError
+from fedkin.federate.messages import seal
+from fedkin.federate.trust import Pair, SecurityError
 
 N = 150
 LOGISTIC = heart.CONTRACT.split("[target]")[0].replace('"linear"', '"logistic"') + (
@@ -50,8 +50,8 @@ def two(folder: Path, contract: str = heart.CONTRACT) -> tuple[Organiser, Path, 
     return made, heart.admitted(made, "north", n=N), heart.admitted(made, "south", n=N)
 
 
-def signer_of(place: Path) -> Signer:
-    return Signer.site(Site.read(place).pair())
+def signer_of(place: Path) -> Pair:
+    return Site.read(place).pair()
 
 
 def test_ids_that_are_numbers_or_no_file_names(tmp_path):
@@ -72,8 +72,8 @@ def test_ids_that_are_numbers_or_no_file_names(tmp_path):
 
 
 def joined_with(made: Organiser, table: Path) -> Path:
-    done = Site.join(heart.invite_of(made, "north"), table, table.parent / "north")
-    Site.read(done.directory).accept(made.admit(done.request).path)
+    done, _ = Site.join(heart.invite_of(made, "north"), table, table.parent / "north")
+    done.accept(made.admit(done.request).path)
     return done.directory
 
 
@@ -108,7 +108,7 @@ def test_small_folds_small_classes_and_columns_of_two_values_are_cells_too(tmp_p
     with pytest.raises(DataError, match="died: only 2 rows with 'yes'"):
         joined_with(made, tmp_path / "t.csv")
     contract, rows = made.contract, made.contract.prepare(read_columns(tmp_path / "t.csv"))
-    few = rows.take(np.arange(12))
+    few = rows.take(np.arange(4, 16))
     findings = check_disclosure(contract, few, site="x", folds=5)
     assert any("12 rows in 5 folds" in str(one) for one in findings)
     two_values = rows.take(np.flatnonzero(rows.X[:, 1] != rows.X[3, 1]))
@@ -126,7 +126,7 @@ def test_sums_that_a_site_did_not_sign_for_itself_under_this_contract_are_refuse
     for forged, signer, words in (
         (body, signer_of(south), "south signed it, but it is about north"),
         (body | {"site": "south"}, signer_of(north), "north signed it, but it is about south"),
-        (body, Signer.authority(made.signing()), "organiser signed it, but only the site itself"),
+        (body, made.signing(), "organiser signed it, but only the site itself"),
         (body | {"contract": "0" * 64}, signer_of(north), "for another contract"),
         (body | {"run": "0" * 16}, signer_of(north), "another federation"),
         (body | {"summary": body["summary"] | {"site": "south"}}, signer_of(north), "say that they are of 'south'"),
@@ -164,8 +164,8 @@ def asked(tmp_path) -> tuple[Organiser, Path, Path]:
     logistic_tables(tmp_path)
     places = []
     for name in ("north", "south"):
-        done = Site.join(heart.invite_of(made, name), tmp_path / f"{name}.csv", tmp_path / name)
-        Site.read(done.directory).accept(made.admit(done.request).path)
+        done, _ = Site.join(heart.invite_of(made, name), tmp_path / f"{name}.csv", tmp_path / name)
+        done.accept(made.admit(done.request).path)
         send(made, sharing.share(done.directory).path)
         places.append(done.directory)
     made.write_queries([ask(name, 2) for name in ("north", "south")], {"round": 2})
@@ -188,9 +188,9 @@ def test_questions_for_others_of_others_and_of_old_rounds_are_refused(asked, tmp
     path = tmp_path / "forged.ask"
     for forged, signer, words in (
         (body, signer_of(south), "south signed it, but only the organiser"),
-        (body | {"contract": "0" * 64}, Signer.authority(made.signing()), "another contract"),
-        (body | {"run": "0" * 16}, Signer.authority(made.signing()), "another federation"),
-        (body | {"ask": body["ask"] | {"theta": [0.1]}}, Signer.authority(made.signing()), "expected 1|4"),
+        (body | {"contract": "0" * 64}, made.signing(), "another contract"),
+        (body | {"run": "0" * 16}, made.signing(), "another federation"),
+        (body | {"ask": body["ask"] | {"theta": [0.1]}}, made.signing(), "expected 1|4"),
     ):
         path.write_bytes(seal("ask", forged, signer))
         with pytest.raises(FedkinError, match=words):
@@ -231,7 +231,7 @@ def test_nobody_answers_before_sharing_nor_after_noisy_sums(tmp_path):
     assert shared.summary.privacy.limits.tolist() == [1.0, 1.0, 1.0, 1.0, 100.0]
     rows = Site.read(north).rows()
     assert not np.allclose(shared.summary.hessian.sum(axis=0), rows.X.T @ rows.X, atol=1e-3)
-    with pytest.raises(DataError, match="an answer has none"):
+    with pytest.raises(DataError, match="Answer would tell more"):
         sharing.answer(north, ask_file(made, "north"))
 
 
@@ -248,7 +248,7 @@ def test_a_model_of_summaries_keeps_its_comparison_and_command_and_options_of_ta
     assert ours.history["command"] in page and ours.comparison["metric"] in page
     assert ours.part(["north"]).comparison is None
     assert "--target is for tables" in run("fit", "heart/summaries", "--target", "days", code=2)
-    assert "--repeats is not for summaries" in run("fit", "heart/summaries", "--repeats", "3", code=2)
+    assert "--repeats is for rows in memory" in run("fit", "heart/summaries", "--repeats", "3", code=2)
     assert "--federation is for a directory of summaries" in run(
         "fit", "north.csv", "--site", "ward", "--target", "days", "--federation", "heart/federation.json", code=2
     )

@@ -11,14 +11,15 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import cvxpy as cp
 import numpy as np
 import pytest
 
 from builders import small_problem
-from federations import join_site, make_heart, make_sites, small_sites
-from fedkin.admm import Store
+from federations import join_site, make_heart, make_sites, plan_of, small_sites
+from fedkin.admm.rounds import DirectLink, LocalShards, RoundConfig, run_rounds
 from fedkin.cli import main
-from fedkin.data import Rows
+from fedkin.errors import SolverError
 from fedkin.federate import Site
 from fedkin.fitting import load
 from fleet import Fleet
@@ -110,27 +111,20 @@ def test_a_directory_that_others_may_write_is_refused_before_it_is_written_to(tm
     refused(tmp_path / "d0", "rows.npz", "others may read")
 
 
-def test_the_state_of_another_site_is_refused(tmp_path: Path) -> None:
-    heart = small_sites(tmp_path)
-    store = Store(tmp_path / "d1" / "state.db", heart.charter.run)
-    store.save(3, {"theta": np.zeros(3)}, {"site": "d0"}, durable=False)
-    store.close()
-    refused(tmp_path / "d1", "state.db is the state of d0, not of d1")
-
-
-def test_another_number_of_rows_in_the_middle_of_a_run_is_refused(tmp_path: Path) -> None:
-    """Where the state has a line for each row."""
-    own = lonely(tmp_path, gradient="saga", batch_size=4)
+def test_a_ball_that_the_contract_states_is_a_constraint(tmp_path: Path) -> None:
+    own = lonely(tmp_path, rounds=2000, radius=0.5)
     assert run(own).returncode == 0
-    rng = np.random.default_rng(0)
-    Rows(rng.normal(size=(14, 3)), rng.normal(size=14)).save(own / "rows.npz")
-    refused(own, "state.db was written with another number of rows")
+    rows, found = Site.read(own).rows(), load(own / "model").coef.ravel()
+    theta = cp.Variable(found.size)
+    least = cp.Problem(cp.Minimize(cp.sum_squares(rows.X @ theta - rows.y)), [cp.norm(theta) <= 0.5])
+    least.solve(solver="CLARABEL", **{f"tol_{name}": 1e-12 for name in ("gap_abs", "gap_rel", "feas")})
+    assert abs(np.linalg.norm(found) - 0.5) < 1e-6 and np.abs(found - theta.value).max() < 1e-5
 
 
-def test_who_diverges_is_told_what_helps(tmp_path: Path) -> None:
-    own = lonely(tmp_path, radius=0.01)
-    refused(own, "the parameters of site 'd0' diverged to the border of their ball (radius 0.01)", "batch_size")
-    assert not (own / "model").exists()
+def test_who_ends_at_the_border_of_a_ball_by_default_has_diverged(tmp_path: Path) -> None:
+    plan = plan_of(small_problem(1), 5, None, radius=0.01)
+    with pytest.raises(SolverError, match="site 'd0' diverged to the border of their ball"):
+        run_rounds(LocalShards(plan), DirectLink(5), RoundConfig(5, names=["d0"]))
 
 
 def test_a_site_alone_ends_with_its_own_estimate(tmp_path: Path) -> None:
@@ -139,6 +133,24 @@ def test_a_site_alone_ends_with_its_own_estimate(tmp_path: Path) -> None:
     rows = Site.read(own).rows()
     expected = np.linalg.lstsq(rows.X, rows.y, rcond=None)[0]
     assert np.abs(load(own / "model").coef.ravel() - expected).max() < 1e-6
+
+
+def test_a_table_that_grows_is_followed(tmp_path: Path) -> None:
+    own = lonely(tmp_path, rounds=4000)
+    joined, rng = Site.read(own).rows(), np.random.default_rng(0)
+    X = np.vstack([joined.X, rng.normal(size=(60, 3))])
+    y = np.concatenate([joined.y, X[joined.n_samples :].sum(axis=1) + rng.normal(size=60)])
+    lines = [",".join(map(repr, [*x, target])) for x, target in zip(X.tolist(), y.tolist(), strict=True)]
+    table = tmp_path / "grows.csv"
+    table.write_text("\n".join(["x0,x1,x2,y", *lines]) + "\n")
+    os.utime(table, (1e9, 1e9))  # complete since long ago
+    ended = run(own, "--follow", str(table), "--echo")
+    assert ended.returncode == 0 and "rows arrived" in ended.stderr, ended.stderr
+    model = load(own / "model")
+    assert np.abs(model.coef.ravel() - np.linalg.lstsq(X, y, rcond=None)[0]).max() < 1e-6
+    assert model.n_samples.tolist() == [72]
+    told = json.loads((own / "status.json").read_text())
+    assert told["arrived"] == 60 and told["new_loss"] > 0 and told["changed"] is None
 
 
 def test_what_is_done_stays_done_and_gives_the_same_model(tmp_path: Path) -> None:
@@ -242,22 +254,6 @@ def test_waits_that_are_no_times_are_refused(
     assert words in capsys.readouterr().err
 
 
-def test_one_site_is_stopped_by_its_own_directory(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    with Fleet.make(tmp_path / "fed", small_problem(3), 100_000) as fleet:
-        fleet.start()
-        fleet.wait_for_round("d1", 5)
-        assert main(["site", "stop", str(fleet.place("d1"))]) == 0
-        assert "asked to stop: d1" in capsys.readouterr().out
-        assert fleet.children["d1"].wait(PATIENCE) == 3
-        assert main(["site", "status", str(fleet.directory), "--json"]) == 0
-        states = {line["name"]: line["state"] for line in json.loads(capsys.readouterr().out)["sites"]}
-        assert states == {"d0": "running", "d1": "stopped", "d2": "running"}
-        assert main(["site", "stop", str(fleet.directory)]) == 0
-        assert fleet.children["d0"].wait(PATIENCE) == fleet.children["d2"].wait(PATIENCE) == 3
-        assert main(["site", "stop", str(fleet.directory)]) == 0
-        assert "no site is running here" in capsys.readouterr().out
-
-
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
 def test_a_read_only_directory_is_not_tried_again(tmp_path: Path) -> None:
     small_sites(tmp_path)
@@ -271,7 +267,7 @@ def test_a_read_only_directory_is_not_tried_again(tmp_path: Path) -> None:
 def test_edges_are_tested_by_the_sites_first(tmp_path: Path) -> None:
     heart = small_sites(tmp_path, 3, select={"level": 0.05})
     refused(tmp_path / "d0", "edges are not tested yet: fedkin site select")
-    command = [sys.executable, "-m", "fedkin.federate.selection", "--give-up", "30", "--linger", "5"]
+    command = [sys.executable, "-m", "fedkin", "site", "select", "--give-up", "30"]
     running = [subprocess.Popen([*command, str(tmp_path / f"d{u}")], preexec_fn=capped) for u in range(3)]
     try:
         assert [process.wait(PATIENCE) for process in running] == [0, 0, 0]

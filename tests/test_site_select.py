@@ -12,8 +12,8 @@ from fedkin.core import Problem, select_edges
 from fedkin.data import Federation
 from fedkin.datasets import paper_design
 from fedkin.federate import EdgeTests, Journal, Patience
+from fedkin.federate.program import select, summary
 from fedkin.federate.records import Selection
-from fedkin.federate.selection import select, summary
 from fedkin.graph import Graph
 from memory_network import Faults, MemoryNetwork
 

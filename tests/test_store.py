@@ -17,7 +17,7 @@ import pytest
 
 from fedkin.admm import Saved, Sent, Store
 from fedkin.errors import DataError, ParameterError
-from fedkin.federate.checkpoint import CheckpointFile
+from fedkin.federate.participant import CheckpointFile
 
 pytestmark = pytest.mark.clocks
 

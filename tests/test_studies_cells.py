@@ -8,18 +8,23 @@ import numpy as np
 import pytest
 
 import fedkin
+from algorithm1 import Algorithm1, prox_l1
 from fedkin.datasets import paper_design
 from fedkin.errors import ParameterError
 from fedkin.studies import Replication, check_study, load_study, parse_study
+from fedkin.studies.config import task_function
+from fedkin.studies.designs import false_edge_design, sparse_design
 from fedkin.studies.run import run_cell
+from fedkin.studies.sparse import ESTIMATORS, support
 from fedkin.studies.tasks import (
+    METHODS,
     VARIANTS,
     Tuning,
     Workbench,
     availability,
     convergence,
     edge_selection,
-    false_edge_design,
+    printed_algorithm,
 )
 from small_studies import ESTIMATION, SMALL, without_times
 
@@ -49,7 +54,7 @@ def test_penalised_estimators_solve_their_own_problem():
         ),
         ("convergence", 'methods = ["fedadmm"]', "methods has an unknown name 'fedadmm'; choose from fedadmm-full"),
         ("estimation", 'estimators = ["local", "local"]', "estimators has 'local' twice, which would count its rows"),
-        ("estimation", "fold = 5", "unknown entry 'fold'; known ones are design, estimators, folds"),
+        ("estimation", "fold = 5", "unknown entry 'fold'; known ones are batch_size, design, estimators, folds"),
     ],
 )
 def test_names_among_the_options_of_built_in_tasks(task: str, option: str, message: str):
@@ -61,7 +66,7 @@ def test_names_among_the_options_of_built_in_tasks(task: str, option: str, messa
 def test_a_job_gives_the_same_rows_every_time():
     cells = parse_study(ESTIMATION, "test").cells()
     for cell in cells:
-        first, second = (run_cell(cell).rows for _ in range(2))
+        first, second = (run_cell(cell)[1] for _ in range(2))
         assert [without_times(row) for row in first] == [without_times(row) for row in second]
         by_name = {row["estimator"]: row for row in first if row["replication"] == 0}
         S = cell.params["false_edges"]
@@ -76,8 +81,8 @@ def test_warnings_stay_with_their_rows(small_study: Path):
     own.write_text("import warnings\ndef task(r):\n    warnings.warn('careful')\n    yield {'value': 1.0}\n")
     small_study.write_text(SMALL.replace("own:task", "loud:task"))
     study = load_study(small_study)
-    outcome = run_cell(study.cells()[0], folder=study.folder)
-    assert [row["warnings"] for row in outcome.rows] == ["careful", "careful"] and outcome.seconds >= 0
+    _, rows, seconds, _ = run_cell(study.cells()[0], folder=study.folder)
+    assert [row["warnings"] for row in rows] == ["careful", "careful"] and seconds >= 0
 
 
 def test_false_edges_are_exactly_as_many_and_all_false():
@@ -111,17 +116,11 @@ design = { jump = 1.0 }
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (
-            ("{ jump = 1.0 }", "{}"),
-            "[options]: generator 'gens:plain' needs jump: give it in every [[grid]] or in design",
-        ),
-        (("{ jump", "{ jum = 1, jump"), "takes no 'jum' (design); it takes n_sites, jump, kind"),
-        (
-            ("jump = 1.0", 'jump = "far"'),
-            "[options], design: jump must be a number, got 'far' (generator 'gens:plain')",
-        ),
-        (("level = [0.1]", "seed = [0]"), "[[grid]]: leave out seed: every replication gets its own"),
-        (("gens:plain", "gens:seedless"), "takes no seed; add seed to its arguments"),
+        (("{ jump = 1.0 }", "{}"), "[options]: generator 'gens:plain': missing a required argument: 'jump'"),
+        (("{ jump", "{ jum = 1, jump"), "got an unexpected keyword argument 'jum'; it is called with seed, design"),
+        (("jump = 1.0", 'jump = "far"'), "generator 'gens:plain': jump = 'far': Expected `float`, got `str`"),
+        (("level = [0.1]", "seed = [0]"), "multiple values for keyword argument 'seed'"),
+        (("gens:plain", "gens:seedless"), "got an unexpected keyword argument 'seed'"),
         (("gens:plain", "gens:number"), "gens.py is a int, not a function"),
         (("gens:plain", "sys:exit"), "generator = 'sys:exit': the module 'sys' has no file"),
         (('task = "estimation"', 'task = "availability"'), "needs availability = [...], probabilities above 0"),
@@ -173,11 +172,73 @@ def test_availability_rows_are_paired():
 
 def test_convergence_rows_end_at_the_minimiser():
     rows = list(convergence(Replication({}, {**TINY, "rounds": 300}, 0, 6)))
-    curves = {
-        name: [row for row in rows if row["method"] == name] for name in ("fedadmm-full", "fedadmm-batch", "gd", "sgd")
-    }
+    curves = {name: [row for row in rows if row["method"] == name] for name in METHODS}
     assert all(curve[-1]["round"] == 300 for curve in curves.values())
     assert all(len({row["round"] for row in curve}) == len(curve) for curve in curves.values())
     end = curves["fedadmm-full"][-1]
     assert end["distance"] < 1e-8 and end["error"] == pytest.approx(end["error_of_minimiser"], abs=1e-3)
-    assert curves["sgd"][-1]["distance"] < curves["sgd"][0]["distance"]
+    for name in ("sgd", "printed-full", "printed-batch"):
+        assert curves[name][-1]["distance"] < curves[name][0]["distance"], name
+
+
+def test_the_printed_algorithm_against_six_vectors_on_every_edge():
+    design = paper_design(6, 30, 2, 2, varrho=0.2, seed=3)
+    federation, graph = design.federation, design.graph
+    problem = fedkin.Problem(federation, graph, lam=0.02)
+    local = np.array([np.linalg.lstsq(federation[u].X, federation[u].y)[0] for u in range(6)])
+    hessians = [federation[u].X.T @ federation[u].X / 30 for u in range(6)]
+    values = np.concatenate([np.linalg.eigvalsh(one) for one in hessians])
+    kappa, T = max(values.max(), 1 / values.min()), 40
+    rho = fedkin.admm.plan_run(problem).rho
+    reference = Algorithm1(
+        np.zeros((6, 2)),
+        [tuple(edge) for edge in graph.edges.tolist()],
+        [0.02 * 6] * graph.n_edges,
+        rho,
+        lambda i, t: kappa / t,
+        lambda i, theta, t: hessians[i] @ (theta - local[i]),
+        prox_l1,
+    )
+    total = np.zeros((6, 2))
+    for t in range(1, T + 1):
+        total += reference.stacked()
+        reference.round(t)
+    found = printed_algorithm(problem, T, project=False)
+    np.testing.assert_allclose(found.theta, total / T, rtol=1e-8)
+    inside = printed_algorithm(problem, T)
+    assert np.linalg.norm(inside.theta, axis=1).max() <= 2 * np.linalg.norm(local, axis=1).max()
+
+
+def test_sparse_rows_against_scikit_learn():
+    from sklearn.linear_model import Lasso
+
+    design = sparse_design(6, 12, 20, 2, nonzero=3, varrho=0.0, seed=1)
+    assert ((design.theta_star != 0).sum(axis=1) == 3).all() and design.graph == design.truth
+    options = {
+        "generator": "sparse",
+        "design": {"n_sites": 6, "n_samples": 12, "n_features": 20, "n_clusters": 2, "nonzero": 3, "varrho": 0.0},
+        "sparsities": [0.0, 0.05, 0.2],
+        "n_lams": 4,
+        "folds": 3,
+        "tol": 1e-8,
+    }
+    rows = {row["estimator"]: row for row in task_function("sparse")(Replication({}, options, 0, 1))}
+    assert set(rows) == set(ESTIMATORS)
+    local = np.array(
+        [
+            Lasso(rows["local-lasso"]["sparsity"], fit_intercept=False, tol=1e-10, max_iter=10**5).fit(*one).coef_
+            for one in ((design.federation[u].X, design.federation[u].y) for u in range(6))
+        ]
+    )
+    assert rows["local-lasso"]["error"] == pytest.approx(design.error(local), rel=1e-3)
+    at = [
+        fedkin.Problem(design.federation, design.graph, sparsity=s, lam=rows["told-levels"]["lam"])
+        for s in (0, 0.05, 0.2)
+    ]
+    others = [design.error(fedkin.solve(problem, 1e-8).theta) for problem in at]
+    assert rows["told-levels"]["error"] == pytest.approx(min(others), rel=0.01) and max(others) > 1.2 * min(others)
+    assert rows["fused"]["sparsity"] == 0 < rows["local-lasso"]["sparsity"] and rows["fused"]["found"] == 1.0
+    true = np.array([[1.0, 0.0, 2.0]])
+    assert support(np.array([[1.0, 1.0, 0.0]]), true) == {"found": 0.5, "false": 0.5, "exact_sites": 0.0}
+    with pytest.raises(ParameterError, match="between 1 and the 2 features, got 3"):
+        sparse_design(n_features=2, nonzero=3)

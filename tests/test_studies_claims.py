@@ -11,50 +11,98 @@ import pytest
 from fedkin import find_kin, local_fit
 from fedkin.datasets import paper_design
 from fedkin.errors import ParameterError
-from fedkin.studies import Replication, claims, load_study, run_study, write_report
+from fedkin.studies import Replication, claims, load_study, run_study, sparse, write_report
 from fedkin.studies import kin as peers
 from fedkin.studies.config import task_function
 from fedkin.studies.kin import checks, judged
 from fedkin.studies.summary import Check, paired_ratios
 
 
-def _estimation_rows(es: float, local: float = 20 / 79) -> list[dict[str, object]]:
-    point = {"varrho": 0.1, "n_samples": 100, "n_sites": 20}
-    errors = {"local": local, "oracle": 0.05, "es": es, "attainable": 0.05, "pooled": 0.05}
-    return [
-        {**point, "replication": r, "estimator": name, "error": error * (1 + 0.01 * r)}
-        for name, error in errors.items()
-        for r in (-1, 0, 1)
-    ]
+def _paper_rows(fed: float, es: float, growth: float = -0.5, **changed: float) -> list[dict[str, object]]:
+    """Rows of section 5 by estimator: ``fed`` is Fed-ADMM over Local; errors (not Local, Global) grow as |V|^growth.
+
+    Local-ES has a slope ``local_es_slope`` in ϱ.
+    """
+    rng = np.random.default_rng(0)
+    local = changed.get("local", 20 / 79)
+    errors = {"local": local, "global": 3.5, "fedadmm": fed * local, "fedadmm-printed": 1.01 * fed * local}
+    errors |= {"es": es, "es-printed": es, "oracle": 0.05, "attainable": 0.05, "pooled": 0.05, "fedadmm-scaled": 4.0}
+    rows: list[dict[str, object]] = []
+    for varrho in (0.1, 0.2, 0.3):
+        for n_sites in (20, 40):
+            for r in range(20):
+                point = {"varrho": varrho, "n_samples": 100, "n_sites": n_sites, "replication": r}
+                noise = 1 + 0.002 * rng.normal()
+                for name, error in errors.items():
+                    size = 1.0 if name in ("local", "global") else (n_sites / 20) ** growth
+                    own = 1 + 0.001 * rng.normal()
+                    wrong = (varrho / 0.1) ** 0.3 if name.startswith("fedadmm") else 1.0
+                    rows.append({**point, "estimator": name, "error": error * size * noise * own * wrong})
+                slope = changed.get("local_es_slope", 0.0) * varrho
+                rows.append({**point, "estimator": "local-es", "error": 1.02 * es + slope + 0.0001 * rng.normal()})
+    return rows
+
+
+def _holds(found: list[Check], words: str) -> list[bool | None]:
+    picked = [check for check in found if words in check.claim]
+    assert picked, words
+    assert all(check.reason for check in picked if check.holds is False and "worse than Local" in check.claim)
+    return [check.holds for check in picked]
 
 
 def test_estimation_claims_hold_and_fail():
-    assert [check.holds for check in claims.estimation(_estimation_rows(0.052))] == [True, True, True]
-    assert [check.holds for check in claims.estimation(_estimation_rows(0.06))] == [False, False, True]
-    assert [check.holds for check in claims.estimation(_estimation_rows(0.05, local=0.3))] == [True, True, False]
-
-
-def _sensitivity_rows(slope: float, es: float) -> list[dict[str, object]]:
-    rng = np.random.default_rng(0)
-    errors = {"local": 0.7, "es": es, "local-es": 0.1}
-    return [
-        {
-            "n_samples": 50,
-            "n_sites": 40,
-            "varrho": varrho,
-            "replication": r,
-            "estimator": name,
-            "error": error + (slope * varrho if name == "local-es" else 0) + 0.01 * rng.normal(),
-        }
-        for varrho in (0.0, 0.3, 0.6, 0.9)
-        for name, error in errors.items()
-        for r in range(20)
-    ]
+    good = claims.estimation(_paper_rows(0.5, 0.05))
+    for words in (
+        "not depend on |V|",
+        "Oracle is decreasing",
+        "smaller errors than Local",
+        "non-vanishing",
+        "outperforms",
+    ):
+        assert set(_holds(good, words)) == {True}, words
+    assert _holds(good, "does not decrease as |V|") == _holds(good, "is worse than Local") == [False, False]
+    assert set(_holds(good, "Ours: ")) == set(_holds(good, "indistinguishable")) == {True}
+    assert (
+        "with one such factor too many, the ratio is up to 21.9"
+        in next(c for c in good if "is worse than" in c.claim).reason
+    )
+    # what the paper saw
+    theirs = claims.estimation(_paper_rows(1.2, 0.06, growth=0.0, local=0.3))
+    assert _holds(theirs, "does not decrease as |V|") == _holds(theirs, "is worse than Local") == [True, True]
+    assert not any(_holds(theirs, "smaller errors than Local") + _holds(theirs, "Ours: "))
+    assert _holds(theirs, "Oracle is decreasing") == _holds(theirs, "indistinguishable") == [False]
 
 
 def test_sensitivity_claims_hold_and_fail():
-    assert [check.holds for check in claims.sensitivity(_sensitivity_rows(0.0, 0.2))] == [True, True]
-    assert [check.holds for check in claims.sensitivity(_sensitivity_rows(0.05, 0.8))] == [False, False]
+    good = claims.sensitivity(_paper_rows(0.5, 0.05))
+    assert _holds(good, "exceeds Local from") == [False, False] and _holds(good, "increases with ϱ") == [True, True]
+    for words in ("more robust", "better than Local even", "does not depend on ϱ"):
+        assert set(_holds(good, words)) == {True}, words
+    assert _holds(good, "where ϱ is small") == [True] and _holds(good, "otherwise") == [False]
+    bad = claims.sensitivity(_paper_rows(1.2, 0.5, local_es_slope=0.05))
+    assert _holds(bad, "exceeds Local from") == [True, True]
+    assert not any(_holds(bad, "more robust") + _holds(bad, "better than Local even") + _holds(bad, "not depend on ϱ"))
+
+
+def test_convergence_claims_hold_and_fail():
+    def rows(printed: float) -> list[dict[str, object]]:
+        rng = np.random.default_rng(0)
+        distance = {"gd": 1.0, "sgd": 1.0, "fedadmm-full": 0.1, "fedadmm-batch": 0.5}
+        distance |= dict.fromkeys(("printed-full", "printed-batch", "unprojected-batch"), printed)
+        return [
+            {"n_samples": 50, "n_sites": 40, "round": round_, "replication": r, "method": name, "diverged": 1.0}
+            | {"distance": value * (1 + 0.01 * rng.normal()) * (20 if round_ == 1 and name != "gd" else 1)}
+            for name, value in distance.items()
+            for round_ in (1, 10, 100)
+            for r in range(5)
+        ]
+
+    found = claims.convergence(rows(3.0))
+    assert _holds(found, '"Our steps, all samples"') == [False, True]
+    assert _holds(found, '"Our steps, batches of 10"') == [True, True]
+    assert not any(_holds(found, '"Algorithm 1 as printed'))
+    assert all(_holds(claims.convergence(rows(0.5)), '"Algorithm 1 as printed, batches'))
+    assert "n = 50: 5 of 5" in next(check.observed for check in found if "diverge without" in check.claim)
 
 
 def test_rate_claims_hold_and_fail():
@@ -104,10 +152,6 @@ def test_availability_claims_hold_and_fail():
 # --- with few replications ------------------------------------------------------------------------------------
 
 
-def _verdicts(found: list[Check]) -> list[str]:
-    return [check.from_few_replications().verdict for check in found]
-
-
 def test_noise_of_few_replications_is_no_refutation():
     def rows(ratio: float, noise: float, n: int) -> list[dict[str, object]]:
         # errors of es scatter around the ratio; everything else is exact
@@ -123,14 +167,18 @@ def test_noise_of_few_replications_is_no_refutation():
             for r in range(n)
         ]
 
-    close = claims.estimation(rows(1.07, 0.06, 4))
-    assert [check.holds for check in close] == [False, True, True]  # the claim's own criterion does not change
+    def oracle(*arguments: float) -> Check:
+        found = claims.estimation(rows(*arguments))  # type: ignore[arg-type]
+        return next(check for check in found if "indistinguishable" in check.claim)
+
+    close = oracle(1.07, 0.06, 4)
+    assert close.holds is False and close.reason  # the claim's own criterion does not change
     # Student's, with three degrees of freedom: 3.18 * 0.06 / 2
-    assert "1.070 ± 0.095" in _verdicts(close)[0]
-    far = claims.estimation(rows(1.3, 0.06, 4))
-    assert _verdicts(far)[0] == "does not hold"
-    lucky = claims.estimation(rows(1.02, 0.06, 4))
-    assert lucky[0].holds is True and _verdicts(lucky)[0].startswith("too few replications to tell")
+    left_open = close.from_few_replications()
+    assert left_open.verdict == "too few replications to tell (1.070 ± 0.095)" and not left_open.reason
+    assert oracle(1.3, 0.06, 4).from_few_replications().verdict == "does not hold"
+    lucky = oracle(1.02, 0.06, 4)
+    assert lucky.holds is True and lucky.from_few_replications().verdict.startswith("too few replications to tell")
 
 
 def test_ratios_are_paired_and_cover():
@@ -302,3 +350,17 @@ def test_error_rate_claims_hold_and_fail():
 
     assert [one.holds for one in claims.error_rates(rows(1.0))] == [True]
     assert [one.holds for one in claims.error_rates(rows(2.0))] == [False]
+
+
+def test_sparse_claims_hold_and_fail():
+    def rows(error: float, found: float) -> list[dict[str, object]]:
+        errors = {"local-lasso": 3.0, "fused": 1.0, "told-levels": 0.5, "sparse-fused": error}
+        point = {"n_features": 60, "n_samples": 20, "found": found, "false": 1 - found}
+        return [
+            {**point, "estimator": name, "replication": r, "error": value * (1 + 0.01 * r)}
+            for name, value in errors.items()
+            for r in range(3)
+        ]
+
+    assert [one.holds for one in sparse.checks(rows(0.52, 0.97))] == [True] * 5
+    assert [one.holds for one in sparse.checks(rows(4.0, 0.4))] == [False] * 5

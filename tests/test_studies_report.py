@@ -8,19 +8,31 @@ import numpy as np
 import pytest
 
 from fedkin.studies import load_study, run_study, write_report
-from fedkin.studies.figures import make_table
+from fedkin.studies.figures import Table, make_table
 from fedkin.studies.summary import Sample, paired_difference
 
 pytestmark = pytest.mark.studies
 
 
-def test_tables_are_means_with_standard_errors():
+def test_tables_are_means_with_standard_errors(tmp_path: Path):
     rows = [{"n": 10, "kind": "a", "value": value} for value in (1.0, 2.0, 3.0)]
     rows.append({"n": 10, "kind": "b", "value": 5.0})
     table = make_table({"name": "t", "rows": ["n"], "columns": "kind", "value": "value"}, rows)
     assert table.head == ["n", "a", "b"] and table.text == [["10", "2.000 (0.577)", "5.000"]]
-    assert table.exact[0] == [10, "a", 2.0, 1.0, pytest.approx(3**-0.5), 3]
-    assert table.markdown().splitlines()[0] == "| n | a | b |"
+    table.write(tmp_path)
+    assert (tmp_path / "t.md").read_text().splitlines()[0] == "| n | a | b |"
+    head, first, _ = (tmp_path / "t.csv").read_text().splitlines()
+    assert head == "n,kind,mean,sd,standard_error,replications"  # no name twice, also where a grid has an n
+    assert [float(cell) for cell in first.replace("a", "0").split(",")] == [10, 0, 2, 1, pytest.approx(3**-0.5), 3]
+
+
+def test_a_table_of_samples_has_a_column_for_each_of_their_numbers(tmp_path: Path):
+    cells = [["x", Sample.from_values([1.0, 3.0])], ["y", None]]
+    Table("t", ["name", "log-loss (nats)"], cells, brackets="sd").write(tmp_path)
+    assert (tmp_path / "t.md").read_text().splitlines()[2:] == ["| x | 2.000 (1.414) |", "| y |  |"]
+    head, first, second = (tmp_path / "t.csv").read_text().splitlines()
+    assert head.split(",") == ["name", *(f"log_loss_nats_{part}" for part in ("mean", "sd", "standard_error", "n"))]
+    assert first.startswith("x,2.0,1.4142") and first.endswith(",2") and second == "y,,,,"
 
 
 def test_intervals_against_scipy_and_statsmodels():

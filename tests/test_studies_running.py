@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 import json
-import os
-import signal
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 import fedkin
-from fedkin.studies import StudyError, load_study, read_rows, run_study, write_rows
+from fedkin.errors import ParameterError
+from fedkin.studies import Study, StudyError, launch, load_study, read_rows, run_study, write_rows
+from fedkin.studies import run as running
 from fedkin.studies.run import Store
-from processes import PATIENCE, wait_for
-from small_studies import SMALL, UNDRAWN, without_times
+from processes import PATIENCE
+from small_studies import SMALL, UNDRAWN
 
 pytestmark = pytest.mark.studies
 
@@ -47,32 +48,6 @@ def _command(config: Path, out: Path, jobs: int = 2) -> list[str]:
     return [sys.executable, "-m", "fedkin", "study", *options]
 
 
-def _parts(out: Path) -> list[Path]:
-    """Return the finished cells; files that are being written begin with a dot."""
-    return [path for path in (out / "small" / "cells").glob("*.parquet") if not path.name.startswith(".")]
-
-
-def _slow(small_study: Path) -> Path:
-    """Write the small study with 24 cells that take a while, and return its log of what was run."""
-    log = small_study.with_name("log.txt")
-    text = UNDRAWN.replace("replications = 6", "replications = 12")
-    small_study.write_text(f"{text}\n[options]\nsleep = 0.05\nlog = {json.dumps(str(log))}\n")
-    return log
-
-
-def _alive(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    status = Path(f"/proc/{pid}/stat")
-    return not (status.exists() and status.read_text().rpartition(")")[2].split()[0] == "Z")
-
-
-def _workers(log: Path) -> set[int]:
-    return {int(line.split()[0]) for line in log.read_text().splitlines()}
-
-
 def test_a_worker_that_is_killed_is_reported_and_the_study_goes_on(small_study: Path, tmp_path: Path):
     cured, out = tmp_path / "cured", tmp_path / "out"
     options = f"[options]\ncured = {json.dumps(str(cured))}\n"
@@ -82,26 +57,6 @@ def test_a_worker_that_is_killed_is_reported_and_the_study_goes_on(small_study: 
     cured.touch()
     run = run_study(load_study(small_study), out, jobs=1)
     assert run.computed + run.cached == 12 and run.computed >= 3
-
-
-def test_killed_in_the_middle_and_started_again_gives_the_same_rows(small_study: Path, tmp_path: Path):
-    log, out = _slow(small_study), tmp_path / "killed"
-    process = subprocess.Popen(_command(small_study, out), stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
-    try:
-        wait_for(lambda: len(_parts(out)) >= 4)
-    finally:
-        process.send_signal(signal.SIGKILL)
-        process.wait(timeout=PATIENCE)
-    finished = len(_parts(out))
-    assert 4 <= finished < 24 and not (out / "small" / "rows.parquet").exists()
-    wait_for(lambda: not any(_alive(pid) for pid in _workers(log)), 60.0)  # no ghosts
-    done = subprocess.run(_command(small_study, out), capture_output=True, text=True, timeout=PATIENCE, check=True)
-    assert f"{finished} found finished" in done.stderr
-    assert Path(done.stdout.strip()) == out / "small" / "index.html"
-    rows = read_rows(out / "small" / "rows.parquet").rows
-    untouched = run_study(load_study(small_study), tmp_path / "whole", jobs=1).rows
-    assert len(rows) == 4 * 12 * 2
-    assert [without_times(row) for row in rows] == [without_times(row) for row in untouched]
 
 
 def test_two_runs_in_one_directory_are_kept_apart_and_leftovers_are_swept(tmp_path: Path):
@@ -124,3 +79,29 @@ def test_rows_with_different_columns_and_lists_survive(tmp_path: Path):
     write_rows(tmp_path / "rows.parquet", rows)
     back = read_rows(tmp_path / "rows.parquet").rows
     assert back == [{"a": 1, "b": [1.0, 2.0], "c": None, "d": None}, {"a": 2, "b": None, "c": None, "d": "ü"}]
+
+
+def test_the_page_of_the_paper_is_drawn_from_studies_and_resumes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys
+):
+    def small(name: str, *, quick: bool = False) -> Study:
+        study = load_study(name, quick=quick)
+        design = {"n_features": 2, "n_clusters": 2, "varrho": 0.1}
+        options = {**study.options, "design": design, "n_lams": 4, "rounds": 30, "batch_size": 5}
+        points = tuple({"n_samples": n, "n_sites": 8} for n in (20, 30))
+        return replace(study, points=points, options=options, replications=20, block=1)
+
+    monkeypatch.setattr(running, "load_study", small)
+    monkeypatch.setattr(running, "PAPER", ("convergence",))
+    launch("paper", out=tmp_path, jobs=1, replications=1)
+    page = Path(capsys.readouterr().out.splitlines()[-1])
+    assert page == tmp_path / "paper" / "index.html" and "<svg" not in page.read_text()
+    text = (tmp_path / "paper" / "index.md").read_text()
+    head, _, line = text.partition("| study |")[2].splitlines()[:3]
+    assert [cell.strip() for cell in line.split("|")[1:5]] == ["convergence", "1", "20", "10"]  # asked for 20, seed 10
+    assert "seed" in head and "(convergence.svg)" in text and "Section 5.3" in text and "too few replications" in text
+    assert {"convergence.svg", "distance.svg", "convergence.csv"} <= {one.name for one in page.parent.iterdir()}
+    launch("paper", out=tmp_path, jobs=1, replications=2)
+    assert "2 cells computed" in capsys.readouterr().err
+    with pytest.raises(ParameterError, match="--replications must be at least 1, got 0"):
+        launch("paper", out=tmp_path, jobs=1, replications=0)

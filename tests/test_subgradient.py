@@ -9,7 +9,7 @@ import pytest
 
 from builders import design_problem
 from fedkin.admm import subgradient_descent
-from fedkin.admm.baselines import penalty_subgradient
+from fedkin.admm.trace import penalty_subgradient
 from fedkin.errors import ParameterError, SolverError
 from fedkin.solvers import solve
 

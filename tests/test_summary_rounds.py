@@ -132,9 +132,9 @@ def test_the_gap_is_certified_from_answers_alone() -> None:
     following = fit(sites.answer(asks), None, options, queries=asks)
     assert isinstance(following, Queries)
     problem = Problem(fed, asks.graph, "logistic", lam=0.05)
-    balance = np.asarray(asks.graph.incidence().T @ asks.alpha)
-    gap, _ = problem.fused.gap(asks.theta, asks.alpha, None, balance)
-    assert following.gap == pytest.approx(gap / problem.fused.value(asks.theta), rel=1e-6)
+    balance = np.asarray(asks.graph.incidence().T @ asks.state.alpha)
+    gap, _ = problem.fused.gap(asks.state.theta, asks.state.alpha, None, balance)
+    assert following.gap == pytest.approx(gap / problem.fused.value(asks.state.theta), rel=1e-6)
     assert following.gap > 0
 
 

@@ -2,6 +2,7 @@
 
 import csv
 import datetime
+import gzip
 import sys
 
 import numpy as np
@@ -13,7 +14,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedkin.data import columns_of, infer_column, read_columns, site_id, write_csv
+from fedkin.core import summarise_files
+from fedkin.data import Federation, columns_of, infer_column, read_columns, site_id, write_csv
 from fedkin.data.columns import _read_large_csv as read_large_csv
 from fedkin.errors import DataError, MissingDependencyError
 
@@ -190,9 +192,11 @@ NASTY = {
 
 
 @pytest.mark.parametrize("mark", [",", ";", "|"])
-def test_large_files_are_read_as_small_ones(tmp_path, mark):
-    path = tmp_path / "table.csv"
-    with path.open("w", newline="", encoding="utf-8-sig") as file:
+@pytest.mark.parametrize("name", ["table.csv", "table.csv.gz"])
+def test_large_files_are_read_as_small_ones(tmp_path, mark, name):
+    path = tmp_path / name
+    opened = gzip.open if name.endswith(".gz") else open
+    with opened(path, "wt", newline="", encoding="utf-8-sig") as file:
         writer = csv.writer(file, delimiter=mark)
         writer.writerows([list(NASTY), *zip(*NASTY.values(), strict=True)])
     expected, found = read_columns(path), read_large_csv(path)
@@ -200,3 +204,39 @@ def test_large_files_are_read_as_small_ones(tmp_path, mark):
     for name, column in expected.items():
         assert found[name].dtype == column.dtype, name
         assert [repr(cell) for cell in found[name].tolist()] == [repr(cell) for cell in column.tolist()], name
+
+
+@pytest.mark.parametrize("read", [read_columns, read_large_csv])
+def test_decimal_commas(tmp_path, read):
+    text = "x;y;z;note\n1,5;1.234,5;2;a,b\n-,25;17;;4.3.2021\n2e3;1.000;1,e2;007\n"
+    columns = read(written(tmp_path, text), decimal=",")
+    assert same_cells(columns["x"], [1.5, -0.25, 2000.0])
+    assert same_cells(columns["y"], [1234.5, 17.0, 1000.0])
+    assert same_cells(columns["z"], [2.0, None, 100.0])
+    assert same_cells(columns["note"], ["a,b", "4.3.2021", "007"])
+
+
+def test_a_compressed_file_that_was_cut_off_is_named(tmp_path):
+    path = written(tmp_path, gzip.compress(b"x,y\n1,2\n" * 50)[:-12], "cut.csv.gz")
+    with pytest.raises(DataError, match=r"cut\.csv\.gz is not a whole gzip file"):
+        read_columns(path)
+    (tmp_path / "cut.csv.gz").write_bytes(gzip.compress(b"x,y\n1,2\n3,4\n"))
+    assert Federation.read(tmp_path, target="y").sites == ("cut",)
+
+
+def test_folders_of_partitions_are_columns(tmp_path):
+    numbers = {"x": np.arange(40.0), "y": np.arange(40.0) % 7}
+    rows = pa.table({**numbers, "clinic": ["n rd", "s"] * 20, "year": [2020, 2021, 2021, 2020] * 10})
+    pq.write_to_dataset(rows, tmp_path / "rows", partition_cols=["clinic", "year"])
+    for path in (tmp_path / "rows", tmp_path / "rows" / "**" / "*.parquet"):
+        fed = Federation.read(path, site="clinic", target="y")
+        assert fed.sites == ("n rd", "s") and fed.feature_names == ("x", "year")
+        assert fed.X[np.argsort(fed.X[:, 0]), 1].tolist() == rows["year"].to_pylist()
+        streamed = summarise_files(path, site="clinic", target="y")
+        assert streamed.summaries.n_samples.tolist() == [20, 20] and streamed.schema.names == ("x", "year")
+    pq.write_to_dataset(rows.drop_columns("year"), tmp_path / "sites", partition_cols=["clinic"])
+    assert Federation.read(tmp_path / "sites", target="y").sites == ("n rd", "s")  # one key is the site
+    (tmp_path / "sites" / "year=2020").mkdir()
+    pq.write_table(rows, tmp_path / "sites" / "year=2020" / "a.parquet")
+    with pytest.raises(DataError, match="its folders name 'year', but others name 'clinic'"):
+        Federation.read(tmp_path / "sites", target="y")

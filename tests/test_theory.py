@@ -4,18 +4,22 @@ from __future__ import annotations
 
 import itertools
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
 from builders import path, star
-from fedkin.core import select_edges
+from fedkin import Availability, Problem, Solution, fed_admm, solve
+from fedkin.core import RowData, select_edges
 from fedkin.core.theory import (
+    ConvergenceConstants,
     compatibility_lower_bound,
     kappa,
     minimum_signal_check,
     objective_lam,
     rho,
+    score_bound,
     theorem1_bound,
     theorem1_lambda,
 )
@@ -165,3 +169,85 @@ def test_theorem_3_when_its_condition_holds():
     assert held.sum() >= 20
     assert recovered[held].mean() >= 0.9  # the theorem: at least 0.95 in the limit
     assert held.sum() < 40 or recovered.all()
+
+
+# --- Theorem 4 and Corollary 1 --------------------------------------------------------------------------------
+
+
+def small_problem(penalty: str, seed: int) -> tuple[Problem, Solution]:
+    design = paper_design(n_sites=6, n_samples=20, n_features=2, n_clusters=2, varrho=0.2, seed=seed)
+    problem = Problem(design.federation, design.graph, penalty=penalty, lam=0.02)
+    return problem, solve(problem, 1e-12)
+
+
+@pytest.mark.parametrize("penalty", ["l1", "l2", "linf"])
+def test_constants_of_theorem_4_by_brute_force(penalty):
+    problem, exact = small_problem(penalty, 0)
+    found = ConvergenceConstants.from_problem(problem, radius=3.0, rho=0.4, solution=exact)
+    rng = np.random.default_rng(0)
+    directions = rng.normal(size=(20_000, 2))
+    norm = np.linalg.norm(directions, {"l1": 1, "l2": 2, "linf": np.inf}[penalty], axis=1)
+    ratio = (norm / np.linalg.norm(directions, axis=1)).max()
+    assert found.dual_radius == pytest.approx(0.02 * 6 * ratio, rel=1e-3)
+    largest = (exact.alpha**2).sum(axis=1).max()
+    assert found.kappa_alpha == pytest.approx(max(largest, found.dual_radius), rel=1e-9)
+    assert math.sqrt(largest) <= found.dual_radius * (1 + 1e-9)
+    fed = problem.federation
+    ball = 3.0 * directions / np.linalg.norm(directions, axis=1)[:, None]
+    scores = [
+        ((fed[u].X @ ball.T - fed[u].y[:, None]) ** 2 * (fed[u].X ** 2).sum(axis=1)[:, None]).mean(axis=0)
+        for u in range(6)
+    ]
+    assert np.max(scores) <= found.c_psi <= 4 * np.max(scores)
+
+
+@pytest.mark.parametrize("loss", ["logistic", "poisson", "huber", "mean"])
+def test_scores_of_other_losses_stay_below_their_bound(loss):
+    rng = np.random.default_rng(1)
+    X = rng.normal(size=(30, 3))
+    fed = Federation({0: X if loss == "mean" else (X, rng.integers(0, 2, 30).astype(float))})
+    bound = score_bound(fed, 1.5, loss)
+    one = RowData(fed, loss).losses[0]
+    for _ in range(200):
+        theta = rng.normal(size=3)
+        theta *= 1.5 / np.linalg.norm(theta)
+        assert (one.scores(theta, fed[0].X, fed[0].y) ** 2).sum(axis=1).mean() <= bound
+
+
+@pytest.mark.parametrize("step", ["literal", "proximal"])
+@pytest.mark.parametrize("p", [1.0, 0.5])
+@pytest.mark.parametrize("penalty", ["l1", "l2"])
+def test_theorem_4_and_corollary_1_hold_in_simulated_runs(penalty, p, step):
+    for seed in range(3):
+        problem, exact = small_problem(penalty, seed)
+        radius = 1.5 * float(np.linalg.norm(exact.theta, axis=1).max())
+        constants = ConvergenceConstants.from_problem(problem, radius, rho=0.3, solution=exact)
+        how = {"step": constants.kappa} if step == "proximal" else {"step": "literal", "kappa": constants.kappa}
+        if p < 1:
+            how["availability"] = Availability.bernoulli(p, weighting="known")
+        inside = replace(problem, radius=radius)
+        for rounds in (5, 50, 500):
+            errors = [
+                ((fed_admm(inside, rounds, 5, rho=0.3, average="paper", seed=k, **how).theta - exact.theta) ** 2).sum()
+                / 6
+                for k in range(5)
+            ]
+            assert np.mean(errors) <= constants.bound(rounds, availability=p)
+            assert np.mean(errors) <= constants.bound(rounds, "printed", availability=p)
+
+
+def test_rounds_that_theorem_4_asks_for():
+    constants = ConvergenceConstants(10, 40, 3.0, 5.0, 0.2, 0.4, 2.0, 0.5)
+    for form in ("proved", "printed"):
+        for p in (1.0, 0.3):
+            rounds = constants.rounds_for(1e-3, form, availability=p)
+            assert constants.bound(rounds, form, availability=p) <= 1e-3
+            assert constants.bound(rounds - 1, form, availability=p) > 1e-3
+    first = constants.valid_from()
+    edges = 40 * (8 * 0.2 / 0.5 + 2 * 2.0**2 * 0.5 + 4 * 2.0 * 0.2)
+    assert 3 * 5 * 10 * math.log(first - 1) < edges <= 3 * 5 * 10 * math.log(first)
+    assert constants.bound(first - 1, "printed") == math.inf and constants.bound(first, "printed") < math.inf
+    with pytest.raises(ParameterError, match=r"from T = exp\(.* use form='proved'"):
+        ConvergenceConstants(10, 10**6, 3.0, 5.0, 0.2, 0.4, 2.0, 0.5).valid_from()
+    with pytest.raises(ParameterError, match="not for multinomial"):
+        score_bound(Federation({0: ([[1.0], [2.0], [3.0]], [0.0, 1.0, 2.0])}), 1.0, "multinomial")

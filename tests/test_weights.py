@@ -8,7 +8,6 @@ import fedkin
 from fedkin import FedADMMRegressor
 from fedkin.data import Federation
 from fedkin.errors import DataError, ParameterError
-from fedkin.fitting import FitOptions, fit
 from fedkin.kin import find_kin
 
 
@@ -86,19 +85,6 @@ def test_kin(loss):
     one, two = (find_kin(fed.with_intercept(), loss=loss, seed=0) for fed in (weighted, repeated))
     assert np.allclose(one.theta, two.theta, atol=1e-6)
     assert np.allclose(one.sd, two.sd, rtol=1e-4)
-
-
-@pytest.mark.parametrize("loss", ["linear", "logistic"])
-def test_fits_agree_with_scikit_learn(loss):
-    from sklearn.linear_model import LinearRegression, LogisticRegression
-
-    weighted, _, weight = design(loss, sites=1, n=80)
-    fed = weighted.replaced(offset=None)
-    model = fit(fed, None, FitOptions(loss=loss, lam=0.0, select="none", tol=1e-12))
-    theirs = LinearRegression() if loss == "linear" else LogisticRegression(C=np.inf, tol=1e-10, max_iter=1000)
-    theirs.fit(fed.X, fed.y, sample_weight=weight)
-    assert np.allclose(model.coef[0, 0], np.ravel(theirs.coef_), atol=1e-5)
-    assert np.allclose(model.intercept[0], theirs.intercept_, atol=1e-5)
 
 
 def test_weights_that_are_not_whole_and_their_scale():

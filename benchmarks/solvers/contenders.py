@@ -153,17 +153,10 @@ def _cvxpy_problem(objective: FusedObjective) -> tuple[object, object]:
         R = sparse.block_diag(list(np.swapaxes(root, 1, 2)), format="csr")
         cost = 0.5 * cvxpy.sum_squares(R @ x - right.ravel())
     else:
-        assert isinstance(terms, RowTerms)
-        blocks, targets, weights = [], [], []
-        for u in range(n):
-            sites, rows = next(one for one in terms.blocks if u in one[0])
-            k = int(np.flatnonzero(sites == u)[0])
-            blocks.append(rows.X[k])
-            targets.append(rows.y[k])
-            weights.append(np.full(len(rows.y[k]), 1.0 / len(rows.y[k])))
+        assert isinstance(terms, RowTerms)  # sites with the same number of rows
+        blocks, targets = list(terms.X), terms.y.ravel()
         eta = sparse.block_diag(blocks, format="csr") @ x
-        y, weight = np.concatenate(targets), np.concatenate(weights)
-        cost = weight @ (cvxpy.logistic(eta) - cvxpy.multiply(y, eta))
+        cost = cvxpy.sum(cvxpy.logistic(eta) - cvxpy.multiply(targets, eta)) / terms.n_rows
     difference = sparse.kron(graph.incidence(), sparse.eye_array(p)).tocsr() @ x
     if objective.penalty.name == "l1":
         penalty = np.repeat(objective.edge_radius, p) @ cvxpy.abs(difference)

@@ -4,7 +4,7 @@
 
     FedkinError
     ├── DataError            (ValueError)    rows, columns, targets, files of data
-    │   └── UnknownSiteError (KeyError)    a site that the federation or model does not have
+    │   └── UnknownSiteError (KeyError)      a site that the federation or model does not have
     ├── GraphError           (ValueError)    edges, weights, files of graphs
     ├── ParameterError       (ValueError)    an argument outside its range
     ├── ModelFileError       (ValueError)    a model directory that cannot be read
@@ -14,7 +14,7 @@
     FedkinWarning            (UserWarning)
     ├── ConvergenceWarning                   an iteration limit was reached
     ├── GraphWarning                         edges that come twice, sites that a graph does not name
-    ├── DegenerateSiteWarning              a site without a local estimate of its own
+    ├── DegenerateSiteWarning                a site without a local estimate of its own
     └── TableWarning                         a column left out of a table, a level that did not train
 """
 
@@ -76,12 +76,16 @@ class DegenerateSiteWarning(FedkinWarning):
     """A site has no local estimate of its own, and a stated rule was used instead."""
 
 
+class ChangeWarning(FedkinWarning):
+    """The rows of a stream begin to follow other parameters."""
+
+
 class TableWarning(FedkinWarning):
     """Something about a table that was settled by a stated rule: a column left out, a level that did not train."""
 
 
 def missing_dependency(package: str, purpose: str, extra: str) -> MissingDependencyError:
-    """The error to raise when ``import package`` fails for ``purpose``."""
+    """Return the error to raise when ``import package`` fails for ``purpose``."""
     return MissingDependencyError(f"{purpose} needs {package}: pip install 'fedkin[{extra}]'")
 
 
@@ -97,8 +101,6 @@ _spelling: list[Callable[[str, object], str]] = [_as_in_python]
 def argument(name: str, value: object = None) -> str:
     """Spell an argument in a message: as Python takes it, or as the interface that is in use does.
 
-    Examples
-    --------
     >>> f"add {argument('ridge', 0.001)}, or take {argument('method', 'kin')}"
     'add ridge=0.001, or take method="kin"'
     """
@@ -107,7 +109,7 @@ def argument(name: str, value: object = None) -> str:
 
 @contextmanager
 def spelled(spelling: Callable[[str, object], str]) -> Iterator[None]:
-    """Within this context messages spell arguments as ``spelling(name, value)``; value is None for the name alone."""
+    """Spell arguments as ``spelling(name, value)`` within this context; value is None for the name alone."""
     _spelling.append(spelling)
     try:
         yield

@@ -266,7 +266,7 @@ def died(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def answer(heart: Path, name: str, number: int) -> None:
-    cli("site", "answer", heart.parent / name, heart / "asks" / f"{name}@{number}.ask")
+    cli("site", "answer", heart.parent / name, heart / "asks" / f"{name}@{number}.ask", "--yes")
     shutil.copy(heart.parent / name / "sent" / f"{name}@{number}.summary", heart / "summaries")
 
 

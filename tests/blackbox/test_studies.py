@@ -152,7 +152,7 @@ def test_an_interrupted_study_resumes_with_the_rows_of_an_uninterrupted_one(tmp_
     )
     try:
         deadline = time.monotonic() + PATIENCE
-        while not list(tmp_path.glob("out/own/cells/*.parquet")) and time.monotonic() < deadline:
+        while not list(tmp_path.glob("out/own/cells/[!.]*.parquet")) and time.monotonic() < deadline:
             time.sleep(0.05)
         process.send_signal(signal.SIGINT)
         assert process.wait(PATIENCE) == 130

@@ -11,26 +11,26 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from fedkin.admm.availability import Availability, StandIns
+from fedkin.admm.availability import Availability, StandIns, site_keys
 from fedkin.admm.gradients import GradientKind, Gradients, SiteRows
-from fedkin.admm.plan import Average, RunPlan, StepRule, plan_run, site_rows
+from fedkin.admm.plan import Average, RunPlan, StepRule, check_steps, plan_run, site_rows
 from fedkin.admm.rounds import DirectLink, Link, LocalShards, RoundConfig, Wire, run_rounds
-from fedkin.admm.sampling import site_keys
 from fedkin.admm.shard import MOST_PARAMS, Shard, ShardState, Share, ShareTaker, is_shared, together
 from fedkin.admm.store import Saved, Sent, Store
+from fedkin.admm.streams import ChangeTest
 
 if TYPE_CHECKING:
-    from fedkin.admm.baselines import subgradient_descent
     from fedkin.admm.run import fed_admm
-    from fedkin.admm.trace import Progress
+    from fedkin.admm.trace import Progress, subgradient_descent
 
-_LATER = {"Progress": "trace", "fed_admm": "run", "subgradient_descent": "baselines"}
+_LATER = {"Progress": "trace", "fed_admm": "run", "subgradient_descent": "trace"}
 
 __all__ = [
     *_LATER,
-    "MOST_PARAMS", "Availability", "Average", "DirectLink", "GradientKind", "Gradients", "Link", "LocalShards",
-    "RoundConfig", "RunPlan", "Saved", "Sent", "Shard", "ShardState", "Share", "ShareTaker", "SiteRows", "StandIns",
-    "StepRule", "Store", "Wire", "is_shared", "plan_run", "run_rounds", "site_keys", "site_rows", "together",
+    "MOST_PARAMS", "Availability", "Average", "ChangeTest", "DirectLink", "GradientKind", "Gradients", "Link",
+    "LocalShards", "RoundConfig", "RunPlan", "Saved", "Sent", "Shard", "ShardState", "Share", "ShareTaker",
+    "SiteRows", "StandIns", "StepRule", "Store", "Wire", "check_steps", "is_shared", "plan_run", "run_rounds",
+    "site_keys", "site_rows", "together",
 ]  # fmt: skip
 
 

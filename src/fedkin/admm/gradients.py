@@ -7,17 +7,18 @@ has the same bits wherever it is computed.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
-from fedkin._base import AnyArray, Array, Index, Mask, count
-from fedkin.admm.sampling import draw_batches, round_states
-from fedkin.data import Federation, Rows
-from fedkin.errors import DataError, SolverError, UnknownSiteError
+from fedkin._base import AnyArray, Array, Index, Mask
+from fedkin.admm.availability import draw_batches, round_states
+from fedkin.admm.streams import SampleStream
+from fedkin.data import Rows
+from fedkin.errors import DataError
 from fedkin.losses import Loss
 
 GradientKind = Literal["plain", "saga", "svrg"]
@@ -66,8 +67,7 @@ class Gradients:
     """Gradient estimates of hosted sites, a function of (seed, site, round) and theta.
 
     ``snapshot_every`` is the number of rounds between the full passes of SVRG, the first in round 1.
-    ``table (N, width)`` is SAGA's memory, a line for each row of ``rows.data``; it is written to. Sites in
-    ``streams``, by number, see new samples in every round.
+    Sites in ``streams``, by number, see new samples in every round.
     """
 
     def __init__(
@@ -77,7 +77,6 @@ class Gradients:
         kind: GradientKind = "plain",
         *,
         snapshot_every: int = 1,
-        table: Array | None = None,
         streams: Mapping[int, SampleStream] | None = None,
     ) -> None:
         self.rows, self.seed, self.kind, self.snapshot_every = rows, seed, kind, snapshot_every
@@ -86,9 +85,9 @@ class Gradients:
         #: Mean gradient of the table (SAGA) or of the snapshot (SVRG), and the snapshot itself.
         self.anchor_gradient = np.zeros(shape if kind != "plain" else (0, shape[1]))
         self.anchor_theta = np.zeros(shape if kind == "svrg" else (0, shape[1]))
-        if table is None:
-            table = np.zeros((rows.data.n_samples, rows.table_width()) if kind == "saga" else (0, 1))
-        self.table = table
+        #: SAGA's memory, a line for each row of the hosted sites, one site after the other.
+        self.table = np.zeros((int(rows.counts.sum()), rows.table_width()) if kind == "saga" else (0, 1))
+        self._first_line = np.cumsum(rows.counts) - rows.counts
         #: Sites whose snapshot is due (SVRG), and rows that each site has looked at.
         self.stale = np.ones(shape[0], dtype=np.bool_)
         self.looked = np.zeros(shape[0], dtype=np.int64)
@@ -97,28 +96,19 @@ class Gradients:
         self._alike = self._groups[0] if len(self._groups) == 1 and not self.streams else None
         self._looks = (2 if kind == "svrg" else 1) * rows.batch
 
-    def _own_lines(self) -> Index | slice:
-        """Return the lines of the table that belong to the hosted sites."""
-        rows = self.rows
-        if not self.table.shape[0] or int(rows.counts.sum()) == self.table.shape[0]:
-            return slice(None)
-        return np.concatenate([np.arange(s, s + n) for s, n in zip(rows.starts, rows.counts, strict=True)])
-
     def memory(self) -> Memory:
         """Return what changes, as it is now, in the order of the last fields of `fedkin.admm.shard.ShardState`."""
         if self.kind == "plain":  # only `looked` changes, and it is made anew
             return self.table, self.anchor_gradient, self.anchor_theta, self.stale, self.looked
-        table = self.table[self._own_lines()].copy()
-        return table, self.anchor_gradient.copy(), self.anchor_theta.copy(), self.stale.copy(), self.looked
+        anchors = (self.anchor_gradient.copy(), self.anchor_theta.copy())
+        return self.table.copy(), *anchors, self.stale.copy(), self.looked
 
     def restore(self, memory: Memory) -> None:
         """Go back to a `memory`; raises `DataError` when it is of sites with other rows."""
-        lines = self._own_lines()
-        places = (self.table[lines], self.anchor_gradient, self.anchor_theta, self.stale, self.looked)
+        places = (self.table, self.anchor_gradient, self.anchor_theta, self.stale, self.looked)
         if any(there.shape != kept.shape for there, kept in zip(places, memory, strict=True)):
             raise DataError("the state was written with another number of rows")
-        self.table[lines] = memory[0]
-        for there, kept in zip(places[1:], memory[1:], strict=True):
+        for there, kept in zip(places, memory, strict=True):
             there[...] = kept
 
     def _stored_groups(self) -> list[Index]:
@@ -160,9 +150,10 @@ class Gradients:
             return change + self.anchor_gradient[live]
         new = loss.compact_scores(theta, *batch)
         width, share = new.shape[2], self.rows.batch[live] / self.rows.counts[live]
-        change = loss.mean_of_compact(new - self.table[numbers, :width], batch[0])
+        lines = numbers + (self._first_line - self.rows.starts)[live][:, None]
+        change = loss.mean_of_compact(new - self.table[lines, :width], batch[0])
         estimate = change + self.anchor_gradient[live]
-        self.table[numbers, :width] = new
+        self.table[lines, :width] = new
         self.anchor_gradient[live] += change * share[:, None]
         return estimate
 
@@ -213,73 +204,3 @@ class _Group:
         X, y, offset = (None if part is None else part.take(numbers, axis=0) for part in self.rows.data.arrays)
         assert X is not None
         return X, y, offset
-
-
-class SampleStream:
-    """Batches of fixed size, cut from an iterator of new samples.
-
-    Samples are ``(x, y)``, ``(x, y, offset)`` or ``x`` alone (the mean loss), where ``x`` is one row ``(q,)`` or some
-    rows ``(k, q)``. The site id is for messages.
-    """
-
-    def __init__(self, site: object, samples: Iterable[Any], n_features: int) -> None:
-        self.site, self.n_features = site, n_features
-        self._samples: Iterator[Any] = iter(samples)
-        self._left: list[Rows] = []
-        #: Rows handed out so far.
-        self.used = 0
-
-    def batch(self, size: int, t: int) -> Rows:
-        """Return the next ``size`` samples as arrays with a leading axis of length 1."""
-        parts, missing = [], size
-        while missing:
-            part = self._left.pop() if self._left else self._next(t)
-            if part.n_samples > missing:
-                self._left.append(part.take(slice(missing, None)))
-                part = part.take(slice(0, missing))
-            missing -= part.n_samples
-            parts.append(part)
-        self.used += size
-        return Rows.stack(parts).map(lambda part: part[None])
-
-    def skip(self, rows: int) -> None:
-        """Pass over samples that an earlier run has seen."""
-        if rows:
-            self.batch(rows, 0)
-
-    def _next(self, t: int) -> Rows:
-        try:
-            item = next(self._samples)
-        except StopIteration:
-            raise SolverError(
-                f"the samples of site {self.site!r} ended in round {t} after {count(self.used, 'row')}; "
-                "give an endless iterator, or ask for fewer rounds"
-            ) from None
-        parts = item if isinstance(item, tuple) else (item,)
-        X = np.atleast_2d(np.asarray(parts[0], dtype=np.float64))
-        if X.ndim != 2 or X.shape[1] != self.n_features:
-            raise DataError(
-                f"a sample of site {self.site!r} has shape {np.shape(parts[0])}, expected ({self.n_features},) "
-                f"or (k, {self.n_features})"
-            )
-        rest = [np.asarray(part, dtype=np.float64).reshape(-1) for part in parts[1:] if part is not None]
-        for part in (X, *rest):
-            if part.shape[0] != X.shape[0]:
-                raise DataError(
-                    f"a sample of site {self.site!r} has {count(X.shape[0], 'row')} but {part.shape[0]} targets"
-                )
-            if not np.isfinite(part).all():
-                raise DataError(f"a sample of site {self.site!r} (row {self.used} of its stream) is not finite")
-        return Rows(X, *rest[:2])
-
-
-def sample_streams(federation: Federation, streams: Mapping[Any, Iterable[Any]] | None) -> dict[int, SampleStream]:
-    """Return the streams of sites by their number, checked."""
-    out = {}
-    for site, samples in (streams or {}).items():
-        if site not in federation:
-            raise UnknownSiteError(f"streams names site {site!r}, which the federation does not have")
-        if not isinstance(samples, Iterable):
-            raise DataError(f"the stream of site {site!r} must be an iterable of samples, got {type(samples).__name__}")
-        out[federation.index[site]] = SampleStream(site, samples, federation.n_features)
-    return out

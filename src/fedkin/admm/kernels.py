@@ -22,9 +22,9 @@ from numba import njit
 from numpy.typing import NDArray
 
 from fedkin._base import Array, Mask, available_threads
-from fedkin._base.compiling import kernel, load
+from fedkin._compiling import kernel, load
+from fedkin.admm.availability import FLOYD_LIMIT, site_roots
 from fedkin.admm.rounds import LocalShards
-from fedkin.admm.sampling import FLOYD_LIMIT, site_roots
 from fedkin.admm.shard import TAIL_POWER, averaging_weight
 from fedkin.core import make_penalty
 from fedkin.losses import COMPILED_LOSSES, Loss, MeanLoss
@@ -68,7 +68,7 @@ def _mix(word: Any) -> Any:
 
 @kernel
 def _draw(state: Any, n: int, size: int, chosen: Any) -> None:
-    """The rows that `fedkin.admm.sampling.draw_batches` draws, for at most FLOYD_LIMIT or all of them."""
+    """The rows that `fedkin.admm.availability.draw_batches` draws, for at most FLOYD_LIMIT or all of them."""
     if size == n:
         for k in range(size):
             chosen[k] = k
@@ -147,7 +147,7 @@ def _sites_loop(slopes: int) -> Any:
                     for row in range(start_row, start_row + n):
                         if mean:
                             for c in range(p):
-                                g[c] += (theta[i, c] - X[row, c]) / n
+                                g[c] += parameter * (theta[i, c] - X[row, c]) / n
                         else:
                             eta = offset[row] if offset.size else 0.0
                             for c in range(p):
@@ -182,11 +182,12 @@ def _sites_loop(slopes: int) -> Any:
                         if not mean:
                             g[c] += d * X[row, c]
                         elif gradient == SAGA:
-                            score = theta[i, c] - X[row, c]
+                            score = parameter * (theta[i, c] - X[row, c])
                             g[c] += (score - table[row, c]) / b
                             table[row, c] = score
                         else:
-                            g[c] += (theta[i, c] - (anchor_theta[i, c] if gradient == SVRG else X[row, c])) / b
+                            origin = anchor_theta[i, c] if gradient == SVRG else X[row, c]
+                            g[c] += parameter * (theta[i, c] - origin) / b
                 for c in range(p if gradient != PLAIN else 0):
                     d = g[c]
                     g[c] += anchor_gradient[i, c]

@@ -13,10 +13,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedkin._base import Array, Index, check_choice, check_positive, check_whole, count
-from fedkin.admm.availability import Availability
+from fedkin.admm.availability import Availability, check_seed, site_keys
 from fedkin.admm.gradients import GRADIENT_KINDS, GradientKind, SiteRows
-from fedkin.admm.sampling import check_seed, site_keys
-from fedkin.core import Penalty, Problem, QuadraticTerms, SiteTerms, Solution
+from fedkin.core import Penalty, Problem, QuadraticTerms, SiteTerms, Solution, damped_newton
 from fedkin.errors import ParameterError, argument
 from fedkin.losses import Loss, by_loss
 
@@ -33,7 +32,7 @@ REDUCED_CAUTION = 2.0
 STILL_RHO, NOISY_RHO = 4.0, 1.0
 #: A site with less curvature than this share of its largest one counts as if it had that much.
 WEAKEST_SHARE = 0.02
-_FIT_STEPS = 8
+_FIT_STEPS, _FIT_DAMPING = 8, 0.02
 
 
 @dataclass(frozen=True, eq=False)
@@ -121,16 +120,7 @@ def plan_run(
     """
     check_whole("rounds", rounds, least=1)
     check_seed(seed)
-    if rho != "auto":
-        check_positive("rho", rho)
-    if step not in ("auto", "literal"):
-        check_positive("step", step)
-    if kappa is not None:
-        check_positive("kappa", kappa)
-    if kappa is not None and step != "literal":
-        raise ParameterError("kappa belongs to step='literal'; for proximal steps with e(t) = kappa/t give step=kappa")
-    check_choice("average", average, (None, *AVERAGES))
-    check_choice("gradient", gradient, GRADIENT_KINDS)
+    check_steps(rho, step, kappa, average, gradient)
     if gradient != "plain" and streaming:
         raise ParameterError(
             f"gradient={gradient!r} looks at rows again, but streams bring new ones; use gradient='plain'"
@@ -175,6 +165,26 @@ def plan_run(
         alpha=alpha,
         availability=availability,
     )
+
+
+def check_steps(
+    rho: object = "auto",
+    step: object = "auto",
+    kappa: object = None,
+    average: object = None,
+    gradient: object = "plain",
+) -> None:
+    """Raise `ParameterError` unless `fedkin.fed_admm` takes these arguments."""
+    if rho != "auto":
+        check_positive("rho", rho)
+    if step not in ("auto", "literal"):
+        check_positive("step", step)
+    if kappa is not None:
+        check_positive("kappa", kappa)
+    if kappa is not None and step != "literal":
+        raise ParameterError("kappa belongs to step='literal'; for proximal steps with e(t) = kappa/t give step=kappa")
+    check_choice("average", average, (None, *AVERAGES))
+    check_choice("gradient", gradient, GRADIENT_KINDS)
 
 
 def site_rows(problem: Problem, batch_size: BatchSize, streaming: Collection[Hashable] = ()) -> SiteRows:
@@ -304,23 +314,19 @@ def _spectrum(terms: SiteTerms, theta: Array) -> tuple[Array, Array, Array]:
 
 
 def _rough_fit(terms: SiteTerms) -> Array:
-    """Take some damped Newton steps from 0, each only where it lowers the site's loss."""
-    theta = np.zeros((terms.n_sites, terms.n_params))
+    """Take some damped Newton steps from 0."""
+
+    def value(theta: Array, who: Index) -> Array:
+        return np.nan_to_num(terms.take(who).values(theta), nan=np.inf, posinf=np.inf)
+
+    def derivatives(theta: Array, who: Index) -> tuple[Array, Array]:
+        part = terms.take(who)
+        hessians = part.hessians(theta)
+        lift = _FIT_DAMPING * np.einsum("vii->v", hessians) / terms.n_params + np.finfo(float).tiny
+        return part.gradients(theta), hessians + lift[:, None, None] * np.eye(terms.n_params)
+
     with np.errstate(over="ignore", invalid="ignore"):
-        value = terms.values(theta)
-        damping = np.full(terms.n_sites, 0.05)
-        for _ in range(_FIT_STEPS):
-            hessians = terms.hessians(theta)
-            mean = np.einsum("vii->v", hessians) / terms.n_params
-            lift = damping * mean + np.finfo(float).tiny
-            shifted = hessians + lift[:, None, None] * np.eye(terms.n_params)
-            tried = theta - np.linalg.solve(shifted, terms.gradients(theta)[:, :, None])[:, :, 0]
-            tried_value = terms.values(tried)
-            better = np.isfinite(tried_value) & (tried_value < value)
-            theta = np.where(better[:, None], tried, theta)
-            value = np.where(better, tried_value, value)
-            damping = np.where(better, 0.3 * damping + 0.015, 10.0 * damping)
-    return theta
+        return damped_newton(value, derivatives, np.zeros((terms.n_sites, terms.n_params)), max_iter=_FIT_STEPS)[0]
 
 
 def _row_curvature(rows: SiteRows, theta: Array) -> tuple[Array, Array]:

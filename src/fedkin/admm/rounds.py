@@ -19,9 +19,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedkin._base import Array, Index, Mask, check_whole
-from fedkin.admm.gradients import SampleStream
 from fedkin.admm.plan import RunPlan
 from fedkin.admm.shard import Shard, ShardState
+from fedkin.admm.streams import SampleStream
 from fedkin.errors import ParameterError, SolverError
 
 Wire = Literal["float64", "float32"]
@@ -90,7 +90,9 @@ class RoundConfig:
     - ``wire``: how thetas travel. Both ends of an edge must compute with the same numbers, so the shard's own are
       rounded.
     - ``names``: of the hosted sites that have their rows here; with them, parameters that diverge are an error in
-      every round, told with a ``hint``, and so are those that end at the border of the parameter ball.
+      every round, told with a ``hint``.
+    - ``constrained``: whether the parameter ball is a constraint of the problem. Where it only limits what counts,
+      parameters that end at its border have diverged.
     - ``save_every``: rounds between durable saves; the ``last`` one is always saved, those between only with
       ``save_all``.
     - ``after``: called with the round and the largest change of a theta in it, after it is saved.
@@ -100,6 +102,7 @@ class RoundConfig:
     wire: Wire = "float64"
     names: Sequence[str] | None = None
     hint: str = "the steps are too long"
+    constrained: bool = False
     save_every: int | None = None
     save_all: bool = False
     after: Callable[[int, float], None] | None = None
@@ -132,17 +135,17 @@ def run_rounds(shard: S, link: Link[S], config: RoundConfig | None = None, store
 
 
 def _check(shard: Shard | LocalShards, t: int, config: RoundConfig, names: Sequence[str]) -> None:
-    """Raise `SolverError` when parameters are not finite, or end at the border of their ball."""
+    """Raise `SolverError` when parameters are not finite, or end at the border of a ball that is no constraint."""
     theta, radius = shard.theta[shard.own], shard.plan.radius
     if not math.isfinite(np.add.reduce(theta, axis=None)) and not (finite := np.isfinite(theta)).all():
         name = names[int(np.argmin(finite.all(axis=1)))]
         raise SolverError(f"round {t}: the parameters of site {name!r} diverged: {config.hint}")
-    if t == config.last and radius is not None:
+    if t == config.last and radius is not None and not config.constrained:
         size = np.sqrt((theta * theta).sum(axis=1))
         if (size > (1.0 - 1e-9) * radius).any():
             raise SolverError(
                 f"the parameters of site {names[int(size.argmax())]!r} diverged to the border of their ball (radius "
-                f"{radius:g}): {config.hint}; or the ball is too small"
+                f"{radius:g}): {config.hint}; or state a larger radius"
             )
 
 
@@ -158,12 +161,8 @@ class LocalShards:
     ) -> None:
         assert plan.rows is not None
         self.plan, self.rows, self.streams, self.sites = plan, plan.rows, dict(streams or {}), plan.sites
-        shape = (self.rows.data.n_samples, self.rows.table_width()) if plan.gradient == "saga" else (0, 1)
-        table = np.zeros(shape)  # SAGA's memory, shared by the shards like the rows are
         hosts = np.zeros(plan.n_sites, dtype=np.int64) if hosts is None else hosts
-        self.shards = [
-            Shard(plan, np.flatnonzero(hosts == host), table=table, streams=self.streams) for host in np.unique(hosts)
-        ]
+        self.shards = [Shard(plan, np.flatnonzero(hosts == host), streams=self.streams) for host in np.unique(hosts)]
         self._members = [shard.sites for shard in self.shards]
         self._edge_numbers = [np.flatnonzero(np.isin(plan.edges, one.sites).any(axis=1)) for one in self.shards]
 

@@ -6,24 +6,25 @@ import hashlib
 import os
 import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from fedkin._base import Array, check_choice, check_positive, check_whole
+from fedkin._base import Array, Index, check_choice, check_positive, check_whole
 from fedkin.admm import trace as tracing
 from fedkin.admm.availability import Availability
-from fedkin.admm.gradients import GradientKind, sample_streams
+from fedkin.admm.gradients import GradientKind
 from fedkin.admm.kernels import CompiledRounds, unsupported
 from fedkin.admm.plan import Average, BatchSize, RunPlan, StepRule, plan_run
 from fedkin.admm.rounds import LocalShards, shard_of_sites
 from fedkin.admm.shard import ShardState, edge_update
 from fedkin.admm.store import Store
+from fedkin.admm.streams import StreamWatch, sample_streams
 from fedkin.admm.trace import Callback, Interrupt, Progress, Trace, certify
 from fedkin.core import Problem, Solution, Status
-from fedkin.errors import ConvergenceWarning, ModelFileError, ParameterError, SolverError, argument
+from fedkin.errors import ChangeWarning, ConvergenceWarning, ModelFileError, ParameterError, SolverError, argument
 from fedkin.solvers import fused_parameters
 
 Backend = Literal["auto", "numpy", "numba"]
@@ -32,6 +33,10 @@ Backend = Literal["auto", "numpy", "numba"]
 RESTART_FACTOR, MAX_RESTARTS = 4.0, 6
 #: RUNAWAY times the starting value ends a run at once; WORSE is checked after the last round.
 RUNAWAY, WORSE = 1e6, 0.1
+_LITERAL_HINT = (
+    "the paper keeps parameters in a ball: give the problem a radius, more rounds, a smaller kappa or rho, or use "
+    "step='auto'"
+)
 #: Multiplications between two looks at Ctrl-C, and from which on waiting for the compiler pays.
 CHUNK_WORK, COMPILE_WORK = 3e8, 2e9
 
@@ -75,10 +80,12 @@ def fed_admm(
     availability : Availability, optional
         Sites that come and go (Algorithm 2).
     streams : mapping {site: iterable of samples}, optional
-        These sites see new samples ``(x, y)`` in every round; their stored rows serve for the curvature and the
-        reported objective only.
+        These sites see new samples ``(x, y)`` in every round; their stored rows serve for the curvature only.
+        docs/streams.md has what is reported.
     tol : float, optional
-        Stop when the relative duality gap is at most this; it is computed for every line of the trace.
+        Stop when the relative duality gap is at most this; it is computed for every line of the trace. With streams,
+        stop when the second half of the rounds has gained less than this share of the objective, on rows not seen
+        before and with two standard errors to spare.
     reference : Solution or array (V, p), optional
         For the column ``distance`` of the trace.
     warm_start : Solution, optional
@@ -89,7 +96,8 @@ def fed_admm(
     step : "auto", float or "literal"
         "auto": proximal steps chosen by each site from its own curvature. A number kappa: proximal steps
         ``eta_i(t) = e / (1 + rho |N_i| e)`` with ``e(t) = kappa / t``. "literal": ``eta(t) = kappa / t`` as printed
-        in the paper, which explodes easily.
+        in the paper. Its parameters often grow by many powers of ten before they converge; such a run ends only when
+        numbers overflow. The paper prevents that by a ball, ``Problem(radius=...)``.
     kappa : float, optional
         For ``step="literal"``; by default from the curvature.
     average : "tail", "paper", "last" or None
@@ -127,7 +135,9 @@ def fed_admm(
         square over sites of gradient plus duals), ``primal_residual`` (root mean square over edges of theta -
         beta), ``distance`` (``||theta - reference||_F^2 / |V|``), ``vectors`` and ``bytes`` (that would have
         travelled up to then), ``rows`` (looked at up to then), ``available`` (share of sites in that round) and
-        ``gap`` (with ``tol``).
+        ``gap`` (with ``tol``). With streams, ``gap`` is NaN; ``new_objective``, ``new_error``, ``gain`` and
+        ``gain_error`` are estimates on rows not seen before, ``changes`` counts changes that were noticed, and the
+        solution's ``objective`` is the last ``new_objective``.
 
     Raises
     ------
@@ -163,12 +173,12 @@ def fed_admm(
     given = {"rho": rho, "step": step, "kappa": kappa, "average": average, "gradient": gradient, "seed": seed}
     more: dict[str, Any] = {**given, "availability": availability, "streaming": set(streams or {})}
     plan = plan_run(problem, rounds, batch_size, warm_start=warm_start, **more)
-    run = _Run(problem, plan, shard_of_sites(shards, problem.n_sites), streams, step, backend)
-    run.trace, run.tol, run.callbacks, run.record_every = Trace(problem, reference), tol, callbacks, record_every
+    hosts, looks = shard_of_sites(shards, problem.n_sites), (tol, callbacks, record_every)
+    run = _Run(problem, plan, hosts, streams, step, backend, Trace(problem, reference), *looks, checkpoint_every)
     if checkpoint is None:
         return run.go(fuse)
     run.file = Store(checkpoint, fingerprint([*_describe(problem, plan, tuple(given.values())), *run.describe()]))
-    run.save_every, run.fresh = checkpoint_every, not resume
+    run.fresh = not resume
     try:
         if resume:
             run.resume()
@@ -181,34 +191,33 @@ class _DivergedError(Exception):
     """The steps were too long."""
 
 
+@dataclass(eq=False)
 class _Run:
     """One run inside this process: its shards, how far they are, its trace, its checkpoint and its restarts."""
 
+    problem: Problem
+    plan: RunPlan
+    hosts: Index
+    streams: Mapping[Any, Iterable[Any]] | None
+    step: float | str
+    backend: Backend
     trace: Trace
     tol: float | None
     callbacks: Sequence[Callback]
     record_every: int | None
-    save_every: int | None = None
+    save_every: int | None
     file: Store | None = None
     fresh: bool = True
+    caution: float = 1.0
+    restarts: int = 0
 
-    def __init__(
-        self,
-        problem: Problem,
-        plan: RunPlan,
-        hosts: NDArray[np.int64],
-        streams: Mapping[Any, Iterable[Any]] | None,
-        step: float | str,
-        backend: Backend,
-    ) -> None:
-        self.problem, self.plan, self.hosts, self.streams = problem, plan, hosts, streams
-        self.step, self.backend, self.listeners = step, backend, _listeners(problem, plan.availability)
+    def __post_init__(self) -> None:
+        self.listeners = _listeners(self.problem, self.plan.availability)
         with np.errstate(over="ignore"):
-            self.start_value = problem.objective(plan.theta)
+            self.start_value = self.problem.objective(self.plan.theta)
             # a warm start may fit perfectly: what counts as worse is measured against theta = 0 too
-            zero = problem.objective(np.zeros_like(plan.theta))
+            zero = self.problem.objective(np.zeros_like(self.plan.theta))
             self.scale = max(abs(self.start_value), abs(zero), np.finfo(float).tiny)
-        self.caution, self.restarts = 1.0, 0
         self.begin()
 
     def begin(self) -> None:
@@ -219,6 +228,7 @@ class _Run:
         availability, sites = plan.availability, self.problem.federation.sites
         self.presence = None if availability is None else availability.bind(sites, plan.seed)
         streams = sample_streams(self.problem.rows_for("Fed-ADMM"), self.streams)
+        self.watch = StreamWatch(self.problem, streams) if streams else None
         self.local = LocalShards(plan, self.hosts, streams)
         work = float(self.local.rows.batch.sum() + plan.edges.shape[0] + plan.n_sites) * plan.n_params
         self.chunk = int(max(1, min(4096, CHUNK_WORK / work)))
@@ -233,8 +243,9 @@ class _Run:
     def restart(self, reason: str) -> None:
         """Begin again with shorter steps, or say why that does not help."""
         if self.step != "auto":
-            asked = "the literal step kappa/t" if self.step == "literal" else f"step={self.step!r}"
-            raise SolverError(f"{reason} with {asked}; use step='auto', or a smaller kappa or rho") from None
+            if self.step != "literal":
+                raise SolverError(f"{reason} with step={self.step!r}; use step='auto', or a smaller step") from None
+            raise SolverError(f"{reason} with the literal step kappa/t; {_LITERAL_HINT}") from None
         if self.streams:
             raise SolverError(f"{reason}, and samples of a stream cannot be seen again; give a small step") from None
         if self.restarts >= MAX_RESTARTS:
@@ -253,11 +264,14 @@ class _Run:
             try:
                 with tracing.deferred_interrupt() as interrupt, np.errstate(over="ignore", invalid="ignore"):
                     status = self._rounds(interrupt)
-                    worse = self._worse()
-                    if worse is not None and status != "interrupted":
+                    worse, theta = self._worse(), self.local.gather("average")
+                    if worse is not None and self.step == "literal":
+                        # the printed algorithm is not judged: later rounds may converge
+                        warnings.warn(f"{worse}; {_LITERAL_HINT}", ConvergenceWarning, stacklevel=3)
+                    elif worse is not None and status != "interrupted":
                         raise _DivergedError(worse)
-                    # interrupted in a bad moment: the best so far is the beginning
-                    theta = self.local.gather("average") if worse is None else self.plan.theta
+                    elif worse is not None:
+                        theta = self.plan.theta  # interrupted in a bad moment: the best so far is the beginning
                     return self._finish(status, theta, fuse)
             except _DivergedError as diverged:
                 self.restart(str(diverged))
@@ -304,9 +318,10 @@ class _Run:
     def _look(self) -> Status:
         """Record a line, and decide whether to go on."""
         line = self._record()
-        if not line["objective"] < self.start_value + RUNAWAY * self.scale:
+        guarded = self.step != "literal" and self.watch is None  # the stored rows of streams prove nothing
+        if guarded and not line["objective"] < self.start_value + RUNAWAY * self.scale:
             raise _DivergedError(f"the objective ran away within {self.done} rounds")
-        if self.tol is not None and line["gap"] <= self.tol:
+        if self.tol is not None and (self.watch.is_enough(self.tol) if self.watch else line["gap"] <= self.tol):
             return "converged"
         try:
             stop = tracing.run_callbacks(self.callbacks, Progress(self.done, self.local.gather("average"), line))
@@ -327,14 +342,16 @@ class _Run:
             "rows": float(local.looked.sum()),
             "available": self.available,
         }
-        if self.tol is not None:
+        if self.watch is not None:
+            columns |= self.watch.look(self.done, average)
+        elif self.tol is not None:
             columns["gap"] = certify(objective, average, [balance, local.gather("balance")])[0]
         return self.trace.record(self.done, average, balance, **columns)
 
     def _worse(self) -> str | None:
         """Return a sentence, when the result is worse than where the run began."""
         value = self.trace.lines[-1]["objective"]
-        if value <= self.start_value + WORSE * self.scale:
+        if self.watch is not None or value <= self.start_value + WORSE * self.scale:
             return None
         return f"after {self.done} rounds the objective is {value:.3g}, worse than {self.start_value:.3g} at the start"
 
@@ -351,9 +368,16 @@ class _Run:
             if other <= gap:
                 theta, gap, radius = candidate, other, within
         message = _message(status, self.done, gap, self.tol, self.restarts)
+        value, trace = self.problem.objective(theta), self.trace.columns()
+        if self.watch is not None:
+            message = _stream_message(status, self.done, self.watch)
+            value, gap, radius = self.watch.columns["new_objective"], np.nan, None  # stored rows prove nothing here
+            for u, row in self.watch.changes:
+                site = self.problem.federation.sites[u]
+                text = f"site {site!r}: its rows follow other parameters from about row {row} of its stream on"
+                warnings.warn(f"{text}; begin again with warm_start", ChangeWarning, stacklevel=4)
         if status == "iteration_limit" and self.tol is not None:
             warnings.warn(message, ConvergenceWarning, stacklevel=4)
-        value, trace = self.problem.objective(theta), self.trace.columns()
         return Solution(theta, value, gap, status, self.done, trace, alpha, message, radius)
 
     def describe(self) -> list[object]:
@@ -370,6 +394,8 @@ class _Run:
         arrays: dict[str, NDArray[Any]] = {f"trace_{name}": values for name, values in self.trace.columns().items()}
         streams = self.local.streams
         arrays["streamed"] = np.array([streams[u].used for u in sorted(streams)], dtype=np.int64)
+        if self.watch is not None:
+            arrays |= {f"watch_{name}": part for name, part in self.watch.state().items()}
         if self.presence is not None:
             arrays["seen"] = self.presence.seen
         header = {name: getattr(self, name) for name in ("vectors", "available", "restarts", "caution", "compiled")}
@@ -400,6 +426,9 @@ class _Run:
         self.done, self.vectors, self.available = saved.round, header["vectors"], header["available"]
         if self.presence is not None:
             self.presence.seen = arrays.pop("seen")
+        if self.watch is not None:
+            watched = [name for name in arrays if name.startswith("watch_")]
+            self.watch.restore({name.removeprefix("watch_"): arrays.pop(name) for name in watched})
         columns = {name.removeprefix("trace_"): values.tolist() for name, values in arrays.items()}
         self.trace.lines = [dict(zip(columns, values, strict=True)) for values in zip(*columns.values(), strict=True)]
 
@@ -451,6 +480,18 @@ def _listeners(problem: Problem, availability: Availability | None) -> Array:
         return np.full(problem.n_sites, 3.0)
     labels = problem.graph.components()
     return np.asarray((np.bincount(labels) - 1.0)[labels], dtype=np.float64)
+
+
+def _stream_message(status: Status, done: int, watch: StreamWatch) -> str:
+    ended = "converged after" if status == "converged" else "interrupted after" if status == "interrupted" else "did"
+    seen = watch.columns
+    text = f"{ended} {done} rounds on streams"
+    if not np.isfinite(seen["new_objective"]):
+        return f"{text}: too few new rows to say how well they are predicted"
+    text += f": objective {seen['new_objective']:.4g} (s.e. {seen['new_error']:.1g}) on rows not seen before"
+    if np.isfinite(seen["gain"]):
+        text += f"; the second half of the rounds gained {seen['gain']:.1e} (s.e. {seen['gain_error']:.0e})"
+    return text
 
 
 def _message(status: Status, done: int, gap: float, tol: float | None, restarts: int) -> str:

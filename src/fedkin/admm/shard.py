@@ -17,14 +17,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from scipy import sparse
 
 from fedkin._base import Array, Index, Mask
-from fedkin.admm.gradients import Gradients, SampleStream, no_memory
+from fedkin.admm.gradients import Gradients, SiteRows, no_memory
 from fedkin.admm.plan import Average, RunPlan
+from fedkin.admm.streams import SampleStream
 from fedkin.core import SCALE_FLOOR, Penalty, build_terms, make_penalty
 from fedkin.data import Federation
 
@@ -102,9 +103,8 @@ def edge_update(alpha: Array, difference: Array, rho: float, radius: Array, pena
 class Shard:
     """Some sites of a plan (all, by default) and every edge that touches them.
 
-    ``sites (B,)`` are increasing positions; edges of sites in ``without`` are left out. ``table (N, width)`` is SAGA's
-    memory, where several shards share it like they share the rows; ``streams`` are by position. Sites whose rows are
-    elsewhere get the penalty's part of the step only.
+    ``sites (B,)`` are increasing positions; edges of sites in ``without`` are left out. ``streams`` are by
+    position. Sites whose rows are elsewhere get the penalty's part of the step only.
 
     ``foreign`` are the neighbours hosted elsewhere, increasing; ``boundary`` the hosted sites that have such a
     neighbour: the thetas that others need.
@@ -116,7 +116,6 @@ class Shard:
         sites: Index | None = None,
         *,
         without: Sequence[int] = (),
-        table: Array | None = None,
         streams: Mapping[int, SampleStream] | None = None,
     ) -> None:
         self.plan, self.sites = plan, plan.sites if sites is None else sites
@@ -127,7 +126,7 @@ class Shard:
         self.sparsity = None if plan.sparsity is None else plan.sparsity[which]
         #: The hosted sites whose rows are here: all, or these numbers.
         self.own: slice | Index = slice(None)
-        self.gradients = self._make_gradients(which, table, streams or {})
+        self.gradients = self._make_gradients(which, streams or {})
         theta = plan.theta[which]
         self._all_theta = theta.copy()
         self._host(edges[touching], plan.edge_radius[touching])
@@ -139,9 +138,7 @@ class Shard:
         self.average, self.left = theta.copy(), theta.copy()
         self._weight = 1.0
 
-    def _make_gradients(
-        self, which: Index, table: Array | None, streams: Mapping[int, SampleStream]
-    ) -> Gradients | None:
+    def _make_gradients(self, which: Index, streams: Mapping[int, SampleStream]) -> Gradients | None:
         plan, rows, here = self.plan, self.plan.rows, self.sites
         if plan.with_rows is not None:
             own = np.flatnonzero(np.isin(here, plan.with_rows))
@@ -152,8 +149,7 @@ class Shard:
             return None
         rows = rows if which.size == rows.starts.size else rows.take(which)
         near = {k: streams[int(u)] for k, u in enumerate(here) if int(u) in streams} if streams else {}
-        every = plan.snapshot_every
-        return Gradients(rows, plan.seed, plan.gradient, snapshot_every=every, table=table, streams=near)
+        return Gradients(rows, plan.seed, plan.gradient, snapshot_every=plan.snapshot_every, streams=near)
 
     def _host(self, edges: Index, edge_radius: Array) -> None:
         """Set up everything that depends on which edges there are."""
@@ -174,6 +170,10 @@ class Shard:
         self._all_theta = np.concatenate([self._all_theta[: sites.size], np.zeros((self.foreign.size, p))])
         #: Parameters ``(B, p)`` of the hosted sites.
         self.theta = self._all_theta[: sites.size]
+
+    def restart(self, plan: RunPlan, without: Sequence[int] = ()) -> None:
+        """Begin anew with another plan of the same sites; edges of sites in ``without`` are left out."""
+        Shard.__init__(self, plan, None if self.sites is self.plan.sites else self.sites, without=without)
 
     def pull(self) -> Array:
         """Return ``2 s(t) - s(t-1)``, ``(B, p)``: all that a node step needs to know of a site's edges."""
@@ -239,6 +239,16 @@ class Shard:
         """Round own thetas to float32, where that is what travels: both ends of an edge must use the same."""
         if self.gradients is not None:
             self.theta[self.own] = self.theta[self.own].astype(np.float32)
+
+    def take_rows(self, rows: SiteRows, start: Array) -> None:
+        """Draw from other rows of the same sites from now on; steps do not become longer than ``1 / start (B,)``.
+
+        For plain gradients, which remember nothing of rows.
+        """
+        assert self.gradients is not None and self.plan.gradient == "plain"
+        looked, self.gradients = self.gradients.looked, Gradients(rows, self.plan.seed)
+        self.gradients.looked = looked
+        self.steps = replace(self.steps, start=np.maximum(self.steps.start, start))
 
     def take_duals(self, alpha: Array) -> None:
         """Replace the edge duals ``(E, p)``."""
@@ -352,9 +362,9 @@ class ShareTaker:
             balance, residual = balance + zeta, residual + zeta
             value, gap = value + size, gap + size - float((zeta * theta).sum())
         with np.errstate(over="ignore", invalid="ignore"):
+            ball = plan.radius
             gaps = self._terms.young_gaps(theta, balance)
-            if plan.radius is not None and not np.isfinite(gaps).all():
-                gaps = np.minimum(gaps, self._terms.young_gaps(theta, balance, plan.radius))
+            gaps = gaps if ball is None else np.minimum(gaps, self._terms.gaps_in_ball(theta, balance, ball))
         return Share(
             t,
             value + float(self._terms.values(theta).sum()),

@@ -1,14 +1,32 @@
-"""The table of commands. The module of a command is imported when the command is called."""
+"""The table of commands, and what they declare. The module of a command is imported when the command is called."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from importlib import import_module
-from typing import Annotated, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import typer
 
 from fedkin import __version__
+
+
+def option(metavar: str, text: str) -> Any:
+    """Return an option that takes a value."""
+    return typer.Option(metavar=metavar, help=text)
+
+
+def argument(metavar: str, text: str) -> Any:
+    """Return an argument."""
+    return typer.Argument(metavar=metavar, help=text)
+
+
+def switch(names: str, text: str) -> Any:
+    """Return an option without a value, such as ``--yes`` or ``--echo/--no-echo``."""
+    return typer.Option(names, help=text)
+
+
+Json = Annotated[bool, switch("--json", "Print JSON for machines instead of tables.")]
 
 
 class Command(NamedTuple):
@@ -29,7 +47,7 @@ COMMANDS = {
     "demo": Command(
         "demo", "Generate sites with a graph that is partly wrong, and see how close each method comes to the truth."
     ),
-    "study": Command("study", "Run a study: figure, table, page and the rows behind them."),
+    "study": Command("demo", "Run a study: figure, table, page and the rows behind them."),
     "federation": Command(
         "federation", "Organise a federation: agree on a contract and admit sites, without seeing a row."
     ),
@@ -68,6 +86,7 @@ EXAMPLES = {
     "site run": "fedkin site run north",
     "site select": "fedkin site select north",
     "site publish": "fedkin site publish north",
+    "site ledger": "fedkin site ledger north",
     "site status": "fedkin site status north",
     "site stop": "fedkin site stop north",
 }

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-import json
 import signal
 import sys
 import warnings
 from collections import Counter
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
+import msgspec
 from rich.box import SIMPLE_HEAD
 from rich.cells import cell_len
 from rich.console import Console, ConsoleOptions, RenderResult
@@ -18,6 +19,9 @@ from rich.table import Table
 from rich.text import Text
 
 from fedkin.errors import FedkinError, FedkinWarning, SolverError, spelled
+
+if TYPE_CHECKING:  # the program starts without them
+    from fedkin.data import Finding, Schema
 
 OK, SOLVER_FAILED, WRONG_INPUT, STOPPED, INTERRUPTED = 0, 1, 2, 3, 130
 
@@ -54,8 +58,15 @@ def messages() -> Console:
 
 
 def print_json(document: Mapping[str, Any]) -> None:
-    """Print a JSON document on standard output."""
-    sys.stdout.write(json.dumps(document, indent=2, ensure_ascii=False, allow_nan=False, default=str) + "\n")
+    """Print a JSON document on standard output; numbers that are not finite are null."""
+    text = msgspec.json.format(msgspec.json.encode(document, enc_hook=_plain), indent=2)
+    sys.stdout.write(text.decode() + "\n")
+
+
+def _plain(value: Any) -> Any:
+    if hasattr(value, "tolist"):  # numpy
+        return value.tolist()
+    return dict(value) if isinstance(value, Mapping) else str(value)
 
 
 def note(text: str, console: Console | None = None) -> None:
@@ -103,15 +114,35 @@ def add_row(table: Table, *cells: str, style: str = "") -> None:
     table.add_row(*(Text(cell, style=style) for cell in cells))
 
 
-def members(group: Sequence[Hashable], width: int = 72) -> str:
-    """Format the ids of a group, as many as fit into a width."""
-    words = [str(site) for site in group]
-    shown: list[str] = []
-    for word in words:
-        if shown and len(", ".join([*shown, word])) > width:
-            return ", ".join(shown) + f" and {len(words) - len(shown)} more"
-        shown.append(word)
-    return ", ".join(shown)
+def schema_table(schema: Schema) -> Table:
+    """Return the columns of a schema; centre and scale where they were agreed on."""
+    agreed = schema.agreed
+    heads = ("column", "what it must be", "centre", "scale") if agreed else ("column", "what it is")
+    table = plain_table(*heads, numbers_from=2)
+    for column in schema.columns:
+        scaled = column.kind != "category" and column is not schema.target
+        numbers = [f"{one:g}" if scaled else "" for one in column.centre_and_scale]
+        text = column.description + (" (target)" if column is schema.target else "")
+        add_row(table, column.name, text, *(numbers if agreed else ()))
+    if schema.offset is not None:
+        add_row(table, schema.offset, "number (offset)", *(("", "") if agreed else ()))
+    return table
+
+
+def print_findings(data: Path, found: Mapping[str, Sequence[Finding]]) -> None:
+    """Print the findings about a table by site: what must be fixed, then remarks."""
+    shown = [(site, finding) for site, some in found.items() for finding in some]
+    refused = sum(finding.refuses for _, finding in shown)
+    by_site = any(site for site, _ in shown)
+    table = plain_table(*(["site"] if by_site else []), "column", "finding", "", numbers_from=9)
+    for site, finding in sorted(shown, key=lambda one: not one[1].refuses):
+        cells = [finding.column or "(table)", finding.text, "must be fixed" if finding.refuses else "remark"]
+        add_row(table, *([site] if by_site else []), *cells, style="" if finding.refuses else "dim")
+    if shown:
+        output().print(table)
+    verdict = f"{refused} to fix before the rows can be used" if refused else "fits"
+    style = "red" if refused else "green"
+    output().print(f"{data}: {verdict}{', with remarks' if shown and not refused else ''}", style=style, soft_wrap=True)
 
 
 # --- errors, warnings, signals ----------------------------------------------------------------------------------------
@@ -183,7 +214,10 @@ def stopping_early(wanted: bool) -> Iterator[None]:
         raise KeyboardInterrupt
 
     with handling([signal.SIGINT], interrupt):
-        yield
+        try:
+            yield
+        except KeyboardInterrupt:  # there was nothing to keep
+            raise Interrupted from None
 
 
 @contextmanager

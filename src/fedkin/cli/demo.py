@@ -1,4 +1,4 @@
-"""``fedkin demo``: the paper's simulation, from generated sites to a report."""
+"""``fedkin demo`` and ``fedkin study``: what methods find in sites that are generated, with the truth known."""
 
 from __future__ import annotations
 
@@ -13,10 +13,9 @@ import typer
 
 from fedkin import __version__
 from fedkin._base import Array, Say, count, write_file
-from fedkin.cli.arguments import Json, option
+from fedkin.cli.app import Json, argument, option, switch
 from fedkin.cli.console import add_row, output, plain_table, print_facts, print_json
 from fedkin.cli.fit import command_line
-from fedkin.cli.format import model_facts
 from fedkin.cli.models import write_report
 from fedkin.core import global_fit, local_fit, oracle_fit
 from fedkin.data import Federation, write_csv
@@ -25,7 +24,9 @@ from fedkin.errors import ParameterError
 from fedkin.fitting import FitOptions, FittedModel, fit
 from fedkin.fitting.progress import progress
 from fedkin.graph import Graph
-from fedkin.report import DemoResult, demo_picture
+from fedkin.report import demo_picture
+from fedkin.report.text import facts
+from fedkin.studies import launch
 
 GROUPS = 5
 LOCAL, GLOBAL, GIVEN, SELECTED, KIN, ORACLE = "Local", "Global", "Fed-ADMM", "Fed-ADMM-ES", "Kin", "Oracle"
@@ -37,6 +38,7 @@ _MEANING = {
     KIN: "finds who is alike",
     ORACLE: "told the true groups",
 }
+_CALLED = {KIN: "Fedkin", GIVEN: "Graph as given", SELECTED: "Edges tested first"}  # in the report
 
 
 def demo(
@@ -58,83 +60,85 @@ def demo(
     if out.is_file():
         raise ParameterError(f"--out {out} is a file, expected a directory for the report")
     with progress("generating sites") as say:
-        design = paper_design(sites, 2 * rows, features, GROUPS, varrho=varrho, seed=seed)
+        design = _named(paper_design(sites, 2 * rows, features, GROUPS, varrho=varrho, seed=seed))
         out.mkdir(parents=True, exist_ok=True)  # before the work: a place that cannot be written is told at once
-        model, result = _found(design, seed, say)
-        shown = replace(model, history={**(model.history or {}), "command": command_line(context)})
+        train, test = design.federation.split(0.5, seed)
+        theta, model = _estimates(train, design, seed, say)
+        error = {name: design.error(estimate) for name, estimate in theta.items()}
+        each = {name: _squared_errors(estimate, test) for name, estimate in theta.items()}
+        held_out = {name: float(errors.mean()) for name, errors in each.items()}  # sites have equally many rows
+        summary = _summary(design, model, rows, error)
+        comparison = {
+            "metric": "mean squared error",
+            "lower_is_better": True,
+            "repeats": 1,
+            "test_size": 0.5,
+            "verdict": summary,
+            "methods": [{"name": name, "mean": value} for name, value in _called(held_out).items()],
+            "sites": [
+                {"site": site, **{name: float(errors[u]) for name, errors in _called(each).items()}}
+                for u, site in enumerate(model.sites)
+            ],
+            "more": {"squared distance from the truth": _called(error)},
+        }
+        shown = replace(model, comparison=comparison, history={"command": command_line(context)})
         write_report(shown, out / "report.html")
-        write_file(out / "picture.svg", demo_picture(result))
+        kin = model.kin
+        assert kin is not None
+        likely = kin.graph("probability", least=0.5)
+        write_file(out / "picture.svg", demo_picture(error, KIN, design.graph, likely, design.labels))
         _write_data(design, out)
     if as_json:
         print_json(
             {
                 "fedkin_version": __version__,
                 "report": str(out / "report.html"),
-                "estimation_error": result.estimation,
-                "held_out_error": result.held_out,
+                "estimation_error": error,
+                "held_out_error": held_out,
                 "n_groups": model.n_groups,
                 "true_groups": GROUPS,
-                "resolved": model.kin is not None and model.kin.resolved,
-                "summary": result.summary,
+                "resolved": kin.resolved,
+                "summary": summary,
             }
         )
-    else:
-        _print(model, result, out)
+        return
+    console = output()
+    table = plain_table("method", "", "held-out", "estimation", "x oracle", numbers_from=2)
+    for name, value in error.items():
+        cells = (name, _MEANING[name], f"{held_out[name]:.4g}", f"{value:.3g}", f"{value / error[ORACLE]:.2f}")
+        add_row(table, *cells, style="bold green" if name == KIN else "")
+    console.print("Error of each method on held-out rows and against the true parameters", style="bold")
+    console.print(table)
+    console.print(f"{summary}\n")
+    print_facts({**facts(model), "report": str((out / "report.html").resolve())})
+    console.print("\nThe same sites from their files, as you would fit your own:")
+    program = "fedkin" if shutil.which("fedkin") else f"{sys.executable} -m fedkin"
+    command = f"{program} fit {out / 'data.csv'} --site site --target y --graph {out / 'graph.csv'}"
+    console.print(command, style="bold", soft_wrap=True)
 
 
-def _found(design: Design, seed: int, say: Say) -> tuple[FittedModel, DemoResult]:
-    """Fit by all methods; return the model that Fedkin fits by default, and how all did."""
-    train, test = design.federation.split(0.5, seed)
-    rows = int(train.n_samples[0])
+def _named(design: Design) -> Design:
+    """Call the sites by names instead of numbers."""
+    fed, graph = design.federation, design.graph
+    names = [f"site{u:0{len(str(fed.n_sites - 1))}d}" for u in range(fed.n_sites)]
+    named = Federation.from_arrays(fed.X, fed.y, np.repeat(names, fed.n_samples))
+    return replace(design, federation=named, graph=Graph.from_indices(names, graph.edges, graph.weights))
+
+
+def _called(by_method: dict[str, Any]) -> dict[str, Any]:
+    return {_CALLED.get(name, name): value for name, value in by_method.items()}
+
+
+def _estimates(train: Federation, design: Design, seed: int, say: Say) -> tuple[dict[str, Array], FittedModel]:
+    """Return the parameters by all methods, and the model that Fedkin fits by default."""
     # as in the paper: no intercept, features as they are
     plain = FitOptions(method="fused", fit_intercept=False, standardize=False, select="none", seed=seed)
     say("Local, Global and Oracle")
     theta = {LOCAL: local_fit(train).theta, GLOBAL: np.tile(global_fit(train), (train.n_sites, 1))}
-    given = fit(train, design.graph, plain, lambda words: say(f"the graph as given: {words}"))
-    tested = replace(plain, select="bonferroni")
-    fused = fit(train, design.graph, tested, lambda words: say(f"edges tested first: {words}"))
+    for name, how in ((GIVEN, plain), (SELECTED, replace(plain, select="bonferroni"))):
+        theta[name] = fit(train, design.graph, how, lambda text, name=name: say(f"{_MEANING[name]}: {text}")).coef[:, 0]
     model = fit(train, design.graph, FitOptions(fit_intercept=False, seed=seed), say)
-    kin = model.kin
-    assert kin is not None
-    theta[GIVEN], theta[SELECTED], theta[KIN] = given.coef[:, 0], fused.coef[:, 0], model.coef[:, 0]
-    theta[ORACLE] = oracle_fit(train, design.labels.tolist())
-    error = {name: design.error(estimate) for name, estimate in theta.items()}
-    each = {name: _squared_errors(estimate, test) for name, estimate in theta.items()}
-    held_out = {name: float(errors.mean()) for name, errors in each.items()}  # sites have equally many rows
-    result = DemoResult(
-        summary=_summary(design, model, rows, error),
-        estimation=error,
-        held_out=held_out,
-        highlight=(KIN,),
-        given=design.graph,
-        kept=kin.graph("probability", least=0.5),
-        labels=design.labels,
-    )
-    names = _names(model.n_sites)
-    graph = Graph.from_indices(names, model.graph.edges, model.graph.weights)
-    named = replace(kin, sites=tuple(names))
-    compared = _comparison(names, each, result)
-    return replace(model, sites=tuple(names), graph=graph, kin=named, comparison=compared), result
-
-
-def _comparison(names: list[str], each: dict[str, Array], result: DemoResult) -> dict[str, Any]:
-    """Return how the methods did, as a report has it; Fedkin is kin."""
-    called = {KIN: "Fedkin", GIVEN: "Graph as given", SELECTED: "Edges tested first"}
-    return {
-        "metric": "mean squared error",
-        "lower_is_better": True,
-        "repeats": 1,
-        "test_size": 0.5,
-        "verdict": result.summary,
-        "methods": [{"name": called.get(name, name), "mean": value} for name, value in result.held_out.items()],
-        "sites": [
-            {"site": site, **{called.get(name, name): float(errors[u]) for name, errors in each.items()}}
-            for u, site in enumerate(names)
-        ],
-        "more": {
-            "squared distance from the truth": {called.get(name, name): one for name, one in result.estimation.items()}
-        },
-    }
+    return {**theta, KIN: model.coef[:, 0], ORACLE: oracle_fit(train, design.labels.tolist())}, model
 
 
 def _squared_errors(theta: Array, test: Federation) -> Array:
@@ -150,60 +154,50 @@ def _summary(design: Design, model: FittedModel, rows: int, error: dict[str, flo
     right = len(set(zip(found, true, strict=True))) == len(set(found)) == len(set(true))  # the same partition
     resolved = model.kin is not None and model.kin.resolved
     groups = f"{count(model.n_groups, 'group')} of sites" if resolved else "no groups that are resolved"
+    alone, told = (f"{error[KIN] / error[name]:.2f} times" for name in (LOCAL, ORACLE))
     return (
         f"Every one of the {model.n_sites} sites kept its own {rows} rows. A graph said which sites may be alike, "
         f"but {wrong} of its {design.graph.n_edges} edges were wrong. Fedkin found {groups}"
         f"{', exactly the true ones' if right else f'; in truth there are {GROUPS}'}. "
-        f"Its error is {_ratio(error[KIN], error[LOCAL])} that of a site on its own and "
-        f"{_ratio(error[KIN], error[ORACLE])} that of an oracle who was told the groups."
+        f"Its error is {alone} that of a site on its own and {told} that of an oracle who was told the groups."
     )
-
-
-def _ratio(part: float, whole: float) -> str:
-    share = part / whole
-    if abs(share - 1) < 0.005:
-        return "the same as"
-    return f"{share:.2g} of" if share < 0.005 else f"{share:.0%} of" if share < 1 else f"{share:.2f} times"
-
-
-def _names(n_sites: int) -> list[str]:
-    return [f"site{u:02d}" for u in range(n_sites)]
 
 
 def _write_data(design: Design, out: Path) -> None:
-    fed = design.federation
+    fed, graph = design.federation, design.graph
     assert fed.y is not None
-    names = _names(fed.n_sites)
     rows = (
-        [names[u], round(float(y), 6), *np.round(x, 6).tolist()]
+        [fed.sites[u], round(float(y), 6), *np.round(x, 6).tolist()]
         for u, y, x in zip(fed.site_index.tolist(), fed.y, fed.X, strict=True)
     )
     write_csv(out / "data.csv", ["site", "y", *fed.feature_names], rows)
-    edges = ([names[j], names[i]] for i, j in design.graph.edges.tolist())
-    write_csv(out / "graph.csv", ["source", "target"], edges)
+    write_csv(out / "graph.csv", ["source", "target"], ([fed.sites[j], fed.sites[i]] for i, j in graph.edges.tolist()))
 
 
-def _program() -> str:
-    """Return how this program is called from here."""
-    if shutil.which("fedkin"):
-        return "fedkin"
-    return sys.argv[0] if Path(sys.argv[0]).name == "fedkin" else f"{sys.executable} -m fedkin"
+def study(
+    name: Annotated[
+        str | None,
+        argument(
+            "NAME",
+            "estimation, sensitivity, convergence, availability, selection, error-rates, rate, sparse, kin, "
+            "coverage, election, paper (all figures of the paper, on one page), all, or the path of a study's TOML "
+            "file; omit it with --config.",
+        ),
+    ] = None,
+    out: Annotated[Path, option("DIR", "Where rows, figures, tables and pages go.")] = Path("studies"),
+    quick: Annotated[
+        bool, switch("--quick", "Fewer settings and replications: minutes, not hours. Writes to NAME-quick.")
+    ] = False,
+    config: Annotated[Path | None, option("FILE.toml", "A custom study instead of NAME.")] = None,
+    jobs: Annotated[int | None, option("N", "Processes; by default one per core.")] = None,
+    data: Annotated[Path | None, option("DIR", "The election data, for the study that reads them.")] = None,
+    redraw: Annotated[
+        bool, switch("--redraw", "Compute nothing: draw again from the rows.parquet of an earlier run.")
+    ] = False,
+    replications: Annotated[int | None, option("N", "At most so many replications of every setting.")] = None,
+) -> None:
+    """Run a study: figure, table, page and the rows behind them.
 
-
-def _print(model: FittedModel, result: DemoResult, out: Path) -> None:
-    console = output()
-    table = plain_table("method", "", "held-out", "estimation", "x oracle", numbers_from=2)
-    for name, error in result.estimation.items():
-        cells = (name, _MEANING[name], f"{result.held_out[name]:.4g}", f"{error:.3g}")
-        ratio = f"{error / result.estimation[ORACLE]:.2f}"
-        add_row(table, *cells, ratio, style="bold green" if name == KIN else "")
-    console.print("Error of each method on held-out rows and against the true parameters", style="bold")
-    console.print(table)
-    console.print(result.summary)
-    console.print()
-    known = model_facts(model)
-    facts = {name: known[name] for name in ("groups", "graph", "sampler")}
-    print_facts({**facts, "report": str((out / "report.html").resolve())})
-    console.print("\nThe same sites from their files, as you would fit your own:")
-    command = f"{_program()} fit {out / 'data.csv'} --site site --target y --graph {out / 'graph.csv'}"
-    console.print(command, style="bold", soft_wrap=True)
+    Finished cells are kept in DIR: a stopped run resumes where it was, and a finished one is only drawn again.
+    """
+    launch(name, out=out, quick=quick, config=config, jobs=jobs, data=data, redraw=redraw, replications=replications)

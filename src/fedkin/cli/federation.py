@@ -12,18 +12,30 @@ import typer
 from rich.text import Text
 
 from fedkin._base import count, listed, write_file
-from fedkin.cli.arguments import Json, argument, option, switch
-from fedkin.cli.console import WRONG_INPUT, add_row, messages, note, output, plain_table, print_facts, print_json, say
-from fedkin.cli.format import format_groups, print_findings, schema_table
+from fedkin.cli.app import Json, argument, option, switch
+from fedkin.cli.console import (
+    WRONG_INPUT,
+    add_row,
+    messages,
+    note,
+    output,
+    plain_table,
+    print_facts,
+    print_findings,
+    print_json,
+    say,
+    schema_table,
+)
 from fedkin.cli.running import become
 from fedkin.cli.simulate import deliver_model, simulate
 from fedkin.data import Finding, read_columns, row_places, site_ids
 from fedkin.errors import DataError, ParameterError
 from fedkin.federate import Contract, Organiser, Patience, draft_contract
+from fedkin.federate.trust import ends_soon, read_authority_files
 from fedkin.federate.trust import fingerprint as key_fingerprint
-from fedkin.federate.trust import read_authority_files
 from fedkin.fitting import check_model_place, join_parts, load
 from fedkin.graph import Graph
+from fedkin.report.text import headline
 
 federation = typer.Typer(
     no_args_is_help=True, help="Organise a federation: agree on a contract and admit sites, without seeing a row."
@@ -167,6 +179,11 @@ def admit(
             f"fingerprint is {done.fingerprint}" + (": compare it with what the site saw." if not fingerprint else "."),
             f"Send {done.path} to {done.site}; there: fedkin site accept {done.site} {done.path.name}",
         )
+        if done.rekey is not None and (near := organiser.remaining_neighbours(done.site)):
+            say(
+                f"Send {done.rekey} to {listed(near, 8)} at once; there: fedkin site accept SITE {done.rekey.name}. "
+                "From then on the lost key gets no link, and what it signs counts for nothing."
+            )
 
 
 @federation.command()
@@ -235,10 +252,9 @@ def gather(
     kept &= (place[graph.edges] >= 0).all(axis=1)
     sites = [found[number].sites[0] for number in numbers]
     edges = Graph.from_indices(sites, place[graph.edges[kept]], graph.weights[kept])
-    tested = organiser.contract.rounds.select is not None
-    model = join_parts([found[number] for number in numbers], edges, tested=tested)
+    model = join_parts([found[number] for number in numbers], edges)
     model.save(out)
-    say(f"wrote {out}: the models of {count(model.n_sites, 'site')}, {format_groups(model)}.")
+    say(f"wrote {out}: {headline(model)[0]}")
 
 
 @federation.command()
@@ -253,7 +269,8 @@ def status(directory: Directory, as_json: Json = False) -> None:
     table = plain_table("site", "is", "certificate until", "summaries")
     for one in standings:
         is_now = "out" if one.out else "admitted" if one.until else "invited" if one.invited else "not invited"
-        until = "" if one.until is None else f"{one.until:%Y-%m-%d}{' (renew)' if one.ends_soon else ''}"
+        until = "" if one.until is None else f"{one.until:%Y-%m-%d}"
+        until += " (renew)" if one.until is not None and ends_soon(one.until) and not one.out else ""
         add_row(table, one.name, is_now, until, str(one.summaries or ""))
     output().print(table)
     output().print(f"authority {key_fingerprint(organiser.authority)}, run {organiser.charter.run}")
@@ -323,16 +340,17 @@ def _findings_by_site(contract: Contract, data: Path, site_column: str | None) -
         return {"": contract.check(columns, at=places)}
     if site_column not in columns:
         raise DataError(f"there is no column {site_column!r} for the sites; the table has {', '.join(columns)}")
-    ids = [str(one) for one in site_ids(columns[site_column])]
-    whole = contract.schema.check(columns, at=places)  # first as a whole, since rows are counted in the whole table
-    if any(finding.refuses for finding in whole):
-        return {"": whole}
+    ids = np.array([str(one) for one in site_ids(columns[site_column])], dtype=object)
     found = {}
-    for site in dict.fromkeys(ids):
-        own = [row for row, one in enumerate(ids) if one == site]
+    for site in dict.fromkeys(ids.tolist()):
+        own = np.flatnonzero(ids == site)
         part = {name: column[own] for name, column in columns.items()}
-        found[site] = contract.check(part, at=lambda row, own=own: places(own[row]))  # type: ignore[misc]
-    return found
+        found[site] = contract.check(part, at=lambda row, own=own: places(int(own[row])))  # type: ignore[misc]
+    # what is wrong at every site, such as a missing column, is told once
+    common = [one for one in next(iter(found.values()), ()) if all(one in some for some in found.values())]
+    if len(found) == 1 or not common:
+        return found
+    return {"": common} | {site: [one for one in some if one not in common] for site, some in found.items()}
 
 
 def _print_contract(path: Path, contract: Contract) -> None:

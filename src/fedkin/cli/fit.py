@@ -5,40 +5,22 @@ from __future__ import annotations
 import shlex
 import warnings
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias
 
 import numpy as np
 import typer
 
 from fedkin import __version__
 from fedkin._base import Say, count, listed
-from fedkin.cli.arguments import Json, argument, option, switch
-from fedkin.cli.console import Interrupted, flag, note, output, print_facts, print_json, stopping_early
-from fedkin.cli.format import (
-    finite,
-    format_method,
-    graph_fact,
-    model_document,
-    model_facts,
-    note_lines,
-    print_comparison,
-    print_groups,
-)
-from fedkin.cli.models import write_report
-from fedkin.cli.options import DEFAULT, Loss, Selection, fit_option, given_options, written
-from fedkin.cli.reading import (
-    EdgeFiles,
-    Opened,
-    check_new_file,
-    folder_of_summaries,
-    open_by_contract,
-    open_summaries,
-    open_table,
-)
+from fedkin.cli.app import Json, argument, option, switch
+from fedkin.cli.console import flag, note, output, print_facts, print_json, stopping_early
+from fedkin.cli.models import model_document, print_comparison, print_groups, write_report
+from fedkin.cli.reading import Opened, check_new_file, folder_of_summaries, open_by_contract, open_summaries, open_table
 from fedkin.core import Variance
-from fedkin.data import Federation
+from fedkin.data import DecimalMark
 from fedkin.errors import (
     ConvergenceWarning,
     DataError,
@@ -50,12 +32,16 @@ from fedkin.errors import (
 )
 from fedkin.federate import Contract
 from fedkin.fitting import (
+    DEFAULTS,
+    DESCRIPTIONS,
     REPEATS,
+    SHARED,
     Comparison,
     FitOptions,
     FittedModel,
     Queries,
     check_model_place,
+    choices,
     compare,
     data_record,
     with_covariates,
@@ -64,9 +50,25 @@ from fedkin.fitting import (
 from fedkin.fitting import fit as fit_model
 from fedkin.fitting.options import Debiasing, FitMethod, PenaltyName, Solver
 from fedkin.fitting.progress import progress
-from fedkin.graph import Graph
+from fedkin.report.text import facts, method_text, note_lines
 
 _MODEL, _FUSED, _TESTS, _CHOICE, _HOW = "Model", "Fused estimator", "Edge tests", "Choice of lam", "Computation"
+_HELP = {**DESCRIPTIONS, "cv_rule": "Take the largest lam within one standard error of the best."}
+DEFAULT: Mapping[str, Any] = DEFAULTS  # typed for the signature of the command
+
+if TYPE_CHECKING:
+    Loss: TypeAlias = str
+    Selection: TypeAlias = str
+else:  # the names are known at run time
+    Loss, Selection = Literal[choices("loss")], Literal[choices("select")]
+
+
+def fit_option(name: str, panel: str, metavar: str | None = None) -> Any:
+    """Return the typer option of a field of `FitOptions`."""
+    spelled = flag(name)
+    if DEFAULTS[name] is True and name != "fuse_intercept":
+        spelled = f"{spelled}/--no-{spelled[2:]}"
+    return typer.Option(spelled, help=_HELP[name], metavar=metavar, rich_help_panel=panel)
 
 
 def fit(
@@ -89,6 +91,7 @@ def fit(
         typer.Option(help="Missing cells: refuse the table, drop their rows, fill in means, or also mark them."),
     ] = "refuse",
     categories: Annotated[list[str] | None, option("A,B,...", "Columns whose numbers are names: codes, types.")] = None,
+    decimal: Annotated[DecimalMark, typer.Option(help="What stands before decimals in CSV files.")] = ".",
     graph: Annotated[
         Path | None,
         option("FILE", "Edges between sites, CSV or GraphML; for the fused estimator by default all pairs."),
@@ -112,7 +115,7 @@ def fit(
         bool,
         switch(
             "--keep-best",
-            "After Ctrl-C go on with the splits that are done, or in the last fit with the last split's model.",
+            "After Ctrl-C keep what is done: the splits of the comparison, or what the fused estimator has reached.",
         ),
     ] = False,
     out: Annotated[Path, option("DIR", "Directory for the model.")] = Path("fedkin-model"),
@@ -129,7 +132,8 @@ def fit(
     refit: Annotated[bool, fit_option("refit", _FUSED)] = False,
     standardize: Annotated[bool, fit_option("standardize", _FUSED)] = True,
     ridge: Annotated[str, fit_option("ridge", _FUSED, "cv|X")] = str(DEFAULT["ridge"]),
-    sparsity: Annotated[float, fit_option("sparsity", _FUSED)] = DEFAULT["sparsity"],
+    sparsity: Annotated[str, fit_option("sparsity", _FUSED, "cv|cv-sites|X")] = str(DEFAULT["sparsity"]),
+    radius: Annotated[float | None, fit_option("radius", _FUSED, "R")] = None,
     select: Annotated[Selection, fit_option("select", _TESTS)] = DEFAULT["select"],
     level: Annotated[float, fit_option("level", _TESTS)] = DEFAULT["level"],
     variance: Annotated[Variance, fit_option("variance", _TESTS)] = DEFAULT["variance"],
@@ -140,6 +144,7 @@ def fit(
     max_iter: Annotated[int, fit_option("max_iter", _HOW)] = DEFAULT["max_iter"],
     rounds: Annotated[int, fit_option("rounds", _HOW)] = DEFAULT["rounds"],
     batch_size: Annotated[int | None, fit_option("batch_size", _HOW, "B")] = None,
+    fedadmm: Annotated[list[str] | None, fit_option("fedadmm", _HOW, "KEY=VALUE,...")] = None,
     seed: Annotated[int, fit_option("seed", _HOW)] = DEFAULT["seed"],
     n_jobs: Annotated[int | None, fit_option("n_jobs", _HOW, "N")] = None,
 ) -> None:
@@ -162,156 +167,86 @@ def fit(
             raise ParameterError(f"--report {report} lies in the model directory {out}: choose a place outside of it")
     if not 0 <= test_size < 1:
         raise ParameterError(f"--test-size must be at least 0 and less than 1, got {test_size:g}")
-    files, folder, options = EdgeFiles(graph, covariates, site), folder_of_summaries(data), given_options(context)
+    if graph is not None and covariates is not None:
+        raise ParameterError("give --graph or --covariates, not both: covariates are read as a graph")
     columns: dict[str, Any] = {"site": site, "target": target, "offset": offset, "weight": weight, "time": time}
     columns |= {"features": _names(features) if features else None, "drop": _names(drop)}
-    columns |= {"categories": _names(categories), "missing": missing}
+    columns |= {"categories": _names(categories), "missing": missing, "decimal": decimal}
+    folder, options = folder_of_summaries(data), given_options(context)
+    source = folder or data
     if folder is not None:
         _refuse(context, ("contract", *columns), "is for tables; summaries have their contract: leave it out")
-        about = "summaries, whose sites have said the folds to compare on: leave it out"
-        _refuse(context, ("test_size", "repeats", "keep_best"), f"is not for {about}")
     elif federation is not None:
         raise ParameterError(f"--federation is for a directory of summaries, and {data} has none")
     elif contract is not None:
-        own = [name for name in columns if name != "site"]
+        own = [name for name in columns if name not in ("site", "decimal")]
         _refuse(context, own, "is for the contract to say: leave it out with --contract")
-    _check_out(out)
-    with progress(f"reading {data}") as say:
+    replaced, failed = _check_out(out), None
+    with progress(f"reading {source}") as say:
         if folder is not None:
             opened = open_summaries(folder, options, federation)
         elif contract is not None:
-            opened = open_by_contract(data, options, Contract.read(contract), site)
+            opened = open_by_contract(data, options, Contract.read(contract), site, decimal)
         else:
             opened = open_table(data, options, columns)
-        if folder is None and not isinstance(opened.data, Federation):
-            ignored = ("repeats", "keep_best", *(() if test_size == 0 else ("test_size",)))
-            _refuse(context, ignored, "needs all rows in memory, which is too small for them: leave it out")
-        found = fit_opened(opened, files, say, test_size, repeats, keep_best)
+        if not opened.data.in_memory:
+            why = "is for rows in memory: files and summaries are compared over their folds; leave it out"
+            _refuse(context, ("repeats", "keep_best", *(("test_size",) if test_size else ())), why)
+        if opened.options.chosen == "kin":
+            why = f"is for the fused estimator, not for kin: leave it out, or take {flag('method', 'fused')}"
+            _refuse(context, [name for name in DEFAULTS if name not in SHARED], why)
+        opened = opened.with_edges(graph, covariates, site)
+        if replaced is not None:
+            note(f"{out} has a model of {count(replaced, 'site')}: it will be replaced (--out DIR keeps both)")
+        found = fit_opened(opened, say, test_size, repeats, keep_best)
         if isinstance(found, Queries):
             assert opened.ask is not None
             questions = opened.ask(found)
         else:
-            record = {"data": data_record(folder or data, int(found.n_samples.sum())), "command": command_line(context)}
-            fitted = {**found.options, **({} if folder is not None else {"site_column": site})}
+            record = {"data": data_record(source, int(found.n_samples.sum())), "command": command_line(context)}
+            fitted = {**found.options, **({} if folder is not None else {"site_column": site, "decimal": decimal})}
             found = replace(found, history={**(found.history or {}), **record}, options=fitted)
             say(f"writing {out}")
-            found.save(out)
-            if report is not None:
-                write_report(found, report)
+            try:
+                found.save(out)
+                if report is not None:
+                    write_report(found, report)
+            except OSError as error:  # what was found out is printed all the same
+                failed = error
     if isinstance(found, Queries):
         print_queries(found, questions, as_json)
-        return
-    for name in opened.missing:
-        note(f"{name} has sent no summary, so it has no model")
-    if as_json:
-        place = {"model": str(out), "data": str(folder or data)}
-        given = {"graph": None if graph is None else str(graph), "covariates": covariates and str(covariates)}
-        print_json({**model_document(found), **place, **given})
-        return
-    print_fit(found, opened, folder or data, files)
-    end = {} if report is None else {"report": f"{report}, opens in any browser"}
-    print_end(found, out, opened.n_rows, end)
-
-
-def fit_opened(
-    opened: Opened, files: EdgeFiles, say: Say, test_size: float = 0.25, repeats: int = REPEATS, keep_best: bool = False
-) -> FittedModel | Queries:
-    """Fit data that were opened, compare on rows that are held out, and return the model, or queries to the sites.
-
-    Rows in memory are compared first, so that Ctrl-C with ``keep_best`` leaves a model.
-    """
-    data, how, schema = opened.data, opened.options, opened.schema
-    given, known = files.read(data.sites)
-    graph = opened.graph if given is None else given
-    comparison: Comparison | None = None
-    with warnings.catch_warnings(), stopping_early(keep_best):
-        # both are said by the model: by its status, and by its notes
-        warnings.simplefilter("ignore", ConvergenceWarning)
-        warnings.simplefilter("ignore", DegenerateSiteWarning)
-        if isinstance(data, Federation):
-            comparison, model = _fit_rows(data, graph, how, schema, say, test_size, repeats, keep_best)
-        else:
-            found = fit_model(data, graph, how, say, schema, queries=opened.queries)
-            if isinstance(found, Queries):
-                return found
-            model = found
-            _check_converged(model, how)
-            if test_size > 0:
-                say("comparing with simpler models, every fold held out in turn")
-                try:
-                    comparison = compare(data, graph, how, model=model, schema=schema)
-                except FedkinError as error:
-                    note(f"no comparison: {error}")
-        if model.kin is None and model.status == "converged":
-            say("following the path of lam")
-            model = with_history(model, data, graph, how, schema)
-    plain = None if comparison is None else comparison.plain()
-    return replace(with_covariates(model, known), comparison=plain, **opened.known)
-
-
-def _fit_rows(
-    data: Federation,
-    graph: Graph | None,
-    how: FitOptions,
-    schema: Any,
-    say: Say,
-    test_size: float,
-    repeats: int,
-    keep_best: bool,
-) -> tuple[Comparison | None, FittedModel]:
-    if test_size > 0 and (np.diff(data.starts) <= 1).all():
-        raise DataError(
-            "every site has one row only, so that none can be held out: is --site the right column? If so, "
-            "--test-size 0 fits without a comparison"
-        )
-    comparison, last = None, None
-    try:
-        if test_size > 0:
-            given: Any = {"repeats": repeats, "test_size": test_size, "keep_best": keep_best, "schema": schema}
-            comparison = compare(data, graph, how, progress=lambda text: say(f"comparison: {text}"), **given)
-            last = comparison.models[-1]["Fedkin"]
-        model = fit_model(data, graph, how, lambda text: say(f"all rows: {text}"), schema)
-    except KeyboardInterrupt:
-        if last is None:
-            note("--keep-best: no split was done, so there is nothing to keep yet")
-            raise Interrupted from None
-        model = last
-        note(f"interrupted: the model is that of the last split, {count(int(last.n_samples.sum()), 'row')}")
-    if model.status == "interrupted" and keep_best and model.fused is not None:
-        gap = model.fused.gap
-        note(f"interrupted: the model is as far as the fit of all rows came, with a relative gap of {gap:.1e}")
+    elif as_json:
+        place = {"model": str(out), "data": str(source), "graph": graph, "covariates": covariates}
+        print_json({**model_document(found), **place})
     else:
-        _check_converged(model, how)
-    if comparison is not None and any(part["Fedkin"].status != "converged" for part in comparison.models):
-        note("in the comparison, the fit of Fedkin did not converge in every split; on all rows it did")
-    return comparison, model
+        end = {} if report is None or failed else {"report": f"{report}, opens in any browser"}
+        print_result(found, opened, source, out, end)
+    if failed is not None:
+        raise failed
 
 
-def _check_converged(model: FittedModel, how: FitOptions) -> None:
-    if model.status == "converged" or model.fused is None:
-        return
-    more = "rounds" if how.solver == "fedadmm" else "max_iter"
-    raise SolverError(
-        f"the fit did not converge, so no model was saved: after {count(model.fused.n_iter, 'iteration')} the relative "
-        f"gap is {model.fused.gap:.1e}, not {how.tol:.1e}. Raise {flag(more)}, accept a larger {flag('tol')}, or add "
-        f"{flag('ridge', 0.001)}"
-    )
+def given_options(context: typer.Context) -> dict[str, Any]:
+    """Return the options of a fit as `FitOptions` takes them, from those of the command."""
+    options = {name: context.params[name] for name in DEFAULTS}
+    options["cv_rule"] = "1se" if options["cv_rule"] else DEFAULTS["cv_rule"]
+    options["fuse_intercept"] = {"yes": True, "no": False}.get(options["fuse_intercept"], "auto")
+    options["fedadmm"] = _assignments(options["fedadmm"])
+    for name in ("lam", "ridge", "sparsity"):
+        with suppress(ValueError):  # cv; FitOptions says what else is wrong
+            options[name] = float(options[name])
+    return options
 
 
-def _check_out(out: Path) -> None:
-    """Refuse a place that has something else than a model, and say that a model will be replaced."""
-    try:
-        replaced = check_model_place(out)
-    except ModelFileError as error:
-        raise ModelFileError(f"--out: {error}") from None
-    if replaced is not None:
-        note(f"{out} has a model of {count(replaced, 'site')}: it will be replaced (--out DIR keeps both)")
+def _written(context: typer.Context, name: str) -> bool:
+    """Return whether an option was given on the command line."""
+    source = context.get_parameter_source(name)
+    return source is not None and source.name == "COMMANDLINE"
 
 
 def _refuse(context: typer.Context, names: Sequence[str], why: str) -> None:
     """Raise `ParameterError` for the first of these options that was given."""
     for name in names:
-        if written(context, name):
+        if _written(context, name):
             raise ParameterError(f"{flag(name)} {why}")
 
 
@@ -320,46 +255,115 @@ def _names(given: list[str] | None) -> list[str]:
     return [name.strip() for part in given or () for name in part.split(",") if name.strip()]
 
 
+def _assignments(given: list[str] | None) -> dict[str, Any] | None:
+    """Return the keys and values of ``--fedadmm``; numbers, yes and no are taken as such."""
+    found: dict[str, Any] = {}
+    for part in _names(given):
+        key, is_pair, value = part.partition("=")
+        if not is_pair:
+            raise ParameterError(f"{flag('fedadmm')} takes KEY=VALUE with commas between them, got {part!r}")
+        found[key.strip()] = {"yes": True, "no": False}.get(value.strip(), value.strip())
+        with suppress(ValueError):
+            found[key.strip()] = found[key.strip()] if isinstance(found[key.strip()], bool) else float(value)
+    return found or None
+
+
+def _check_out(out: Path) -> int | None:
+    """Refuse a place that has something else than a model; return how many sites a model there has."""
+    try:
+        return check_model_place(out)
+    except ModelFileError as error:
+        raise ModelFileError(f"--out: {error}") from None
+
+
 def command_line(context: typer.Context) -> str:
     """Return what was typed, as a shell would take it."""
     return shlex.join(["fedkin", *(context.find_root().obj or ())])
 
 
+def fit_opened(
+    opened: Opened, say: Say, test_size: float = 0.25, repeats: int = REPEATS, keep_best: bool = False
+) -> FittedModel | Queries:
+    """Fit data that were opened, then compare on rows that are held out; return the model, or queries to the sites.
+
+    Ctrl-C with ``keep_best`` ends the fused estimator, or the comparison, with what is done.
+    """
+    data, graph, how, schema = opened.data, opened.graph, opened.options, opened.schema
+    if test_size > 0 and (data.n_samples <= 1).all():
+        raise DataError(
+            "every site has one row only, so that none can be held out: is --site the right column? If so, "
+            "--test-size 0 fits without a comparison"
+        )
+    comparison: Comparison | None = None
+    with warnings.catch_warnings(), stopping_early(keep_best):
+        # both are said by the model: by its status, and by its notes
+        warnings.simplefilter("ignore", ConvergenceWarning)
+        warnings.simplefilter("ignore", DegenerateSiteWarning)
+        model = fit_model(data, graph, how, say, schema, queries=opened.queries)
+        if isinstance(model, Queries):
+            return model
+        _check_converged(model, how, keep_best)
+        if model.kin is None and model.status == "converged":
+            say("following the path of lam")
+            model = with_history(model, data, graph, how, schema)
+        if test_size > 0:
+            asked: Any = {"model": model, "schema": schema, "progress": lambda text: say(f"comparison: {text}")}
+            asked |= {"repeats": repeats, "test_size": test_size, "keep_best": keep_best}
+            try:
+                comparison = compare(data, graph, how, **asked)
+            except KeyboardInterrupt:  # Ctrl-C is one with keep_best only
+                note("interrupted before a split was done: there is no comparison")
+            except FedkinError as error:
+                note(f"no comparison: {error}")
+    fits = [] if comparison is None else [part["Fedkin"] for part in comparison.models if part]
+    if model.status == "converged" and any(one.status != "converged" for one in fits):
+        note("in the comparison, the fit of Fedkin did not converge in every split; on all rows it did")
+    plain = None if comparison is None else comparison.plain()
+    return replace(with_covariates(model, opened.covariates), comparison=plain, **opened.known)
+
+
+def _check_converged(model: FittedModel, how: FitOptions, keep_best: bool) -> None:
+    fused = model.fused
+    if fused is None or fused.status == "converged":
+        return
+    if fused.status == "interrupted" and keep_best:
+        note(f"interrupted: the model is as far as the fit came, with a relative gap of {fused.gap:.1e}")
+        return
+    by_rounds = how.solver == "fedadmm"
+    if by_rounds and (how.fedadmm or {}).get("stop") == "rounds":
+        note(f"all {count(fused.n_iter, 'round')} were done, as stop=rounds asks; the relative gap is {fused.gap:.1e}")
+        return
+    more = f"{flag('rounds')} or take {flag('fedadmm', 'gradient=saga')}" if by_rounds else flag("max_iter")
+    raise SolverError(
+        f"the fit did not converge, so no model was saved: after {count(fused.n_iter, 'iteration')} the relative gap "
+        f"is {fused.gap:.1e}, not {how.tol:.1e}. Raise {more}, accept a larger {flag('tol')}, or add "
+        f"{flag('ridge', 0.001)}"
+    )
+
+
 # --- output -----------------------------------------------------------------------------------------------------------
 
 
-def print_fit(model: FittedModel, opened: Opened, data: Path, files: EdgeFiles) -> None:
-    """Print what a model was fitted from and how well it predicts."""
-    sizes = {"site": model.n_sites, "row": opened.n_rows, "feature": model.n_features}
+def print_result(
+    model: FittedModel, opened: Opened, data: Path, out: Path, more: Mapping[str, str] | None = None
+) -> None:
+    """Print what a model was fitted from, how well it predicts, its groups, whether to trust it, and where it is."""
+    rows = int(model.n_samples.sum())
+    sizes = {"site": model.n_sites, "row": rows, "feature": model.n_features}
     about = "" if model.target_name is None else f", target {model.target_name}"
-    source = "all pairs of sites" if opened.graph is None else "the organiser's graph"
-    source = str(files.path) if files.path is not None else "" if model.kin is not None else source
-    told = files.path is not None or opened.graph is not None or model.kin is None
-    facts: Mapping[str, str] = {
-        "data": f"{data}: {', '.join(count(n, word) for word, n in sizes.items())}",
-        **opened.facts,
-        "model": f"{model.loss.name} loss{about}, {format_method(model)}",
-        **(graph_fact(model, source) if told else {}),
-    }
-    print_facts(facts)
+    print_facts(
+        {
+            "data": f"{data}: {', '.join(count(n, word) for word, n in sizes.items())}",
+            **opened.facts,
+            "model": f"{model.loss.name} loss{about}, {method_text(model)}",
+        }
+    )
+    held = ""
     if model.comparison is not None:
         print_comparison(model.comparison)
-
-
-def print_end(model: FittedModel, out: Path, n_rows: int, more: Mapping[str, str]) -> None:
-    """Print groups, certificate or sampler, where the model is, and notes on sites.
-
-    Where the table has more rows, ``n_rows``, the model is that of a split.
-    """
-    if model.kin is not None or model.n_groups > 1:
-        print_groups(model)
-    fitted = int(model.n_samples.sum())
-    rows = f"{fitted:,} of {count(n_rows, 'row')}, those of the last split: the fit of all rows was interrupted"
-    if fitted == n_rows:
-        rows = f"all {count(n_rows, 'row')}" + ("" if model.comparison is None else " (the comparison held some out)")
-    shown = ("groups", "penalty", "gap", "sampler")
-    facts = {name: text for name, text in model_facts(model).items() if name in shown}
-    print_facts({**facts, "saved": f"{out}, fitted on {rows}", **more})
+        held = " (the comparison held some out)"
+    print_groups(model)
+    print_facts({**facts(model), "saved": f"{out}, fitted on all {count(rows, 'row')}{held}", **(more or {})})
     for text in note_lines(model.notes):
         note(text)
 
@@ -367,7 +371,7 @@ def print_end(model: FittedModel, out: Path, n_rows: int, more: Mapping[str, str
 def print_queries(queries: Queries, paths: Sequence[Path], as_json: bool) -> None:
     """Print what to do with the queries to the sites."""
     if as_json:
-        asked = {"round": queries.round, "gap": finite(queries.gap), "asks": [str(path) for path in paths]}
+        asked = {"round": queries.round, "gap": queries.gap, "asks": [str(path) for path in paths]}
         print_json({"fedkin_version": __version__, "model": None, **asked})
         return
     folder = paths[0].parent

@@ -1,4 +1,4 @@
-"""``fedkin predict``, ``inspect`` and ``report``: what to do with a model that was saved."""
+"""``fedkin predict``, ``inspect`` and ``report``; a fitted model in the terminal and as JSON."""
 
 from __future__ import annotations
 
@@ -6,35 +6,49 @@ import csv
 import sys
 import warnings
 from collections.abc import Hashable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
 import numpy as np
 import typer
 
-from fedkin._base import AnyArray, Array, check_level, count, listed, probability, write_file
-from fedkin.cli.arguments import Json, argument, option, switch
-from fedkin.cli.console import messages, note, output, print_facts, print_json
-from fedkin.cli.format import (
-    finite,
-    format_origin,
-    model_document,
-    model_facts,
-    note_lines,
-    population_table,
-    print_coefficients,
-    print_comparison,
-    print_groups,
-    schema_table,
+from fedkin._base import (
+    AnyArray,
+    Array,
+    check_level,
+    count,
+    decimals_for,
+    fixed,
+    in_file,
+    listed,
+    probability,
+    some_of,
+    write_file,
 )
-from fedkin.cli.reading import check_new_file, known_ids, read_table, rows_by_site, rows_to_predict
-from fedkin.data import near_name, write_csv
-from fedkin.errors import ParameterError, TableWarning, UnknownSiteError
+from fedkin.cli.app import Json, argument, option, switch
+from fedkin.cli.console import add_row, messages, note, output, plain_table, print_facts, print_json, schema_table
+from fedkin.cli.reading import check_new_file, no_sites, read_table, schema_columns
+from fedkin.data import Columns, DecimalMark, near_name, raise_findings, read_columns, site_ids, write_csv
+from fedkin.errors import DataError, ParameterError, TableWarning, UnknownSiteError
 from fedkin.fitting import FittedModel, load, position_of
+from fedkin.kin import Kin
 from fedkin.report import model_card, read_coordinates, report_page
+from fedkin.report.text import (
+    comparison_table,
+    comparison_title,
+    facts,
+    gains_text,
+    group_labels,
+    members,
+    method_text,
+    note_lines,
+    origin_text,
+)
 
 Model = Annotated[Path, argument("MODEL", "A model directory that fedkin fit wrote.")]
 Level = Annotated[float | None, option("X", "Add intervals of the mean response at this level.")]
+_MOST_ROWS, _MOST_COLUMNS = 12, 6  # groups or features below each other, groups side by side
 
 
 def predict(
@@ -47,6 +61,9 @@ def predict(
     ] = False,
     rows: Annotated[Path | None, option("FILE", "Labelled rows of new sites, from which they get models.")] = None,
     level: Level = None,
+    decimal: Annotated[
+        DecimalMark | None, typer.Option(help="What stands before decimals; by default as in the fit.")
+    ] = None,
     out: Annotated[Path | None, option("FILE.csv", "File for the predictions; by default standard output.")] = None,
     as_json: Json = False,
 ) -> None:
@@ -59,19 +76,12 @@ def predict(
         raise ParameterError("--rows are the labelled rows of new sites: add --new-site")
     fitted = load(model)
     column = site or fitted.options.get("site_column")
-    if fitted.schema is None:
-        federation = read_table(data, site=column, features=fitted.feature_names, offset=offset or fitted.offset_name)
-        order = np.argsort(federation.row_order)  # back to the order of the file
-        found: list[Hashable] = [federation.sites[u] for u in federation.site_index[order].tolist()]
-        X: AnyArray | dict[str, AnyArray] = federation.X[order]
-        shift = None if federation.offset is None else federation.offset[order]
-    else:
-        if offset is not None and fitted.schema.agreed:
-            raise ParameterError(f"--offset is for the contract to say ({fitted.schema.offset}): leave it out")
-        # in a directory the files are named like the sites, whatever the column was called
-        found, X, shift = rows_to_predict(data, site if data.is_dir() else column, fitted, offset)
-    sites = known_ids(fitted, found)
-    models = _models_of(fitted, sites, new_site, {} if rows is None else rows_by_site(rows, column))
+    mark: DecimalMark = decimal or fitted.options.get("decimal") or "."
+    found, X, shift = _rows_to_predict(data, site, fitted, offset, mark)
+    # a file of whole numbers reads as ints what another file had as text
+    by_text = {str(known): known for known in fitted.sites}
+    sites = [one if one in fitted.index else by_text.get(str(one), one) for one in found]
+    models = _models_of(fitted, sites, new_site, {} if rows is None else _rows_by_site(rows, column, mark))
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", TableWarning)  # reading has told of them, with their lines
         columns = _predictions(models, X, sites, shift, level)
@@ -88,8 +98,56 @@ def predict(
         messages().print(f"{out}: {count(len(table), 'prediction')} for {count(len(set(sites)), 'site')}")
 
 
+def _rows_to_predict(
+    path: Path, site: str | None, model: FittedModel, offset: str | None, decimal: DecimalMark
+) -> tuple[list[Hashable], AnyArray | Columns, Array | None]:
+    """Return the site of each row, the rows, and the offset if another column has it; one site need not be named."""
+    schema, trained = model.schema, model.options.get("site_column")
+    if schema is None:
+        names, offset = model.feature_names, offset or model.offset_name
+        federation = read_table(path, site=site or trained, features=names, offset=offset, decimal=decimal)
+        order = np.argsort(federation.row_order)  # back to the order of the file
+        ids: list[Hashable] = [federation.sites[u] for u in federation.site_index[order].tolist()]
+        return ids, federation.X[order], None if federation.offset is None else federation.offset[order]
+    if offset is not None and schema.agreed:
+        raise ParameterError(f"--offset is for the contract to say ({schema.offset}): leave it out")
+    # in a directory the files are named like the sites, whatever the column was called
+    site = site if path.is_dir() else site or trained
+    needed = schema if offset is None else replace(schema, offset=offset)
+    columns, column, places = schema_columns(path, site, needed, schema.features, decimal)
+    if site is not None and site not in columns and (model.n_sites > 1 or site != trained):
+        has = ", ".join(list(columns)[:20])
+        raise DataError(f"{path}: there is no column {site!r} for the site{near_name(site, columns)}; it has {has}")
+    if column is not None and column in columns:
+        gap = next((row for row, cell in enumerate(columns[column].tolist()) if cell is None or cell != cell), None)
+        if gap is not None:
+            raise DataError(f"{path}, {places(gap)}: the site is missing (column {column!r}): fill it in")
+        ids = site_ids(columns[column])
+    elif model.n_sites == 1:
+        ids = [model.sites[0]] * len(next(iter(columns.values()), ()))
+    else:
+        raise no_sites(path, list(columns))
+    with in_file(path, DataError):
+        findings = needed.check(columns, target=False, at=places)
+        raise_findings(findings)
+    for one in findings:
+        if one.code == "unknown_level":
+            note(str(one))
+    return ids, columns, None if offset is None else needed.offset_of(columns)
+
+
+def _rows_by_site(path: Path, column: str | None, decimal: DecimalMark) -> dict[str, Columns]:
+    """Return the labelled rows of each site."""
+    with in_file(path, DataError):
+        columns = read_columns(path, decimal)
+        if column is None or column not in columns:
+            raise no_sites(path, list(columns))
+        ids = np.array([str(site) for site in site_ids(columns[column])], dtype=object)
+    return {site: {name: values[ids == site] for name, values in columns.items()} for site in dict.fromkeys(ids)}
+
+
 def _models_of(
-    fitted: FittedModel, sites: list[Hashable], new: bool, labelled: Mapping[str, dict[str, AnyArray]]
+    fitted: FittedModel, sites: list[Hashable], new: bool, labelled: Mapping[str, Columns]
 ) -> dict[Hashable, FittedModel]:
     """Return the model of every site: the fitted one, or for a new site one from its labelled rows, if any."""
     unknown = [site for site in dict.fromkeys(sites) if site not in fitted.index]
@@ -99,10 +157,6 @@ def _models_of(
         except UnknownSiteError as error:
             hint = "" if fitted.kin is None else "; --new-site predicts it from what all sites have in common"
             raise UnknownSiteError(f"{error}{hint}") from None
-    if new and not unknown:
-        note("--new-site makes no difference: all sites of the table were part of the fit, and have their models")
-    if idle := [name for name in labelled if name not in {str(site) for site in unknown}]:
-        note(f"--rows of {listed(idle)} are not used: they are for sites of the table that were not part of the fit")
     models: dict[Hashable, FittedModel] = {site: fitted for site in sites if site in fitted.index}
     for site in unknown:
         rows = labelled.get(str(site))
@@ -181,11 +235,11 @@ def inspect(
     about = {"target": fitted.target_name, "offset": fitted.offset_name, "classes": classes}
     print_facts(
         {
-            "model": f"{model}, written by Fedkin {fitted.fedkin_version}",
+            "model": f"{model}, written by Fedkin {fitted.fedkin_version}, {method_text(fitted)}",
             "loss": ", ".join([fitted.loss.name, *(f"{key} {value}" for key, value in about.items() if value)]),
             "sites": f"{fitted.n_sites}, fitted on {count(int(fitted.n_samples.sum()), 'row')}",
-            "from": format_origin(fitted),
-            **model_facts(fitted),
+            "from": origin_text(fitted),
+            **facts(fitted),
         }
     )
     console = output()
@@ -194,8 +248,7 @@ def inspect(
         console.print(schema_table(fitted.schema))
     print_groups(fitted)
     if fitted.kin is not None:
-        console.print("\nThe population of sites: its estimated mean, and how far sites depart from it", style="bold")
-        console.print(population_table(fitted.kin))
+        print_population(fitted.kin)
     print_coefficients(fitted)
     if fitted.comparison:
         print_comparison(fitted.comparison)
@@ -228,20 +281,16 @@ def _print_parameters(
             text = model.summary(level, group=(group or 0) - 1, kind=kind)
         output().print(text, soft_wrap=True)
         return
-    keys = ("estimate", "standard_error", "p_value", "low", "high")
+    keys = ("name", "estimate", "standard_error", "p_value", "low", "high")
     ends = found.confint(level)
     rows = zip(found.names, found.estimate, found.standard_error, found.p_values, *ends.T, strict=True)
-    statistic, degrees, tail = found.wald
     print_json(
         {
             "about": found.label,
             "kind": found.kind,
             "level": level,
-            "parameters": [
-                {"name": name, **{key: finite(float(value)) for key, value in zip(keys, values, strict=True)}}
-                for name, *values in rows
-            ],
-            "wald": {"statistic": statistic, "degrees": degrees, "p_value": tail},
+            "parameters": [dict(zip(keys, row, strict=True)) for row in rows],
+            "wald": dict(zip(("statistic", "degrees", "p_value"), found.wald, strict=True)),
             "probability_of_being_kin": found.probability,
         }
     )
@@ -249,16 +298,18 @@ def _print_parameters(
 
 def _sites(model: FittedModel, name: str) -> Any:
     """Return a site by its name, or the members of ``group:N``."""
-    if name.startswith("group:") and name[6:].isdigit() and model.kin is not None:
-        number, groups = int(name[6:]), int(model.kin.groups.max()) + 1
-        if model.kin.resolved and not 1 <= number <= groups:
-            raise ParameterError(f"there is no group {number}: groups are 1 to {groups}")
+    if name.startswith("group:") and model.kin is not None:
+        groups = int(model.kin.groups.max()) + 1 if model.kin.resolved else 0
+        number = int(name[6:]) if name[6:].isdecimal() else 0
+        if not 1 <= number <= groups:
+            known = f"groups are 1 to {groups}" if groups else "no groups are resolved"
+            raise ParameterError(f"there is no group {name[6:]}: {known}")
         return model.kin.members(number - 1)
-    known = {str(site): site for site in model.sites}
-    if name not in known:
-        near = near_name(name, known) or f"; its sites are {listed(list(known), 12)}"
+    by_name = {str(site): site for site in model.sites}
+    if name not in by_name:
+        near = near_name(name, by_name) or f"; its sites are {listed(list(by_name), 12)}"
         raise UnknownSiteError(f"the model has no site {name!r}{near}")
-    return known[name]
+    return by_name[name]
 
 
 def report(
@@ -288,3 +339,135 @@ def write_report(model: FittedModel, out: Path, coordinates: Path | None = None)
     page = report_page(model, places).encode()
     write_file(out, page)
     return len(page)
+
+
+# --- a model in the terminal and as JSON ------------------------------------------------------------------------------
+
+
+def print_groups(model: FittedModel) -> None:
+    """Print the largest groups with their members, and for kin how likely these are alike; nothing where none are."""
+    groups, kin = members(model), model.kin
+    if not groups:
+        return
+    inside = None if kin is None else kin.cohesion()[0]
+    table = plain_table("group", "sites", *([] if kin is None else ["P(kin)"]), "members", numbers_from=9)
+    for k, sites in enumerate(groups[:_MOST_ROWS]):
+        chance = [] if inside is None else [probability(float(inside[k])) if len(sites) > 1 else "-"]
+        add_row(table, str(k + 1), str(len(sites)), *chance, some_of(sites, 10))
+    if rest := groups[_MOST_ROWS:]:
+        more = f"in {count(len(rest), 'smaller group')}"
+        add_row(table, "...", str(sum(map(len, rest))), *([] if kin is None else [""]), more)
+    title = "belong together" if kin is None else "are alike, and how likely two members are"
+    output().print(f"\n{count(len(groups), 'group')} of sites that {title}", style="bold")
+    output().print(table)
+
+
+def print_population(kin: Kin) -> None:
+    """Print mean and standard deviation of coefficients in the population of sites, in the order of the columns."""
+    table = plain_table("parameter", "population mean", "std err", "sd between sites")
+    error = np.sqrt(np.diag(kin.mean_covariance))
+    for j, name in enumerate(kin.names[:_MOST_ROWS]):
+        decimals = decimals_for([float(error[j])])
+        add_row(table, name, *(fixed(float(one), decimals) for one in (kin.mean[j], error[j], kin.sd[j])))
+    if len(kin.names) > _MOST_ROWS:
+        add_row(table, f"and {len(kin.names) - _MOST_ROWS} more", "", "", "")
+    output().print("\nThe population of sites: its estimated mean, and how far sites depart from it", style="bold")
+    output().print(table)
+
+
+def print_coefficients(model: FittedModel) -> None:
+    """Print the features with the largest coefficients: a column per group if there are few, else the range."""
+    groups, resolved = group_labels(model)
+    n_groups = int(groups.max()) + 1
+    by_group = n_distinct(model) == 1 or (resolved and n_groups <= _MOST_COLUMNS)
+    parts = [groups == k for k in range(n_groups)] if by_group else [np.full(model.n_sites, True)]
+    heads = [f"group {k + 1}" for k in range(n_groups)] if by_group else ["average", "least", "most"]
+    # as large as what is shown: the average of all sites, or of one of the groups
+    size = np.abs([model.coef[part].mean(axis=0) for part in parts]).max(axis=(0, 1))
+    chosen = np.argsort(-size, kind="stable")[:_MOST_ROWS]
+    classes = [None] if model.coef.shape[1] == 1 or model.classes is None else list(model.classes[1:])
+    rows = [("(intercept)", model.intercept)] if model.fit_intercept else []
+    units = {} if model.schema is None else {column.name: column.unit for column in model.schema.features}
+    for q in chosen.tolist():
+        name = model.feature_names[q]
+        rows.append((f"{name} (per {units[name]})" if units.get(name) else name, model.coef[:, :, q]))
+    table = plain_table("feature", *heads)
+    for name, values in rows:
+        for j, label in enumerate(classes):
+            cells = [float(values[part, j].mean()) for part in parts]
+            cells += [] if by_group else [float(values[:, j].min()), float(values[:, j].max())]
+            add_row(table, name if label is None else f"{name} [{label}]", *(f"{cell:.4g}" for cell in cells))
+    most = f", the {len(chosen)} largest of {size.size}" if size.size > _MOST_ROWS else ""
+    over = "the average of each group's sites" if by_group else "the average of all sites, the least and the most"
+    output().print(f"\nCoefficients of the sites{most}", style="bold")
+    output().print(f"({over}; in the units of the features)")
+    output().print(table)
+
+
+def print_comparison(found: Mapping[str, Any]) -> None:
+    """Print the errors of all methods on held-out rows, which sites gain and lose, and the verdict."""
+    console = output()
+    console.print(f"\n{comparison_title(found)}", style="bold", soft_wrap=True)
+    head, *rows = comparison_table(found)
+    table = plain_table(*head)
+    means = [np.inf if one.get("mean") is None else float(one["mean"]) for one in found["methods"]]
+    for mean, cells in zip(means, rows, strict=True):
+        add_row(table, *cells, style="bold green" if mean == min(means) else "")
+    console.print(table)
+    for line in gains_text(found):
+        console.print(line, soft_wrap=True)
+    console.print(str(found.get("verdict", "")), style="bold", soft_wrap=True)
+
+
+def n_distinct(model: FittedModel) -> int:
+    """Return how many different models the sites hold; more than groups where a group is joined, but not fused."""
+    stacked = np.concatenate([model.intercept[:, :, None], model.coef], axis=2).reshape(model.n_sites, -1)
+    return len(np.unique(stacked, axis=0))
+
+
+def model_document(model: FittedModel) -> dict[str, Any]:
+    """Return what there is to say about a model, for ``--json``."""
+    fused = model.fused
+    about = {"method": "kin", "penalty": None, "lam": None, "gap": None, "n_iter": None, "selection": None}
+    if fused is not None:
+        about = {"method": "fused"} | {name: getattr(fused, name) for name in about if name != "method"}
+    return {
+        "fedkin_version": model.fedkin_version,
+        **about,
+        "loss": model.loss.name,
+        "status": model.status,
+        "target": model.target_name,
+        "offset": model.offset_name,
+        "features": model.feature_names,
+        "classes": model.classes,
+        "n_sites": model.n_sites,
+        "n_rows": int(model.n_samples.sum()),
+        "n_groups": model.n_groups,
+        "n_distinct_models": n_distinct(model),
+        "groups": sorted(model.members(), key=len, reverse=True),
+        "edges": model.graph.n_edges,
+        "origin": model.origin,
+        "notes": [{"site": site, "notes": lines} for site, lines in model.notes.items()],
+        "comparison": model.comparison,
+        "kin": None if model.kin is None else _kin_document(model.kin, model.options.get("covariates")),
+    }
+
+
+def _kin_document(kin: Kin, covariates: Any) -> dict[str, Any]:
+    found = kin.diagnostics
+    inside = kin.cohesion()[0].tolist() if kin.resolved else []
+    errors = np.sqrt(np.diag(kin.mean_covariance)).tolist()
+    rows = zip(kin.names, kin.mean.tolist(), errors, kin.sd.tolist(), strict=True)
+    names = {"chains": "starts", "sweeps": "draws", "rhat": "rhat", "effective_size": "size"}
+    return {
+        "resolved": kin.resolved,
+        "groups": [{"sites": kin.members(k), "probability": chance} for k, chance in enumerate(inside)],
+        "n_groups": kin.n_groups.tolist(),
+        "weight_without_groups": kin.weight_mixed,
+        "graph_use": kin.graph_use,
+        "covariates": covariates,
+        "graph_rates": kin.rates,
+        "sure": kin.sure,
+        "parameters": [dict(zip(("name", "mean", "standard_error", "sd"), row, strict=True)) for row in rows],
+        "sampler": found and {name: getattr(found, own) for name, own in names.items()},
+    }

@@ -1,11 +1,11 @@
-"""What commands read: tables, Parquet files larger than memory, summaries of sites, graphs and covariates."""
+"""What ``fedkin fit`` reads: tables, Parquet files larger than memory, summaries of sites, graphs and covariates."""
 
 from __future__ import annotations
 
 import os
 import tempfile
 import warnings
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from glob import glob, has_magic
 from pathlib import Path
@@ -13,27 +13,28 @@ from typing import Any
 
 import numpy as np
 
-from fedkin._base import AnyArray, Array, Mask, count, in_file, listed
+from fedkin._base import Mask, count, in_file, listed
 from fedkin.cli.console import flag, note
 from fedkin.core import Summaries, holds_labels, holds_zeros_and_ones, rows_in_files, summarise_files, table_size
 from fedkin.data import (
-    CSV_SUFFIXES,
     PARQUET_SUFFIXES,
+    Column,
+    Columns,
+    DecimalMark,
     Federation,
+    RowPlaces,
     Schema,
     files_of,
     level_text,
     near_name,
-    raise_findings,
     read_columns,
     read_files,
     row_places,
-    site_ids,
 )
-from fedkin.errors import DataError, FedkinError, ParameterError, SolverError, TableWarning
+from fedkin.errors import DataError, ParameterError, SolverError, TableWarning
 from fedkin.federate import Contract, Organiser
 from fedkin.federate.sharing import read_summaries
-from fedkin.fitting import Data, FitOptions, FittedModel, Queries
+from fedkin.fitting import Data, FitOptions, Queries
 from fedkin.graph import Graph
 from fedkin.kin import Covariates, covariate_graph, covariate_remarks, read_covariates
 from fedkin.losses import loss_for, loss_kind
@@ -41,7 +42,6 @@ from fedkin.losses import loss_for, loss_kind
 _COPIES = 4  # a fit in memory takes about this many times the numbers of the table
 _GIGABYTE = 1e9
 _MOST_LOG_EXPOSURE = 40.0  # logarithm of the largest exposure that counts may have
-_STRAY = 0.01  # up to this share of the rows, values other than 0 and 1 may be typing errors
 
 
 # --- paths ------------------------------------------------------------------------------------------------------------
@@ -82,43 +82,9 @@ def _files_read(path: Path) -> set[Path]:
     return {file.resolve() for one in files for file in (one.iterdir() if one.is_dir() else [one])}
 
 
-def _no_sites(path: Path, columns: Sequence[str]) -> DataError:
+def no_sites(path: Path, columns: Sequence[str]) -> DataError:
     has = f"; it has {', '.join(columns[:20])}{', ...' if len(columns) > 20 else ''}" if columns else ""
     return DataError(f"no site column given for {path}: add --site COL{has}")
-
-
-# --- graph and covariates ---------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class EdgeFiles:
-    """The files that say which sites may be alike; ``site`` is the column of the sites in the table of covariates."""
-
-    graph: Path | None = None
-    covariates: Path | None = None
-    site: str | None = None
-
-    def __post_init__(self) -> None:
-        if self.graph is not None and self.covariates is not None:
-            raise ParameterError("give --graph or --covariates, not both: covariates are read as a graph")
-
-    @property
-    def path(self) -> Path | None:
-        """The file that is given, if any."""
-        return self.graph or self.covariates
-
-    def read(self, sites: Sequence[Hashable]) -> tuple[Graph | None, Covariates | None]:
-        """Return the graph for these sites, and the covariates that it was made of."""
-        if self.covariates is None:
-            return None if self.graph is None else Graph.read(self.graph, sites), None
-        check_exists(self.covariates)
-        if self.covariates.is_dir():
-            raise ParameterError(f"--covariates: {self.covariates} is a directory, expected a file: a line per site")
-        known = read_covariates(self.covariates, sites, self.site)
-        for text in covariate_remarks(known):
-            note(f"{self.covariates}: {text}")
-        with in_file(self.covariates, DataError):
-            return covariate_graph(known, sites), known
 
 
 # --- what is fitted ---------------------------------------------------------------------------------------------------
@@ -130,14 +96,28 @@ class Opened:
 
     data: Data
     options: FitOptions
-    n_rows: int
     schema: Schema | None = None
-    graph: Graph | None = None  # the organiser's, where none is given
+    graph: Graph | None = None
+    covariates: Covariates | None = None  # what the graph was made of
     queries: Queries | None = None
     known: Mapping[str, Any] = field(default_factory=dict)  # fields of the model that the data do not tell
-    missing: Sequence[str] = ()  # sites without a summary
     facts: Mapping[str, str] = field(default_factory=dict)
     ask: Callable[[Queries], Sequence[Path]] | None = None  # writes queries for the sites
+
+    def with_edges(self, graph: Path | None, covariates: Path | None, site: str | None) -> Opened:
+        """Read which sites may be alike from the file that is given, if any; ``site`` is the column of the sites."""
+        if graph is not None:
+            return replace(self, graph=Graph.read(graph, self.data.sites))
+        if covariates is None:
+            return self
+        check_exists(covariates)
+        if covariates.is_dir():
+            raise ParameterError(f"--covariates: {covariates} is a directory, expected a file: a line per site")
+        known = read_covariates(covariates, self.data.sites, site)
+        for text in covariate_remarks(known):
+            note(f"{covariates}: {text}")
+        with in_file(covariates, DataError):
+            return replace(self, graph=covariate_graph(known, self.data.sites), covariates=known)
 
 
 def open_table(path: Path, options: Mapping[str, Any], columns: Mapping[str, Any]) -> Opened:
@@ -149,22 +129,24 @@ def open_table(path: Path, options: Mapping[str, Any], columns: Mapping[str, Any
         raise DataError("no target given: add --target COL (or --loss mean, which estimates the means of the features)")
     if target is not None and not wanted:
         raise DataError(f"the {how.loss} loss has no target: leave out --target {target}, or name it in --features")
+    check_exists(path)
     if stays_in_files(path, how, target):
-        return _open_files(path, how, columns)
+        return _open_files(path, how, {name: value for name, value in columns.items() if name != "decimal"})
     rows = read_table(path, **columns)
-    known = {"offset_name": columns.get("offset")}
-    return Opened(rows, _checked(rows, how), len(rows.X), known=known)
+    return Opened(rows, _checked(rows, how), known={"offset_name": columns.get("offset")})
 
 
-def open_by_contract(path: Path, options: Mapping[str, Any], contract: Contract, site: str | None) -> Opened:
+def open_by_contract(
+    path: Path, options: Mapping[str, Any], contract: Contract, site: str | None, decimal: DecimalMark = "."
+) -> Opened:
     """Open the rows of all sites, checked and encoded as the contract says."""
-    columns, column, _ = _schema_columns(path, site, contract.schema, target=True)
+    columns, column, _ = schema_columns(path, site, contract.schema, contract.schema.columns, decimal)
     if column is None:
-        raise _no_sites(path, list(columns))
+        raise no_sites(path, list(columns))
     with in_file(path, DataError):
         rows = Federation.from_schema(columns, contract.schema, site=column)
     known = {"offset_name": contract.schema.offset}
-    return Opened(rows, contract_options(options, contract), len(rows.X), contract.schema, known=known)
+    return Opened(rows, contract_options(options, contract), contract.schema, known=known)
 
 
 def open_summaries(folder: Path, options: Mapping[str, Any], federation: Path | None = None) -> Opened:
@@ -176,17 +158,18 @@ def open_summaries(folder: Path, options: Mapping[str, Any], federation: Path | 
         places = [federation if federation.is_dir() else federation.parent]
     place = next((one for one in places if (one / "sites.csv").exists()), None)
     organiser = None if place is None else Organiser.read(place)
-    graph = None
+    graph, queries = None, None
     if organiser is not None and organiser.graph.n_edges:
         position = np.array([data.index.get(str(site), -1) for site in organiser.graph.sites])
         ends = position[organiser.graph.edges]
         here = (ends >= 0).all(axis=1)
         graph = Graph.from_indices(data.sites, ends[here], organiser.graph.weights[here])
-    queries = None
     if not data.loss.quadratic:
         state = None if organiser is None else organiser.read_state()
         queries = None if state is None else Queries.from_plain(state)
         _check_round(1 if queries is None else queries.round, collected.round, list(collected.summaries))
+    for name in collected.missing:
+        note(f"{name} has sent no summary, so it has no model")
 
     def ask(queries: Queries) -> Sequence[Path]:
         if organiser is None:
@@ -201,14 +184,9 @@ def open_summaries(folder: Path, options: Mapping[str, Any], federation: Path | 
             )
         return organiser.write_queries(queries.questions, queries.to_plain())
 
-    rows = int(data.n_samples.sum())
-    facts = {
-        "data": f"{folder}: summaries of {count(len(data.sites), 'site')}, {count(rows, 'row')} that stayed there",
-        "contract": contract.name,
-        "messages": f"{collected.round} of every site",
-    }
+    facts = {"contract": f"{contract.name}, {count(collected.round, 'message')} of every site"}
     how = contract_options(options, contract)
-    return Opened(data, how, rows, contract.schema, graph, queries, missing=collected.missing, facts=facts, ask=ask)
+    return Opened(data, how, contract.schema, graph, queries=queries, facts=facts, ask=ask)
 
 
 def _check_round(asked: int, answered: int, sites: Sequence[str]) -> None:
@@ -239,8 +217,8 @@ def contract_options(given: Mapping[str, Any], contract: Contract) -> FitOptions
 
     Nothing is standardised, since the contract's scale is agreed on.
     """
-    asked = given.get("method", "auto")
-    method = contract.method if asked == "auto" else asked
+    asked = FitOptions(**given)
+    method = contract.method if asked.method == "auto" and asked.chosen == "kin" else asked.chosen
     if method != contract.method:
         note(f'the contract says method = "{contract.method}"; this is fitted by {method}, as the options ask for')
     agreed = {"loss": contract.loss_object(), "fit_intercept": contract.intercept, "seed": contract.seed}
@@ -255,31 +233,30 @@ def contract_options(given: Mapping[str, Any], contract: Contract) -> FitOptions
 
 def stays_in_files(path: Path, how: FitOptions, target: str | None) -> bool:
     """Return whether rows stay in their Parquet files: where a fit would not fit into half of the free memory."""
-    check_exists(path)
     if not all(file.suffix.lower() in PARQUET_SUFFIXES for file in files_of(path)):
         return False
     rows, columns = table_size(path)
     needed, free = _COPIES * 8.0 * rows * columns, free_memory()
+    if free is None or needed <= 0.5 * free:
+        return False
     size = f"{path}: {count(rows, 'row')} of {count(columns, 'column')}, about {needed / _GIGABYTE:.2g} GB in memory"
     sums = _sums_suffice(path, how, target)
-    if free is not None and needed > 0.5 * free and (sums or how.chosen == "kin"):
+    if sums or how.chosen == "kin":
         way = "read in one pass, of which sums are kept" if sums else "read once for every Newton step, some 25 times"
         note(f"{size}: they stay in their files, {way}")
         return True
-    if free is not None and needed > free:
-        raise ParameterError(
-            f"{size}, and {free / _GIGABYTE:.2g} GB are free, but the fused estimator keeps all rows unless the loss "
-            "is linear: take --method kin, which leaves them in their files"
-        )
-    if needed > _GIGABYTE:
-        note(size)
-    return False
+    if needed <= free:
+        return False
+    raise ParameterError(
+        f"{size}, and {free / _GIGABYTE:.2g} GB are free, but the fused estimator keeps all rows unless the loss is "
+        "linear: take --method kin, which leaves them in their files"
+    )
 
 
 def _sums_suffice(path: Path, how: FitOptions, target: str | None) -> bool:
-    """Return whether sums over rows are sufficient: for least squares, and so not for labels."""
+    """Return whether sums over rows are sufficient: for least squares, and so not for classes."""
     if how.loss == "auto":
-        return target is None or not holds_labels(path, target)
+        return target is None or not (holds_labels(path, target) or holds_zeros_and_ones(path, target))
     kind = loss_kind(how.loss)
     return kind.quadratic and kind.target is not None
 
@@ -299,23 +276,21 @@ def free_memory() -> float | None:
 
 
 def _open_files(path: Path, how: FitOptions, columns: Mapping[str, Any]) -> Opened:
-    asked, target = dict(columns), columns.get("target")
-    if asked.get("site") is None:
-        raise _no_sites(path, [])
+    target = columns.get("target")
+    if columns.get("site") is None:
+        raise no_sites(path, [])
     if not _sums_suffice(path, how, target):
-        rows = rows_in_files(path, **asked, loss=how.loss, fit_intercept=how.fit_intercept)
+        if how.loss == "auto" and target is not None and holds_zeros_and_ones(path, target):
+            how = _as_classes(how, target)
+        rows = rows_in_files(path, **columns, loss=how.loss, fit_intercept=how.fit_intercept)
         for text in rows.notes:
             note(text)
-        return Opened(rows, how, int(rows.n_samples.sum()))
-    if how.loss == "auto" and target is not None and holds_zeros_and_ones(path, target):
-        words = "is modelled by least squares, which takes one pass; for probabilities add --loss logistic"
-        note(f"the target {target!r} is 0 or 1 and {words}")
-    streamed = summarise_files(path, **asked, fit_intercept=how.fit_intercept, folds=how.cv_folds, seed=how.seed)
+        return Opened(rows, how)
+    streamed = summarise_files(path, **columns, fit_intercept=how.fit_intercept, folds=how.cv_folds, seed=how.seed)
     for text in streamed.notes:
         note(text)
-    data = streamed.summaries
-    known = {"schema": streamed.schema, "target_name": target, "offset_name": asked.get("offset"), "origin": None}
-    return Opened(data, how, int(data.n_samples.sum()), known=known)
+    known = {"schema": streamed.schema, "target_name": target, "offset_name": columns.get("offset"), "origin": None}
+    return Opened(streamed.summaries, how, known=known)
 
 
 # --- tables in memory -------------------------------------------------------------------------------------------------
@@ -324,12 +299,6 @@ def _open_files(path: Path, how: FitOptions, columns: Mapping[str, Any]) -> Open
 def read_table(path: Path, **columns: Any) -> Federation:
     """Call `Federation.read`; what it remarks on comes as notes."""
     check_exists(path)
-    if columns.get("site") is None and path.is_file():
-        try:
-            names = list(read_columns(path)) if path.suffix.lower() in CSV_SUFFIXES + PARQUET_SUFFIXES else []
-        except FedkinError:
-            names = []
-        raise _no_sites(path, names)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", TableWarning)  # they are the federation's notes
         federation = Federation.read(path, **columns)
@@ -338,13 +307,25 @@ def read_table(path: Path, **columns: Any) -> Federation:
     return federation
 
 
+def schema_columns(
+    path: Path, site: str | None, schema: Schema, needed: Sequence[Column], decimal: DecimalMark = "."
+) -> tuple[Columns, str | None, RowPlaces]:
+    """Read a table as a schema has it: the columns, the name of the site column, and where rows came from."""
+    check_exists(path)
+    if not path.is_dir():
+        columns = read_columns(path, decimal)
+        return columns, site, row_places(path, columns)
+    offset = [schema.offset] if schema.offset else []
+    return read_files(path, site, [*(column.name for column in needed), *offset], decimal)
+
+
 def _checked(rows: Federation, how: FitOptions) -> FitOptions:
     """Refuse what would give nonsense, remark on odd sites, and choose the loss that suits the target."""
-    y, offset = rows.y, rows.offset
+    y, offset, name = rows.y, rows.offset, rows.target_name
     if y is not None and len(y) > 1 and (y == y[0]).all():
         raise DataError(
-            f"the target {rows.target_name!r} is {level_text(y[0])} in all {count(len(y), 'row')}: there is nothing to "
-            "predict; name another column with --target"
+            f"the target {name!r} is {level_text(y[0])} in all {count(len(y), 'row')}: there is nothing to predict; "
+            "name another column with --target"
         )
     counts = how.loss != "auto" and loss_kind(how.loss).target == "count"
     if counts and offset is not None and np.abs(offset).max() > _MOST_LOG_EXPOSURE:
@@ -352,113 +333,32 @@ def _checked(rows: Federation, how: FitOptions) -> FitOptions:
             f"the offset reaches {offset[np.abs(offset).argmax()]:g}, and its exponential is no exposure: an offset of "
             "counts is the logarithm of the exposure; add a column with it"
         )
-    held = np.diff(rows.starts)
-    if len(held) == 1:
+    if rows.n_sites == 1:
         note(f"there is one site only, {rows.sites[0]!r}: kin needs several sites; is --site the right column?")
-    if single := _named(rows, held == 1):
-        note(f"one row only at {single}: it is never held out, and the model there rests on the others")
     if y is None:
         return how
-    values, code = np.unique(y, return_inverse=True)
+    code = np.unique(y, return_inverse=True)[1]
     low, high = (every.reduceat(code, rows.starts[:-1]) for every in (np.minimum, np.maximum))
-    if flat := _named(rows, (low == high) & (held > 2)):
-        numbers = y.dtype.kind == "f" and values.size > 2
-        why = "never changes" if numbers else "has one class only"
-        rest = "check that it was recorded there" if numbers else "how it varies there rests on other sites"
-        note(f"the target {rows.target_name!r} {why} at {flat}: {rest}")
+    if flat := _named(rows, (low == high) & (rows.n_samples > 2)):
+        note(f"the target {name!r} has one value only at {flat}: check that it was recorded there")
     if how.loss != "auto" or y.dtype.kind != "f":
         return how
     if loss_for("class").suits(y):
+        return _as_classes(how, name)
+    if loss_for("count").suits(y):
         note(
-            f"the target {rows.target_name!r} is 0 or 1 everywhere: its probabilities are modelled; "
-            f"--loss {loss_for('number').name} fits numbers"
+            f"the target {name!r} holds whole numbers of at least 0 and is modelled by least squares; if it counts "
+            f"events, add --loss {loss_for('count').name}"
         )
-        return replace(how, loss=loss_for("class").name)
-    _remark_on_numbers(rows, y, values)
     return how
 
 
-def _remark_on_numbers(rows: Federation, y: Array, values: Array) -> None:
-    """Remark on a target that may hold classes with typing errors, or counts."""
-    odd = np.flatnonzero((y != 0) & (y != 1))
-    if np.isin([0.0, 1.0], values).all() and 0 < odd.size <= max(1.0, _STRAY * len(y)) and len(y) >= 20:
-        site = rows.sites[int(rows.site_index[odd[0]])]
-        note(
-            f"the target {rows.target_name!r} is 0 or 1 except in {odd.size} of {count(len(y), 'row')} "
-            f"({y[odd[0]]:g} at site {site!r}): a typing error? As it is, it is modelled by least squares, and with 0 "
-            f"and 1 alone by probabilities; if it counts events, add --loss {loss_for('count').name}"
-        )
-        return
-    if loss_for("count").suits(y):
-        note(
-            f"the target {rows.target_name!r} holds whole numbers of at least 0 and is modelled by least squares; "
-            f"if it counts events, add --loss {loss_for('count').name}"
-        )
+def _as_classes(how: FitOptions, target: str | None) -> FitOptions:
+    linear = loss_for("number").name
+    note(f"the target {target!r} is 0 or 1 everywhere: its probabilities are modelled; --loss {linear} fits numbers")
+    return replace(how, loss=loss_for("class").name)
 
 
 def _named(rows: Federation, which: Mask) -> str:
     sites = [rows.sites[u] for u in np.flatnonzero(which).tolist()]
     return f"site {sites[0]!r}" if len(sites) == 1 else f"{len(sites)} sites ({listed(sites)})" if sites else ""
-
-
-# --- rows to predict --------------------------------------------------------------------------------------------------
-
-
-def rows_to_predict(
-    path: Path, site: str | None, model: FittedModel, offset: str | None = None
-) -> tuple[list[Hashable], dict[str, AnyArray], Array | None]:
-    """Return the site of each row, the rows, and the offset if another column has it, for a model with a schema.
-
-    With one site it need not be named.
-    """
-    schema = model.schema
-    assert schema is not None
-    needed = schema if offset is None else replace(schema, offset=offset)
-    columns, column, places = _schema_columns(path, site, needed, target=False)
-    asked = model.n_sites > 1 or site != model.options.get("site_column")
-    if site is not None and site not in columns and asked:
-        has = ", ".join(list(columns)[:20])
-        raise DataError(f"{path}: there is no column {site!r} for the site{near_name(site, columns)}; it has {has}")
-    if column is not None and column in columns:
-        gap = next((row for row, cell in enumerate(columns[column].tolist()) if cell is None or cell != cell), None)
-        if gap is not None:
-            raise DataError(f"{path}, {places(gap)}: the site is missing (column {column!r}): fill it in")
-        ids = site_ids(columns[column])
-    elif model.n_sites == 1:
-        ids = [model.sites[0]] * len(next(iter(columns.values()), ()))
-    else:
-        raise _no_sites(path, list(columns))
-    with in_file(path, DataError):
-        found = needed.check(columns, target=False, at=places)
-        raise_findings(found)
-    for one in found:
-        if one.code == "unknown_level":
-            note(str(one))
-    return ids, columns, None if offset is None else needed.offset_of(columns)
-
-
-def _schema_columns(
-    path: Path, site: str | None, schema: Schema, target: bool
-) -> tuple[dict[str, AnyArray], str | None, Callable[[int], str]]:
-    check_exists(path)
-    if not path.is_dir():
-        columns = read_columns(path)
-        return columns, site, row_places(path, columns)
-    names = [column.name for column in (schema.columns if target else schema.features)]
-    return read_files(files_of(path), site, [*names, *([schema.offset] if schema.offset else [])])
-
-
-def known_ids(model: FittedModel, found: Sequence[Hashable]) -> list[Hashable]:
-    """Return ids as the model has them: a file of whole numbers reads as ints what another file had as text."""
-    by_text = {str(known): known for known in model.sites}
-    return [site if site in model.index else by_text.get(str(site), site) for site in found]
-
-
-def rows_by_site(path: Path, column: str | None) -> dict[str, dict[str, AnyArray]]:
-    """Return the labelled rows of each site."""
-    with in_file(path, DataError):
-        columns = read_columns(path)
-        if column is None or column not in columns:
-            raise _no_sites(path, list(columns))
-        ids = np.array([str(site) for site in site_ids(columns[column])], dtype=object)
-    return {site: {name: values[ids == site] for name, values in columns.items()} for site in dict.fromkeys(ids)}

@@ -47,11 +47,20 @@ _LOOK_SECONDS = 0.3
 FRAME_LINES = 6  # of a live view: head, rule, margins, and the line of the prompt
 
 
-def become(place: Path, patience: Patience, *, echo: bool, listen: str | None, centre: bool = False) -> None:
+def become(
+    place: Path,
+    patience: Patience,
+    *,
+    echo: bool,
+    listen: str | None,
+    centre: bool = False,
+    follow: Path | None = None,
+) -> None:
     """Become the process of a site, or of the central machine: what the command line has loaded is not needed."""
     options = [f"--{name.replace('_', '-')}={value!r}" for name, value in vars(patience).items()]
     options += ["--echo"] if echo else []
     options += [] if listen is None else [f"--listen={listen}"]
+    options += [] if follow is None else [f"--follow={follow}"]
     role = ["--centre"] if centre else []
     os.execv(sys.executable, [sys.executable, "-m", PROGRAM, *role, str(place), *options])
 
@@ -94,7 +103,7 @@ def run_all(
 def _select_all(places: Sequence[Path], give_up: float) -> None:
     """Test the edges of all these sites that have not done it."""
     waiting = [place for place in places if not (place / SELECTION).exists()]
-    command = [sys.executable, "-m", "fedkin.federate.selection", "--give-up", str(give_up)]
+    command = [sys.executable, "-m", "fedkin.federate.program", "--give-up", str(give_up)]
     running: list[subprocess.Popen[bytes]] = []
     try:
         for place in waiting:

@@ -9,29 +9,29 @@ from __future__ import annotations
 
 import hashlib
 import multiprocessing
+import os
 import shutil
 import signal
 import tempfile
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor, as_completed
+from concurrent.futures import ProcessPoolExecutor
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
-from rich.live import Live
-from rich.table import Table
 
-from fedkin._base import PRIVATE_DIRECTORY, count, write_file
-from fedkin.cli.console import add_row, ended_like_ctrl_c, messages, note, output, plain_table, say
-from fedkin.cli.fit import fit_opened, print_end, print_fit
-from fedkin.cli.reading import EdgeFiles, Opened, open_summaries
-from fedkin.cli.running import FRAME_LINES, run_all, status_table
+from fedkin._base import PRIVATE_DIRECTORY, count, tracked, write_file
+from fedkin.cli.console import ended_like_ctrl_c, note, output, say
+from fedkin.cli.fit import fit_opened, print_result
+from fedkin.cli.reading import Opened, open_summaries
+from fedkin.cli.running import run_all, status_table
 from fedkin.data import read_columns, site_ids, write_csv
 from fedkin.errors import DataError, FedkinError, ParameterError
 from fedkin.federate import SELECTION, STOP_SIGNAL, Contract, Organiser, Site, only_supervisor, sharing, steps_of
+from fedkin.federate.ledger import PLACE
 from fedkin.federate.messages import ADMIT, ADMITTED, INVITE, INVITES, ORDER, QUERIES, SENT, SUMMARIES
-from fedkin.federate.records import read_record, write_record
+from fedkin.federate.records import CHOICE, Choice, read_record, write_record
 from fedkin.federate.trust import fingerprint
 from fedkin.fitting import FittedModel, Queries, load
 from fedkin.fitting.progress import progress
@@ -70,6 +70,8 @@ def simulate(
     agreed = Contract.read(contract)
     if by == "run":
         agreed.check_rounds(str(contract))
+        if agreed.rounds.lam is None and orders["lam"] is None:
+            raise ParameterError(f"{contract}: no lam is set: add --lam X, or lam to [rounds] in the contract")
     parts = split(data, site, MOST_SITES[by])
     named = {"contract": contract, "data": data, "graph": graph}
     record: dict[str, Any] = {
@@ -84,6 +86,8 @@ def simulate(
             f"{out} exists, and is not the simulation of this contract, table, graph and settings: choose another "
             "place with --out, or remove it"
         )
+    # nothing leaves this machine: the user's own ledgers stay as they are
+    os.environ.setdefault(PLACE, str((out / "ledgers").absolute()))
     organiser = Organiser.read(out / _ORGANISER)
     if by == "share":
         _share_all(organiser, out, list(parts.values()))
@@ -95,6 +99,9 @@ def simulate(
     lines = run_all(out, places, edge_tests=tested, waits=waits, restarts=restarts, give_up=give_up)
     output().print(status_table(lines))
     say(f"{count(len(sites), 'model')}, one at each site: {sites[0]}/model and so on.")
+    if agreed.rounds.lam == "cv" and orders["lam"] is None:
+        levels = sorted({read_record(place / CHOICE, Choice).lam for place in sites}, reverse=True)
+        say(f"lam {', '.join(f'{level:.4g}' for level in levels)}, chosen by the sites, by rows that they held out.")
     if tested:
         dropped = sum(len(read_record(place / SELECTION)["dropped"]) for place in sites) // 2
         note(f"{count(dropped, 'edge')} dropped by edge tests")
@@ -168,49 +175,28 @@ def _ignore_interrupts() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the simulation hears Ctrl-C and decides
 
 
-class _Crew:
-    """Two processes that do what sites do, with a live view of what each site does or has done."""
-
-    def __init__(self, names: Sequence[str]) -> None:
-        self._states = dict.fromkeys(names, "invited")
-        context = multiprocessing.get_context("spawn")
-        self._executor = ProcessPoolExecutor(_AT_A_TIME, context, initializer=_ignore_interrupts)
-
-    def __enter__(self) -> _Crew:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._executor.shutdown(cancel_futures=True)
-
-    def run(self, tasks: Mapping[str, Task], doing: str, done: str) -> dict[str, FedkinError]:
-        """Do the tasks of all these sites; return the errors of those that failed."""
-        failed: dict[str, FedkinError] = {}
-        console = messages()
-        self._states |= dict.fromkeys(tasks, doing)
-        running = {self._executor.submit(function, *given): name for name, (function, given) in tasks.items()}
-        with Live(console=console, auto_refresh=False, transient=True) as live:
-            for future in as_completed(running):
-                name, error = running[future], future.exception()
-                if isinstance(error, FedkinError):
-                    failed[name] = error
-                elif error is not None:
-                    raise error
-                self._states[name] = done if error is None else "failed"
-                if console.is_terminal:
-                    live.update(_states_table(self._states, max(console.height - FRAME_LINES, 3)), refresh=True)
-        return {name: failed[name] for name in tasks if name in failed}
+@contextmanager
+def _crew() -> Iterator[ProcessPoolExecutor]:
+    """Two processes that do what sites do."""
+    executor = ProcessPoolExecutor(_AT_A_TIME, multiprocessing.get_context("spawn"), initializer=_ignore_interrupts)
+    try:
+        yield executor
+    finally:
+        executor.shutdown(cancel_futures=True)
 
 
-def _states_table(states: Mapping[str, str], most: int) -> Table:
-    """Return the states; of more than ``most`` sites, how many are in each."""
-    table = plain_table("site", "state", numbers_from=2)
-    if len(states) <= most:
-        for name, state in states.items():
-            add_row(table, name, state)
-        return table
-    for state in dict.fromkeys(states.values()):
-        add_row(table, f"{sum(one == state for one in states.values())} sites", state)
-    return table
+def _do(crew: ProcessPoolExecutor, tasks: Mapping[str, Task], doing: str) -> dict[str, FedkinError]:
+    """Do the tasks of all these sites; return the errors of those that failed."""
+    failed: dict[str, FedkinError] = {}
+    running = {crew.submit(function, *given): name for name, (function, given) in tasks.items()}
+    with progress(doing):
+        for future in tracked(list(running), doing):
+            error = future.exception()
+            if isinstance(error, FedkinError):
+                failed[running[future]] = error
+            elif error is not None:
+                raise error
+    return failed
 
 
 def _refuse(failed: Mapping[str, FedkinError]) -> None:
@@ -233,7 +219,7 @@ def _own_table(place: Path, columns: Mapping[str, Any]) -> Iterator[Path]:
         path.unlink(missing_ok=True)
 
 
-def _join_all(crew: _Crew, organiser: Organiser, sites: Path, parts: Sequence[Mapping[str, Any]]) -> None:
+def _join_all(crew: ProcessPoolExecutor, organiser: Organiser, sites: Path, parts: Sequence[Mapping[str, Any]]) -> None:
     """Let every site join with its own rows, and admit it."""
     seal = fingerprint(organiser.authority)
     own = dict(zip([member.name for member in organiser.members], parts, strict=True))
@@ -244,7 +230,7 @@ def _join_all(crew: _Crew, organiser: Organiser, sites: Path, parts: Sequence[Ma
             if not (place / INVITE).exists():
                 table = tables.enter_context(_own_table(place, own[name]))
                 joins[name] = (_join, (organiser.directory / INVITES / f"{name}.invite", table, place, seal))
-        failed = crew.run(joins, "joins", "has joined")
+        failed = _do(crew, joins, "sites join")
     for name, error in failed.items():
         shutil.rmtree(sites.parent)  # so that the same command begins anew
         raise DataError(f"the rows of {organiser.member(name).id!r}: {error}")
@@ -264,21 +250,20 @@ def _enrol(
     names = [member.name for member in organiser.members]
     if all((sites / name / paper).exists() for name in names for paper in needed):
         return
-    with ended_like_ctrl_c(STOP_SIGNAL), only_supervisor(out), _Crew(names) as crew:
+    with ended_like_ctrl_c(STOP_SIGNAL), only_supervisor(out), _crew() as crew:
         _join_all(crew, organiser, sites, parts)
         papers = {name: [organiser.directory / ADMITTED / f"{name}.admit"] for name in names}
         for path, receivers in organiser.order(**orders) if ordered else ():  # type: ignore[arg-type]
             for name in receivers:
                 papers[name].append(path)
         accepts: dict[str, Task] = {name: (_accept, (sites / name, *given)) for name, given in papers.items()}
-        _refuse(crew.run(accepts, "accepts its certificate", "is admitted"))
+        _refuse(_do(crew, accepts, "sites accept their certificates"))
 
 
 def _share_all(organiser: Organiser, out: Path, parts: Sequence[Mapping[str, Any]]) -> None:
     """Go from joining to a model at each site, by one message of every site, or more where the loss needs them."""
     sites, model_place = out / _SITES, out / _MODEL
-    names = [member.name for member in organiser.members]
-    with ended_like_ctrl_c(STOP_SIGNAL), only_supervisor(out), _Crew(names) as crew:
+    with ended_like_ctrl_c(STOP_SIGNAL), only_supervisor(out), _crew() as crew:
         _join_all(crew, organiser, sites, parts)
         shares: dict[str, Task] = {}
         for member in organiser.members:
@@ -286,7 +271,7 @@ def _share_all(organiser: Organiser, out: Path, parts: Sequence[Mapping[str, Any
             if not (place / SENT / f"{member.name}.summary").exists():
                 admitted = organiser.directory / ADMITTED / f"{member.name}.admit"
                 shares[member.name] = (_accept_and_share, (place, admitted))
-        failed = crew.run(shares, "shares its sums", "has shared its sums")
+        failed = _do(crew, shares, "sites share their sums")
         for name, error in failed.items():
             note(f"{name}: {error}")
         if len(failed) == len(organiser.members):
@@ -296,15 +281,14 @@ def _share_all(organiser: Organiser, out: Path, parts: Sequence[Mapping[str, Any
         model.save(model_place)
         paths = {path.stem: path for path in deliver_model(organiser, model_place, ())}
         accepts: dict[str, Task] = {name: (_accept, (sites / name, path)) for name, path in paths.items()}
-        _refuse(crew.run(accepts, "accepts its model", "has its model"))
-    print_fit(model, opened, organiser.directory / SUMMARIES, EdgeFiles())
-    print_end(model, model_place, opened.n_rows, {})
+        _refuse(_do(crew, accepts, "sites accept their models"))
+    print_result(model, opened, organiser.directory / SUMMARIES, model_place)
     first = sites / next(iter(paths))
     each = f"{count(len(paths), 'model')}, one at each site: {first}/model and so on"
     say(f"{each}. The organiser's, of all: {model_place}")
 
 
-def _fit(crew: _Crew, organiser: Organiser, sites: Path) -> tuple[FittedModel, Opened]:
+def _fit(crew: ProcessPoolExecutor, organiser: Organiser, sites: Path) -> tuple[FittedModel, Opened]:
     """Fit the model of all sites, after as many questions as the loss needs."""
     while True:
         answers: dict[str, Task] = {}
@@ -313,12 +297,12 @@ def _fit(crew: _Crew, organiser: Organiser, sites: Path) -> tuple[FittedModel, O
             if not (sites / name / SENT / f"{query.stem}.summary").exists():
                 answers[name] = (_answer, (sites / name, query))
         if answers:
-            _refuse(crew.run(answers, f"answers question {number}", f"has answered question {number}"))
+            _refuse(_do(crew, answers, f"sites answer question {number}"))
             say(f"{count(len(answers), 'site')} answered question {number} of the organiser.")
         _carry(organiser, sites)
         with progress("fitting") as report:
             opened = open_summaries(organiser.directory / SUMMARIES, {})
-            found = fit_opened(opened, EdgeFiles(), report)
+            found = fit_opened(opened, report)
         if not isinstance(found, Queries):
             return found, opened
         assert opened.ask is not None

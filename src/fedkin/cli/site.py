@@ -10,9 +10,8 @@ import msgspec
 import typer
 
 from fedkin._base import count, listed
-from fedkin.cli.arguments import Json, argument, option, switch
-from fedkin.cli.console import WRONG_INPUT, note, say
-from fedkin.cli.format import print_findings
+from fedkin.cli.app import Json, argument, option, switch
+from fedkin.cli.console import WRONG_INPUT, note, print_findings, say
 from fedkin.cli.running import become, print_status
 from fedkin.data import read_columns, row_places
 from fedkin.federate import (
@@ -27,8 +26,9 @@ from fedkin.federate import (
     steps_of,
     stop_all,
 )
-from fedkin.federate.selection import main as run_select
+from fedkin.federate.program import select_main
 from fedkin.federate.sharing import Shared
+from fedkin.federate.trust import fingerprint as key_fingerprint
 
 site = typer.Typer(
     no_args_is_help=True, help="Take part in a federation: check rows, join, share, run. Rows stay where they are."
@@ -52,29 +52,32 @@ def join(
     data: Annotated[Path, option("TABLE", "The site's rows, CSV or Parquet.")],
     into: Annotated[Path | None, option("DIR", "The site's directory, to be made. [the site's name]")] = None,
     fingerprint: Annotated[str | None, option("HEX", "Of the authority, as the organiser reads it out.")] = None,
+    below_floors: Annotated[
+        bool, switch("--below-floors", "Let the contract's thresholds alone decide: rows may be recognised.")
+    ] = False,
 ) -> None:
     """At the site: check the rows against the contract, make a key that never leaves, and write the request."""
-    done = Site.join(invite, data, into, expected=fingerprint, steps=steps_of)
-    for finding in done.findings:
-        note(str(finding))
-    contract = Site.read(done.directory).contract
-    batch = contract.rounds.batch_size
-    if batch is not None and batch < contract.thresholds.rows:
+    how = {"expected": fingerprint, "below_floors": below_floors}
+    made, remarks = Site.join(invite, data, into, steps=steps_of, **how)  # type: ignore[arg-type]
+    for remark in remarks:
+        note(str(remark))
+    batch, least = made.contract.rounds.batch_size, made.contract.thresholds.rows
+    if batch is not None and batch < least:
         note(
-            f"the contract lets a round look at {count(batch, 'row')} only, fewer than its threshold of "
-            f"{contract.thresholds.rows}: neighbours may work rows out from such rounds"
+            f"the contract lets a round look at {count(batch, 'row')} only, fewer than its threshold of {least}: "
+            "neighbours may work rows out from such rounds"
         )
     if fingerprint is None:
         note(
-            f"the invite is signed by the authority with the fingerprint {done.authority_fingerprint}; before you send "
-            "anything, ask the organiser whether that is right (or join again with --fingerprint)"
+            f"the invite is signed by the authority with the fingerprint {key_fingerprint(made.authority)}; before you "
+            "send anything, ask the organiser whether that is right (or join again with --fingerprint)"
         )
-    key = "a new private key, which stays here," if done.new_key else "the key that was here"
+    told = "no number that" if made.contract.rounds.placement == "peer" else "step numbers, and nothing else which"
     say(
-        f"{count(done.n_rows, 'row')} fit the contract {done.invite.federation!r}; {done.directory} on this machine "
-        f"has them, prepared, with {key} and the request.",
-        f"Send {done.request} to the organiser; it holds no number that depends on rows. Read out, when asked, the "
-        f"fingerprint of your key: {done.key_fingerprint}. There: fedkin federation admit DIR {done.request.name}",
+        f"{count(made.rows().n_samples, 'row')} fit the contract {made.contract.name!r}; {made.directory} on this "
+        "machine has them, prepared, with a private key, which stays here, and the request.",
+        f"Send {made.request} to the organiser; it holds {told} depends on rows. Read out, when asked, the "
+        f"fingerprint of your key: {made.key_fingerprint}. There: fedkin federation admit DIR {made.request.name}",
     )
 
 
@@ -159,9 +162,14 @@ def answer(
     directory: Directory,
     question: Annotated[Path, argument("FILE.ask", "What the organiser asks.")],
     dry_run: Annotated[bool, switch("--dry-run", "Show the answer, and write nothing.")] = False,
+    yes: Annotated[bool, switch("--yes", "Write the answer without asking.")] = False,
 ) -> None:
-    """At the site: answer the organiser's question with sums over the rows, at the parameters that it names."""
-    _show(sharing.answer(directory, question, dry_run=dry_run))
+    """At the site: show what the answer to the organiser's question would tell, and write it if you approve."""
+    shown = sharing.answer(directory, question, dry_run=True)
+    if not (dry_run or yes):
+        _show_sums(shown)
+        typer.confirm("May these numbers leave this site?", abort=True)
+    _show(shown if dry_run else sharing.answer(directory, question))
 
 
 @site.command()
@@ -170,13 +178,19 @@ def settings(
     rows: Annotated[int | None, option("N", "Fewest rows.")] = None,
     rows_per_parameter: Annotated[float | None, option("X", "Fewest rows per parameter.")] = None,
     cell: Annotated[int | None, option("N", "Fewest rows of a level or class.")] = None,
+    pair: Annotated[int | None, option("N", "Fewest rows of a pair of levels of two features.")] = None,
+    effective_rows: Annotated[float | None, option("X", "Fewest rows that carry the weight in an answer.")] = None,
     share_result: Annotated[
         bool | None, switch("--share-result/--keep-result", "Whether the organiser may have the parameters.")
+    ] = None,
+    below_floors: Annotated[
+        bool | None, switch("--below-floors/--above-floors", "Whether the floors of Fedkin do not hold.")
     ] = None,
     confirm: Annotated[bool, switch("--confirm", "site.toml was changed by hand, and is right.")] = False,
 ) -> None:
     """At the site: show or change its own rules, which may be stricter than the contract's, not laxer."""
-    given = {"rows": rows, "rows_per_parameter": rows_per_parameter, "cell": cell, "share_result": share_result}
+    given = {"rows": rows, "rows_per_parameter": rows_per_parameter, "cell": cell, "effective_rows": effective_rows}
+    given |= {"pair": pair, "share_result": share_result, "below_floors": below_floors}
     changed = {name: value for name, value in given.items() if value is not None}
     found = change_settings(directory, confirmed=confirm, **changed)
     say(*(f"{name} = {str(value).lower()}" for name, value in msgspec.structs.asdict(found).items()))
@@ -187,6 +201,9 @@ def run(
     directory: Directory,
     echo: Annotated[bool, switch("--echo/--no-echo", "Log to standard error, too.")] = True,
     listen: Listen = None,
+    follow: Annotated[
+        Path | None, option("PATH", "Take in rows that arrive: a table that grows, or a directory of files.")
+    ] = None,
     first_pull: Annotated[float, option("SECONDS", "To the first question for a late theta.")] = 0.25,
     last_pull: Annotated[float, option("SECONDS", "Longest time between two questions.")] = 5.0,
     complain: Annotated[float, option("SECONDS", "To the first log line about a wait.")] = 5.0,
@@ -197,7 +214,7 @@ def run(
 ) -> None:
     """At the site: do the rounds with its neighbours, which end with a model; after a crash the same goes on."""
     patience = Patience(first_pull, last_pull, complain, give_up, linger, gather, deadline)
-    become(directory, patience, echo=echo, listen=listen)
+    become(directory, patience, echo=echo, listen=listen, follow=follow)
 
 
 @site.command()
@@ -205,7 +222,7 @@ def select(directory: Directory, give_up: GiveUp = 3600.0, listen: Listen = None
     """At the site: test its edges together with its neighbours, before the rounds, if the contract says so."""
     Patience(give_up=give_up)  # raises for what is no time
     options = [] if listen is None else ["--listen", listen]
-    raise SystemExit(run_select([str(directory), "--give-up", str(give_up), *options]))
+    raise SystemExit(select_main([str(directory), "--give-up", str(give_up), *options]))
 
 
 @site.command()
@@ -220,6 +237,28 @@ def publish(directory: Directory) -> None:
         f"{path} has the coefficients of this site and its number of rows, and is signed.",
         f"Send it to the organiser; there: fedkin federation gather DIR {path.name} --out MODEL",
     )
+
+
+@site.command()
+def ledger(
+    directory: Directory,
+    withdrawn: Annotated[
+        str | None, option("REASON", "Record that all that left has been withdrawn: other rows may be shared then.")
+    ] = None,
+) -> None:
+    """At the site: show what has left it, when, to whom, and from which rows."""
+    found = Site.read(directory)
+    if withdrawn is not None:
+        found.ledger.record(found.entry("withdrawn", found.rows(), note=withdrawn))
+    entries = found.ledger.entries()
+    for one in entries:
+        budget = "" if one.epsilon is None else f", epsilon {one.epsilon:g}, delta {one.delta:g}"
+        say(
+            f"{one.time[:19]}  {one.what:9}  to {one.to}: {one.note}{budget} "
+            f"(rows {one.rows[:8]}, contract {one.contract[:8]})"
+        )
+    if not entries:
+        say("Nothing has left this site.")
 
 
 @site.command()
@@ -240,7 +279,19 @@ def stop(directory: EitherDirectory) -> None:
 
 
 def _show(shared: Shared) -> None:
-    """Every number, what it is and what it tells; then what to send to whom."""
+    """Show every number; then what to send to whom."""
+    _show_sums(shared)
+    if shared.path is None:
+        say("Nothing was written.")
+        return
+    say(
+        f"{shared.path} on this machine has these numbers and is signed. Nothing else leaves this site.",
+        f"Send it to the organiser, for the folder summaries (message {shared.round} of this site).",
+    )
+
+
+def _show_sums(shared: Shared) -> None:
+    """Show every number, what it is and what it tells."""
     for told in shared.summary.described():
         say(f"{told.name}: {told.what}", f"  tells {told.tells}")
         names = shared.summary.feature_names if told.name.startswith("column") else shared.summary.parameter_names
@@ -253,13 +304,6 @@ def _show(shared: Shared) -> None:
             for part, numbers in zip(told.parts, told.numbers, strict=True):
                 say(f"    {part}:")
                 _show_numbers(numbers, names)
-    if shared.path is None:
-        say("Nothing was written.")
-        return
-    say(
-        f"{shared.path} on this machine has these numbers and is signed. Nothing else leaves this site.",
-        f"Send it to the organiser, for the folder summaries (message {shared.round} of this site).",
-    )
 
 
 def _show_numbers(numbers: object, names: Sequence[str]) -> None:

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 
 from fedkin.federate.messages import MODEL
 from fedkin.federate.program import Result, main
+from fedkin.federate.records import read_choice
 
 
 def write_model(result: Result) -> None:
@@ -18,6 +19,7 @@ def write_model(result: Result) -> None:
     from fedkin.graph import Graph
 
     view, member, contract = result.plan, result.site.invite.site, result.site.contract
+    chosen = {} if read_choice(result.site.directory, view.run, view.revision) is None else {"lam": "cv"}
     model = model_from_theta(
         {member.id: result.theta},
         Graph.empty([member.id]),
@@ -27,7 +29,7 @@ def write_model(result: Result) -> None:
         n_samples={member.id: result.n_rows},
         fused=FusedFit(contract.penalty, view.lam, n_iter=view.rounds),  # a certificate takes the rows of all sites
         origin={"from": "rounds", "rounds": view.rounds},
-        options={"contract": contract.name, "contract_digest": contract.digest},
+        options={"contract": contract.name, "contract_digest": contract.digest, **chosen},
         notes={member.id: [f"found in rounds with its neighbours: run {view.run}, order {view.revision}"]},
     )
     model.save(result.site.directory / MODEL)

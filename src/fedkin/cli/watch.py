@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from fedkin.cli.arguments import argument
+from fedkin.cli.app import argument
 from fedkin.cli.console import ended_like_ctrl_c, say
 from fedkin.errors import DataError
 from fedkin.federate import places_in, snapshot

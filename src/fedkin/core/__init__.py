@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-from fedkin.core.columns import Columns, parameter_names
 from fedkin.core.local import LocalFit, Variance, global_fit, local_fit, oracle_fit
 from fedkin.core.newton import (
     RANK_TOLERANCE,
@@ -13,7 +12,6 @@ from fedkin.core.newton import (
     generalized_inverse,
     least_eigenvalue,
     solve_and_rest,
-    solve_positive,
     sum_groups,
 )
 from fedkin.core.ownfits import minimise_with_ridge
@@ -28,9 +26,27 @@ from fedkin.core.parquet import (
 )
 from fedkin.core.penalties import L1, Penalty, make_penalty
 from fedkin.core.problem import SCALE_FLOOR, FusedObjective, Problem, Solution, Status
-from fedkin.core.quadratics import Quadratics, RowData, SiteData, assign_folds
-from fedkin.core.rows import LossLike, RowBatch, RowTerms, build_terms, resolve_losses, unit_weights
-from fedkin.core.selection import FAMILY_WISE, Correction, EdgeSelection, bonferroni, select_edges, wald_tests
+from fedkin.core.quadratics import Quadratics, QuadraticTerms, SiteTerms, ball_gap
+from fedkin.core.selection import (
+    FAMILY_WISE,
+    Correction,
+    EdgeSelection,
+    alike_groups,
+    bonferroni,
+    inverse_trigamma,
+    select_edges,
+    wald_tests,
+)
+from fedkin.core.sitedata import (
+    Columns,
+    LossLike,
+    RowData,
+    SiteData,
+    assign_folds,
+    parameter_names,
+    resolve_losses,
+    site_data,
+)
 from fedkin.core.summaries import Summaries
 from fedkin.core.summarising import Budget, RunningSums, private_summary, site_answer, site_summary, summarise
 from fedkin.core.summary import (
@@ -45,17 +61,17 @@ from fedkin.core.summary import (
     encode,
     refuse,
 )
-from fedkin.core.terms import LossTerms, MixedTerms, QuadraticTerms, SiteTerms, ball_gap, summed_terms
+from fedkin.core.terms import MixedTerms, RowTerms, build_terms, summed_terms
 
 __all__ = [
     "FAMILY_WISE", "L1", "RANK_TOLERANCE", "SCALE_FLOOR", "Budget", "Columns", "Correction", "Curvature",
-    "EdgeSelection", "FileRows", "FusedObjective", "LocalFit", "LossLike", "LossTerms", "Message", "MixedTerms",
-    "OwnEstimate", "Penalty", "Privacy", "Problem", "QuadraticTerms", "Quadratics", "Query", "RowBatch", "RowData",
-    "RowTerms", "RunningSums", "SiteData", "SiteTerms", "Solution", "Status", "Streamed", "Summaries", "Summary",
-    "Variance", "assign_folds", "ball_gap", "bonferroni", "build_terms", "check_shapes", "damped_newton", "decode",
-    "encode", "generalized_inverse", "global_fit", "holds_labels", "holds_zeros_and_ones", "least_eigenvalue",
-    "local_fit", "make_penalty", "minimise_with_ridge", "oracle_fit", "parameter_names", "private_summary",
-    "refuse", "resolve_losses", "rows_in_files", "select_edges", "site_answer", "site_summary", "solve_and_rest",
-    "solve_positive", "sum_groups", "summarise", "summarise_files", "summed_terms", "table_size", "unit_weights",
+    "EdgeSelection", "FileRows", "FusedObjective", "LocalFit", "LossLike", "Message", "MixedTerms", "OwnEstimate",
+    "Penalty", "Privacy", "Problem", "QuadraticTerms", "Quadratics", "Query", "RowData", "RowTerms", "RunningSums",
+    "SiteData", "SiteTerms", "Solution", "Status", "Streamed", "Summaries", "Summary", "Variance", "alike_groups",
+    "assign_folds", "ball_gap", "bonferroni", "build_terms", "check_shapes", "damped_newton", "decode", "encode",
+    "generalized_inverse", "global_fit", "holds_labels", "holds_zeros_and_ones", "inverse_trigamma",
+    "least_eigenvalue", "local_fit", "make_penalty", "minimise_with_ridge", "oracle_fit", "parameter_names",
+    "private_summary", "refuse", "resolve_losses", "rows_in_files", "select_edges", "site_answer", "site_data",
+    "site_summary", "solve_and_rest", "sum_groups", "summarise", "summarise_files", "summed_terms", "table_size",
     "wald_tests",
 ]  # fmt: skip

@@ -1,7 +1,7 @@
 """Each site's fit on its own rows, with its variance, and fits that pool sites.
 
-Terms: a site has an *own* estimate when its mean loss has a unique minimiser. When it has none, a stated rule gives a
-finite estimate together with a variance that is wide where the rows say nothing (`LocalFit`, Notes).
+A site has an *own* estimate when its mean loss has a unique minimiser. When it has none, a stated rule gives a finite
+estimate together with a variance that is wide where the rows say nothing (`LocalFit`, Notes).
 """
 
 from __future__ import annotations
@@ -13,12 +13,11 @@ from typing import Any, Literal, get_args
 
 import numpy as np
 
-from fedkin._base import Array, Index, Mask, check_choice
+from fedkin._base import Array, Index, Mask, check_choice, check_positive
 from fedkin.core.newton import RANK_TOLERANCE, inverse_of, least_eigenvalue
-from fedkin.core.ownfits import OwnFits, fit_sites, minimise_sum
-from fedkin.core.quadratics import RowData
-from fedkin.core.rows import LossLike
-from fedkin.core.summaries import Summaries, site_data
+from fedkin.core.ownfits import OwnFits, fit_sites, minimise_functions
+from fedkin.core.sitedata import LossLike, RowData, site_data
+from fedkin.core.summaries import Summaries
 from fedkin.data import Federation
 from fedkin.errors import DataError, DegenerateSiteWarning, ParameterError, UnknownSiteError
 from fedkin.losses import by_loss
@@ -83,7 +82,12 @@ class LocalFit:
     losses: tuple[str, ...]  # their names
 
 
-def local_fit(federation: Federation | Summaries, loss: LossLike = "linear", variance: Variance = "model") -> LocalFit:
+def local_fit(
+    federation: Federation | Summaries,
+    loss: LossLike = "linear",
+    variance: Variance = "model",
+    radius: float | None = None,
+) -> LocalFit:
     """Fit every site on its own rows (the paper's eq. naive_est) and estimate how precise each fit is.
 
     Parameters
@@ -94,6 +98,9 @@ def local_fit(federation: Federation | Summaries, loss: LossLike = "linear", var
         What each site minimises; summaries know it.
     variance : "model" | "sandwich" | "bartlett"
         How the covariance is estimated; see `LocalFit`.
+    radius : float, optional
+        Of the paper's parameter space: estimates are minimisers over ``||theta_u||_2 <= radius``. Covariances are those
+        of the loss at the estimate, and `LocalFit.notes` names the sites at the border.
 
     Returns
     -------
@@ -118,7 +125,9 @@ def local_fit(federation: Federation | Summaries, loss: LossLike = "linear", var
     if variance not in get_args(Variance):
         raise ParameterError(f"unknown variance {variance!r}; choose one of {', '.join(get_args(Variance))}")
     data = site_data(federation, loss)
-    if data.rows is None:
+    if radius is not None:
+        check_positive("radius", radius)
+    if not data.in_memory:
         if variance == "sandwich" and not (data.loss.location and data.loss.quadratic):
             raise ParameterError(
                 'variance="sandwich" needs the squares of every row\'s score, which summaries do not hold: use "model"'
@@ -126,7 +135,7 @@ def local_fit(federation: Federation | Summaries, loss: LossLike = "linear", var
         data = data.repaired()
     parts: list[dict[str, Any]] = []
     notes: dict[int, str] = {}
-    kinds = [fit_sites(data, members, one) for members, one in by_loss(data.losses)]
+    kinds = [fit_sites(data, members, one, radius=radius) for members, one in by_loss(data.losses)]
     for fits in kinds:
         part = {name: getattr(fits, name) for name in ("members", "theta", "hessian", "dispersion", "rescued")}
         part["covariance"], part["residual_dof"], part["matrix_estimated"] = _covariances(fits, variance)
@@ -165,7 +174,12 @@ def _covariances(fits: OwnFits, variance: Variance) -> tuple[Array, Array, Mask]
     return covariance, np.where(usable, fits.matrix_dof, fits.dof), usable
 
 
-def global_fit(federation: Federation | Summaries, loss: LossLike = "linear", weights: Weights = "samples") -> Array:
+def global_fit(
+    federation: Federation | Summaries,
+    loss: LossLike = "linear",
+    weights: Weights = "samples",
+    radius: float | None = None,
+) -> Array:
     """One parameter for all sites.
 
     Parameters
@@ -178,6 +192,8 @@ def global_fit(federation: Federation | Summaries, loss: LossLike = "linear", we
         "samples" minimises ``sum_u n_u M_u``, every row counting alike: the pooled fit that section 5 calls Global.
         "sites" minimises ``sum_u M_u``, every site counting alike: what the penalised estimator becomes when lam
         grows without bound on a connected graph. They agree when all n_u are equal.
+    radius : float, optional
+        As in `local_fit`.
 
     Returns
     -------
@@ -195,7 +211,7 @@ def global_fit(federation: Federation | Summaries, loss: LossLike = "linear", we
     >>> fedkin.global_fit(fed, "mean").tolist(), fedkin.global_fit(fed, "mean", weights="sites").tolist()
     ([1.0], [2.0])
     """
-    return np.asarray(oracle_fit(federation, [0] * federation.n_sites, loss, weights)[0])
+    return np.asarray(oracle_fit(federation, [0] * federation.n_sites, loss, weights, radius)[0])
 
 
 def oracle_fit(
@@ -203,12 +219,13 @@ def oracle_fit(
     labels: Mapping[Hashable, object] | Sequence[object],
     loss: LossLike = "linear",
     weights: Weights = "samples",
+    radius: float | None = None,
 ) -> Array:
     """One parameter for each group of sites: what one could do knowing who is alike.
 
     Parameters
     ----------
-    federation, loss, weights
+    federation, loss, weights, radius
         As in `global_fit`, within each group.
     labels : mapping {site: label}, or sequence of V labels in site order
         Sites with the same label share a fit.
@@ -226,7 +243,7 @@ def oracle_fit(
     """
     check_choice("weights", weights, get_args(Weights))
     data = site_data(federation, loss)
-    if data.rows is None and weights != "samples":
+    if not data.in_memory and weights != "samples":
         raise ParameterError(f'weights={weights!r} needs rows; summaries give every row the same weight: "samples"')
     groups: dict[object, list[int]] = {}
     if isinstance(labels, Mapping):
@@ -241,7 +258,7 @@ def oracle_fit(
     theta = np.empty((data.n_sites, data.loss.n_params(data.n_features)))
     for label, group in groups.items():
         members = np.asarray(group)
-        theta[members], problem = _pooled(data, members, weights)
+        theta[members], problem = _pooled(data, members, weights, radius)
         if problem:
             who = "1 site" if members.size == 1 else f"{members.size} sites"
             text = f"group {label!r} of {who} has no unique minimiser: {problem}"
@@ -249,26 +266,22 @@ def oracle_fit(
     return theta
 
 
-def _pooled(data: RowData | Summaries, members: Index, weights: Weights) -> tuple[Array, str]:
+def _pooled(data: RowData | Summaries, members: Index, weights: Weights, radius: float | None) -> tuple[Array, str]:
     """Common minimiser ``(p,)`` of some sites, and why it is not an ordinary one ("" when it is)."""
-    kinds = by_loss(data.losses, members)
-    loss = kinds[0][1]
-    if data.rows is None:
-        group: RowData | Summaries = data.take(members).pooled()
+    group = data.take(members)
+    if not group.in_memory:
+        group = group.pooled()
     else:
-        sizes = data.n[members]
-        n_rows = float(sizes.sum())
-        share = sizes / n_rows if weights == "samples" else np.full(members.size, 1.0 / members.size)
-        if len(kinds) > 1 or not (loss.rowwise or loss.quadratic):
-            each = zip(share.tolist(), members.tolist(), strict=True)
-            parts = [(factor, data.losses[u], data.rows[data.sites[u]]) for factor, u in each]
-            theta, _, problem = minimise_sum(parts, n_rows, loss.n_params(data.n_features))
+        loss, n = group.loss, group.n
+        total = float(n.sum())
+        share = n / total if weights == "samples" else np.full(members.size, 1.0 / members.size)
+        if len(by_loss(group.losses)) > 1 or not (loss.rowwise or loss.quadratic):
+            theta, _, problem = minimise_functions(group.terms(np.zeros(group.n_params)), share, total, radius)
             return theta, problem
-        starts = data.rows.starts
-        rows = data.rows.rows.take(np.concatenate([np.arange(starts[u], starts[u + 1]) for u in members]))
+        rows = group.rows.rows
         if weights == "sites":
-            factor = np.repeat(share * n_rows / sizes, data.rows.n_samples[members])
+            factor = np.repeat(share * total / n, group.n_samples)
             rows = replace(rows, weight=factor if rows.weight is None else factor * rows.weight)
-        group = RowData(Federation({0: rows}, data.rows.feature_names), loss)
-    fits = fit_sites(group, np.zeros(1, dtype=np.int64), loss, describe=False)
+        group = RowData(Federation({0: rows}, group.feature_names), loss)
+    fits = fit_sites(group, np.zeros(1, dtype=np.int64), group.loss, describe=False, radius=radius)
     return fits.theta[0], "; ".join(fits.notes.get(0, [])) if fits.rescued[0] else ""

@@ -122,7 +122,7 @@ def inverse_of(matrices: Array) -> Array:
 def sum_groups(values: Array, labels: Index, groups: int) -> Array:
     """Sums of ``values (V, ...)`` over each group, ``(groups, ...)``, in the order of the sites."""
     # a sparse product: several times quicker than np.add.at
-    members = sparse.csr_array((np.ones(labels.size), (labels, np.arange(labels.size))), shape=(groups, labels.size))
+    members = sparse.csc_array((np.ones(labels.size), labels, np.arange(labels.size + 1)), shape=(groups, labels.size))
     return np.asarray(members @ values.reshape(labels.size, -1)).reshape(groups, *values.shape[1:])
 
 

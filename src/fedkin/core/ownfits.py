@@ -1,11 +1,8 @@
-"""Every site's own fit, from rows or sums, with what its variance is made of, and the rule for sites that have none.
-
-`fedkin.core.local` turns this into estimates and covariances and documents the rule.
-"""
+"""Minimisers of sites' mean losses from rows and from sums, with a ridge or a ball where they need one."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable
 from functools import partial
 
 import numpy as np
@@ -19,24 +16,25 @@ from fedkin.core.newton import (
     solve_positive,
     unit_diagonal,
 )
-from fedkin.core.quadratics import RowData
-from fedkin.core.rows import RowBatch, row_blocks, unit_weights
+from fedkin.core.quadratics import SiteTerms
+from fedkin.core.sitedata import RowData
 from fedkin.core.summaries import Summaries
+from fedkin.core.terms import RowTerms, row_batches
 from fedkin.data import Federation, Rows
 from fedkin.errors import ParameterError
 from fedkin.losses import LinearLoss, Loss, RowLoss
 
-_BATCH_ENTRIES = 2**22  # rows times features that are worked on at once
 #: Information about some direction, in rows' worth, below which a likelihood counts as having no maximum.
 SEPARATION_TOLERANCE = 1e-6
+_TINY, _SECANTS = float(np.finfo(np.float64).tiny), 90
 ROUNDING = 1e-20  # exact fits keep a variance above rounding: this share of the response's mean square
 
 
 class OwnFits:
     """The fits of M sites that share one loss; rows of the arrays are positions in ``members``."""
 
-    def __init__(self, members: Index, loss: Loss, n: Array, n_features: int) -> None:
-        self.members, self.loss, self.n, self.n_features = members, loss, n, n_features
+    def __init__(self, members: Index, loss: Loss, n: Array, n_features: int, radius: float | None = None) -> None:
+        self.members, self.loss, self.n, self.n_features, self.radius = members, loss, n, n_features, radius
         m, p = members.size, loss.n_params(n_features)
         self.theta, self.ridge = np.empty((m, p)), np.zeros((m, p))  # no ridge where a site has its own estimate
         self.rescued = np.zeros(m, dtype=bool)  # sites without an estimate of their own
@@ -57,6 +55,14 @@ class OwnFits:
         for k in who.tolist():
             self.notes.setdefault(k, []).append(text)
 
+    def keep_inside(self, with_ridge: RidgeFit) -> None:
+        """Replace estimates outside the ball by minimisers over it."""
+        if self.radius is not None:
+            self.note_border(minimise_in_ball(self.theta, self.ridge, self.radius, with_ridge))
+
+    def note_border(self, who: Index) -> None:
+        self.note(who, f"the estimate is at the border of the ball of radius {self.radius:g}")
+
     def share_dispersion(self, total: Array, degrees: Array, lent: Array, fallback: float) -> None:
         """Dispersions ``total / degrees``; sites without degrees of freedom take the mean of what the others lend."""
         own = degrees > 0
@@ -76,16 +82,18 @@ class OwnFits:
         self.dispersion = np.maximum(self.dispersion, 1e-100)
 
 
-def fit_sites(data: RowData | Summaries, members: Index, loss: Loss, *, describe: bool = True) -> OwnFits:
+def fit_sites(
+    data: RowData | Summaries, members: Index, loss: Loss, *, describe: bool = True, radius: float | None = None
+) -> OwnFits:
     """Fit the sites with positions ``members`` (ascending), which share one loss; ``describe`` what variances need."""
-    fits = OwnFits(members, loss, data.n[members].astype(np.float64), data.n_features)
-    if data.rows is not None:
+    fits = OwnFits(members, loss, data.n[members].astype(np.float64), data.n_features, radius)
+    if data.in_memory:
         if loss.location and loss.quadratic:
             _fit_means(fits, _moments_of_rows(data.rows, members), 0.0)
         elif loss.rowwise is not None:
-            _fit_by_rule(fits, _RowFits(fits, data.rows), loss.rowwise, describe)
+            _fit_by_rule(fits, _RowFits(fits, data, loss.rowwise), loss.rowwise, describe)
         else:
-            _fit_functions(fits, data.rows)
+            _fit_functions(fits, data)
         return fits
     if loss.location and loss.quadratic:
         moments = _moments_of_sums(data)
@@ -108,12 +116,11 @@ _Moments = tuple[Array, Array, Array, Array]
 def _moments_of_rows(rows: Federation, members: Index) -> _Moments:
     theta = np.empty((members.size, rows.n_features))
     scatter = np.empty((members.size, rows.n_features, rows.n_features))
-    for sites, block in row_blocks(rows, members):
-        where, X, weight = np.searchsorted(members, sites), block.X, unit_weights(block)
-        theta[where] = (X if weight is None else weight[:, :, None] * X).mean(axis=1)
-        centred = X - theta[where][:, None, :]
-        scattered = centred if weight is None else weight[:, :, None] * centred
-        scatter[where] = np.matmul(np.swapaxes(scattered, 1, 2), centred) / X.shape[1]
+    for sites, block, unit in row_batches(rows, members):
+        where, weight = np.searchsorted(members, sites), 1.0 if unit is None else unit[:, :, None]
+        theta[where] = (weight * block.X).mean(axis=1)
+        centred = block.X - theta[where][:, None, :]
+        scatter[where] = np.matmul(np.swapaxes(weight * centred, 1, 2), centred) / block.X.shape[1]
     mean = np.average(rows.X, axis=0, weights=rows.weight)
     square = np.average(rows.X**2, axis=0, weights=rows.weight)
     return theta, scatter, square, np.average((rows.X - mean) ** 2, axis=0, weights=rows.weight)
@@ -129,12 +136,14 @@ def _moments_of_sums(sums: Summaries) -> _Moments:
 
 
 def _fit_means(fits: OwnFits, moments: _Moments, least: Array | float) -> None:
-    p = fits.n_params
-    fits.hessian[:] = fits.curvature[:] = np.eye(p)
-    fits.theta, fits.score_cov, square, variance = moments
-    total = np.maximum(np.einsum("mpp->m", fits.score_cov) * fits.n, least)
-    fits.share_dispersion(total, (fits.n - 1.0) * p, total, float(variance.mean()))
-    fits.dispersion = np.maximum(fits.dispersion, ROUNDING * float(square.mean()))
+    p, w = fits.n_params, fits.loss.parameter  # the curvature of a row
+    fits.hessian[:] = fits.curvature[:] = w * np.eye(p)
+    fits.theta, scatter, square, variance = moments
+    fits.score_cov, own = w**2 * scatter, fits.theta.copy()
+    fits.keep_inside(lambda who, ridge: w * own[who] / (w + ridge))
+    total = np.maximum(w * np.einsum("mpp->m", scatter) * fits.n, w * least)
+    fits.share_dispersion(total, (fits.n - 1.0) * p, total, w * float(variance.mean()))
+    fits.dispersion = np.maximum(fits.dispersion, w * ROUNDING * float(square.mean()))
     # n - 1 degrees of freedom span R^p only when there are at least p of them
     fits.matrix_dof = np.where(fits.n > p, fits.n - 1.0, 0.0)
 
@@ -166,6 +175,7 @@ def _fit_by_rule(fits: OwnFits, sites: _RowFits | _SumFits, loss: RowLoss, descr
             why = f"{rows} and a design of rank {sites.rank[k]} for {fits.n_features} features"
         line = f"{why}: ridge fit, wide in the directions that the rows do not show"
         fits.notes[k] = [line, *fits.notes.get(k, [])]
+    fits.keep_inside(sites.with_ridge)
     if describe:
         sites.describe()
 
@@ -209,14 +219,14 @@ class _RowFits:
     the features, 1 for a column of zeros.
     """
 
-    def __init__(self, fits: OwnFits, rows: Federation) -> None:
-        assert fits.loss.rowwise is not None
-        self.fits, self.loss = fits, fits.loss.rowwise
-        self.batches = list(_batches(rows, fits.members, self.loss))
-        scale = np.tile(np.average(rows.X**2, axis=0, weights=rows.weight), self.loss.n_outputs)
-        self.scale = np.where(scale > 0, scale, 1.0)
+    def __init__(self, fits: OwnFits, data: RowData, loss: RowLoss) -> None:
+        self.fits, self.loss, self.batches = fits, loss, list[tuple[Index, RowTerms]]()
+        self.scale = np.tile(data.column_scale, loss.n_outputs)
         self.rank, self.size = np.empty(fits.members.size, dtype=np.int64), np.empty(fits.members.size)
-        for where, batch in self.batches:
+        for sites, rows, weight in row_batches(data.rows, fits.members):
+            where = np.searchsorted(fits.members, sites)
+            batch = RowTerms(loss, rows.map(lambda part: part.astype(np.float64, copy=False)), weight)
+            self.batches.append((where, batch))
             self.rank[where], self.size[where] = batch.rank, _plausible_size(batch)
 
     def own(self) -> tuple[Array, Mask]:
@@ -241,11 +251,12 @@ class _RowFits:
     def residuals(self, theta: Array, *, lent: bool) -> Array:
         """Dispersions ``(M,)`` times their degrees of freedom, or what is lent to sites that have none."""
         total, n = np.empty(len(theta)), self.fits.n
-        dispersion = self.loss.lent_dispersion if lent else self.loss.dispersion
+        # a fit through all its points is as noisy as least squares, however robust the loss
+        noisy = LinearLoss() if lent and self.loss.threshold is not None else self.loss
         for where, batch in self.batches:
             for b, k in enumerate(where.tolist()):
                 weight = None if batch.weight is None else batch.weight[b] * (n[k] / batch.n_rows)
-                total[k] = dispersion(theta[k], *batch.rows.take(b).arrays, weight)
+                total[k] = noisy.dispersion(theta[k], *batch.rows.take(b).arrays, weight)
             total[where] *= np.maximum(n[where] - batch.n_params, 1)
         return total
 
@@ -254,7 +265,7 @@ class _RowFits:
         for where, batch in self.batches:
             self._describe(where, batch)
 
-    def _describe(self, where: Index, batch: RowBatch) -> None:
+    def _describe(self, where: Index, batch: RowTerms) -> None:
         fits, k = self.fits, batch.loss.n_outputs
         n, p, eta = fits.n[where], fits.n_params, batch.predictors(fits.theta[where])
         slope, weights = batch.loss.slope_at(eta, batch.y), batch.loss.curvature_at(eta, batch.y)
@@ -272,24 +283,14 @@ class _RowFits:
         usable = np.flatnonzero(own & ~flat & (n > p))
         if usable.size:
             blocks = inverse_of(fits.hessian[where[usable]]).reshape(usable.size, k, p // k, k, p // k)
-            X = batch.X[usable]
-            leverage = np.einsum("bnq,bkqlr,bnr,bnkl->bn", X, blocks, X, weights[usable], optimize=True)
+            some = batch.take(usable)
+            leverage = np.einsum("bnq,bkqlr,bnr,bnkl->bn", some.X, blocks, some.X, weights[usable], optimize=True)
             # how far the mean of squared scores is from a Wishart matrix depends on how uneven the leverages are
-            uneven = np.maximum(3.0 * batch.average(leverage**2, usable) / (p * (p + 2.0)), 1e-300)
+            uneven = np.maximum(3.0 * some.average(leverage**2) / (p * (p + 2.0)), 1e-300)
             fits.matrix_dof[where[usable]] = np.minimum((n[usable] - p) / uneven, n[usable] - p)
 
 
-def _batches(rows: Federation, members: Index, loss: RowLoss) -> Iterator[tuple[Index, RowBatch]]:
-    """Batches of sites with equally many rows, and their positions in ``members`` (which ascend)."""
-    for sites, block in row_blocks(rows, members):
-        block = block.map(lambda part: part.astype(np.float64, copy=False))
-        step = max(1, _BATCH_ENTRIES // max(block.X[0].size * loss.n_outputs, 1))
-        for start in range(0, sites.size, step):
-            some = block.take(slice(start, start + step))
-            yield np.searchsorted(members, sites[start : start + step]), RowBatch(loss, some, unit_weights(some))
-
-
-def _plausible_size(batch: RowBatch) -> Array:
+def _plausible_size(batch: RowTerms) -> Array:
     """Mean square ``(B,)`` that linear predictors may have, by weights where predictors are in the response's units."""
     y, offset = batch.y, batch.rows.offset
     if batch.weight is None or not batch.loss.estimates_scale:
@@ -300,11 +301,11 @@ def _plausible_size(batch: RowBatch) -> Array:
 # --- other losses -------------------------------------------------------------------------------------------------
 
 
-def _fit_functions(fits: OwnFits, data: Federation) -> None:
+def _fit_functions(fits: OwnFits, data: RowData) -> None:
     """Sites with a loss that is known only as functions."""
-    for k, u in enumerate(fits.members):
-        rows = data[data.sites[u]]
-        theta, ridge, problem = minimise_sum([(1.0, fits.loss, rows)], rows.n_samples, fits.n_params)
+    for k, u in enumerate(fits.members.tolist()):
+        rows, one = data.rows[data.sites[u]], data.take(np.array([u])).terms(np.zeros(fits.n_params))
+        theta, ridge, problem = minimise_functions(one, np.ones(1), rows.n_samples, fits.radius)
         fits.theta[k], fits.ridge[k], fits.rescued[k] = theta, ridge, bool(problem)
         if problem:
             fits.note(np.array([k]), problem)
@@ -312,11 +313,52 @@ def _fit_functions(fits: OwnFits, data: Federation) -> None:
         scores = fits.loss.scores(theta, *rows.arrays)
         fits.score_cov[k] = scores.T @ scores / rows.n_samples
         fits.dispersion[k] = fits.loss.dispersion(theta, *rows.arrays)
+    if fits.radius is not None:
+        fits.note_border(np.flatnonzero(np.linalg.norm(fits.theta, axis=1) > (1.0 - 1e-12) * fits.radius))
     degrees = fits.n.astype(np.float64) - fits.n_params
     if fits.loss.estimates_scale:
         total = fits.dispersion * np.maximum(degrees, 1.0)
         fits.share_dispersion(total, degrees, total, 1.0)
     fits.matrix_dof = np.where(fits.rescued, 0.0, np.maximum(degrees, 0.0))
+
+
+def minimise_functions(terms: SiteTerms, share: Array, n_rows: float, radius: float | None) -> tuple[Array, Array, str]:
+    """Minimiser ``(p,)`` of the mean losses' weighted sum, the ridge that it needed (0 for none), and why."""
+
+    def sums(theta: Array, ridge: Array) -> tuple[Array, Array, Array]:
+        each = np.tile(theta, (share.size, 1))
+        value = share @ terms.values(each) + 0.5 * ridge @ theta**2
+        hessian = np.tensordot(share, terms.hessians(each), axes=1) + np.diag(ridge)
+        return value[None], (share @ terms.gradients(each) + ridge * theta)[None], hessian[None]
+
+    def run(ridge: Array) -> tuple[Array, bool]:
+        theta, converged = damped_newton(
+            lambda theta, who: sums(theta[0], ridge)[0],
+            lambda theta, who: sums(theta[0], ridge)[1:],
+            np.zeros((1, terms.n_params)),
+            max_iter=300,
+        )
+        return theta[0], bool(converged[0])
+
+    def inside(theta: Array, ridge: Array) -> Array:
+        if radius is not None:
+            theta = theta[None].copy()
+            minimise_in_ball(theta, ridge[None], radius, lambda _, more: run(more[0])[0][None])
+            theta = theta[0]
+        return theta
+
+    none = np.zeros(terms.n_params)
+    start = np.diag(sums(none, none)[2][0])
+    theta, converged = run(none)
+    if converged and np.isfinite(theta).all():
+        hessian = sums(theta, none)[2][0]
+        # curvature that has vanished, in some direction or compared with where the iterations began, means no minimiser
+        regular = least_eigenvalue(hessian) > RANK_TOLERANCE
+        if regular and n_rows * np.diag(hessian).max() > 1e-6 * start.max():
+            return inside(theta, none), none, ""
+    ridge = np.where(start > 0, start, start[start > 0].mean() if (start > 0).any() else 1.0) / n_rows
+    why = "the loss has no unique minimiser: ridge fit with one row's worth of curvature"
+    return inside(run(ridge)[0], ridge), ridge, why
 
 
 def _take_estimates(fits: OwnFits, sums: Summaries) -> None:
@@ -327,6 +369,11 @@ def _take_estimates(fits: OwnFits, sums: Summaries) -> None:
             "first round"
         )
     fits.theta = sums.sums.at.copy()
+    if fits.radius is not None and (longest := float(np.linalg.norm(fits.theta, axis=1).max())) > fits.radius:
+        raise ParameterError(
+            f"radius is {fits.radius:g}, but sites have found estimates of length up to {longest:.3g} by themselves: "
+            "minimisers over the ball need rows"
+        )
     fits.hessian[:] = fits.curvature[:] = sums.terms(np.zeros(fits.n_params)).hessians(fits.theta)
     for k, one in enumerate(sums.own):
         fits.ridge[k], fits.dispersion[k], fits.dof[k] = one.ridge, one.dispersion, one.dof
@@ -367,8 +414,45 @@ def _residual_noise(data: Summaries, theta: Array) -> Array | float:
 
 # --- minimisers ----------------------------------------------------------------------------------------------------
 
+#: ``with_ridge(who (A,), ridge (A, p)) -> (A, p)``: minimisers of the mean losses number ``who`` with that ridge.
+RidgeFit = Callable[[Index, Array], Array]
 
-def minimise(batch: RowBatch) -> tuple[Array, Mask]:
+
+def minimise_in_ball(theta: Array, ridge: Array, radius: float, with_ridge: RidgeFit) -> Index:
+    """Replace those of the minimisers ``theta (M, p)`` that are outside the ball by minimisers over it, in place.
+
+    A minimiser over the ball is one with a further ridge, the multiplier m of the constraint, such that its length is
+    the radius. ``1 / length`` is nearly linear in m, so that secants find it. Returns who was outside.
+    """
+    outside = np.flatnonzero(np.linalg.norm(theta, axis=1) > radius)
+    if not outside.size:
+        return outside
+
+    def excess(m: Array) -> Array:
+        theta[outside] = with_ridge(outside, ridge[outside] + m[:, None])
+        return np.asarray(1.0 - radius / np.maximum(np.linalg.norm(theta[outside], axis=1), _TINY))
+
+    low, high = np.zeros(outside.size), np.full(outside.size, 1e-3)
+    above = 1.0 - radius / np.linalg.norm(theta[outside], axis=1)
+    below = excess(high)
+    while (below > 0).any():
+        grow = below > 0
+        low, above = np.where(grow, high, low), np.where(grow, below, above)
+        high = np.where(grow, 8.0 * high, high)
+        below = excess(high)
+    for step in range(_SECANTS):
+        # every third step halves: a secant alone may creep towards the root from one side
+        m = 0.5 * (low + high) if step % 3 == 2 else (low * below - high * above) / np.minimum(below - above, -_TINY)
+        found = excess(m)
+        low, above = np.where(found > 0, m, low), np.where(found > 0, found, above)
+        high, below = np.where(found > 0, high, m), np.where(found > 0, below, found)
+        if (np.abs(found) < 1e-13).all():
+            break
+    theta[outside] *= radius / np.linalg.norm(theta[outside], axis=1)[:, None]
+    return outside
+
+
+def minimise(batch: RowTerms) -> tuple[Array, Mask]:
     """Minimisers ``theta (B, p)`` of full-rank sites, and which of them exist.
 
     A likelihood without a maximum (separated classes, a class or all counts missing) shows in the Hessian at the end of
@@ -387,7 +471,7 @@ def minimise(batch: RowBatch) -> tuple[Array, Mask]:
     return theta, np.asarray(exists)
 
 
-def minimise_with_ridge(batch: RowBatch, ridge: Array, *, start: Array | None = None, tol: float = 1e-15) -> Array:
+def minimise_with_ridge(batch: RowTerms, ridge: Array, *, start: Array | None = None, tol: float = 1e-15) -> Array:
     """Minimisers ``(B, p)`` of the mean loss plus ``sum_c ridge_c theta_c^2 / 2``, ``ridge (B, p)`` positive.
 
     ``start (B, p)`` may be the minimisers of a similar problem; ``tol`` is that of `damped_newton`.
@@ -395,22 +479,21 @@ def minimise_with_ridge(batch: RowBatch, ridge: Array, *, start: Array | None = 
     return _newton(batch, ridge, start, tol)[0]
 
 
-def _newton(batch: RowBatch, ridge: Array, start: Array | None = None, tol: float = 1e-15) -> tuple[Array, Mask]:
+def _newton(batch: RowTerms, ridge: Array, start: Array | None = None, tol: float = 1e-15) -> tuple[Array, Mask]:
     loss, diagonal = batch.loss, np.arange(batch.n_params)
 
     def value(theta: Array, who: Index) -> Array:
-        return np.asarray(batch.values(theta, who) + 0.5 * (ridge[who] * theta**2).sum(axis=1))
+        return np.asarray(batch.take(who).values(theta) + 0.5 * (ridge[who] * theta**2).sum(axis=1))
 
     # Singular Hessians get `caution` times the matrix of the loss's cautious model on top. With 1 the full step
     # decreases the loss; smaller values reach further, and a line search makes up for what goes too far.
     def derivatives(theta: Array, who: Index, caution: float) -> tuple[Array, Array]:
-        y, eta = batch.y[who], batch.predictors(theta, who)
-        gradient, matrix = batch.mean_of(loss.slope_at(eta, y), who), batch.gram_of(loss.curvature_at(eta, y), who)
+        part = batch.take(who)
+        gradient, matrix = part.gradients(theta), part.hessians(theta)
         if not loss.strictly_convex:
-            singular = least_eigenvalue(matrix) <= 100 * RANK_TOLERANCE
-            if singular.any():
-                added = batch.gram_of(loss.cautious_at(eta[singular], y[singular]), who[singular])
-                matrix[singular] += caution * added
+            singular = np.flatnonzero(least_eigenvalue(matrix) <= 100 * RANK_TOLERANCE)
+            if singular.size:
+                matrix[singular] += caution * part.take(singular).cautious_hessians(theta[singular])
         matrix[:, diagonal, diagonal] += ridge[who]
         return gradient + ridge[who] * theta, matrix
 
@@ -422,14 +505,14 @@ def _newton(batch: RowBatch, ridge: Array, start: Array | None = None, tol: floa
     return damped_newton(value, partial(derivatives, caution=1.0), theta, tol, max_iter=300)
 
 
-def _least_squares(batch: RowBatch) -> Array:
+def _least_squares(batch: RowTerms) -> Array:
     theta = np.zeros((batch.n_sites, batch.n_params))
     for _ in range(2):  # the second solve refines the first
         theta = theta - solve_positive(batch.gram, batch.gradients(theta))
     return theta
 
 
-def _start(batch: RowBatch) -> Array:
+def _start(batch: RowTerms) -> Array:
     """A start with finite value, close enough for counts of any size."""
     zero = np.zeros((batch.n_sites, batch.n_params))
     working = batch.loss.working_response(batch.y)
@@ -437,41 +520,7 @@ def _start(batch: RowBatch) -> Array:
         return zero
     response, own = working
     weight = own if batch.weight is None else batch.weight if own is None else own * batch.weight
-    theta = _least_squares(RowBatch(LinearLoss(), Rows(batch.X, response, batch.rows.offset), weight))
+    theta = _least_squares(RowTerms(LinearLoss(), Rows(batch.X, response, batch.rows.offset), weight))
     if own is None:
         return theta
     return np.where((batch.values(theta) < batch.values(zero))[:, None], theta, zero)
-
-
-def minimise_sum(parts: Sequence[tuple[float, Loss, Rows]], n_rows: float, p: int) -> tuple[Array, Array, str]:
-    """Minimiser of a weighted sum of mean losses, the ridge that it needed (0 for none), and why."""
-
-    def sums(theta: Array, ridge: Array) -> tuple[float, Array, Array]:
-        value, gradient, hessian = 0.5 * float(ridge @ theta**2), ridge * theta, np.diag(ridge)
-        for factor, loss, rows in parts:
-            value += factor * loss.value(theta, *rows.arrays)
-            gradient = gradient + factor * loss.gradient(theta, *rows.arrays)
-            hessian = hessian + factor * loss.hessian(theta, *rows.arrays)
-        return value, gradient, hessian
-
-    def run(ridge: Array) -> tuple[Array, bool]:
-        theta, converged = damped_newton(
-            lambda theta, who: np.array([sums(row, ridge)[0] for row in theta]),
-            lambda theta, who: (sums(theta[0], ridge)[1][None], sums(theta[0], ridge)[2][None]),
-            np.zeros((1, p)),
-            max_iter=300,
-        )
-        return theta[0], bool(converged[0])
-
-    none = np.zeros(p)
-    start = np.einsum("pp->p", sums(none, none)[2])
-    theta, converged = run(none)
-    if converged and np.isfinite(theta).all():
-        hessian = sums(theta, none)[2]
-        # curvature that has vanished, in some direction or compared with where the iterations began, means no minimiser
-        regular = least_eigenvalue(hessian) > RANK_TOLERANCE
-        if regular and n_rows * np.diag(hessian).max() > 1e-6 * start.max():
-            return theta, none, ""
-    scale = np.where(start > 0, start, start[start > 0].mean() if (start > 0).any() else 1.0)
-    ridge = scale / n_rows
-    return run(ridge)[0], ridge, "the loss has no unique minimiser: ridge fit with one row's worth of curvature"

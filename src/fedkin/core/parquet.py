@@ -6,22 +6,20 @@ import os
 from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import ClassVar, Unpack
+from typing import ClassVar, Literal, Unpack
 
 import numpy as np
 
 from fedkin._base import AnyArray, Array, Index, check_whole, listed
-from fedkin.core.columns import parameter_names
-from fedkin.core.quadratics import Quadratics, RowData
+from fedkin.core.quadratics import Quadratics
+from fedkin.core.sitedata import RowData, SiteData
 from fedkin.core.summaries import Summaries
 from fedkin.core.summarising import RunningSums
 from fedkin.data import (
-    INTERCEPT,
     PARQUET_SUFFIXES,
     Column,
     Columns,
     Federation,
-    HasSites,
     InferredTable,
     Label,
     Roles,
@@ -35,6 +33,7 @@ from fedkin.data import (
     infer_kind,
     open_parquet,
     parsed_numbers,
+    partitions,
     site_ids,
 )
 from fedkin.errors import DataError, ParameterError, argument
@@ -59,14 +58,14 @@ class Streamed:
 
 
 @dataclass(frozen=True, eq=False)
-class FileRows(HasSites):
+class FileRows(SiteData):
     """Rows that stay in their files, as `SiteData`: `fedkin.find_kin` takes them in the place of a federation."""
 
     sites: tuple[Hashable, ...]
-    n_samples: Index | Array  # (V,), rows of each site, or the sums of their weights
+    counts: Index | Array  # (V,), rows of each site, or the sums of their weights
     loss: Loss
+    feature_names: tuple[str, ...]  # an intercept first where there is one
     schema: Schema  # with the means of the features
-    intercept: bool  # whether a column of ones comes first
     notes: tuple[str, ...]  # as in `Federation`
     roles: Roles
     column_sums: Array = field(repr=False)  # (V, q), over the rows of each site
@@ -78,27 +77,23 @@ class FileRows(HasSites):
         """Labels of the target's codes 0, 1, ...; None when it is a number."""
         return self.schema.classes
 
-    movable: ClassVar[bool] = True
+    has_rows: ClassVar[Literal[True]] = True
+    in_memory: ClassVar[Literal[False]] = False
 
     @property
-    def feature_names(self) -> tuple[str, ...]:
-        """Names of the columns, the intercept among them."""
-        return (INTERCEPT, *self.schema.names) if self.intercept else self.schema.names
+    def intercept(self) -> bool:
+        """Whether a column of ones comes first."""
+        return self.feature_names != self.schema.names
 
     @property
     def n(self) -> Index | Array:
-        return self.n_samples
-
-    @property
-    def names(self) -> tuple[str, ...]:
-        q = len(self.feature_names)
-        return parameter_names(self.feature_names, self.loss.n_params(q) // q)
+        return self.counts
 
     def take(self, order: Index) -> FileRows:
         """Some sites, in that order."""
-        sites, n = tuple(self.sites[u] for u in order.tolist()), self.n_samples[order]
+        sites, n = tuple(self.sites[u] for u in order.tolist()), self.counts[order]
         sums, squares = self.column_sums[order], self.column_squares[order]
-        return replace(self, sites=sites, n_samples=n, column_sums=sums, column_squares=squares)
+        return replace(self, sites=sites, counts=n, column_sums=sums, column_squares=squares)
 
     def batches(self) -> Iterator[RowData]:
         """All rows, prepared, some at a time: each batch has some rows of some sites."""
@@ -108,7 +103,7 @@ class FileRows(HasSites):
             made = Federation.from_arrays(X, y, sites, offset=offset, weight=weight, feature_names=names)
             yield RowData(made.with_intercept() if self.intercept else made, self.loss)
 
-    def expand(self, theta: Array, folds: int = 1) -> Quadratics:
+    def expand(self, theta: Array, folds: int = 1, seed: int = 0) -> Quadratics:
         """Sums around ``theta (V, p)``, in one pass; a site's rows go to folds in turn, in the order of the files."""
         sums = Quadratics.zeros(theta, 1 if folds == 1 else folds + 1)
         came = np.zeros(len(self.sites), dtype=np.int64)
@@ -120,7 +115,7 @@ class FileRows(HasSites):
                     continue
                 turn = np.arange(len(batch.X)) - np.repeat(batch.starts[:-1] - came[place], batch.n_samples)
                 came[place] += batch.n_samples
-                sums.add(place, Quadratics.from_rows(batch, part.losses, turn % folds, folds, theta[place]))
+                sums.add(place, part.expand_folds(theta[place], turn % folds, folds))
         if folds > 1:
             sums.single_rows_train(came == 1)
         return sums
@@ -242,7 +237,7 @@ def rows_in_files(
     >>> rows.loss.name, rows.classes, rows.n_samples.tolist()
     ('logistic', ('no', 'yes'), [2, 2])
     """
-    roles, table = Roles(site, target, **others), ParquetTable(_parquet_files(path))
+    roles, table = Roles(site, target, **others), ParquetTable.open(path)
     if loss == "auto":
         loss = loss_for("class" if _is_text(table, target) else "number").name
     schema, sums, found = _first_pass(path, roles, loss, 1)
@@ -250,23 +245,23 @@ def rows_in_files(
     made = make_loss(loss) if classes is None or isinstance(loss, Loss) else kind.from_classes(len(classes))
     said = sums.summaries(schema.names, found.kept, intercept=fit_intercept)
     sizes = (said.column_sums, said.column_squares)
-    rows = FileRows(said.sites, said.n_samples, made, schema, fit_intercept, found.notes, roles, *sizes, table)
+    rows = FileRows(said.sites, said.n, made, said.feature_names, schema, found.notes, roles, *sizes, table)
     if isinstance(loss, Loss) or classes is not None:
         return rows
-    head = next(replace(rows, intercept=False).batches()).rows  # a batch tells the scale well enough
+    head = next(replace(rows, feature_names=schema.names).batches()).rows  # a batch tells the scale well enough
     y = np.asarray(head.y, dtype=np.float64)
     return replace(rows, loss=kind.from_rows(head.X, y, head.site_index, head.offset, head.weight))
 
 
 def holds_labels(path: str | os.PathLike[str], target: str) -> bool:
     """Return whether a column of Parquet files holds labels rather than numbers, by its first rows."""
-    table = ParquetTable(_parquet_files(path))
+    table = ParquetTable.open(path)
     return target in table.names and _is_text(table, target)
 
 
 def holds_zeros_and_ones(path: str | os.PathLike[str], target: str) -> bool:
     """Return whether the first rows of a column of Parquet files are 0 or 1, and both are there."""
-    table = ParquetTable(_parquet_files(path))
+    table = ParquetTable.open(path)
     head = table.head(target) if target in table.names else np.empty(0)
     return head.dtype.kind in "iuf" and np.unique(head).tolist() == [0, 1]
 
@@ -287,24 +282,34 @@ class ParquetTable:
     """Parquet files with the same columns as a `fedkin.data.Table`, read in batches."""
 
     files: tuple[Path, ...]
+    folders: Columns = field(default_factory=dict)  # columns that folders stand for, one value for each file
+
+    @classmethod
+    def open(cls, path: str | os.PathLike[str]) -> ParquetTable:
+        """Open the files that a path stands for."""
+        files = _parquet_files(path)
+        return cls(files, partitions(path, files))
 
     @property
     def names(self) -> Sequence[str]:
-        """Names of the columns of the first file."""
+        """Names of the columns of the first file, and of its folders."""
         names: list[str] = open_parquet(self.files[0]).schema_arrow.names
-        return names
+        return [*(name for name in names if name not in self.folders), *self.folders]
 
     def batches(self, names: Sequence[str]) -> Iterator[Columns]:
         """Yield some columns of all files, batch after batch."""
         import pyarrow
 
-        for file in self.files:
+        inside = [name for name in names if name not in self.folders]
+        for k, file in enumerate(self.files):
             opened = open_parquet(file)
-            absent = [name for name in names if name not in opened.schema_arrow.names]
+            absent = [name for name in inside if name not in opened.schema_arrow.names]
             if absent:
                 raise DataError(f"{file.name} has no column {listed(absent)}")
-            for batch in opened.iter_batches(BATCH, columns=list(names)):
-                yield columns_of(pyarrow.Table.from_batches([batch]))
+            folders = {name: self.folders[name][k : k + 1] for name in names if name in self.folders}
+            for batch in opened.iter_batches(BATCH, columns=inside):
+                found = columns_of(pyarrow.Table.from_batches([batch]))
+                yield found | {name: value.repeat(batch.num_rows) for name, value in folders.items()}
 
     def head(self, name: str) -> AnyArray:
         """Return the first batch of a column."""
@@ -325,7 +330,7 @@ def _first_pass(
         )
     if roles.time:
         raise ParameterError(f"{argument('time', roles.time)} needs all rows in memory: use Federation.read")
-    table, classes = ParquetTable(_parquet_files(path)), loss_kind(loss).target == "class"
+    table, classes = ParquetTable.open(path), loss_kind(loss).target == "class"
     asked = replace(roles, categories=(*roles.categories, roles.target or "")) if classes else roles
     try:
         scan = SchemaScan(table, asked, table.places(), _RULES)

@@ -11,13 +11,12 @@ import numpy as np
 from numpy.typing import ArrayLike
 from scipy import sparse
 
-from fedkin._base import Array, Index, check_nonnegative, count, html_card
+from fedkin._base import Array, Index, check_nonnegative, check_positive, count, html_card
 from fedkin.core.newton import sum_groups
 from fedkin.core.penalties import Penalty, make_penalty
-from fedkin.core.quadratics import RowData
-from fedkin.core.rows import LossLike
-from fedkin.core.summaries import Summaries, site_data
-from fedkin.core.terms import QuadraticTerms, SiteTerms
+from fedkin.core.quadratics import QuadraticTerms, SiteTerms
+from fedkin.core.sitedata import LossLike, RowData, site_data
+from fedkin.core.summaries import Summaries
 from fedkin.data import Federation
 from fedkin.errors import DataError, ParameterError, UnknownSiteError
 from fedkin.graph import Cliques, Graph
@@ -28,6 +27,9 @@ Status = Literal["converged", "iteration_limit", "interrupted"]
 
 #: The relative gap is never relative to less than this share of the objective at theta = 0.
 SCALE_FLOOR = 1e-6
+#: Parameters whose squared length is above this share of the squared radius are at the border of their ball.
+BORDER = 1.0 - 1e-9
+_EUCLIDEAN = make_penalty("l2")
 
 
 class Rerouting:
@@ -109,14 +111,18 @@ def _share(part: Array, whole: Array) -> Array:
 
 @dataclass(frozen=True, eq=False)
 class FusedObjective:
-    """``sum_u M_u(theta_u) + sum_e r_e phi(theta_i - theta_j) + sum_uc k_uc |theta_uc|``: |V| times the public one."""
+    """``sum_u M_u(theta_u) + sum_e r_e phi(theta_i - theta_j) + sum_uc k_uc |theta_uc|``: |V| times the public one.
+
+    Where there is a ``radius``, the minimum is over parameters with ``||theta_u||_2 <= radius`` on every site. Sparsity
+    and ball share one dual per site, ``zeta``, whose conjugate is ``radius ||zeta - clip(zeta, -k, k)||_2``.
+    """
 
     terms: SiteTerms
     graph: Graph  # sites in the order of the terms
     penalty: Penalty
     strength: float  # lam * |V|, so that r_e = strength * w_e
     sparsity: Array | None = None  # the k above, (V, p)
-    radius: float | None = None  # of a ball that holds the minimisers, where the caller knows one
+    radius: float | None = None  # of the ball that every theta_u is in
     cliques_from: int = 5_000  # edges: fewer are quicker than sorting
 
     @cached_property
@@ -126,12 +132,12 @@ class FusedObjective:
 
     @cached_property
     def cliques(self) -> Cliques | None:
-        """The graph as cliques, where solvers need no edges: a separable penalty, and sparsity as the weights are.
+        """The graph as cliques, where solvers need no edges: a separable penalty, sparsity as the weights are, no ball.
 
         Duals ``alpha`` are then ``(V, p)``, the sums at each site of what its edges have.
         """
         separable = self.penalty.separable or self.terms.n_params == 1
-        if not separable or self.graph.n_edges < self.cliques_from:
+        if not separable or self.graph.n_edges < self.cliques_from or self.radius is not None:
             return None
         cliques = self.graph.cliques
         if cliques is None:
@@ -191,8 +197,39 @@ class FusedObjective:
         # an edge counts for the component of either of its ends
         return np.bincount(labels[self.graph.edges[:, 0]], saved, int(labels.max()) + 1).astype(np.float64)
 
+    @cached_property
+    def box(self) -> Array | None:
+        """Bounds ``k (V, p)`` of the sparsity term, 0 where there is only a ball; None where sites have no dual."""
+        if self.sparsity is None and self.radius is not None:
+            return np.zeros((self.terms.n_sites, self.terms.n_params))
+        return self.sparsity
+
+    def inside(self, theta: Array) -> Array:
+        """The parameters ``(V, p)`` of the ball that are nearest to ``theta``; equal rows stay equal."""
+        return theta if self.radius is None else _EUCLIDEAN.project(theta, self.radius)
+
+    def site_duals(self, theta: Array, pull: Array) -> Array | None:
+        """Duals ``zeta (V, p)`` that balance as much of ``pull`` as sparsity and ball can at ``theta``."""
+        if self.box is None:
+            return None
+        zeta = np.clip(pull, -self.box, self.box)
+        if self.radius is not None:
+            length = np.einsum("vp,vp->v", theta, theta)
+            outward = np.einsum("vp,vp->v", pull - zeta, theta).clip(0.0)
+            zeta += _share(np.where(length > BORDER * self.radius**2, outward, 0.0), length)[:, None] * theta
+        return zeta
+
+    def site_slack(self, theta: Array, zeta: Array) -> float:
+        """The part of a duality gap that sparsity and ball have; ``theta`` is in the ball."""
+        if self.box is None:
+            return 0.0
+        slack = float((self.box * np.abs(theta) - zeta * theta).sum())
+        if self.radius is not None:
+            slack += self.radius * float(_EUCLIDEAN.value(zeta - np.clip(zeta, -self.box, self.box)).sum())
+        return slack
+
     def value(self, theta: Array) -> float:
-        """The objective at ``theta (V, p)``."""
+        """The objective at ``theta (V, p)``, which should be in the ball."""
         return float(self.terms.values(theta).sum()) + self.penalty_value(theta)
 
     def gap(
@@ -200,20 +237,20 @@ class FusedObjective:
     ) -> tuple[float, bool]:
         """Duality gap, an upper bound on ``value(theta) - min value``, and whether it needed the radius.
 
-        ``alpha`` are duals inside their balls, ``zeta (V, p)`` sparsity duals inside their boxes, and
+        ``alpha`` are duals inside their balls, ``zeta (V, p)`` site duals (without a ball inside their boxes), and
         ``balance (V, p)`` is ``D' alpha + zeta``. A ball of that ``radius`` holds a minimiser, for designs without a
         finite conjugate; other duals than these are used where `Rerouting` finds better ones.
         """
-        slack, sparse_part = self._slack(theta), 0.0
-        if self.sparsity is not None and zeta is not None:
-            sparse_part = float((self.sparsity * np.abs(theta) - zeta * theta).sum())
+        slack = self._slack(theta)
+        site_part = 0.0 if zeta is None else self.site_slack(theta, zeta)
+        radius = radius if self.radius is None else self.radius
 
         def bound(alpha: Array, balance: Array) -> tuple[float, bool]:
             sites = self.terms.young_gaps(theta, balance)
             unbounded = ~np.isfinite(sites)
             if unbounded.any() and np.isfinite(radius):
                 sites[unbounded] = self.terms.young_gaps(theta, balance, radius)[unbounded]
-            return float(sites.sum()) + slack(alpha) + sparse_part, bool(unbounded.any())
+            return float(sites.sum()) + slack(alpha) + site_part, bool(unbounded.any()) and self.radius is None
 
         found = bound(alpha, balance)
         if self._rerouting is None:
@@ -264,7 +301,8 @@ class Problem:
     ridge : float or array (p,)
         The extra ``(1/|V|) sum_u sum_c ridge_c theta_uc^2 / 2``.
     radius : float, optional
-        Radius of the parameter ball. It only serves the certificate, and only where the design is singular.
+        Radius r of the paper's parameter space: the minimum is over parameters with ``||theta_u||_2 <= r`` on every
+        site. By default there is no such constraint.
 
     Examples
     --------
@@ -293,21 +331,22 @@ class Problem:
             make_loss(self.loss, getattr(self.federation, "y", None))
         object.__setattr__(self, "penalty", make_penalty(self.penalty))
         object.__setattr__(self, "graph", self.graph.aligned(self.federation.sites))
-        if self.radius is not None and not self.radius > 0:
-            raise ParameterError(f"radius must be positive, got {self.radius!r}")
+        if self.radius is not None:
+            check_positive("radius", self.radius)
 
     @property
     def n_sites(self) -> int:
         return self.federation.n_sites
 
     @cached_property
-    def _data(self) -> RowData | Summaries:
+    def data(self) -> RowData | Summaries:
+        """The data with the losses of its sites."""
         return site_data(self.federation, self.loss)
 
     @property
     def losses(self) -> tuple[Loss, ...]:
         """One loss per site, in site order."""
-        return self._data.losses
+        return self.data.losses
 
     @property
     def n_params(self) -> int:
@@ -328,7 +367,7 @@ class Problem:
         if not (np.isfinite(ridge) & (ridge >= 0)).all():
             raise ParameterError(f"ridge must be finite and at least 0, got {self.ridge!r}")
         ridge = np.broadcast_to(ridge, (self.n_params,))
-        return self._data.terms(ridge, self.graph.degree == 0 if self.lam > 0 else None)
+        return self.data.terms(ridge, self.graph.degree == 0 if self.lam > 0 else None)
 
     @cached_property
     def fused(self) -> FusedObjective:
@@ -342,9 +381,9 @@ class Problem:
 
     def rows_for(self, purpose: str) -> Federation:
         """The rows, or the error that ``purpose`` needs them and the problem has summaries only."""
-        if self._data.rows is None:
+        if not self.data.in_memory:
             raise DataError(f"{purpose} needs rows, but the problem was made of the sites' summaries")
-        return self._data.rows
+        return self.data.rows
 
     def _repr_html_(self) -> str:
         facts = {
@@ -360,7 +399,7 @@ class Problem:
         """The same problem at another ``lam``; what was computed from the rows is shared."""
         other = replace(self, lam=lam)
         # without a penalty more sites are alone, whose minimisers have to be exact
-        for name in ("_data",) if self.lam > 0 and lam == 0 else ("_data", "terms"):
+        for name in ("data",) if self.lam > 0 and lam == 0 else ("data", "terms"):
             other.__dict__[name] = getattr(self, name)
         return other
 

@@ -1,47 +1,277 @@
-"""`Quadratics`: sums of a loss and its derivatives by site and fold, and `SiteData`, which gives them at any point."""
+"""Quadratic functions of sites' parameters: `SiteTerms`, mean losses; `QuadraticTerms`; `Quadratics`, sums by fold.
+
+`SiteTerms` are everything that a solver or a certificate needs of the data, vectorised over sites: values, gradients,
+Hessians and the Fenchel-Young gap ``M_u(theta_u) + M_u*(-s_u) + <s_u, theta_u>``, a site's share of a duality gap.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Iterator, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
-from typing import Protocol
 
 import numpy as np
-from numpy.typing import NDArray
 
 from fedkin._base import Array, Index, Mask
-from fedkin.core.columns import parameter_names
-from fedkin.core.rows import LossLike, build_terms, resolve_losses
-from fedkin.core.terms import QuadraticTerms, SiteTerms
-from fedkin.data import Federation, HasSites, block_folds, deal_folds
-from fedkin.losses import Loss
+from fedkin.core.newton import generalized_inverse
 
+#: Singular values below this share of the largest one count as zero.
+SINGULAR_TOLERANCE = 1e-12
 _SUMS = ("count", "value", "gradient", "hessian")
 
 
-class SiteData(Protocol):
-    """The losses of V sites: rows in memory (`RowData`), rows in files (`FileRows`) or `Summaries`."""
+class SiteTerms(ABC):
+    """Mean losses of V sites, each a convex function on R^p."""
+
+    n_sites: int
+    n_params: int
+
+    @abstractmethod
+    def values(self, theta: Array) -> Array:
+        """``M_u(theta_u)``, shape ``(V,)``."""
+
+    @abstractmethod
+    def gradients(self, theta: Array) -> Array:
+        """Shape ``(V, p)``."""
+
+    @abstractmethod
+    def hessians(self, theta: Array) -> Array:
+        """Shape ``(V, p, p)``."""
+
+    def hessian_blocks(self, theta: Array, columns: Mask) -> Array:
+        """The rows and columns ``columns (p,)`` of the Hessians, where all of them would cost more."""
+        return self.hessians(theta)[:, columns][:, :, columns]
+
+    def cautious_hessians(self, theta: Array) -> Array:
+        """Matrices ``(V, p, p)`` of quadratic models at ``theta`` that can be trusted farther away than Hessians."""
+        return self.hessians(theta)
+
+    def caution(self) -> tuple[Array, Array]:
+        """Shares ``(V,)`` of the cautious Hessians that Newton's method begins with, and that it should always keep."""
+        return np.zeros(self.n_sites), np.zeros(self.n_sites)
+
+    def lower_bounds(self) -> Array:
+        """Numbers ``(V,)`` that ``M_u`` never falls below, minus infinity where none is known."""
+        return np.full(self.n_sites, -np.inf)
+
+    @abstractmethod
+    def young_gaps(self, theta: Array, s: Array, radius: float = np.inf) -> Array:
+        """Upper bounds ``(V,)`` on ``M_u(theta_u) + <s_u, theta_u> - min_v (M_u(v) + <s_u, v>)``.
+
+        The minimum is over v in the ball of that ``radius``. Without one, a site is infinite when its minimum is not
+        finite (a residual outside the range of a singular design), or when no bound was found.
+        """
+
+    def gaps_in_ball(self, theta: Array, s: Array, radius: float) -> Array:
+        """`young_gaps` in a ball that may bind: its border takes up what pulls ``theta (V, p)`` outwards."""
+        gaps = self.young_gaps(theta, s, radius)
+        length = np.sqrt(np.einsum("vp,vp->v", theta, theta))
+        outward = -np.einsum("vp,vp->v", self.gradients(theta) + s, theta)
+        pull = np.divide(outward, length, out=np.zeros_like(length), where=(length > 0) & (outward > 0))
+        if not pull.any():
+            return gaps
+        direction = theta / np.where(length > 0, length, 1.0)[:, None]
+        held = self.young_gaps(theta, s + pull[:, None] * direction, radius) + pull * (radius - length)
+        return np.asarray(np.minimum(gaps, held))
+
+    @abstractmethod
+    def take(self, sites: Index) -> SiteTerms:
+        """The terms of some sites, in that order."""
+
+
+def times(matrices: Array, v: Array) -> Array:
+    """``A_u v_u`` of matrices ``(V, p, p)``, or of multiples of the identity ``(V,)``, and ``v (V, p)``."""
+    return matrices[:, None] * v if matrices.ndim == 1 else np.asarray(np.matmul(matrices, v[:, :, None])[:, :, 0])
+
+
+class QuadraticTerms(SiteTerms):
+    """``M_u(theta) = theta' A_u theta / 2 - b_u' theta + c_u``: Gram statistics, no rows.
+
+    ``A (V, p, p)``, or ``(V,)`` when every ``A_u`` is a multiple of the identity; ``b (V, p)``; ``c (V,)``; ``factors``
+    of sites whose matrix is so close to singular that ``A`` and ``b`` do not tell their minimiser.
+    """
+
+    def __init__(self, A: Array, b: Array, c: Array, *, factors: RowFactors | None = None) -> None:
+        self.A, self.b, self.c, self.factors = A, b, c, factors
+        #: What solvers worked out from the matrices and may use again.
+        self.shared: dict[str, Array] = {}
+        self.isotropic = A.ndim == 1
+        self.n_sites, self.n_params = b.shape
+
+    def apply(self, theta: Array) -> Array:
+        """``A_u theta_u``, shape ``(V, p)``."""
+        return times(self.A, theta)
+
+    def values(self, theta: Array) -> Array:
+        out = ((0.5 * self.apply(theta) - self.b) * theta).sum(axis=1) + self.c
+        if self.factors is not None:
+            out[self.factors.sites] = self.factors.values(theta[self.factors.sites])
+        return np.asarray(out)
+
+    def gradients(self, theta: Array) -> Array:
+        return self.apply(theta) - self.b
+
+    def hessians(self, theta: Array) -> Array:
+        if self.isotropic:
+            return self.A[:, None, None] * np.eye(self.n_params)
+        return self.A
+
+    @cached_property
+    def mean_curvature(self) -> Array:
+        """Mean diagonal of the matrices, ``(p,)``."""
+        if self.isotropic:
+            return np.full(self.n_params, self.A.mean())
+        return np.asarray(np.einsum("vii->i", self.A) / self.n_sites)
+
+    @cached_property
+    def typical_size(self) -> float:
+        """How large the parameters are that sites would have on their own, roughly."""
+        curvature = max(float(self.mean_curvature.mean()), np.finfo(float).tiny)
+        return float(np.abs(self.b).max(initial=0.0)) / curvature
+
+    def resolvent(self, weight: Array) -> Callable[[Array], Array]:
+        """The map ``v -> (A_u + diag(weight_u))^{-1} v_u`` for positive ``weight (V, p)``."""
+        if self.isotropic:
+            scale = 1.0 / (self.A[:, None] + weight)
+            return lambda v: v * scale
+        shifted, diagonal = self.A.copy(), np.arange(self.n_params)
+        shifted[:, diagonal, diagonal] += weight
+        inverse = np.asarray(np.linalg.inv(shifted), dtype=np.float64)
+        return lambda v: times(inverse, v)
+
+    @cached_property
+    def _inverse(self) -> tuple[Array, Mask]:
+        if self.isotropic:
+            inverse = np.divide(1.0, self.A, out=np.zeros_like(self.A), where=self.A > 0)
+            return inverse, np.asarray(self.A <= 0)
+        return generalized_inverse(self.A)
 
     @property
-    def sites(self) -> tuple[Hashable, ...]: ...
+    def inverses(self) -> Array:
+        """Inverses of the matrices ``(V, p, p)``, generalised where they are singular; ``(V,)`` if isotropic."""
+        return self._inverse[0]
+
     @property
-    def loss(self) -> Loss: ...
-    @property
-    def names(self) -> tuple[str, ...]:
-        """Names of the p parameters."""
-    @property
-    def n(self) -> Index | Array:
-        """Rows of each site, or the sums of their weights, ``(V,)``."""
-    @property
-    def movable(self) -> bool:
-        """Whether there are rows, so that the losses can be expanded anywhere."""
-    def take(self, order: Index) -> SiteData:
-        """Some sites, in that order."""
-    def batches(self) -> Iterable[RowData]:
-        """All rows, some at a time; raises `DataError` where there are none."""
-    def expand(self, theta: Array, folds: int = 1) -> Quadratics:
-        """Sums around ``theta (V, p)``, or around the point of the summaries; of all rows, or by fold."""
+    def singular(self) -> Mask:
+        """Sites whose matrix counts as singular, ``(V,)``."""
+        return self._inverse[1]
+
+    @cached_property
+    def unseen(self) -> Array:
+        """Projections of the M `singular` sites onto what lies outside the range of their matrices, ``(M, p, p)``."""
+        one, bad = np.eye(self.n_params), self.singular
+        if self.isotropic:
+            return np.tile(one, (int(bad.sum()), 1, 1))
+        return np.asarray(one - np.matmul(self.A[bad], self.inverses[bad]))
+
+    def minimizers(self) -> Array:
+        """Each site's own minimiser (the shortest one in standardised units where it is not unique), ``(V, p)``."""
+        own = times(self.inverses, self.b)
+        if self.factors is not None:
+            own[self.factors.sites] = self.factors.minimizers()
+        return own
+
+    def lower_bounds(self) -> Array:
+        return self.values(self.minimizers())
+
+    def young_gaps(self, theta: Array, s: Array, radius: float = np.inf) -> Array:
+        residual = self.gradients(theta) + s
+        step = times(self.inverses, residual)
+        gaps = np.asarray(0.5 * np.einsum("vp,vp->v", residual, step))
+        bad = self.singular
+        if bad.any():
+            left = residual[bad] - self.apply(step)[bad]
+            gaps[bad] += ball_gap(left, theta[bad], radius)
+        if self.factors is not None:
+            # where nothing pulls at a site, its gap is what its rows tell
+            free = ~s[self.factors.sites].any(axis=1)
+            gaps[self.factors.sites[free]] = self.factors.excess(theta[self.factors.sites])[free]
+        return gaps
+
+    def take(self, sites: Index) -> QuadraticTerms:
+        factors = None if self.factors is None else self.factors.take(new_places(sites, self.n_sites))
+        return QuadraticTerms(self.A[sites], self.b[sites], self.c[sites], factors=factors)
+
+
+@dataclass(frozen=True, eq=False)
+class RowFactors:
+    """``M_u(theta) = |S_u V_u (scale_u theta) - z_u|^2 / 2 + rest_u``: least squares on nearly collinear rows.
+
+    A Gram matrix squares the condition number: of features whose singular values span more than 1e5, it hardly tells
+    which directions it still sees. Singular values and vectors of the rows keep what the rows know.
+    """
+
+    sites: Index  # (M,), ascending positions among the terms
+    S: Array  # (M, p), singular values of features scaled to mean square 1; 0 where they count as zero
+    V: Array  # (M, p, p)
+    z: Array  # (M, p)
+    rest: Array  # (M,)
+    scale: Array  # (M, p)
+
+    @classmethod
+    def from_rows(cls, sites: Index, X: Array, y: Array, ridge: Array) -> RowFactors:
+        """Factors of rows ``X (M, n, p)`` with responses ``y (M, n)``, and a ridge ``(p,)``."""
+        m, n, p = X.shape
+        # the ridge is p further rows, whose response is 0
+        further = np.broadcast_to(np.diag(np.sqrt(ridge)), (m, p, p))
+        X = np.concatenate([X / np.sqrt(n), further], axis=1)
+        y = np.concatenate([y / np.sqrt(n), np.zeros((m, p))], axis=1)
+        scale = np.sqrt((X**2).sum(axis=1))
+        scale[scale == 0] = 1.0
+        U, S, V = np.linalg.svd(X / scale[:, None, :], full_matrices=False)
+        z = times(np.swapaxes(U, 1, 2), y)
+        S = np.where(SINGULAR_TOLERANCE * S[:, :1] < S, S, 0.0)
+        return cls(sites, S, V, z, 0.5 * ((y - times(U, z)) ** 2).sum(axis=1), scale)
+
+    @classmethod
+    def joined(cls, parts: list[RowFactors]) -> RowFactors | None:
+        """The factors of all parts, by site; None when there are none."""
+        if not parts:
+            return None
+        arrays = [np.concatenate([getattr(one, item.name) for one in parts]) for item in fields(cls)]
+        order = np.argsort(arrays[0])
+        return cls(*(array[order] for array in arrays))
+
+    def take(self, place: Index) -> RowFactors | None:
+        """The factors of sites whose new ``place`` is not negative; None when there are none."""
+        chosen = np.flatnonzero(place[self.sites] >= 0)
+        _, *others = (getattr(self, item.name)[chosen] for item in fields(self))
+        return RowFactors.joined([RowFactors(place[self.sites[chosen]], *others)] if chosen.size else [])
+
+    def values(self, theta: Array) -> Array:
+        """``M_u(theta_u)`` for ``theta (M, p)``."""
+        return np.asarray(0.5 * (self._misfit(theta) ** 2).sum(axis=1) + self.rest)
+
+    def excess(self, theta: Array) -> Array:
+        """``M_u(theta_u) - min M_u``, shape ``(M,)``."""
+        return np.asarray(0.5 * (np.where(self.S > 0, self._misfit(theta), 0.0) ** 2).sum(axis=1))
+
+    def minimizers(self) -> Array:
+        """Minimisers ``(M, p)``, the shortest ones in scaled units where they are not unique."""
+        theta = np.zeros_like(self.z)
+        for _ in range(2):  # the second time refines the first
+            step = np.divide(self._misfit(theta), self.S, out=np.zeros_like(theta), where=self.S > 0)
+            theta = theta - times(np.swapaxes(self.V, 1, 2), step) / self.scale
+        return theta
+
+    def _misfit(self, theta: Array) -> Array:
+        return self.S * times(self.V, theta * self.scale) - self.z
+
+
+def ball_gap(left: Array, theta: Array, radius: float) -> Array:
+    """Bound ``<left, theta> + radius * |left|`` on what an unbalanced direction may cost, 0 where nothing is left."""
+    size = np.sqrt(np.einsum("vp,vp->v", left, left))
+    if not np.isfinite(radius):
+        return np.where(size > 0, np.inf, 0.0)
+    return np.asarray(np.einsum("vp,vp->v", left, theta) + radius * size)
+
+
+def new_places(sites: Index, n_sites: int) -> Index:
+    """Where each of ``n_sites`` is in ``sites``, -1 for those that are not."""
+    place = np.full(n_sites, -1)
+    place[sites] = np.arange(sites.size)
+    return place
 
 
 @dataclass(frozen=True, eq=False)
@@ -52,8 +282,7 @@ class Quadratics:
     everywhere; for others they are its expansion.
 
     >>> import fedkin
-    >>> data = RowData(fedkin.Federation({"a": ([[1.0], [2.0]], [1.0, 3.0])}), "linear")
-    >>> sums = data.expand(data.zeros)
+    >>> sums = fedkin.summarise(fedkin.Federation({"a": ([[1.0], [2.0]], [1.0, 3.0])})).sums.total()
     >>> sums.gradient.tolist(), sums.hessian.tolist()
     ([[[-7.0]]], [[[[5.0]]]])
     """
@@ -83,32 +312,6 @@ class Quadratics:
         hessian = n.reshape(-1, *[1] * (hessian.ndim - 1)) * hessian
         return cls(at, n[:, None], (n * value)[:, None], (n[:, None] * gradient)[:, None], hessian[:, None])
 
-    @classmethod
-    def from_rows(
-        cls, federation: Federation, losses: Sequence[Loss], fold_of: Index, folds: int, at: Array | None = None
-    ) -> Quadratics:
-        """Sums of rows with a fold each; ``at`` is 0 by default."""
-        p, v = losses[0].n_params(federation.n_features), federation.n_sites
-        at = np.zeros((v, p)) if at is None else at
-        # fold -1 is the last part
-        cell = federation.site_index * (folds + 1) + fold_of % (folds + 1)
-        count = np.bincount(cell, federation.weight, v * (folds + 1)).reshape(v, folds + 1)
-        value, gradient, hessian = np.zeros((v, folds + 1)), np.zeros((v, folds + 1, p)), np.zeros(0)
-        for k in (*range(folds), -1):
-            seen = np.flatnonzero(count[:, k])
-            if not seen.size:
-                continue
-            part = federation.take(fold_of == k, allow_empty=True)
-            if seen.size < v:
-                part = part.subset([federation.sites[u] for u in seen])
-            lonely = np.zeros(seen.size, dtype=bool)
-            terms = build_terms(part, [losses[u] for u in seen.tolist()], np.zeros(p), lonely)
-            one = cls.from_terms(terms, count[seen, k], at[seen])
-            if not hessian.size:
-                hessian = np.zeros((v, folds + 1, *one.hessian.shape[2:]))
-            value[seen, k], gradient[seen, k], hessian[seen, k] = one.value[:, 0], one.gradient[:, 0], one.hessian[:, 0]
-        return cls(at, count, value, gradient, hessian)
-
     @property
     def folds(self) -> int:
         """Number of folds, without the part that always trains."""
@@ -123,7 +326,7 @@ class Quadratics:
         for name in _SUMS:
             getattr(self, name)[sites] += getattr(more, name)
 
-    def single_rows_train(self, single: NDArray[np.bool_]) -> None:
+    def single_rows_train(self, single: Mask) -> None:
         """Move the rows of ``single`` sites ``(V,)`` to the part that always trains, in place."""
         for name in _SUMS:
             each = getattr(self, name)
@@ -168,72 +371,3 @@ class Quadratics:
                 return QuadraticTerms(A + ridge[0], b, c)
             A = (A[:, None, None] * np.eye(ridge.size) if A.ndim == 1 else A) + np.diag(ridge)
         return QuadraticTerms(A, b, c)
-
-
-class RowData(HasSites):
-    """The rows of a federation with a loss for each site, as `SiteData`."""
-
-    movable = True
-
-    def __init__(self, federation: Federation, loss: LossLike) -> None:
-        self.rows, self.losses = federation, resolve_losses(loss, federation)
-        self.sites = federation.sites
-
-    @property
-    def loss(self) -> Loss:
-        return self.losses[0]
-
-    @property
-    def names(self) -> tuple[str, ...]:
-        return parameter_names(self.rows.feature_names, self.zeros.shape[1] // self.rows.n_features)
-
-    @property
-    def n(self) -> Index | Array:
-        return self.rows.n_samples if self.rows.weight is None else self.rows.weight_sums
-
-    @property
-    def n_features(self) -> int:
-        return self.rows.n_features
-
-    @property
-    def zeros(self) -> Array:
-        """The parameters ``(V, p)`` that are all 0."""
-        return np.zeros((self.n_sites, self.loss.n_params(self.rows.n_features)))
-
-    def terms(self, ridge: Array, alone: Mask | None = None) -> SiteTerms:
-        """The mean losses with a ridge, see `build_terms`."""
-        return build_terms(self.rows, self.losses, ridge, alone)
-
-    @cached_property
-    def _terms(self) -> SiteTerms:
-        return self.terms(self.zeros[0], np.zeros(self.n_sites, dtype=bool))
-
-    def take(self, order: Index) -> RowData:
-        sites, mixed = [self.sites[u] for u in order], len({id(one) for one in self.losses}) > 1
-        loss = {self.sites[u]: self.losses[u] for u in order} if mixed else self.loss
-        return RowData(self.rows.subset(sites), loss)
-
-    def batches(self) -> Iterator[RowData]:
-        yield self
-
-    def values(self, theta: Array) -> Array:
-        """The losses ``(V,)`` at ``theta (V, p)``, sums over rows."""
-        return self._terms.values(theta) * self.n
-
-    def expand(self, theta: Array, folds: int = 1, seed: int = 0) -> Quadratics:
-        if folds == 1:
-            return Quadratics.from_terms(self._terms, self.n.astype(np.float64), theta)
-        fold_of = assign_folds(self.rows, folds, seed)
-        return Quadratics.from_rows(self.rows, self.losses, fold_of, folds, theta)
-
-
-def assign_folds(federation: Federation, folds: int, seed: int) -> Index:
-    """Fold ``(N,)`` of each row, cut within sites; -1 for the row of a site that has a single one: it trains."""
-    sizes = zip(federation.sites, federation.n_samples.tolist(), strict=True)
-
-    def dealt(site: Hashable, n: int) -> Index:
-        if n < 2:
-            return np.full(n, -1, dtype=np.int64)
-        return block_folds(n, folds) if federation.ordered else deal_folds(site, n, folds, seed)
-
-    return np.concatenate([dealt(site, n) for site, n in sizes])

@@ -10,13 +10,12 @@ from dataclasses import dataclass
 from typing import Literal, get_args
 
 import numpy as np
-from scipy.optimize import brentq
 from scipy.special import chdtrc, chdtri, digamma, fdtrc, polygamma
 
 from fedkin._base import Array, Index, Mask
 from fedkin.core.local import LocalFit, Variance, local_fit
 from fedkin.core.newton import unit_diagonal
-from fedkin.core.rows import LossLike
+from fedkin.core.sitedata import LossLike
 from fedkin.core.summaries import Summaries
 from fedkin.data import Federation
 from fedkin.errors import ParameterError
@@ -65,6 +64,7 @@ def select_edges(
     method: Correction = "bonferroni",
     variance: Variance | None = None,
     local: LocalFit | None = None,
+    radius: float | None = None,
 ) -> EdgeSelection:
     """Keep the candidate edges along which the sites' own fits do not differ significantly.
 
@@ -88,6 +88,8 @@ def select_edges(
         variance for 1, so with larger noise it drops true edges and with smaller noise it keeps false ones.
     local : LocalFit, optional
         Fits of the same federation, to save fitting again; its variance is used.
+    radius : float, optional
+        As in `local_fit`.
 
     Returns
     -------
@@ -132,7 +134,7 @@ def select_edges(
     if method not in get_args(Correction):
         raise ParameterError(f"unknown method {method!r}; choose one of {', '.join(get_args(Correction))}")
     if local is None:
-        local = local_fit(federation, loss, variance or "model")
+        local = local_fit(federation, loss, variance or "model", radius)
     elif local.sites != federation.sites:
         raise ParameterError("local holds fits of other sites than the federation; fit it on this federation")
     elif variance is not None and variance != local.variance:
@@ -266,5 +268,48 @@ def moderation(local: LocalFit) -> Array:
 
 
 def inverse_trigamma(value: float) -> float:
-    """The x with ``trigamma(x) = value``."""
-    return float(brentq(lambda x: float(polygamma(1, x)) - value, 0.9 / value, 0.6 + 1.1 / value, rtol=1e-12))
+    """Return the x with ``trigamma(x) = value``, by Newton's method for ``1 / trigamma`` (Smyth 2004)."""
+    x, step = 0.5 + 1.0 / value, np.inf
+    while abs(step) > 1e-9 * x:
+        now = float(polygamma(1, x))
+        step = now * (1.0 - now / value) / float(polygamma(2, x))
+        x += step
+    return x
+
+
+def alike_groups(local: LocalFit, edges: Index, level: float = 0.05) -> Index:
+    """Return groups ``(V,)`` of sites, joined along ``edges (E, 2)`` in their order, that do not differ significantly.
+
+    Two groups become one where the test of "equal parameters at all of their sites" does not reject at ``level``,
+    divided by ``V (V - 1)``: joins are chosen among all pairs. With Q the sum of squared distances of the sites' own
+    fits from their weighted mean, in the metric of their precisions, ``Q / d`` is compared with F(d, f), where
+    ``d = (sites - 1) p`` and f is the sum of the residual degrees of freedom. Variances are moderated across sites as
+    in `select_edges`.
+
+    The smaller the level, the larger the groups: weak differences are pooled, which costs less than not pooling equal
+    sites as long as the differences are within the sites' own errors.
+    """
+    V, p = local.theta.shape
+    weight: Array = np.asarray(np.linalg.inv(local.covariance * moderation(local)[:, None, None]), dtype=np.float64)
+    pull = np.einsum("vpq,vq->vp", weight, local.theta)
+    square, dof = np.einsum("vp,vp->v", local.theta, pull), local.residual_dof.copy()
+    root, members = np.arange(V), [[u] for u in range(V)]
+    refused = set[tuple[int, ...]]()  # pairs of groups, with their sizes, as groups grow
+    for i, j in edges.tolist():
+        a, b = sorted((int(root[i]), int(root[j])))
+        sizes = len(members[a]), len(members[b])
+        if a == b or (a, b, *sizes) in refused:
+            continue
+        whole, pulled, size = weight[a] + weight[b], pull[a] + pull[b], sum(sizes)
+        total, scale = unit_diagonal(whole[None])
+        spread = float(square[a] + square[b] - pulled / scale[0] @ np.linalg.solve(total[0], pulled / scale[0]))
+        d, f = (size - 1) * p, dof[a] + dof[b]
+        chance = chdtrc(d, max(spread, 0.0)) if f >= _CHI_SQUARE_DOF else fdtrc(d, f, max(spread, 0.0) / d)
+        if chance < bonferroni(level, V * (V - 1)):
+            refused.add((a, b, *sizes))
+            continue
+        weight[a], pull[a], square[a], dof[a] = whole, pulled, square[a] + square[b], f
+        members[a] += members[b]
+        root[members[b]] = a
+    first = {label: k for k, label in enumerate(dict.fromkeys(root.tolist()))}
+    return np.array([first[label] for label in root.tolist()], dtype=np.int64)

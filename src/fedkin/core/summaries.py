@@ -9,18 +9,16 @@ from __future__ import annotations
 from collections.abc import Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 from msgspec.structs import replace as replace_in
 
 from fedkin._base import Array, Index, Mask, listed
-from fedkin.core.columns import Columns, parameter_names
-from fedkin.core.quadratics import Quadratics, RowData
-from fedkin.core.rows import LossLike
+from fedkin.core.quadratics import Quadratics, QuadraticTerms
+from fedkin.core.sitedata import Columns, SiteData
 from fedkin.core.summary import Curvature, OwnEstimate, Privacy, Summary
-from fedkin.core.terms import QuadraticTerms
-from fedkin.data import INTERCEPT, Federation, HasSites
+from fedkin.data import INTERCEPT
 from fedkin.errors import DataError, ParameterError, UnknownSiteError
 from fedkin.losses import Loss, describe_loss
 
@@ -29,7 +27,7 @@ CONSTANT = 1e-14
 
 
 @dataclass(frozen=True, eq=False)
-class Summaries(HasSites):
+class Summaries(SiteData):
     """The summaries of V sites, stacked in the order of ``sites``: what `Problem` takes in the place of rows.
 
     Attributes
@@ -118,33 +116,18 @@ class Summaries(HasSites):
     # --- looking at it, as at a federation ----------------------------------------------------------------------
 
     @property
-    def n_features(self) -> int:
-        return len(self.feature_names)
-
-    @property
-    def n_params(self) -> int:
-        return int(self.sums.at.shape[1])
-
-    @property
     def folds(self) -> int:
         """Number of folds K."""
         return self.sums.folds
 
     @cached_property
-    def n_samples(self) -> Index:
-        """Rows of each site, ``(V,)``."""
+    def n(self) -> Index:
         return np.asarray(self.sums.count.sum(axis=1))
 
     @property
     def has_intercept(self) -> bool:
         """Whether the first column is the constant 1."""
         return self.feature_names[:1] == (INTERCEPT,)
-
-    @cached_property
-    def column_scale(self) -> Array:
-        """Mean square ``(q,)`` of each column over all rows; 1 for a column of zeros, which has no scale."""
-        scale = self.column_squares.sum(axis=0) / self.n_samples.sum()
-        return np.where(scale > 0, scale, 1.0)
 
     def __contains__(self, site: object) -> bool:
         return site in self.index
@@ -238,25 +221,19 @@ class Summaries(HasSites):
 
     # --- as `SiteData` ------------------------------------------------------------------------------------------
 
-    rows: ClassVar[None] = None
-    movable: ClassVar[bool] = False
+    has_rows: ClassVar[Literal[False]] = False
+    in_memory: ClassVar[Literal[False]] = False
 
-    @property
-    def losses(self) -> tuple[Loss, ...]:
-        return (self.loss,) * self.n_sites
+    def check_folds(self, folds: int, seed: int) -> None:
+        if (self.folds, self.seed) != (folds, seed):
+            raise ParameterError(
+                f"the sites have cut their rows into {self.folds} folds with seed {self.seed}, which cannot be "
+                f"changed: give folds={self.folds} and seed={self.seed} instead of {folds} and {seed}"
+            )
+        if not self.sums.count[:, :-1].any():
+            raise DataError("no site has given its sums by fold, so there is nothing to hold out: give lam as a number")
 
-    @property
-    def names(self) -> tuple[str, ...]:
-        return parameter_names(self.feature_names, self.n_params // self.n_features)
-
-    @property
-    def n(self) -> Index:
-        return self.n_samples
-
-    def batches(self) -> Iterable[RowData]:
-        raise DataError("this needs rows, and summaries have none")
-
-    def expand(self, theta: Array, folds: int = 1) -> Quadratics:
+    def expand(self, theta: Array, folds: int = 1, seed: int = 0) -> Quadratics:
         """The sums, which are around the point that the sites chose or were asked about."""
         return self.sums if folds > 1 else self.sums.total()
 
@@ -310,17 +287,12 @@ class Summaries(HasSites):
 
     def _reparametrised(self, mean: Array, scale: Array) -> Summaries:
         columns = Columns(self.feature_names, mean, scale, self.n_params // self.n_features)
-        T, sums = columns.A, columns.quadratics(self.sums)
+        T, sums = columns.A, self.sums.map(columns.A)
         own = None
         if self.own is not None:
             # a ridge in other coordinates is a matrix; its diagonal is what keeps estimates back
             own = tuple(replace_in(one, ridge=np.einsum("ij,i,ij->j", T, one.ridge, T)) for one in self.own)
         return replace(self, sums=sums, own=own, curvature=None)
-
-
-def site_data(data: Federation | Summaries, loss: LossLike) -> RowData | Summaries:
-    """The data with the losses of its sites; summaries know theirs."""
-    return RowData(data, loss) if isinstance(data, Federation) else data
 
 
 def _with_margin(parts: Array, count: Array, privacy: Privacy) -> Array:

@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
 import numpy as np
+from scipy.special import ndtri
 
 from fedkin._base import Array, Index, check_positive, check_whole
 from fedkin.core.local import local_fit
-from fedkin.core.quadratics import Quadratics, RowData, assign_folds
+from fedkin.core.quadratics import Quadratics
+from fedkin.core.sitedata import RowData, assign_folds, site_data
 from fedkin.core.summaries import Summaries
 from fedkin.core.summary import OwnEstimate, Privacy, Query, Summary
 from fedkin.data import INTERCEPT, Federation, Rows
 from fedkin.errors import DataError, ParameterError, missing_dependency
-from fedkin.losses import LinearLoss, Loss, make_loss
+from fedkin.losses import LinearLoss, Loss, by_loss
 
 #: Numbers that the outer products of a chunk of rows may take.
 _CHUNK = 2**21
@@ -63,19 +66,17 @@ def summarise(
     >>> summaries.n_sites, summaries.sums.hessian.shape
     (4, (4, 6, 3, 3))
     """
-    if not isinstance(federation, Federation):
-        raise ParameterError(
-            f"summarise takes a federation, got {type(federation).__name__}: for one site, federation.subset([site])"
-        )
+    data = site_data(federation, loss)
+    one, own, scores = data.loss, None, None
+    if len(by_loss(data.losses)) > 1:
+        raise ParameterError("sites sum up the same loss: name one for all")
     check_whole("folds", folds, least=2)
     check_whole("seed", seed, least=0)
     if not federation.n_samples.all():
         empty = federation.sites[int(np.flatnonzero(federation.n_samples == 0)[0])]
         raise DataError(f"site {empty!r} has no rows to sum up")
-    one = make_loss(loss, federation.y)
     if rank is not None:
         return Summaries.stack(_short(federation, one, folds, seed, at, rank))
-    data, own, scores = RowData(federation, one), None, None
     if at is None:
         at = data.zeros
         if not one.quadratic:
@@ -83,6 +84,8 @@ def summarise(
     starts, weight, X = federation.starts[:-1], federation.weight, federation.X
     weighted = X if weight is None else X * weight[:, None]
     if one.location and one.quadratic:
+        if one.parameter != 1:
+            raise ParameterError("summaries of means are those of variance 1: take MeanLoss()")
         zero = RowData(federation.replaced(y=np.zeros(len(X))), LinearLoss())  # whose Hessian is x x'
         scores = zero.expand(data.zeros, folds, seed).hessian
     sums, squares = np.add.reduceat(weighted, starts, axis=0), np.add.reduceat(weighted * X, starts, axis=0)
@@ -276,12 +279,12 @@ def private_summary(
     sensitivity = np.sqrt(max((longest**4 + longest**2) / 2 - (constant is not None), 1e-12))
     noise = float(noise_multiplier(budget.epsilon, budget.delta) * sensitivity)
     fold_of = assign_folds(federation, folds, seed) if by_fold else np.full(len(Z), -1)
-    rng = np.random.default_rng() if rng is None else rng
+    normals = secure_normals if rng is None else rng.standard_normal
     count, sums = np.zeros(folds + 1, dtype=np.int64), np.zeros((folds + 1, Z.shape[1], Z.shape[1]))
     upper = np.triu_indices(Z.shape[1])
     for fold in np.unique(fold_of):
         own, drawn = Z[fold_of == fold], np.zeros_like(sums[0])
-        drawn[upper] = noise * rng.standard_normal(upper[0].size)
+        drawn[upper] = noise * normals(upper[0].size)
         drawn = drawn + np.triu(drawn, 1).T
         if constant is not None:
             drawn[constant, constant] = 0.0
@@ -299,6 +302,12 @@ def private_summary(
     scores, squares = second if location else None, np.diagonal(whole).copy()
     privacy = Privacy(budget.epsilon, budget.delta, longest, limits, noise)
     return Summary(*head, *folded, column_sums, squares, scores, privacy=privacy)
+
+
+def secure_normals(size: int) -> Array:
+    """Draw standard normal numbers from the operating system's cryptographic source."""
+    bits = np.frombuffer(os.urandom(8 * size), dtype=np.uint64) >> np.uint64(11)
+    return np.asarray(ndtri((bits.astype(np.float64) + 0.5) * 2.0**-53))
 
 
 @lru_cache(maxsize=32)

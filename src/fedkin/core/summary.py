@@ -11,9 +11,9 @@ import numpy as np
 from msgspec.structs import replace as replace_in
 
 from fedkin._base import AnyArray, Array, Index, check_whole
-from fedkin.core.columns import parameter_names
 from fedkin.core.disclosure import Disclosure, disclosures
 from fedkin.core.newton import least_eigenvalue
+from fedkin.core.sitedata import parameter_names
 from fedkin.errors import DataError, ParameterError
 from fedkin.losses import Loss, describe_loss, described_loss
 
@@ -26,7 +26,9 @@ NOTHING = 1e-10
 WORTH, WORTH_PER_RANK = 0.3, 1.5
 
 #: A whole number of at least 0.
-Count = Annotated[int, msgspec.Meta(ge=0)]
+Count = Annotated[int, msgspec.Meta(ge=0, le=10**10)]
+#: Larger numbers than this are nobody's sums; their products would overflow.
+_LARGEST = 1e100
 _T = TypeVar("_T")
 
 
@@ -73,6 +75,8 @@ def _array(kind: Any, value: Any) -> Any:
         raise ValueError("expected whole numbers" if whole else "expected numbers")
     if not np.isfinite(array).all():
         raise ValueError("expected finite numbers")
+    if array.size and float(np.abs(array).max()) > _LARGEST:
+        raise ValueError(f"expected numbers up to {_LARGEST:g}")
     return array.astype(np.int64 if whole else np.float64)
 
 
@@ -356,8 +360,8 @@ class Summary:
         """Refuse numbers that no rows have, noise apart."""
         if self.n_samples < 1:
             refuse(what, "has no rows")
-        if not np.isfinite(self.value).all():
-            refuse(what, "has a 'value' that is not finite")
+        if not np.isfinite(self.value).all() or np.abs(self.value).max() > _LARGEST:
+            refuse(what, "has a 'value' that is not finite, or far too large")
         if self.privacy is not None:
             return
         if self.curvature is None and (
@@ -388,7 +392,7 @@ class _Summary(Message, frozen=True):
     at: Array
     column_sums: Array
     column_squares: Array
-    n_folds: Annotated[int, msgspec.Meta(ge=2)]
+    n_folds: Annotated[int, msgspec.Meta(ge=2, le=1000)]
     folds: list[_Part]
     own: OwnEstimate | None = None
     privacy: Privacy | None = None

@@ -1,277 +1,181 @@
-"""`SiteTerms`: the sites' mean losses as functions of the stacked parameters ``theta (V, p)``.
-
-Everything that a solver or a certificate needs of the data, vectorised over sites: values, gradients, Hessians and
-the Fenchel-Young gap ``M_u(theta_u) + M_u*(-s_u) + <s_u, theta_u>``, a site's share of a duality gap. The terms of
-losses on linear predictors and `build_terms` are in `rows`.
-"""
+"""The terms of sites: losses on linear predictors in batches of rows, other losses, mixtures, and groups of sites."""
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property
 
 import numpy as np
 
 from fedkin._base import Array, Index, Mask
-from fedkin.core.newton import generalized_inverse, solve_and_rest, sum_groups
-from fedkin.data import Rows
-from fedkin.losses import Loss
+from fedkin.core.newton import RANK_TOLERANCE, solve_and_rest, sum_groups, surely_regular, unit_diagonal
+from fedkin.core.quadratics import QuadraticTerms, RowFactors, SiteTerms, ball_gap, new_places
+from fedkin.data import Federation, Rows
+from fedkin.losses import Loss, RowLoss, by_loss, weighted_gram
 
 #: Share of the cautious Hessian where the Hessian itself may vanish in directions in which the gradient does not.
 LEAST_CAUTION = 1e-6
-#: Singular values below this share of the largest one count as zero.
-SINGULAR_TOLERANCE = 1e-12
+#: Sites whose numbers of rows differ by at most this factor make one batch, which has at most so many numbers.
+PADDED, ROOM = 1.25, 2**22
 
 
-class SiteTerms(ABC):
-    """Mean losses of V sites, each a convex function on R^p."""
+def row_batches(
+    federation: Federation, sites: Index, padding: float = 1.0
+) -> Iterator[tuple[Index, Rows, Array | None]]:
+    """Batches of sites, their rows ``X (B, n, q)``, and their weights ``(B, n)`` with mean 1 on each site.
 
-    n_sites: int
-    n_params: int
+    Shorter sites repeat their first row, with weight 0. Weights are None where all rows count alike.
+    """
+    sizes, starts, width = federation.n_samples, federation.starts, max(federation.n_features, 1)
+    order = sites[np.argsort(sizes[sites], kind="stable")]
+    ordered, first = sizes[order], 0
+    while first < order.size:
+        last = int(np.searchsorted(ordered, padding * ordered[first], side="right"))
+        n = int(ordered[last - 1])
+        last = min(last, first + max(1, ROOM // max(n * width, 1)))
+        members, n = np.sort(order[first:last]), int(ordered[last - 1])
+        shape, at, first = (members.size, n), np.arange(n), last
+        inside = at < sizes[members][:, None]
+        if inside.all() and members[-1] - members[0] + 1 == members.size:  # a view
+            rows = federation.rows.take(slice(int(starts[members[0]]), int(starts[members[-1] + 1])))
+            rows = rows.map(lambda part, shape=shape: part.reshape(*shape, *part.shape[1:]))  # type: ignore[misc]
+        else:
+            rows = federation.rows.take(starts[members][:, None] + np.where(inside, at, 0))
+        weight = None
+        if rows.weight is not None or not inside.all():
+            weight = np.where(inside, 1.0 if rows.weight is None else rows.weight, 0.0)
+            weight = weight / weight.mean(axis=1, keepdims=True)
+        yield members, rows, weight
 
-    @abstractmethod
+
+class RowTerms(SiteTerms):
+    """A loss on linear predictors at B sites with n rows each: ``X (B, n, q)``, ``y (B, n)``, ``offset (B, n)``.
+
+    ``weight (B, n)`` has mean 1 on each site; None for equal weights. ``ridge (p,)`` is 0 by default.
+    """
+
+    def __init__(self, loss: RowLoss, rows: Rows, weight: Array | None = None, ridge: Array | None = None) -> None:
+        assert rows.y is not None
+        self.loss, self.rows, self.weight, self.X, self.y = loss, rows, weight, rows.X, rows.y
+        self.n_sites, self.n_rows, q = rows.X.shape
+        self.n_params = loss.n_params(q)
+        self.ridge = np.zeros(self.n_params) if ridge is None else ridge
+
+    def take(self, sites: Index) -> RowTerms:
+        if sites.size == self.n_sites and (np.diff(sites) == 1).all():
+            return self
+        weight = None if self.weight is None else self.weight[sites]
+        return RowTerms(self.loss, self.rows.take(sites), weight, self.ridge)
+
+    # --- sums over rows ---
+
+    def predictors(self, theta: Array) -> Array:
+        """Linear predictors ``(B, n, k)``."""
+        offset = self.rows.offset
+        eta = np.matmul(self.X, np.swapaxes(theta.reshape(len(theta), self.loss.n_outputs, -1), 1, 2))
+        return np.asarray(eta if offset is None else eta + offset[:, :, None])
+
+    def average(self, values: Array) -> Array:
+        """Means ``(B,)`` of ``values (B, n)`` over each site's rows, by their weights."""
+        if self.weight is None:
+            return np.asarray(values.mean(axis=1))
+        # a row that does not count may be infinite
+        return np.asarray((np.where(self.weight > 0, values, 0.0) * self.weight).mean(axis=1))
+
+    def mean_of(self, slope: Array) -> Array:
+        """Means of ``slope (x) x`` over a site's rows, ``(B, p)``, for ``slope (B, n, k)``."""
+        if self.weight is not None:
+            slope = slope * self.weight[:, :, None]
+        return np.asarray(np.matmul(np.swapaxes(slope, 1, 2), self.X) / self.n_rows).reshape(self.n_sites, -1)
+
+    def gram_of(self, weights: Array) -> Array:
+        """Means of ``x x' (x) W`` for ``weights (B, n, k, k)``, ``(B, p, p)``."""
+        return weighted_gram(self.X, weights if self.weight is None else weights * self.weight[:, :, None, None])
+
+    @cached_property
+    def gram(self) -> Array:
+        """``mean_k x_k x_k'``, shape ``(B, q, q)``."""
+        return self.gram_of(np.ones((*self.y.shape, 1, 1)))
+
+    @cached_property
+    def rank(self) -> Index:
+        """Rank ``(B,)`` of each design."""
+        return np.asarray((self._gram_spectrum[0] > RANK_TOLERANCE).sum(axis=1))
+
+    @cached_property
+    def _gram_spectrum(self) -> tuple[Array, Array, Array]:
+        scaled, scale = unit_diagonal(self.gram)
+        return (*np.linalg.eigh(scaled), scale)
+
+    def information(self, theta: Array) -> Array:
+        """Least information about any direction, ``(B,)``: smallest eigenvalue of ``n H`` relative to the Gram matrix.
+
+        One row whose curvature is 1 contributes 1 on average. For full-rank designs of n rows.
+        """
+        values, vectors, scale = self._gram_spectrum
+        root = vectors / np.sqrt(np.maximum(values, RANK_TOLERANCE))[:, None, :] / scale[:, :, None]
+        k, q = self.loss.n_outputs, self.X.shape[2]
+        hessian = self.hessians(theta).reshape(-1, k, q, k, q)
+        relative = np.einsum("bqi,bkqlr,brj->bkilj", root, hessian, root, optimize=True).reshape(-1, k * q, k * q)
+        return np.asarray(self.n_rows * np.linalg.eigvalsh(relative)[:, 0])
+
+    # --- as `SiteTerms` ---
+
     def values(self, theta: Array) -> Array:
-        """``M_u(theta_u)``, shape ``(V,)``."""
+        rows = self.loss.value_at(self.predictors(theta), self.y)
+        return np.asarray(self.average(rows) + 0.5 * (theta**2) @ self.ridge)
 
-    @abstractmethod
     def gradients(self, theta: Array) -> Array:
-        """Shape ``(V, p)``."""
+        return self.mean_of(self.loss.slope_at(self.predictors(theta), self.y)) + theta * self.ridge
 
-    @abstractmethod
     def hessians(self, theta: Array) -> Array:
-        """Shape ``(V, p, p)``."""
-
-    def hessian_blocks(self, theta: Array, columns: Mask) -> Array:
-        """The rows and columns ``columns (p,)`` of the Hessians, where all of them would cost more."""
-        return self.hessians(theta)[:, columns][:, :, columns]
+        return self._with_ridge(self.gram_of(self.loss.curvature_at(self.predictors(theta), self.y)))
 
     def cautious_hessians(self, theta: Array) -> Array:
-        """Matrices ``(V, p, p)`` of quadratic models at ``theta`` that can be trusted farther away than Hessians."""
-        return self.hessians(theta)
+        return self._with_ridge(self.gram_of(self.loss.cautious_at(self.predictors(theta), self.y)))
+
+    def _with_ridge(self, matrices: Array) -> Array:
+        diagonal = np.arange(self.n_params)
+        matrices[:, diagonal, diagonal] += self.ridge
+        return matrices
+
+    def hessian_blocks(self, theta: Array, columns: Mask) -> Array:
+        # each output has the same features
+        chosen = columns.reshape(self.loss.n_outputs, -1)
+        features = np.flatnonzero(chosen.any(axis=0))
+        inside = chosen[:, features].reshape(-1)
+        curvature = self.loss.curvature_at(self.predictors(theta), self.y)
+        if self.weight is not None:
+            curvature = curvature * self.weight[:, :, None, None]
+        gram = weighted_gram(self.X[:, :, features], curvature)
+        return gram[:, inside][:, :, inside] + np.diag(self.ridge[columns])
 
     def caution(self) -> tuple[Array, Array]:
-        """Shares ``(V,)`` of the cautious Hessians that Newton's method begins with, and that it should always keep."""
-        return np.zeros(self.n_sites), np.zeros(self.n_sites)
+        strict, bounded = self.loss.strictly_convex, bool(np.isfinite(self.loss.curvature_bound))
+        start, least = 0.0 if strict and bounded else 1.0, 0.0 if strict else LEAST_CAUTION
+        return np.full(self.n_sites, start), np.full(self.n_sites, least)
 
     def lower_bounds(self) -> Array:
-        """Numbers ``(V,)`` that ``M_u`` never falls below, minus infinity where none is known."""
-        return np.full(self.n_sites, -np.inf)
-
-    @abstractmethod
-    def young_gaps(self, theta: Array, s: Array, radius: float = np.inf) -> Array:
-        """Upper bounds ``(V,)`` on ``M_u(theta_u) + <s_u, theta_u> - min_v (M_u(v) + <s_u, v>)``.
-
-        The minimum is over v in the ball of that ``radius``. Without one, a site is infinite when its minimum is not
-        finite (a residual outside the range of a singular design), or when no bound was found.
-        """
-
-    @abstractmethod
-    def take(self, sites: Index) -> SiteTerms:
-        """The terms of some sites, in that order."""
-
-
-def _times(matrices: Array, v: Array) -> Array:
-    """``A_u v_u`` of matrices ``(V, p, p)``, or of multiples of the identity ``(V,)``, and ``v (V, p)``."""
-    return matrices[:, None] * v if matrices.ndim == 1 else np.asarray(np.matmul(matrices, v[:, :, None])[:, :, 0])
-
-
-class QuadraticTerms(SiteTerms):
-    """``M_u(theta) = theta' A_u theta / 2 - b_u' theta + c_u``: Gram statistics, no rows.
-
-    ``A (V, p, p)``, or ``(V,)`` when every ``A_u`` is a multiple of the identity; ``b (V, p)``; ``c (V,)``; ``factors``
-    of sites whose matrix is so close to singular that ``A`` and ``b`` do not tell their minimiser.
-    """
-
-    def __init__(self, A: Array, b: Array, c: Array, *, factors: RowFactors | None = None) -> None:
-        self.A, self.b, self.c, self.factors = A, b, c, factors
-        #: What solvers worked out from the matrices and may use again.
-        self.shared: dict[str, Array] = {}
-        self.isotropic = A.ndim == 1
-        self.n_sites, self.n_params = b.shape
-
-    def apply(self, theta: Array) -> Array:
-        """``A_u theta_u``, shape ``(V, p)``."""
-        return _times(self.A, theta)
-
-    def values(self, theta: Array) -> Array:
-        out = ((0.5 * self.apply(theta) - self.b) * theta).sum(axis=1) + self.c
-        if self.factors is not None:
-            out[self.factors.sites] = self.factors.values(theta[self.factors.sites])
-        return np.asarray(out)
-
-    def gradients(self, theta: Array) -> Array:
-        return self.apply(theta) - self.b
-
-    def hessians(self, theta: Array) -> Array:
-        if self.isotropic:
-            return self.A[:, None, None] * np.eye(self.n_params)
-        return self.A
-
-    @cached_property
-    def mean_curvature(self) -> Array:
-        """Mean diagonal of the matrices, ``(p,)``."""
-        if self.isotropic:
-            return np.full(self.n_params, self.A.mean())
-        return np.asarray(np.einsum("vii->i", self.A) / self.n_sites)
-
-    @cached_property
-    def typical_size(self) -> float:
-        """How large the parameters are that sites would have on their own, roughly."""
-        curvature = max(float(self.mean_curvature.mean()), np.finfo(float).tiny)
-        return float(np.abs(self.b).max(initial=0.0)) / curvature
-
-    def resolvent(self, weight: Array) -> Callable[[Array], Array]:
-        """The map ``v -> (A_u + diag(weight_u))^{-1} v_u`` for positive ``weight (V, p)``."""
-        if self.isotropic:
-            scale = 1.0 / (self.A[:, None] + weight)
-            return lambda v: v * scale
-        shifted, diagonal = self.A.copy(), np.arange(self.n_params)
-        shifted[:, diagonal, diagonal] += weight
-        inverse = np.asarray(np.linalg.inv(shifted), dtype=np.float64)
-        return lambda v: _times(inverse, v)
-
-    @cached_property
-    def _inverse(self) -> tuple[Array, Mask]:
-        if self.isotropic:
-            inverse = np.divide(1.0, self.A, out=np.zeros_like(self.A), where=self.A > 0)
-            return inverse, np.asarray(self.A <= 0)
-        return generalized_inverse(self.A)
-
-    @property
-    def inverses(self) -> Array:
-        """Inverses of the matrices ``(V, p, p)``, generalised where they are singular; ``(V,)`` if isotropic."""
-        return self._inverse[0]
-
-    @property
-    def singular(self) -> Mask:
-        """Sites whose matrix counts as singular, ``(V,)``."""
-        return self._inverse[1]
-
-    @cached_property
-    def unseen(self) -> Array:
-        """Projections of the M `singular` sites onto what lies outside the range of their matrices, ``(M, p, p)``."""
-        one, bad = np.eye(self.n_params), self.singular
-        if self.isotropic:
-            return np.tile(one, (int(bad.sum()), 1, 1))
-        return np.asarray(one - np.matmul(self.A[bad], self.inverses[bad]))
-
-    def minimizers(self) -> Array:
-        """Each site's own minimiser (the shortest one in standardised units where it is not unique), ``(V, p)``."""
-        own = _times(self.inverses, self.b)
-        if self.factors is not None:
-            own[self.factors.sites] = self.factors.minimizers()
-        return own
-
-    def lower_bounds(self) -> Array:
-        return self.values(self.minimizers())
+        # a function is never below minus its conjugate at 0
+        return -self.average(self.loss.conjugate_at(np.zeros((*self.y.shape, self.loss.n_outputs)), self.y))
 
     def young_gaps(self, theta: Array, s: Array, radius: float = np.inf) -> Array:
-        residual = self.gradients(theta) + s
-        step = _times(self.inverses, residual)
-        gaps = np.asarray(0.5 * np.einsum("vp,vp->v", residual, step))
-        bad = self.singular
-        if bad.any():
-            left = residual[bad] - self.apply(step)[bad]
-            gaps[bad] += ball_gap(left, theta[bad], radius)
-        if self.factors is not None:
-            # where nothing pulls at a site, its gap is what its rows tell
-            free = ~s[self.factors.sites].any(axis=1)
-            gaps[self.factors.sites[free]] = self.factors.excess(theta[self.factors.sites])[free]
-        return gaps
-
-    def take(self, sites: Index) -> QuadraticTerms:
-        factors = None if self.factors is None else self.factors.take(new_places(sites, self.n_sites))
-        return QuadraticTerms(self.A[sites], self.b[sites], self.c[sites], factors=factors)
-
-
-@dataclass(frozen=True, eq=False)
-class RowFactors:
-    """``M_u(theta) = |R_u (scale_u theta) - z_u|^2 / 2 + rest_u``: least squares on nearly collinear rows of M sites.
-
-    A Gram matrix squares the condition number: of features whose singular values span more than 1e5, it hardly tells
-    which directions it still sees. A triangular factor of the rows has the same size and keeps what the rows know.
-    """
-
-    sites: Index  # ascending positions among the terms
-    R: Array  # (M, p, p), of features scaled to mean square 1
-    z: Array  # (M, p)
-    rest: Array  # (M,)
-    scale: Array  # (M, p)
-
-    @classmethod
-    def from_rows(cls, sites: Index, X: Array, y: Array, ridge: Array) -> RowFactors:
-        """Factors of rows ``X (M, n, p)`` with responses ``y (M, n)``, and a ridge ``(p,)``."""
-        m, n, p = X.shape
-        # the ridge is p further rows, whose response is 0
-        further = np.broadcast_to(np.diag(np.sqrt(ridge)), (m, p, p))
-        X = np.concatenate([X / np.sqrt(n), further], axis=1)
-        y = np.concatenate([y / np.sqrt(n), np.zeros((m, p))], axis=1)
-        scale = np.sqrt((X**2).sum(axis=1))
-        scale[scale == 0] = 1.0
-        Q, R = np.linalg.qr(X / scale[:, None, :])
-        z = np.matmul(y[:, None, :], Q)[:, 0, :]
-        return cls(sites, R, z, 0.5 * ((y - _times(Q, z)) ** 2).sum(axis=1), scale)
-
-    @classmethod
-    def joined(cls, parts: Sequence[RowFactors]) -> RowFactors | None:
-        """The factors of all parts, by site; None when there are none."""
-        if not parts:
-            return None
-        columns = [(one.sites, one.R, one.z, one.rest, one.scale) for one in parts]
-        sites, *others = (np.concatenate(column) for column in zip(*columns, strict=True))
-        order = np.argsort(sites)
-        return cls(sites[order], *(other[order] for other in others))
-
-    def values(self, theta: Array) -> Array:
-        """``M_u(theta_u)`` for ``theta (M, p)``."""
-        return np.asarray(0.5 * (self._misfit(theta) ** 2).sum(axis=1) + self.rest)
-
-    def excess(self, theta: Array) -> Array:
-        """``M_u(theta_u) - min M_u``, shape ``(M,)``."""
-        U, values, _ = self._svd
-        seen = np.matmul(self._misfit(theta)[:, None, :], U)[:, 0, :] * (values > 0)
-        return np.asarray(0.5 * (seen**2).sum(axis=1))
-
-    def minimizers(self) -> Array:
-        """Minimisers ``(M, p)``, the shortest ones in scaled units where they are not unique."""
-        U, values, Vt = self._svd
-        roots = np.divide(1.0, values, out=np.zeros_like(values), where=values > 0)
-        theta = np.zeros_like(self.z)
-        for _ in range(2):  # the second time refines the first
-            seen = np.matmul(self._misfit(theta)[:, None, :], U)[:, 0, :] * roots
-            theta = theta - np.matmul(seen[:, None, :], Vt)[:, 0, :] / self.scale
-        return theta
-
-    def take(self, place: Index) -> RowFactors | None:
-        """The factors of sites whose new ``place`` is not negative; None when there are none."""
-        chosen = np.flatnonzero(place[self.sites] >= 0)
-        parts = (part[chosen] for part in (self.R, self.z, self.rest, self.scale))
-        return RowFactors.joined([RowFactors(place[self.sites[chosen]], *parts)] if chosen.size else [])
-
-    def _misfit(self, theta: Array) -> Array:
-        return _times(self.R, theta * self.scale) - self.z
-
-    @cached_property
-    def _svd(self) -> tuple[Array, Array, Array]:
-        U, values, Vt = np.linalg.svd(self.R)
-        return U, np.where(values > SINGULAR_TOLERANCE * values[:, :1], values, 0.0), Vt
-
-
-def ball_gap(left: Array, theta: Array, radius: float) -> Array:
-    """Bound ``<left, theta> + radius * |left|`` on what an unbalanced direction may cost, 0 where nothing is left."""
-    size = np.sqrt(np.einsum("vp,vp->v", left, left))
-    if not np.isfinite(radius):
-        return np.where(size > 0, np.inf, 0.0)
-    return np.asarray(np.einsum("vp,vp->v", left, theta) + radius * size)
-
-
-def new_places(sites: Index, n_sites: int) -> Index:
-    """Where each of ``n_sites`` is in ``sites``, -1 for those that are not."""
-    place = np.full(n_sites, -1)
-    place[sites] = np.arange(sites.size)
-    return place
+        # With a dual point a per row and t for the ridge, M*(X'a/n + t) <= mean m*(a) + t' ridge^-1 t / 2. The slopes
+        # at theta and t = ridge theta make that tight but miss -s by the residual. Moving them by -W X u and -ridge u,
+        # where (X'WX/n + ridge) u = residual, balances it; the Fenchel-Young sum at the moved point is the gap.
+        loss, y, eta = self.loss, self.y, self.predictors(theta)
+        slope, weights = loss.slope_at(eta, y), loss.repair_at(eta, y)
+        residual = self.mean_of(slope) + theta * self.ridge + s
+        u, left = solve_and_rest(self._with_ridge(self.gram_of(weights)), residual)
+        shift = np.matmul(self.X, np.swapaxes(u.reshape(self.n_sites, loss.n_outputs, -1), 1, 2))
+        a = slope - np.matmul(weights, shift[..., None])[..., 0]
+        rows = loss.value_at(eta, y) + loss.conjugate_at(a, y) - (a * eta).sum(axis=-1)
+        moved = np.maximum(self.average(rows), 0.0) + 0.5 * (u**2) @ self.ridge + ball_gap(left, theta, radius)
+        # the slopes may leave the conjugate's domain: then move only the ridge's part, and charge the rest to the ball
+        held = self.ridge > 0
+        resting = 0.5 * (residual[:, held] ** 2) @ (1.0 / self.ridge[held])
+        resting = resting + ball_gap(np.where(held, 0.0, residual), theta, radius)
+        return np.asarray(np.minimum(moved, resting))
 
 
 class LossTerms(SiteTerms):
@@ -337,6 +241,9 @@ class MixedTerms(SiteTerms):
 
     def hessians(self, theta: Array) -> Array:
         return self._gather((self.n_params,) * 2, lambda u, terms: terms.hessians(theta[u]))
+
+    def hessian_blocks(self, theta: Array, columns: Mask) -> Array:
+        return self._gather((int(columns.sum()),) * 2, lambda u, terms: terms.hessian_blocks(theta[u], columns))
 
     def cautious_hessians(self, theta: Array) -> Array:
         return self._gather((self.n_params,) * 2, lambda u, terms: terms.cautious_hessians(theta[u]))
@@ -412,3 +319,44 @@ def summed_terms(terms: SiteTerms, labels: Index) -> SiteTerms:
     groups = int(labels.max()) + 1
     A, b, c = (sum_groups(values, labels, groups) for values in (terms.A, terms.b, terms.c))
     return QuadraticTerms(A, b, c)
+
+
+def build_terms(federation: Federation, losses: Sequence[Loss], ridge: Array, alone: Mask | None = None) -> SiteTerms:
+    """The terms of V sites with one loss each, and ``sum_c ridge_c theta_c^2 / 2`` of ``ridge (p,)`` on each of them.
+
+    ``alone (V,)`` are sites that nothing ties to others, so that their own minimiser has to be exact; by default all.
+    """
+    parts: list[tuple[Index, SiteTerms]] = []
+    for sites, loss in by_loss(losses):
+        if loss.quadratic:
+            parts.append((sites, _quadratic_terms(federation, sites, loss, ridge, alone)))
+        elif loss.rowwise is not None:
+            batches = row_batches(federation, sites, PADDED)
+            parts += [(some, RowTerms(loss.rowwise, rows, weight, ridge)) for some, rows, weight in batches]
+        else:
+            parts.append((sites, LossTerms(loss, [federation[federation.sites[u]] for u in sites], ridge)))
+    return parts[0][1] if len(parts) == 1 else MixedTerms(parts)
+
+
+def _quadratic_terms(
+    federation: Federation, members: Index, loss: Loss, ridge: Array, alone: Mask | None
+) -> QuadraticTerms:
+    """The terms of a quadratic loss at the sites ``members``."""
+    p, place, factors = ridge.size, new_places(members, federation.n_sites), []
+    A, b, c = np.empty(0), np.empty((members.size, p)), np.empty(members.size)
+    for some, rows, weight in row_batches(federation, members):
+        sites = place[some]
+        matrices, b[sites], c[sites] = loss.quadratic_terms(*rows.arrays, weight)
+        if matrices.ndim == 1 and (ridge == ridge[0]).all():
+            matrices = matrices + ridge[0]
+        else:
+            matrices = (matrices[:, None, None] * np.eye(p) if matrices.ndim == 1 else matrices) + np.diag(ridge)
+            poor = np.arange(sites.size) if alone is None else np.flatnonzero(alone[some])
+            poor = poor[~surely_regular(unit_diagonal(matrices[poor])[0])] if poor.size else poor
+            own = None if weight is None else weight[poor]
+            pair = loss.least_squares_rows(*rows.take(poor).arrays, own) if poor.size else None
+            if pair is not None:
+                factors.append(RowFactors.from_rows(sites[poor], *pair, ridge))
+        A = A if A.size else np.empty((members.size, *matrices.shape[1:]))
+        A[sites] = matrices
+    return QuadraticTerms(A, b, c, factors=RowFactors.joined(factors))

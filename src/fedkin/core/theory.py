@@ -21,17 +21,18 @@ from scipy import sparse
 from scipy.sparse.linalg import splu
 from scipy.special import chdtri
 
-from fedkin._base import Array, Index, Mask, check_choice
+from fedkin._base import Array, Index, Mask, check_choice, check_positive, check_whole
 from fedkin.core.newton import sum_groups
 from fedkin.core.penalties import L1, Penalty, make_penalty
-from fedkin.core.quadratics import RowData
-from fedkin.core.rows import LossLike
-from fedkin.core.terms import SiteTerms
+from fedkin.core.problem import Problem, Solution
+from fedkin.core.quadratics import SiteTerms
+from fedkin.core.sitedata import LossLike, RowData
 from fedkin.data import Federation
 from fedkin.errors import ParameterError
 from fedkin.graph import Graph
 
 __all__ = [
+    "ConvergenceConstants",
     "MinimumSignal",
     "Sizes",
     "compatibility_lower_bound",
@@ -41,6 +42,7 @@ __all__ = [
     "minimum_signal_check",
     "objective_lam",
     "rho",
+    "score_bound",
     "theorem1_bound",
     "theorem1_lambda",
     "theorem2_bound",
@@ -243,7 +245,9 @@ def theorem2_bound(
     Notes
     -----
     As printed, for phi = l1, with ``u = sigma^2 p / (n |V|)``:
-    ``2 kappa^2 {C_rho u K log(1/xi) + 4 C_lambda / (kappa_0 gamma_G^2) u |S| log(|E|/xi)}``.
+    ``2 kappa^2 {C_rho u K log(1/xi) + 4 C_lambda / (kappa_0 gamma_G^2) u |S| log(|E|/xi)}``. Its proof starts from
+    Theorem 1, whose own proof has ``kappa_0^2`` (`theorem1_bound`); here kappa_0 stands as printed. For the squared
+    form give ``kappa_0**2``.
 
     Examples
     --------
@@ -392,6 +396,172 @@ def minimum_signal_check(
         middle = np.linalg.pinv(first + second, hermitian=True) @ (second @ d)
         signal[start : start + step] = (d * (first @ middle)).sum(axis=(1, 2)) / dispersion
     return MinimumSignal(false, signal, 4.0 * float(chdtri(terms.n_params, level / max(graph.n_edges, 1))))
+
+
+@dataclass(frozen=True)
+class ConvergenceConstants:
+    """The constants of Theorem 4 and Corollary 1: how far the average of T rounds is from the minimiser.
+
+    Notes
+    -----
+    On the algorithm's scale, ``|V|`` times the objective: the penalty level is ``lam |V|``. Algorithm 1 starts at 0.
+
+    The theorem prints ``2 kappa^2 C_psi log(T) / T``, for T from `valid_from` on. Its proof is about the proximal step
+    (``step=kappa`` in `fedkin.fed_admm`; the paper notes the equivalence) and, with the constants collected anew, gives
+    ``(2 kappa / (|V| T)) {|V| kappa C_psi (1 + log T) / 2 + |E| (a^2 / rho + rho r_0^2 + 4 r_0 a)}`` for every T, where
+    ``a`` is `dual_radius`: the proof takes duals of norm up to kappa_alpha, and then writes kappa_alpha for its square;
+    strong convexity with ``1 / kappa`` gives a factor ``2 kappa`` where the proof has kappa; and iterates that begin at
+    0 are within r_0 of the minimiser.
+    """
+
+    n_sites: int  # |V|
+    n_edges: int  # |E|
+    kappa: float  # Hessians have eigenvalues in [1 / kappa, kappa]
+    c_psi: float  # C_psi, from `score_bound`
+    kappa_alpha: float  # largest squared norm of an optimal dual, and at least lam |V| sup phi(a) / ||a||
+    dual_radius: float  # lam |V| max w_e sup phi(a) / ||a||, which no dual exceeds
+    radius: float  # r_0, of the ball of parameters
+    rho: float  # of the augmented Lagrangian
+
+    @classmethod
+    def from_problem(
+        cls, problem: Problem, radius: float, rho: float, solution: Solution | None = None
+    ) -> ConvergenceConstants:
+        """Compute them for a problem whose parameters lie in a ball.
+
+        With the exact ``solution``, kappa_alpha is the theorem's; otherwise it is an upper bound. For losses that are
+        not quadratic, kappa is that of the Hessians at the solution (at 0 without one).
+
+        Examples
+        --------
+        >>> import fedkin
+        >>> fed = fedkin.Federation({"a": [[0.0]], "b": [[1.0]]})
+        >>> problem = fedkin.Problem(fed, fedkin.Graph.complete("ab"), loss="mean", lam=0.1)
+        >>> constants = ConvergenceConstants.from_problem(problem, radius=2.0, rho=1.0)
+        >>> constants.kappa, constants.c_psi, round(constants.dual_radius, 9)
+        (1.0, 9.0, 0.2)
+        """
+        federation, p = problem.rows_for("Theorem 4"), problem.n_params
+        directions = np.vstack([np.full(p, p**-0.5), np.eye(p)[0]])  # where l1 and the others are largest
+        penalty, weights = make_penalty(problem.penalty), problem.graph.weights
+        unit = problem.strength * float(penalty.value(directions).max())
+        duals = unit * float(weights.max(initial=0.0))
+        theta = np.zeros((problem.n_sites, p)) if solution is None else solution.theta
+        squared = duals**2
+        if solution is not None and solution.alpha is not None and len(solution.alpha) == problem.graph.n_edges:
+            squared = float((solution.alpha**2).sum(axis=1).max(initial=0.0))
+        return cls(
+            n_sites=problem.n_sites,
+            n_edges=problem.graph.n_edges,
+            kappa=kappa(federation, theta, problem.loss),
+            c_psi=score_bound(federation, radius, problem.loss),
+            kappa_alpha=max(squared, unit),
+            dual_radius=duals,
+            radius=radius,
+            rho=rho,
+        )
+
+    def bound(self, rounds: int, form: Literal["proved", "printed"] = "proved", *, availability: float = 1.0) -> float:
+        """Bound ``E ||average of T rounds - minimiser||_F^2 / |V|`` (Theorem 4).
+
+        ``availability`` is the least p_i of sites that come and go (Corollary 1). The printed form is infinite where
+        T is too small for it.
+
+        Examples
+        --------
+        >>> constants = ConvergenceConstants(10, 20, 2.0, 3.0, 0.01, 0.1, 1.0, 0.5)
+        >>> round(constants.bound(1000), 4), round(constants.bound(1000, availability=0.5), 4)
+        (0.1023, 0.1971)
+        """
+        check_choice("form", form, ("proved", "printed"))
+        check_whole("rounds", rounds, least=1)
+        if not 0 < availability <= 1:
+            raise ParameterError(f"availability is a probability above 0, got {availability!r}")
+        noise = self.kappa * self.c_psi / availability
+        if form == "printed":
+            enough = self.n_sites * noise * math.log(rounds) >= self._printed_edges
+            return 2 * self.kappa * noise * math.log(rounds) / rounds if enough else math.inf
+        a, r = self.dual_radius, self.radius
+        edges = self.n_edges * (a**2 / self.rho + self.rho * r**2 + 4 * r * a)
+        return 2 * self.kappa / rounds * (noise * (1 + math.log(rounds)) / 2 + edges / self.n_sites)
+
+    def valid_from(self, *, availability: float = 1.0) -> int:
+        """Return the first T that is "sufficiently large" for the printed bound.
+
+        Examples
+        --------
+        >>> ConvergenceConstants(10, 20, 2.0, 3.0, 0.01, 0.1, 1.0, 0.5).valid_from()
+        2
+        """
+        exponent = self._printed_edges / (self.n_sites * self.kappa * self.c_psi / availability)
+        if exponent > 700:
+            raise ParameterError(f"the printed bound holds from T = exp({exponent:.0f}) on; use form='proved'")
+        return max(2, math.ceil(math.exp(exponent)))
+
+    def rounds_for(
+        self, accuracy: float, form: Literal["proved", "printed"] = "proved", *, availability: float = 1.0
+    ) -> int:
+        """Return the smallest number of rounds from which on the bound is at most ``accuracy``.
+
+        Examples
+        --------
+        >>> constants = ConvergenceConstants(10, 20, 2.0, 3.0, 0.01, 0.1, 1.0, 0.5)
+        >>> rounds = constants.rounds_for(0.01)
+        >>> constants.bound(rounds) <= 0.01 < constants.bound(rounds - 1)
+        True
+        """
+        check_positive("accuracy", accuracy)
+        # log(T) / T falls from T = 3 on
+        low = 3 if form == "proved" else max(3, self.valid_from(availability=availability))
+        if self.bound(low, form, availability=availability) <= accuracy:
+            return low
+        high = 2 * low
+        while self.bound(high, form, availability=availability) > accuracy:
+            low, high = high, 2 * high
+        while high - low > 1:
+            middle = (low + high) // 2
+            if self.bound(middle, form, availability=availability) > accuracy:
+                low = middle
+            else:
+                high = middle
+        return high
+
+    @property
+    def _printed_edges(self) -> float:
+        """``|E| (8 kappa_alpha / rho + 2 r_0^2 rho + 4 r_0 kappa_alpha)``."""
+        alpha, r = self.kappa_alpha, self.radius
+        return self.n_edges * (8 * alpha / self.rho + 2 * r**2 * self.rho + 4 * r * alpha)
+
+
+def score_bound(federation: Federation, radius: float, loss: LossLike = "linear") -> float:
+    """Bound ``C_psi``: the largest mean of squared score norms of a site, over a ball of parameters (Theorem 4).
+
+    Each row has its own worst parameter here, so that the bound is at least the theorem's C_psi. For the mean loss, and
+    losses of one linear predictor.
+
+    Examples
+    --------
+    >>> import fedkin
+    >>> score_bound(fedkin.Federation({"a": ([[1.0]], [1.0])}), radius=2.0)
+    9.0
+    """
+    check_positive("radius", radius)
+    largest = 0.0
+    for site, one in zip(federation.sites, RowData(federation, loss).losses, strict=True):
+        rows = federation[site]
+        length = np.linalg.norm(rows.X, axis=1)
+        if one.location:
+            squared = (radius + length) ** 2
+        elif one.rowwise is None or one.n_outputs != 1:
+            raise ParameterError(f"C_psi is known for losses of one linear predictor, not for {one.name}")
+        else:
+            y = np.asarray(rows.y, dtype=np.float64)
+            shift = np.zeros_like(length) if rows.offset is None else rows.offset
+            # slopes of convex losses are monotone: the largest is at an end of what the ball allows
+            ends = [one.rowwise.slope_at((shift + side * radius * length)[:, None], y)[:, 0] for side in (-1, 1)]
+            squared = length**2 * np.maximum(*(end**2 for end in ends))
+        largest = max(largest, float(squared.mean()))
+    return largest
 
 
 def _at_truth(federation: Federation, theta_star: ArrayLike, loss: LossLike) -> tuple[SiteTerms, Array]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from fedkin.data.cells import (
     ColumnKind,
+    DecimalMark,
     Label,
     infer_column,
     infer_kind,
@@ -15,7 +16,7 @@ from fedkin.data.cells import (
     number_of,
     parsed_numbers,
 )
-from fedkin.data.checks import HasSites, block_folds, deal_folds, site_id, site_ids
+from fedkin.data.checks import HasSites, block_folds, deal_folds, refuse_dates, site_id, site_ids
 from fedkin.data.columns import (
     CSV_SUFFIXES,
     PARQUET_SUFFIXES,
@@ -27,6 +28,7 @@ from fedkin.data.columns import (
     read_cells,
     read_columns,
     row_places,
+    split_name,
     write_csv,
 )
 from fedkin.data.federation import INTERCEPT, Federation
@@ -34,13 +36,14 @@ from fedkin.data.findings import Finding, near_name, raise_findings
 from fedkin.data.infer import InferredTable, SchemaScan, complete_batches, infer_schema
 from fedkin.data.rows import Rows
 from fedkin.data.schema import Column, Schema
-from fedkin.data.tables import Roles, Table, TableInMemory, TableOptions, files_of, read_files
+from fedkin.data.tables import Roles, Table, TableInMemory, TableOptions, files_of, partitions, read_files
 
 __all__ = [
-    "CSV_SUFFIXES", "INTERCEPT", "PARQUET_SUFFIXES", "Column", "ColumnKind", "Columns", "Federation", "Finding",
-    "HasSites", "InferredTable", "Label", "Roles", "RowPlaces", "Rows", "Schema", "SchemaScan", "Table",
+    "CSV_SUFFIXES", "INTERCEPT", "PARQUET_SUFFIXES", "Column", "ColumnKind", "Columns", "DecimalMark", "Federation",
+    "Finding", "HasSites", "InferredTable", "Label", "Roles", "RowPlaces", "Rows", "Schema", "SchemaScan", "Table",
     "TableInMemory", "TableOptions", "as_column", "block_folds", "columns_of", "complete_batches", "deal_folds",
     "files_of", "infer_column", "infer_kind", "infer_schema", "is_missing", "is_missing_text", "level_codes",
-    "level_text", "looks_like_date", "near_name", "number_of", "open_parquet", "parsed_numbers", "raise_findings",
-    "read_cells", "read_columns", "read_files", "row_places", "site_id", "site_ids", "write_csv",
+    "level_text", "looks_like_date", "near_name", "number_of", "open_parquet", "parsed_numbers", "partitions",
+    "raise_findings", "read_cells", "read_columns", "read_files", "refuse_dates", "row_places", "site_id", "site_ids",
+    "split_name", "write_csv",
 ]  # fmt: skip

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections import Counter
-from collections.abc import Hashable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from datetime import date
 from decimal import Decimal
 from typing import Any, Literal, NamedTuple
@@ -15,16 +15,18 @@ import numpy as np
 from fedkin._base import AnyArray, Array, Index, Mask
 
 Label = str | bool | int
+#: What stands before the decimals of a number.
+DecimalMark = Literal[".", ","]
 
 LARGEST_EXACT_INTEGER = 2**53
 _MISSING = frozenset({"", "NA", "nan", "NaN", "NAN"})
-_NUMBER_CHARACTERS = frozenset("0123456789+-.eE")
-_INFINITIES = frozenset({"inf", "-inf", "+inf", "Inf", "-Inf", "Infinity", "-Infinity"})
-_NUMBER_TEXT = re.compile(r"[0-9+\-.eE\n]*")
-_SPECIAL_NUMBER = re.compile(r"^[+-]?(?:0[0-9]+|[0-9]{16,})$", re.MULTILINE)  # a leading zero, or maybe beyond 2**53
 _INTEGER = re.compile(r"[+-]?[0-9]+")
 LEADING_ZERO = re.compile(r"[+-]?0[0-9]+")
+_NUMBER = re.compile(
+    rf"(?!{LEADING_ZERO.pattern}\Z)[+-]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]+)?|[+-]?[iI]nf|[+-]?Infinity"
+)
 THOUSANDS = re.compile(r"[+-]?[1-9][0-9]{0,2}(?:,[0-9]{3})+(?:\.[0-9]*)?")
+_THOUSANDS_POINTS = re.compile(r"[+-]?[1-9][0-9]{0,2}(?:\.[0-9]{3})+(?:,[0-9]*)?")
 #: A number with a decimal comma, or with commas between thousands.
 COMMA_NUMBER = re.compile(rf"[+-]?[0-9]*,[0-9]+(?:[eE][+-]?[0-9]+)?|{THOUSANDS.pattern}")
 #: A number with a unit, or the sign of a currency: 5.2%, 53 y, $ 9,990.
@@ -84,59 +86,36 @@ def unwrapped(values: Any) -> Any:
 # --- columns of text ----------------------------------------------------------------------------------------------
 
 
-def infer_column(cells: Sequence[str]) -> AnyArray:
+def infer_column(cells: Sequence[str], decimal: DecimalMark = ".") -> AnyArray:
     """Return a column of text as numbers, truth values or text."""
-    quick = _quick_numbers(cells)
-    if quick is not None:
-        return quick
-    stripped = [cell.strip() for cell in cells]
-    distinct = set(stripped)
+    stripped = {cell: cell.strip() if decimal == "." else _with_point(cell.strip()) for cell in set(cells)}
+    distinct = set(stripped.values())
     values = distinct - _MISSING
+
+    def column(read: Callable[[str], object], dtype: type) -> AnyArray:
+        known = {cell: read(text) for cell, text in stripped.items()}
+        return np.fromiter(map(known.__getitem__, cells), dtype=dtype, count=len(cells))
+
     if values and distinct <= _TRUTH.keys():
-        return np.array([_TRUTH[cell] for cell in stripped], dtype=bool)
-    if all(_is_number(cell) for cell in values) and (values or distinct <= {""}):
-        if any(_too_large(cell) for cell in values) and all(_INTEGER.fullmatch(cell) for cell in values):
-            identifiers = (None if cell in _MISSING else int(cell) for cell in stripped)
-            return np.fromiter(identifiers, dtype=object, count=len(stripped))
-        numbers = {cell: math.nan if cell in _MISSING else float(cell) for cell in distinct}
-        return np.array([numbers[cell] for cell in stripped], dtype=np.float64)
-    return np.fromiter((cell if cell else None for cell in stripped), dtype=object, count=len(stripped))
+        return column(_TRUTH.__getitem__, bool)
+    if all(map(_NUMBER.fullmatch, values)) and (values or distinct <= {""}):
+        if all(map(_INTEGER.fullmatch, values)) and any(abs(int(cell)) > LARGEST_EXACT_INTEGER for cell in values):
+            return column(lambda text: None if text in _MISSING else int(text), object)
+        return column(lambda text: math.nan if text in _MISSING else float(text), np.float64)
+    return column(lambda text: text or None, object)
 
 
-def _quick_numbers(cells: Sequence[str]) -> Array | None:
-    """Return the column if all its cells are ordinary numbers or empty, checking all that differ at once."""
-    distinct = set(cells)
-    text = "\n".join(distinct)
-    if not _NUMBER_TEXT.fullmatch(text) or _SPECIAL_NUMBER.search(text):
-        return None
-    try:
-        numbers = {cell: float(cell) if cell else math.nan for cell in distinct}
-        return np.fromiter(map(numbers.__getitem__, cells), dtype=np.float64, count=len(cells))
-    except ValueError:
-        return None
-
-
-def _is_number(cell: str) -> bool:
-    if cell in _INFINITIES:
-        return True
-    # The characters first: float() would also take "1_000" and digits of other scripts.
-    if not _NUMBER_CHARACTERS.issuperset(cell) or LEADING_ZERO.fullmatch(cell):
-        return False
-    try:
-        float(cell)
-    except ValueError:
-        return False
-    return True
-
-
-def _too_large(cell: str) -> bool:
-    return len(cell) > 15 and _INTEGER.fullmatch(cell) is not None and abs(int(cell)) > LARGEST_EXACT_INTEGER
+def _with_point(text: str) -> str:
+    """Return a number that is written with a decimal comma, and maybe points between thousands, as Python writes it."""
+    plain = text.replace(".", "") if _THOUSANDS_POINTS.fullmatch(text) else text
+    changed = plain.replace(",", ".", 1)
+    return changed if _NUMBER.fullmatch(changed) else text
 
 
 def number_of(cell: str) -> float | None:
     """Return the number that a cell of text stands for, leading zeros allowed; None when it is not a number."""
     text = cell.strip()
-    return float(text) if _is_number(text) or LEADING_ZERO.fullmatch(text) else None
+    return float(text) if _NUMBER.fullmatch(text) or LEADING_ZERO.fullmatch(text) else None
 
 
 class Numbers(NamedTuple):
@@ -210,39 +189,28 @@ def level_text(label: object) -> str:
 def level_codes(column: AnyArray, levels: Sequence[Label]) -> Index:
     """Return the number of each cell's level; -1 where it is missing, -2 where it is none of the levels.
 
-    Where levels are 0 and 1, true and false stand for them, and the other way round.
+    Where levels are 0 and 1, true and false stand for them, and the other way round. Missing cells are of the level
+    "", where there is one.
     """
-    known = _Codes(levels)
+    known = {level_text(level): code for code, level in enumerate(levels)}
+    for one, other in (("0 1", "false true"), ("false true", "0 1")):
+        if known and known.keys() - {""} <= set(one.split()):
+            swapped = dict(zip(one.split(), other.split(), strict=True)) | {"": ""}
+            known = known | {swapped[text]: code for text, code in known.items()}
+            break
+
+    def code_of(cell: object) -> int:
+        text = level_text(cell)
+        gap = is_missing(cell) or is_missing_text(text)
+        return known.get("" if gap and "" in known else text, -1 if gap else -2)
+
     if column.dtype.kind in "fb":
         values, which = np.unique(column, return_inverse=True)
-        return np.array([known[type(value), value] for value in values.tolist()], dtype=np.int64)[which.reshape(-1)]
+        return np.array([code_of(value) for value in values.tolist()], dtype=np.int64)[which.reshape(-1)]
     # True, 1 and 1.0 would be one key without their types; lists cannot be keys
-    keys = (
-        cell if type(cell) is str else (type(cell), cell if isinstance(cell, Hashable) else str(cell))
-        for cell in column
-    )
-    return np.fromiter((known[key] for key in keys), dtype=np.int64, count=len(column))
-
-
-class _Codes(dict[Any, int]):
-    """The codes of cells, each worked out once."""
-
-    def __init__(self, levels: Sequence[Label]) -> None:
-        super().__init__()
-        self._numbers = {level_text(level): k for k, level in enumerate(levels)}
-        for one, other in (({"0", "1"}, {"0": "false", "1": "true"}), ({"false", "true"}, {"false": "0", "true": "1"})):
-            if set(self._numbers) == one:
-                self._numbers |= {other[text]: k for text, k in list(self._numbers.items())}
-                break
-
-    def __missing__(self, key: Any) -> int:
-        cell = key if type(key) is str else key[1]
-        text = level_text(cell)
-        code = self._numbers.get(text, -2)
-        if code == -2 and (is_missing(cell) or is_missing_text(text)):
-            code = -1
-        self[key] = code
-        return code
+    keys = [(type(cell), cell if isinstance(cell, Hashable) else str(cell)) for cell in column.tolist()]
+    codes = {key: code_of(key[1]) for key in set(keys)}
+    return np.fromiter(map(codes.__getitem__, keys), dtype=np.int64, count=len(keys))
 
 
 # --- kinds of columns ------------------------------------------------------------------------------------------------

@@ -2,22 +2,26 @@
 
 from __future__ import annotations
 
+import datetime
 import hashlib
 import re
 from collections.abc import Hashable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from fedkin._base import AnyArray, Array, Index, Mask, count, listed
+from fedkin._base import AnyArray, Array, Index, count, listed, repeated
 from fedkin.data.cells import is_missing, unwrapped
 from fedkin.data.columns import as_column
+from fedkin.data.findings import DATES, RowName
 from fedkin.data.rows import Rows
-from fedkin.errors import DataError, ParameterError
+from fedkin.errors import DataError
 
+#: Rows from which on copies of all of them are no chance, and the share of copies that is worth a note.
+_MANY_ROWS, _MANY_COPIES = 10, 0.01
+_TEMPORAL = (datetime.date, datetime.time, datetime.timedelta, np.datetime64, np.timedelta64)
 _DAY = re.compile(r"\d{4}-\d{2}-\d{2}")
 _TARGETS = {"f": "numbers", "b": "truth values", "O": "labels"}
 
@@ -72,12 +76,10 @@ def site_ids(values: Iterable[object]) -> list[Hashable]:
 
 
 def distinct_ids(values: Iterable[object]) -> tuple[Hashable, ...]:
+    """Return site ids, each of which must be named once."""
     ids = tuple(site_ids(values))
-    seen: set[Hashable] = set()
-    for site in ids:
-        if site in seen:
-            raise DataError(f"site {site!r} is given twice: every site must be named once")
-        seen.add(site)
+    if twice := repeated(ids):
+        raise DataError(f"site {twice[0]!r} is given twice: every site must be named once")
     return ids
 
 
@@ -101,87 +103,76 @@ def grouped(site: Any) -> tuple[tuple[Hashable, ...], Index]:
 # --- arrays ---------------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class RowNames:
-    """Name a stacked row in a message."""
+def checked_rows(X: Any, y: Any, offset: Any, weight: Any, names: Sequence[str], at: RowName, where: str = "") -> Rows:
+    """Return finite arrays of the right types and lengths.
 
-    sites: tuple[Hashable, ...]
-    codes: npt.NDArray[np.integer]
-    counts: Index | None = None  # given when rows are counted within sites
-
-    def __call__(self, row: int) -> str:
-        u = int(self.codes[row])
-        if self.counts is None:
-            return f"row {row} (site {self.sites[u]!r})"
-        return f"site {self.sites[u]!r}, row {row - int(self.counts[:u].sum())}"
-
-
-def site_rows(site: Hashable, value: Any) -> Rows:
-    """Return the rows that a user gives for one site."""
-    where = f"site {site!r}: "
-    if isinstance(value, Rows):
-        return checked_rows(*value.arrays, value.weight, where)
-    value = value if isinstance(value, tuple) else (value,)
-    if not 1 <= len(value) <= 3:
-        raise DataError(f"{where}expected X, (X, y) or (X, y, offset), got a tuple of {len(value)}")
-    X, y, offset = (*value, None, None)[:3]
-    return checked_rows(X, y, offset, None, where)
-
-
-def checked_rows(X: Any, y: Any, offset: Any, weight: Any, where: str = "") -> Rows:
-    """Return arrays of the right types and lengths; ``where`` says whose they are."""
+    ``names`` are those of features, ``at`` names a row, ``where`` says whose rows they are.
+    """
     matrix = _matrix(X, where)
     n = len(matrix)
-    target = None if y is None else _target(y, n, where)
-    offset = None if offset is None else _numbers(offset, n, "offset", where)
-    if weight is not None:
-        weight = _numbers(weight, n, "weight", where)
-        for row in np.flatnonzero(~(np.isfinite(weight) & (weight > 0)))[:1]:
-            raise DataError(f"{where}row {row} has the weight {weight[row]:g}: weights are more than 0, drop the row")
-    return Rows(matrix, target, offset, weight)
-
-
-def stacked_rows(sites: tuple[Hashable, ...], parts: Sequence[Rows]) -> Rows:
-    """Stack the rows of all sites, which must have the same columns, and target, offset and weight all or none."""
-    first = parts[0]
-    for site, part in zip(sites, parts, strict=True):
-        if part.n_samples == 0:
-            raise DataError(f"site {site!r} has no rows: leave it out or give it data")
-        if part.X.shape[1] != first.X.shape[1]:
-            raise DataError(
-                f"site {site!r} has {count(part.X.shape[1], 'feature')}, but site {sites[0]!r} has "
-                f"{first.X.shape[1]}: all sites need the same features"
-            )
-    for name in ("y", "offset", "weight"):
-        absent = [site for site, part in zip(sites, parts, strict=True) if getattr(part, name) is None]
-        if absent and len(absent) < len(sites):
-            raise DataError(f"{listed(absent)} came without {name}, other sites with one: give it to all or to none")
-    kinds = [_TARGETS[part.y.dtype.kind] for part in parts if part.y is not None]
-    for site, kind in zip(sites, kinds, strict=False):
-        if kind != kinds[0]:
-            raise DataError(
-                f"y of site {site!r} is made of {kind}, but that of site {sites[0]!r} of {kinds[0]}: "
-                "use one type for all sites"
-            )
-    return Rows.stack(parts)
-
-
-def check_values(rows: Rows, names: tuple[str, ...], row_name: RowNames) -> None:
-    """Raise for the first value that is missing or not finite."""
-    if not np.isfinite(rows.X).all():
-        row, column = (int(k) for k in np.argwhere(~np.isfinite(rows.X))[0])
+    rows = Rows(
+        matrix,
+        None if y is None else _target(y, n, where),
+        None if offset is None else _numbers(offset, n, "offset", where),
+        None if weight is None else _numbers(weight, n, "weight", where),
+    )
+    if rows.weight is not None:
+        for row in np.flatnonzero(~(np.isfinite(rows.weight) & (rows.weight > 0)))[:1]:
+            value = rows.weight[row]
+            raise DataError(f"{where}row {row} has the weight {value:g}: weights are more than 0, drop the row")
+    wrong = ~np.isfinite(matrix)
+    for row, column in np.argwhere(wrong)[:1].tolist():
+        name = names[column] if column < len(names) else f"x{column}"
         raise DataError(
-            f"{row_name(row)}, feature {names[column]!r} is {rows.X[row, column]}: fill or drop such values "
-            f"({int((~np.isfinite(rows.X)).any(axis=1).sum())} of {rows.n_samples} rows have one)"
+            f"{at(row)}, feature {name!r} is {matrix[row, column]}: fill or drop such values "
+            f"({int(wrong.any(axis=1).sum())} of {n} rows have one)"
         )
     for name, values in (("target", rows.y), ("offset", rows.offset)):
         if values is None:
             continue
         bad = np.array([cell is None for cell in values]) if values.dtype.kind == "O" else ~np.isfinite(values)
         for row in np.flatnonzero(bad)[:1].tolist():
+            raise DataError(f"{at(row)}: the {name} is {values[row]}; fill or drop such rows ({bad.sum()} of {n})")
+    return rows
+
+
+def site_rows(site: Hashable, value: Any, names: Sequence[str]) -> Rows:
+    """Return the rows that a user gives for one site."""
+    where = f"site {site!r}: "
+    if isinstance(value, Rows):
+        value = (*value.arrays, value.weight)
+    elif not isinstance(value, tuple):
+        value = (value,)
+    elif not 1 <= len(value) <= 3:
+        raise DataError(f"{where}expected X, (X, y) or (X, y, offset), got a tuple of {len(value)}")
+    X, y, offset, weight = (*value, None, None, None)[:4]
+    rows = checked_rows(X, y, offset, weight, names, lambda row: f"site {site!r}, row {row}", where)
+    if rows.n_samples == 0:
+        raise DataError(f"site {site!r} has no rows: leave it out or give it data")
+    return rows
+
+
+def stacked_rows(sites: tuple[Hashable, ...], parts: Sequence[Rows]) -> Rows:
+    """Stack the rows of all sites, which must have the same columns, and target, offset and weight all or none."""
+    q, targets = parts[0].X.shape[1], [part.y for part in parts if part.y is not None]
+    for site, part in zip(sites, parts, strict=True):
+        if part.X.shape[1] != q:
             raise DataError(
-                f"{row_name(row)}: the {name} is {values[row]}; fill or drop such rows ({bad.sum()} of {len(values)})"
+                f"site {site!r} has {count(part.X.shape[1], 'feature')}, but site {sites[0]!r} has {q}: "
+                "all sites need the same features"
             )
+    for name in ("y", "offset", "weight"):
+        absent = [site for site, part in zip(sites, parts, strict=True) if getattr(part, name) is None]
+        if absent and len(absent) < len(sites):
+            raise DataError(f"{listed(absent)} came without {name}, other sites with one: give it to all or to none")
+    for site, y in zip(sites, targets, strict=False):
+        kind, first = _TARGETS[y.dtype.kind], _TARGETS[targets[0].dtype.kind]
+        if kind != first:
+            raise DataError(
+                f"y of site {site!r} is made of {kind}, but that of site {sites[0]!r} of {first}: "
+                "use one type for all sites"
+            )
+    return Rows.stack(parts)
 
 
 def checked_feature_names(names: Sequence[str] | None, q: int) -> tuple[str, ...]:
@@ -190,9 +181,39 @@ def checked_feature_names(names: Sequence[str] | None, q: int) -> tuple[str, ...
     given = tuple(str(name) for name in names)
     if len(given) != q:
         raise DataError(f"{len(given)} feature names for {count(q, 'feature')}")
-    if len(set(given)) < q:
-        raise DataError(f"feature name {next(name for name in given if given.count(name) > 1)!r} is given twice")
+    if twice := repeated(given):
+        raise DataError(f"feature name {twice[0]!r} is given twice")
     return given
+
+
+def note_of_copies(rows: Rows, codes: Index, time: Array | None, at: RowName) -> str:
+    """Return a note about rows that occur again where chance does not explain it; "" otherwise.
+
+    Copies are expected where all columns have few values. They are odd where a column has about as many values as there
+    are different rows, and where all rows occur equally often.
+    """
+    y = rows.y
+    if y is not None and y.dtype.kind == "O":
+        y = np.unique(y.astype(str), return_inverse=True)[1]
+    hashes = np.zeros(len(codes), dtype=np.uint64)
+    for column in (*rows.X.T, *(part for part in (codes, y, rows.offset, rows.weight, time) if part is not None)):
+        values = column.astype(np.float64)
+        values = np.where(np.isnan(values), np.inf, values) + 0.0  # one bit pattern for each number
+        hashes = (hashes ^ values.view(np.uint64)) * np.uint64(0x9E3779B97F4A7C15)
+        hashes ^= hashes >> np.uint64(29)
+    _, first, which, counts = np.unique(hashes, return_index=True, return_inverse=True, return_counts=True)
+    n, different = len(codes), len(counts)
+    again = n - different
+    every = different >= _MANY_ROWS and counts.min() == counts.max() > 1
+    if not every:
+        if again < max(2.0, _MANY_COPIES * n):
+            return ""
+        most = max((np.unique(column).size for column in rows.X.T), default=0)
+        if most < max(_MANY_ROWS, 0.5 * different):
+            return ""
+    row = int(np.flatnonzero(first[which.reshape(-1)] != np.arange(n))[0])
+    what = f"every row occurs {counts[0]} times" if every else f"{again} of {n} rows are copies of others"
+    return f"{what}, the first copy in {at(row)}: remove them unless they are different samples"
 
 
 def times_of(time: Any, n: int) -> Array:
@@ -231,7 +252,23 @@ def row_numbers(rows: npt.ArrayLike, n: int) -> Index:
     return chosen.astype(np.int64)
 
 
+def refuse_dates(X: Any, where: str = "") -> None:
+    """Raise `DataError` for the first column of dates in a data frame or an array."""
+    dates: list[object] = []
+    if hasattr(X, "columns") and not isinstance(X, Mapping):
+        import narwhals.stable.v2 as nw  # slow to load for those who have no frames
+
+        table = nw.from_native(X, pass_through=True)
+        schema = table.collect_schema() if isinstance(table, nw.DataFrame | nw.LazyFrame) else {}
+        dates = [name for name, kind in schema.items() if kind.is_temporal()]
+    elif isinstance(X, np.ndarray) and X.ndim == 2 and X.dtype.kind in "mMO":
+        dates = [k for k, cell in enumerate(X[0] if len(X) else ()) if isinstance(cell, _TEMPORAL)]
+    for name in dates[:1]:
+        raise DataError(f"{where}column {name!r} of X: {DATES}")
+
+
 def _matrix(X: Any, where: str) -> Array:
+    refuse_dates(X, where)
     if hasattr(X, "toarray"):
         raise DataError(f"{where}X is a sparse matrix, expected a dense array: X.toarray()")
     try:
@@ -294,33 +331,13 @@ def _numbers(values: Any, n: int, name: str, where: str) -> Array:
 # --- cuts -----------------------------------------------------------------------------------------------------------
 
 
-def held_out_rows(
-    sites: Sequence[Hashable], sizes: Index, test_size: float, seed: int, *, ordered: bool = False
-) -> Mask:
-    """Return which stacked rows are held out: ``round(test_size * n)`` of n, but never all; the last if ordered."""
-    if not 0 < test_size < 1:
-        raise ParameterError(f"test_size must be between 0 and 1, got {test_size!r}")
-    each = zip(sites, sizes.tolist(), strict=True)
-    ranks = [np.arange(n)[::-1] if ordered else _shuffled_ranks(site, n, seed, "split") for site, n in each]
-    held_out = np.where(sizes >= 2, np.clip(np.rint(test_size * sizes), 1, np.maximum(sizes - 1, 1)), 0)
-    return np.asarray(np.concatenate(ranks) < np.repeat(held_out, sizes))
-
-
-def fold_numbers(sites: Sequence[Hashable], sizes: Index, k: int, seed: int, *, ordered: bool = False) -> Index:
-    """Return the fold 0..k-1 of each stacked row, cut within sites."""
-    if not 2 <= k <= sizes.sum():
-        raise ParameterError(f"the number of folds must be from 2 to the {sizes.sum()} rows, got {k!r}")
-    each = zip(sites, sizes.tolist(), strict=True)
-    return np.concatenate([block_folds(n, k) if ordered else deal_folds(site, n, k, seed) for site, n in each])
-
-
 def deal_folds(site: Hashable, n: int, k: int, seed: int) -> Index:
     """Deal a site's n rows to k folds ``(n,)`` by its id and the seed alone, whatever the other sites are.
 
     Shuffled rows are dealt like cards, from a fold on that also depends on seed and site.
     """
     first = _stable_hash(f"first fold, seed {seed}", site) % k
-    return np.asarray((first + _shuffled_ranks(site, n, seed, "folds")) % k, dtype=np.int64)
+    return np.asarray((first + shuffled_ranks(site, n, seed, "folds")) % k, dtype=np.int64)
 
 
 def block_folds(n: int, k: int) -> Index:
@@ -334,6 +351,6 @@ def _stable_hash(purpose: str, site: Hashable) -> int:
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little")
 
 
-def _shuffled_ranks(site: Hashable, n: int, seed: int, purpose: str) -> Index:
+def shuffled_ranks(site: Hashable, n: int, seed: int, purpose: str) -> Index:
     """Return the place of each of a site's n rows in a shuffle that depends on seed, purpose and site only."""
     return np.random.default_rng([seed, _stable_hash(purpose, site)]).permutation(n).astype(np.int64)

@@ -11,21 +11,22 @@ where the array is
 from __future__ import annotations
 
 import csv
+import gzip
 import io
 import itertools
 import math
 import os
 import warnings
-from collections import Counter
+import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO, get_args
 
 import numpy as np
 
-from fedkin._base import AnyArray, count, in_file, listed, replacing
-from fedkin.data.cells import LARGEST_EXACT_INTEGER, infer_column, is_missing, unwrapped
+from fedkin._base import AnyArray, check_choice, count, in_file, listed, repeated, replacing
+from fedkin.data.cells import LARGEST_EXACT_INTEGER, DecimalMark, infer_column, is_missing, unwrapped
 from fedkin.errors import DataError, TableWarning, missing_dependency
 
 Columns = dict[str, AnyArray]
@@ -127,10 +128,17 @@ def _column_of_series(series: Any) -> AnyArray:
 # --- columns from files ---------------------------------------------------------------------------------------
 
 
-def read_columns(path: str | os.PathLike[str]) -> Columns:
-    """Read the columns of a CSV or Parquet file, by its suffix."""
+def split_name(path: Path) -> tuple[str, str]:
+    """Return the name of a table's file without its suffix, and the suffix that tells the format: .csv of .csv.gz."""
+    inner = Path(path.name[:-3]) if path.suffix.lower() == ".gz" else path
+    return inner.stem, inner.suffix.lower()
+
+
+def read_columns(path: str | os.PathLike[str], decimal: DecimalMark = ".") -> Columns:
+    """Read the columns of a CSV file, which may be compressed (.csv.gz), or of a Parquet file, by its suffix."""
+    check_choice("decimal", decimal, get_args(DecimalMark))
     path = Path(path)
-    suffix = path.suffix.lower()
+    suffix = split_name(path)[1]
     if suffix in PARQUET_SUFFIXES:
         table = _whole_parquet(path, open_parquet(path).read)
         with in_file(path, DataError):
@@ -138,13 +146,13 @@ def read_columns(path: str | os.PathLike[str]) -> Columns:
     if suffix not in CSV_SUFFIXES:
         raise DataError(
             f"{path}: cannot tell the format from the suffix {path.suffix!r}, "
-            f"expected one of {', '.join(CSV_SUFFIXES + PARQUET_SUFFIXES)}"
+            f"expected one of {', '.join(CSV_SUFFIXES + PARQUET_SUFFIXES)}, .csv.gz"
         )
-    quick = _read_large_csv(path) if path.is_file() and path.stat().st_size >= _LARGE else None
+    quick = _read_large_csv(path, decimal) if path.is_file() and path.stat().st_size >= _LARGE else None
     if quick is not None:
         return quick
-    header, columns = read_cells(path)
-    return {name: infer_column(cells) for name, cells in zip(header, columns, strict=True)}
+    header, columns = read_cells(path, decimal)
+    return {name: infer_column(cells, decimal) for name, cells in zip(header, columns, strict=True)}
 
 
 def open_parquet(path: Path) -> Any:
@@ -168,7 +176,7 @@ def _whole_parquet(path: Path, read: Callable[[], Any]) -> Any:
         raise DataError(f"{path} is not a whole Parquet file ({error}); write or copy it again") from None
 
 
-def read_cells(path: str | os.PathLike[str]) -> tuple[list[str], list[list[str]]]:
+def read_cells(path: str | os.PathLike[str], decimal: DecimalMark = ".") -> tuple[list[str], list[list[str]]]:
     """Read header and columns of a CSV file as text, without any inference."""
     path = Path(path)
     text = _decoded(path)
@@ -176,11 +184,11 @@ def read_cells(path: str | os.PathLike[str]) -> tuple[list[str], list[list[str]]
     header: list[str] | None = None
     line = 0
     try:
-        for line, row in _csv_rows(text):
+        for line, row in _csv_rows(text, decimal):
             if header is None:
                 header = [name.strip() for name in row]
             elif len(row) != len(header):
-                commas = len(row) > len(header) and _delimiter(text) == ","
+                commas = len(row) > len(header) and _delimiter(text, decimal) == ","
                 points = ", or write decimal points, not commas, and none between thousands" if commas else ""
                 raise DataError(
                     f"{path}, line {line}: {count(len(row), 'cell')}, but the header has {len(header)}; "
@@ -198,29 +206,31 @@ def read_cells(path: str | os.PathLike[str]) -> tuple[list[str], list[list[str]]
 
 
 def _check_header(path: Path, header: Sequence[str]) -> None:
-    twice = [name for name, times in Counter(header).items() if times > 1]
-    if twice:
+    if twice := repeated(header):
         raise DataError(f"{path}, line 1: several columns are called {listed(twice, 10)}; rename or remove all but one")
 
 
-def _csv_rows(text: str) -> Iterator[tuple[int, list[str]]]:
+def _csv_rows(text: str, decimal: DecimalMark = ".") -> Iterator[tuple[int, list[str]]]:
     """Yield the rows of a CSV file, the header first, each with the line on which it ends; no blank lines."""
-    reader = csv.reader(io.StringIO(text, newline=""), delimiter=_delimiter(text), strict=True)
+    reader = csv.reader(io.StringIO(text, newline=""), delimiter=_delimiter(text, decimal), strict=True)
     for row in reader:
         if row:
             yield reader.line_num, row
 
 
-def _delimiter(text: str) -> str:
-    """Return the first of comma, semicolon, tab and bar that is in the header."""
+def _delimiter(text: str, decimal: DecimalMark) -> str:
+    """Return the first of comma, semicolon, tab and bar that is in the header; the comma last where it is decimal."""
     first_line = text.lstrip("\r\n").partition("\n")[0]
-    return next((mark for mark in ",;\t|" if mark in first_line), ",")
+    return next((mark for mark in (",;\t|" if decimal == "." else ";\t|,") if mark in first_line), ",")
 
 
 def _decoded(path: Path) -> str:
     """Read the text of a file, without a byte order mark."""
     try:
-        content = path.read_bytes()
+        with _opened(path) as file:
+            content = file.read()
+    except (gzip.BadGzipFile, EOFError, zlib.error) as error:
+        raise DataError(f"{path} is not a whole gzip file ({error}); write or copy it again") from None
     except FileNotFoundError:
         raise DataError(f"there is no file {path}: check the path") from None
     except IsADirectoryError:
@@ -234,7 +244,11 @@ def _decoded(path: Path) -> str:
         ) from None
 
 
-def _read_large_csv(path: Path) -> Columns | None:
+def _opened(path: Path) -> BinaryIO:
+    return gzip.open(path) if path.suffix.lower() == ".gz" else path.open("rb")  # type: ignore[return-value]
+
+
+def _read_large_csv(path: Path, decimal: DecimalMark = ".") -> Columns | None:
     """Read a CSV file by pyarrow, many times faster; None where the standard library must, or says what is wrong."""
     try:
         import pyarrow
@@ -248,9 +262,9 @@ def _read_large_csv(path: Path) -> Columns | None:
                 stacklevel=2,
             )
         return None
-    with path.open("rb") as file:
+    with _opened(path) as file:
         head = file.read(100_000).removeprefix(b"\xef\xbb\xbf").decode("utf-8", errors="replace")
-    delimiter = _delimiter(head)
+    delimiter = _delimiter(head, decimal)
     header = next(csv.reader([head.lstrip("\r\n").partition("\n")[0]], delimiter=delimiter))
     names = [name.strip() for name in header]
     _check_header(path, names)
@@ -265,21 +279,21 @@ def _read_large_csv(path: Path) -> Columns | None:
         return None
     if table.column_names != header:  # a line break within the header, or something else that is rare
         return None
-    return {name: _column_of_text(table.column(k)) for k, name in enumerate(names)}
+    return {name: _column_of_text(table.column(k), decimal) for k, name in enumerate(names)}
 
 
-def _column_of_text(cells: Any) -> AnyArray:
+def _column_of_text(cells: Any, decimal: DecimalMark) -> AnyArray:
     """Return one column from pyarrow's text, as `infer_column` would."""
     import pyarrow
     import pyarrow.compute as pc
 
-    if pc.all(pc.match_substring_regex(cells, _ORDINARY)).as_py():
+    if decimal == "." and pc.all(pc.match_substring_regex(cells, _ORDINARY)).as_py():
         empty = pc.equal(cells, "")
         known = pc.if_else(empty, None, cells) if pc.any(empty).as_py() else cells
         numbers: AnyArray = pc.cast(known, pyarrow.float64()).to_numpy()
         return numbers.astype(np.float64)
     encoded = cells.combine_chunks().dictionary_encode()  # inference needs distinct cells only
-    distinct = infer_column(encoded.dictionary.to_pylist())
+    distinct = infer_column(encoded.dictionary.to_pylist(), decimal)
     return np.asarray(distinct[encoded.indices.to_numpy()])
 
 
@@ -299,7 +313,7 @@ class RowPlaces:
         within = row - int(ends[k] - self.counts[k])
         file = self.files[k]
         name = f"{file.name}, " if len(self.files) > 1 else ""
-        if file.suffix.lower() in PARQUET_SUFFIXES:
+        if split_name(file)[1] in PARQUET_SUFFIXES:
             return f"{name}row {within + 1}"
         return f"{name}line {_line_of(file, within)}"
 

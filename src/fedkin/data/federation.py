@@ -7,35 +7,35 @@ import warnings
 from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any, Unpack
+from typing import Any, ClassVar, Literal, Unpack
 
 import numpy as np
 import numpy.typing as npt
 
 from fedkin._base import AnyArray, Array, Index, count, frozen, html_card, in_file, listed, some_of
-from fedkin.data.cells import is_missing, parsed_numbers
+from fedkin.data.cells import DecimalMark, is_missing, parsed_numbers
 from fedkin.data.checks import (
     HasSites,
-    RowNames,
-    check_values,
+    block_folds,
     checked_feature_names,
     checked_rows,
+    deal_folds,
     distinct_ids,
-    fold_numbers,
     grouped,
-    held_out_rows,
+    note_of_copies,
     row_numbers,
+    shuffled_ranks,
     site_rows,
     stacked_rows,
     times_of,
 )
 from fedkin.data.columns import Columns, columns_of
-from fedkin.data.findings import Finding, RowName, frame_row, missing_column
+from fedkin.data.findings import Finding, RowName, frame_row, missing_column, sheet_row
 from fedkin.data.infer import SchemaScan
 from fedkin.data.rows import Rows
 from fedkin.data.schema import Schema, as_columns
 from fedkin.data.tables import Roles, TableInMemory, TableOptions, read_table
-from fedkin.errors import DataError, TableWarning, UnknownSiteError
+from fedkin.errors import DataError, ParameterError, TableWarning, UnknownSiteError
 
 INTERCEPT = "(intercept)"
 
@@ -96,6 +96,8 @@ class Federation(HasSites):
     schema: Schema | None
     notes: tuple[str, ...]
     ordered: bool
+    has_rows: ClassVar[Literal[True]] = True
+    in_memory: ClassVar[Literal[True]] = True
 
     def __init__(self, data: Mapping[Any, Any], feature_names: Sequence[str] | None = None) -> None:
         if not isinstance(data, Mapping):
@@ -106,16 +108,16 @@ class Federation(HasSites):
         if not data:
             raise DataError("a federation needs at least one site, got an empty mapping")
         sites = distinct_ids(data)
-        parts = [site_rows(site, value) for site, value in zip(sites, data.values(), strict=True)]
+        given = () if feature_names is None else tuple(feature_names)
+        parts = [site_rows(site, value, given) for site, value in zip(sites, data.values(), strict=True)]
         rows = stacked_rows(sites, parts)
         counts = np.array([part.n_samples for part in parts], dtype=np.int64)
         names = checked_feature_names(feature_names, rows.X.shape[1])
-        check_values(rows, names, RowNames(sites, np.repeat(np.arange(len(sites)), counts), counts))
         self._set(sites, counts, rows, np.arange(len(rows.X)), feature_names=names)
 
     def _set(
         self, sites: tuple[Hashable, ...], counts: Index, rows: Rows, row_order: npt.NDArray[np.integer], **more: Any
-    ) -> None:
+    ) -> Federation:
         """Set parts that have been checked already; ``more`` are other attributes."""
         parts = {
             "target_name": None, "schema": None, "notes": (), "ordered": False, **more,
@@ -126,15 +128,24 @@ class Federation(HasSites):
         }
         for name, part in parts.items():
             object.__setattr__(self, name, part)
+        return self
+
+    @classmethod
+    def _stacked(
+        cls, sites: tuple[Hashable, ...], codes: Index, rows: Rows, time: Array | None, numbers: Index, **more: Any
+    ) -> Federation:
+        """Make a federation of checked rows with the number of each one's site, and of each row in the table."""
+        order = np.argsort(codes, kind="stable") if time is None else np.lexsort((time, codes))
+        counts = np.bincount(codes, minlength=len(sites))
+        more["ordered"] = time is not None
+        return object.__new__(cls)._set(sites, counts, rows.take(order), numbers[order], **more)
 
     def _like(
         self, sites: tuple[Hashable, ...], counts: Index, rows: Rows, row_order: Index, **more: Any
     ) -> Federation:
         """Make another federation with what this one knows about its columns."""
         known = {name: getattr(self, name) for name in ("feature_names", "target_name", "schema", "notes", "ordered")}
-        made = object.__new__(Federation)
-        made._set(sites, counts, rows, row_order, **{**known, **more})
-        return made
+        return object.__new__(Federation)._set(sites, counts, rows, row_order, **{**known, **more})
 
     # --- other ways to make one -------------------------------------------------------------------------------
 
@@ -176,28 +187,17 @@ class Federation(HasSites):
         >>> fed.sites, fed.X[:, 0], fed.row_order
         (('b', 'a'), array([1., 3., 2.]), array([0, 2, 1]))
         """
-        rows = checked_rows(X, y, offset, weight)
+        sites, codes = grouped(site)
+        at = lambda row: f"row {row} (site {sites[codes[row]]!r})" if row < len(codes) else f"row {row}"  # noqa: E731
+        rows = checked_rows(X, y, offset, weight, () if feature_names is None else tuple(feature_names), at)
         n, q = rows.X.shape
         names = checked_feature_names(feature_names, q)
-        sites, codes = grouped(site)
         if len(codes) != n:
             raise DataError(f"X has {count(n, 'row')}, but site= has {len(codes)}: give every row its site")
         if not sites:
             raise DataError("there are no rows, at least one row is needed")
-        check_values(rows, names, RowNames(sites, codes))
         moments = None if time is None else times_of(time, n)
-        return cls._stacked(sites, codes, rows, moments, feature_names=names, target_name=target_name)
-
-    @classmethod
-    def _stacked(
-        cls, sites: tuple[Hashable, ...], codes: Index, rows: Rows, time: Array | None, **more: Any
-    ) -> Federation:
-        """Make a federation of checked rows with the number of each one's site."""
-        order = np.argsort(codes, kind="stable") if time is None else np.lexsort((time, codes))
-        made = object.__new__(cls)
-        counts = np.bincount(codes, minlength=len(sites))
-        made._set(sites, counts, rows.take(order), order, ordered=time is not None, **more)
-        return made
+        return cls._stacked(sites, codes, rows, moments, np.arange(n), feature_names=names, target_name=target_name)
 
     @classmethod
     def from_frame(
@@ -246,20 +246,19 @@ class Federation(HasSites):
         scan = SchemaScan(TableInMemory(columns), roles, at)
         ((table, rows),) = scan.rows()
         inferred = scan.result()
-        for text in inferred.notes:
-            warnings.warn(text, TableWarning, stacklevel=3)
         schema = inferred.schema
         sites, codes = grouped(table[roles.site])
         y = None if roles.target is None else _target(table[roles.target], schema)
         given = [None if one is None else parsed_numbers(table[one]).values for one in (roles.offset, roles.weight)]
         stacked = Rows(schema.encoded(table), y, *given)
         time = None if roles.time is None else times_of(table[roles.time], len(rows))
-        notes = (*inferred.notes, inferred.filled) if inferred.filled else inferred.notes
+        copies = note_of_copies(stacked, codes, time, lambda row: at(int(rows[row])))
+        told = (*inferred.notes, copies) if copies else inferred.notes
+        for text in told:
+            warnings.warn(text, TableWarning, stacklevel=3)
+        notes = (*told, inferred.filled) if inferred.filled else told
         more = {"feature_names": schema.names, "target_name": roles.target, "schema": schema, "notes": notes}
-        made = cls._stacked(sites, codes, stacked, time, **more)
-        if len(rows) == inferred.n_rows:
-            return made
-        return made._like(made.sites, made.n_samples, made.rows, rows[made.row_order])
+        return cls._stacked(sites, codes, stacked, time, rows, **more)
 
     @classmethod
     def read(
@@ -268,6 +267,7 @@ class Federation(HasSites):
         *,
         site: str | None = None,
         target: str | None = None,
+        decimal: DecimalMark = ".",
         **others: Unpack[TableOptions],
     ) -> Federation:
         """Read a federation from one CSV or Parquet file, from several, or from a directory with one file per site.
@@ -276,11 +276,14 @@ class Federation(HasSites):
         ----------
         path : path
             A file with a column of site ids, a pattern such as ``rows/*.parquet``, or a directory of files with the
-            same columns.
+            same columns. CSV files may be compressed (``.csv.gz``); folders such as ``clinic=north`` are columns.
         site : str, optional
-            Column of site ids. For several files the default is the name of the file without its suffix.
+            Column of site ids. For several files the default is the folder's column, or the name of the file without
+            its suffix.
         target : str, optional
             Column of the target, as in `from_frame`.
+        decimal : "." | ","
+            What stands before the decimals of numbers in CSV files.
 
         Other Parameters
         ----------------
@@ -297,7 +300,7 @@ class Federation(HasSites):
         ('north', 'south')
         """
         roles = Roles(site or "", target, **others)
-        columns, found, places = read_table(path, roles)
+        columns, found, places = read_table(path, roles, decimal)
         with in_file(path, DataError):
             return cls._from_columns(columns, replace(roles, site=found), places)
 
@@ -316,8 +319,9 @@ class Federation(HasSites):
         findings = []
         if site not in table:
             findings.append(missing_column(site, list(table), [one.name for one in schema.columns]))
-        elif gaps := tuple(row for row, cell in enumerate(table[site]) if is_missing(cell)):
-            findings.append(Finding(site, "no_site", rows=gaps))
+        elif gaps := [row for row, cell in enumerate(table[site]) if is_missing(cell)]:
+            where = f"is empty in {count(len(gaps), 'row')}, first in {sheet_row(gaps[0])}"
+            findings.append(Finding(site, f"{where}, so they belong to no site", "no_site"))
         table = schema.complete(table, findings)
         y: AnyArray | None = schema.target_of(table)
         if schema.classes is not None and y is not None:
@@ -421,12 +425,6 @@ class Federation(HasSites):
             Rows of a site keep the order of `rows`.
         allow_empty : bool
             Whether a site may be left without rows.
-
-        Examples
-        --------
-        >>> fed = Federation.from_arrays([[1.0], [2.0], [3.0]], None, ["a", "a", "b"])
-        >>> fed.take([True, False, True]).X[:, 0]
-        array([1., 3.])
         """
         chosen = row_numbers(rows, len(self.X))
         codes = self.site_index[chosen]
@@ -438,36 +436,20 @@ class Federation(HasSites):
                 f"no rows would be left for {listed(empty)}: keep at least one row of each site, "
                 "or say allow_empty=True"
             )
-        return self._with_rows(self.sites, counts, chosen)
+        return self._like(self.sites, counts, self.rows.take(chosen), self.row_order[chosen])
 
     def subset(self, sites: Iterable[Hashable]) -> Federation:
-        """Restrict the federation to some sites, in the order given.
-
-        Examples
-        --------
-        >>> fed = Federation.from_arrays([[1.0], [2.0], [3.0]], None, ["a", "b", "c"])
-        >>> fed.subset(["c", "a"]).sites
-        ('c', 'a')
-        """
+        """Restrict the federation to some sites, in the order given."""
         chosen = list(sites)
         positions = [self._position(site) for site in chosen]
         if not positions:
             raise DataError("a federation needs at least one site, got none")
         kept = distinct_ids(self.sites[u] for u in positions)
         rows = np.concatenate([np.arange(self.starts[u], self.starts[u + 1]) for u in positions])
-        return self._with_rows(kept, self.n_samples[positions], rows)
-
-    def _with_rows(self, sites: tuple[Hashable, ...], counts: Index, rows: Index) -> Federation:
-        return self._like(sites, counts, self.rows.take(rows), self.row_order[rows])
+        return self._like(kept, self.n_samples[positions], self.rows.take(rows), self.row_order[rows])
 
     def replaced(self, *, feature_names: tuple[str, ...] | None = None, **arrays: AnyArray | None) -> Federation:
-        """Replace arrays (``X``, ``y``, ...) of the same rows.
-
-        Examples
-        --------
-        >>> Federation({"a": [[3.0]]}).replaced(X=np.array([[4.0]])).X
-        array([[4.]])
-        """
+        """Replace arrays (``X``, ``y``, ...) of the same rows."""
         names = self.feature_names if feature_names is None else feature_names
         rows = replace(self.rows, **arrays)  # type: ignore[arg-type]
         return self._like(self.sites, self.n_samples, rows, self.row_order, feature_names=names)
@@ -495,7 +477,12 @@ class Federation(HasSites):
         >>> train.n_samples, test.n_samples
         (array([3, 2]), array([3, 2]))
         """
-        is_test = held_out_rows(self.sites, self.n_samples, test_size, seed, ordered=self.ordered)
+        if not 0 < test_size < 1:
+            raise ParameterError(f"test_size must be between 0 and 1, got {test_size!r}")
+        sizes, each = self.n_samples, zip(self.sites, self.n_samples.tolist(), strict=True)
+        ranks = [np.arange(n)[::-1] if self.ordered else shuffled_ranks(site, n, seed, "split") for site, n in each]
+        held_out = np.where(sizes >= 2, np.clip(np.rint(test_size * sizes), 1, np.maximum(sizes - 1, 1)), 0)
+        is_test = np.concatenate(ranks) < np.repeat(held_out, sizes)
         return self.take(~is_test, allow_empty=True), self.take(is_test, allow_empty=True)
 
     def folds(self, k: int = 5, seed: int = 0) -> Index:
@@ -522,16 +509,13 @@ class Federation(HasSites):
         >>> sorted(fed.folds(2)[:4].tolist())
         [0, 0, 1, 1]
         """
-        return fold_numbers(self.sites, self.n_samples, k, seed, ordered=self.ordered)
+        if not 2 <= k <= len(self.X):
+            raise ParameterError(f"the number of folds must be from 2 to the {len(self.X)} rows, got {k!r}")
+        each = zip(self.sites, self.n_samples.tolist(), strict=True)
+        return np.concatenate([block_folds(n, k) if self.ordered else deal_folds(site, n, k, seed) for site, n in each])
 
     def with_intercept(self) -> Federation:
-        """Add a leading column of ones, named ``(intercept)``.
-
-        Examples
-        --------
-        >>> Federation({"a": [[3.0]]}).with_intercept().X
-        array([[1., 3.]])
-        """
+        """Add a leading column of ones, named ``(intercept)``."""
         if INTERCEPT in self.feature_names:
             raise DataError(f"there is a feature called {INTERCEPT!r} already")
         X = np.column_stack([np.ones(len(self.X)), self.X])

@@ -7,42 +7,42 @@ of a column depends on the counts of its cells alone (`infer_kind`), and all tha
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Hashable, Iterable, Iterator, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import get_args
 
 import numpy as np
 
-from fedkin._base import AnyArray, Array, Index, Mask, check_choice, count, listed
+from fedkin._base import AnyArray, Array, Index, Mask, check_choice, count, listed, some_of
 from fedkin.data.cells import (
-    COMMA_NUMBER,
-    NUMBERS_PER_WORD,
     ColumnKind,
     Label,
     count_cells,
     is_row_number,
     kind_of_counts,
+    level_text,
     looks_like_name,
     parsed_numbers,
     target_kind,
     too_many_levels,
 )
 from fedkin.data.columns import Columns
-from fedkin.data.findings import Finding, RowName, frame_row, raise_findings
+from fedkin.data.findings import DATES, Finding, Hints, RowName, frame_row, raise_findings
 from fedkin.data.schema import FILLING, Column, Missing, Schema
 from fedkin.data.tables import Roles, Table
 from fedkin.errors import DataError, argument
 
 #: Fewer rows than this say nothing about columns that are alike by chance.
-_ENOUGH_ROWS = 5
+_ENOUGH_ROWS = 10
+#: Encoded columns up to which all are compared with each other; beyond it, numbers only.
+_MOST_COMPARED = 500
+#: Standardised weight from which on a column is named among those that another one follows from.
+_SHARE_NAMED = 1e-6
 #: A column is a combination of others when no more than this share of its variance is its own.
 _OWN_SHARE = 1e-13
 #: Different cells of a column from which on no more are counted: its kind is known.
 _MOST_COUNTED = 100_000
-_DATES = (
-    "these are dates: turn them into numbers, such as days since a start; or, if the column puts rows in order, name "
-    "it with {} (written like 2021-03-04)"
-)
+_DATES = DATES + "; or, if the column puts rows in order, name it with {} (written like 2021-03-04)"
 
 
 @dataclass(frozen=True, eq=False)
@@ -94,13 +94,7 @@ class SchemaScan:
         self._n_rows = self._n_kept = self._n_lost = self._incomplete = 0
         self._gaps: dict[str, tuple[int, int]] = {}  # how many, and the first row
         self._filled: Counter[str] = Counter()
-        features, free = self.schema.features, roles.features is None
-        wanted = free and roles.target is not None
-        self._numbers = [column.name for column in features if column.kind == "number" and wanted]
-        self._low, self._high = np.full(len(self._numbers), np.inf), np.full(len(self._numbers), -np.inf)
-        self._centre: Array | None = None
-        self._sums, self._squares = np.zeros(len(self._numbers)), np.zeros((len(self._numbers),) * 2)
-        self._copies = {column.name for column in features if free}
+        self._start_comparing()
 
     # --- kinds and levels
 
@@ -127,7 +121,7 @@ class SchemaScan:
     def _without_index(self, names: list[str]) -> list[str]:
         index = [name for name in names if is_row_number(name, self._head[name])]
         if index and len(index) < len(names):
-            self._leave_out(index, "counts the rows (an index that was saved along)", "count the rows")
+            self._leave_out(index, "an index that counts the rows")
             names = [name for name in names if name not in index]
         if "" in names:
             text = f"a column has no name: give it one, or say which columns to use with {argument('features')}"
@@ -143,7 +137,8 @@ class SchemaScan:
     def _count_text(self, chosen: Sequence[str]) -> tuple[dict[str, Counter[Hashable]], int]:
         """Count the cells of columns that are not plain numbers, and rows, in a pass over these columns alone."""
         target = [] if self._roles.target is None else [self._roles.target]
-        text = [name for name in (*chosen, *target) if self._is_text(name)]
+        text = [name for name in chosen if self._is_text(name) or self._is_constant(name)]
+        text += [name for name in target if self._is_text(name)]
         counted: dict[str, Counter[Hashable]] = {name: Counter() for name in text}
         n = 0
         for batch in self._table.batches(text) if text else ():
@@ -158,10 +153,13 @@ class SchemaScan:
         numbers = cells.dtype.kind == "b" or (cells.dtype.kind == "f" and (not cells.size or not np.isnan(cells).all()))
         return not numbers or name in self._roles.categories
 
-    def _leave_out(self, names: Sequence[str], one: str, several: str = "") -> None:
+    def _is_constant(self, name: str) -> bool:
+        cells = self._head[name]
+        return cells.dtype.kind == "f" and np.unique(cells[~np.isnan(cells)]).size == 1
+
+    def _leave_out(self, names: Sequence[str], why: str) -> None:
         if names:
-            text = f"column {names[0]!r} {one}" if len(names) == 1 else f"columns {listed(names, 10)} {several}"
-            self._notes.append(f"{text}: left out")
+            self._notes.append(f"left out {listed(names, 10)}: {why}")
 
     def _note_case(self, names: Iterable[str], text: str) -> None:
         """Remark on the first two names that are the same but for capital letters."""
@@ -172,23 +170,25 @@ class SchemaScan:
                 return
 
     def _refuse(self, name: str, text: str) -> None:
-        self._findings.append(Finding.from_text(name, text))
+        self._findings.append(Finding(name, text))
 
     def _feature(self, name: str, counted: Counter[Hashable] | None, n: int) -> Column | None:
         given, forced = self._roles.features is not None, name in self._roles.categories
         found = ColumnKind("number") if counted is None else kind_of_counts(counted, forced)
         levels = found.levels
+        if counted is not None and len(counted) == 1 and counted.total() < n and found.kind != "date":
+            return self._lone_level(name, level_text(next(iter(counted))))
         if found.kind == "number" or n == 0:
             return Column(name)
         if found.kind == "empty" and given:
             self._refuse(name, f"is empty in every row: leave it out of {argument('features')}")
         elif found.kind == "empty":
-            self._leave_out([name], "is empty in every row")
+            self._leave_out([name], "empty in every row")
         elif found.kind == "date":
             self._refuse(name, _DATES.format(argument("time")))
         elif len(levels) == 1:
             if not given or n > 1:
-                self._leave_out([name], f"is {levels[0]!r} in every row")
+                self._leave_out([name], f"{levels[0]!r} in every row")
         elif too_many_levels(len(levels), n) and not forced:
             how = f"of {argument('features')}" if given else f"with {argument('drop')}"
             self._refuse(
@@ -200,6 +200,14 @@ class SchemaScan:
             self._note_case(levels, f"column {name!r} has {{}} as different levels")
             return Column(name, "category", levels=levels)
         return None
+
+    def _lone_level(self, name: str, level: str) -> Column | None:
+        """Return a column that is empty or has one value, as 0 and 1; None where rows with gaps are left out."""
+        if self._roles.missing == "drop":
+            self._leave_out([name], f"{level!r} wherever it is not empty")
+            return None
+        self._notes.append(f"{name!r} is {level!r} or empty: empty cells are a level of their own")
+        return Column(name, "category", levels=("", level))
 
     def _target(self, name: str, counted: Counter[Hashable] | None, n: int) -> Column | None:
         if counted is None:
@@ -246,20 +254,19 @@ class SchemaScan:
 
     def _check(self, batch: Columns, at: RowName) -> None:
         """Find cells that are not what their column needs."""
-        drop = argument("missing", "drop")
-        fill = f"{drop} or {argument('missing', 'mean')}"
+        refused = self._roles.missing == "refuse"
+        drop = argument("missing", "drop") if refused else ""
+        fill = f"{drop} or {argument('missing', 'mean')}" if refused else ""
+        names = f"; if these are names, say so with {argument('categories')}"
+        checked = {c.name: Hints(empty=fill, names=names) for c in self.schema.features if c.kind == "number"}
         target = self.schema.target
-        checked = [(column.name, fill, "") for column in self.schema.features if column.kind == "number"]
         if target is not None and target.kind == "number":
-            checked.append((target.name, drop, "; if these are classes, give each a letter (c1, c2)"))
+            checked[target.name] = Hints(empty=drop, more="; if these are classes, give each a letter (c1, c2)")
         for role in ("offset", "weight"):
             if getattr(self._roles, role) is not None:
-                checked.append((getattr(self._roles, role), drop, f" (it is the {role})"))
-        for name, option, more in checked:
-            empty = option if self._roles.missing == "refuse" else None
-            for one in Column(name).findings(batch[name], "fill", at):
-                if one.refuses:
-                    self._findings.append(one.hinted(empty=empty, more=more or _names_hint(one)))
+                checked[getattr(self._roles, role)] = Hints(empty=drop, more=f" (it is the {role})")
+        for name, hints in checked.items():
+            self._findings += [one for one in Column(name).findings(batch[name], "fill", at, hints) if one.refuses]
         if self._roles.weight is not None:
             values = parsed_numbers(batch[self._roles.weight]).values
             for row in np.flatnonzero(values < 0)[:1].tolist():
@@ -286,22 +293,26 @@ class SchemaScan:
             self._filled.update({name: int(mask[kept].sum()) for name, mask in features.items()})
         return kept
 
+    # --- columns that tell nothing
+
+    def _start_comparing(self) -> None:
+        free = self._roles.features is None and self._roles.target is not None
+        compared = self.schema.features if free else ()
+        if sum(len(column.encoded) for column in compared) > _MOST_COMPARED:
+            compared = tuple(column for column in compared if column.kind == "number")
+        self._compared = compared
+        q = sum(len(column.encoded) for column in compared) + 1  # the target comes last
+        self._low, self._high = np.full(q, np.inf), np.full(q, -np.inf)
+        self._centre: Array | None = None
+        self._sums, self._squares = np.zeros(q), np.zeros((q, q))
+
     def _notice(self, batch: Columns) -> None:
         """Add up what tells constant columns, copies of the target, and columns that follow from others."""
-        if self._roles.target is None:
+        if not self._compared:
             return
-        target = batch[self._roles.target]
-        for name in list(self._copies):
-            cells = batch[name]
-            if target.dtype.kind in "fb":
-                same = name in self._numbers and np.array_equal(parsed_numbers(cells).values, target.astype(np.float64))
-            else:
-                same = cells.dtype.kind == "O" and bool((cells == target).all())
-            if not same:
-                self._copies.discard(name)
-        if not self._numbers:
-            return
-        X = np.column_stack([parsed_numbers(batch[name]).values for name in self._numbers])
+        y = self.schema.target_of(batch)
+        y = np.zeros(len(batch[self._roles.site])) if y is None else y
+        X = np.column_stack([*(column.encode(batch[column.name]) for column in self._compared), y])
         there = ~np.isnan(X)
         self._low = np.minimum(self._low, np.where(there, X, np.inf).min(axis=0))
         self._high = np.maximum(self._high, np.where(there, X, -np.inf).max(axis=0))
@@ -311,13 +322,65 @@ class SchemaScan:
         self._sums += X.sum(axis=0)
         self._squares += X.T @ X
 
+    def _telling(self) -> tuple[Column, ...]:
+        """Return the columns without those that are constant or follow from others; raise for a copy of the target."""
+        known, n = self.schema.features, self._n_kept
+        if not self._compared or n < 2:
+            return known
+        owner = [column.name for column in self._compared for _ in column.encoded]
+        names = [name for column in self._compared for name in column.encoded]
+        varies = self._low < self._high
+        flat = {name for name in owner if not varies[:-1][[other == name for other in owner]].any()}
+        if len(flat) == len(known):
+            return known
+        self._leave_out([column.name for column in known if column.name in flat], "the same in every row")
+        scatter = self._squares - np.outer(self._sums, self._sums) / n
+        varies &= np.diag(scatter) > 0
+        size = np.sqrt(np.where(varies, np.diag(scatter), 1.0))
+        used, gram = np.flatnonzero(varies[:-1]).tolist(), scatter / np.outer(size, size)
+        if varies[-1] and n >= _ENOUGH_ROWS:
+            self._refuse_copies(gram, {name: [k for k in used if owner[k] == name] for name in owner})
+        if n < max(_ENOUGH_ROWS, 2 * len(used)):
+            return tuple(column for column in known if column.name not in flat)
+        made = dependent_columns(gram[np.ix_(used, used)])
+        alone, reasons = [used[k] for k in range(len(used)) if k not in made], []
+        made = [used[k] for k in made]
+        whole = [name for name in dict.fromkeys(owner) if name not in flat]
+        whole = [name for name in whole if all(k in made for k in used if owner[k] == name)]
+        for k in made:
+            share = np.linalg.lstsq(gram[np.ix_(alone, alone)], gram[alone, k], rcond=None)[0]
+            parts = dict.fromkeys(owner[other] for other, w in zip(alone, share, strict=True) if abs(w) > _SHARE_NAMED)
+            name = owner[k] if owner[k] in whole else names[k]
+            reasons.append((owner[k] in whole, f"{name!r} follows from {listed(parts)}"))
+        for out, verb in ((True, "left out: "), (False, "")):
+            if texts := list(dict.fromkeys(text for left, text in reasons if left == out)):
+                self._notes.append(verb + some_of(texts, 10))
+        return tuple(column for column in known if column.name not in {*flat, *whole})
+
+    def _refuse_copies(self, gram: Array, blocks: Mapping[str, list[int]]) -> None:
+        """Raise for columns that are the target, in other units, or with other names for its classes."""
+        classes = self.schema.classes
+        copies = []
+        for name, block in blocks.items():
+            if len(block) == 1 or (classes is not None and len(block) == len(classes) - 1 > 0):
+                share = np.linalg.lstsq(gram[np.ix_(block, block)], gram[block, -1], rcond=None)[0]
+                if 1 - share @ gram[block, -1] <= _OWN_SHARE:
+                    copies.append(name)
+        if copies:
+            which = f"column {copies[0]!r} is" if len(copies) == 1 else f"columns {listed(copies)} are"
+            raise DataError(
+                f"{which} the target {self._roles.target!r} under another name or in other units, so the model would "
+                f"have nothing to learn: leave it out with {argument('drop')}, or name all features with "
+                f"{argument('features')}"
+            )
+
     # --- the end
 
     def result(self) -> InferredTable:
         """Return what the table turned out to be, once all rows were read."""
         self._settle_gaps()
         roles, schema = self._roles, self.schema
-        known = self._telling(schema.features)
+        known = self._telling()
         if not known and roles.features is None:
             raise self._no_feature()
         self._remark_on_names([column.name for column in known if column.kind == "number"])
@@ -362,46 +425,16 @@ class SchemaScan:
         told = [f"{argument('missing', rule)} {hints[rule]}" for rule in self._rules if rule in hints]
         return f"{text}. Say what to do: {', '.join(told)}"
 
-    def _telling(self, known: tuple[Column, ...]) -> tuple[Column, ...]:
-        """Return the columns without those that are constant or follow from others; raise for a copy of the target."""
-        constant = {name: low == high for name, low, high in zip(self._numbers, self._low, self._high, strict=True)}
-        copies = [column.name for column in known if column.name in self._copies and not constant.get(column.name)]
-        if copies and self._n_kept >= _ENOUGH_ROWS and self._roles.target is not None:
-            which = f"column {copies[0]!r} is" if len(copies) == 1 else f"columns {listed(copies)} are"
-            raise DataError(
-                f"{which} the target {self._roles.target!r} under another name, so the model would have nothing to "
-                f"learn: leave it out with {argument('drop')}"
-            )
-        flat = [name for name in self._numbers if constant[name]] if self._n_kept > 1 else []
-        if not self._numbers or len(flat) == len(known):
-            return known
-        self._leave_out(flat, "is the same in every row", "are the same in every row")
-        rest = [k for k, name in enumerate(self._numbers) if name not in flat]
-        made = []
-        if self._n_kept >= max(_ENOUGH_ROWS, 2 * len(rest)) and len(rest) > 1:
-            scatter = (self._squares - np.outer(self._sums, self._sums) / self._n_kept)[np.ix_(rest, rest)]
-            size = np.sqrt(np.diag(scatter))
-            made = [self._numbers[rest[k]] for k in dependent_columns(scatter / np.outer(size, size))]
-            self._leave_out(made, "follows from the columns before it", "follow from the columns before them")
-        return tuple(column for column in known if column.name not in {*flat, *made})
-
     def _remark_on_names(self, numbers: Sequence[str]) -> None:
         found = {name: looks_like_name(name, self._head[name]) for name in numbers}
         hints = {
-            "id": f"leave {{}} out with {argument('drop')} if so",
+            "id": f"if so, leave them out with {argument('drop')}",
             "code": f"if they are names, say so with {argument('categories')}",
         }
         for kind, hint in hints.items():
             names = [name for name in numbers if found[name] == kind]
-            if not names or (kind == "id" and self._roles.features is not None):
-                continue
-            several = len(names) > 1
-            verb, what, its = ("look", f"{kind}s", "their") if several else ("looks", kind, "its")
-            article = "" if several else "an " if kind == "id" else "a "
-            self._notes.append(
-                f"{listed(names, 10)} {verb} like {article}{what}, but {its} numbers are used as amounts; "
-                + hint.format("them" if several else "it")
-            )
+            if names and (kind == "code" or self._roles.features is None):
+                self._notes.append(f"{listed(names, 10)}: numbers that look like {kind}s are used as amounts; {hint}")
 
     def _filled_text(self, known: Sequence[Column]) -> str:
         parts = {column.name: self._filled[column.name] for column in known if self._filled[column.name]}
@@ -412,13 +445,6 @@ class SchemaScan:
         means = "the mean of its column" if total == 1 else "means of the rows that train"
         shown = ", ".join(f"{name!r} {n}" for name, n in list(parts.items())[:10])
         return f"{count(total, 'missing cell')} filled by {means}: {shown}{more}"
-
-
-def _names_hint(finding: Finding) -> str:
-    """Return what else cells that are not numbers may be, where they are many."""
-    wrong = [str(cell).strip() for cell in finding.values.get("cells", ())]
-    many = NUMBERS_PER_WORD * len(wrong) > finding.values["total"] and not all(map(COMMA_NUMBER.fullmatch, wrong))
-    return f"; if these are names, say so with {argument('categories')}" if many else ""
 
 
 def _gaps(cells: AnyArray) -> Mask:

@@ -17,12 +17,14 @@ from typing import Any, Literal, get_args
 import msgspec
 import numpy as np
 
-from fedkin._base import AnyArray, Array, Mask, check_choice, count, frozen, listed
+from fedkin._base import AnyArray, Array, Mask, check_choice, count, frozen, listed, repeated
 from fedkin.data.cells import Label, level_codes, level_text, parsed_numbers
 from fedkin.data.columns import columns_of
 from fedkin.data.findings import (
     Finding,
     Gaps,
+    Hints,
+    NumberCheck,
     RowName,
     check_category,
     check_number,
@@ -89,9 +91,8 @@ class Column:
             )
         if len({type(level) for level in self.levels}) > 1:
             raise ParameterError(f"{name} has levels of several types: put quotes around all of them")
-        twice = next((text for text in texts if texts.count(text) > 1), None) if len(set(texts)) < len(texts) else None
-        if twice is not None:
-            raise ParameterError(f"{name} has the level {twice!r} twice")
+        if twice := repeated(texts):
+            raise ParameterError(f"{name} has the level {twice[0]!r} twice")
 
     @property
     def encoded(self) -> tuple[str, ...]:
@@ -120,12 +121,19 @@ class Column:
         return " ".join(parts)
 
     def findings(
-        self, column: AnyArray, gaps: Gaps = "refuse", at: RowName = sheet_row, *, open_ended: bool = False
+        self,
+        column: AnyArray,
+        gaps: Gaps = "refuse",
+        at: RowName = sheet_row,
+        hints: Hints = Hints(),  # noqa: B008
+        *,
+        open_ended: bool = False,
     ) -> list[Finding]:
         """Check the cells of this column; unknown levels refuse unless a category is ``open_ended``."""
         if self.kind == "category":
-            return check_category(self.name, column, self.levels, gaps, at, open_ended=open_ended)
-        return check_number(self.name, column, self.unit, (self.low, self.high), gaps, at, whole=self.kind == "count")
+            return check_category(self.name, column, self.levels, gaps, at, hints.fill, open_ended=open_ended)
+        wanted = NumberCheck(self.unit, self.low, self.high, whole=self.kind == "count")
+        return check_number(self.name, column, wanted, gaps, at, hints)
 
     def gaps(self, column: AnyArray) -> Mask:
         """Return which cells are missing."""
@@ -173,12 +181,10 @@ class Schema:
         if self.agreed and not self.features:
             raise ParameterError("a schema needs at least one feature")
         columns = [column.name for column in self.columns] + ([] if self.offset is None else [self.offset])
-        if len(set(columns)) < len(columns):
-            twice = next(name for name in columns if columns.count(name) > 1)
-            raise ParameterError(f"the column {twice!r} is named twice among features, target and offset")
-        if len(set(self.names)) < len(self.names):
-            twice = next(name for name in self.names if self.names.count(name) > 1)
-            raise ParameterError(f"two encoded columns would be called {twice!r}: rename a feature or a level")
+        if twice := repeated(columns):
+            raise ParameterError(f"the column {twice[0]!r} is named twice among features, target and offset")
+        if twice := repeated(self.names):
+            raise ParameterError(f"two encoded columns would be called {twice[0]!r}: rename a feature or a level")
         for column in self.features:
             if column.kind == "count":
                 raise ParameterError(f'column {column.name!r} is a feature: its kind is "number" or "category"')
@@ -202,19 +208,14 @@ class Schema:
     @cached_property
     def mean(self) -> Array:
         """By what the encoded columns are centred, ``(q,)``; with an intercept only."""
-        return self._centres_and_scales[0]
+        centres = [column.centre_and_scale[0] for column in self.features for _ in column.encoded]
+        return frozen(np.array(centres + [0.0] * len(self.indicators)))
 
     @cached_property
     def scale(self) -> Array:
         """By what the encoded columns are divided, ``(q,)``."""
-        return self._centres_and_scales[1]
-
-    @cached_property
-    def _centres_and_scales(self) -> tuple[Array, Array]:
-        pairs = [column.centre_and_scale for column in self.features for _ in column.encoded]
-        pairs += [(0.0, 1.0)] * len(self.indicators)
-        centres, scales = np.array(pairs, dtype=np.float64).reshape(-1, 2).T
-        return frozen(centres), frozen(scales)
+        scales = [column.centre_and_scale[1] for column in self.features for _ in column.encoded]
+        return frozen(np.array(scales + [1.0] * len(self.indicators)))
 
     # --- tables -----------------------------------------------------------------------------------------------
 
@@ -231,7 +232,7 @@ class Schema:
             else:
                 findings.append(missing_column(column.name, list(table), [one.name for one in used]))
         if len(next(iter(table.values()), ())) == 0:
-            findings.append(Finding("", "no_rows"))
+            findings.append(Finding("", "the table has no rows", "no_rows"))
         return findings
 
     def _used(self, *, target: bool = True, offset: bool = True) -> tuple[Column, ...]:
@@ -243,12 +244,12 @@ class Schema:
         feature = column in self.features
         fills = self.missing in FILLING and feature
         gaps: Gaps = "fill" if fills else "drop" if training and self.missing == "drop" else "refuse"
-        found = column.findings(cells, gaps, at, open_ended=bool(self.fill))
-        if training or self.agreed or not feature:
-            return found
-        filling = argument("missing", "mean")
-        hint = f"fill them in, leave these rows out, or fit with {filling}: such a model fills them in itself"
-        return [one.hinted(fill=hint) if one.code == "missing" else one for one in found]
+        hints = Hints()
+        if not (training or self.agreed) and feature:
+            filling = argument("missing", "mean")
+            fill = f"fill them in, leave these rows out, or fit with {filling}: such a model fills them in itself"
+            hints = Hints(fill)
+        return column.findings(cells, gaps, at, hints, open_ended=bool(self.fill))
 
     def encode(self, columns: Mapping[str, object]) -> Array:
         """Return the features ``(n, q)`` of a table, levels expanded, in the user's units: as a model takes them.

@@ -8,18 +8,29 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol, TypedDict
+from urllib.parse import unquote
 
 import numpy as np
 
 from fedkin._base import AnyArray, listed
-from fedkin.data.cells import infer_kind
-from fedkin.data.columns import CSV_SUFFIXES, PARQUET_SUFFIXES, Columns, RowPlaces, read_cells, read_columns
+from fedkin.data.cells import DecimalMark, infer_column, infer_kind
+from fedkin.data.columns import (
+    CSV_SUFFIXES,
+    PARQUET_SUFFIXES,
+    Columns,
+    RowPlaces,
+    read_cells,
+    read_columns,
+    split_name,
+)
 from fedkin.data.findings import near_name
 from fedkin.data.schema import Missing
 from fedkin.errors import DataError, argument
 
 #: The column of file names, where each file is a site.
 _FILE = "(file)"
+#: The folder of rows without a value, as Hive and Spark write it.
+_NO_PARTITION = "__HIVE_DEFAULT_PARTITION__"
 
 
 class Table(Protocol):
@@ -122,15 +133,18 @@ def _singular(role: str) -> str:
 
 
 def files_of(path: str | os.PathLike[str]) -> list[Path]:
-    """Return the files that a path stands for: itself, those of a directory, or those of a pattern."""
+    """Return the files that a path stands for: itself, those of a directory, or those of a pattern.
+
+    Of a directory without files of its own, those of its partitions, folders such as ``clinic=north``.
+    """
     place = Path(path)
     if place.is_dir():
         suffixes = CSV_SUFFIXES + PARQUET_SUFFIXES
-        inside = (file for file in place.iterdir() if file.is_file() and not file.name.startswith("."))
-        files = sorted(file for file in inside if file.suffix.lower() in suffixes)
-        if not files:
-            raise DataError(f"the directory {place} has no file that ends in {', '.join(suffixes)}")
-        return files
+        for pattern in ("*", "*=*/**/*"):
+            inside = (file for file in place.glob(pattern) if file.is_file() and not file.name.startswith((".", "_")))
+            if files := sorted(file for file in inside if split_name(file)[1] in suffixes):
+                return files
+        raise DataError(f"the directory {place} has no file that ends in {', '.join(suffixes)}")
     if not place.exists() and glob.has_magic(str(path)):
         found = sorted(Path(name) for name in glob.glob(str(path), recursive=True))  # noqa: PTH207
         if not found:
@@ -139,25 +153,53 @@ def files_of(path: str | os.PathLike[str]) -> list[Path]:
     return [place]
 
 
-def read_table(path: str | os.PathLike[str], roles: Roles) -> tuple[Columns, str, RowPlaces]:
+def partitions(path: str | os.PathLike[str], files: Sequence[Path]) -> Columns:
+    """Return the columns that folders such as ``clinic=north`` below a path stand for, one value for each file."""
+    root = Path(path)
+    while glob.has_magic(str(root)):
+        root = root.parent
+    folders = [file.relative_to(root).parts[:-1] if file.is_relative_to(root) else () for file in files]
+    keys = [dict(part.split("=", 1) for part in parts if "=" in part) for parts in folders]
+    for file, own in zip(files, keys, strict=True):
+        if own.keys() != keys[0].keys():
+            raise DataError(f"{file}: its folders name {listed(own) or 'nothing'}, but others name {listed(keys[0])}")
+    values = {name: [unquote(own[name]) for own in keys] for name in keys[0]}
+    return {
+        name: infer_column(["" if text == _NO_PARTITION else text for text in texts]) for name, texts in values.items()
+    }
+
+
+def read_table(
+    path: str | os.PathLike[str], roles: Roles, decimal: DecimalMark = "."
+) -> tuple[Columns, str, RowPlaces]:
     """Read the columns of all files; return them with the name of the site column, and where rows came from."""
     files = files_of(path)
     if len(files) > 1 or Path(path).is_dir():
         wanted = None
         if roles.features is not None:
             wanted = [*(name for name in roles.taken if name), *roles.features, *roles.categories]
-        return read_files(files, roles.site or None, wanted)
-    columns = read_columns(files[0])
+        return read_files(path, roles.site or None, wanted, decimal)
+    columns = read_columns(files[0], decimal)
     if not roles.site:
         raise DataError(f"{path}: say which column holds the sites, {argument('site')}; it has {listed(columns, 20)}")
     return columns, roles.site, RowPlaces((files[0],), (len(next(iter(columns.values()), ())),))
 
 
 def read_files(
-    files: Sequence[Path], site: str | None, wanted: Iterable[str] | None = None
+    path: str | os.PathLike[str],
+    site: str | None,
+    wanted: Iterable[str] | None = None,
+    decimal: DecimalMark = ".",
 ) -> tuple[Columns, str, RowPlaces]:
     """Read files with the same columns as one table, as `read_table` does."""
-    tables = [read_columns(file) for file in files]
+    files = files_of(path)
+    tables = [read_columns(file, decimal) for file in files]
+    counts = [len(next(iter(table.values()), ())) for table in tables]
+    folders = partitions(path, files)
+    for k, (table, rows) in enumerate(zip(tables, counts, strict=True)):
+        table |= {name: column[k : k + 1].repeat(rows) for name, column in folders.items()}
+    if site is None and len(folders) == 1:
+        (site,) = folders
     needed = set(tables[0]) if wanted is None else {*wanted, *([] if site is None else [site])}
     problems = []
     for file, table in zip(files, tables, strict=True):
@@ -166,13 +208,12 @@ def read_files(
             problems.append(f"{file}: there is no column {listed(sorted(missing))}")
         if extra:
             problems.append(f"{file}: there is a column {listed(sorted(extra))} that {files[0].name} does not have")
-    counts = [len(next(iter(table.values()), ())) for table in tables]
-    stems = [file.stem for file in files]
-    for file, rows in zip(files, counts, strict=True):
-        if site is None and stems.count(file.stem) > 1:
-            problems.append(f"{file}: another file of the directory also stands for site {file.stem!r}")
+    stems = [split_name(file)[0] for file in files]
+    for file, stem, rows in zip(files, stems, counts, strict=True):
+        if site is None and stems.count(stem) > 1:
+            problems.append(f"{file}: another file of the directory also stands for site {stem!r}")
         if site is None and rows == 0:
-            problems.append(f"{file}: site {file.stem!r} has no rows; remove the file or give it data")
+            problems.append(f"{file}: site {stem!r} has no rows; remove the file or give it data")
     if problems:
         raise DataError("\n".join(problems))
     stacked = {name: _stacked_column(name, files, tables) for name in tables[0] if name in needed}
@@ -194,7 +235,7 @@ def _stacked_column(name: str, files: Sequence[Path], tables: Sequence[Mapping[s
         # an empty column has no type of its own; a word among numbers is found with all other mistakes
         if kind.kind == "number" or (part.dtype.kind == "f" and np.isnan(part).all()):
             parts[k] = np.array([None if cell != cell else cell for cell in part.tolist()], dtype=object)
-        elif file.suffix.lower() in CSV_SUFFIXES and all(level[:1].isdigit() for level in kind.levels):
+        elif split_name(file)[1] in CSV_SUFFIXES and all(level[:1].isdigit() for level in kind.levels):
             header, cells = read_cells(file)  # ids such as 007, which another file has without zeros
             parts[k] = np.array([cell.strip() or None for cell in cells[header.index(name)]], dtype=object)
         else:

@@ -3,30 +3,6 @@
 from __future__ import annotations
 
 from fedkin.datasets.design import Design, paper_design
-from fedkin.datasets.public import (
-    PublicTable,
-    load_computer_survey,
-    load_election,
-    load_landmine,
-    load_melanoma,
-    load_sacramento,
-    load_school,
-    load_table,
-    look_alike,
-    table_names,
-)
+from fedkin.datasets.public import PublicTable, load_table, look_alike, table_names
 
-__all__ = [
-    "Design",
-    "PublicTable",
-    "load_computer_survey",
-    "load_election",
-    "load_landmine",
-    "load_melanoma",
-    "load_sacramento",
-    "load_school",
-    "load_table",
-    "look_alike",
-    "paper_design",
-    "table_names",
-]
+__all__ = ["Design", "PublicTable", "load_table", "look_alike", "paper_design", "table_names"]

@@ -75,7 +75,7 @@ class PublicTable:
         return np.isin(self.federation.row_order, test.row_order)
 
 
-def load_school(folder: Folder = None) -> PublicTable:
+def _school(folder: Folder) -> PublicTable:
     """Load exam scores of 15,362 pupils in 139 schools; the ten splits of multi-task papers."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", TableWarning)  # of each set of 0/1 columns one follows from the others
@@ -89,13 +89,13 @@ def load_school(folder: Folder = None) -> PublicTable:
     return PublicTable("school", federation, "linear", 0.25, (training[federation.row_order] == 0).T)
 
 
-def load_landmine(folder: Folder = None) -> PublicTable:
+def _landmine(folder: Folder) -> PublicTable:
     """Load landmines in 29 fields, 14,820 radar images with nine features; half of each field is held out."""
     federation = Federation.read(_file(folder, "landmine/landmine.csv"), site="task", target="label")
     return PublicTable("landmine", federation, "logistic", 0.5)
 
 
-def load_computer_survey(folder: Folder = None) -> PublicTable:
+def _computer_survey(folder: Folder) -> PublicTable:
     """Load how 190 people rate 20 computers each by 13 attributes; four ratings of each are held out."""
     columns = read_columns(_file(folder, "computer_survey/computer_survey.csv"))
     features = [name for name in columns if name not in ("person", "profile", "part", "like")]
@@ -103,7 +103,7 @@ def load_computer_survey(folder: Folder = None) -> PublicTable:
     return PublicTable("computer survey", federation, "linear", 0.2)
 
 
-def load_melanoma(folder: Folder = None) -> PublicTable:
+def _melanoma(folder: Folder) -> PublicTable:
     """Load deaths by melanoma in 354 counties of 9 nations, with log expected deaths as the offset; 30% held out."""
     columns = dict(read_columns(_file(folder, "melanoma/melanoma.csv")))
     columns["log_expected"] = np.log(columns["expected"])
@@ -111,7 +111,7 @@ def load_melanoma(folder: Folder = None) -> PublicTable:
     return PublicTable("melanoma", federation, "poisson", 0.3)
 
 
-def load_sacramento(folder: Folder = None) -> PublicTable:
+def _sacramento(folder: Folder) -> PublicTable:
     """Load log prices of 813 houses in 66 zip codes by beds, baths and area; a third is held out.
 
     Sales below 10,000 dollars, and houses without area or beds, are left out.
@@ -124,19 +124,19 @@ def load_sacramento(folder: Folder = None) -> PublicTable:
     return PublicTable("sacramento", federation, "linear", 1 / 3)
 
 
-def load_election(folder: Folder = None) -> PublicTable:
+def _election(folder: Folder) -> PublicTable:
     """Load who won the counties of 30 states in 2020, by 51 facts about them; a third of each state is held out."""
     place = _file(folder, f"election/{counties.RESULTS}").parent
     return PublicTable("election", counties.load_election(place).federation, "logistic", 1 / 3)
 
 
 _LOADERS: Mapping[str, Callable[[Folder], PublicTable]] = {
-    "school": load_school,
-    "landmine": load_landmine,
-    "sacramento": load_sacramento,
-    "computer survey": load_computer_survey,
-    "melanoma": load_melanoma,
-    "election": load_election,
+    "school": _school,
+    "landmine": _landmine,
+    "sacramento": _sacramento,
+    "computer survey": _computer_survey,
+    "melanoma": _melanoma,
+    "election": _election,
 }
 
 

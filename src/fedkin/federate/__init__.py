@@ -2,16 +2,17 @@
 
 | module | what is in it |
 |---|---|
-| `contract`, `draft`, `disclosure` | what all sites agree on; a draft from a table; when nothing may be disclosed |
-| `trust`, `envelope`, `messages` | certificates and private files; signed JSON; every file that travels |
-| `organiser`, `addresses`, `site` | the organiser's directory; the list of sites; a site's directory |
-| `sharing` | a site's summary, its answers to queries, and all summaries checked |
+| `contract`, `draft` | what all sites agree on; a draft from a table |
+| `disclosure`, `ledger` | what may leave a site; what has left it |
+| `trust`, `messages` | certificates and private files; every signed file that travels |
+| `organiser`, `site` | the organiser's directory; a site's directory |
+| `sharing`, `plausibility` | a site's summary, its answers to queries, and all summaries checked |
 | `plan` | a run as one site sees it, from these directories and its rows |
 | `participant`, `links` | who takes part in the rounds, and which theta goes where: neighbours, central, replicated |
-| `endpoint`, `inbox`, `frames` | what was sent and has come, how to wait for it, how it is written |
-| `transports`, `zenoh` | what moves frames between machines, and who may do what |
-| `checkpoint`, `records`, `journal` | a site's state on disk, its small files, its log |
-| `program`, `selection`, `supervisor`, `status` | the process of a site, edge tests; several sites on one machine |
+| `endpoint`, `inbox` | what was sent and has come, how to wait for it, how it is written |
+| `transports` | what moves frames between machines, and who may do what |
+| `records` | a site's log and small files |
+| `program`, `supervisor`, `status` | the process of a site, edge tests; several sites on one machine |
 
 Names are imported on first use: a contract needs no cryptography, and a site's process stays light.
 """
@@ -26,13 +27,20 @@ if TYPE_CHECKING:
     from fedkin.federate.disclosure import Thresholds, check_disclosure
     from fedkin.federate.draft import draft_contract
     from fedkin.federate.inbox import Patience
-    from fedkin.federate.journal import Journal
     from fedkin.federate.messages import Order, Steps, read_charter, read_invite
     from fedkin.federate.organiser import Organiser
     from fedkin.federate.participant import Participant
     from fedkin.federate.plan import SitePlan, centre_plan, site_plan, steps_of, whole_plan
-    from fedkin.federate.records import SELECTION, STDERR, read_record, read_selection, read_status, write_record
-    from fedkin.federate.site import Joined, Site, SiteSettings, change_settings, contract_in
+    from fedkin.federate.records import (
+        SELECTION,
+        STDERR,
+        Journal,
+        read_record,
+        read_selection,
+        read_status,
+        write_record,
+    )
+    from fedkin.federate.site import Site, SiteSettings, change_settings, contract_in
     from fedkin.federate.status import TROUBLE, Line, overview, places_in, prometheus, snapshot
     from fedkin.federate.supervisor import STOP_SIGNAL, Supervisor, all_done, check_idle, only_supervisor, stop_all
     from fedkin.federate.trust import SecurityError
@@ -43,14 +51,13 @@ _MODULES = {
     "draft": "draft_contract",
     "messages": "Order Steps read_charter read_invite",
     "organiser": "Organiser",
-    "site": "Joined Site SiteSettings change_settings contract_in",
+    "site": "Site SiteSettings change_settings contract_in",
     "trust": "SecurityError",
     "inbox": "Patience",
-    "journal": "Journal",
     "status": "TROUBLE Line overview places_in prometheus snapshot",
     "participant": "Participant",
     "plan": "SitePlan centre_plan site_plan steps_of whole_plan",
-    "records": "SELECTION STDERR read_record read_selection read_status write_record",
+    "records": "SELECTION STDERR Journal read_record read_selection read_status write_record",
     "supervisor": "STOP_SIGNAL Supervisor all_done check_idle only_supervisor stop_all",
 }
 _WHERE = {name: f"fedkin.federate.{module}" for module, names in _MODULES.items() for name in names.split()}

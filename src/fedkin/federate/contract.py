@@ -42,6 +42,8 @@ Nonnegative = Annotated[float, Meta(ge=0)]
 _BALL = 1000.0
 #: The ball where nothing is known about the size of the target.
 _WIDE_BALL = 1e9
+#: Levels from which ``lam`` is chosen, and the largest, as a multiple of the target's size per edge.
+_LEVELS, _TOP_LEVEL = 12, 2.0
 
 
 class ContractError(FedkinError, ValueError):
@@ -58,7 +60,9 @@ class EdgeTests(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
 class Rounds(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """How Fed-ADMM runs between sites.
 
-    - ``lam``: None until the organiser orders one; ``rho``: None for the one that goes with scaled features.
+    - ``lam``: None until the organiser orders one; "cv" for sites that choose it by rows that they hold out, among
+      ``levels`` (None for those that follow from target and graph), with ``level_rounds`` rounds for each;
+      ``rho``: None for the one that goes with scaled features.
     - ``radius``: of the ball in which every theta must lie; None for one that follows from the target.
     - ``batch_size``: rows per round, None for all; ``smallest_batch``: what batches may be as small as, by default the
       least number of rows of a site, since a theta from few rows gives them away.
@@ -67,7 +71,9 @@ class Rounds(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     - ``select``: how edges are tested before the rounds, None for keeping all.
     """
 
-    lam: Nonnegative | None = None
+    lam: Nonnegative | Literal["cv"] | None = None
+    levels: tuple[Positive, ...] | None = None
+    level_rounds: Count = 50
     rho: Positive | None = None
     radius: Positive | None = None
     rounds: Count = 1000
@@ -122,7 +128,7 @@ class Contract(
     method: Literal["kin", "fused"] = "kin"
     penalty: Literal["l1", "l2", "linf"] = "l1"
     ridge: Nonnegative = 0.0
-    sparsity: Nonnegative = 0.0
+    sparsity: Nonnegative | Literal["cv", "cv-sites"] = 0.0
     folds: Annotated[int, Meta(ge=2, le=60)] = 5
     seed: Whole = 0
     messages: Count = 12
@@ -174,13 +180,35 @@ class Contract(
             return _WIDE_BALL
         return _BALL * max(abs(target.low), abs(target.high))
 
+    def levels(self, n_edges: int) -> Array:
+        """Return the levels ``(M,)`` from which ``lam`` is chosen, decreasing; of a graph with so many edges.
+
+        By default they follow from the size of the target and the number of edges, and so from no rows: where the
+        pull of the edges is about as large as the gradients of the losses, and down to a thousandth of that.
+        """
+        if self.rounds.levels is not None:
+            return np.sort(np.array(self.rounds.levels, dtype=np.float64))[::-1].copy()
+        target = self.schema.target
+        size = 1.0 if target is None or target.kind != "number" else target.centre_and_scale[1]
+        return np.asarray(_TOP_LEVEL * size / max(n_edges, 1) * np.logspace(0.0, -3.0, _LEVELS))
+
     @property
     def smallest_batch(self) -> int:
         """The fewest rows that a round may be computed from."""
         return self.thresholds.rows if self.rounds.smallest_batch is None else self.rounds.smallest_batch
 
+    @property
+    def fixed_sparsity(self) -> float:
+        """The sparsity of rounds, 0 where it is to be chosen."""
+        return 0.0 if isinstance(self.sparsity, str) else self.sparsity
+
     def check_rounds(self, where: str) -> None:
-        """Raise `ContractError` unless the method is one of rounds; ``where`` is the file or directory to name."""
+        """Raise `ContractError` unless the contract is one for rounds; ``where`` is the file or directory to name."""
+        if isinstance(self.sparsity, str):
+            raise ContractError(
+                f'{where}: sparsity = "{self.sparsity}" is chosen by cross-validation from summaries; rounds need a '
+                "number: let the organiser set one in the contract"
+            )
         if self.method != "fused":
             raise ContractError(
                 f'{where}: method = "{self.method}" takes one summary of every site (fedkin site share) and no rounds; '
@@ -278,8 +306,11 @@ class Contract(
             )
         if rounds.select is not None and rounds.placement != "peer":
             wrong.append(f'rounds.select is for placement "peer", not for "{rounds.placement}"')
+        if rounds.lam == "cv" and rounds.placement != "peer":
+            wrong.append(f'rounds.lam = "cv" is for placement "peer", not for "{rounds.placement}": set a number')
         numbers = [rounds.lam, rounds.rho, rounds.radius, self.ridge, self.sparsity, self.thresholds.rows_per_parameter]
-        if not all(number is None or math.isfinite(number) for number in numbers):
+        numbers += rounds.levels or ()
+        if not all(math.isfinite(number) for number in numbers if isinstance(number, float | int)):
             wrong.append("a number is not finite")
         return wrong
 
@@ -289,12 +320,12 @@ class Contract(
             loss = self.loss_object()
         except FedkinError as error:
             return [f"loss: {error}"]
-        if not loss.needs_target:
+        if loss.target is None:
             wrong = [] if target is None else [f"the {name} loss has no target: leave [target] out"]
             return [*wrong, f"the {name} loss has no intercept: set intercept = false"] if self.intercept else wrong
         if target is None:
             return [f"the {name} loss needs a [target]"]
-        if loss.needs_classes:
+        if loss.target == "class":
             if target.kind != "category":
                 return [f'the {name} loss predicts classes, so target.kind must be "category", with levels']
             classes, n = loss.n_params(1) + 1, len(target.levels)

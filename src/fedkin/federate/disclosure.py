@@ -1,26 +1,46 @@
-"""The check of what may be disclosed: nothing is computed from rows that are too few, by share, answer or run.
+"""The disclosure gate: what every number passes before it leaves a site, by share, answer, run or publish.
 
 Sums over few rows give them away: with no more rows than columns, rows follow from sums of products up to a rotation,
 and of a level with a single row the products of its column with the others are the row itself. So there must be enough
 rows, also in every fold, and every level, class and column of two values must have none or enough.
+
+A query names the point at which losses are summed up, and a loss that is not quadratic weighs rows by its curvature
+there: at a point that was chosen for it, one row has all the weight. So a query is answered only inside the contract's
+ball, where the model is not absurd for the site's rows, and where enough rows carry the weight (`check_query`).
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Annotated
 
 import msgspec
 import numpy as np
 from msgspec import Meta
 
-from fedkin._base import Mask, count
-from fedkin.data import Column, Finding, Rows, deal_folds, level_text
+from fedkin._base import Array, Index, Mask, count
+from fedkin.data import Finding, Rows, deal_folds, level_text
 from fedkin.errors import DataError
+from fedkin.losses import RowLoss
 
 if TYPE_CHECKING:
     from fedkin.federate.contract import Contract
+
+
+#: A single row may not make up more than this share of any sum, along any direction.
+MOST_OF_A_SUM = 0.98
+#: Fewer rows than a cell must have may not make up more than this share of a sum.
+_MOST_OF_FEW = 0.999
+#: How much larger the mean loss may be at a queried point than at the site's own estimate, in units of the latter and
+#: of what the estimate gains over no model at all.
+_FAR = 5.0
+#: Weights of rows at two points that differ by less than this share are the same, so that a fit may converge.
+_SAME_WEIGHTS = 1e-4
+#: Directions with less than this share of the largest are rounding.
+_SMALLEST = 1e-10
+_TINY = 1e-300
+_NEAR = 30  # rows to look at for a group of few
 
 
 class Thresholds(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -29,35 +49,47 @@ class Thresholds(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     ``rows_per_parameter`` and ``cell`` are DataSHIELD's defaults: nfilter.glm = 0.33 parameters per row, and
     nfilter.tab = 3 rows in every cell that is not empty. For ``rows`` its nfilter.subset is 3; here it is 10, which it
     names as where census offices are going (https://wiki.datashield.org/en/statdev/disclosure-checks).
+    ``pair`` is for pairs of levels of two features, which many small sites have in single rows; 1 allows them.
+    ``effective_rows`` must carry the weight in the answer to a query.
     """
 
     rows: Annotated[int, Meta(ge=1)] = 10
     rows_per_parameter: Annotated[float, Meta(ge=0)] = 3.0
     cell: Annotated[int, Meta(ge=1)] = 3
+    pair: Annotated[int, Meta(ge=1)] = 1
+    effective_rows: Annotated[float, Meta(ge=1)] = 5.0
 
-    def stricter(self, other: Thresholds) -> Thresholds:
-        """Return the larger of both, one by one.
-
-        Examples
-        --------
-        >>> from fedkin.federate import Thresholds
-        >>> Thresholds(rows=20).stricter(Thresholds(cell=5))
-        Thresholds(rows=20, rows_per_parameter=3.0, cell=5)
-        """
+    def stricter(self, other: Thresholds | None) -> Thresholds:
+        """Return the larger of both, one by one."""
         names = Thresholds.__struct_fields__
-        return Thresholds(**{name: max(getattr(self, name), getattr(other, name)) for name in names})
+        return Thresholds(**{name: max(getattr(self, name), getattr(other or self, name)) for name in names})
+
+    @property
+    def lowers_floors(self) -> bool:
+        """Whether the site's custodian has decided that `FLOORS` do not hold."""
+        return False
+
+
+#: What no contract can lower; only the custodian of a site can, who records it (``below_floors`` in ``site.toml``).
+FLOORS = Thresholds(rows=5, rows_per_parameter=2.0, cell=3, effective_rows=3.0)
+
+
+def required(contract: Contract, own: Thresholds | None = None) -> Thresholds:
+    """Return what a site must have: the strictest of the contract, the site's own thresholds and the floors."""
+    least = contract.thresholds.stricter(own)
+    return least if own is not None and own.lowers_floors else least.stricter(FLOORS)
 
 
 def check_count(contract: Contract, n: int, own: Thresholds | None = None) -> list[Finding]:
     """Return why n rows are not enough, if they are not."""
-    least = contract.thresholds if own is None else contract.thresholds.stricter(own)
+    least = required(contract, own)
     per_parameter = math.ceil(least.rows_per_parameter * contract.n_params)
     needed = max(least.rows, per_parameter)
     if n >= needed:
         return []
     words = f"{count(n, 'row')}, but at least {needed} are needed"
     more = f" ({least.rows_per_parameter:g} for each of {count(contract.n_params, 'parameter')})"
-    return [Finding.from_text("", words + (more if per_parameter > least.rows else ""), code="few_rows")]
+    return [Finding("", words + (more if per_parameter > least.rows else ""), "few_rows")]
 
 
 def check_disclosure(
@@ -66,37 +98,181 @@ def check_disclosure(
     """Return why nothing may be computed from prepared rows of one site; [] when it may.
 
     The site's ``own`` thresholds count where they are stricter than the contract's. Sums in ``folds`` folds, which are
-    dealt by the id of the ``site``, must have enough rows in each; 0 for sums over all rows only.
+    dealt by the id of the ``site``, must have enough rows in each; 0 for sums over all rows only. No row may make up
+    nearly all of a sum of squares, along any combination of columns, nor may fewer rows than a cell must have.
     """
-    least = contract.thresholds if own is None else contract.thresholds.stricter(own)
-    findings = check_count(contract, rows.n_samples, own)
-    cells = list(_cells(contract, rows))
-    needed = f"at least {least.cell} (or none) are needed"
+    least, cells = required(contract, own), list(_cells(contract, rows))
+    findings, needed = check_count(contract, rows.n_samples, own), f"at least {least.cell} (or none) are needed"
     for name, value, inside in cells:
         if 0 < (n := int(inside.sum())) < least.cell:
             words = f"only {count(n, 'row')} with {value!r}, but {needed}: so few could be recognised"
             hint = "leave them out, or join levels in the contract"
-            findings.append(Finding.from_text(name, f"{words}; {hint}", code="few_in_cell"))
+            findings.append(Finding(name, f"{words}; {hint}", "few_in_cell"))
+    findings += _rare_pairs(contract, cells, least.pair, np.zeros(rows.n_samples, dtype=np.int64))
+    dominated = _Dominance(contract, rows, least.cell) if own is None or not own.lowers_floors else None
+    if not findings and dominated is not None:
+        findings += dominated.check()
     if findings or not folds:
         return findings
     fold_of = deal_folds(site, rows.n_samples, folds, contract.seed)
     smallest, fewest = int(np.bincount(fold_of, minlength=folds).min()), max(least.rows, contract.n_params + 1)
     if smallest < fewest:
         words = f"{count(len(fold_of), 'row')} in {folds} folds are only {smallest} in one of them"
-        findings.append(Finding.from_text("", f"{words}, and at least {fewest} are needed", code="few_in_fold"))
+        findings.append(Finding("", f"{words}, and at least {fewest} are needed", "few_in_fold"))
     for name, value, inside in cells:
         parts = np.bincount(fold_of[inside], minlength=folds)
         if (parts := parts[parts > 0]).size and (smallest := int(parts.min())) < least.cell:
             words = f"{count(int(inside.sum()), 'row')} with {value!r}, but only {smallest} in one of {folds} folds"
-            findings.append(Finding.from_text(name, f"{words}, and {needed}", code="few_in_fold"))
+            findings.append(Finding(name, f"{words}, and {needed}", "few_in_fold"))
+    findings += _rare_pairs(contract, cells, least.pair, fold_of)
+    for k in range(folds if dominated is not None and not findings else 0):
+        assert dominated is not None
+        findings += dominated.check(fold_of == k, f" in fold {k + 1} of {folds}")
     return findings
 
 
-def refuse_disclosure(findings: list[Finding], refused: str) -> None:
+def most_folds(contract: Contract, rows: Rows, own: Thresholds | None = None, *, site: str | int) -> int:
+    """Return in how many folds rows may be cut, at most as many as the contract has; 0 for none."""
+    most = contract.folds
+    return next((k for k in range(most, 1, -1) if not check_disclosure(contract, rows, own, site=site, folds=k)), 0)
+
+
+def check_query(
+    contract: Contract, rows: Rows, theta: Array, known: Sequence[Array], own: Thresholds | None = None
+) -> list[Finding]:
+    """Return why sums at ``theta (p,)`` may not leave; [] when they may.
+
+    ``known`` are the points of all that was sent before, the site's own estimate first. Weights of rows are the
+    curvatures of their losses. ``(sum w)^2 / sum w^2``, the effective number of rows, must reach the threshold; no row
+    may have nearly all of any sum, nor of any combination of what was sent before.
+    """
+    least, loss = required(contract, own), contract.loss_object()
+    size, rowwise = float(np.linalg.norm(theta)), loss.rowwise
+    if not size <= contract.radius:
+        words = f"the point has length {size:.3g}, outside the contract's ball of radius {contract.radius:.3g}"
+        return [Finding("", words, "query_outside")]
+    if loss.quadratic or rowwise is None:
+        return []  # the sums follow from those that were shared
+    with np.errstate(over="ignore", invalid="ignore"):
+        here, start, zero = (loss.value(at, *rows.arrays) for at in (theta, known[0], np.zeros_like(theta)))
+        curvature, *before = (_curvatures(rowwise, at, rows) for at in (theta, *known))
+    most = start + _FAR * (max(zero - start, 0.0) + abs(start))
+    if not here <= most or not np.isfinite(curvature).all():
+        words = f"there the mean loss is {here:.3g}, but at most {most:.3g} is plausible for these rows"
+        return [Finding("", words, "query_far")]
+    weight = np.einsum("nkk->n", curvature)
+    effective = float(weight.sum()) ** 2 / max(float(weight @ weight), _TINY)
+    if not effective >= least.effective_rows:
+        words = f"there {effective:.3g} rows in effect have the weight, but {least.effective_rows:g} are needed"
+        return [Finding("", words, "query_concentrated")]
+    # factors of each row's Hessian
+    values, vectors = np.linalg.eigh(curvature)
+    root = np.sqrt(np.maximum(values, 0.0))[:, :, None] * np.swapaxes(vectors, 1, 2)
+    parts = np.einsum("nkj,nq->nkjq", root, rows.X).reshape(*root.shape[:2], -1)
+    if (share := float(_row_shares(parts).max())) > MOST_OF_A_SUM:
+        words = f"there one row makes up {share:.4f} of a sum, but at most {MOST_OF_A_SUM:g} may leave"
+        return [Finding("", words, "query_concentrated")]
+    weights = np.stack([weight, *(np.einsum("nkk->n", one) for one in before)], axis=1)
+    if (share := float(_row_shares(weights[:, None, :], _SAME_WEIGHTS).max())) > MOST_OF_A_SUM:
+        words = f"together with what was sent before, one row makes up {share:.4f} of a sum"
+        return [Finding("", words, "query_difference")]
+    return []
+
+
+def _rare_pairs(
+    contract: Contract, cells: Sequence[tuple[str, str, Mask]], least: int, fold_of: Index
+) -> list[Finding]:
+    """Return the pairs of values of two features that occur, but in too few rows: sums of products count them."""
+    target = None if contract.schema.target is None else contract.schema.target.name
+    known = [cell for cell in cells if cell[0] != target]
+    inside, findings = np.array([mask for _, _, mask in known], dtype=np.float64), dict[tuple[int, int], Finding]()
+    for fold in np.unique(fold_of) if known else ():
+        part = inside[:, fold_of == fold]
+        together = part @ part.T
+        for a, b in np.argwhere(np.triu((together > 0) & (together < least), 1)).tolist():
+            (one, first, _), (other, second, _) = known[a], known[b]
+            where = "" if fold_of.max() == 0 else " in one of the folds"
+            words = f"only {count(int(together[a, b]), 'row')} with {first!r} and {other} {second!r}{where}"
+            hint = f"at least {least} (or none) are needed: leave them out, or join levels in the contract"
+            if one != other:
+                findings[a, b] = Finding(one, f"{words}, but {hint}", "few_in_pair")
+    return list(findings.values())
+
+
+class _Dominance:
+    """Whether few rows make up nearly all of a sum of squares, along any combination of columns.
+
+    The largest share of a row is its leverage, ``h_ii`` of the projection on the columns; that of several rows is the
+    largest eigenvalue of their block of the projection. A column that is 0 but for two rows, and two columns that
+    differ in one row, have shares of 1.
+    """
+
+    def __init__(self, contract: Contract, rows: Rows, cell: int) -> None:
+        constant = () if contract.intercept else (np.ones(rows.n_samples),)  # sums of columns are shared, too
+        target = (rows.y,) if rows.y is not None and contract.loss_object().quadratic else ()
+        self.columns = np.column_stack([rows.X, *constant, *target]).astype(np.float64)
+        names = [*contract.column_names, *("(intercept)" for _ in constant)]
+        self.names = [*names, *("the target" for _ in target)]
+        self.cell = cell
+
+    def check(self, which: Mask | slice = slice(None), where: str = "") -> list[Finding]:
+        """Return why sums over some of the rows may not leave."""
+        columns = self.columns[which]
+        size = np.sqrt((columns**2).sum(axis=0))
+        left, values, right = np.linalg.svd(columns / np.where(size > 0, size, 1.0), full_matrices=False)
+        seen = values > _SMALLEST * max(float(values[0]), _TINY)
+        left, right = left[:, seen], right[seen] / values[seen, None]
+        share = (left**2).sum(axis=1)
+        row = int(share.argmax())
+        if share[row] > MOST_OF_A_SUM:
+            return [self._finding(f"one row makes up {share[row]:.1%} of a sum", left[row] @ right, where)]
+        for first in np.flatnonzero(
+            share > _MOST_OF_FEW / max(self.cell - 1, 1)
+        ).tolist():  # one of the few has as much
+            chosen, total = [first], 0.0
+            while len(chosen) < self.cell - 1 and total <= _MOST_OF_FEW:
+                along = np.linalg.svd(left[chosen], full_matrices=False)[2][0]
+                near = [k for k in np.argsort(-np.abs(left @ along), kind="stable")[:_NEAR].tolist() if k not in chosen]
+                sizes = np.linalg.norm(np.stack([left[[*chosen, k]] for k in near]), ord=2, axis=(1, 2)) ** 2
+                chosen.append(near[int(sizes.argmax())])
+                total = float(sizes.max())
+            if total > _MOST_OF_FEW:
+                direction = np.linalg.svd(left[chosen])[2][0] @ right
+                return [self._finding(f"only {len(chosen)} rows make up {total:.2%} of a sum", direction, where)]
+        return []
+
+    def _finding(self, words: str, direction: Array, where: str) -> Finding:
+        order = np.argsort(-np.abs(direction), kind="stable")[:2]
+        names = " and ".join(self.names[k] for k in order.tolist() if abs(direction[k]) > 0.1 * np.abs(direction).max())
+        hint = "leave these rows or a column out, or join levels in the contract"
+        return Finding("", f"{words}{where}, along {names}: so few could be recognised; {hint}", "dominated")
+
+
+def _curvatures(loss: RowLoss, theta: Array, rows: Rows) -> Array:
+    """Return the second derivatives ``(n, k, k)`` of each row's loss in its predictors."""
+    assert rows.y is not None
+    return loss.curvature_at(loss.predictors(theta, rows.X, rows.offset), rows.y)
+
+
+def _row_shares(parts: Array, accuracy: float = _SMALLEST) -> Array:
+    """Return the largest share ``(n,)`` of each row in the sum of squares along any direction: its leverage.
+
+    ``parts (n, k, p)`` has k lines for each row. Directions below ``accuracy`` of the largest are not seen.
+    """
+    n, k, p = parts.shape
+    lines = parts.reshape(n * k, p)
+    size = np.sqrt((lines**2).sum(axis=0))
+    left, values, _ = np.linalg.svd(lines / np.where(size > 0, size, 1.0), full_matrices=False)
+    left = left[:, values > accuracy * max(float(values[0]), _TINY)].reshape(n, k, -1)
+    return np.asarray(np.linalg.norm(left, ord=2, axis=(1, 2)) ** 2 if k > 1 else (left**2).sum(axis=(1, 2)))
+
+
+def refuse_disclosure(findings: list[Finding], refused: str, what: str = "single rows") -> None:
     """Raise `DataError` that begins with what is refused, with all findings, if there are any."""
     if findings:
+        why = "single rows could be recognised" if what == "single rows" else f"{what} could single rows out"
         lines = "".join(f"\n  {finding}" for finding in findings)
-        raise DataError(f"{refused}, because single rows could be recognised:{lines}")
+        raise DataError(f"{refused}, because {why}:{lines}")
 
 
 def _cells(contract: Contract, rows: Rows) -> Iterator[tuple[str, str, Mask]]:
@@ -118,42 +294,3 @@ def _cells(contract: Contract, rows: Rows) -> Iterator[tuple[str, str, Mask]]:
     if target is not None and target.kind == "category" and rows.y is not None:
         for k, label in enumerate(target.levels):
             yield target.name, level_text(label), np.asarray(rows.y == k)
-
-
-def data_bounds(contract: Contract) -> tuple[list[float], float]:
-    """Return the largest absolute values of prepared columns and of the target: what noise is measured by.
-
-    Raises
-    ------
-    DataError
-        When the contract gives a number no plausible range, or there is an offset, whose range nobody has agreed on.
-
-    Examples
-    --------
-    >>> from fedkin.federate import Contract
-    >>> from fedkin.federate.disclosure import data_bounds
-    >>> target = 'target = {name = "y", low = 0, high = 9}'
-    >>> data_bounds(Contract.from_toml(f'name = "h"\\nloss = "linear"\\nfeatures.x = {{low = 0, high = 4}}\\n{target}'))
-    ([1.0, 1.0], 9.0)
-    """
-    schema = contract.schema
-    if schema.offset is not None:
-        raise DataError(
-            f"noise needs bounds on all numbers, but the contract gives none for the offset {schema.offset!r}"
-        )
-    bounds = [1.0] if contract.intercept else []
-    for column in schema.features:
-        if column.kind == "category":
-            bounds += [1.0] * len(column.encoded)
-        else:
-            centre, scale = column.centre_and_scale
-            bounds.append(max(abs(end - (centre if contract.intercept else 0.0)) for end in _range(column)) / scale)
-    return bounds, 1.0 if schema.target is None else max(map(abs, _range(schema.target)))
-
-
-def _range(column: Column) -> tuple[float, float]:
-    if column.low is None or column.high is None:
-        raise DataError(
-            f"noise needs bounds on all numbers, but the contract gives {column.name!r} no plausible range (low, high)"
-        )
-    return column.low, column.high

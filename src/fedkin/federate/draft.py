@@ -49,7 +49,7 @@ cell = {Thresholds().cell}  # rows with any level that occurs at all
 # --- for rounds between sites (fedkin site run), with the fused method; fedkin site share does not need them
 [rounds]
 rounds = 1000
-# lam = 0.01  # or let the summaries tell: fedkin fit DIR_OF_SUMMARIES
+# lam = 0.01  # or "cv": the sites choose it; or let the summaries tell: fedkin fit DIR_OF_SUMMARIES
 """
 _MOST_LEVELS = 20
 _ENOUGH = 30  # values from which a mean is taken

@@ -11,10 +11,19 @@ import numpy as np
 
 from fedkin._base import Array, wait_until
 from fedkin.admm import Sent
-from fedkin.federate.frames import Expected, Kind, encode
-from fedkin.federate.inbox import HOLDING, LONGEST_SILENCE, LOOK_SECONDS, Inbox, Patience, PeerError, Reminders, Status
-from fedkin.federate.journal import Journal
+from fedkin.federate.inbox import (
+    LONGEST_SILENCE,
+    LOOK_SECONDS,
+    Expected,
+    Inbox,
+    Kind,
+    Patience,
+    PeerError,
+    Reminders,
+    encode,
+)
 from fedkin.federate.plan import SitePlan
+from fedkin.federate.records import HOLDING, Journal, SiteStatus
 from fedkin.federate.transports import Transport
 
 _DONE_SECONDS, _MOMENT_SECONDS = 0.4, 0.02
@@ -45,7 +54,7 @@ class Endpoint:
         self.tick, self.idle = tick or (lambda: None), idle or (lambda: None)
         self.here, self.partners = plan.here, plan.partners()
         self.names = {u: plan.name(u) for u in [plan.here, *self.partners]}
-        self.status, self.inbox = Status(), Inbox(self.names, journal)
+        self.status, self.inbox = SiteStatus(state="starting", started=time.time()), Inbox(self.names, journal)
         #: Partners that have left for good.
         self.left: frozenset[int] = frozenset()
         self.keep = plan.checkpoint_every + 2

@@ -2,6 +2,7 @@
 
 - `NeighbourLink`: a site waits for its neighbours only, in lock step. Nothing is ever skipped: a vector that does not
   arrive is pulled until it does. The two ends of an edge compare their replicas of its dual now and then.
+- `ChoosingLink`: the same in the rounds that choose ``lam``, after which held-out losses travel along the edges.
 - `CentralLink` and `WorkerLink`: Algorithm 2. A central machine S holds all edge state; in each round it tells every
   site theta, pull and chance to be there, and a site that is there answers with its theta.
 - `ReplicatedLink`: Algorithm 2 without a central machine; every site keeps a replica of its component.
@@ -25,8 +26,8 @@ from numpy.typing import NDArray
 from fedkin._base import Array, Mask
 from fedkin.admm import Shard, ShardState
 from fedkin.federate.endpoint import Endpoint
-from fedkin.federate.frames import HEADER_BYTES, Expected, Kind, MessageError, decode, encode
-from fedkin.federate.inbox import LOOK_SECONDS, PeerError
+from fedkin.federate.inbox import HEADER_BYTES, LOOK_SECONDS, Expected, Kind, MessageError, PeerError, decode, encode
+from fedkin.federate.plan import ChoicePlan
 
 Arrays = Mapping[str, NDArray[Any]]
 
@@ -41,11 +42,11 @@ class BaseLink(ABC):
 
     ``done`` rounds are over; ``over`` says whether all partners have finished, too. ``keeps_state`` says whether this
     process writes checkpoints, ``keeps_all`` whether after every round; ``only_up`` whether it stays at the end only
-    for partners that are up.
+    for partners that are up; ``certifies`` whether the shard has what its share of the certificate takes.
     """
 
     keeps_state = keeps_all = True
-    only_up = False
+    only_up = certifies = False
 
     def __init__(self, end: Endpoint, shard: Shard) -> None:
         self.endpoint, self.plan, self.shard = end, end.plan, shard
@@ -110,6 +111,8 @@ class BaseLink(ABC):
 class NeighbourLink(BaseLink):
     """The link of one site to its neighbours, which also compares the two replicas of each edge's dual."""
 
+    certifies = True
+
     def open(self) -> None:
         self.endpoint.open(self._expected, self._answer)
         self._started()
@@ -168,6 +171,88 @@ class NeighbourLink(BaseLink):
             alpha[edge] = theirs
         if alpha.tobytes() != shard.alpha.tobytes():
             shard.take_duals(alpha)
+
+
+class ChoosingLink(NeighbourLink):
+    """The link of one site in the rounds that choose ``lam`` (`ChoicePlan`), and the exchange of losses after them.
+
+    Every stage of the plan begins where the shard is told to begin. After the last one, sites send each other what they
+    know of all sites' held-out losses until it is all: a site's own numbers travel unchanged, so that everybody has the
+    same table, adds it up in the same order, and finds the same level.
+    """
+
+    certifies = False
+
+    def __init__(self, end: Endpoint, shard: Shard) -> None:
+        super().__init__(end, shard)
+        plan = self._choice
+        self._losses = np.zeros(len(plan.parts) * plan.levels.size)
+        #: Losses by site and level ``(V, M)``, and a column that is 1 for sites whose losses are known.
+        self.table = np.zeros((plan.federation_size, plan.levels.size + 1))
+        self._hop = 0
+
+    @property
+    def _choice(self) -> ChoicePlan:
+        assert isinstance(self.plan, ChoicePlan)
+        return self.plan
+
+    def begin(self, shard: Shard) -> int | None:
+        plan, (stage, rest) = self._choice, divmod(self.done, self._choice.level_rounds)
+        if rest == 0:
+            if stage:
+                self._losses[stage - 1] = plan.held_out(stage - 1, shard.theta[0])
+            if stage < self._losses.size:
+                shard.restart(plan.stage(stage, shard), sorted(self.endpoint.left))
+        return super().begin(shard)
+
+    def result(self) -> Array:
+        """Exchange losses until those of all sites are known, or no more can come; return the table."""
+        end, plan = self.endpoint, self._choice
+        own = self._losses.reshape(len(plan.parts), -1).sum(axis=0) / max(plan.n_held, 1)
+        self.table[plan.here] = [*own, 1.0]
+        while not self._knows_all and self._hop < plan.federation_size - 1 and end.partners:
+            t = self._hop + 1
+            end.inbox.advance(Kind.HELD_OUT, t, t + 1)
+            self._send(t)
+            end.wait_for(Kind.HELD_OUT, end.partners, t)
+            for v in end.partners:
+                self._merge(v, end.inbox.values(Kind.HELD_OUT, v, t).reshape(self.table.shape))
+        self._send(self._hop + 1)  # others may know less
+        return self.table
+
+    @property
+    def _knows_all(self) -> bool:
+        return bool(self.table[:, -1].all())
+
+    def _send(self, t: int) -> None:
+        self._hop = t
+        self.endpoint.send(Kind.HELD_OUT, t, self.table.flatten())
+
+    def _merge(self, v: int, theirs: Array) -> None:
+        told = theirs[:, -1] > 0.5
+        both = told & (self.table[:, -1] > 0.5)
+        if not np.array_equal(theirs[both], self.table[both]):
+            name = self.endpoint.names[v]
+            raise PeerError(f"{name} tells other held-out losses of a site than were known: sites would disagree")
+        self.table[told] = theirs[told]
+
+    def _expected(self, v: int) -> list[Expected]:
+        return [*super()._expected(v), self.endpoint.expected(Kind.HELD_OUT, v, self.table.size, 1, 2)]
+
+    def _answer(self, kind: Kind, v: int, t: int) -> bytes | None:
+        if kind is not Kind.HELD_OUT:
+            return super()._answer(kind, v, t)
+        # a site that began anew gets what is known now, which has all that was known before
+        return self.endpoint.frame(kind, t, self.table.flatten()) if 0 < t <= self._hop or self._knows_all else None
+
+    def arrays(self) -> Arrays:
+        return {"losses": self._losses.copy(), "told": self.table.copy()}
+
+    def restore(self, arrays: Arrays, done: int) -> None:
+        super().restore(arrays, done)
+        self._losses, self.table = arrays["losses"].copy(), arrays["told"].copy()
+        plan = self._choice
+        self.shard.restart(plan.stage(max(done - 1, 0) // plan.level_rounds, self.shard))
 
 
 class _Attended(BaseLink):
@@ -487,4 +572,6 @@ def make_link(end: Endpoint, shard: Shard, record: Path | None = None) -> BaseLi
         return ReplicatedLink(end, shard, record)
     if plan.placement == "central":
         return CentralLink(end, shard) if plan.is_centre else WorkerLink(end, shard)
+    if isinstance(plan, ChoicePlan):
+        return ChoosingLink(end, shard)
     return NeighbourLink(end, shard)

@@ -1,26 +1,32 @@
-"""The files that travel between organiser and sites: what is in each of them, and how each is read.
+"""The files that travel between organiser and sites: what is in each, how it is signed, and how it is checked.
 
-All of them are msgspec structs in an `envelope`, decoded strictly and up to a size. `Verifier` reads those of one
-federation: every error names the file and what is wrong with it.
+Each is a msgspec struct in an envelope of readable, versioned JSON::
+
+    {"body": {...}, "format": "fedkin-order-1", "signature": "...", "signer": "three hospitals"}
+
+A file that a site signed has the site's ``certificate``, too, so that the authority's certificate is enough to check
+it. The signature covers everything but itself, as JSON with sorted keys and without blanks, so that mail programs may
+change line ends. A changed bit anywhere gives a `SecurityError`, which names the file.
 """
 
 from __future__ import annotations
 
 import base64
 import hashlib
-from dataclasses import dataclass
+import re
+from collections.abc import Mapping
 from datetime import UTC, datetime
 from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, TypeVar
 
 import msgspec
-from msgspec import Meta
+from msgspec import UNSET, Meta, UnsetType
 
 from fedkin._base import in_file, replacing_directory, write_file
+from fedkin.federate import trust
 from fedkin.federate.contract import Contract, Count, Nonnegative, Positive, Whole
-from fedkin.federate.envelope import By, Sealed, Signer, canonical, seal, unseal, unseal_invitation, unseal_request
-from fedkin.federate.trust import SecurityError, read_whole
+from fedkin.federate.trust import Pair, SecurityError, common_name, site_and_generation
 
 # --- in the organiser's directory ---
 FEDERATION = "federation.json"  #: signed: name, run, contract, authority, digests of the next three
@@ -32,7 +38,7 @@ ORDER = "order.json"
 # --- in a site's directory ---
 INVITE, ADMIT = "invite.json", "admit.json"
 KEY, NEXT_KEY = "site.key", "next.key"  #: the second one waits for its certificate
-ROWS, SETTINGS, MODEL = "rows.npz", "site.toml", "model"
+ROWS, ARRIVED, SETTINGS, MODEL = "rows.npz", "arrived", "site.toml", "model"
 SENT = "sent"  #: all that the site has said
 
 CENTRE = "centre"  #: name of the central machine; its number is the number of sites
@@ -40,22 +46,114 @@ PLAIN_NAME = r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,39}\Z"
 Name = Annotated[str, Meta(pattern=PLAIN_NAME)]
 Run = Annotated[str, Meta(pattern=r"^[0-9a-f]{16}\Z")]
 PlainFile = Annotated[str, Meta(pattern=r"^[a-z_]+\.(json|csv|npz)\Z")]  #: a file that a model has, in no other folder
+By = Literal["either", "organiser", "site"]
+_VERSION = 1
 _SMALL, _LARGE = 2**26, 2**30  # bytes
+_FORMAT = re.compile(r"fedkin-([a-z]+)-([0-9]{1,3})")
+_NUMBERS = re.compile(rb"\[\s+(-?[0-9][^\[\]{}\"]*?)\s+\]")  # a list of numbers, one on each line
+
+
+# --- the envelope -----------------------------------------------------------------------------------------------------
+
+
+class _Envelope(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    body: dict[str, Any]
+    format: str
+    signer: str
+    certificate: str | UnsetType = UNSET
+    signature: Annotated[str, Meta(pattern=r"^([0-9a-f]{2})+\Z")]
+
+
+def canonical(content: Any) -> bytes:
+    """Encode as JSON with sorted keys and without blanks: what is signed and hashed."""
+    return msgspec.json.encode(content, order="sorted")
+
+
+def seal(kind: str, body: Any, signer: Pair) -> bytes:
+    """Return the text of a signed file: its kind (invite, order, ...), and a struct or mapping of plain values."""
+    content = {"body": body, "format": f"fedkin-{kind}-{_VERSION}", "signer": signer.name}
+    if signer.vouched is not None:
+        content["certificate"] = signer.vouched.decode()
+    content["signature"] = signer.sign(canonical(content)).hex()
+    text = msgspec.json.format(canonical(content), indent=1) + b"\n"
+    return _NUMBERS.sub(lambda found: b"[" + b" ".join(found[1].split()) + b"]", text)
+
+
+def unseal(
+    text: bytes,
+    form: type[M],
+    authority: bytes | None = None,
+    *,
+    by: By | None = None,
+    now: datetime | None = None,
+    ended: bool = False,
+) -> tuple[M, bytes | None]:
+    """Return the message in a file and the certificate of the site that signed it, None where the authority did.
+
+    From nowhere but the certificate of the ``authority`` comes the trust in a file; without one, the file brings it
+    along, and whether it is the right one is for people to say, who compare fingerprints. A request without a
+    certificate is signed with the key that it asks for, and proves no more than that. A site's certificate must be
+    valid ``now`` (the present by default), unless it may have ``ended``. ``by`` is who may have signed, by default who
+    signs messages of this form.
+    """
+    plain, kind, version = _decoded(text)
+    if kind != form.kind:
+        raise SecurityError(f"it is a file of the kind {kind!r}, expected {form.kind!r}")
+    if version != _VERSION:
+        raise SecurityError(f"it has format version {version}, but this fedkin reads {_VERSION}: use the same fedkin")
+    try:
+        envelope = msgspec.convert(plain, _Envelope)
+    except msgspec.ValidationError as error:
+        raise SecurityError(f"it is not a whole signed file of fedkin ({error}); get it again") from None
+    own = None if isinstance(envelope.certificate, UnsetType) else envelope.certificate.encode()
+    brought = None if form.brings is None else str(envelope.body.get(form.brings)).encode()
+    if authority is None and (authority := brought) is not None and not trust.may_sign(authority):
+        raise SecurityError("the certificate in it is not that of an authority")
+    assert authority is not None
+    if own is not None:
+        trust.check_issued(own, authority, now, ended=ended or form.outlasts)
+    for owner in (own or brought or authority, brought or own or authority):
+        if site_and_generation(name := common_name(owner))[0] != site_and_generation(envelope.signer)[0]:
+            raise SecurityError(f"it says that {envelope.signer} signed it, but the certificate is that of {name}")
+    if (may := by or form.by) != "either" and (own is None) != (may == "organiser"):
+        raise SecurityError(f"{name} signed it, but only the {'site itself' if own is None else may} may sign it")
+    signed = canonical({name: part for name, part in plain.items() if name != "signature"})
+    trust.check_signature(bytes.fromhex(envelope.signature), signed, own or brought or authority)
+    try:
+        return msgspec.convert(envelope.body, form), own
+    except msgspec.ValidationError as error:
+        raise SecurityError(f"it cannot be used: {error}") from None
+
+
+def read_kind(path: Path) -> tuple[bytes, str]:
+    """Read a file that anybody may have sent, and what it says that it is, before anything is checked."""
+    text = trust.read_whole(path, _LARGE)
+    with in_file(path, SecurityError):
+        return text, _decoded(text)[1]
+
+
+def _decoded(text: bytes) -> tuple[dict[str, Any], str, int]:
+    """Return what is in a file, and which kind and version it says that it is."""
+    try:
+        plain = msgspec.json.decode(text)
+    except (msgspec.MsgspecError, ValueError, RecursionError):
+        raise SecurityError("it is damaged, or not a file of fedkin (JSON cannot be read); get it again") from None
+    named = _FORMAT.fullmatch(str(plain.get("format"))) if isinstance(plain, dict) else None
+    if named is None:
+        raise SecurityError("it does not say which file of fedkin it is")
+    return plain, named[1], int(named[2])
+
+
+# --- messages ---------------------------------------------------------------------------------------------------------
 
 
 class Member(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A site as its neighbours know it.
+    """A site as its neighbours know it."""
 
-    - ``id``: what the organiser's list calls it; ``number``: its place there, counted from 0. Of the two ends of an
-      edge the larger number comes first.
-    - ``name``: its directory, the common name of its certificate, its part of the keys of messages.
-    - ``endpoint``: ``tls/host:port`` where it listens; None when it only shares summaries or only connects.
-    """
-
-    id: str | int
-    name: Name
-    number: Whole
-    endpoint: str | None = None
+    id: str | int  # what the organiser's list calls it
+    name: Name  # its directory, the common name of its certificate, its part of the keys of messages
+    number: Whole  # its place in the list; of the two ends of an edge the larger number comes first
+    endpoint: str | None = None  # ``tls/host:port`` where it listens; None when it only shares or only connects
 
 
 class Steps(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -74,10 +172,13 @@ class Message(msgspec.Struct, frozen=True, forbid_unknown_fields=True, dict=True
     """What all files have: the run of the federation to which they belong."""
 
     kind: ClassVar[str]
+    by: ClassVar[By] = "organiser"  # who signs it
+    outlasts: ClassVar[bool] = False  # whether it counts after the certificate of the site that signed it has ended
+    brings: ClassVar[str | None] = None  # the entry with the certificate, or request, of the key that signed it
     most_bytes: ClassVar[int] = _SMALL
     run: Run
 
-    def write(self, path: Path, signer: Signer) -> Path:
+    def write(self, path: Path, signer: Pair) -> Path:
         """Seal the message and write it to a private file; returns its path."""
         write_file(path, seal(self.kind, self, signer), private=True)
         return path
@@ -87,21 +188,14 @@ class Message(msgspec.Struct, frozen=True, forbid_unknown_fields=True, dict=True
         """SHA-256 of the content: who knows it has seen the file."""
         return hashlib.sha256(canonical(self)).hexdigest()
 
-    @classmethod
-    def decode(cls: type[M], body: dict[str, Any]) -> M:
-        """Return the body of an envelope as a message; raises `SecurityError` that names the entry."""
-        try:
-            return msgspec.convert(body, type=cls)
-        except msgspec.ValidationError as error:
-            raise SecurityError(f"it cannot be used: {error}") from None
-
 
 M = TypeVar("M", bound=Message)
 
 
 class _Invitation(Message, frozen=True):
-    """A file that brings contract and authority along."""
+    """A file that brings contract and authority along. Other files of the federation are checked against it."""
 
+    brings = "authority"
     federation: str
     contract: dict[str, Any]
     authority: str
@@ -112,10 +206,53 @@ class _Invitation(Message, frozen=True):
         """The contract in it."""
         return Contract.from_bytes(canonical(self.contract))
 
-    @cached_property
-    def verifier(self) -> Verifier:
-        """Who is believed by those who believe this file."""
-        return Verifier(self.authority.encode(), self.run, self.terms.digest)
+    def read(
+        self, path: Path, form: type[M], *, site: str | None = None, most_bytes: int | None = None, **how: Any
+    ) -> tuple[M, bytes | None]:
+        """Read a file of this federation; raises `SecurityError`, which names the file.
+
+        ``site`` is the one that it must be about; a file of more than ``most_bytes`` is not read. What a site signed
+        must be about itself. ``how`` and the result are as those of `unseal`.
+        """
+        text = trust.read_whole(path, form.most_bytes if most_bytes is None else min(most_bytes, form.most_bytes))
+        with in_file(path, SecurityError):
+            body, certificate = unseal(text, form, self.authority.encode(), **how)
+            about = getattr(body, "site", None)
+            if body.run != self.run:
+                raise SecurityError(f"it is for another federation (run {body.run})")
+            if getattr(body, "contract", self.terms.digest) != self.terms.digest:
+                raise SecurityError("it is for another contract: use the files of this federation")
+            if site is not None and about != site:
+                raise SecurityError(f"it is for {about}, but this is {site}")
+            owner = body.request.encode() if isinstance(body, Request) else certificate
+            if owner is not None and (name := site_and_generation(common_name(owner))[0]) != about:
+                raise SecurityError(f"{name} signed it, but it is about {about}")
+            if certificate is not None and isinstance(body, Notice) and body.what != "left":
+                raise SecurityError(f"{about} signed it, but only the organiser may expel")
+        return body, certificate
+
+    def find(self, path: Path, form: type[M], site: str | None = None) -> M | None:
+        """Read a file that the organiser signed, if it is there."""
+        return self.read(path, form, site=site)[0] if path.exists() else None
+
+    def departures(self, folder: Path) -> frozenset[str]:
+        """Return the names of the sites that are out, by the notices in a folder; raises when one is not valid.
+
+        A notice that was signed with a lost key counts for nothing.
+        """
+        names, generations = set(), self.generations(folder)
+        for path in sorted(folder.glob("*.notice")):
+            notice, certificate = self.read(path, Notice)
+            if path.name != f"{notice.site}.notice":
+                raise SecurityError(f"{path} is about {notice.site}: remove it, and accept the notice again")
+            if not is_lost(certificate, notice.site, generations):
+                names.add(notice.site)
+        return frozenset(names)
+
+    def generations(self, folder: Path) -> dict[str, int]:
+        """Return which generation of keys counts, of sites that have lost one, by the files in a folder."""
+        found = [self.read(path, Rekey)[0] for path in sorted(folder.glob("*.rekey"))]
+        return {one.site: one.generation for one in found}
 
 
 class Charter(_Invitation, frozen=True):
@@ -136,21 +273,18 @@ class Neighbour(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class Invite(_Invitation, frozen=True):
     """What a site gets first: the contract, the authority's certificate, itself and its neighbours.
 
-    ``n_sites`` is the V of ``lam * V``, ``n_edges`` the number of edges that are tested, ``degree`` that of the site's
-    own edges, which it needs for its steps also where it does not learn its neighbours (placement central).
-    ``component`` and ``edges`` (pairs of numbers with a weight) are there only where the placement is replicas.
-    ``code`` is random: who answers with the digest of this file has seen it.
+    ``n_sites`` is the V of ``lam * V``.
     """
 
     kind = "invite"
     site: Member
     neighbours: tuple[Neighbour, ...]
-    n_edges: Whole
-    degree: Whole
-    code: str
+    n_edges: Whole  # that are tested
+    degree: Whole  # of the site, for its steps, also where it does not learn its neighbours (placement central)
+    code: str  # random: who answers with the digest of this file has seen it
     centre: str | None = None
-    component: tuple[Member, ...] | None = None
-    edges: tuple[tuple[int, int, float], ...] | None = None
+    component: tuple[Member, ...] | None = None  # this and the next only where the placement is replicas
+    edges: tuple[tuple[int, int, float], ...] | None = None  # pairs of numbers with a weight
 
 
 class _OfSite(Message, frozen=True):
@@ -164,6 +298,8 @@ class Request(_OfSite, frozen=True):
     """What a site answers: a certificate request for a key that it made itself, and the digest of its invite."""
 
     kind = "request"
+    by = "either"
+    brings = "request"
     invite: str
     request: str
     steps: Steps | None = None
@@ -180,6 +316,7 @@ class SummaryFile(_OfSite, frozen=True):
     """A site's summary: its first one, or the answer to a query of a later round, with the query's digest."""
 
     kind = "summary"
+    by = "site"
     most_bytes = _LARGE
     round: Count
     day: str
@@ -195,17 +332,13 @@ class QueryFile(_OfSite, frozen=True):
 
 
 class ModelFile(_OfSite, frozen=True):
-    """A model of one site: from the organiser to the site, or from the site to the organiser.
-
-    ``files`` are those of a model directory, texts as they are and arrays (``.npz``) in base 64; ``dropped`` are
-    neighbours whose edge the edge tests dropped.
-    """
+    """A model of one site: from the organiser to the site, or from the site to the organiser."""
 
     kind = "model"
     most_bytes = _LARGE
     day: str
-    files: dict[PlainFile, str]
-    dropped: tuple[Name, ...] = ()
+    files: dict[PlainFile, str]  # of a model directory, texts as they are and arrays (``.npz``) in base 64
+    dropped: tuple[Name, ...] = ()  # neighbours whose edge the edge tests dropped
 
     @classmethod
     def pack(cls, run: str, site: str, contract: str, folder: Path, dropped: tuple[str, ...] = ()) -> ModelFile:
@@ -229,25 +362,33 @@ class Revoked(Message, frozen=True):
     keys: tuple[str, ...]
 
 
-class Order(Message, frozen=True):
-    """What the organiser sets for the rounds after the contract was agreed; None: as in the contract.
+class Rekey(Message, frozen=True):
+    """A site has lost a key: only the key of this generation, and later ones, count and get links."""
 
-    ``revision`` grows with every order. ``steps`` is there only where the placement is replicas.
-    """
+    kind = "rekey"
+    site: Name
+    generation: Annotated[int, Meta(ge=2)]
+    fingerprint: str
+
+
+class Order(Message, frozen=True):
+    """What the organiser sets for the rounds after the contract was agreed; None: as in the contract."""
 
     kind = "order"
     contract: str
-    revision: Count
+    revision: Count  # grows with every order
     lam: Nonnegative | None = None
     rounds: Count | None = None
     rho: Positive | None = None
-    steps: dict[str, Steps] | None = None
+    steps: dict[str, Steps] | None = None  # only where the placement is replicas
 
 
 class Notice(Message, frozen=True):
     """A site is out, for good: the organiser expelled it, or it says itself that it left."""
 
     kind = "notice"
+    by = "either"
+    outlasts = True
     site: Name
     what: Literal["left", "expelled"]
     day: str
@@ -262,93 +403,25 @@ class FitState(Message, frozen=True):
     state: dict[str, Any]
 
 
-@dataclass(frozen=True)
-class Verifier:
-    """What files of a federation are checked against: the authority's certificate, the run, the contract's digest."""
-
-    authority: bytes
-    run: str
-    contract: str
-
-    def read(
-        self,
-        path: Path,
-        form: type[M],
-        *,
-        by: By = "organiser",
-        site: str | None = None,
-        now: datetime | None = None,
-        ended: bool = False,
-    ) -> Sealed[M]:
-        """Read a file of the federation of this form; raises `SecurityError`, which names the file.
-
-        ``by`` is who may have signed it (of sites only the one that it is about), ``site`` the one that it must be
-        about; ``now`` and ``ended`` are as in `fedkin.federate.envelope.unseal`.
-        """
-        text = read_whole(path, form.most_bytes)
-        with in_file(path, SecurityError):
-            sealed = unseal(text, form.kind, self.authority, by=by, now=now, ended=ended)
-            body = form.decode(sealed.body)
-            about = self._check(body)
-            if site is not None and about != site:
-                raise SecurityError(f"it is for {about}, but this is {site}")
-            if sealed.certificate is not None and sealed.signer != about:
-                raise SecurityError(f"{sealed.signer} signed it, but it is about {about}")
-        return Sealed(body, sealed.signer, sealed.certificate)
-
-    def find(self, path: Path, form: type[M], site: str | None = None) -> M | None:
-        """Read a file that the organiser signed, if it is there."""
-        return self.read(path, form, site=site).body if path.exists() else None
-
-    def read_request(self, path: Path, *, now: datetime | None = None) -> Sealed[Request]:
-        """Read a request of this federation, signed by the site that it is about."""
-        text = read_whole(path, Request.most_bytes)
-        with in_file(path, SecurityError):
-            sealed = unseal_request(text, self.authority, now=now)
-            request = Request.decode(sealed.body)
-            if self._check(request) != sealed.signer:
-                raise SecurityError(f"{sealed.signer} signed it, but it asks for a certificate for {request.site}")
-        return Sealed(request, sealed.signer, sealed.certificate)
-
-    def read_notice(self, path: Path) -> Sealed[Notice]:
-        """Read a notice that the authority signed, or the site that left; its certificate may have ended."""
-        sealed = self.read(path, Notice, by="either", ended=True)
-        if sealed.certificate is not None and sealed.body.what != "left":
-            raise SecurityError(f"{path}: {sealed.signer} signed it, but only the organiser may expel")
-        return sealed
-
-    def departures(self, folder: Path) -> frozenset[str]:
-        """Return the names of the sites that are out, by the notices in a folder; raises when one is not valid."""
-        names = set()
-        for path in sorted(folder.glob("*.notice")):
-            names.add(name := self.read_notice(path).body.site)
-            if path.name != f"{name}.notice":
-                raise SecurityError(f"{path} is about {name}: remove it, and accept the notice again")
-        return frozenset(names)
-
-    def _check(self, body: Message) -> str | None:
-        """Return the site that a message is about; raises when it is for another federation or contract."""
-        if body.run != self.run:
-            raise SecurityError(f"it is for another federation (run {body.run})")
-        if getattr(body, "contract", self.contract) != self.contract:
-            raise SecurityError("it is for another contract: use the files of this federation")
-        return getattr(body, "site", None)
+def is_lost(certificate: bytes | None, site: str, generations: Mapping[str, int]) -> bool:
+    """Return whether a site's certificate is of a key that it has lost; False for what the organiser signed."""
+    return certificate is not None and site_and_generation(common_name(certificate))[1] < generations.get(site, 1)
 
 
 def read_charter(path: Path) -> Charter:
     """Read what an organiser fixed, from ``federation.json``."""
-    return _invitation(path, Charter)
+    return _read_invitation(path, Charter)
 
 
 def read_invite(path: Path) -> Invite:
     """Read an invite, signed by the authority that it brings along."""
-    return _invitation(path, Invite)
+    return _read_invitation(path, Invite)
 
 
-def _invitation(path: Path, form: type[M]) -> M:
-    text = read_whole(path, form.most_bytes)
+def _read_invitation(path: Path, form: type[M]) -> M:
+    text = trust.read_whole(path, form.most_bytes)
     with in_file(path, SecurityError):
-        return form.decode(unseal_invitation(text, form.kind))
+        return unseal(text, form)[0]
 
 
 def today() -> str:

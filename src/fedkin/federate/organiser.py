@@ -7,11 +7,13 @@ the run, the authority, and the digests of the contract's file, the graph and th
 from __future__ import annotations
 
 import hashlib
+import ipaddress
+import re
 import secrets
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 from functools import cached_property
 from itertools import pairwise
 from pathlib import Path
@@ -22,16 +24,17 @@ import numpy as np
 
 from fedkin._base import PRIVATE_DIRECTORY, check_nonnegative, check_positive, check_whole, in_file, write_file
 from fedkin.core import Query
+from fedkin.data import read_columns, site_ids, write_csv
 from fedkin.errors import DataError, ParameterError, UnknownSiteError
 from fedkin.federate import messages, trust
-from fedkin.federate.addresses import centre_endpoint, hosts_of, read_members, write_members
 from fedkin.federate.contract import Contract
-from fedkin.federate.envelope import Sealed, Signer, canonical, kind_of
-from fedkin.federate.messages import Charter, Member, ModelFile, Notice, Order, Request, Steps, read_invite
+from fedkin.federate.messages import CENTRE, Charter, Member, ModelFile, Notice, Order, Request, Steps, read_invite
 from fedkin.federate.trust import Pair, SecurityError
 from fedkin.graph import Graph
 
 _STATE = "fit.json"  #: in the folder of queries: what the organiser remembers until they are answered
+_LABEL = re.compile(r"(?!-)[A-Za-z0-9_-]{1,63}(?<!-)")
+_LAST_PORT = 65535
 
 
 @dataclass(frozen=True)
@@ -43,6 +46,7 @@ class Admission:
     fingerprint: str = ""
     until: datetime | None = None
     renewed: bool = False
+    rekey: Path | None = None  # for its neighbours, after it lost a key
 
 
 @dataclass(frozen=True)
@@ -54,12 +58,6 @@ class Standing:
     until: datetime | None
     out: bool
     summaries: int
-
-    @property
-    def ends_soon(self) -> bool:
-        """Whether the site should renew its certificate."""
-        left = timedelta(days=trust.RENEW_DAYS)
-        return self.until is not None and not self.out and self.until < datetime.now(UTC) + left
 
 
 @dataclass(frozen=True, eq=False)
@@ -92,7 +90,7 @@ class Organiser:
         ``host:port`` of the central machine, for that placement; ``authority`` the organiser's own, whose key is not
         kept.
         """
-        agreed, members = Contract.read(contract), read_members(sites, graph)
+        agreed, members = Contract.read(contract), _read_members(sites, graph)
         if directory.exists() and (not directory.is_dir() or any(directory.iterdir())):
             raise DataError(f"{directory} exists and is not empty: choose another place, or remove it")
         placement = agreed.rounds.placement
@@ -105,7 +103,8 @@ class Organiser:
         for folder in (messages.INVITES, messages.ADMITTED, messages.SUMMARIES, messages.QUERIES, messages.NOTICES):
             (directory / folder).mkdir(mode=PRIVATE_DIRECTORY)
         write_file(directory / messages.CONTRACT, contract.read_bytes(), private=True)
-        write_members(directory / messages.SITES, members)
+        rows = [[one.id, *(one.endpoint or "/:").partition("/")[2].rpartition(":")[::2]] for one in members]
+        write_csv(directory / messages.SITES, ["site", "host", "port"], rows)
         if edges is not None:
             edges.write(directory / messages.GRAPH)
         fixed = [messages.CONTRACT, messages.SITES, *([] if edges is None else [messages.GRAPH])]
@@ -116,11 +115,11 @@ class Organiser:
             authority=own.certificate.decode(),
             n_sites=len(members),
             digests={name: _digest(directory / name) for name in fixed},
-            centre=None if centre is None else centre_endpoint(centre),
+            centre=None if centre is None else _centre_endpoint(centre),
         )
         if authority is None:
             write_file(directory / messages.AUTHORITY_KEY, own.key, private=True)
-        charter.write(directory / messages.FEDERATION, Signer.authority(own))
+        charter.write(directory / messages.FEDERATION, own)
         return cls(directory, charter, members)
 
     @classmethod
@@ -135,7 +134,7 @@ class Organiser:
                     f"{directory / name} was changed after fedkin federation new: sites hold what was agreed then; "
                     "put it back, or make a new federation"
                 )
-        return cls(directory, charter, read_members(directory / messages.SITES, None), ca_key)
+        return cls(directory, charter, _read_members(directory / messages.SITES, None), ca_key)
 
     @property
     def contract(self) -> Contract:
@@ -155,16 +154,14 @@ class Organiser:
         return Graph.read(path, sites=ids) if messages.GRAPH in self.charter.digests else Graph(ids, [])
 
     @cached_property
-    def numbers(self) -> dict[str, int]:
-        """The number of each site by its name and by its id."""
-        by_id = {str(member.id): member.number for member in self.members}
-        return by_id | {member.name: member.number for member in self.members}
+    def _by_name(self) -> dict[str, Member]:
+        return {str(one.id): one for one in self.members} | {one.name: one for one in self.members}
 
     def member(self, name: str) -> Member:
         """Return the site of that name or id; raises `UnknownSiteError`."""
-        if name not in self.numbers:
+        if name not in self._by_name:
             raise UnknownSiteError(f"{self.directory / messages.SITES} has no site {name!r}")
-        return self.members[self.numbers[name]]
+        return self._by_name[name]
 
     def neighbours(self) -> list[list[tuple[int, float]]]:
         """Return for each site the numbers of its neighbours, increasing, with the weights of the edges."""
@@ -181,7 +178,7 @@ class Organiser:
 
     def out(self) -> frozenset[str]:
         """Return the names of sites that have left or were expelled, by the valid notices in the directory."""
-        return self.charter.verifier.departures(self.directory / messages.NOTICES)
+        return self.charter.departures(self.directory / messages.NOTICES)
 
     def signing(self) -> Pair:
         """Return the authority with its key."""
@@ -191,8 +188,8 @@ class Organiser:
             raise SecurityError(f"{path} is missing, so nothing can be signed; {own}")
         pair = Pair(self.authority, trust.read_private(path))
         with in_file(path, SecurityError):
-            fit = trust.belong_together(pair.certificate, pair.key)
-        if not fit:
+            fits = pair.fits()
+        if not fits:
             raise SecurityError(f"{path} is not the key of the authority that signed {self.directory}")
         return pair
 
@@ -201,8 +198,7 @@ class Organiser:
         if self.charter.centre is None:
             raise ParameterError(f"the contract's placement is {self.contract.rounds.placement!r}, not 'central'")
         key = trust.make_key()
-        request = trust.make_request(messages.CENTRE, key)
-        return Pair(trust.issue(self.signing(), request, hosts_of(self.charter.centre)), key)
+        return Pair(trust.issue(self.signing(), trust.make_request(CENTRE, key), _hosts(self.charter.centre)), key)
 
     def status(self) -> list[Standing]:
         """Return where every site is, in the order of the list."""
@@ -212,9 +208,10 @@ class Organiser:
         for name in (member.name for member in self.members):
             certificate = self.certificate(name)
             until = None if certificate is None else trust.validity(certificate)[1]
-            invited = (folder / messages.INVITES / f"{name}.invite").exists()
-            found.append(Standing(name, invited, until, name in out, summaries[name]))
+            found.append(Standing(name, self._invite_file(name).exists(), until, name in out, summaries[name]))
         return found
+
+    # --- what the organiser signs ---------------------------------------------------------------------------------
 
     def invite(self, names: Sequence[str] = ()) -> list[Path]:
         """Write invites, for all sites or those of these names; one that is there already is replaced.
@@ -224,12 +221,12 @@ class Organiser:
         chosen, out = [self.member(name) for name in names] or list(self.members), self.out()
         if gone := [member.name for member in chosen if names and member.name in out]:
             raise DataError(f"{gone[0]} has left or was expelled, for good: make a new federation to invite it again")
-        charter, signer = self.charter, Signer.authority(self.signing())
+        charter, signer = self.charter, self.signing()
         central = self.contract.rounds.placement == "central"
         around: Sequence[Sequence[tuple[int, float]]] = [()] * len(self.members) if central else self.neighbours()
         same = ("run", "federation", "authority", "n_sites", "centre")
         common: dict[str, Any] = {name: getattr(charter, name) for name in same}
-        common |= {"contract": msgspec.Raw(canonical(charter.contract)), "n_edges": self.graph.n_edges}  # encoded once
+        common |= {"contract": msgspec.Raw(messages.canonical(charter.contract)), "n_edges": self.graph.n_edges}
         connected, degrees, paths = self._components(), self.graph.degree, []
         for member in chosen:
             given = messages.Invite(
@@ -240,7 +237,7 @@ class Organiser:
                 code=secrets.token_hex(16),
                 **connected.get(member.number, {}),
             )
-            paths.append(given.write(self.directory / messages.INVITES / f"{member.name}.invite", signer))
+            paths.append(given.write(self._invite_file(member.name), signer))
         return paths
 
     def order(
@@ -256,7 +253,7 @@ class Organiser:
             check_whole("rounds", rounds, least=1)
         if rho is not None:
             check_positive("rho", rho)
-        before, signer, out = self.newest_order(), Signer.authority(self.signing()), self.out()
+        before, signer, out = self.newest_order(), self.signing(), self.out()
         given = Order(
             run=self.charter.run,
             contract=self.contract.digest,
@@ -282,18 +279,17 @@ class Organiser:
 
     def newest_order(self) -> Order | None:
         """Return the newest order; None before there was one."""
-        return self.charter.verifier.find(self.directory / messages.ORDER, Order)
+        return self.charter.find(self.directory / messages.ORDER, Order)
 
     def expel(self, name: str) -> Path:
         """Sign that a site is out, for good; returns the notice, for its neighbours."""
-        member = self.member(name)
-        notice = Notice(run=self.charter.run, site=member.name, what="expelled", day=messages.today())
-        path = self.directory / messages.NOTICES / f"{member.name}.notice"
-        return notice.write(path, Signer.authority(self.signing()))
+        site = self.member(name).name
+        notice = Notice(run=self.charter.run, site=site, what="expelled", day=messages.today())
+        return notice.write(self._notice_file(site), self.signing())
 
     def write_queries(self, queries: Iterable[Query], state: Mapping[str, Any]) -> list[Path]:
         """Write the queries of a round, one file for each site, and the plain values to remember until the answers."""
-        signer, run, digest = Signer.authority(self.signing()), self.charter.run, self.contract.digest
+        signer, run, digest = self.signing(), self.charter.run, self.contract.digest
         folder, paths = self.directory / messages.QUERIES, []
         for query in queries:
             name = self.member(str(query.site)).name
@@ -304,18 +300,20 @@ class Organiser:
 
     def read_state(self) -> dict[str, Any] | None:
         """Return what `write_queries` remembered last; None before anything was asked."""
-        found = self.charter.verifier.find(self.directory / messages.QUERIES / _STATE, messages.FitState)
+        found = self.charter.find(self.directory / messages.QUERIES / _STATE, messages.FitState)
         return None if found is None else found.state
 
     def deliver(self, folders: Mapping[str, Path]) -> list[Path]:
         """Sign each site's part of a model, in the directory given for it, for that site alone; returns the files."""
-        signer, place, paths = Signer.authority(self.signing()), self.directory / messages.MODELS, []
+        signer, place, paths = self.signing(), self.directory / messages.MODELS, []
         place.mkdir(mode=PRIVATE_DIRECTORY, exist_ok=True)
         for name, folder in folders.items():
             site = self.member(name).name
             packed = ModelFile.pack(self.charter.run, site, self.contract.digest, folder)
             paths.append(packed.write(place / f"{site}.model", signer))
         return paths
+
+    # --- what comes from sites ------------------------------------------------------------------------------------
 
     def admit(
         self, path: Path, *, again: bool = False, expected: str | None = None, now: datetime | None = None
@@ -326,73 +324,75 @@ class Organiser:
         a site that was admitted may come with another key, unsigned by its old one: after a loss of its directory, and
         after it was asked. What was signed with the old key then counts no more.
         """
-        text = trust.read_whole(path, Request.most_bytes)
-        with in_file(path, SecurityError):
-            kind = kind_of(text)
+        text, kind = messages.read_kind(path)
         if kind == Notice.kind:
             return self._note_leave(path, text)
-        sealed = self.charter.verifier.read_request(path, now=now)
-        request, name = sealed.body, sealed.body.site
-        mark = trust.fingerprint(request.request.encode())
+        request, signed_with = self.charter.read(path, Request, now=now)
+        name, asked = request.site, request.request.encode()
+        mark = trust.fingerprint(asked)
         with in_file(path, SecurityError):
             self._check_request(request)
             known, lost = self.certificate(name), self.revoked(name)
             if expected is not None and not trust.same_fingerprint(mark, expected):
                 raise SecurityError(f"its key has the fingerprint {mark}, not {expected}: is it from the site?")
-            if mark in lost or (sealed.certificate is not None and trust.fingerprint(sealed.certificate) in lost):
+            if mark in lost or (signed_with is not None and trust.fingerprint(signed_with) in lost):
                 raise SecurityError(f"{name} lost the key that asks, so it counts no more")
             if known is not None and not again:
-                _check_second(known, sealed, mark, now)
-        place = self.directory / messages.ADMITTED / f"{name}.admit"
+                _check_second(name, known, signed_with, mark, now)
+        place = self._admit_file(name)
         if known is not None and trust.fingerprint(known) == mark and not again:
             return Admission(name, place, mark, trust.validity(known)[1], True)
-        pair = self.signing()
-        signer, run = Signer.authority(pair), self.charter.run
+        signer, run = self.signing(), self.charter.run
         if known is not None and again and trust.fingerprint(known) != mark:
             gone = messages.Revoked(run=run, site=name, keys=(*lost, trust.fingerprint(known)))
             gone.write(place.with_suffix(".revoked"), signer)
-        certificate = trust.issue(pair, request.request.encode(), hosts_of(self.member(name).endpoint), now=now)
-        write_file(place.with_name(f"{name}.request"), text, private=True)
+        generation, rekey = 1 + len(self.revoked(name)), None
+        if known is not None and again and generation > 1:
+            body = messages.Rekey(run=run, site=name, generation=generation, fingerprint=mark)
+            rekey = body.write(self.directory / messages.NOTICES / f"{name}.rekey", signer)
+        hosts = _hosts(self.member(name).endpoint)
+        certificate = trust.issue(signer, asked, hosts, generation=generation, now=now)
+        write_file(place.with_suffix(".request"), text, private=True)
         admit = messages.Admit(run=run, site=name, contract=self.contract.digest, certificate=certificate.decode())
-        return Admission(name, admit.write(place, signer), mark, trust.validity(certificate)[1], known is not None)
+        until, renewed = trust.validity(certificate)[1], known is not None
+        return Admission(name, admit.write(place, signer), mark, until, renewed, rekey)
 
     def certificate(self, name: str) -> bytes | None:
         """Return the newest certificate of a site, PEM; None before it was admitted."""
-        path = self.directory / messages.ADMITTED / f"{name}.admit"
-        found = self.charter.verifier.find(path, messages.Admit, name)
+        found = self.charter.find(self._admit_file(name), messages.Admit, name)
         return None if found is None else found.certificate.encode()
 
     def revoked(self, name: str) -> tuple[str, ...]:
         """Return the fingerprints of keys that a site has lost; what they signed counts no more."""
-        path = self.directory / messages.ADMITTED / f"{name}.revoked"
-        found = self.charter.verifier.find(path, messages.Revoked, name)
+        found = self.charter.find(self._admit_file(name).with_suffix(".revoked"), messages.Revoked, name)
         return () if found is None else found.keys
+
+    def generations(self) -> dict[str, int]:
+        """Return which generation of keys counts, of sites that have lost one."""
+        return self.charter.generations(self.directory / messages.NOTICES)
 
     def steps(self) -> dict[str, Steps]:
         """Return the step rules that admitted sites sent with their requests, by name."""
-        paths = {one.name: self.directory / messages.ADMITTED / f"{one.name}.request" for one in self.members}
-        read = self.charter.verifier.read_request
-        found = {name: read(path).body.steps for name, path in paths.items() if path.exists()}
+        paths = {one.name: self._admit_file(one.name).with_suffix(".request") for one in self.members}
+        found = {name: self.charter.read(path, Request)[0].steps for name, path in paths.items() if path.exists()}
         return {name: steps for name, steps in found.items() if steps is not None}
 
     def read_published(self, path: Path) -> ModelFile:
         """Read what a site published: signed by itself, with a key that it has not lost, under this contract."""
-        sealed = self.charter.verifier.read(path, ModelFile, by="site")
-        self.check_signer(path, sealed, self.out())
-        return sealed.body
+        body, certificate = self.charter.read(path, ModelFile, by="site")
+        self.check_signer(path, body.site, certificate, self.out())
+        return body
 
-    def check_signer(self, path: Path, sealed: Sealed[Any], out: frozenset[str]) -> None:
+    def check_signer(self, path: Path, name: str, certificate: bytes | None, out: frozenset[str]) -> None:
         """Raise when the site that signed a file has lost the key for it, or is among those that are ``out``."""
-        name = sealed.signer
-        if sealed.certificate is not None and trust.fingerprint(sealed.certificate) in self.revoked(name):
+        if certificate is not None and trust.fingerprint(certificate) in self.revoked(name):
             raise SecurityError(f"{path}: {name} lost the key with which it was signed; let it send the file again")
         if name in out:
             raise DataError(f"{path}: {name} has left or was expelled, so it counts no more; remove the file")
 
     def _check_request(self, request: Request) -> None:
-        name, path = request.site, self.directory / messages.INVITES / f"{request.site}.invite"
-        if name not in {member.name for member in self.members}:
-            raise SecurityError(f"{name} is not a site of this federation")
+        name, path = request.site, self._invite_file(request.site)
+        self._check_member(name)
         if name in self.out():
             raise SecurityError(f"{name} has left or was expelled, for good: make a new federation to admit it")
         if request.steps is None and self.contract.rounds.placement != "peer":
@@ -403,15 +403,25 @@ class Organiser:
             raise SecurityError(f"it does not answer {path}; send that invite to {name} and let it join again")
 
     def _note_leave(self, path: Path, text: bytes) -> Admission:
-        sealed = self.charter.verifier.read_notice(path)
-        name = sealed.body.site
-        if name not in {member.name for member in self.members}:
-            raise SecurityError(f"{path}: {name} is not a site of this federation")
-        if sealed.certificate is not None:
-            self.check_signer(path, sealed, frozenset())
-        place = self.directory / messages.NOTICES / f"{name}.notice"
-        write_file(place, text, private=True)
-        return Admission(name, place)
+        notice, certificate = self.charter.read(path, Notice)
+        with in_file(path, SecurityError):
+            self._check_member(notice.site)
+        self.check_signer(path, notice.site, certificate, frozenset())
+        write_file(place := self._notice_file(notice.site), text, private=True)
+        return Admission(notice.site, place)
+
+    def _check_member(self, name: str) -> None:
+        if not any(member.name == name for member in self.members):
+            raise SecurityError(f"{name} is not a site of this federation")
+
+    def _invite_file(self, name: str) -> Path:
+        return self.directory / messages.INVITES / f"{name}.invite"
+
+    def _admit_file(self, name: str) -> Path:
+        return self.directory / messages.ADMITTED / f"{name}.admit"
+
+    def _notice_file(self, name: str) -> Path:
+        return self.directory / messages.NOTICES / f"{name}.notice"
 
     def _components(self) -> dict[int, dict[str, Any]]:
         """Return for each site all members and edges of its component, where the placement needs them."""
@@ -428,20 +438,20 @@ class Organiser:
         return known
 
 
-def _check_second(known: bytes, sealed: Sealed[Request], mark: str, now: datetime | None) -> None:
+def _check_second(name: str, known: bytes, signed_with: bytes | None, mark: str, now: datetime | None) -> None:
     """Check a site with a certificate that comes again: with the same key, or a new one that its newest one signed."""
     newest, ended = trust.fingerprint(known), trust.validity(known)[1]
     if mark == newest and (now or datetime.now(UTC)) > ended:
         raise SecurityError(
-            f"the certificate of {sealed.signer} ended on {ended:%Y-%m-%d}; ask the site, and admit it with --again"
+            f"the certificate of {name} ended on {ended:%Y-%m-%d}; ask the site, and admit it with --again"
         )
-    if mark != newest and sealed.certificate is None:
+    if mark != newest and signed_with is None:
         raise SecurityError(
-            f"{sealed.signer} was admitted with another key (fingerprint {newest}); ask the site, and if it lost its "
-            "directory admit it with --again"
+            f"{name} was admitted with another key (fingerprint {newest}); ask the site, and if it lost its directory "
+            "admit it with --again"
         )
-    if mark != newest and sealed.certificate is not None and trust.fingerprint(sealed.certificate) != newest:
-        raise SecurityError(f"{sealed.signer} signed it with an old key; a renewal is signed with the newest one")
+    if mark != newest and signed_with is not None and trust.fingerprint(signed_with) != newest:
+        raise SecurityError(f"{name} signed it with an old key; a renewal is signed with the newest one")
 
 
 def _digest(path: Path) -> str:
@@ -449,3 +459,91 @@ def _digest(path: Path) -> str:
         return hashlib.sha256(path.read_bytes()).hexdigest()
     except OSError as error:
         raise SecurityError(f"{path} cannot be read ({error.strerror}); put it back") from None
+
+
+# --- the list of sites ------------------------------------------------------------------------------------------------
+
+
+def _read_members(sites: Path | None, graph: Path | None) -> tuple[Member, ...]:
+    """Read the sites from a table with the column site, and host and port where they listen; or from a graph."""
+    if sites is not None:
+        columns = read_columns(sites)
+        if "site" not in columns:
+            raise DataError(f"{sites} has no column 'site'; it needs site, and host and port for sites that run rounds")
+        if ("host" in columns) != ("port" in columns):
+            raise DataError(f"{sites} has only one of the columns host and port; give both, or none")
+        ids = _checked_ids(sites, site_ids(columns["site"]))
+        parts = zip(ids, *(columns.get(one, np.full(len(ids), None)) for one in ("host", "port")), strict=True)
+        endpoints = [_endpoint(f"{sites}, site {one!r}", host, port) for one, host, port in parts]
+    elif graph is not None:
+        ids = _checked_ids(graph, Graph.read(graph).sites)
+        endpoints = [None] * len(ids)
+    else:
+        raise ParameterError("say who takes part: --sites FILE.csv with a column site, or --graph FILE.csv")
+    first: dict[str, str | int] = {}
+    for one, place in zip(ids, endpoints, strict=True):
+        if place is not None and first.setdefault(place, one) != one:
+            both = f"sites {first[place]!r} and {one!r} both have {place.removeprefix('tls/')}"
+            raise DataError(f"{sites}: {both}; give each its own port")
+    named = enumerate(zip(ids, _plain_names(ids), endpoints, strict=True))
+    return tuple(Member(one, name, k, endpoint) for k, (one, name, endpoint) in named)
+
+
+def _plain_names(ids: Sequence[Hashable]) -> list[str]:
+    """Return a name for each id that can stand in file names, certificates and keys: the id itself, or ``site-3``."""
+    names = [str(one) if re.match(messages.PLAIN_NAME, str(one)) else f"site-{k}" for k, one in enumerate(ids)]
+    taken = {name.lower() for name in names}
+    if len(taken) < len(names) or CENTRE in taken:  # also where file systems do not tell cases apart
+        names = [f"site-{k}" for k in range(len(ids))]
+    return names
+
+
+def _checked_ids(path: Path, found: Sequence[Hashable]) -> list[str | int]:
+    """Return ids that are text or whole numbers, each once; raises `DataError` that names the file."""
+    ids: dict[str, str | int] = {}
+    for one in found:
+        if isinstance(one, bool) or not isinstance(one, str | int):
+            raise DataError(f"{path}: a site is named by text or a whole number, got {one!r}")
+        if str(one) in ids:
+            raise DataError(f"{path} has two lines for site {one!r}")
+        ids[str(one)] = one
+    if not ids:
+        raise DataError(f"{path} names no sites")
+    return list(ids.values())
+
+
+def _centre_endpoint(text: str) -> str | None:
+    """Return ``tls/host:port`` of the central machine, checked."""
+    host, colon, port = text.rpartition(":")
+    if not colon or not port.isdecimal() or (":" in host and not host.startswith("[")):
+        raise ParameterError(f"--centre must be HOST:PORT, such as 192.0.2.1:7447 or [2001:db8::1]:7447, got {text!r}")
+    try:
+        return _endpoint("--centre", host, port)
+    except DataError as error:
+        raise ParameterError(str(error)) from None
+
+
+def _endpoint(where: str, host: object, port: object) -> str | None:
+    """Return ``tls/host:port``, or None where both are empty; raises `DataError` when either cannot be."""
+    name, number = ("" if one is None or one != one else str(one).strip() for one in (host, port))  # NaN is empty, too
+    if not name and not number:
+        return None
+    bare, number = name[1:-1] if name.startswith("[") and name.endswith("]") else name, number.removesuffix(".0")
+    try:
+        # a name does not end with a number: what does is an address, or a slip in one
+        numeric = ":" in bare or name.split(".")[-1].isdigit()
+        address = ipaddress.ip_address(bare) if numeric else None
+        if address is None and not all(map(_LABEL.fullmatch, name.split("."))):
+            raise ValueError
+    except ValueError:
+        raise DataError(f"{where}: the host {name!r} is neither a name nor an address") from None
+    if address is not None and address.is_unspecified:
+        raise DataError(f"{where}: nobody can connect to {name}; give the address under which neighbours reach it")
+    if not number.isdecimal() or not 1 <= int(number) <= _LAST_PORT:
+        raise DataError(f"{where}: the port must be a whole number from 1 to {_LAST_PORT}, got {number or 'nothing'}")
+    return f"tls/{f'[{address}]' if address is not None and address.version == 6 else name}:{int(number)}"
+
+
+def _hosts(endpoint: str | None) -> list[str]:
+    """Return the host of ``tls/host:port``, for a certificate; nothing where nobody listens."""
+    return [] if endpoint is None else [endpoint.partition("/")[2].rpartition(":")[0].strip("[]")]

@@ -11,23 +11,26 @@ import hashlib
 import math
 import warnings
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
+import msgspec
 import numpy as np
 
-from fedkin._base import Array
-from fedkin.admm import RunPlan, SiteRows, StepRule, Wire, plan_run, site_keys
-from fedkin.core import Problem, local_fit, make_penalty
-from fedkin.data import Federation, Rows
+from fedkin._base import Array, Index
+from fedkin.admm import RunPlan, Shard, SiteRows, StepRule, Wire, plan_run, site_keys
+from fedkin.core import Problem, SiteTerms, build_terms, local_fit, make_penalty
+from fedkin.data import Federation, Rows, deal_folds
 from fedkin.errors import DataError, DegenerateSiteWarning, FedkinError, ParameterError
+from fedkin.federate.arrivals import rows_before
 from fedkin.federate.contract import Contract, EdgeTests, Placement
-from fedkin.federate.disclosure import check_disclosure, refuse_disclosure
-from fedkin.federate.frames import HEADER_BYTES, RUN_BYTES, Kind
+from fedkin.federate.disclosure import Thresholds, check_count, check_disclosure, most_folds, refuse_disclosure
+from fedkin.federate.inbox import HEADER_BYTES, RUN_BYTES, Kind
 from fedkin.federate.messages import CENTRE, Invite, Member, Order, Steps
 from fedkin.federate.organiser import Organiser
+from fedkin.federate.records import Choice, read_choice
 from fedkin.federate.site import Site
 from fedkin.graph import Graph
 from fedkin.losses import Loss, described_loss
@@ -62,6 +65,8 @@ class SitePlan(RunPlan):
     - ``placement``: who holds the state of an edge: its two ends, a central machine (its endpoint is ``centre``), or
       every site of the component.
     - ``select``: the edge selection that comes before the rounds, among ``n_edges`` edges of the whole graph.
+    - ``constrained``: whether the ball of ``radius`` is a constraint that the contract states, not a limit by default.
+    - ``phase``: "" for the rounds that end with a model; messages of other phases have other keys and marks.
     """
 
     run: str
@@ -78,6 +83,8 @@ class SitePlan(RunPlan):
     select: EdgeTests | None = None
     n_edges: int = 0
     revision: int = 0
+    phase: str = ""
+    constrained: bool = False
 
     def __post_init__(self) -> None:
         """Raise `PlanError` when two fields do not fit together."""
@@ -97,10 +104,10 @@ class SitePlan(RunPlan):
 
     @cached_property
     def run_bytes(self) -> bytes:
-        """What messages and checkpoints are marked with: the run id, or a digest of it and the revision."""
-        if self.revision == 0:
+        """What messages and checkpoints are marked with: the run id, or a digest of it, the revision and the phase."""
+        if self.revision == 0 and not self.phase:
             return bytes.fromhex(self.run)
-        return hashlib.blake2b(f"{self.run} {self.revision}".encode(), digest_size=RUN_BYTES).digest()
+        return hashlib.blake2b(f"{self.run}{self.phase} {self.revision}".encode(), digest_size=RUN_BYTES).digest()
 
     @property
     def most_bytes(self) -> int:
@@ -176,15 +183,15 @@ class SitePlan(RunPlan):
     def key(self, kind: Kind, sender: int, receiver: int) -> str:
         """Return the key under which ``sender`` writes what ``receiver`` reads."""
         pair = f"/{self.name(receiver)}" if kind in _PAIRWISE else ""
-        return f"{self.run}/{kind.name.lower()}/{self.name(sender)}{pair}"
+        return f"{self.run}{self.phase}/{kind.name.lower()}/{self.name(sender)}{pair}"
 
     def asking_key(self, kind: Kind, sender: int, receiver: int) -> str:
         """Return the key under which ``receiver`` asks for what was lost: nobody else may, so the asker is known."""
-        return f"{self.run}/ask/{kind.name.lower()}/{self.name(sender)}/{self.name(receiver)}"
+        return f"{self.run}{self.phase}/ask/{kind.name.lower()}/{self.name(sender)}/{self.name(receiver)}"
 
     def presence_key(self, sender: int) -> str:
         """Return the key under which a site shows that it is there."""
-        return f"{self.run}/live/{self.name(sender)}"
+        return f"{self.run}{self.phase}/live/{self.name(sender)}"
 
     def all_keys(self, sender: int, receiver: int) -> list[str]:
         """Return all keys under which ``sender`` writes what ``receiver`` reads."""
@@ -193,10 +200,95 @@ class SitePlan(RunPlan):
         return [*keys, *(self.asking_key(kind, sender, receiver) for kind in kinds), self.presence_key(sender)]
 
 
+@dataclass(frozen=True, eq=False)
+class FoldPart:
+    """What a site does in one fold of the choice of ``lam``: rows to train on, steps and start planned from them.
+
+    ``held_out`` are the rows that it holds out, None for none.
+    """
+
+    rows: SiteRows
+    steps: StepRule
+    theta: Array
+    held_out: SiteTerms | None
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class ChoicePlan(SitePlan):
+    """The plan of the rounds in which sites choose ``lam``: for each fold, all ``levels (M,)``, the largest first.
+
+    A stage is a fold and a level, and takes ``level_rounds`` rounds with all rows that train. Its ``lam`` is 1, so that
+    ``edge_radius`` is to be multiplied by a level.
+    """
+
+    levels: Array
+    level_rounds: int
+    parts: tuple[FoldPart, ...]
+
+    @property
+    def most_bytes(self) -> int:
+        return max(super().most_bytes, HEADER_BYTES + 8 * self.federation_size * (self.levels.size + 1))
+
+    @property
+    def n_held(self) -> int:
+        """Folds in which this site holds rows out."""
+        return sum(part.held_out is not None for part in self.parts)
+
+    def kinds(self, sender: int, receiver: int) -> list[Kind]:
+        return [*super().kinds(sender, receiver), Kind.HELD_OUT]
+
+    def all_keys(self, sender: int, receiver: int) -> list[str]:
+        """Return the keys of this phase and of the rounds that follow, which use the same links."""
+        later = replace(self, phase="", compare_every=1)
+        return [*super().all_keys(sender, receiver), *SitePlan.all_keys(later, sender, receiver)]
+
+    def stage(self, number: int, shard: Shard) -> RunPlan:
+        """Return the plan of a stage; all but the first of a fold go on from where the shard is."""
+        fold, level = divmod(number, self.levels.size)
+        part, radius = self.parts[fold], self.levels[level] * self.edge_radius
+        theta, alpha = part.theta, np.zeros((len(self.edges), self.n_params))
+        if level:
+            theta = shard.theta.copy()
+            alpha[np.isin(self._edge_keys(self.edges), self._edge_keys(shard.edges))] = shard.alpha
+        return replace(
+            self,
+            rows=part.rows,
+            steps=part.steps,
+            theta=theta,
+            edge_radius=radius,
+            alpha=self.penalty.project(alpha, radius),
+        )
+
+    def _edge_keys(self, edges: Index) -> Index:
+        return np.asarray(edges[:, 0] * self.federation_size + edges[:, 1])
+
+    def held_out(self, number: int, theta: Array) -> float:
+        """Return the mean loss at ``theta (p,)`` of the rows that were held out in a stage, 0 without any."""
+        terms = self.parts[number // self.levels.size].held_out
+        return 0.0 if terms is None else float(terms.values(theta[None])[0])
+
+    def chosen(self, table: Array) -> Choice:
+        """Return the level with the least loss in all, from losses by site ``(V, M + 1)`` (`ChoosingLink`)."""
+        totals = np.zeros(self.levels.size)
+        for line in table:  # one after the other, so that all sites get the same bits
+            totals += line[:-1]
+        if not totals.any():
+            raise DataError(
+                "no site has rows enough to hold some out, so lam cannot be chosen: let the organiser order one "
+                "(fedkin federation order DIR --lam X), or agree on fewer folds"
+            )
+        lam, known = float(self.levels[int(totals.argmin())]), int(table[:, -1].sum())
+        return Choice(self.run, self.revision, lam, self.levels.tolist(), totals.tolist(), known)
+
+
 def site_plan(directory: Path | Site) -> SitePlan:
-    """Return the plan of a site, from its directory: invite, order, and steps planned from its own rows."""
+    """Return the plan of a site, from its directory: invite, order, and steps planned from its own rows.
+
+    Where sites choose ``lam`` and have not yet, it is a `ChoicePlan`.
+    """
     site = directory if isinstance(directory, Site) else Site.read(directory)
-    given, contract, rows = site.invite, site.contract, site.rows()
+    given, contract = site.invite, site.contract
+    rows = rows_before(site, 0 if site.order is None else site.order.revision)
     refuse_disclosure(check_disclosure(contract, rows, site.settings), f"{site.directory}: no rounds")
     own, placement = given.site, contract.rounds.placement
     members = tuple(one.member for one in given.neighbours)
@@ -225,7 +317,42 @@ def site_plan(directory: Path | Site) -> SitePlan:
     degrees = {u: sum(u in edge[:2] for edge in edges) for u in steps} | {own.number: given.degree}
     facts: dict[str, Any] = {"run": given.run, "here": own.number, "federation_size": given.n_sites}
     facts |= {"snapshot_every": every, "centre": given.centre, "n_edges": given.n_edges, "where": str(site.directory)}
-    return _plan(contract, site.order, members, edges, steps, degrees, {own.number: rows}, **facts)
+    lam = _lam(contract, site.order)
+    if lam == "cv":
+        lam = read_choice(site.directory, given.run, 0 if site.order is None else site.order.revision)
+        if lam is None:
+            calm = _without_noise(contract)
+            plan = _plan(calm, site.order, members, edges, steps, degrees, {own.number: rows}, lam=1.0, **facts)
+            return _choice_plan(calm, plan, rows, own, given.degree, site.settings)
+    return _plan(contract, site.order, members, edges, steps, degrees, {own.number: rows}, lam=lam, **facts)
+
+
+def _without_noise(contract: Contract) -> Contract:
+    """Return the contract with rounds of all rows."""
+    calm = {"batch_size": None, "gradient": "plain", "average": "last", "compare_every": 0}
+    return msgspec.structs.replace(contract, rounds=msgspec.structs.replace(contract.rounds, **calm))
+
+
+def _choice_plan(
+    contract: Contract, plan: SitePlan, rows: Rows, own: Member, degree: int, settings: Thresholds
+) -> ChoicePlan:
+    """Return the plan of the rounds in which a site chooses ``lam`` with the others."""
+    folds = most_folds(contract, rows, settings, site=own.id)
+    fold_of = deal_folds(own.id, rows.n_samples, max(folds, 1), contract.seed)
+    loss, nothing, parts = contract.loss_object(), np.zeros(contract.n_params), []
+    for fold in range(contract.folds):
+        held = fold_of == fold if fold < folds else np.zeros(rows.n_samples, dtype=bool)
+        if check_count(contract, int((~held).sum()), settings):  # too few would train
+            held[:] = False
+        train = rows.take(~held)
+        steps, _ = plan_site(contract, train, degree, plan.rho)
+        rule = StepRule(np.array([steps.start]), np.array([steps.growth]), plan.steps.damping)
+        out = build_terms(Federation({0: rows.take(held)}), [loss], nothing) if held.any() else None
+        parts.append(FoldPart(stacked(contract, {0: train}, {0: own.id}), rule, np.array([steps.theta]), out))
+    levels, each = contract.levels(plan.n_edges), contract.rounds.level_rounds
+    known: dict[str, Any] = {one.name: getattr(plan, one.name) for one in fields(plan)}
+    known |= {"phase": "-choice", "rounds": len(parts) * levels.size * each}
+    return ChoicePlan(**known, levels=levels, level_rounds=each, parts=tuple(parts))
 
 
 def centre_plan(organiser: Organiser) -> SitePlan:
@@ -272,11 +399,15 @@ def _plan(
     *,
     where: str,
     federation_size: int,
+    lam: float | None = None,
     **facts: Any,
 ) -> SitePlan:
     contract.check_rounds(where)
     rounds, rho = contract.rounds, _rho(contract, order)
-    lam = rounds.lam if order is None or order.lam is None else order.lam
+    asked = _lam(contract, order) if lam is None else lam
+    if asked == "cv":
+        raise ParameterError(f'{where}: lam is "cv": sites choose it in rounds; here it must be a number')
+    lam = asked
     if lam is None:
         raise ParameterError(f"{where}: no lam is set; the organiser orders one: fedkin federation order DIR --lam X")
     ordered, numbers = sorted(edges), sorted(steps)
@@ -284,7 +415,7 @@ def _plan(
     # edges without any strength do not slow a site down
     damping = [rho * degrees[u] if lam > 0 else 0.0 for u in numbers]
     reduced = rounds.gradient != "plain" and rounds.placement == "peer"
-    sparsity = contract.per_parameter(contract.sparsity) if contract.sparsity else None
+    sparsity = contract.per_parameter(contract.fixed_sparsity) if contract.sparsity else None
     return SitePlan(
         **{"placement": rounds.placement, **facts},
         sites=np.array(numbers, dtype=np.int64),
@@ -304,6 +435,7 @@ def _plan(
         average=rounds.average or ("last" if reduced or not _is_noisy(contract) else "tail"),
         sparsity=None if sparsity is None else np.tile(sparsity, (len(numbers), 1)),
         radius=contract.radius,
+        constrained=rounds.radius is not None,
         federation_size=federation_size,
         members=members,
         loss=contract.loss,
@@ -332,6 +464,12 @@ def stacked(contract: Contract, rows: Mapping[int, Rows], ids: Mapping[int, str 
     )
 
 
+def planned_rows(plan: SitePlan, site: Site, rows: Rows) -> tuple[SiteRows, Array]:
+    """Return other rows of a plan's own site as shards take them, and 1 / (the longest first step) on them ``(1,)``."""
+    steps, _ = plan_site(site.contract, rows, site.invite.degree, plan.rho)
+    return stacked(site.contract, {plan.here: rows}, {plan.here: site.invite.site.id}), np.array([steps.start])
+
+
 def plan_site(contract: Contract, rows: Rows, degree: int, rho: float) -> tuple[Steps, int]:
     """Return what a site plans from its own rows: steps, where it starts, and rounds between snapshots.
 
@@ -357,6 +495,10 @@ def own_estimate(contract: Contract, rows: Rows) -> Array:
 def _is_noisy(contract: Contract) -> bool:
     """Return whether anything is random in a run: batches, or who is there."""
     return contract.rounds.batch_size is not None or contract.rounds.placement != "peer"
+
+
+def _lam(contract: Contract, order: Order | None) -> float | Literal["cv"] | None:
+    return contract.rounds.lam if order is None or order.lam is None else order.lam
 
 
 def _rho(contract: Contract, order: Order | None) -> float:

@@ -1,8 +1,14 @@
 """The process of a site, or of the central machine: its directory, lock, log, status, signals, transport, exit code.
 
 ``fedkin site run`` and ``fedkin federation run`` do all rounds (`run`); ``fedkin site select`` tests edges before them
-(`fedkin.federate.selection`). Exit codes: 0 finished, 3 stopped on request, 4 cannot go on now (start again later), 2
-wrong directory or input.
+(`run_selection`). Exit codes: 0 finished, 3 stopped on request, 4 cannot go on now (start again later), 2 wrong
+directory or input.
+
+Edge selection: each site fits its own rows and sends its neighbours the estimate, its covariance and what the test
+needs to know about them (``p^2 + 2 p + 5`` numbers). Both ends of an edge can then test it; the end with the smaller
+number decides and tells the other, so that rounding cannot make them disagree. The Bonferroni threshold ``level / |E|``
+needs no one else. Unlike in `fedkin.select_edges`, noise variances are moderated across the two ends only, and a site
+without an estimate of its own takes the scale of its prior from its own rows.
 """
 
 from __future__ import annotations
@@ -14,31 +20,35 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from fedkin._base import Array, lock, write_arrays
-from fedkin.errors import DataError, FedkinError
-from fedkin.federate import records
-from fedkin.federate.inbox import Patience, PeerError, Status, Stopped
-from fedkin.federate.journal import Journal
+from fedkin.core import LocalFit, bonferroni, local_fit, wald_tests
+from fedkin.data import Federation
+from fedkin.errors import DataError, DegenerateSiteWarning, FedkinError, ParameterError
+from fedkin.federate import records, transports
+from fedkin.federate.arrivals import Arrivals, read_arrived
+from fedkin.federate.endpoint import Action, Endpoint
+from fedkin.federate.inbox import Kind, Patience, PeerError, Stopped
+from fedkin.federate.ledger import What
 from fedkin.federate.links import CentralLink, ReplicatedLink
 from fedkin.federate.messages import ADMIT, CENTRE, FEDERATION, INVITE, KEY, NEXT_KEY, NOTICES
 from fedkin.federate.organiser import Organiser
 from fedkin.federate.participant import Participant
-from fedkin.federate.plan import SitePlan, centre_plan, site_plan
+from fedkin.federate.plan import ChoicePlan, SitePlan, centre_plan, site_plan
+from fedkin.federate.records import CANNOT, SELECTION, Journal, Selection, SiteStatus, write_record
 from fedkin.federate.site import Site
-from fedkin.federate.transports import ReopeningTransport, site_links
-from fedkin.federate.trust import Pair, SecurityError
+from fedkin.federate.transports import ReopeningTransport, Transport
+from fedkin.federate.trust import Pair, SecurityError, link_name, site_and_generation
 
 FINISHED, WRONG, STOPPED, LATER = 0, 2, 3, 4
-#: State of a site that ended with an error.
-CANNOT = "cannot go on"
 #: Environment variable in which a supervisor says how often it has started the site again.
 RESTARTS = "FEDKIN_RESTARTS"
 _STATUS_SECONDS, _TICK_SECONDS = 0.5, 0.05
@@ -76,7 +86,7 @@ class Program:
             self._site = Site.read(place)
             self.name, self.authority = self._site.name, self._site.authority
         self.pair()  # raises unless it is admitted, and its certificate good
-        self.out = self._who_is_out()
+        self.out, self.generations = self._who_is_out(), self._generations()
         self.transport: ReopeningTransport | None = None
         self._seen: Any = None
         self._looked, self._ticked = time.monotonic(), -math.inf
@@ -96,8 +106,21 @@ class Program:
         """Return certificate and key, both valid now."""
         return self.site.pair() if self._organiser is None else self._pair
 
+    def allow(self, what: What) -> None:
+        """Raise `DataError` when nothing may leave the site for its neighbours; otherwise record that it does."""
+        if self._site is not None:
+            rows, ledger = self._site.rows(), self._site.ledger
+            ledger.check(what, rows.digest)
+            to = "the central machine" if self.plan.placement == "central" else "its neighbours"
+            note = "estimate and covariance" if what == "select" else f"thetas, order {self.plan.revision}"
+            note += ", and held-out losses by level" if isinstance(self.plan, ChoicePlan) else ""
+            ledger.record(self._site.entry(what, rows, to, note), once=True)
+
     def _who_is_out(self) -> frozenset[str]:
         return self.site.out if self._organiser is None else self._organiser.out()
+
+    def _generations(self) -> Mapping[str, int]:
+        return self.site.generations if self._organiser is None else self._organiser.generations()
 
     def gone(self) -> frozenset[int]:
         """Return the numbers of partners that are out, for good."""
@@ -106,11 +129,12 @@ class Program:
     @contextmanager
     def linked(self) -> Iterator[ReopeningTransport]:
         """Open a transport to those whom it exchanges messages with; it is closed at the end."""
-        from fedkin.federate.zenoh import ZenohTransport
 
-        def make() -> ZenohTransport:
-            links = site_links(self.plan, self.pair(), self.authority, self.out, self._listen, self._lease)
-            return ZenohTransport(links, self._on_link, self._on_refused, self.plan.most_bytes)
+        def make() -> transports.ZenohTransport:
+            links = transports.site_links(
+                self.plan, self.pair(), self.authority, self.out, self._listen, self._lease, self.generations
+            )
+            return transports.ZenohTransport(links, self._on_link, self._on_refused, self.plan.most_bytes)
 
         self._seen = self._files()
         self.transport = ReopeningTransport(make)
@@ -120,9 +144,12 @@ class Program:
             self.transport.close()
 
     def _on_link(self, name: str | None, address: str, opened: bool) -> None:
-        known = {self.plan.name(v) for v in self.plan.partners()} - self.out
+        partners = {self.plan.name(v) for v in self.plan.partners()} - self.out
+        known = {link_name(one, self.generations.get(one, 1)) for one in partners}
         if opened and name not in known:
-            words = "link from a stranger: all it does is refused"
+            lost = name is not None and site_and_generation(name)[0] in partners
+            words = "link with a key that was lost" if lost else "link from a stranger"
+            words += ": all it does is refused"
             self.journal.sparingly("warning", words, peer=name, address=address)
         else:
             self.journal.sparingly("info", f"link {'opened' if opened else 'closed'}", peer=name)
@@ -160,14 +187,14 @@ class Program:
         seen = self._files()
         if seen == self._seen:
             return
-        self._seen, before, renewed = seen, self.out, False
+        self._seen, before, keys, renewed = seen, self.out, self.generations, False
         try:
             if self._site is not None:
                 certificate, self._site = self._site.certificate, Site.read(self.place)
                 self.out = self._site.out
                 self._site.pair()
                 renewed = self._site.certificate != certificate
-            self.out = self._who_is_out()
+            self.out, self.generations = self._who_is_out(), self._generations()
         except SecurityError as error:
             if self.name in self.out:
                 raise
@@ -178,7 +205,10 @@ class Program:
             self.journal.write("warning", "out for good: its link is closed, nothing more goes to it", peer=name)
         if renewed:
             self.journal.write("info", "certificate renewed: links are opened anew")
-        if (renewed or gone) and self.transport is not None:
+        replaced = sorted(name for name, number in self.generations.items() if number > keys.get(name, 1))
+        for name in replaced:
+            self.journal.write("warning", "key lost: it gets no link any more", peer=name)
+        if (renewed or gone or replaced) and self.transport is not None:
             self.transport.reopen()
 
 
@@ -188,10 +218,9 @@ class StatusWriter:
     def __init__(self, place: Path) -> None:
         self.place, before = place, records.read_status(place)
         # a site that cannot even begin is where it was
-        self.rounds, self.status = before.rounds, Status(round=before.round)
-        self.restarts = int(os.environ.get(RESTARTS, before.restarts))
+        self.status = SiteStatus(state="starting", started=time.time(), round=before.round, rounds=before.rounds)
+        self.rounds, self.restarts = before.rounds, int(os.environ.get(RESTARTS, before.restarts))
         self.sent, self._sent_before = 0, before.sent  # bytes, by this process and those before
-        self.why: str | None = None
         self.stop = False
         self._settle: Callable[[], None] = lambda: None
         self._written = -math.inf
@@ -201,7 +230,7 @@ class StatusWriter:
     def _on_signal(self, *_: object) -> None:
         self.stop = True
 
-    def begin(self, status: Status, settle: Callable[[], None]) -> None:
+    def begin(self, status: SiteStatus, settle: Callable[[], None]) -> None:
         """From now on write this status; before it tells of a round, ``settle`` has written the state after it."""
         self.status, self._settle = status, settle
 
@@ -216,27 +245,16 @@ class StatusWriter:
 
     def end(self, state: str, why: str | None = None) -> None:
         """Write the last state, and why it is."""
-        self.status, self.why = replace(self.status, state=state), why
+        self.status.state, self.status.why = state, why
         self.write()
 
     def write(self) -> None:
         """Replace ``status.json``."""
         self._written, status = time.monotonic(), self.status
-        told = ("state", "round", "waiting_for", "pulled", "repaired", "started")
-        content = records.StatusFile(
-            **{name: getattr(status, name) for name in told},
-            pid=os.getpid(),
-            time=time.time(),
-            rounds=self.rounds,
-            change=status.change if math.isfinite(status.change) else None,
-            up=sorted(status.up),
-            restarts=self.restarts,
-            sent=self._sent_before + self.sent,
-            shares=[[one if math.isfinite(one) else None for one in vars(share).values()] for share in status.shares],
-            why=self.why,
-        )
+        status.pid, status.time, status.rounds, status.restarts = os.getpid(), time.time(), self.rounds, self.restarts
+        status.sent = self._sent_before + self.sent
         with suppress(OSError):  # a full disk: checkpoints report it
-            records.write_record(self.place / records.STATUS, content)
+            records.write_record(self.place / records.STATUS, status)
 
 
 def run_program(place: Path, work: Callable[[Program], None], *, echo: bool = False, **how: Any) -> int:
@@ -300,6 +318,8 @@ def parse(
     parser = argparse.ArgumentParser(prog=f"fedkin {command}", description=words)
     parser.add_argument("place", type=Path, help="the site's directory")
     parser.add_argument("--listen", metavar="HOST:PORT", help="listen here instead of at the address in the list")
+    if command == "site run":
+        parser.add_argument("--follow", type=Path, metavar="PATH", help="a table that grows, or a directory of files")
     parser.add_argument("--echo", action="store_true", help="log to standard error, too")
     for name, value in vars(patience).items():
         parser.add_argument(f"--{name.replace('_', '-')}", type=float, default=value, metavar="SECONDS")
@@ -314,9 +334,43 @@ def parse(
     return place, patience, {**given, "lease": patience.lease}
 
 
-def run(program: Program, patience: Patience, finish: Finish | None = None) -> None:
-    """Do all rounds that are left, hand over the result, and stay while others need this process."""
-    plan, place = program.plan, program.place
+def run(program: Program, patience: Patience, finish: Finish | None = None, follow: Path | None = None) -> None:
+    """Do all rounds that are left, hand over the result, and stay while others need this process.
+
+    ``follow`` is a table that grows, or a directory to which files are added.
+    """
+    program.allow("run")
+    with program.linked() as transport:
+        if isinstance(program.plan, ChoicePlan):
+            choose(program, program.plan, transport, patience)
+        plan, place, arrivals = program.plan, program.place, None
+        if not plan.is_centre and (follow is not None or read_arrived(place).parts):
+            about = (plan.theta[0], plan.loss_object(), program.journal)
+            arrivals = Arrivals(program.site, plan.revision, follow, *about)
+        participant = _begin(program, transport, patience, record=place / records.RECORD, arrivals=arrivals)
+        theta = participant.run()
+        if finish is not None and not plan.is_centre:
+            assert participant.shard.gradients is not None
+            finish(Result(program.site, plan, theta, int(participant.shard.gradients.rows.counts.sum())))
+        link = participant.link
+        if isinstance(link, CentralLink) or (isinstance(link, ReplicatedLink) and link.leads):
+            parts = {"available": np.array(link.attended), "sites": np.array([plan.name(u) for u in link.members])}
+            write_arrays(place / records.PRESENCE, parts, compressed=True)
+        program.status.write()
+        participant.linger()
+        program.status.end("done")
+
+
+def _begin(
+    program: Program,
+    transport: Transport,
+    patience: Patience,
+    state: str = records.STATE,
+    record: Path | None = None,
+    arrivals: Arrivals | None = None,
+) -> Participant:
+    """Return the participant of the program's plan, whose status is written from now on."""
+    plan = program.plan
     program.status.rounds = plan.rounds
 
     def tick(participant: Participant) -> None:
@@ -324,36 +378,127 @@ def run(program: Program, patience: Patience, finish: Finish | None = None) -> N
         if plan.placement == "peer" and (gone := program.gone()):
             participant.drop(gone)
 
-    with program.linked() as transport:
-        participant = Participant(
-            plan,
-            transport,
-            program.journal,
-            checkpoint=place / records.STATE,
-            record=place / records.RECORD,
-            patience=patience,
-            left=program.gone() | records.read_selection(place, plan) if plan.placement == "peer" else (),
-            tick=tick,
-        )
-        program.status.begin(participant.status, participant.settle)
-        theta = participant.run()
-        if finish is not None and not plan.is_centre:
-            assert plan.rows is not None
-            finish(Result(program.site, plan, theta, int(plan.rows.counts.sum())))
-        link = participant.link
-        if isinstance(link, CentralLink) or (isinstance(link, ReplicatedLink) and link.leads):
-            parts = {"available": np.array(link.attended), "sites": np.array([plan.name(u) for u in link.members])}
-            write_arrays(place / records.PRESENCE, parts, compressed=True, private=True)
-        program.status.write()
-        participant.linger()
-        program.status.end("done")
+    participant = Participant(
+        plan,
+        transport,
+        program.journal,
+        checkpoint=program.place / state,
+        record=record,
+        patience=patience,
+        left=program.gone() | records.read_selection(program.place, plan) if plan.placement == "peer" else (),
+        arrivals=arrivals,
+        tick=tick,
+    )
+    program.status.begin(participant.status, participant.settle)
+    return participant
+
+
+def choose(program: Program, plan: ChoicePlan, transport: Transport, patience: Patience) -> None:
+    """Do the rounds that choose ``lam``, write ``choice.json``, and plan the rounds that follow."""
+    journal = program.journal
+    journal.write("info", "choosing lam", levels=plan.levels.size, folds=len(plan.parts), held_out=plan.n_held)
+    participant = _begin(program, transport, patience, state=records.CHOICE_STATE)
+    chosen = plan.chosen(participant.run())
+    participant.save(participant.done, participant.shard, True)  # with what the others told
+    participant.linger()
+    write_record(program.place / records.CHOICE, chosen)
+    journal.write("info", "lam chosen", lam=chosen.lam, sites=chosen.sites)
+    program.plan = site_plan(program.site)
 
 
 def main(finish: Finish | None = None, arguments: Sequence[str] | None = None, *, centre: bool = False) -> int:
     """Parse arguments and run one site, or the central machine."""
     command = "federation run" if centre else "site run"
     place, patience, given = parse(command, "Do all rounds.", Patience(), arguments)
-    return run_program(place, lambda program: run(program, patience, finish), centre=centre, **given)
+    follow = given.pop("follow", None)
+    return run_program(place, lambda program: run(program, patience, finish, follow), centre=centre, **given)
+
+
+def summary(plan: SitePlan) -> Array:
+    """Return what a site tells about its own fit: theta, covariance, prior precision, and five facts."""
+    assert plan.select is not None and plan.rows is not None
+    rows = plan.rows.of(0)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DegenerateSiteWarning)  # `rescued` travels, and the log says so
+        fit = local_fit(Federation({0: rows}), plan.rows.losses[0], plan.select.variance)
+    dof = fit.residual_dof[0] if np.isfinite(fit.residual_dof[0]) else -1.0
+    facts = [fit.n_samples[0], fit.dispersion[0], dof, fit.matrix_estimated[0], fit.rescued[0]]
+    parts = [fit.theta[0], fit.covariance[0].ravel(), fit.prior_precision[0], np.array(facts, dtype=float)]
+    return np.concatenate(parts)
+
+
+def _pair(plan: SitePlan, first: Array, second: Array) -> LocalFit:
+    """Return a `LocalFit` of two sites from their summaries."""
+    assert plan.select is not None
+    p, both = plan.n_params, np.stack([first, second])
+    samples, dispersion, dof, whole, rescued = both[:, -5:].T
+    return LocalFit(
+        sites=(0, 1),
+        theta=both[:, :p],
+        hessian=np.zeros((2, p, p)),
+        covariance=both[:, p : p + p * p].reshape(2, p, p),
+        n_samples=samples.astype(np.int64),
+        dispersion=dispersion,
+        residual_dof=np.where(dof < 0, np.inf, dof),
+        matrix_estimated=whole > 0.5,
+        prior_precision=both[:, p + p * p : 2 * p + p * p],
+        rescued=rescued > 0.5,
+        notes={},
+        variance=plan.select.variance,
+        losses=(str(plan.loss["name"]),) * 2,
+    )
+
+
+def select(
+    plan: SitePlan, transport: Transport, journal: Journal, patience: Patience, *, tick: Action | None = None
+) -> Selection:
+    """Exchange summaries and verdicts with the neighbours, and say whose edge is dropped.
+
+    ``tick`` is called several times a second while waiting.
+    """
+    if plan.select is None:
+        raise ParameterError("this federation tests no edges: its contract has no [rounds.select]")
+    here, own = plan.here, summary(plan)
+    if own[-1]:
+        journal.write("warning", "no estimate of its own: a ridge fit stands in")
+    end = Endpoint(plan, transport, journal, patience=patience, tick=tick)
+    lengths = {Kind.SUMMARY: own.size, Kind.VERDICT: 1, Kind.CHOSEN: 0}
+    end.open(lambda v: [end.expected(kind, v, lengths[kind], 0, 0) for kind in plan.kinds(v, here) if kind in lengths])
+    end.send(Kind.SUMMARY, 0, own)
+    end.wait_for(Kind.SUMMARY, end.partners, 0)
+    p_values = {}
+    for v in end.partners:
+        other = end.inbox.values(Kind.SUMMARY, v, 0)
+        lower, upper = (own, other) if here < v else (other, own)
+        p_values[v] = float(wald_tests(_pair(plan, lower, upper), np.array([[1, 0]]))[1][0])
+        if here < v:
+            end.send(Kind.VERDICT, 0, np.array([p_values[v]]), v)
+    # the smaller end decides
+    smaller = [v for v in end.partners if v < here]
+    end.wait_for(Kind.VERDICT, smaller, 0)
+    p_values |= {v: float(end.inbox.values(Kind.VERDICT, v, 0)[0]) for v in smaller}
+    end.linger(Kind.CHOSEN, 0)
+    threshold = bonferroni(plan.select.level, plan.n_edges)
+    dropped = [plan.name(v) for v in sorted(p_values) if p_values[v] < threshold]
+    journal.write("info", "edges selected", kept=len(p_values) - len(dropped), of=len(p_values))
+    told = {plan.name(v): p_values[v] for v in sorted(p_values)}
+    return Selection(plan.run, plan.revision, threshold, told, dropped)
+
+
+def run_selection(program: Program, patience: Patience) -> None:
+    """Test the edges of a site and write its ``selection.json``."""
+    program.status.status.state = "testing edges"
+    program.allow("select")
+    with program.linked() as transport:
+        chosen = select(program.plan, transport, program.journal, patience, tick=program.tick)
+        write_record(program.place / SELECTION, chosen)
+        program.status.end("selected")
+
+
+def select_main(arguments: Sequence[str] | None = None) -> int:
+    """Parse arguments and test the edges of one site."""
+    place, patience, given = parse("site select", "Test the edges of one site.", Patience(linger=60.0), arguments)
+    return run_program(place, lambda program: run_selection(program, patience), **given)
 
 
 if __name__ == "__main__":

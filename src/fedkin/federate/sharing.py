@@ -10,29 +10,41 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from datetime import datetime
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import numpy as np
 
-from fedkin._base import PRIVATE_DIRECTORY, AnyArray, in_file, listed, write_file
-from fedkin.core import Budget, Query, Summary, private_summary, site_answer, site_summary
+from fedkin._base import PRIVATE_DIRECTORY, AnyArray, in_file, listed
+from fedkin.core import (
+    Budget,
+    Query,
+    Summary,
+    private_summary,
+    site_answer,
+    site_summary,
+)
 from fedkin.data import Rows
 from fedkin.errors import DataError, ParameterError
 from fedkin.federate import messages
 from fedkin.federate.contract import Contract
-from fedkin.federate.disclosure import check_disclosure, data_bounds, refuse_disclosure
-from fedkin.federate.envelope import Signer
+from fedkin.federate.disclosure import (
+    check_count,
+    check_disclosure,
+    check_query,
+    most_folds,
+    refuse_disclosure,
+    required,
+)
 from fedkin.federate.messages import QueryFile, SummaryFile, round_file
 from fedkin.federate.organiser import Organiser
+from fedkin.federate.plausibility import data_bounds, impossible
 from fedkin.federate.site import Site
-from fedkin.federate.trust import SecurityError
+from fedkin.federate.trust import Pair, SecurityError
 from fedkin.losses import describe_loss
 
 _SUFFIX = ".summary"
-_RECORD = "rows.json"  #: digest of the rows of which sums were shared
 
 
 @dataclass(frozen=True, eq=False)
@@ -64,55 +76,67 @@ def share(
     - ``dry_run``: nothing is written.
     """
     site = Site.read(directory)
-    signer, rows, contract = Signer.site(site.pair()), site.rows(), site.contract
-    before = _first_summary(site)
-    rank = _chosen_rank(contract, before, rank)
-    folds = _chosen_folds(site, rows, before, folds if rank is None else 0)
-    _check_rows(site, rows, folds)
+    signer, rows, contract, before = site.pair(), site.rows(), site.contract, _first_summary(site)
     budget = None if epsilon is None else Budget(epsilon, delta, *data_bounds(contract))
-    _check_noise(site, before, budget)
+    site.ledger.check("share", rows.digest, private=budget is not None, resend=str(_sent_file(site, 1)))
+    rank = _chosen_rank(contract, before, rank)
+    if budget is None:
+        folds = _chosen_folds(site, rows, before, folds if rank is None else 0)
+        _check_rows(site, rows, folds)
+    else:
+        folds = _public_folds(site, rows.n_samples, folds if rank is None else 0)
     member, loss, how = site.invite.site.id, contract.loss_object(), _how(contract, folds)
     if budget is None:
         summary = site_summary(member, rows, loss, **how)
     else:
         summary = private_summary(member, rows, loss, budget, **how, by_fold=folds > 0)
-    return _written(site, signer, rows, _formed(summary, folds, contract, rank), 1, None, dry_run)
+    made = _formed(summary, folds, contract, rank)
+    return _write(site, signer, rows, made, 1, None, dry_run)
 
 
 def answer(directory: Path, path: Path, *, dry_run: bool = False) -> Shared:
-    """Answer the organiser's query in a file: loss and derivatives, summed over rows, at the parameters that it names.
+    """Answer the organiser's query in a file: loss and derivatives, summed over all rows, at the point that it names.
 
     Raises `SecurityError` when the organiser did not sign it for this site and contract, and `DataError` when that
-    round was answered already, there were enough rounds, or there are too few rows.
+    round was answered already, there were enough rounds, there are too few rows, or the point could single rows out.
     """
     site = Site.read(directory)
-    signer, rows, contract = Signer.site(site.pair()), site.rows(), site.contract
-    asked = site.invite.verifier.read(path, QueryFile, site=site.name).body
+    signer, rows, contract, before = site.pair(), site.rows(), site.contract, _first_summary(site)
+    asked, _ = site.invite.read(path, QueryFile, site=site.name)
     with in_file(path, DataError):
         query = Query.from_plain(asked.ask)
-    before = _first_summary(site)
     if before is None:
         raise DataError(f"{site.name} has shared no summary yet, so there is nothing to ask about: fedkin site share")
-    if before.privacy is not None:
-        raise DataError(
-            f"{site.name} has shared sums with noise; an answer has none, and would break what was promised"
-        )
-    folds, rank = _folds_of(before), None if before.curvature is None else before.curvature.rank
+    site.ledger.check("answer", rows.digest)
     _check_round(site, query, asked.digest, path)
-    _check_rows(site, rows, folds)
+    _check_rows(site, rows, 0)
+    if query.theta.size == contract.n_params:
+        points = [before.at, *(np.array(one.summary["at"]) for one in _answers_before(site, query.round))]
+        refuse_disclosure(
+            check_query(contract, rows, query.theta, points, site.settings), f"{path} is not answered", "the point"
+        )
     named = msgspec.structs.replace(query, site=site.invite.site.id)
-    summary = site_answer(named, rows, contract.loss_object(), **_how(contract, folds))
-    summary = _formed(summary, folds, contract, rank)
-    return _written(site, signer, rows, summary, query.round, asked.digest, dry_run)
+    summary = site_answer(named, rows, contract.loss_object(), **_how(contract, 0))
+    rank = None if before.curvature is None else before.curvature.rank
+    return _write(site, signer, rows, _formed(summary, 0, contract, rank), query.round, asked.digest, dry_run)
 
 
 def _how(contract: Contract, folds: int) -> dict[str, Any]:
     return {"feature_names": contract.column_names, "folds": max(folds, 2), "seed": contract.seed}
 
 
+def _sent_file(site: Site, number: int) -> Path:
+    return round_file(site.directory / messages.SENT, site.name, number, _SUFFIX)
+
+
 def _sent_before(site: Site, number: int) -> SummaryFile | None:
-    path = round_file(site.directory / messages.SENT, site.name, number, _SUFFIX)
-    return site.invite.verifier.read(path, SummaryFile, by="site", ended=True).body if path.exists() else None
+    path = _sent_file(site, number)
+    return site.invite.read(path, SummaryFile, ended=True)[0] if path.exists() else None
+
+
+def _answers_before(site: Site, number: int) -> list[SummaryFile]:
+    """Return the answers of rounds before this one."""
+    return [sent for k in range(2, number) if (sent := _sent_before(site, k)) is not None]
 
 
 def _first_summary(site: Site) -> Summary | None:
@@ -137,12 +161,12 @@ def _chosen_rank(contract: Contract, before: Summary | None, wanted: int | None)
 
 def _chosen_folds(site: Site, rows: Rows, before: Summary | None, wanted: int | None) -> int:
     """Return the number of folds: those that were shared before, those wanted, or as many as there may be."""
-    most, member = site.contract.folds, site.invite.site.id
+    most = site.contract.folds
     if wanted is not None and (wanted == 1 or not 0 <= wanted <= most):
         raise ParameterError(f"--folds must be 0 or a whole number from 2 to {most}, as in the contract, got {wanted}")
     if before is None:
-        check = partial(check_disclosure, site.contract, rows, site.settings, site=member)
-        return next((k for k in range(most, 1, -1) if not check(folds=k)), 0) if wanted is None else wanted
+        allowed = most_folds(site.contract, rows, site.settings, site=site.invite.site.id)
+        return allowed if wanted is None else wanted
     shared = _folds_of(before)
     if wanted not in (None, shared):
         words = f"in {shared} folds" if shared else "over all rows only"
@@ -150,6 +174,18 @@ def _chosen_folds(site: Site, rows: Rows, before: Summary | None, wanted: int | 
             f"sums {words} were shared before; other folds would tell more about single rows than either of them"
         )
     return shared
+
+
+def _public_folds(site: Site, n: int, wanted: int | None) -> int:
+    """Return the number of folds of a private summary: a function of contract, settings and n, and of no row."""
+    contract, most = site.contract, site.contract.folds
+    refuse_disclosure(check_count(contract, n, site.settings), "nothing is shared")
+    fewest = max(required(contract, site.settings).rows, contract.n_params + 1)
+    if wanted is not None and (wanted == 1 or not 0 <= wanted <= min(most, n // fewest)):
+        raise ParameterError(
+            f"--folds must be 0 or a whole number from 2 to {most}, with at least {fewest} rows in each, got {wanted}"
+        )
+    return wanted if wanted is not None else most if n // most >= fewest else 0
 
 
 def _folds_of(summary: Summary) -> int:
@@ -172,37 +208,13 @@ def _formed(summary: Summary, folds: int, contract: Contract, rank: int | None) 
 
 
 def _check_rows(site: Site, rows: Rows, folds: int) -> None:
-    """Refuse rows that are too few, and other rows than before: their sums differ by the rows that changed."""
+    """Refuse rows that are too few, or that sums would single out."""
     findings = check_disclosure(site.contract, rows, site.settings, site=site.invite.site.id, folds=folds)
     refuse_disclosure(findings, "nothing is shared")
-    path = site.directory / messages.SENT / _RECORD
-    if not path.exists():
-        return
-    try:
-        known = msgspec.json.decode(path.read_bytes(), type=dict[str, str]).get("rows")
-    except (msgspec.MsgspecError, ValueError):
-        raise DataError(
-            f"{path} is damaged, so nobody knows of which rows sums were shared; remove {path.parent} if all that was "
-            "shared has been withdrawn"
-        ) from None
-    if known != rows.digest:
-        raise DataError(
-            "sums of other rows were shared before: the difference would give away the rows that changed. Join with "
-            f"the table of that time; or, if all that was shared has been withdrawn, remove {path.parent}"
-        )
-
-
-def _check_noise(site: Site, before: Summary | None, budget: Budget | None) -> None:
-    """Refuse a second summary, with other noise or none, where noise protects the first one."""
-    if before is not None and ((noisy := before.privacy is not None) or budget is not None):
-        path = round_file(site.directory / messages.SENT, site.name, 1, _SUFFIX)
-        raise DataError(
-            f"sums {'with' if noisy else 'without'} noise were shared before: send {path} again if it was lost. "
-            "Another summary of the same rows would tell more than was promised"
-        )
 
 
 def _check_round(site: Site, query: Query, digest: str, path: Path) -> None:
+    """Refuse a question beyond the contract's number of messages, and one that came before the last one answered."""
     most = site.contract.messages
     if query.round > most:
         raise DataError(
@@ -215,18 +227,24 @@ def _check_round(site: Site, query: Query, digest: str, path: Path) -> None:
             raise DataError(f"{path} is question {query.round}, but question {number} was answered already: replayed?")
 
 
-def _written(
-    site: Site, signer: Signer, rows: Rows, summary: Summary, number: int, ask: str | None, dry_run: bool
+def _write(
+    site: Site, signer: Pair, rows: Rows, summary: Summary, number: int, ask: str | None, dry_run: bool
 ) -> Shared:
-    named, folder = replace(summary, site=str(site.invite.site.id)), site.directory / messages.SENT
+    named, path = replace(summary, site=str(site.invite.site.id)), _sent_file(site, number)
     if dry_run:
         return Shared(named, number, None)
-    folder.mkdir(mode=PRIVATE_DIRECTORY, exist_ok=True)
+    path.parent.mkdir(mode=PRIVATE_DIRECTORY, exist_ok=True)
     # before the sums are there to be sent
-    write_file(folder / _RECORD, msgspec.json.encode({"rows": rows.digest}) + b"\n", private=True, durable=True)
-    path, digest = round_file(folder, site.name, number, _SUFFIX), site.contract.digest
-    body = SummaryFile(site.invite.run, site.name, digest, number, messages.today(), named.to_plain(), ask)
+    entry = site.entry("share" if number == 1 else "answer", rows, note=f"message {number}")
+    if summary.privacy is not None:
+        entry = msgspec.structs.replace(entry, epsilon=summary.privacy.epsilon, delta=summary.privacy.delta)
+    site.ledger.record(entry)
+    digest, day = site.contract.digest, messages.today()
+    body = SummaryFile(site.invite.run, site.name, digest, number, day, named.to_plain(), ask)
     return Shared(named, number, body.write(path, signer))
+
+
+# --- at the organiser -------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, eq=False)
@@ -253,15 +271,13 @@ def read_summaries(directory: Path, federation: Path | None = None, *, now: date
     """
     charter_file = _find_charter(directory, federation)
     place, charter = charter_file.parent, messages.read_charter(charter_file)
-    contract, verifier = charter.terms, charter.verifier
     organiser = Organiser.read(place) if (place / messages.SITES).exists() else None  # None where the charter is alone
-    out = verifier.departures(place / messages.NOTICES)
+    out = charter.departures(place / messages.NOTICES)
     rounds: dict[int, dict[str, tuple[Path, SummaryFile]]] = {}
     for path in sorted(directory.glob(f"*{_SUFFIX}")):
-        sealed = verifier.read(path, SummaryFile, by="site", now=now)
-        found = sealed.body
+        found, certificate = charter.read(path, SummaryFile, now=now, most_bytes=_most_bytes(charter.terms))
         if organiser is not None:
-            organiser.check_signer(path, sealed, out)
+            organiser.check_signer(path, found.site, certificate, out)
         elif found.site in out:
             raise DataError(f"{path}: {found.site} has left or was expelled, so it counts no more; remove the file")
         same = rounds.setdefault(found.round, {})
@@ -275,19 +291,26 @@ def read_summaries(directory: Path, federation: Path | None = None, *, now: date
             f"no summaries have arrived in {directory}{whose}: put there what sites send, the files "
             f"*{_SUFFIX} of fedkin site share"
         )
-    newest = max(rounds)
-    _check_complete(rounds, newest)
+    newest = rounds[max(rounds)]
+    if silent := sorted({name for same in rounds.values() for name in same} - newest.keys()):
+        path, found = next(iter(newest.values()))
+        raise DataError(
+            f"{path} is the answer of {found.site} to question {max(rounds)}, which {listed(silent, 8)} have not "
+            "answered yet: wait for them"
+        )
     order = {name: k for k, name in enumerate(known)}
-    names = sorted(rounds[newest], key=lambda name: (order.get(name, len(order)), name))
+    names = sorted(newest, key=lambda name: (order.get(name, len(order)), name))
     summaries = {}
     for name in names:
-        path, found = rounds[newest][name]
-        summary = _summary_in(path, found, contract)
+        path, found = newest[name]
+        summary = _summary_in(path, found, charter.terms)
         # a site speaks for itself only: its id is its name, or what the organiser's list says
         if str(summary.site) != (name if organiser is None else str(organiser.member(name).id)):
             raise SecurityError(f"{path}: {name} signed it, but its sums say that they are of {summary.site!r}")
         summaries[str(summary.site)] = summary
-    return Collected(contract, summaries, newest, tuple(name for name in known if name not in names))
+    _refuse_twins({name: newest[name][0] for name in names}, summaries)
+    missing = tuple(name for name in known if name not in names)
+    return Collected(charter.terms, summaries, max(rounds), missing)
 
 
 def _find_charter(directory: Path, federation: Path | None) -> Path:
@@ -305,19 +328,37 @@ def _find_charter(directory: Path, federation: Path | None) -> Path:
 
 
 def _summary_in(path: Path, found: SummaryFile, contract: Contract) -> Summary:
+    """Return the summary in a file, which the contract's rows may have; raises `DataError` that names file and site."""
     loss = contract.loss_object()
     with in_file(path, DataError):
-        summary = Summary.from_plain(found.summary, loss)
-    agreed = (describe_loss(loss), contract.column_names, contract.folds, contract.seed)
-    if (describe_loss(summary.loss), summary.feature_names, summary.folds, summary.seed) != agreed:
-        raise DataError(f"{path}: its loss, columns or folds are not those of the contract; let the site share again")
+        try:
+            summary = Summary.from_plain(found.summary, loss)
+            agreed = (describe_loss(loss), contract.column_names, contract.folds, contract.seed)
+            if (describe_loss(summary.loss), summary.feature_names, summary.folds, summary.seed) != agreed:
+                raise DataError("its loss, columns or folds are not those of the contract; let the site share again")
+            with np.errstate(all="ignore"):
+                wrong = impossible(summary, contract)
+        except (ArithmeticError, ValueError, TypeError, MemoryError, RecursionError) as error:
+            if isinstance(error, DataError):
+                raise
+            wrong = f"its numbers cannot be used ({type(error).__name__})"
+        if wrong is not None:
+            raise DataError(f"the summary of {found.site} cannot be: {wrong}; ask the site for it again")
     return summary
 
 
-def _check_complete(rounds: Mapping[int, Mapping[str, tuple[Path, SummaryFile]]], newest: int) -> None:
-    if silent := sorted({name for same in rounds.values() for name in same} - rounds[newest].keys()):
-        path, found = next(iter(rounds[newest].values()))
-        raise DataError(
-            f"{path} is the answer of {found.site} to question {newest}, which {listed(silent, 8)} have not answered "
-            "yet: wait for them"
-        )
+def _most_bytes(contract: Contract) -> int:
+    """Return how long a summary may be: each of its numbers takes at most 32 bytes."""
+    p, q = contract.n_params, len(contract.column_names)
+    return 2**20 + 32 * ((contract.folds + 1) * (p * p + p + 2) + p * p + 6 * (p + q))
+
+
+def _refuse_twins(paths: Mapping[str, Path], summaries: Mapping[str, Summary]) -> None:
+    """Refuse two sites with the same sums: one of them has signed what it got from the other."""
+    seen: dict[bytes, str] = {}
+    for name, summary in zip(paths, summaries.values(), strict=True):
+        sums = summary.gradient.tobytes() + summary.hessian.tobytes() + summary.value.tobytes()
+        if (first := seen.setdefault(sums, name)) != name and summary.n_samples > 0:
+            raise DataError(
+                f"{paths[first]} and {paths[name]} hold the same sums: ask {first} and {name} whose they are"
+            )

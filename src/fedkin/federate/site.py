@@ -6,10 +6,11 @@ Private key and rows are made here and never leave. What came from outside is ch
 from __future__ import annotations
 
 import hashlib
+import shutil
 import tomllib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -21,11 +22,11 @@ from fedkin.errors import DataError
 from fedkin.federate import messages, trust
 from fedkin.federate.contract import Contract
 from fedkin.federate.disclosure import Thresholds
-from fedkin.federate.envelope import Signer, canonical, kind_of
-from fedkin.federate.messages import Admit, Invite, ModelFile, Notice, Order, Request, Steps, read_invite
+from fedkin.federate.ledger import Entry, Ledger, What, now
+from fedkin.federate.messages import Admit, Invite, ModelFile, Notice, Order, Rekey, Request, Steps, read_invite
 from fedkin.federate.trust import Pair, SecurityError
 
-#: Makes a site's three step numbers from its invite and rows.
+#: Makes a site's step numbers, which the placements central and replicas need, from its invite and rows.
 StepMaker = Callable[[Invite, Rows], Steps]
 
 _SETTINGS = """\
@@ -34,7 +35,10 @@ _SETTINGS = """\
 rows = {rows}                  # fewest rows
 rows_per_parameter = {rows_per_parameter}    # fewest rows for each parameter of the model
 cell = {cell}                  # fewest rows with any level of a category, or any class of the target, that occurs
+pair = {pair}                  # fewest rows with any pair of levels of two features that occurs; 1 for any number
+effective_rows = {effective_rows}      # fewest rows that carry the weight in the answer to a query
 share_result = {share_result}       # whether the organiser may have this site's fitted parameters
+below_floors = {below_floors}       # whether the floors of Fedkin (docs/contract.md) do not hold
 digest = "{digest}"
 """
 
@@ -43,24 +47,30 @@ class SiteSettings(Thresholds, frozen=True, kw_only=True):
     """A site's own rules, ``site.toml``: thresholds as strict as the contract's or stricter, and what else it shares.
 
     The file is for people; a digest of its values tells a damaged file, or one that was changed by hand, from the one
-    that the site's owner confirmed. ``share_result``: whether the organiser may have the site's fitted parameters.
+    that the site's owner confirmed. ``share_result``: whether the organiser may have the site's fitted parameters;
+    ``below_floors``: whether only these thresholds and the contract's hold, not the floors of Fedkin.
     """
 
     share_result: bool = False
+    below_floors: bool = False
 
     @classmethod
-    def from_contract(cls, contract: Contract) -> SiteSettings:
+    def from_contract(cls, contract: Contract, **more: Any) -> SiteSettings:
         """Take the contract's thresholds, and share nothing beyond."""
-        return cls(**msgspec.structs.asdict(contract.thresholds))
+        return cls(**msgspec.structs.asdict(contract.thresholds), **more)
+
+    @property
+    def lowers_floors(self) -> bool:
+        return self.below_floors
 
     @classmethod
-    def read(cls, path: Path, contract: Contract, *, confirmed: bool = True) -> SiteSettings:
-        """Read the settings in a file, whose digest must fit where they are ``confirmed``."""
+    def read(cls, path: Path, contract: Contract, *, confirmed: bool = True, **changes: Any) -> SiteSettings:
+        """Read the settings in a file, whose digest must fit where they are ``confirmed``, and change some of them."""
         trust.check_private(path)
         try:
             values = tomllib.loads(path.read_bytes().decode())
             digest = values.pop("digest", None)
-            found = msgspec.convert(values, type=cls)
+            found, wanted = (msgspec.convert(given, cls) for given in (values, {**values, **changes}))
         except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
             raise DataError(f"{path} is damaged, or not TOML ({error}); fix it, or remove it and join again") from None
         except msgspec.ValidationError as error:
@@ -70,16 +80,12 @@ class SiteSettings(Thresholds, frozen=True, kw_only=True):
                 f"{path} was changed by hand, or damaged: look at it, then confirm that it is right with "
                 f"fedkin site settings {path.parent} --confirm"
             )
-        return found.checked(contract, path)
-
-    def checked(self, contract: Contract, where: Path) -> SiteSettings:
-        """Return the settings; raises `DataError` when a threshold is laxer than the contract's."""
         for name, agreed in msgspec.structs.asdict(contract.thresholds).items():
-            if (own := getattr(self, name)) < agreed:
+            if (own := getattr(wanted, name)) < agreed:
                 raise DataError(
-                    f"{where}: {name} is {own}, laxer than the {agreed} of the contract; a site may only be stricter"
+                    f"{path}: {name} is {own}, laxer than the {agreed} of the contract; a site may only be stricter"
                 )
-        return self
+        return wanted
 
     def write(self, path: Path) -> None:
         """Write the file, with its digest."""
@@ -89,21 +95,20 @@ class SiteSettings(Thresholds, frozen=True, kw_only=True):
     @property
     def digest(self) -> str:
         """What tells these values from others."""
-        return hashlib.sha256(canonical(self)).hexdigest()[:16]
+        return hashlib.sha256(messages.canonical(self)).hexdigest()[:16]
 
 
-@dataclass(frozen=True)
-class Joined:
-    """What `Site.join` did; ``findings`` are remarks on the rows."""
-
-    directory: Path
-    request: Path
-    invite: Invite
-    authority_fingerprint: str
-    key_fingerprint: str
-    n_rows: int
-    findings: list[Finding]
-    new_key: bool
+def change_settings(directory: Path, *, confirmed: bool = False, **changes: Any) -> SiteSettings:
+    """Change some of a site's own rules, or confirm those that were changed by hand; returns all of them."""
+    path, contract = directory / messages.SETTINGS, read_invite(directory / messages.INVITE).terms
+    wanted = SiteSettings.read(path, contract, confirmed=not confirmed, **changes)
+    if confirmed or changes:
+        wanted.write(path)
+        if "below_floors" in changes:
+            site, note = Site.read(directory), "the custodian lifts the floors"
+            note = note if wanted.below_floors else "the floors hold again"
+            site.ledger.record(site.entry("settings", site.rows(), "nobody", note))
+    return wanted
 
 
 @dataclass(frozen=True, eq=False)
@@ -111,7 +116,7 @@ class Site:
     """A site's directory, in which everything was checked but the rows.
 
     ``certificate`` is None before the site was admitted; ``out`` are the names of sites that have left or were
-    expelled, by the notices here.
+    expelled, by the notices here; ``generations`` which keys count of sites that have lost one.
     """
 
     directory: Path
@@ -121,6 +126,7 @@ class Site:
     certificate: bytes | None
     key: bytes = field(repr=False)
     out: frozenset[str] = frozenset()
+    generations: Mapping[str, int] = field(default_factory=dict)
 
     @classmethod
     def join(
@@ -131,13 +137,15 @@ class Site:
         *,
         expected: str | None = None,
         steps: StepMaker | None = None,
-    ) -> Joined:
+        below_floors: bool = False,
+    ) -> tuple[Site, list[Finding]]:
         """Join a federation: check the rows, make a key, write the request for the organiser.
 
         Joining again with an invite to the same federation replaces rows and request, and keeps key and settings.
         Nothing is written unless the rows fit the contract, and the authority's fingerprint is the ``expected`` one,
-        which the organiser read out. ``steps`` makes the step numbers that the placements central and replicas need;
-        they go into the request, and are the only numbers in it that depend on rows.
+        which the organiser read out. Rows ``below_floors`` need that decision of the site's custodian. The numbers of
+        ``steps`` are the only ones in the request that depend on rows.
+        Returns the site, and remarks on the rows.
         """
         given = read_invite(invite)
         seen = trust.fingerprint(given.authority.encode())
@@ -148,45 +156,53 @@ class Site:
             )
         contract, name = given.terms, given.site.name
         place = Path(name) if directory is None else directory
-        known = _known_before(place, given)
+        known = _known_key(place, given)
         columns = read_columns(data)
-        findings = contract.check(columns, at=row_places(data, columns))
+        settings = SiteSettings.from_contract(contract, below_floors=below_floors)
+        if (place / messages.SETTINGS).exists():
+            changes = {"below_floors": True} if below_floors else {}
+            settings = SiteSettings.read(place / messages.SETTINGS, contract, **changes)
+        findings = contract.check(columns, settings, at=row_places(data, columns))
         raise_findings(findings)
         rows = contract.prepare(columns)
-        own_steps = _steps(given, rows, steps)
+        if steps is not None and contract.rounds.placement != "peer":
+            Ledger(place, given.run, name).check("request", rows.digest)
+        request, key = _request(given, known or trust.make_key(), rows, steps)
         place.mkdir(parents=True, exist_ok=True)
         place.chmod(PRIVATE_DIRECTORY)
         (place / messages.NOTICES).mkdir(mode=PRIVATE_DIRECTORY, exist_ok=True)
-        key = known or trust.make_key()
         if known is None:
-            write_file(place / messages.KEY, key, private=True)
+            write_file(place / messages.KEY, key.key, private=True)
+        shutil.rmtree(place / messages.ARRIVED, ignore_errors=True)  # the table has what arrived
         rows.save(place / messages.ROWS)
-        if not (place / messages.SETTINGS).exists():
-            SiteSettings.from_contract(contract).write(place / messages.SETTINGS)
-        asked = trust.make_request(name, key)
-        sent = _request(given, asked, own_steps).write(place / f"{name}.request", Signer(name, key))
+        settings.write(place / messages.SETTINGS)
+        request.write(place / f"{name}.request", key)
         # last: it makes the directory that of a site
         write_file(place / messages.INVITE, trust.read_whole(invite), private=True)
-        mark, new = trust.fingerprint(asked), known is None
-        return Joined(place, sent, given, seen, mark, rows.n_samples, findings, new_key=new)
+        made = cls.read(place)
+        if below_floors:
+            made.ledger.record(made.entry("settings", rows, "nobody", "the custodian lifts the floors"))
+        if request.steps is not None:
+            made.ledger.record(made.entry("request", rows, note="own estimate and steps"), once=True)
+        return made, findings
 
     @classmethod
     def read(cls, directory: Path) -> Site:
         """Read a site's directory, after checking every signature in it; errors name the file."""
         if not (directory / messages.INVITE).exists():
             raise DataError(f"{directory} is not a site's directory: it has no {messages.INVITE} (fedkin site join)")
-        trust.check_place(directory)
+        trust.check_private(directory)
         invite = read_invite(directory / messages.INVITE)
-        verifier, name = invite.verifier, invite.site.name
         settings = SiteSettings.read(directory / messages.SETTINGS, invite.terms)
-        order, path = verifier.find(directory / messages.ORDER, Order), directory / messages.ADMIT
-        admitted = verifier.find(path, Admit, name)
+        order, path = invite.find(directory / messages.ORDER, Order), directory / messages.ADMIT
+        admitted = invite.find(path, Admit, invite.site.name)
         certificate = None if admitted is None else admitted.certificate.encode()
         if certificate is None:
-            path = directory / f"{name}.request"
-        key = _key_of(directory, certificate or verifier.read_request(path).body.request.encode(), path)
-        out = verifier.departures(directory / messages.NOTICES)
-        return cls(directory, invite, settings, order, certificate, key, out)
+            path = directory / f"{invite.site.name}.request"
+        key = _key_of(directory, certificate or invite.read(path, Request)[0].request.encode(), path)
+        out = invite.departures(directory / messages.NOTICES)
+        generations = invite.generations(directory / messages.NOTICES)
+        return cls(directory, invite, settings, order, certificate, key, out, generations)
 
     @property
     def name(self) -> str:
@@ -203,21 +219,45 @@ class Site:
         """The authority's certificate, PEM."""
         return self.invite.authority.encode()
 
-    def pair(self, now: datetime | None = None) -> Pair:
+    @property
+    def request(self) -> Path:
+        """The request for the organiser."""
+        return self.directory / f"{self.name}.request"
+
+    @property
+    def key_fingerprint(self) -> str:
+        """What people compare of the site's key."""
+        return trust.fingerprint(trust.make_request(self.name, self.key))
+
+    def pair(self) -> Pair:
         """Return certificate and key, both valid; raises `SecurityError` unless the site is admitted and not out."""
+        certificate = self._admitted()
+        with in_file(self.directory / messages.ADMIT, SecurityError):
+            trust.check_issued(certificate, self.authority)
+        return Pair(certificate, self.key)
+
+    def _admitted(self) -> bytes:
         if self.certificate is None:
-            request = self.directory / f"{self.name}.request"
-            raise SecurityError(f"{self.directory}: {self.name} is not admitted yet; send {request} to the organiser")
+            raise SecurityError(f"{self.name} is not admitted yet; send {self.request} to the organiser")
         if self.name in self.out:
             raise SecurityError(f"{self.directory}: {self.name} has left or was expelled, for good")
-        with in_file(self.directory / messages.ADMIT, SecurityError):
-            trust.check_issued(self.certificate, self.authority, now)
-        return Pair(self.certificate, self.key)
+        return self.certificate
 
     def renewal_due(self, now: datetime | None = None) -> bool:
         """Return whether the certificate ends soon."""
-        left = timedelta(days=trust.RENEW_DAYS)
-        return self.certificate is not None and trust.validity(self.certificate)[1] < (now or datetime.now(UTC)) + left
+        return self.certificate is not None and trust.ends_soon(trust.validity(self.certificate)[1], now)
+
+    @property
+    def ledger(self) -> Ledger:
+        """What has left the site."""
+        return Ledger(self.directory, self.invite.run, self.name)
+
+    def entry(self, what: What, rows: Rows, to: str = "the organiser", note: str = "") -> Entry:
+        """Return an entry of the ledger about something of these rows, or of a model of them, that leaves now."""
+        run, contract = self.invite.run, self.contract.digest
+        return Entry(
+            what=what, to=to, run=run, site=self.name, contract=contract, rows=rows.digest, time=now(), note=note
+        )
 
     def rows(self) -> Rows:
         """Read the prepared rows; raises when they are damaged or do not fit the contract."""
@@ -234,25 +274,32 @@ class Site:
 
         Returns what it was, in words.
         """
-        text = trust.read_whole(path, ModelFile.most_bytes)
-        with in_file(path, SecurityError):
-            kind = kind_of(text)
-        if kind in (Admit.kind, Order.kind):
-            return (self._accept_admit if kind == Admit.kind else self._accept_order)(path, text)
+        text, kind = messages.read_kind(path)
+        if kind == Admit.kind:
+            return self._accept_admit(path, text)
+        if kind == Order.kind:
+            return self._accept_order(path, text)
         if kind == ModelFile.kind:
-            found = self.invite.verifier.read(path, ModelFile, site=self.name).body
             place = self.directory / messages.MODEL
-            found.unpack(place)
+            self.invite.read(path, ModelFile, site=self.name)[0].unpack(place)
             return f"{place} has the model of {self.name}; fedkin predict {place} TABLE"
         if kind == Notice.kind:
-            notice = self.invite.verifier.read_notice(path).body
+            notice, certificate = self.invite.read(path, Notice)
+            if messages.is_lost(certificate, notice.site, self.generations):
+                raise SecurityError(f"{path}: {notice.site} lost the key with which it was signed; remove the file")
             write_file(self.directory / messages.NOTICES / f"{notice.site}.notice", text, private=True)
             what = "was expelled" if notice.what == "expelled" else "has left"
             return f"{notice.site} {what}: its link is closed for good"
-        raise DataError(f"{path} is a file of the kind {kind!r}; a site accepts admit, order, notice and model")
+        if kind == Rekey.kind:
+            rekey, _ = self.invite.read(path, Rekey)
+            if rekey.generation <= self.generations.get(rekey.site, 1):
+                return f"{rekey.site}: that key was known to be lost already"
+            write_file(self.directory / messages.NOTICES / f"{rekey.site}.rekey", text, private=True)
+            return f"{rekey.site} lost a key, which gets no link now; fingerprint of the new one: {rekey.fingerprint}"
+        raise DataError(f"{path} is a file of the kind {kind!r}; a site accepts admit, order, notice, rekey and model")
 
     def _accept_admit(self, path: Path, text: bytes) -> str:
-        certificate = self.invite.verifier.read(path, Admit, site=self.name).body.certificate.encode()
+        certificate = self.invite.read(path, Admit, site=self.name)[0].certificate.encode()
         with in_file(path, SecurityError):
             trust.check_issued(certificate, self.authority)
         key = _key_of(self.directory, certificate, path)
@@ -263,7 +310,7 @@ class Site:
         return f"{self.name} is admitted until {trust.validity(certificate)[1]:%Y-%m-%d}"
 
     def _accept_order(self, path: Path, text: bytes) -> str:
-        order = self.invite.verifier.read(path, Order).body
+        order, _ = self.invite.read(path, Order)
         if self.order is not None and order.revision < self.order.revision:
             raise DataError(
                 f"{path} has revision {order.revision}, older than {self.order.revision}, which is here already"
@@ -276,37 +323,32 @@ class Site:
     def leave(self) -> Path:
         """Sign that this site leaves, for good; returns the notice for the organiser and the neighbours."""
         notice = Notice(run=self.invite.run, site=self.name, what="left", day=messages.today())
-        return notice.write(self.directory / messages.NOTICES / f"{self.name}.notice", Signer.site(self.pair()))
+        return notice.write(self.directory / messages.NOTICES / f"{self.name}.notice", self.pair())
 
     def renew(self, steps: StepMaker | None = None) -> tuple[Path, bool]:
         """Make a new key and a request for its certificate; the old ones serve until the answer is accepted.
 
         Returns the request, and whether the old key could sign it: otherwise the organiser must ask who sent it.
         """
-        if self.certificate is None:
-            raise SecurityError(f"{self.name} is not admitted yet; send its request to the organiser")
-        if self.name in self.out:
-            raise SecurityError(f"{self.name} has left or was expelled, for good: there is nothing to renew")
-        path = self.directory / messages.NEXT_KEY
+        certificate, rows, path = self._admitted(), self.rows(), self.directory / messages.NEXT_KEY
+        if steps is not None and self.contract.rounds.placement != "peer":
+            self.ledger.check("request", rows.digest)
+            self.ledger.record(self.entry("request", rows, note="own estimate and steps"), once=True)
         if not path.exists():
             write_file(path, trust.make_key(), private=True)
-        key = trust.read_private(path)
         try:
-            asked = trust.make_request(self.name, key)
+            request, key = _request(self.invite, trust.read_private(path), rows, steps)
         except SecurityError as error:
             raise SecurityError(f"{path}: {error}; remove it and renew again") from None
-        own_steps = _steps(self.invite, self.rows(), steps) if steps is not None else None
-        valid = trust.validity(self.certificate)[1] > datetime.now(UTC)
-        signer = Signer.site(Pair(self.certificate, self.key)) if valid else Signer(self.name, key)
-        request = _request(self.invite, asked, own_steps)
-        return request.write(self.directory / f"{self.name}.request", signer), valid
+        valid = trust.validity(certificate)[1] > datetime.now(UTC)
+        return request.write(self.request, Pair(certificate, self.key) if valid else key), valid
 
     def publish(self, dropped: frozenset[str] = frozenset()) -> Path:
         """Sign the site's own model for the organiser, if the site's rules allow it; returns the file to send.
 
         ``dropped`` are the names of neighbours whose edge the edge tests dropped.
         """
-        signer, model, sent = Signer.site(self.pair()), self.directory / messages.MODEL, self.directory / messages.SENT
+        signer, model, sent = self.pair(), self.directory / messages.MODEL, self.directory / messages.SENT
         if not model.is_dir():
             raise DataError(f"{self.directory} has no model yet: fedkin site run makes one")
         if not self.settings.share_result:
@@ -314,6 +356,9 @@ class Site:
                 f"the rules of {self.name} keep its parameters to itself: fedkin site settings {self.directory} "
                 "--share-result"
             )
+        rows = self.rows()
+        self.ledger.check("publish", rows.digest)
+        self.ledger.record(self.entry("publish", rows, note="coefficients and number of rows"))
         sent.mkdir(mode=PRIVATE_DIRECTORY, exist_ok=True)
         packed = ModelFile.pack(self.invite.run, self.name, self.contract.digest, model, tuple(sorted(dropped)))
         return packed.write(sent / f"{self.name}.model", signer)
@@ -328,50 +373,27 @@ def contract_in(path: Path) -> tuple[Contract, Thresholds]:
     return contract, contract.thresholds
 
 
-def change_settings(directory: Path, *, confirmed: bool = False, **changes: Any) -> SiteSettings:
-    """Change some of a site's own rules, or confirm those that were changed by hand; returns all of them."""
-    contract = read_invite(directory / messages.INVITE).terms
-    path = directory / messages.SETTINGS
-    found = SiteSettings.read(path, contract, confirmed=not confirmed)
-    try:
-        wanted = msgspec.convert({**msgspec.structs.asdict(found), **changes}, type=SiteSettings)
-    except msgspec.ValidationError as error:
-        raise DataError(f"{path}: {error}") from None
-    wanted.checked(contract, path)
-    if confirmed or changes:
-        wanted.write(path)
-    return wanted
-
-
-def _known_before(place: Path, given: Invite) -> bytes | None:
+def _known_key(place: Path, given: Invite) -> bytes | None:
     """Return the key of a directory that joined the same federation already; None for a new place."""
     if not place.exists() or not any(place.iterdir()):
         return None
-    if not (place / messages.INVITE).exists():
-        if (place / messages.KEY).exists():  # a join that was cut short
-            return trust.read_private(place / messages.KEY)
+    if (place / messages.INVITE).exists():
+        before = read_invite(place / messages.INVITE)
+        if (before.run, before.site.name, before.authority) != (given.run, given.site.name, given.authority):
+            raise SecurityError(
+                f"{place} belongs to {before.site.name} in {before.federation!r} (run {before.run}), but the invite is "
+                f"for {given.site.name} in {given.federation!r} (run {given.run}): choose another place with --into"
+            )
+    elif not (place / messages.KEY).exists():  # with a key it is a join that was cut short
         raise DataError(f"{place} exists and is not a site's directory: choose another place with --into, or remove it")
-    before = read_invite(place / messages.INVITE)
-    if (before.run, before.site.name, before.authority) != (given.run, given.site.name, given.authority):
-        raise SecurityError(
-            f"{place} belongs to {before.site.name} in {before.federation!r} (run {before.run}), but the invite is for "
-            f"{given.site.name} in {given.federation!r} (run {given.run}): choose another place with --into"
-        )
     return trust.read_private(place / messages.KEY)
 
 
-def _steps(invite: Invite, rows: Rows, make: StepMaker | None) -> Steps | None:
-    """Return the step numbers for a request, where the placement needs them."""
-    placement = invite.terms.rounds.placement
-    if placement == "peer":
-        return None
-    if make is None:
-        raise DataError(f"placement {placement!r} needs the site's step numbers in its request")
-    return make(invite, rows)
-
-
-def _request(invite: Invite, asked: bytes, steps: Steps | None) -> Request:
-    return Request(invite.run, invite.site.name, invite.terms.digest, invite.digest, asked.decode(), steps)
+def _request(invite: Invite, key: bytes, rows: Rows, steps: StepMaker | None) -> tuple[Request, Pair]:
+    """Return a request for a certificate for a key, and the two together, which can sign a first request."""
+    asked, name = trust.make_request(invite.site.name, key), invite.site.name
+    own = None if steps is None or invite.terms.rounds.placement == "peer" else steps(invite, rows)
+    return Request(invite.run, name, invite.terms.digest, invite.digest, asked.decode(), own), Pair(asked, key)
 
 
 def _key_of(directory: Path, certificate: bytes, where: Path) -> bytes:
@@ -380,7 +402,7 @@ def _key_of(directory: Path, certificate: bytes, where: Path) -> bytes:
         if path == directory / messages.KEY or path.exists():
             key = trust.read_private(path)
             with in_file(path, SecurityError):
-                if trust.belong_together(certificate, key):
+                if Pair(certificate, key).fits():
                     return key
     raise SecurityError(
         f"{where}: it is for another key than {directory / messages.KEY}; ask the organiser to admit the newest request"

@@ -18,10 +18,8 @@ from typing import TYPE_CHECKING, Any
 from fedkin._base import count, is_locked, listed, wait_until
 from fedkin.admm import MOST_PARAMS, Share, together
 from fedkin.errors import DataError, FedkinError
-from fedkin.federate.inbox import HOLDING
 from fedkin.federate.messages import CENTRE, FEDERATION, INVITE, NOTICES, read_invite
-from fedkin.federate.program import CANNOT
-from fedkin.federate.records import LOCK, STATUS, StatusFile, read_status
+from fedkin.federate.records import CANNOT, HOLDING, LOCK, STATUS, SiteStatus, read_status
 
 if TYPE_CHECKING:
     from fedkin.federate.supervisor import Child
@@ -61,6 +59,10 @@ class Line:
     pid: int | None
     why: str | None = None
     sent: int = 0
+    arrived: int = 0
+    new_loss: float | None = None
+    new_error: float | None = None
+    changed: int | None = None
 
 
 def places_in(directory: Path) -> list[Path]:
@@ -94,10 +96,11 @@ def _line(place: Path, child: Child | None) -> Line:
     restarts = status.restarts if child is None else child.restarts_before + child.restarts
     told = {name: getattr(status, name) for name in ("round", "rounds", "change", "waiting_for", "pulled")}
     told |= {"up": len(status.up), "repaired": status.repaired, "sent": status.sent}
+    told |= {name: getattr(status, name) for name in ("arrived", "new_loss", "new_error", "changed")}
     return Line(name=name_of(place), state=state, restarts=restarts, pid=pid, why=why, **told)
 
 
-def _state(place: Path, status: StatusFile, alive: bool, child: Child | None) -> tuple[str, str | None]:
+def _state(place: Path, status: SiteStatus, alive: bool, child: Child | None) -> tuple[str, str | None]:
     """Return state and reason, from what a site wrote, whether it runs, and what its supervisor knows."""
     state = status.state if alive or status.state in _AT_REST else "dead"
     if child is not None and child.state in ("failed", "waiting"):
@@ -112,7 +115,7 @@ def _state(place: Path, status: StatusFile, alive: bool, child: Child | None) ->
     return state, status.why
 
 
-def silence(place: Path, status: StatusFile, pid: int | None = None) -> str | None:
+def silence(place: Path, status: SiteStatus, pid: int | None = None) -> str | None:
     """Return what to say about a running site that has not written its status for long; None about others.
 
     A process (``pid``) that does not hold the lock yet is given time.
@@ -186,6 +189,9 @@ def prometheus(lines: Sequence[Line]) -> str:
         ("pulled_total", "counter", "Messages asked for again.", lambda line: line.pulled),
         ("repaired_total", "counter", "Edge duals that had to be repaired.", lambda line: line.repaired),
         ("sent_bytes_total", "counter", "Bytes that it has sent.", lambda line: line.sent),
+        ("arrived_rows_total", "counter", "Rows that were taken in during the run.", lambda line: line.arrived),
+        ("new_rows_loss", "gauge", "Loss of the newest rows before they were used.", lambda line: line.new_loss),
+        ("changed", "gauge", "1 when new rows follow other parameters.", lambda line: int(line.changed is not None)),
         ("restarts_total", "counter", "Times that the supervisor started it again.", lambda line: line.restarts),
     )
     out = []
@@ -268,7 +274,7 @@ def _site(line: Line, left: frozenset[str]) -> dict[str, Any]:
 def _left(place: Path) -> frozenset[str]:
     try:
         path = place / INVITE
-        return read_invite(path).verifier.departures(place / NOTICES) if path.exists() else frozenset()
+        return read_invite(path).departures(place / NOTICES) if path.exists() else frozenset()
     except FedkinError:  # a forged or damaged notice: the site itself refuses it
         return frozenset()
 

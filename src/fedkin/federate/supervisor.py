@@ -15,10 +15,9 @@ from pathlib import Path
 
 from fedkin._base import lock
 from fedkin.errors import DataError
-from fedkin.federate.inbox import HOLDING
 from fedkin.federate.messages import CENTRE, MODEL
 from fedkin.federate.program import FINISHED, RESTARTS, STOPPED, WRONG
-from fedkin.federate.records import LOCK, STATE, STDERR, read_status
+from fedkin.federate.records import HOLDING, LOCK, STATE, STDERR, read_status
 from fedkin.federate.status import holder, is_running, name_of, places_in, silence
 from fedkin.federate.trust import open_private
 

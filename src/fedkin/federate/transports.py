@@ -1,24 +1,37 @@
-"""What moves frames between machines: the `Transport` protocol, one that is opened anew, and who may do what.
+"""What moves frames between machines: the `Transport` protocol, one that is opened anew, and the one over zenoh.
 
-Links are TLS with certificates on both sides. Each site enforces, for every link by the common name at its other end: a
-neighbour may write only its own keys and read only what this site publishes for it; anybody else may do nothing.
-A new transport is a module like `fedkin.federate.zenoh`, with the methods of `Transport`.
+Links are TLS with certificates on both sides, in zenoh's peer mode: no router, no server. Each site enforces, for every
+link by the common name at its other end: a neighbour may write only its own keys and read only what this site publishes
+for it; anybody else may do nothing. A new transport is a class with the methods of `Transport`.
 """
 
 from __future__ import annotations
 
 import base64
+import errno
+import json
+import re
 import threading
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Protocol
 
 from fedkin._base import wait_until
-from fedkin.errors import DataError
+from fedkin.errors import DataError, FedkinError, missing_dependency
 from fedkin.federate.inbox import PeerError
 from fedkin.federate.plan import SitePlan
-from fedkin.federate.trust import Pair
+from fedkin.federate.trust import Pair, link_name
+
+try:
+    import zenoh
+    import zenoh.handlers
+except ImportError:  # the extra "peer" brings it
+    _ZENOH = False
+else:
+    _ZENOH = True
 
 #: How long to try to open again, as the port may be free only after a moment.
 _AGAIN_SECONDS = 30.0
@@ -26,6 +39,12 @@ _AGAIN_SECONDS = 30.0
 _LINKS = {"accept_timeout": 2000, "accept_pending": 4096, "max_sessions": 4096}
 #: What a message has around its payload, and the least that a link must take.
 _AROUND, _LEAST_BYTES = 4096, 65536
+#: A pull that is not answered within so many seconds is asked again by the site.
+PULL_SECONDS = 5.0
+#: Largest payload that is looked at, unless a run needs more.
+MOST_BYTES = 1 << 20
+#: Where in zenoh's source code something was said.
+_SOURCE = re.compile(r"\s+at \S*\.rs:\d+\.?(?!\d)")
 
 OnFrame = Callable[[bytes], object]
 OnPull = Callable[[int], bytes | None]
@@ -130,6 +149,7 @@ class Grant:
     name: str
     writes: Sequence[str]
     reads: Sequence[str]
+    generation: int = 1  # of its key
 
 
 def access_list(grants: Sequence[Grant]) -> dict[str, Any]:
@@ -155,7 +175,8 @@ def access_list(grants: Sequence[Grant]) -> dict[str, Any]:
                 rules.append({**rule, "key_exprs": list(keys)})
         if len(rules) > before:
             policies.append({"subjects": [name], "rules": [rule["id"] for rule in rules[before:]]})
-    subjects = [{"id": grant.name, "cert_common_names": [grant.name]} for grant in grants]
+    names = {grant.name: link_name(grant.name, grant.generation) for grant in grants}
+    subjects = [{"id": name, "cert_common_names": [known]} for name, known in names.items()]
     return {"enabled": True, "default_permission": "deny", "rules": rules, "subjects": subjects, "policies": policies}
 
 
@@ -208,16 +229,27 @@ def link_configuration(
 
 
 def site_links(
-    plan: SitePlan, pair: Pair, authority: bytes, out: Collection[str], listen: str | None = None, lease: float = 10.0
+    plan: SitePlan,
+    pair: Pair,
+    authority: bytes,
+    out: Collection[str],
+    listen: str | None = None,
+    lease: float = 10.0,
+    generations: Mapping[str, int] | None = None,
 ) -> dict[str, Any]:
     """Return the zenoh configuration of a site: grants follow `SitePlan.all_keys`, and who is ``out`` gets none.
+
+    Of sites that have lost a key only the key of their generation gets a link.
 
     Of two neighbours the one with the larger number connects to the other, if that listens. ``listen`` replaces the
     endpoint on which the site itself listens, where it is behind NAT or in a container.
     """
     here = plan.here
     others = [v for v in plan.partners() if plan.name(v) not in out]
-    grants = [Grant(plan.name(v), plan.all_keys(v, here), plan.all_keys(here, v)) for v in others]
+    known = generations or {}
+    grants = [
+        Grant(plan.name(v), plan.all_keys(v, here), plan.all_keys(here, v), known.get(plan.name(v), 1)) for v in others
+    ]
     own = plan.endpoint(here) if plan.placement != "central" or plan.is_centre else None
     connect = []
     for v in others:
@@ -231,3 +263,120 @@ def site_links(
             connect.append(there)
     listening = [] if own is None else [listen or own]
     return link_configuration(listening, connect, grants, pair, authority, plan.most_bytes, lease)
+
+
+class EndpointError(FedkinError, ValueError):
+    """Links that cannot be opened on this machine, at any time."""
+
+
+def not_opened(listen: Sequence[str], words: str) -> FedkinError:
+    """What to raise, with the cure, when zenoh says these words instead of opening a session that listens there.
+
+    A `PeerError` may pass, as when another process still has the port; an `EndpointError` does not.
+    """
+    why = f"cannot {f'listen on {listen[0]}' if listen else 'open links'}: {_SOURCE.sub('', words)}"
+    host = listen[0].partition("/")[2].rpartition(":")[0] if listen else ""
+    again = "let the organiser correct its line in the list of sites"
+    nat = "behind NAT or in a container, let it listen elsewhere: fedkin site run DIR --listen 0.0.0.0:PORT"
+    if f"os error {errno.EADDRINUSE}" in words:
+        return PeerError(
+            f"{why}; another process uses the port (ss -ltnp shows which): end that one, or listen on another port"
+        )
+    if f"os error {errno.EADDRNOTAVAIL}" in words:
+        return EndpointError(
+            f"{why}; {host}, the host of this site, is not an address of this machine: run it on the machine that has "
+            f"it, or {again}; {nat}"
+        )
+    if "lookup address" in words:
+        return PeerError(
+            f"{why}; {host}, the host of this site, is not a name that this machine knows: add it to /etc/hosts or the "
+            f"name server, or {again}; {nat}"
+        )
+    if f"os error {errno.EACCES}" in words:
+        return EndpointError(f"{why}; this user may not listen there: use a port from 1024 on, {again}")
+    return PeerError(why)
+
+
+class ZenohTransport:
+    """A zenoh session, configured by `link_configuration`.
+
+    ``on_link(common_name, address, opened)`` hears of every link that opens or closes; the name is None without TLS.
+    ``on_refused(key, size)`` hears of payloads above ``most_bytes``, which are not even copied.
+    """
+
+    def __init__(
+        self,
+        configuration: Mapping[str, Any],
+        on_link: Callable[[str | None, str, bool], None] | None = None,
+        on_refused: Callable[[str, int], None] | None = None,
+        most_bytes: int = MOST_BYTES,
+    ) -> None:
+        self._most_bytes, self._on_refused = most_bytes, on_refused or (lambda key, size: None)
+        if not _ZENOH:
+            raise missing_dependency("eclipse-zenoh", "the process of a site", "peer")
+        try:
+            checked = zenoh.Config.from_json5(json.dumps(dict(configuration)))
+        except zenoh.ZError as error:
+            raise EndpointError(f"zenoh does not take its configuration: {_SOURCE.sub('', str(error))}") from None
+        listen = configuration.get("listen", {}).get("endpoints", [])
+        zenoh.init_log_from_env_or("error")  # unless RUST_LOG says something else
+        try:
+            self._session = zenoh.open(checked)
+        except zenoh.ZError as error:
+            raise not_opened(listen, str(error)) from None
+        self._publishers: dict[str, Any] = {}
+
+        def on_event(event: Any) -> None:
+            if on_link is not None:
+                on_link(event.link.auth_identifier, event.link.dst, event.kind == zenoh.SampleKind.PUT)
+
+        self._kept: list[Any] = [self._session.info.declare_link_events_listener(on_event, history=True)]
+
+    def publish(self, key: str, frame: bytes) -> None:
+        publisher = self._publishers.get(key)
+        if publisher is None:
+            block = zenoh.CongestionControl.BLOCK
+            publisher = self._session.declare_publisher(key, congestion_control=block, express=True)
+            self._publishers[key] = publisher
+        publisher.put(frame)
+
+    def subscribe(self, key: str, on_frame: OnFrame) -> None:
+        # in zenoh's own thread, which saves a thread and a switch for every frame: `on_frame` must not wait for anybody
+        handler = zenoh.handlers.Callback(partial(self._hand, key, on_frame), indirect=False)
+        self._kept.append(self._session.declare_subscriber(key, handler))
+
+    def _hand(self, key: str, on_frame: OnFrame, sample: Any) -> None:
+        payload = sample.payload
+        if len(payload) > self._most_bytes:
+            self._on_refused(key, len(payload))
+        else:
+            on_frame(payload.to_bytes())
+
+    def answer(self, key: str, on_pull: OnPull) -> None:
+        def on_query(query: Any) -> None:
+            with query, suppress(ValueError):
+                frame = on_pull(int(query.parameters.get("round", "-1")))
+                if frame is not None:
+                    query.reply(query.key_expr, frame)
+
+        self._kept.append(self._session.declare_queryable(key, on_query))
+
+    def pull(self, key: str, round: int, on_frame: OnFrame) -> None:
+        def on_reply(reply: Any) -> None:
+            if reply.ok is not None:
+                self._hand(key, on_frame, reply.ok)
+
+        self._session.get(f"{key}?round={round}", on_reply, timeout=PULL_SECONDS)
+
+    def announce(self, key: str) -> None:
+        self._kept.append(self._session.liveliness().declare_token(key))
+
+    def watch(self, key: str, on_presence: OnPresence) -> None:
+        def on_sample(sample: Any) -> None:
+            on_presence(sample.kind == zenoh.SampleKind.PUT)
+
+        self._kept.append(self._session.liveliness().declare_subscriber(key, on_sample, history=True))
+
+    def close(self) -> None:
+        with suppress(zenoh.ZError):
+            self._session.close()  # type: ignore[no-untyped-call]

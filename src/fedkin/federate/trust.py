@@ -1,4 +1,4 @@
-"""Certificates and private files: who is who, and what only its owner may read.
+"""Certificates, signatures and private files: who is who, and what only its owner may read.
 
 A site makes its key and a certificate request where they stay; the holder of the authority's key issues a certificate
 of 90 days. All keys are Ed25519. Keys, requests and certificates are PEM text.
@@ -11,10 +11,11 @@ import ipaddress
 import os
 import warnings
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
+from functools import cached_property
 from pathlib import Path
-from typing import IO, cast
+from typing import IO
 
 from fedkin._base import PRIVATE_FILE, in_file
 from fedkin.errors import FedkinError, missing_dependency
@@ -30,15 +31,17 @@ except ImportError:  # the extra "peer" brings it
 else:
     _CRYPTOGRAPHY, _PEM = True, serialization.Encoding.PEM
 
-SITE_DAYS = 90  #: how long a site's certificate lasts
-RENEW_DAYS = 30  #: a certificate that lasts less than this should be renewed
-_AUTHORITY_DAYS = 3650
+_SITE_DAYS, _AUTHORITY_DAYS = 90, 3650  # how long certificates last
+_RENEW = timedelta(days=30)  # a certificate that lasts less than this should be renewed
 _SKEW = timedelta(days=1)  # clocks of sites may be behind
 _OTHER_TYPE = "is not of the type Ed25519; make one with openssl genpkey -algorithm ed25519"
 
 
 class SecurityError(FedkinError, RuntimeError):
     """A signature, certificate or file permission that is not as it must be."""
+
+
+# --- files ------------------------------------------------------------------------------------------------------------
 
 
 def open_private(path: Path) -> IO[bytes]:
@@ -49,15 +52,14 @@ def open_private(path: Path) -> IO[bytes]:
 
 
 def check_private(path: Path) -> None:
-    """Raise `SecurityError` when ``path`` is missing, or anybody but the owner may read or write it."""
-    if (mode := _mode(path)) & 0o077:
-        raise SecurityError(f"{path}: others may read or write it (mode {mode:o}); run: chmod go= {path}")
-
-
-def check_place(place: Path) -> None:
-    """Raise `SecurityError` when anybody but the owner may put files into the directory ``place``, or take them."""
-    if (mode := _mode(place)) & 0o022:
-        raise SecurityError(f"{place}: others may write in this directory (mode {mode:o}); run: chmod go= {place}")
+    """Raise `SecurityError` unless only the owner may read and write a file, or write in a directory."""
+    try:
+        mode, folder = path.stat().st_mode & 0o777, path.is_dir()
+    except FileNotFoundError:
+        raise SecurityError(f"{path} is missing") from None
+    if mode & (0o022 if folder else 0o077):
+        what = "write in this directory" if folder else "read or write it"
+        raise SecurityError(f"{path}: others may {what} (mode {mode:o}); run: chmod go= {path}")
 
 
 def read_private(path: Path) -> bytes:
@@ -78,28 +80,44 @@ def read_whole(path: Path, most: int | None = None) -> bytes:
         raise SecurityError(f"{path} cannot be read ({error.strerror})") from None
 
 
-def _mode(path: Path) -> int:
-    try:
-        return path.stat().st_mode & 0o777
-    except FileNotFoundError:
-        raise SecurityError(f"{path} is missing") from None
+# --- keys and certificates --------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class Pair:
-    """A certificate and its key. The key is not shown when it is printed."""
+    """A private key, and the certificate (or certificate request) that says whose it is."""
 
     certificate: bytes
-    key: bytes
+    key: bytes = field(repr=False)
 
-    def __repr__(self) -> str:
-        return f"Pair({common_name(self.certificate)!r})"
+    @cached_property
+    def name(self) -> str:
+        """Whose key it is."""
+        return common_name(self.certificate)
+
+    @cached_property
+    def vouched(self) -> bytes | None:
+        """The certificate, if an authority issued it to a site: files that the site signs carry it along."""
+        own = _is_request(self.certificate) or may_sign(self.certificate)
+        return None if own else self.certificate
+
+    @cached_property
+    def _private(self) -> Ed25519PrivateKey:
+        return _load_key(self.key)
+
+    def sign(self, content: bytes) -> bytes:
+        """Return the signature of ``content``."""
+        return self._private.sign(content)
+
+    def fits(self) -> bool:
+        """Return whether the key is that of the certificate; raises `SecurityError` when either cannot be read."""
+        return _public_key(self.certificate) == self._private.public_key()
 
 
 def make_authority(name: str) -> Pair:
     """Make a certificate authority with this common name, good for ten years."""
     text = make_key()
-    key, now, own = load_key(text), datetime.now(UTC), _subject(name)
+    key, now, own = _load_key(text), datetime.now(UTC), _subject(name)
     unused = ("content_commitment", "key_encipherment", "data_encipherment", "key_agreement")
     more = dict.fromkeys((*unused, "encipher_only", "decipher_only"), False)
     usage = x509.KeyUsage(digital_signature=True, key_cert_sign=True, crl_sign=True, **more)
@@ -117,37 +135,43 @@ def make_key() -> bytes:
 
 def make_request(name: str, key: bytes) -> bytes:
     """Make a certificate request: "this is the public key of ``name``", signed with the private one."""
-    signer = load_key(key)
+    signer = _load_key(key)
     return x509.CertificateSigningRequestBuilder().subject_name(_subject(name)).sign(signer, None).public_bytes(_PEM)
 
 
 def issue(
-    authority: Pair, request: bytes, hosts: Iterable[str], *, days: float = SITE_DAYS, now: datetime | None = None
+    authority: Pair, request: bytes, hosts: Iterable[str], *, generation: int = 1, now: datetime | None = None
 ) -> bytes:
     """Issue a certificate for the key and the name of a certificate request.
+
+    After a key was lost, the next ``generation`` of keys has a common name of its own (``north~2``): links are granted
+    by common names, so the lost key gets none.
 
     Whether the name is the right one is for the caller to check. ``hosts`` are names and addresses under which the
     owner listens. It is valid from a day before ``now``, as clocks differ, and not longer than the authority's.
     """
-    asked, issuer, when = load_request(request), load_certificate(authority.certificate), now or datetime.now(UTC)
-    until = min(when + timedelta(days=days), issuer.not_valid_after_utc)
+    asked, issuer, when = _loaded(request), _load_certificate(authority.certificate), now or datetime.now(UTC)
+    if isinstance(asked, x509.Certificate):
+        raise SecurityError("it has a certificate in the place of a certificate request")
+    until = min(when + timedelta(days=_SITE_DAYS), issuer.not_valid_after_utc)
     if until <= when:
         raise SecurityError(f"the authority's certificate ended on {issuer.not_valid_after_utc:%Y-%m-%d}")
-    builder = _builder(asked.subject, issuer.subject, public_key(request), when, until)
+    subject = asked.subject if generation == 1 else _subject(link_name(common_name(request), generation))
+    builder = _builder(subject, issuer.subject, _public_key(request), when, until)
     builder = builder.add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
     if names := [_alternative_name(host) for host in dict.fromkeys(hosts)]:
         builder = builder.add_extension(x509.SubjectAlternativeName(names), critical=False)
     both = x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH, ExtendedKeyUsageOID.CLIENT_AUTH])
     builder = builder.add_extension(both, critical=False)
-    return builder.sign(load_key(authority.key), None).public_bytes(_PEM)
+    return builder.sign(_load_key(authority.key), None).public_bytes(_PEM)
 
 
 def read_authority_files(certificate: Path, key: Path) -> Pair:
     """Read the user's own certificate authority; raises `SecurityError` unless the two files are that of one."""
     own = Pair(read_whole(certificate), read_private(key))
     with in_file(f"{certificate} and {key}", SecurityError):
-        fit = belong_together(own.certificate, own.key)
-    if not fit:
+        fits = own.fits()
+    if not fits:
         raise SecurityError(f"{key} is not the key of {certificate}")
     if not may_sign(own.certificate):
         raise SecurityError(
@@ -162,9 +186,8 @@ def check_issued(certificate: bytes, authority: bytes, now: datetime | None = No
 
     It may have ended where ``ended`` says so. Raises `SecurityError`, in words that go on after the name of a file.
     """
-    read, issuer = load_certificate(certificate), load_certificate(authority)
     try:
-        read.verify_directly_issued_by(issuer)
+        _load_certificate(certificate).verify_directly_issued_by(_load_certificate(authority))
     except (ValueError, TypeError, InvalidSignature):
         raise SecurityError("the certificate was not issued by the authority of this federation") from None
     if may_sign(certificate):
@@ -180,7 +203,7 @@ def check_issued(certificate: bytes, authority: bytes, now: datetime | None = No
 def check_signature(signature: bytes, content: bytes, by: bytes) -> None:
     """Raise `SecurityError` unless the owner of a certificate, or certificate request, signed the content."""
     try:
-        public_key(by).verify(signature, content)
+        _public_key(by).verify(signature, content)
     except InvalidSignature:
         raise SecurityError(
             "the signature does not fit: the file was changed after signing, or somebody else signed it; get it again"
@@ -189,18 +212,18 @@ def check_signature(signature: bytes, content: bytes, by: bytes) -> None:
 
 def validity(certificate: bytes) -> tuple[datetime, datetime]:
     """Return from when, and until when, a certificate is valid."""
-    read = load_certificate(certificate)
+    read = _load_certificate(certificate)
     return read.not_valid_before_utc, read.not_valid_after_utc
 
 
-def belong_together(certificate: bytes, key: bytes) -> bool:
-    """Return whether the key is that of the certificate or request; raises `SecurityError` when unreadable."""
-    return public_key(certificate) == load_key(key).public_key()
+def ends_soon(until: datetime, now: datetime | None = None) -> bool:
+    """Return whether a certificate should be renewed."""
+    return until < (now or datetime.now(UTC)) + _RENEW
 
 
 def fingerprint(text: bytes) -> str:
     """Return what people compare: 32 hexadecimal digits of the hash of the public key in a certificate or request."""
-    key = public_key(text).public_bytes(serialization.Encoding.DER, serialization.PublicFormat.SubjectPublicKeyInfo)
+    key = _public_key(text).public_bytes(serialization.Encoding.DER, serialization.PublicFormat.SubjectPublicKeyInfo)
     digest = hashlib.sha256(key).hexdigest()
     return "-".join(digest[k : k + 4] for k in range(0, 32, 4))
 
@@ -219,30 +242,39 @@ def common_name(text: bytes) -> str:
     return str(names[0].value)
 
 
+def link_name(site: str, generation: int) -> str:
+    """Return the common name of a site's certificate: its name, and which key it is after others were lost."""
+    return site if generation == 1 else f"{site}~{generation}"
+
+
+def site_and_generation(name: str) -> tuple[str, int]:
+    """Return whose common name it is, and of which generation of keys."""
+    site, mark, number = name.rpartition("~")
+    return (site, int(number)) if mark and number.isdecimal() else (name, 1)
+
+
 def may_sign(certificate: bytes) -> bool:
     """Return whether it is the certificate of an authority."""
-    extensions = {type(one.value): one.value for one in load_certificate(certificate).extensions}
+    extensions = {type(one.value): one.value for one in _load_certificate(certificate).extensions}
     constraints, usage = extensions.get(x509.BasicConstraints), extensions.get(x509.KeyUsage)
     authority = isinstance(constraints, x509.BasicConstraints) and constraints.ca
     return authority and (usage.key_cert_sign if isinstance(usage, x509.KeyUsage) else True)
 
 
-def load_certificate(text: bytes) -> x509.Certificate:
-    """Load a certificate; raises `SecurityError` when it is damaged."""
-    return cast("x509.Certificate", _loaded(text, "certificate"))
+def _load_certificate(text: bytes) -> x509.Certificate:
+    read = _loaded(text)
+    if not isinstance(read, x509.Certificate):
+        raise SecurityError("it is a certificate request, expected a certificate")
+    return read
 
 
-def load_request(text: bytes) -> x509.CertificateSigningRequest:
-    """Load a certificate request whose own signature fits; raises `SecurityError` when it is damaged."""
-    return cast("x509.CertificateSigningRequest", _loaded(text, "request"))
+def _public_key(text: bytes) -> Ed25519PublicKey:
+    key = _loaded(text).public_key()
+    assert isinstance(key, Ed25519PublicKey)
+    return key
 
 
-def public_key(text: bytes) -> Ed25519PublicKey:
-    """Return the public key in a certificate, or in a certificate request."""
-    return cast("Ed25519PublicKey", _loaded(text).public_key())
-
-
-def load_key(text: bytes) -> Ed25519PrivateKey:
+def _load_key(text: bytes) -> Ed25519PrivateKey:
     """Load a private key without a password."""
     _need_cryptography()
     try:
@@ -254,15 +286,18 @@ def load_key(text: bytes) -> Ed25519PrivateKey:
     return key
 
 
-def _loaded(text: bytes, what: str = "") -> x509.Certificate | x509.CertificateSigningRequest:
-    """Load a certificate or a request whose own signature fits, by default what the text says that it is."""
+def _is_request(text: bytes) -> bool:
+    return b"CERTIFICATE REQUEST" in text
+
+
+def _loaded(text: bytes) -> x509.Certificate | x509.CertificateSigningRequest:
+    """Load a certificate, or a request whose own signature fits; raises `SecurityError` when it is damaged."""
     _need_cryptography()
-    what = what or ("request" if b"CERTIFICATE REQUEST" in text else "certificate")
     read: x509.Certificate | x509.CertificateSigningRequest
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("error")  # what cryptography only warns of is damage here
-            if what == "request":
+            if _is_request(text):
                 read = x509.load_pem_x509_csr(text)
                 good = read.is_signature_valid
             else:
@@ -272,9 +307,9 @@ def _loaded(text: bytes, what: str = "") -> x509.Certificate | x509.CertificateS
     except Exception:  # cryptography has no common base: ValueError, InvalidVersion, UnsupportedAlgorithm, ...
         good = False
     if not good:
-        raise SecurityError(f"the certificate{' request' if what == 'request' else ''} is damaged, or not PEM")
+        raise SecurityError(f"the certificate{' request' if _is_request(text) else ''} is damaged, or not PEM")
     if not isinstance(key, Ed25519PublicKey):
-        raise SecurityError(f"the key of the {what} {_OTHER_TYPE}")
+        raise SecurityError(f"the key of the certificate {_OTHER_TYPE}")
     return read
 
 

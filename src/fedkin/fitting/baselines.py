@@ -13,7 +13,7 @@ from typing import NamedTuple
 import numpy as np
 
 from fedkin._base import Array, Index, Mask
-from fedkin.core import Quadratics, RowBatch, global_fit, local_fit, minimise_with_ridge, resolve_losses
+from fedkin.core import Quadratics, RowTerms, global_fit, local_fit, minimise_with_ridge, resolve_losses
 from fedkin.data import Federation, Rows, Schema
 from fedkin.errors import DegenerateSiteWarning
 from fedkin.fitting.model import FittedModel
@@ -246,7 +246,7 @@ def own_fits(loss: RowLoss, rows: SiteRows) -> Array:
         scaled, mean, scale = _standardised(rows.X[where], weight, rows.intercept)
         shift = None if rows.offset is None else rows.offset[where]
         relative = None if (weight == 1).all() else weight / weight.mean(axis=1, keepdims=True)
-        batch = RowBatch(loss, Rows(scaled, rows.y[where], shift), relative)
+        batch = RowTerms(loss, Rows(scaled, rows.y[where], shift), relative)
         slopes = _tuned(batch, weight.sum(axis=1), rows.intercept).reshape(sites.size, k, -1) / scale[:, None]
         if rows.intercept:
             slopes[:, :, 0] -= (slopes * mean[:, None]).sum(axis=2)
@@ -254,7 +254,7 @@ def own_fits(loss: RowLoss, rows: SiteRows) -> Array:
     return theta
 
 
-def _tuned(batch: RowBatch, total: Array, intercept: bool) -> Array:
+def _tuned(batch: RowTerms, total: Array, intercept: bool) -> Array:
     """Return parameters ``(B, p)`` with the ridge that best predicts rows that are left out."""
     q, k = batch.X.shape[2], batch.loss.n_outputs
     best, chosen, theta = np.full(batch.n_sites, np.inf), np.zeros((batch.n_sites, k * q)), None
@@ -270,7 +270,7 @@ def _tuned(batch: RowBatch, total: Array, intercept: bool) -> Array:
     return chosen
 
 
-def _without_each_row(batch: RowBatch, theta: Array, ridge: Array) -> Array:
+def _without_each_row(batch: RowTerms, theta: Array, ridge: Array) -> Array:
     """Return mean losses ``(B,)`` of rows that are left out, approximately."""
     loss, eta = batch.loss, batch.predictors(theta)
     curvature = loss.curvature_at(eta, batch.y)

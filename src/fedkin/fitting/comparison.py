@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any, Literal, NamedTuple
 
@@ -11,24 +11,20 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from fedkin._base import Array, Index, Say, check_whole, count, one_blas_thread, tracked
-from fedkin.core import FileRows, Problem, Quadratics, Summaries
+from fedkin.core import FileRows, Summaries
 from fedkin.data import Federation, Schema
 from fedkin.errors import DataError, ParameterError
 from fedkin.fitting.baselines import GLOBAL, INTERCEPTS, LOCAL, baseline_models, fold_baselines
 from fedkin.fitting.inputs import class_numbers
-from fedkin.fitting.methods import fit
+from fedkin.fitting.methods import fit, method_for
 from fedkin.fitting.model import FittedModel
 from fedkin.fitting.options import FitOptions
-from fedkin.fitting.preparation import Data, Prepared, prepare
+from fedkin.fitting.preparation import Data, prepare
 from fedkin.graph import Graph
-from fedkin.kin import QUICK, find_kin
-from fedkin.solvers import minimised_out, solve_fused
 
 FEDKIN = "Fedkin"
 #: Splits of `compare` unless told otherwise.
 REPEATS = 3
-#: Relative gap of the solutions without a fold.
-FOLD_GAP = 1e-5
 #: A difference is clear from so many standard errors on, and its interval has so many on both sides.
 CLEAR = 2.0
 #: A simpler model is recommended only where its interval excludes that its error is larger by more than this share of
@@ -274,7 +270,7 @@ def compare(
     True
     """
     options = FitOptions() if options is None else options
-    if not isinstance(data, Federation):
+    if not data.in_memory:
         return _compared_by_folds(data, graph, options, model, schema)
     check_whole("repeats", repeats, least=1)
     if not 0 < test_size < 1:
@@ -351,7 +347,7 @@ def check_held_out(model: FittedModel, test: Federation) -> None:
     """Raise `DataError` where rows cannot be held-out rows of a model."""
     if len(test.X) == 0:
         raise DataError("there are no held-out rows to compare on")
-    if test.y is None and model.loss.needs_target:
+    if test.y is None and model.loss.target is not None:
         raise DataError("the held-out rows have no target to compare with")
     unknown = [site for site in test.sites if site not in model.index]
     if unknown:
@@ -429,7 +425,7 @@ def _compared_by_folds(
         if not isinstance(found, FittedModel):
             raise ParameterError(f"the {data.loss.name} loss needs the answers of the sites: give model=")
         model = found
-    if isinstance(data, FileRows):
+    if data.has_rows:
         assert model.kin is not None
         data = data.summaries(model.kin.theta, options.cv_folds, options.seed)
     prepared = prepare(data, options, schema, standardize=options.standardize)
@@ -443,7 +439,7 @@ def _compared_by_folds(
         n, test = sums.count[seen, fold], sums.take(seen).terms(fold)
         part = _Part({}, {}, float(n.sum()))
         thetas = fold_baselines(sums, free, fold)
-        thetas[FEDKIN] = _without_fold(prepared, model, options, sums.total(without=fold))
+        thetas[FEDKIN] = method_for(options).from_sums(prepared, model, sums.total(without=fold))
         for name, theta in thetas.items():
             each = np.full(len(sums.at), np.nan)
             each[seen] = factor * test.values(theta[seen])
@@ -452,26 +448,6 @@ def _compared_by_folds(
     if not parts:
         raise DataError("the sites gave no sums by fold, so no rows can be held out")
     return _together(metric, "folds", data.sites, np.rint(data.n_samples).astype(np.int64), parts)
-
-
-def _without_fold(prepared: Prepared, model: FittedModel, options: FitOptions, rest: Quadratics) -> Array:
-    """Return the parameters of Fedkin from the other folds."""
-    data, columns = prepared.summaries, prepared.columns
-    if model.fused is None:
-        hint = model.graph if model.graph.n_edges else None
-        return find_kin(replace(data, sums=rest), hint, seed=options.seed, **QUICK).theta
-    choice = (model.history or {}).get("choice", {})
-    ridge = columns.per_parameter(choice.get("ridge", options.least_ridge))
-    sparsity = np.broadcast_to(columns.per_parameter(options.sparsity), rest.at.shape)
-    how: dict[str, Any] = {"penalty": model.fused.penalty, "lam": model.fused.lam}
-    fused = Problem(data, model.graph, **how, sparsity=sparsity, ridge=ridge).fused
-    terms, lift = rest.terms(ridge=ridge), None
-    if not choice.get("fuse_intercept", options.fuse_intercept is not False):
-        terms, lift = minimised_out(terms, columns.intercepts)
-        box = None if fused.sparsity is None else fused.sparsity[:, ~columns.intercepts]
-        fused = replace(fused, sparsity=box)
-    theta = solve_fused(replace(fused, terms=terms), FOLD_GAP, quiet=True).theta
-    return theta if lift is None else lift(theta)
 
 
 # --- the verdict ------------------------------------------------------------------------------------------------

@@ -13,14 +13,25 @@ or is a column of X, which ``site_column`` names; then everything of scikit-lear
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 
 from fedkin.core import Correction, Variance
-from fedkin.fitting.methods import fit_prepared
+from fedkin.fitting.fused import silent
+from fedkin.fitting.methods import method_for
 from fedkin.fitting.model import FittedModel
-from fedkin.fitting.options import AUTO, DEFAULTS, CvRule, Debiasing, FitOptions, PenaltyName, Solver, documented
+from fedkin.fitting.options import (
+    AUTO,
+    DEFAULTS,
+    CvRule,
+    Debiasing,
+    FitOptions,
+    PenaltyName,
+    Solver,
+    Sparsity,
+    documented,
+)
 from fedkin.fitting.per_site import PerSite, SiteClassifier, SiteRegressor
 from fedkin.fitting.preparation import Prepared
 from fedkin.fitting.scoring import SiteScorer, WithinSiteKFold
@@ -44,7 +55,7 @@ class _Kin(PerSite):
 
     def _fit(self, prepared: Prepared, graph: Graph | None, options: FitOptions) -> FittedModel:
         start = getattr(self, "model_", None) if self.warm_start else None
-        model = fit_prepared(prepared, graph, options, start=start)
+        model = prepared.model(method_for(options).fit(prepared, graph, silent, start), options)
         assert model.kin is not None
         self.kin_ = model.kin
         return model
@@ -162,7 +173,8 @@ class _FedADMM(PerSite):
     fuse_intercept: bool | Literal["auto"] = FitOptions.fuse_intercept
     standardize: bool = FitOptions.standardize
     ridge: float | Literal["cv"] = FitOptions.ridge
-    sparsity: float = FitOptions.sparsity
+    sparsity: float | Sparsity = FitOptions.sparsity
+    radius: float | None = FitOptions.radius
     cv: int = FitOptions.cv_folds
     cv_rule: CvRule = FitOptions.cv_rule
     tol: float = FitOptions.tol
@@ -172,6 +184,7 @@ class _FedADMM(PerSite):
     solver: Solver = FitOptions.solver
     rounds: int = FitOptions.rounds
     batch_size: int | None = FitOptions.batch_size
+    fedadmm: dict[str, Any] | None = FitOptions.fedadmm
     warm_start: bool = False
     site_column: str | int | None = None
 
@@ -181,12 +194,15 @@ class _FedADMM(PerSite):
         return FitOptions(method="fused", **options | {"loss": self._loss(), "seed": self._seed(self.random_state)})
 
     def _fit(self, prepared: Prepared, graph: Graph | None, options: FitOptions) -> FittedModel:
-        if self.warm_start and hasattr(self, "lam_") and options.lam == "cv":
+        alone = options.lam == "cv" and not isinstance(options.ridge, str) and not isinstance(options.sparsity, str)
+        if self.warm_start and hasattr(self, "lam_") and alone:
             options = replace(options, lam=self.lam_)
-        model = fit_prepared(prepared, graph, options)
+        model = prepared.model(method_for(options).fit(prepared, graph, silent), options)
         assert model.fused is not None
         self.lam_: float = model.fused.lam
         self.gap_, self.n_iter_ = model.fused.gap, model.fused.n_iter
+        level = (model.history or {}).get("choice", {}).get("sparsity", options.least_sparsity)
+        self.sparsity_ = level if np.isscalar(level) else np.array(level)
         if model.fused.selection is not None:
             self.selection_ = model.fused.selection
         elif hasattr(self, "selection_"):
@@ -205,7 +221,8 @@ class FedADMMRegressor(_FedADMM, SiteRegressor):
     ----------
     <options>
     warm_start : bool, default False
-        Keep the ``lam`` that the first fit has chosen in later ones, instead of choosing it again.
+        Keep the ``lam`` that the first fit has chosen in later ones, instead of choosing it again; where it is chosen
+        together with another level, both are chosen again.
     site_column : str, int or None, default None
         Column of X that holds the sites, by name or number; then ``site=`` need not be passed.
 
@@ -216,12 +233,13 @@ class FedADMMRegressor(_FedADMM, SiteRegressor):
         A row per site, in the order of `sites_`.
     intercept_ : array (V,)
     groups_ : int array (V,)
-        Group of each site: with `select`, sites joined by kept edges; without it, sites joined by edges whose
-        parameters came out exactly equal.
+        Group of each site: sites joined by edges along which their parameters came out exactly equal.
     graph_ : Graph
         The graph used, after selection.
     lam_, gap_ : float
         The penalty level used, and the certificate: a relative duality gap.
+    sparsity_ : float or array (V,)
+        The level of the l1 term that was used, or one for each site.
     n_iter_ : int
     selection_ : dict
         Summary of the edge selection; absent with ``select=None``.
@@ -254,7 +272,8 @@ class FedADMMClassifier(_FedADMM, SiteClassifier):
     ----------
     <options>
     warm_start : bool, default False
-        Keep the ``lam`` that the first fit has chosen in later ones, instead of choosing it again.
+        Keep the ``lam`` that the first fit has chosen in later ones, instead of choosing it again; where it is chosen
+        together with another level, both are chosen again.
     site_column : str, int or None, default None
         Column of X that holds the sites, by name or number; then ``site=`` need not be passed.
 
@@ -264,7 +283,7 @@ class FedADMMClassifier(_FedADMM, SiteClassifier):
     coef_ : array (V, q), or (V, C - 1, q) for more than two classes
         A row per site, in the order of `sites_`. The first class is the reference.
     intercept_ : array (V,) or (V, C - 1)
-    sites_, groups_, graph_, lam_, gap_, n_iter_, selection_, model_, n_features_in_, feature_names_in_
+    sites_, groups_, graph_, lam_, gap_, sparsity_, n_iter_, selection_, model_, n_features_in_, feature_names_in_
         As in `FedADMMRegressor`.
 
     Notes

@@ -2,32 +2,35 @@
 
 from __future__ import annotations
 
+import os
 import warnings
-from collections.abc import Hashable
+from collections.abc import Hashable, Mapping
 from dataclasses import replace
 from typing import Any, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from fedkin._base import Array, Index, Mask, Say
-from fedkin.admm import fed_admm
+from fedkin.admm import Availability, fed_admm
 from fedkin.core import (
     RANK_TOLERANCE,
-    FileRows,
+    Columns,
     Problem,
+    Quadratics,
+    SiteData,
     Solution,
-    Summaries,
+    alike_groups,
     least_eigenvalue,
     local_fit,
     oracle_fit,
     select_edges,
+    wald_tests,
 )
-from fedkin.data import INTERCEPT, Federation
+from fedkin.data import INTERCEPT, Federation, Schema
 from fedkin.errors import ConvergenceWarning, DegenerateSiteWarning, ParameterError, SolverError, argument
 from fedkin.fitting.model import FittedModel, FusedFit
 from fedkin.fitting.options import FitOptions
-from fedkin.fitting.preparation import Estimate, Prepared, prepare
+from fedkin.fitting.preparation import Data, Estimate, Prepared, prepare
 from fedkin.graph import Graph
 from fedkin.kin import Kin, find_kin
 from fedkin.losses import LOGIT_SIZE
@@ -36,9 +39,13 @@ from fedkin.solvers import (
     ProfiledProblem,
     cross_validate_lam,
     cross_validate_ridge,
+    cross_validate_sparsity,
     lam_grid,
+    lam_path,
+    minimised_out,
     solve,
     solve_debiased,
+    solve_fused,
 )
 
 Reasons = dict[Hashable, str]  # site: why its parameters had to be held back
@@ -54,6 +61,13 @@ POWERS = (0.0, 0.5, 1.0)
 _LEVELS, _SHARE, _ROUGH_GAP = 5, 0.01, 1e-3
 #: No standard deviation counts for less than this share of the largest.
 _LEAST_SD = 1e-3
+#: Dropped edges that are kept by name.
+MOST_DROPPED = 20_000
+#: Numbers in the duals of a problem whose path is worth solving for a picture, and sites whose groups are kept.
+_MOST_DUALS, _MOST_SITES = 200_000, 2_000
+_PATH_TOL, _PATH_ITER = 1e-5, 2_000
+#: Relative gap of solutions without a fold.
+_FOLD_GAP = 1e-5
 
 
 def silent(line: str) -> None:
@@ -62,10 +76,7 @@ def silent(line: str) -> None:
 
 def fused_estimate(prepared: Prepared, graph: Graph | None, options: FitOptions, say: Say) -> Estimate:
     """Fit the fused estimator to rows in memory, or to the sums of a quadratic loss."""
-    if isinstance(prepared.data, FileRows):
-        needs = f"the rows of the {prepared.loss.name} loss in memory"
-        raise ParameterError(f"the fused estimator needs {needs}: leave its options out, or read the table as a whole")
-    sites = prepared.data.sites
+    sites = prepared.solvable.sites
     used, selection, notes = used_graph(prepared, graph, options, say)
     problem, reasons = well_posed_problem(prepared, used, options)
     free = prepared.columns.intercepts
@@ -84,14 +95,22 @@ def fused_estimate(prepared: Prepared, graph: Graph | None, options: FitOptions,
         solution, groups = _solved(level, options, free, say)
     note_light_ridge(notes, reasons)
     theta = solution.theta
-    if options.select is not None:
-        groups = used.components()
     if options.refit:
+        groups = _groups_to_pool(prepared, used, theta, options)
         say(f"refitting {int(groups.max()) + 1} groups without penalty")
-        theta = oracle_fit(prepared.data, groups.tolist(), prepared.loss)
+        theta = oracle_fit(prepared.solvable, groups.tolist(), prepared.loss, radius=options.radius)
     history = None if level.scores is None else {"choice": _choice_record(level, level.scores, options)}
     fused = FusedFit(options.penalty, level.lam, solution.gap, solution.n_iter, solution.status, selection)
     return Estimate(theta, used, groups, fused=fused, notes=notes, history=history)
+
+
+def _groups_to_pool(prepared: Prepared, graph: Graph, theta: Array, options: FitOptions) -> Index:
+    """Return groups of neighbours that pass for equal, joined in the order of their distances in ``theta (V, p)``."""
+    local = local_fit(prepared.solvable, prepared.loss, options.variance, radius=options.radius)
+    statistic, _, _ = wald_tests(local, graph.edges)
+    i, j = graph.edges.T
+    order = np.lexsort((statistic, np.sqrt(((theta[i] - theta[j]) ** 2).sum(axis=1))))
+    return alike_groups(local, graph.edges[order], options.level)
 
 
 def used_graph(
@@ -100,7 +119,8 @@ def used_graph(
     """Return the graph of the problem, a summary of the edge selection, and its notes on sites."""
     sites = prepared.data.sites
     candidates = Graph.complete(sites) if graph is None else graph.aligned(sites)
-    unlisted = options.select is None and options.penalty == "l1" and options.solver == "exact"
+    plain = options.select is None and options.penalty == "l1" and options.solver == "exact"
+    unlisted = plain and not options.radius and not options.refit
     if graph is None and candidates.n_edges > _MOST_PAIRS and not unlisted:
         raise ParameterError(
             f"{len(sites)} sites have {candidates.n_edges} pairs, too many to list: give a graph, for example "
@@ -112,9 +132,8 @@ def used_graph(
     if candidates.n_edges == 0:
         return candidates, {"method": options.select, "candidates": 0, "kept": 0}, {}
     say(f"testing {candidates.n_edges} candidate edges")
-    assert not isinstance(prepared.data, FileRows)
     how: dict[str, Any] = {"method": options.select, "level": options.level, "variance": options.variance}
-    chosen = select_edges(prepared.data, candidates, loss=prepared.loss, **how)
+    chosen = select_edges(prepared.solvable, candidates, loss=prepared.loss, radius=options.radius, **how)
     kept = chosen.graph.n_edges
     say(f"kept {kept} of {candidates.n_edges} edges")
     notes: dict[Hashable, tuple[str, ...]] = {site: (str(line),) for site, line in chosen.notes.items()}
@@ -147,9 +166,13 @@ def _solution(problem: Problem, options: FitOptions) -> Solution:
         return solve_debiased(problem, options.debias, tol=options.tol)[-1]
     if options.solver == "exact":
         return solve(problem, options.tol, max_iter=options.max_iter)
-    gradient = "plain" if options.batch_size is None else "saga"
-    how: dict[str, Any] = {"gradient": gradient, "seed": options.seed, "tol": options.tol, "fuse": True}
-    return fed_admm(problem, options.rounds, options.batch_size, **how)
+    how: dict[str, Any] = {"fuse": True, "seed": options.seed, **(options.fedadmm or {})}
+    tol = options.tol if how.pop("stop", "gap") == "gap" else None
+    present, weighting = how.pop("availability", None), how.pop("weighting", "known")
+    if present is not None:
+        make = Availability.recorded if isinstance(present, str | os.PathLike) else Availability.bernoulli
+        how["availability"] = make(present, weighting=weighting)
+    return fed_admm(problem, options.rounds, options.batch_size, tol=tol, **how)
 
 
 def _choice_record(level: _Level, scores: LamChoice, options: FitOptions) -> dict[str, Any]:
@@ -160,6 +183,9 @@ def _choice_record(level: _Level, scores: LamChoice, options: FitOptions) -> dic
         choice["fuse_intercept"] = level.fuses
     if options.ridge == "cv":
         choice["ridge"] = float(np.max(level.problem.ridge))
+    if isinstance(options.sparsity, str):
+        levels = np.asarray(level.problem.sparsity).max(axis=1).tolist()
+        choice["sparsity"] = levels[0] if options.sparsity == "cv" else levels
     return choice
 
 
@@ -175,7 +201,7 @@ def _chosen_level(problem: Problem, options: FitOptions, free: Mask, say: Say) -
     if fuse is True:
         return _with_intercepts_fused(problem, options, say)
     if fuse is False:
-        if options.ridge == "cv":
+        if isinstance(options.ridge, str) or isinstance(options.sparsity, str):
             problem = _with_intercepts_fused(problem, options, say).problem
         if options.lam != "cv":
             return _Level(problem, float(options.lam), fuses=False)
@@ -202,12 +228,13 @@ def _with_intercepts_fused(problem: Problem, options: FitOptions, say: Say, *, c
     """Return the given ``lam``, or that of cross-validation; ``compared`` asks for scores in any case."""
     if options.lam != "cv" and not compared:
         return _Level(problem, float(options.lam))
-    joined = np.flatnonzero(problem.graph.degree > 0)
-    if joined.size == 0:
+    joined, sparse = np.flatnonzero(problem.graph.degree > 0), isinstance(options.sparsity, str)
+    if joined.size == 0 and not sparse:
         return _Level(problem, 0.0)
-    say(f"choosing lam by {options.cv_folds}-fold cross-validation within sites")
-    # sites without edges do not depend on lam; with V' of V sites left, V' lam' = V lam. Not where scores are compared
-    share = 1.0 if compared else joined.size / problem.n_sites
+    say(f"choosing lam{' and sparsity' if sparse else ''} by {options.cv_folds}-fold cross-validation within sites")
+    # sites without edges do not depend on lam; with V' of V sites left, V' lam' = V lam. Not where scores are compared,
+    # nor where these sites depend on what is chosen
+    share = 1.0 if compared or sparse else joined.size / problem.n_sites
     part = problem
     if share < 1:
         sites = [problem.federation.sites[u] for u in joined]
@@ -216,14 +243,18 @@ def _with_intercepts_fused(problem: Problem, options: FitOptions, say: Say, *, c
     how = _cross_validation(options)
     # candidates that are hard to solve are far from the best, whose solution gets a certificate of its own
     with warnings.catch_warnings(action="ignore", category=ConvergenceWarning):
+        names = part.federation.feature_names
+        slopes = np.tile([name != INTERCEPT for name in names], part.n_params // len(names))
         if options.ridge == "cv":
             # the ridge is 0 for intercepts; one that is there already, lest there be no minimiser, stays
             given = np.broadcast_to(np.asarray(problem.ridge, dtype=np.float64), (problem.n_params,))
-            names = part.federation.feature_names
-            slopes = np.tile([name != INTERCEPT for name in names], part.n_params // len(names))
             candidates = [given + ridge * slopes for ridge in RIDGES]
             part, choice = cross_validate_ridge(part, candidates, **how)
             problem = replace(problem, ridge=part.ridge)
+        elif sparse:
+            each = options.sparsity == "cv-sites"
+            part, choice = cross_validate_sparsity(part, weights=slopes.astype(np.float64), per_site=each, **how)
+            problem = replace(problem, sparsity=part.sparsity)
         else:
             choice = cross_validate_lam(part, None if options.lam == "cv" else [float(options.lam)], **how)
     # the same scale for the candidates: they are levels of the whole problem then
@@ -233,16 +264,25 @@ def _with_intercepts_fused(problem: Problem, options: FitOptions, say: Say, *, c
 # --- a problem with a minimiser ---------------------------------------------------------------------------------
 
 
+def _extras(
+    columns: Columns, graph: Graph, options: FitOptions, choice: Mapping[str, Any] | None = None
+) -> dict[str, Any]:
+    """Return radius, ridge ``(p,)`` and sparsity ``(V, p)`` of a problem: given numbers, or those of a ``choice``."""
+    known = {"ridge": options.least_ridge, "sparsity": options.least_sparsity, **(choice or {})}
+    levels = np.broadcast_to(np.asarray(known["sparsity"], dtype=np.float64), (graph.n_sites,))
+    sparsity = levels[:, None] * columns.per_parameter(1.0)
+    return {"radius": options.radius, "ridge": columns.per_parameter(known["ridge"]), "sparsity": sparsity}
+
+
 def well_posed_problem(prepared: Prepared, graph: Graph, options: FitOptions) -> tuple[Problem, Reasons]:
     """Return the problem, with a light ridge where it would have no minimiser, and the reasons for that."""
-    assert not isinstance(prepared.data, FileRows)
-    columns = prepared.columns
-    sparsity = np.broadcast_to(columns.per_parameter(options.sparsity), (graph.n_sites, columns.n_params))
-    how: dict[str, Any] = {"sparsity": sparsity, "ridge": columns.per_parameter(options.least_ridge)}
-    problem = Problem(prepared.data, graph, prepared.loss, options.penalty, **how)
+    how = _extras(prepared.columns, graph, options)
+    problem = Problem(prepared.solvable, graph, prepared.loss, options.penalty, **how)
+    if options.radius is not None:  # a ball holds a minimiser
+        return problem, {}
     # edges with a penalty leave only common directions free: a component has a minimiser when its pooled loss has one
     groups = graph if options.lam != 0 else Graph.empty(graph.sites)
-    reasons = _without_minimiser(prepared, groups.components(), options)
+    reasons = _without_minimiser(problem.data, prepared.columns, groups.components(), options)
     if not reasons:
         return problem, {}
     # least squares along a collinear direction is only as steep as one site's ridge makes it
@@ -253,15 +293,10 @@ def well_posed_problem(prepared: Prepared, graph: Graph, options: FitOptions) ->
 
 def _with_light_ridge(problem: Problem, groups: Graph, sites: list[Hashable]) -> Problem:
     """Add a 25th of one row's worth of ridge for all sites, intercept included; the rule of `LocalFit`."""
-    fed = problem.federation
-    if isinstance(fed, Summaries):
-        own, scale = fed.n_samples.astype(np.float64), fed.column_scale
-    else:
-        own, scale = fed.weight_sums, np.average(fed.X**2, axis=0, weights=fed.weight)
-        scale[scale == 0] = 1.0
-    rows = np.bincount(groups.components(), weights=own)[groups.components()]
-    fewest = min(rows[fed.index[site]] for site in sites)
-    light = np.tile(scale, problem.n_params // fed.n_features) / (LOGIT_SIZE * fewest)
+    data = problem.data
+    rows = np.bincount(groups.components(), weights=data.n)[groups.components()]
+    fewest = min(rows[data.index[site]] for site in sites)
+    light = np.tile(data.column_scale, problem.n_params // data.n_features) / (LOGIT_SIZE * fewest)
     return replace(problem, ridge=np.asarray(problem.ridge) + light)
 
 
@@ -281,49 +316,87 @@ def note_light_ridge(notes: dict[Hashable, tuple[str, ...]], reasons: Reasons) -
         notes[site] = (*notes.get(site, ()), text)
 
 
-def _without_minimiser(prepared: Prepared, labels: Index, options: FitOptions) -> Reasons:
+def _without_minimiser(data: SiteData, columns: Columns, labels: Index, options: FitOptions) -> Reasons:
     """Return the sites in groups whose pooled loss has no unique minimiser, and why."""
-    data, loss = prepared.data, prepared.loss.rowwise
+    loss = data.loss.rowwise
     if loss is None or loss.minimiser == "unknown":
         return {}
-    held = options.least_ridge > 0 or options.sparsity > 0
+    held = options.least_ridge > 0 or options.least_sparsity > 0
     if loss.minimiser == "always":
         # several sites with collinear features; a site alone has its shortest solution
         several = [] if held else np.flatnonzero(np.bincount(labels) > 1).tolist()
         bad: dict[Hashable, str] = {label: _COLLINEAR for label in several if _collinear(data, labels == label)}
-    elif isinstance(data, Summaries):
+    elif data.own is not None:
         # a sum of losses that are bounded below grows in every direction in which one of them does
-        assert data.own is not None
         poor = np.array([one.ridge.any() for one in data.own])
         lost = [label for label in np.unique(labels).tolist() if poor[labels == label].all()]
         own = np.arange(data.n_sites)
         which = np.flatnonzero(np.isin(labels, lost)).tolist()
         return {data.sites[u]: _COLLINEAR if _collinear(data, own == u) else _SEPARATED for u in which}
     else:
-        fed = prepared.rows
-        assert fed.y is not None
+        fed = data.rows
+        assert fed is not None and fed.y is not None
         group = labels[fed.site_index]
         if held:
             # only the intercept is free: it has nowhere to stop when a class, or every count, is missing
-            diverges = np.flatnonzero(loss.constant_diverges(fed.y, group)) if prepared.columns.intercept else ()
+            diverges = np.flatnonzero(loss.constant_diverges(fed.y, group)) if columns.intercept else ()
             bad = {int(label): _SEPARATED for label in diverges}
         else:
             fit = local_fit(Federation.from_arrays(fed.X, fed.y, group, offset=fed.offset, weight=fed.weight), loss)
             rescued = [fit.sites[u] for u in np.flatnonzero(fit.rescued)]
-            bad = {label: _COLLINEAR if _collinear(fed, labels == label) else _SEPARATED for label in rescued}
+            bad = {label: _COLLINEAR if _collinear(data, labels == label) else _SEPARATED for label in rescued}
     return {site: bad[label] for site, label in zip(data.sites, labels.tolist(), strict=True) if label in bad}
 
 
-def _collinear(data: Any, members: NDArray[np.bool_]) -> bool:
+def _collinear(data: SiteData, members: Mask) -> bool:
     """Return whether the pooled features of some sites are collinear."""
-    if isinstance(data, Summaries):
-        gram = data.sums.total().hessian[members, 0].sum(axis=0)
-    else:
-        rows = data.X[members[data.site_index]]
-        size = np.sqrt((rows**2).mean(axis=0))
-        rows = rows / np.where(size > 0, size, 1.0)
-        gram = rows.T @ rows
-    return bool(least_eigenvalue(np.asarray(gram)) <= RANK_TOLERANCE)
+    return bool(least_eigenvalue(data.gram(members)) <= RANK_TOLERANCE)
+
+
+# --- what follows from a model --------------------------------------------------------------------------------------
+
+
+def with_history(
+    model: FittedModel, data: Data, graph: Graph | None, options: FitOptions, schema: Schema | None = None
+) -> FittedModel:
+    """Return a fused model with its dropped edges and its path added to ``history``; others as they are."""
+    if model.fused is None:
+        return model
+    history = dict(model.history or {})
+    if model.fused.selection is not None:
+        candidates = Graph.complete(model.sites) if graph is None else graph.aligned(model.sites)
+        gone = ~np.isin(candidates.edges @ [model.n_sites, 1], model.graph.edges @ [model.n_sites, 1])
+        edges = candidates.edges[gone].tolist() if gone.sum() <= MOST_DROPPED else []
+        history["dropped"] = {"candidates": candidates.n_edges, "edges": edges}
+    choice = history.get("choice")
+    if choice and model.graph.n_edges * model.coef[0].size <= _MOST_DUALS and model.n_sites <= _MOST_SITES:
+        prepared = prepare(data, options, schema)
+        options = replace(options, ridge=choice.get("ridge", options.least_ridge), sparsity=options.least_sparsity)
+        problem, _ = well_posed_problem(prepared, model.graph, options)
+        problem = replace(problem, sparsity=_extras(prepared.columns, model.graph, options, choice)["sparsity"])
+        if choice.get("fuse_intercept") is False:
+            problem = ProfiledProblem(problem, prepared.columns.intercepts).rest
+        with warnings.catch_warnings(action="ignore", category=ConvergenceWarning):  # only a picture
+            path = lam_path(problem, choice["lams"], tol=_PATH_TOL, max_iter=_PATH_ITER)
+        labels = [solution.clusters(model.graph).tolist() for solution in path.solutions]
+        history["path"] = {"lams": path.lams.tolist(), "labels": labels}
+    return replace(model, history=history)
+
+
+def fused_from_sums(prepared: Prepared, model: FittedModel, options: FitOptions, rest: Quadratics) -> Array:
+    """Return parameters ``(V, p)`` from part of the sums, with the edges and levels of ``model``."""
+    data, columns = prepared.summaries, prepared.columns
+    assert model.fused is not None
+    choice = (model.history or {}).get("choice", {})
+    how = _extras(columns, model.graph, options, choice)
+    fused = Problem(data, model.graph, penalty=model.fused.penalty, lam=model.fused.lam, **how).fused
+    terms, lift = rest.terms(ridge=how["ridge"]), None
+    if not choice.get("fuse_intercept", options.fuse_intercept is not False):
+        terms, lift = minimised_out(terms, columns.intercepts)
+        box = None if fused.sparsity is None else fused.sparsity[:, ~columns.intercepts]
+        fused = replace(fused, sparsity=box)
+    theta = solve_fused(replace(fused, terms=terms), _FOLD_GAP, quiet=True).theta
+    return theta if lift is None else lift(theta)
 
 
 # --- after kin --------------------------------------------------------------------------------------------------
@@ -338,6 +411,8 @@ def fit_after_kin(
     measures a coefficient's differences in a power of its standard deviation between sites, which kin has learned.
     """
     options = replace(FitOptions() if options is None else options, method="fused", select="none")
+    if options.radius is not None:
+        raise ParameterError("after kin columns have units of their own, in which a radius means nothing: leave it out")
     say = progress or silent
     prepared = prepare(federation, options)
     say("finding kin")

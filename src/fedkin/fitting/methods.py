@@ -4,71 +4,118 @@ from __future__ import annotations
 
 import hashlib
 import os
-import warnings
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, overload
+from typing import Any, Protocol, overload
 
 import numpy as np
 from scipy.special import ndtri
 
 from fedkin._base import Array, Say, check_level
-from fedkin.core import FileRows, Summaries, local_fit
+from fedkin.core import FileRows, Quadratics, Summaries, local_fit
 from fedkin.data import Federation, Schema, files_of
-from fedkin.errors import ConvergenceWarning, ParameterError, SolverError, argument
-from fedkin.fitting.fused import fused_estimate, silent, well_posed_problem
+from fedkin.errors import ParameterError, SolverError, argument
+from fedkin.fitting.fused import fused_estimate, fused_from_sums, silent
 from fedkin.fitting.model import FittedModel, in_order_of_appearance
 from fedkin.fitting.options import FitOptions
 from fedkin.fitting.preparation import Data, Estimate, Prepared, prepare
-from fedkin.fitting.queries import Queries, check_answers, make_queries, next_fused
+from fedkin.fitting.queries import Queries, RoundState, check_answers, make_queries, next_fused
 from fedkin.graph import Graph
 from fedkin.kin import QUICK, Covariates, Kin, Length, covariate_names, find_kin, hint_of
-from fedkin.solvers import ProfiledProblem, lam_path
 
 #: Answers of all sites to the queries of a round.
 Answer = Callable[[Queries], Summaries]
 
-#: Dropped edges that are kept by name.
-MOST_DROPPED = 20_000
-#: Numbers in the duals of a problem whose path is worth solving for a picture, and sites whose groups are kept.
-_MOST_DUALS, _MOST_SITES = 200_000, 2_000
-_PATH_TOL, _PATH_ITER = 1e-5, 2_000
+
+class Method(Protocol):
+    """How an `Estimate` is found in prepared data; `fit` and `compare` know methods by this only."""
+
+    @property
+    def options(self) -> FitOptions: ...
+
+    def fit(
+        self, prepared: Prepared, graph: Graph | None, say: Say, start: FittedModel | None = None, quick: bool = False
+    ) -> Estimate:
+        """Return the estimate from rows, or from the sums of a quadratic loss."""
+        ...
+
+    def advance(self, prepared: Prepared, graph: Graph | None, say: Say, queries: Queries | None) -> Estimate | Queries:
+        """Return the estimate from the sites' answers to ``queries``, or the next queries."""
+        ...
+
+    def from_sums(self, prepared: Prepared, model: FittedModel, rest: Quadratics) -> Array:
+        """Return parameters ``(V, p)`` of a model like ``model`` from part of the sums."""
+        ...
+
+    def agreed(self, data: Summaries) -> Method:
+        """Return the method with the folds and the seed that the sites used, where it needs them."""
+        ...
 
 
-def kin_estimate(
-    prepared: Prepared,
-    graph: Graph | None,
-    options: FitOptions,
-    say: Say,
-    start: Kin | None = None,
-    quick: bool = False,
-) -> Estimate:
-    """Fit kin to rows, or to the sums of a quadratic loss; `fused_estimate` is the other method."""
-    passes = ", with a pass over the files for every step" if isinstance(prepared.data, FileRows) else ""
-    say(f"finding kin{passes}")
-    length: Length = QUICK if quick else {}
-    found = find_kin(prepared.data, graph, loss=prepared.loss, seed=options.seed, start=start, **length)
-    # groups that are resolved; where none are, every site is on its own
-    groups = in_order_of_appearance(found.groups) if found.resolved else np.arange(len(found.sites))
-    used = Graph.empty(found.sites) if graph is None else graph.aligned(found.sites)
-    return Estimate(found.theta, used, groups, kin=found)
+@dataclass(frozen=True)
+class KinMethod:
+    """Partial pooling with groups: `fedkin.find_kin`."""
+
+    options: FitOptions
+
+    def fit(
+        self, prepared: Prepared, graph: Graph | None, say: Say, start: FittedModel | None = None, quick: bool = False
+    ) -> Estimate:
+        say("finding kin")
+        length: Length = QUICK if quick else {}
+        earlier = None if start is None else _start(start, prepared)
+        how: dict[str, Any] = {"loss": prepared.loss, "seed": self.options.seed, "start": earlier}
+        found = find_kin(prepared.data, graph, **how, **length)
+        # groups that are resolved; where none are, every site is on its own
+        groups = in_order_of_appearance(found.groups) if found.resolved else np.arange(len(found.sites))
+        used = Graph.empty(found.sites) if graph is None else graph.aligned(found.sites)
+        return Estimate(found.theta, used, groups, kin=found)
+
+    def advance(self, prepared: Prepared, graph: Graph | None, say: Say, queries: Queries | None) -> Estimate | Queries:
+        number = 1 if queries is None else queries.round
+        found = self.fit(prepared, graph, say)
+        if number >= self.options.messages:
+            return found
+        # no edges pull, so nothing is to be certified
+        data, theta = prepared.summaries, found.theta
+        pull = -data.sums.total().terms().gradients(theta)
+        V, p = theta.shape
+        state = RoundState(theta, 0.0, np.zeros((0, p)), np.zeros(p), np.zeros(V), 0.0)
+        return make_queries(Graph.empty(data.sites), number + 1, theta, pull, state)
+
+    def from_sums(self, prepared: Prepared, model: FittedModel, rest: Quadratics) -> Array:
+        hint = model.graph if model.graph.n_edges else None
+        return find_kin(replace(prepared.summaries, sums=rest), hint, seed=self.options.seed, **QUICK).theta
+
+    def agreed(self, data: Summaries) -> Method:
+        return self
 
 
-def next_kin(
-    prepared: Prepared, graph: Graph | None, options: FitOptions, say: Say, queries: Queries | None
-) -> Estimate | Queries:
-    """Return the estimate from the answers to ``queries``, or the next queries; see `next_fused`."""
-    number = 1 if queries is None else queries.round
-    found = kin_estimate(prepared, graph, options, say)
-    if number >= options.messages:
-        return found
-    # no edges pull, so nothing is to be certified
-    data, theta = prepared.summaries, found.theta
-    pull = -data.sums.total().terms().gradients(theta)
-    V, p = theta.shape
-    rest = {"lam": 0.0, "alpha": np.zeros((0, p)), "ridge": np.zeros(p), "give": np.zeros(V), "accuracy": 0.0}
-    return make_queries(Graph.empty(data.sites), number + 1, theta, pull, theta, **rest)
+@dataclass(frozen=True)
+class FusedMethod:
+    """The paper's estimator: edges tested, ``lam`` chosen, the objective minimised with a certificate."""
+
+    options: FitOptions
+
+    def fit(
+        self, prepared: Prepared, graph: Graph | None, say: Say, start: FittedModel | None = None, quick: bool = False
+    ) -> Estimate:
+        return fused_estimate(prepared, graph, self.options, say)
+
+    def advance(self, prepared: Prepared, graph: Graph | None, say: Say, queries: Queries | None) -> Estimate | Queries:
+        return next_fused(prepared, graph, self.options, say, queries)
+
+    def from_sums(self, prepared: Prepared, model: FittedModel, rest: Quadratics) -> Array:
+        return fused_from_sums(prepared, model, self.options, rest)
+
+    def agreed(self, data: Summaries) -> Method:
+        return FusedMethod(replace(self.options, cv_folds=data.folds, seed=data.seed))
+
+
+def method_for(options: FitOptions) -> Method:
+    """Return the method that the options ask for."""
+    return KinMethod(options) if options.chosen == "kin" else FusedMethod(options)
 
 
 @overload
@@ -134,9 +181,8 @@ def fit(
 
     Notes
     -----
-    *Groups of the fused estimator.* With edge selection the groups are the connected components of the kept edges;
-    without it they are the sites that came out exactly fused along edges. With one site or without edges there is
-    nothing to choose: ``lam`` is 0 unless it is given as a number.
+    *Groups of the fused estimator* are sites that came out exactly equal along edges. With one site or without edges
+    there is nothing to choose: ``lam`` is 0 unless it is given as a number.
 
     *No minimiser.* Where the likelihood of a whole connected component has no maximum (classes separated, a class
     missing, no counts), or its features are collinear, a ridge of a 25th of one row's worth is added for all sites.
@@ -166,9 +212,10 @@ def fit(
     options = FitOptions() if options is None else options
     say = progress or silent
     hint = hint_of(graph, covariates, data.sites)
-    if not isinstance(data, Summaries):
+    if data.has_rows:
         prepared = prepare(data, options, schema)
-        return with_covariates(fit_prepared(prepared, hint, options, say, start, quick=quick), covariates)
+        estimate = method_for(options).fit(prepared, hint, say, start, quick)
+        return with_covariates(prepared.model(estimate, options), covariates)
     for _ in range(max_rounds):
         found = _step(data, hint, options, say, schema, queries)
         if isinstance(found, FittedModel):
@@ -178,22 +225,6 @@ def fit(
         data, queries = answer(found), found
     gap = f"{np.inf if queries is None else queries.gap:.1e} after {max_rounds} rounds of messages"
     raise SolverError(f"the gap is {gap}, not {options.tol:.1e}: add {argument('ridge', 0.001)}")
-
-
-def fit_prepared(
-    prepared: Prepared,
-    graph: Graph | None,
-    options: FitOptions,
-    say: Say = silent,
-    start: FittedModel | None = None,
-    *,
-    quick: bool = False,
-) -> FittedModel:
-    """Fit data that were prepared as ``options`` want them."""
-    if options.chosen == "fused":
-        return prepared.model(fused_estimate(prepared, graph, options, say), options)
-    earlier = None if start is None else _start(start, prepared)
-    return prepared.model(kin_estimate(prepared, graph, options, say, earlier, quick), options)
 
 
 def _start(model: FittedModel, prepared: Prepared) -> Kin | None:
@@ -214,17 +245,12 @@ def _step(
         raise ParameterError(f"{given} needs rows; summaries are solved directly: leave it out")
     if queries is not None:
         data = check_answers(queries, data)
-    if options.chosen == "fused":  # folds are those of the sites
-        options = replace(options, cv_folds=data.folds, seed=data.seed)
-    prepared = prepare(data, options, schema)
-    if data.loss.quadratic:
-        model, rounds = fit_prepared(prepared, graph, options, say), 1
-    else:
-        step = next_fused if options.chosen == "fused" else next_kin
-        found = step(prepared, graph, options, say, queries)
-        if isinstance(found, Queries):
-            return found
-        model, rounds = prepared.model(found, options), 1 if queries is None else queries.round
+    method = method_for(options).agreed(data)
+    prepared, rounds = prepare(data, method.options, schema), 1 if queries is None else queries.round
+    step = method.fit(prepared, graph, say) if data.loss.quadratic else method.advance(prepared, graph, say, queries)
+    if isinstance(step, Queries):
+        return step
+    model = prepared.model(step, method.options)
     origin: dict[str, Any] = {"from": "summaries", "rounds": rounds}
     promised = [one for one in data.privacy or () if one is not None]
     if promised:
@@ -240,39 +266,11 @@ def with_covariates(model: FittedModel, covariates: Covariates | None) -> Fitted
     return replace(model, options={**model.options, "covariates": list(covariate_names(covariates))})
 
 
-# --- history ----------------------------------------------------------------------------------------------------
-
-
-def with_history(
-    model: FittedModel, data: Data, graph: Graph | None, options: FitOptions, schema: Schema | None = None
-) -> FittedModel:
-    """Return a fused model with its dropped edges and its path added to ``history``; others as they are."""
-    if model.fused is None:
-        return model
-    history = dict(model.history or {})
-    if model.fused.selection is not None:
-        candidates = Graph.complete(model.sites) if graph is None else graph.aligned(model.sites)
-        gone = ~np.isin(candidates.edges @ [model.n_sites, 1], model.graph.edges @ [model.n_sites, 1])
-        edges = candidates.edges[gone].tolist() if gone.sum() <= MOST_DROPPED else []
-        history["dropped"] = {"candidates": candidates.n_edges, "edges": edges}
-    choice = history.get("choice")
-    if choice and model.graph.n_edges * model.coef[0].size <= _MOST_DUALS and model.n_sites <= _MOST_SITES:
-        prepared = prepare(data, options, schema)
-        options = replace(options, ridge=choice.get("ridge", options.least_ridge))
-        problem, _ = well_posed_problem(prepared, model.graph, options)
-        if choice.get("fuse_intercept") is False:
-            problem = ProfiledProblem(problem, prepared.columns.intercepts).rest
-        with warnings.catch_warnings(action="ignore", category=ConvergenceWarning):  # only a picture
-            path = lam_path(problem, choice["lams"], tol=_PATH_TOL, max_iter=_PATH_ITER)
-        labels = [solution.clusters(model.graph).tolist() for solution in path.solutions]
-        history["path"] = {"lams": path.lams.tolist(), "labels": labels}
-    return replace(model, history=history)
-
-
 def data_record(path: str | os.PathLike[str], rows: int) -> dict[str, Any]:
     """Return the name of a table and the digest of its bytes; of several files, in order of their names."""
     digest, place = hashlib.sha256(), Path(path)
-    files = sorted(one for one in place.iterdir() if one.is_file()) if place.is_dir() else files_of(place)
+    inside = sorted(one for one in place.iterdir() if one.is_file()) if place.is_dir() else []
+    files = inside or files_of(place)
     for one in files:
         if not place.is_file():
             digest.update(f"{one.name}\0".encode())

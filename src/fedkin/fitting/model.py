@@ -85,8 +85,7 @@ class FittedModel(HasSites):
     feature_names : tuple of q str
     groups : int array (V,)
         Group of each site, numbered by first appearance. With kin: the groups that are resolved; where none are,
-        every site is on its own. Fused, with edge selection: sites joined by kept edges. Without it: sites joined
-        by edges along which their parameters came out exactly equal.
+        every site is on its own. Fused: sites joined by edges along which their parameters came out exactly equal.
     n_samples : int array (V,)
         Rows that each site was fitted on.
     loss : Loss
@@ -503,7 +502,7 @@ class FittedModel(HasSites):
             raise DataError(f"a new site comes with Rows, (X, y), a table, a Summary or nothing, got {kind}")
         X, y, offset, weight = parts
         rows = feature_matrix(X, self.feature_names, self.schema)
-        if self.loss.needs_target:
+        if self.loss.target is not None:
             if y is None:
                 raise DataError(f"the rows of the new site have no target {self.target_name or 'y'!r}")
             y = np.asarray(y)

@@ -9,6 +9,7 @@ from types import NoneType
 from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
 
 from fedkin._base import check_choice, check_level, check_nonnegative, check_positive, check_whole
+from fedkin.admm import check_steps
 from fedkin.core import Correction, Variance
 from fedkin.errors import ParameterError, argument
 from fedkin.losses import LOSS_NAMES, Loss, describe_loss
@@ -17,10 +18,14 @@ PenaltyName = Literal["l1", "l2", "linf"]
 CvRule = Literal["min", "1se"]
 Debiasing = Literal["none", "mcp", "adaptive"]
 Solver = Literal["exact", "fedadmm"]
+Sparsity = Literal["cv", "cv-sites"]
 FitMethod = Literal["auto", "kin", "fused"]
 
 #: The loss that depends on the target, and the method that depends on the other options.
 AUTO = "auto"
+#: Keys of the option ``fedadmm``: those of `fedkin.fed_admm` with the same meaning, and others.
+STEP_OPTIONS = ("step", "kappa", "rho", "average", "gradient")
+ROUND_OPTIONS = (*STEP_OPTIONS, "availability", "weighting", "fuse", "stop")
 #: Options that both methods have; all others are the fused estimator's.
 SHARED = frozenset({"method", "loss", "messages", "fit_intercept", "standardize", "seed", "n_jobs"})
 
@@ -37,16 +42,20 @@ class FitOptions:
     -----
     *Method.* "kin" is `fedkin.find_kin`: partial pooling with groups, every site's parameters with their uncertainty,
     nothing to tune. "fused" is the paper's estimator: edges tested, ``lam`` chosen, the objective minimised with a
-    certificate. "auto" is kin, which has the lower error on almost every table and takes seconds, unless an option that
-    only the fused estimator has departs from its default: who gives ``lam`` wants what ``lam`` is for. Such an option
-    together with "kin" is an error. Both have ``loss``, ``fit_intercept`` and ``seed``; ``standardize`` makes no
-    difference to kin, whose result does not depend on units.
+    certificate. "auto" is kin, which has the lower error on almost every table and takes seconds. Options belong to a
+    method: "auto" with another value of an option that kin does not have is the fused estimator, and "kin" with one is
+    an error. Both have ``loss``, ``fit_intercept`` and ``seed``; ``standardize`` makes no difference to kin, whose
+    result does not depend on units.
 
-    With ``standardize``, ``lam``, ``ridge`` and ``sparsity`` refer to the standardised features. The extras are
-    ``(1/|V|) sum_u ridge ||theta_u||^2 / 2`` and ``(1/|V|) sum_u sparsity ||theta_u||_1``.
+    With ``standardize``, ``lam``, ``ridge``, ``sparsity`` and ``radius`` refer to the standardised features. The extras
+    are ``(1/|V|) sum_u ridge ||theta_u||^2 / 2`` and ``(1/|V|) sum_u sparsity ||theta_u||_1``; ``radius`` bounds
+    ``||theta_u||_2`` with the intercept, in edge tests, folds, solutions and refits alike.
 
-    A chain of kept edges makes one group even when its ends differ, so ``refit`` is for groups that stand well apart.
-    ``lam`` is chosen with exact solutions, whatever the solver. ``select`` may also be None, which means "none".
+    ``refit`` joins neighbours into groups, those with the most similar estimates first, as long as a test of "all sites
+    of the group are equal" at ``level`` does not reject. ``lam`` is chosen with exact solutions, whatever the solver.
+    The printed Algorithm 1 is ``solver="fedadmm"`` with
+    ``fedadmm={"step": "literal", "average": "paper", "fuse": False, "stop": "rounds"}``.
+    ``select`` may also be None, which means "none".
 
     Examples
     --------
@@ -77,14 +86,16 @@ class FitOptions:
         Correction | Literal["none"] | None,
         "Test every edge first and drop those between sites that differ; none keeps all edges.",
     ] = "bonferroni"
-    level: Annotated[float, "Level of the edge tests."] = 0.05
-    variance: Annotated[Variance, "Variance that the edge tests use."] = "model"
+    level: Annotated[float, "Level of the tests of edges, and of groups that are refitted."] = 0.05
+    variance: Annotated[Variance, "Variance that the tests use."] = "model"
     debias: Annotated[
         Debiasing,
         "Solve again with weaker edges between sites that differ, so that groups are not drawn towards each other: "
         "mcp, or adaptive weights.",
     ] = "none"
-    refit: Annotated[bool, "Fit each group once more, pooled and without the penalty."] = False
+    refit: Annotated[
+        bool, "Pool neighbours that do not differ significantly, and fit each such group without the penalty."
+    ] = False
     fit_intercept: Annotated[bool, "Add a constant; it is fused like the coefficients, but not shrunk."] = True
     fuse_intercept: Annotated[
         bool | Literal["auto"],
@@ -99,7 +110,14 @@ class FitOptions:
         "Extra quadratic penalty on every site, for separable classes or collinear features: a number, or cv to choose "
         "it together with lam.",
     ] = 0.0
-    sparsity: Annotated[float, "Extra l1 penalty on the coefficients of every site."] = 0.0
+    sparsity: Annotated[
+        float | Sparsity,
+        "Extra l1 penalty on the coefficients of every site: a number, cv to choose it together with lam, or cv-sites "
+        "for one of each site.",
+    ] = 0.0
+    radius: Annotated[
+        float | None, "Radius of the ball in which the parameters of every site are to be; no ball by default."
+    ] = None
     cv_folds: Annotated[int, "Folds of the cross-validation."] = 5
     cv_rule: Annotated[
         CvRule, "The lam that cross-validation takes: the best, or the largest within one standard error of it."
@@ -111,25 +129,34 @@ class FitOptions:
     solver: Annotated[Solver, "Solve directly, or by the rounds that the sites would do between themselves."] = "exact"
     rounds: Annotated[int, "Most rounds of fedadmm."] = 1000
     batch_size: Annotated[int | None, "Rows that a site draws in a round of fedadmm; all by default."] = None
+    fedadmm: Annotated[
+        dict[str, Any] | None,
+        "How the rounds of fedadmm go: step, kappa, rho, average and gradient as `fedkin.fed_admm` takes them; "
+        "availability, a probability or a recorded file, with weighting; fuse; stop at the gap, or after all rounds.",
+    ] = None
 
     def __post_init__(self) -> None:
         if self.select == "none":
             object.__setattr__(self, "select", None)
-        for name in ("lam", "ridge", "sparsity"):
+        for name, words in (("lam", ("cv",)), ("ridge", ("cv",)), ("sparsity", get_args(Sparsity))):
             value = getattr(self, name)
-            if isinstance(value, str) and name != "sparsity":
-                if value != "cv":
-                    raise ParameterError(f"{name} must be a number of at least 0 or 'cv', got {value!r}")
-            else:
+            if not isinstance(value, str):
                 check_nonnegative(name, value)
-        if self.ridge == "cv" and self.lam != "cv":
-            either = f"leave {argument('lam')} out, or give a number as {argument('ridge')}"
-            raise ParameterError(f"{argument('ridge', 'cv')} is chosen together with lam: {either}")
+            elif value not in words:
+                known = " or ".join(map(repr, words))
+                raise ParameterError(f"{name} must be a number of at least 0 or {known}, got {value!r}")
+            elif self.lam != "cv":
+                either = f"leave {argument('lam')} out, or give a number as {argument(name)}"
+                raise ParameterError(f"{argument(name, value)} is chosen together with lam: {either}")
+        if isinstance(self.ridge, str) and isinstance(self.sparsity, str):
+            raise ParameterError("ridge and sparsity cannot be chosen together: give a number for one of them")
         for name in ("method", "penalty", "select", "variance", "cv_rule", "solver", "debias"):
             allowed: tuple[object, ...] = (*choices(name), *((None,) if name == "select" else ()))
             check_choice(name, getattr(self, name), allowed)
         check_level(self.level)
         check_positive("tol", self.tol)
+        if self.radius is not None:
+            check_positive("radius", self.radius)
         for name, least in (("cv_folds", 2), ("max_iter", 1), ("rounds", 1), ("messages", 1)):
             check_whole(name, getattr(self, name), least=least)
         if self.fuse_intercept not in (True, False, AUTO):
@@ -138,6 +165,16 @@ class FitOptions:
         if alone and self.refit:
             either = f"{argument('refit')} or {argument('fuse_intercept')}"
             raise ParameterError(f"refit pools intercepts within groups: leave out {either}")
+        if alone and self.radius is not None:
+            either = f"{argument('radius')} or {argument('fuse_intercept')}"
+            raise ParameterError(f"the ball holds intercepts and slopes together: leave out {either}")
+        if self.solver == "fedadmm":
+            _check_rounds(self.fedadmm or {})
+        else:
+            for name in ("rounds", "batch_size", "fedadmm"):
+                if getattr(self, name) != DEFAULTS[name]:
+                    rounds = argument("solver", "fedadmm")
+                    raise ParameterError(f"{argument(name)} is for {rounds}: leave it out, or give {rounds}")
         for name, given in (("fuse_intercept", alone), ("debias", self.debias != "none")):
             if given and self.solver != "exact":
                 exact = argument("solver", "exact")
@@ -150,6 +187,11 @@ class FitOptions:
     def least_ridge(self) -> float:
         """The ridge that there is in any case: the number that was given, or 0 where it is to be chosen."""
         return 0.0 if isinstance(self.ridge, str) else self.ridge
+
+    @property
+    def least_sparsity(self) -> float:
+        """The sparsity that there is in any case, as `least_ridge`."""
+        return 0.0 if isinstance(self.sparsity, str) else self.sparsity
 
     @property
     def chosen(self) -> Literal["kin", "fused"]:
@@ -171,6 +213,18 @@ class FitOptions:
         made["method"] = self.chosen
         made["loss"] = self.loss if isinstance(self.loss, str) else describe_loss(self.loss)
         return made
+
+
+def _check_rounds(given: Mapping[str, Any]) -> None:
+    """Raise `ParameterError` unless these are options of the rounds of Fed-ADMM."""
+    for name in given:
+        check_choice(f"a key of {argument('fedadmm')}", name, ROUND_OPTIONS)
+    check_steps(**{name: given[name] for name in STEP_OPTIONS if name in given})
+    check_choice("weighting", given.get("weighting", "known"), ("known", "estimated"))
+    check_choice("fuse", given.get("fuse", True), (True, False))
+    check_choice("stop", given.get("stop", "gap"), ("gap", "rounds"))
+    if "weighting" in given and "availability" not in given:
+        raise ParameterError("weighting is for sites that come and go: give availability, or leave it out")
 
 
 _TYPES = get_type_hints(FitOptions, include_extras=True)
@@ -209,6 +263,8 @@ def _type_words(kind: Any) -> str:
         return " | ".join(map(repr, get_args(kind)))
     if kind is NoneType:
         return "None"
+    if get_origin(kind) is dict:
+        return "dict"
     return " | ".join(map(_type_words, get_args(kind))) or str(kind.__name__)
 
 

@@ -56,13 +56,23 @@ class Prepared:
     @property
     def rows(self) -> Federation:
         """The rows, where they are in memory."""
-        assert isinstance(self.data, Federation)
+        assert self.data.in_memory
         return self.data
 
     @property
     def summaries(self) -> Summaries:
         """The summaries, where there are no rows."""
-        assert isinstance(self.data, Summaries)
+        assert not self.data.has_rows
+        return self.data
+
+    @property
+    def solvable(self) -> Federation | Summaries:
+        """The data of a `Problem`."""
+        if self.data.has_rows and not self.data.in_memory:
+            raise ParameterError(
+                f"the fused estimator needs the rows of the {self.loss.name} loss in memory: leave its options out, or "
+                "read the table as a whole"
+            )
         return self.data
 
     @property
@@ -115,9 +125,9 @@ def prepare(
     was agreed on. Otherwise the means that stand in for missing cells are learned from these rows.
     """
     scaled = options.standardize and options.chosen == "fused" if standardize is None else standardize
-    if isinstance(data, Summaries):
+    if not data.has_rows:
         return _prepared_summaries(data, options, schema, scaled)
-    if isinstance(data, FileRows):
+    if not data.in_memory:
         names, roles = data.schema.names, data.roles
         columns = columns_for(data.loss, names, np.zeros(len(names)), np.ones(len(names)), data.intercept, data.classes)
         return Prepared(data, data, data.loss, columns, data.classes, roles.target, roles.offset, data.schema)
@@ -254,7 +264,7 @@ def model_from_theta(
     return build_model(stacked, columns, loss, graph, rows, **about | more)
 
 
-def join_parts(parts: Sequence[FittedModel], graph: Graph, *, tested: bool = False) -> FittedModel:
+def join_parts(parts: Sequence[FittedModel], graph: Graph) -> FittedModel:
     """Return the model of all sites of some models that were found in the same rounds."""
     if not parts:
         raise ParameterError("there is no model to join")
@@ -283,7 +293,7 @@ def join_parts(parts: Sequence[FittedModel], graph: Graph, *, tested: bool = Fal
         sites=graph.sites,
         coef=coef,
         intercept=intercept,
-        groups=graph.components() if tested else near_groups(theta, graph),
+        groups=near_groups(theta, graph),
         n_samples=n,
         graph=graph,
         notes={site: lines for part in parts for site, lines in part.notes.items()},

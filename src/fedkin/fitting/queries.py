@@ -11,8 +11,8 @@ certificate from answers alone.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Hashable, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Hashable
+from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec.structs
@@ -39,7 +39,7 @@ from fedkin.fitting.preparation import Estimate, Prepared
 from fedkin.graph import Graph
 from fedkin.solvers import solve
 
-#: ``lam`` is chosen anew from the answers of rounds up to this one, if it is chosen at all.
+#: ``lam`` is chosen anew from the answers of rounds up to this one, if it is chosen at all, and they come by fold.
 LAST_CHOICE = 2
 #: Models are minimised to this share of the gap that is wanted in the end, and further where that does not do.
 MODEL_SHARE, FURTHER, FINEST = 1e-3, 1e-3, 1e-15
@@ -51,6 +51,23 @@ ROUNDING = 1e-12
 RADIUS_FACTOR = 10.0
 
 
+class RoundState(Message, frozen=True):
+    """State of a fit between two rounds of messages, in the solver's units."""
+
+    theta: Array  # (V, p), the point that is asked about
+    lam: float
+    alpha: Array  # (E, p), edge duals; of large cliques (V, p), their sums at each site
+    ridge: Array  # (p,)
+    give: Array  # (V,), what it costs each site's ridge to be out of balance, so that its loss need not be
+    accuracy: float  # relative gap to which the models are minimised
+    zeta: Array | None = None  # (V, p), sparsity duals
+    best_theta: Array | None = None  # (V, p), the best point so far
+    best_value: float = np.inf  # the objective there
+    gap: float = np.inf  # relative gap of the point before
+    selection: dict[str, Any] | None = None  # summary of the edge selection
+    notes: tuple[tuple[Any, tuple[str, ...]], ...] = ()  # on sites
+
+
 @dataclass(frozen=True, eq=False)
 class Queries:
     """A query to each site, and the state of the fit behind them.
@@ -59,42 +76,26 @@ class Queries:
 
     Attributes
     ----------
-    round : int
-        Round of messages that the answers will make, from 2 on.
     questions : tuple of V Query
-        In the units of the sites' columns; the rest is in the solver's.
+        In the units of the sites' columns.
     graph : Graph
         The edges that are used.
-    theta, zeta : array (V, p)
-        The point that is asked about, and sparsity duals, if there are any.
-    alpha : array (E, p) or (V, p)
-        Edge duals; of large cliques, their sums at each site.
-    lam, ridge : float, array (p,)
-    give : array (V,)
-        What it costs each site's ridge to be out of balance, so that its loss need not be.
-    accuracy, gap : float
-        Relative gap to which the models are minimised, and that of the point before, infinite where it is not known.
-    best_theta, best_value : array (V, p), float
-        The best point so far and the objective there, infinite where there is none yet.
-    selection, notes : mapping
-        Summary of the edge selection, and notes on sites.
+    state : RoundState
     """
 
-    round: int
     questions: tuple[Query, ...]
     graph: Graph
-    theta: Array = field(repr=False)
-    lam: float
-    alpha: Array = field(repr=False)
-    ridge: Array = field(repr=False)
-    give: Array = field(repr=False)
-    accuracy: float
-    zeta: Array | None = field(default=None, repr=False)
-    best_theta: Array | None = field(default=None, repr=False)
-    best_value: float = np.inf
-    gap: float = np.inf
-    selection: Mapping[str, Any] | None = None
-    notes: Mapping[Hashable, tuple[str, ...]] = field(default_factory=dict)
+    state: RoundState = field(repr=False)
+
+    @property
+    def round(self) -> int:
+        """Round of messages that the answers will make, from 2 on."""
+        return self.questions[0].round
+
+    @property
+    def gap(self) -> float:
+        """Relative gap of the point before, infinite where it is not known."""
+        return self.state.gap
 
     @property
     def sites(self) -> tuple[Hashable, ...]:
@@ -108,57 +109,37 @@ class Queries:
 
     def to_plain(self) -> dict[str, Any]:
         """Return plain numbers and names, as a file holds them between two rounds; exact."""
-        others = {name: getattr(self, name) for name in _KEPT}
         questions = [question.to_plain() for question in self.questions]
-        notes = [(str(site), tuple(lines)) for site, lines in self.notes.items()]
-        edges, weights = self.graph.edges, self.graph.weights
-        return encode(_State(questions=questions, edges=edges, weights=weights, notes=notes, **others))
+        edges, weights = self.graph.edges.tolist(), self.graph.weights.tolist()
+        return {"questions": questions, "edges": edges, "weights": weights, "state": encode(self.state)}
 
     @classmethod
     def from_plain(cls, plain: object) -> Queries:
         """Return what `to_plain` wrote; raise `DataError` with what is wrong."""
         what = "the file of questions"
-        state = decode(plain, _State, what)
-        if not state.questions or state.round < 2:
-            refuse(what, "has no questions of a second round")
-        asked = tuple(Query.from_plain(question) for question in state.questions)
-        sites, p, edges = tuple(question.site for question in asked), asked[0].theta.size, len(state.weights)
-        duals = len(asked) if len(state.alpha) == len(asked) else edges
-        shapes = {"edges": (edges, 2), "theta": (len(asked), p), "alpha": (duals, p), "ridge": (p,)}
-        shapes |= {name: (len(asked), p) for name in ("zeta", "best_theta") if getattr(state, name) is not None}
-        alpha, links = state.alpha.reshape(-1, p), state.edges.reshape(-1, 2)
-        check_shapes(msgspec.structs.replace(state, alpha=alpha, edges=links), shapes | {"give": (len(asked),)}, what)
-        return cls(
-            questions=asked,
-            graph=Graph.from_indices(sites, links, state.weights),
-            notes=dict(state.notes),
-            **{name: getattr(state, name) for name in _KEPT} | {"alpha": alpha},
-        )
+        file = decode(plain, _File, what)
+        asked = tuple(map(Query.from_plain, file.questions))
+        if not asked:
+            refuse(what, "has no questions")
+        state, sites, p = file.state, tuple(question.site for question in asked), asked[0].theta.size
+        edges, V = file.edges.reshape(-1, 2), len(asked)
+        duals = V if len(state.alpha) == V else len(file.weights)
+        state = msgspec.structs.replace(state, alpha=state.alpha.reshape(-1, p))
+        shapes = {"theta": (V, p), "alpha": (duals, p), "ridge": (p,), "give": (V,)}
+        shapes |= {name: (V, p) for name in ("zeta", "best_theta") if getattr(state, name) is not None}
+        check_shapes(state, shapes, what)
+        if len(edges) != len(file.weights):
+            refuse(what, f"has {len(edges)} edges with {len(file.weights)} weights")
+        return cls(asked, Graph.from_indices(sites, edges, file.weights), state)
 
 
-class _State(Message, frozen=True):
+class _File(Message, frozen=True):
     """`Queries` as a file holds them."""
 
-    round: int
     questions: list[dict[str, Any]]
-    lam: float
     edges: Index
     weights: Array
-    theta: Array
-    alpha: Array
-    ridge: Array
-    give: Array
-    accuracy: float
-    notes: list[tuple[str, tuple[str, ...]]]
-    best_value: float = np.inf
-    gap: float = np.inf
-    zeta: Array | None = None
-    best_theta: Array | None = None
-    selection: dict[str, Any] | None = None
-
-
-#: What is in a file as it is in `Queries`.
-_KEPT = tuple(set(_State.__struct_fields__) - {"questions", "edges", "weights", "notes"})
+    state: RoundState
 
 
 def check_answers(queries: Queries, answers: Summaries) -> Summaries:
@@ -176,11 +157,11 @@ def check_answers(queries: Queries, answers: Summaries) -> Summaries:
     return answers.subset(queries.sites)
 
 
-def make_queries(graph: Graph, number: int, theta: Array, pull: Array, point: Array, **state: Any) -> Queries:
-    """Return queries about ``theta`` with balances ``pull``, in the units of the sites; ``point`` in the solver's."""
+def make_queries(graph: Graph, number: int, theta: Array, pull: Array, state: RoundState) -> Queries:
+    """Return queries about ``theta (V, p)`` with balances ``pull (V, p)``, in the units of the sites."""
     radius = _radius(theta)
     asked = tuple(Query(site, number, theta[k], pull[k], radius) for k, site in enumerate(graph.sites))
-    return Queries(number, asked, graph, point, **state)
+    return Queries(asked, graph, state)
 
 
 def _radius(theta: Array) -> float:
@@ -204,6 +185,8 @@ def next_fused(
         (argument("debias"), options.debias != "none"),
         (argument("fuse_intercept"), options.fuse_intercept is False),
         (argument("ridge", "cv"), options.ridge == "cv"),
+        (argument("radius"), options.radius is not None),
+        (argument("sparsity", options.sparsity), isinstance(options.sparsity, str)),
     ):
         if given:
             raise ParameterError(f"{name} needs the rows of the {prepared.loss.name} loss: leave it out")
@@ -212,39 +195,39 @@ def next_fused(
         problem, reasons = well_posed_problem(prepared, used, options)
         note_light_ridge(notes, reasons)
         problem = problem.with_lam(chosen_lam(problem, options, say))
-        start = prepared.summaries.sums.at
-        point = _minimised(problem, options, MODEL_SHARE * options.tol, say)
-        made = _queries(prepared, problem, point, 2, MODEL_SHARE * options.tol)
-        value = problem.fused.value(start)
-        return replace(made, best_theta=start, best_value=value, selection=selection, notes=notes)
-    sparsity, lam = np.broadcast_to(prepared.columns.per_parameter(options.sparsity), queries.theta.shape), queries.lam
-    how: dict[str, Any] = {"sparsity": sparsity, "ridge": queries.ridge}
+        start, accuracy = prepared.summaries.sums.at, MODEL_SHARE * options.tol
+        kept: dict[str, Any] = {"selection": selection, "notes": tuple(notes.items())}
+        kept |= {"best_theta": start, "best_value": problem.fused.value(start)}
+        return _queries(prepared, problem, _minimised(problem, options, accuracy, say), 2, accuracy, **kept)
+    state, lam = queries.state, queries.state.lam
+    sparsity = np.broadcast_to(prepared.columns.per_parameter(options.least_sparsity), state.theta.shape)
+    how: dict[str, Any] = {"sparsity": sparsity, "ridge": state.ridge}
     problem = Problem(prepared.summaries, queries.graph, prepared.loss, options.penalty, lam, **how)
-    if queries.round <= LAST_CHOICE and options.lam == "cv":
+    by_fold = bool(prepared.summaries.sums.count[:, :-1].any())
+    if queries.round <= LAST_CHOICE and options.lam == "cv" and by_fold:
         lam = chosen_lam(problem, options, say)
         problem = problem.with_lam(lam)
-    value = problem.fused.value(queries.theta)
-    gap, best = np.inf, (queries.best_theta, queries.best_value)
-    if lam == queries.lam:
-        gap = certified_gap(problem, queries, value)
+    value = problem.fused.value(state.theta)
+    gap, best = np.inf, (state.best_theta, state.best_value)
+    if lam == state.lam:
+        gap = certified_gap(problem, state, value)
         say(f"round {queries.round} of messages: relative gap {gap:.1e}")
         if gap <= options.tol:
-            fused = FusedFit(options.penalty, lam, gap, queries.round, selection=queries.selection)
-            groups = None if options.select is None else queries.graph.components()
-            return Estimate(queries.theta, queries.graph, groups, None, fused, queries.notes)
+            fused = FusedFit(options.penalty, lam, gap, queries.round, selection=state.selection)
+            return Estimate(state.theta, queries.graph, fused=fused, notes=dict(state.notes))
     else:  # a value at another lam is that of another objective
         best = (None, np.inf)
-    accuracy = queries.accuracy
+    accuracy = state.accuracy
     if best[0] is not None and value > best[1] + ROUNDING * abs(best[1]):
         say("the objective rose: going back half way")
-        point = (0.5 * (best[0] + queries.theta), queries.alpha, queries.zeta)
+        point = (0.5 * (best[0] + state.theta), state.alpha, state.zeta)
     else:
-        if gap > 0.5 * queries.gap:
+        if gap > 0.5 * state.gap:
             accuracy = max(FURTHER * accuracy, FINEST)
-        point, best = _minimised(problem, options, accuracy, say), (queries.theta, value)
-    made = _queries(prepared, problem, point, queries.round + 1, accuracy)
-    kept: dict[str, Any] = {"selection": queries.selection, "notes": queries.notes}
-    return replace(made, best_theta=best[0], best_value=best[1], gap=gap, **kept)
+        point, best = _minimised(problem, options, accuracy, say), (state.theta, value)
+    kept = {"best_theta": best[0], "best_value": best[1], "gap": gap}
+    kept |= {"selection": state.selection, "notes": state.notes}
+    return _queries(prepared, problem, point, queries.round + 1, accuracy, **kept)
 
 
 _Point = tuple[Array, Array, Array | None]  # parameters, edge duals, sparsity duals, in the solver's units
@@ -268,7 +251,7 @@ def _minimised(problem: Problem, options: FitOptions, accuracy: float, say: Say)
 def _within_reach(problem: Problem, theta: Array) -> Array:
     """Return the minimiser of the model, or a point on the way there where that is too far to trust."""
     data = problem.federation
-    assert isinstance(data, Summaries)
+    assert not data.has_rows
     rowwise = data.loss.rowwise
     if rowwise is not None and np.isfinite(rowwise.curvature_bound):
         return theta
@@ -278,30 +261,29 @@ def _within_reach(problem: Problem, theta: Array) -> Array:
     return theta if longest <= LONGEST_STEP else data.sums.at + LONGEST_STEP / longest * step
 
 
-def certified_gap(problem: Problem, queries: Queries, value: float) -> float:
+def certified_gap(problem: Problem, state: RoundState, value: float) -> float:
     """Return the relative duality gap of the point that was asked about, from the answers.
 
     ``value`` is |V| times the objective there. An edge's part is ``r phi(d) - <alpha, d>``. A site's part is the
     smaller one of two bounds: its own Young gap, and what its ridge gives; or the ridge out of balance by all that is
     left, with the loss in perfect balance.
     """
-    data, fused, theta = problem.federation, problem.fused, queries.theta
-    assert isinstance(data, Summaries)
-    assert data.gaps is not None
-    total, balance = fused.edge_gap(theta, queries.alpha), fused.balance(queries.alpha)
-    if fused.sparsity is not None and queries.zeta is not None:
-        balance = balance + queries.zeta
-        total += float((fused.sparsity * np.abs(theta) - queries.zeta * theta).sum())
+    data, fused, theta = problem.federation, problem.fused, state.theta
+    assert not data.has_rows and data.gaps is not None
+    total, balance = fused.edge_gap(theta, state.alpha), fused.balance(state.alpha)
+    if fused.sparsity is not None and state.zeta is not None:
+        balance = balance + state.zeta
+        total += float((fused.sparsity * np.abs(theta) - state.zeta * theta).sum())
     # the model's gradient at its own point is the true one
     residual = problem.terms.gradients(theta) + balance
-    held, ridge = queries.ridge > 0, queries.ridge
+    held, ridge = state.ridge > 0, state.ridge
     resting = 0.5 * (residual[:, held] ** 2) @ (1.0 / ridge[held])
     resting = resting + ball_gap(np.where(held, 0.0, residual), theta, _radius(theta))
-    total += float(np.minimum(data.gaps + queries.give, resting).sum())
+    total += float(np.minimum(data.gaps + state.give, resting).sum())
     return max(total, 0.0) / max(abs(value), np.finfo(float).tiny)
 
 
-def _queries(prepared: Prepared, problem: Problem, point: _Point, number: int, accuracy: float) -> Queries:
+def _queries(prepared: Prepared, problem: Problem, point: _Point, number: int, accuracy: float, **kept: Any) -> Queries:
     """Return the queries about a point, in the units of the sites."""
     theta, alpha, zeta = point
     ridge = np.broadcast_to(np.asarray(problem.ridge, dtype=np.float64), (problem.n_params,)).copy()
@@ -311,7 +293,6 @@ def _queries(prepared: Prepared, problem: Problem, point: _Point, number: int, a
     left = problem.terms.gradients(theta) + balance
     u, _ = solve_and_rest(problem.terms.hessians(theta), left)
     balance = balance + ridge * (theta - u)
-    T = prepared.site_map
-    state = {"lam": problem.lam, "alpha": alpha, "ridge": ridge, "give": 0.5 * u**2 @ ridge, "accuracy": accuracy}
-    pull = balance @ np.linalg.inv(T)
-    return make_queries(problem.graph, number, theta @ T.T, pull, theta, **state, zeta=zeta)
+    T, give = prepared.site_map, 0.5 * u**2 @ ridge
+    state = RoundState(theta, problem.lam, alpha, ridge, give, accuracy, zeta, **kept)
+    return make_queries(problem.graph, number, theta @ T.T, balance @ np.linalg.inv(T), state)

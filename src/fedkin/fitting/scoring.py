@@ -11,7 +11,7 @@ from sklearn.metrics import get_scorer
 from sklearn.model_selection import BaseCrossValidator
 from sklearn.utils.metadata_routing import MetadataRequest
 
-from fedkin.data import Federation, number_of
+from fedkin.data import Federation, number_of, refuse_dates
 from fedkin.errors import DataError
 
 _NUMERIC = frozenset({"float64", "float32", "int64", "int32", "int16", "int8", "uint8", "bool", "boolean"})
@@ -217,7 +217,8 @@ def split_column(X: Any, column: str | int) -> tuple[Any, Any]:
 
 
 def refuse_text(X: Any, site_column: str | int | None) -> None:
-    """Raise `DataError` for a column of X that holds text: a category, or the names of the sites."""
+    """Raise `DataError` for a column of X that holds dates or text: a category, or the names of the sites."""
+    refuse_dates(X)
     if hasattr(X, "dtypes") and hasattr(X, "columns"):
         columns = {name: X[name] for name in X.columns if str(X[name].dtype).lower() not in _NUMERIC}
     elif isinstance(X, np.ndarray) and X.dtype.kind in "OUS" and X.ndim == 2:

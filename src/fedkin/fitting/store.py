@@ -39,7 +39,7 @@ from fedkin.data import Schema
 from fedkin.errors import ModelFileError, ParameterError
 from fedkin.fitting.model import FittedModel, FusedFit
 from fedkin.graph import Graph
-from fedkin.kin import Diagnostics, Kin, Learned, Pairs, States, Units
+from fedkin.kin import Diagnostics, Kin, Learned, Pairs, Population, States, Units
 from fedkin.losses import Loss, describe_loss, restore_loss
 
 FORMAT, FORMAT_VERSION = "fedkin-model", 2
@@ -52,7 +52,7 @@ _FILES = (_MODEL, _COEFFICIENTS, _EDGES, *_MORE)
 _LEADING = ("site", "site_type", "group", "n_samples", "class", "intercept")
 _STALE_SECONDS = 3600.0
 #: What ``kin.json`` may hold beside plain values.
-_TYPES = {kind.__name__: kind for kind in (Diagnostics, Kin, Learned, Pairs, States, Units)}
+_TYPES = {kind.__name__: kind for kind in (Diagnostics, Kin, Learned, Pairs, Population, States, Units)}
 
 
 class _Head(msgspec.Struct, kw_only=True):

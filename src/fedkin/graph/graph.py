@@ -2,41 +2,40 @@
 
 from __future__ import annotations
 
+import math
 import os
-from collections.abc import Hashable, Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Hashable, Iterable, Iterator, Mapping
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+from scipy import sparse
+from scipy.spatial import cKDTree
 
-from fedkin._base import Array, Index, count, frozen, in_file
+from fedkin._base import Array, Index, count, frozen, html_card, in_file, some_of
+from fedkin.data import HasSites
 from fedkin.errors import DataError, GraphError, ParameterError
 from fedkin.graph.edges import (
     Cliques,
-    EdgeSet,
     checked_edges,
-    checked_site_weights,
     checked_weights,
-    flipped_pairs,
-    grid_pairs,
+    component_labels,
+    distinct_sites,
     ids_for,
     named,
-    nearest_pairs,
-    pair_numbers,
-    pairs_of_matrix,
     plain_ids,
-    positions,
+    second_eigenvalue,
     sorted_edges,
-    square_matrix,
     warn_of_unnamed,
 )
 from fedkin.graph.io import networkx_graph, read_graph, write_graph
 
+_ROUNDING = 1e-12  # how far, against its largest entry, a matrix may be from symmetric
 
-@dataclass(frozen=True, eq=False, repr=False, init=False)
-class Graph(EdgeSet):
+
+class Graph(HasSites):
     """An undirected graph without self-loops. Immutable.
 
     Parameters
@@ -74,41 +73,38 @@ class Graph(EdgeSet):
     def __init__(
         self, sites: Iterable[Hashable], edges: Iterable[Any], weights: npt.ArrayLike | None = None
     ) -> None:
-        ids, position = positions(sites)
-        pairs = edges.tolist() if isinstance(edges, np.ndarray) else list(edges)
+        self.sites = distinct_sites(sites)
         flat: list[int] = []
-        for pair in pairs:
+        for pair in edges.tolist() if isinstance(edges, np.ndarray) else edges:
             if not isinstance(pair, (tuple, list, np.ndarray)) or len(pair) != 2:
                 raise GraphError(f"an edge is a pair of site ids, got {pair!r}; weights have their own argument")
             for end in pair:
                 try:
-                    flat.append(position[end])
+                    flat.append(self.index[end])
                 except KeyError:
                     raise GraphError(
                         f"edge {tuple(pair)!r} names site {end!r}, which is not among the "
-                        f"{count(len(ids), 'site')} of the graph; add the site or remove the edge"
+                        f"{count(self.n_sites, 'site')} of the graph; add the site or remove the edge"
                     ) from None
                 except TypeError:
                     raise GraphError(f"edge {tuple(pair)!r}: {end!r} cannot be a site id") from None
-        index = np.array(flat, dtype=np.int64).reshape(-1, 2)
-        self._set(ids, *checked_edges(ids, index, weights))
+        self._set_edges(*checked_edges(self.sites, np.array(flat, dtype=np.int64).reshape(-1, 2), weights))
 
-    def _set(self, sites: tuple[Hashable, ...], edges: Index, weights: Array) -> None:
-        for name, value in (("sites", sites), ("edges", frozen(edges)), ("weights", frozen(weights))):
-            object.__setattr__(self, name, value)
+    def _set_edges(self, edges: Index, weights: Array) -> None:
+        self.edges, self.weights = frozen(edges), frozen(weights)
 
     @classmethod
     def _from_edges(cls, sites: tuple[Hashable, ...], edges: Index, weights: Array | None = None) -> Graph:
-        """Make a graph from parts that are known to be right."""
-        made = object.__new__(cls)
-        made._set(sites, edges, np.ones(len(edges)) if weights is None else weights)
+        """Make a graph from pairs that are known to be right."""
+        made = cls.__new__(cls)
+        made.sites = sites
+        made._set_edges(*sorted_edges(edges, weights))
         return made
 
     @classmethod
     def _from_cliques(cls, sites: tuple[Hashable, ...], cliques: Cliques) -> Graph:
-        made = object.__new__(cls)
-        object.__setattr__(made, "sites", sites)
-        object.__setattr__(made, "cliques", cliques)
+        made = cls.__new__(cls)
+        made.sites, made.cliques = sites, cliques
         return made
 
     # --- other ways to make one -------------------------------------------------------------------------------
@@ -131,44 +127,31 @@ class Graph(EdgeSet):
         >>> Graph.from_indices("abc", [[0, 2], [1, 0]]).edges.tolist()
         [[1, 0], [2, 0]]
         """
-        ids, _ = positions(sites)
+        made = cls.__new__(cls)
+        made.sites = distinct_sites(sites)
         pairs = np.asarray(index)
         if pairs.size == 0:
             pairs = np.empty((0, 2), dtype=np.int64)
         if pairs.ndim != 2 or pairs.shape[1] != 2 or pairs.dtype.kind not in "iu":
             raise GraphError(f"index must be an int array of shape (E, 2), got {pairs.dtype} {pairs.shape}")
-        outside = (pairs < 0) | (pairs >= len(ids))
-        if outside.any():
-            edge, end = np.argwhere(outside)[0]
+        for edge, end in np.argwhere((pairs < 0) | (pairs >= made.n_sites))[:1]:
             raise GraphError(
-                f"edge number {edge} names position {pairs[edge, end]}, but the {len(ids)} sites of the graph "
-                f"have the positions 0..{len(ids) - 1}"
+                f"edge number {edge} names position {pairs[edge, end]}, but the {made.n_sites} sites of the graph "
+                f"have the positions 0..{made.n_sites - 1}"
             )
-        return cls._from_edges(ids, *checked_edges(ids, pairs.astype(np.int64), weights))
+        made._set_edges(*checked_edges(made.sites, pairs.astype(np.int64), weights))
+        return made
 
     @classmethod
     def complete(cls, sites: Iterable[Hashable]) -> Graph:
-        """Join all pairs of sites. Edges are listed only when asked for.
-
-        Examples
-        --------
-        >>> Graph.complete(range(4)).n_edges
-        6
-        """
-        ids, _ = positions(sites)
+        """Join all pairs of sites. Edges are listed only when asked for."""
+        ids = distinct_sites(sites)
         return cls._from_cliques(ids, Cliques.from_labels([0] * len(ids)))
 
     @classmethod
     def empty(cls, sites: Iterable[Hashable]) -> Graph:
-        """Make a graph without edges.
-
-        Examples
-        --------
-        >>> Graph.empty(range(4))
-        Graph(4 sites, 0 edges, 4 components)
-        """
-        ids, _ = positions(sites)
-        return cls._from_edges(ids, np.empty((0, 2), dtype=np.int64))
+        """Make a graph without edges."""
+        return cls._from_edges(distinct_sites(sites), np.empty((0, 2), dtype=np.int64))
 
     @classmethod
     def clusters(
@@ -201,19 +184,15 @@ class Graph(EdgeSet):
             sites, labels = list(labels), list(labels.values())
         groups = plain_ids(labels, "labels")
         ids = ids_for(sites, len(groups), "label")
-        checked = None if weights is None else checked_site_weights(ids, weights)
-        return cls._from_cliques(ids, Cliques.from_labels(groups, checked))
+        if weights is not None:
+            weights = np.array(weights, dtype=np.float64)
+            if weights.shape != (len(ids),) or not (np.isfinite(weights) & (weights > 0)).all():
+                raise GraphError(f"weights must be {count(len(ids), 'positive number')}, one per site")
+        return cls._from_cliques(ids, Cliques.from_labels(groups, weights))
 
     @classmethod
     def from_networkx(cls, g: Any) -> Graph:
-        """Make a graph from an undirected networkx graph; its edge attribute ``weight`` is the weight, by default 1.
-
-        Examples
-        --------
-        >>> import networkx
-        >>> Graph.from_networkx(networkx.path_graph(4))
-        Graph(4 sites, 3 edges, 1 component)
-        """
+        """Make a graph from an undirected networkx graph; its edge attribute ``weight`` is the weight, by default 1."""
         if not (hasattr(g, "nodes") and hasattr(g, "edges") and hasattr(g, "is_directed")):
             raise GraphError(f"expected a networkx graph, got {type(g).__name__}")
         if g.is_directed():
@@ -222,13 +201,7 @@ class Graph(EdgeSet):
         return cls(g.nodes, [(u, v) for u, v, _ in triples], [weight for *_, weight in triples])
 
     def to_networkx(self) -> Any:
-        """Return the graph as a `networkx.Graph`, with the edge attribute ``weight``.
-
-        Examples
-        --------
-        >>> Graph(["a", "b"], [("a", "b")]).to_networkx().edges["a", "b"]
-        {'weight': 1.0}
-        """
+        """Return the graph as a `networkx.Graph`, with the edge attribute ``weight``."""
         return networkx_graph(self.sites, self.edges, self.weights, "Graph.to_networkx")
 
     @classmethod
@@ -248,9 +221,27 @@ class Graph(EdgeSet):
         >>> Graph.from_scipy(scipy.sparse.coo_array([[0, 2.0], [2.0, 0]])).weights
         array([2.])
         """
-        square = square_matrix(matrix)
+        try:
+            square = sparse.csr_array(matrix)
+        except (TypeError, ValueError) as error:
+            raise GraphError(f"expected a matrix of shape (V, V), got {type(matrix).__name__} ({error})") from None
+        if square.ndim != 2 or square.shape[0] != square.shape[1] or square.dtype.kind not in "biuf":
+            raise GraphError(f"a weight matrix must be square and real, got {square.dtype} {square.shape}")
         ids = ids_for(sites, square.shape[0], "matrix row")
-        return cls._from_edges(ids, *checked_edges(ids, *pairs_of_matrix(square, ids)))
+        square = square.astype(np.float64)
+        square.sum_duplicates()
+        square.eliminate_zeros()
+        if not np.isfinite(square.data).all():
+            raise GraphError("the weight matrix has NaN or infinite entries: leave out edges that do not count")
+        difference = sparse.coo_array(square - square.T)
+        uneven = np.abs(difference.data) > _ROUNDING * np.abs(square.data).max(initial=0.0)
+        for i, j in np.column_stack(difference.coords)[uneven][:1].tolist():
+            raise GraphError(
+                f"the matrix is not symmetric: {square[i, j]} from site {ids[i]!r} to {ids[j]!r}, but "
+                f"{square[j, i]} back; use (A + A.T) / 2 if that is what you mean"
+            )
+        half = sparse.coo_array(sparse.tril(square))
+        return cls.from_indices(ids, np.column_stack(half.coords), half.data)
 
     @classmethod
     def knn(
@@ -259,7 +250,7 @@ class Graph(EdgeSet):
         k: int,
         sites: Iterable[Hashable] | None = None,
     ) -> Graph:
-        """Join every site to its k nearest ones.
+        """Join every site to its k nearest ones by Euclidean distance, so that degrees are at least k.
 
         Parameters
         ----------
@@ -269,11 +260,6 @@ class Graph(EdgeSet):
             Number of neighbours, from 1 to V-1.
         sites : iterable of V ids, optional
             0..V-1 by default.
-
-        Notes
-        -----
-        By Euclidean distance. An edge is there when either end is among the k nearest of the other, so degrees are at
-        least k. Ties for the last place are broken by the order of the search, the same in every run.
 
         Examples
         --------
@@ -292,21 +278,22 @@ class Graph(EdgeSet):
             raise GraphError(f"site {ids[at]!r} has the coordinates {places[at].tolist()}, which are not finite")
         if not 1 <= k < len(ids):
             raise ParameterError(f"k must be from 1 to {len(ids) - 1} for {len(ids)} sites, got {k!r}")
-        return cls._from_edges(ids, *sorted_edges(nearest_pairs(places, k), None))
+        near = np.asarray(cKDTree(places).query(places, k=k + 1)[1])
+        itself = near == np.arange(len(ids))[:, None]
+        # among many sites at one place the site itself may not be found; then the last one found goes
+        itself[~itself.any(axis=1), -1] = True
+        ends = np.column_stack([np.repeat(np.arange(len(ids)), k), near[~itself]]).astype(np.int64)
+        return cls._from_edges(ids, np.unique(np.sort(ends, axis=1), axis=0))
 
     @classmethod
     def grid(cls, rows: int, cols: int) -> Graph:
-        """Join the sites ``(r, c)`` of a rectangle to the ones above, below, left and right.
-
-        Examples
-        --------
-        >>> Graph.grid(2, 3)
-        Graph(6 sites, 7 edges, 1 component)
-        """
+        """Join the sites ``(r, c)`` of a rectangle to the ones above, below, left and right."""
         if rows < 1 or cols < 1:
             raise ParameterError(f"a grid needs at least one row and one column, got {rows} x {cols}")
-        ids = tuple((r, c) for r in range(rows) for c in range(cols))
-        return cls._from_edges(ids, *sorted_edges(grid_pairs(rows, cols), None))
+        at = np.arange(rows * cols, dtype=np.int64).reshape(rows, cols)
+        across = np.column_stack([at[:, :-1].ravel(), at[:, 1:].ravel()])
+        down = np.column_stack([at[:-1].ravel(), at[1:].ravel()])
+        return cls._from_edges(tuple(np.ndindex(rows, cols)), np.concatenate([across, down]))
 
     # --- files ------------------------------------------------------------------------------------------------
 
@@ -321,10 +308,8 @@ class Graph(EdgeSet):
             or else the first two, are the ends; a column ``weight`` is the weight. A row without a second end names
             a site without adding an edge. ``.graphml``: an undirected graph.
         sites : iterable of ids, optional
-            Sites of the graph, in this order. Ids of the file match by their text where the types differ ("7"
-            is the site 7). Sites that the file does not name get no edges, which a `GraphWarning` says. By
-            default the sites of the file in order of appearance, as ints when all of them are plain integers and
-            as text otherwise.
+            Sites of the graph, in this order; ids of the file match by their text. By default the sites of the file
+            in order of appearance, as ints when all of them are plain integers and as text otherwise.
 
         Examples
         --------
@@ -335,7 +320,7 @@ class Graph(EdgeSet):
         ...     Graph.read(path)
         Graph(4 sites, 2 edges, 2 components)
         """
-        ids = None if sites is None else positions(sites)[0]
+        ids = None if sites is None else distinct_sites(sites)
         try:
             with in_file(path, GraphError):
                 return cls(*read_graph(Path(path), ids))
@@ -343,40 +328,125 @@ class Graph(EdgeSet):
             raise GraphError(str(error)) from None
 
     def write(self, path: str | os.PathLike[str]) -> None:
-        """Write a CSV edge list or a GraphML file, by the suffix.
+        """Write a CSV edge list (``.csv``, ``.tsv`` or ``.txt``, always with commas) or a ``.graphml`` file.
+
+        Ids are written as text; `read` makes plain integers ints again, and ``read(path, sites=...)`` finds ids of
+        any other kind. In CSV, sites without edges are rows with an empty target.
+        """
+        write_graph(Path(path), self.sites, self.edges, self.weights)
+
+    # --- what can be read off it ------------------------------------------------------------------------------
+
+    @cached_property
+    def _listed(self) -> tuple[Index, Array]:
+        assert self.cliques is not None  # only they come without a list
+        edges, weights = self.cliques.listed()
+        return frozen(edges), frozen(weights)
+
+    @cached_property
+    def edges(self) -> Index:
+        return self._listed[0]
+
+    @cached_property
+    def weights(self) -> Array:
+        return self._listed[1]
+
+    @property
+    def _known(self) -> Cliques | None:
+        """The cliques, if somebody has said or found out that there are."""
+        known: Cliques | None = vars(self).get("cliques")
+        return known
+
+    @cached_property
+    def cliques(self) -> Cliques | None:
+        """The graph as a union of cliques, None where it is none. Of `complete` and `clusters`, edges wait for use."""
+        return Cliques.from_components(self.components(), self.edges, self.weights)
+
+    @property
+    def n_edges(self) -> int:
+        """Number of edges E."""
+        return len(self.edges) if self._known is None else self._known.n_edges
+
+    @cached_property
+    def degree(self) -> Index:
+        """Number of neighbours of each site, int64 array of shape (V,)."""
+        if (known := self._known) is not None:
+            return frozen(known.sizes[known.labels] - 1)
+        return frozen(np.bincount(self.edges.ravel(), minlength=self.n_sites).astype(np.int64))
+
+    def edge_ids(self) -> Iterator[tuple[Hashable, Hashable]]:
+        """Yield the edges as pairs of ids, in the order of `edges`."""
+        return ((self.sites[i], self.sites[j]) for i, j in self.edges.tolist())
+
+    def incidence(self) -> sparse.csr_array:
+        """Return the incidence matrix D, sparse of shape (E, V): +1 at i and -1 at j for the edge (i, j), i > j."""
+        return self._incidence
+
+    @cached_property
+    def _incidence(self) -> sparse.csr_array:
+        columns = self.edges[:, ::-1].ravel()  # ascending within a row, as csr likes it
+        signs, starts = np.tile([-1.0, 1.0], self.n_edges), np.arange(0, 2 * self.n_edges + 1, 2)
+        return sparse.csr_array((signs, columns, starts), shape=(self.n_edges, self.n_sites))
+
+    def laplacian(self, weighted: bool = True) -> sparse.csr_array:
+        """Return the Laplacian D'WD (degrees minus adjacency), sparse of shape (V, V).
 
         Parameters
         ----------
-        path : path
-            ``.csv``, ``.tsv`` or ``.txt``, always with commas, or ``.graphml``. A file of that name is replaced.
-
-        Notes
-        -----
-        Ids are written as text; `read` makes plain integers ints again, and ``read(path, sites=...)`` finds ids of
-        any other kind. In CSV, sites without edges are rows with an empty target; the column ``weight`` is left out
-        when all weights are 1.
-
-        Examples
-        --------
-        >>> import pathlib, tempfile
-        >>> with tempfile.TemporaryDirectory() as folder:
-        ...     path = pathlib.Path(folder, "graph.csv")
-        ...     Graph([1, 2, 3], [(1, 2)]).write(path)
-        ...     path.read_text()
-        'source,target\\n1,2\\n3,\\n'
+        weighted : bool
+            Whether W holds the edge weights; otherwise it is the identity.
         """
-        write_graph(Path(path), self.sites, self.edges, self.weights)
+        D = self.incidence()
+        scaled = sparse.csr_array(sparse.diags_array(self.weights) @ D) if weighted else D
+        return sparse.csr_array(D.T @ scaled)
+
+    def components(self) -> Index:
+        """Return the connected component of each site, int64 array of shape (V,), numbered by first appearance."""
+        return self._components
+
+    @cached_property
+    def _components(self) -> Index:
+        return frozen(component_labels(self.n_sites, self.edges)) if self._known is None else self._known.labels
+
+    @property
+    def n_components(self) -> int:
+        """Number of connected components, the paper's K(E)."""
+        return int(self.components().max()) + 1
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Graph):
+            return NotImplemented
+        if self.sites != other.sites or self.n_edges != other.n_edges:
+            return False
+        one, two = self._known, other._known
+        if one is not None and two is not None:
+            return np.array_equal(one.labels, two.labels) and np.array_equal(one.weights, two.weights)
+        return np.array_equal(self.edges, other.edges) and np.array_equal(self.weights, other.weights)
+
+    def __repr__(self) -> str:
+        counts = (count(self.n_sites, "site"), count(self.n_edges, "edge"), count(self.n_components, "component"))
+        return f"Graph({', '.join(counts)})"
+
+    def _repr_html_(self) -> str:
+        facts = {
+            "sites": f"{self.n_sites}: {some_of(self.sites)}",
+            "edges": self.n_edges,
+            "neighbours of a site": f"{self.degree.min()} to {self.degree.max()}, {self.degree.mean():.3g} on average",
+            "connected components": self.n_components,
+        }
+        return html_card("Graph", facts)
+
+    def equal_groups(self, theta: Array) -> Index:
+        """Return labels of shape (V,) of sites joined by edges along which the rows of ``theta (V, p)`` are equal."""
+        if self._known is not None:
+            return self._known.equal_groups(theta)
+        equal = (theta[self.edges[:, 0]] == theta[self.edges[:, 1]]).all(axis=1)
+        return component_labels(self.n_sites, self.edges[equal])
 
     # --- making another one -----------------------------------------------------------------------------------
 
     def keep(self, mask: npt.ArrayLike) -> Graph:
-        """Keep the edges where a bool array of shape (E,) is true, with their weights, and all sites.
-
-        Examples
-        --------
-        >>> Graph.complete("abc").keep([True, False, False]).n_edges
-        1
-        """
+        """Keep the edges where a bool array of shape (E,) is true, with their weights, and all sites."""
         kept = np.asarray(mask)
         if kept.size == 0 and self.n_edges == 0:
             return self
@@ -389,61 +459,35 @@ class Graph(EdgeSet):
         return Graph._from_edges(self.sites, self.edges[kept], self.weights[kept])
 
     def reweighted(self, weights: npt.ArrayLike) -> Graph:
-        """Replace the edge weights by positive ones of shape (E,), in the order of `edges`.
-
-        Examples
-        --------
-        >>> Graph.complete("ab").reweighted([0.5]).weights
-        array([0.5])
-        """
+        """Replace the edge weights by positive ones of shape (E,), in the order of `edges`."""
         return Graph._from_edges(self.sites, self.edges, checked_weights(self.sites, self.edges, weights))
 
     def aligned(self, sites: Iterable[Hashable]) -> Graph:
-        """Put all sites in another order; further ones get no edges, which a `GraphWarning` says.
-
-        Examples
-        --------
-        >>> Graph(["a", "b"], [("a", "b")]).aligned(["b", "a"]).sites
-        ('b', 'a')
-        """
-        ids, position = positions(sites)
+        """Put all sites in another order; further ones get no edges, which a `GraphWarning` says."""
+        ids = distinct_sites(sites)
         if ids == self.sites:
             return self
-        extra = [site for site in self.sites if site not in position]
-        if extra:
+        position = {site: number for number, site in enumerate(ids)}
+        if extra := [site for site in self.sites if site not in position]:
             raise GraphError(f"the graph has {named(extra)} beyond the {count(len(ids), 'site')} asked for")
         warn_of_unnamed([site for site in ids if site not in self.index])
         moved = np.array([position[site] for site in self.sites], dtype=np.int64)
-        known = self._known
-        if known is not None:
-            return Graph._from_cliques(ids, known.moved(moved, len(ids)))
-        return Graph._from_edges(ids, *sorted_edges(moved[self.edges], self.weights))
+        if self._known is not None:
+            return Graph._from_cliques(ids, self._known.moved(moved, len(ids)))
+        return Graph._from_edges(ids, moved[self.edges], self.weights)
 
     def subset(self, sites: Iterable[Hashable]) -> Graph:
-        """Restrict the graph to some sites, in the order given, and the edges between them.
-
-        Parameters
-        ----------
-        sites : iterable of ids
-            Sites of the graph.
-
-        Examples
-        --------
-        >>> Graph.complete("abcd").subset("db").edges.tolist()
-        [[1, 0]]
-        """
-        ids, _ = positions(sites)
-        extra = [site for site in ids if site not in self.index]
-        if extra:
+        """Restrict the graph to some of its sites, in the order given, and the edges between them."""
+        ids = distinct_sites(sites)
+        if extra := [site for site in ids if site not in self.index]:
             raise GraphError(f"the graph does not have {named(extra)}")
         chosen = np.array([self.index[site] for site in ids], dtype=np.int64)
-        known = self._known
-        if known is not None:
+        if (known := self._known) is not None:
             return Graph._from_cliques(ids, Cliques.from_labels(known.labels[chosen].tolist(), known.weights[chosen]))
         place = np.full(self.n_sites, -1, dtype=np.int64)
         place[chosen] = np.arange(chosen.size)
         inside = (place[self.edges] >= 0).all(axis=1)
-        return Graph._from_edges(ids, *sorted_edges(place[self.edges[inside]], self.weights[inside]))
+        return Graph._from_edges(ids, place[self.edges[inside]], self.weights[inside])
 
     def corrupt(self, varrho: float, seed: int | np.random.Generator) -> Graph:
         """Flip the edge status of every pair of sites with probability varrho (section 5).
@@ -458,8 +502,12 @@ class Graph(EdgeSet):
         """
         if not 0 <= varrho <= 1:
             raise ParameterError(f"varrho is a probability, from 0 to 1, got {varrho!r}")
-        flipped = flipped_pairs(self.n_sites, self.edges, self.weights, varrho, np.random.default_rng(seed))
-        return Graph._from_edges(self.sites, *sorted_edges(*flipped))
+        shape = (self.n_sites, self.n_sites)
+        flipped, matrix = np.triu(np.random.default_rng(seed).random(shape) < varrho, 1), np.zeros(shape)
+        matrix[self.edges[:, 1], self.edges[:, 0]] = self.weights
+        matrix[flipped] = matrix[flipped] == 0
+        pairs = np.argwhere(matrix).astype(np.int64)
+        return Graph._from_edges(self.sites, pairs, matrix[pairs[:, 0], pairs[:, 1]])
 
     # --- theory -----------------------------------------------------------------------------------------------
 
@@ -475,5 +523,17 @@ class Graph(EdgeSet):
         (1.0, 0.4)
         """
         truth = truth.aligned(self.sites)
-        wrong = np.setdiff1d(pair_numbers(self.edges), pair_numbers(truth.edges), assume_unique=True)
-        return truth.n_components / (self.n_components + len(wrong))
+        numbers, right = (graph.edges @ [self.n_sites, 1] for graph in (self, truth))
+        return truth.n_components / (self.n_components + int((~np.isin(numbers, right)).sum()))
+
+    def algebraic_connectivity(self) -> float:
+        """Return the smallest nonzero eigenvalue of D'D, the paper's gamma_G^2.
+
+        Edge weights do not count. It is infinite for a graph without edges.
+        """
+        laplacian, labels, smallest = self.laplacian(weighted=False), self.components(), math.inf
+        for label in np.flatnonzero(np.bincount(labels) > 1):
+            members = np.flatnonzero(labels == label)
+            smallest = min(smallest, second_eigenvalue(laplacian[members][:, members]))
+        return smallest
+

@@ -96,13 +96,11 @@ def write_graph(path: Path, sites: tuple[Hashable, ...], edges: Index, weights: 
             raise GraphError(f"site {site!r} is empty or padded with blanks as text, which a file cannot keep")
     try:
         if path.suffix.lower() == ".graphml":
-            networkx = _require_networkx("writing GraphML")
-            g = networkx_graph(sites, edges, weights, "writing GraphML")
-            g = networkx.relabel_nodes(g, dict(zip(sites, names, strict=True)))
+            g = networkx_graph(tuple(names), edges, weights, "writing GraphML")
             if not path.parent.is_dir():
                 raise GraphError(f"cannot write {path}: there is no directory {path.parent}")
             with replacing(path) as temporary:
-                networkx.write_graphml(g, temporary)
+                _require_networkx("writing GraphML").write_graphml(g, temporary)
         else:
             write_csv(path, *_csv_rows(names, edges, weights))
     except DataError as error:
@@ -116,9 +114,8 @@ def _csv_rows(names: list[str], edges: Index, weights: Array) -> tuple[list[str]
     in_order = list(dict.fromkeys([*(name for pair in ends for name in pair), *alone])) == names
     weighted = not np.all(weights == 1)
     header = ["source", "target", "weight"] if weighted else ["source", "target"]
-    joined: list[list[object]] = [list(pair) for pair in ends]
-    if weighted:
-        joined = [[*pair, weight] for pair, weight in zip(ends, weights.tolist(), strict=True)]
+    each = zip(ends, weights.tolist(), strict=True)
+    joined: list[list[object]] = [[*pair, weight] if weighted else [*pair] for pair, weight in each]
     named: list[list[object]] = [[name, *[""] * (len(header) - 1)] for name in (alone if in_order else names)]
     return header, joined + named if in_order else named + joined  # naming all sites first keeps their order
 
@@ -143,10 +140,8 @@ def _ids_by_text(ids: Sequence[Hashable]) -> dict[str, Hashable]:
 
 def _named_in_file(named: list[str]) -> dict[str, Hashable]:
     """Return the sites that the names of a file stand for: ints if all of them are whole numbers, else text."""
-    numbers = {name: match[1] for name in named if (match := _WHOLE_NUMBER.fullmatch(name))}
-    if len(numbers) == len(named):
-        return {name: int(number) for name, number in numbers.items()}
-    return {name: name for name in named}
+    numbers = {name: int(match[1]) for name in named if (match := _WHOLE_NUMBER.fullmatch(name))}
+    return {**numbers} if len(numbers) == len(named) else {name: name for name in named}
 
 
 def _named_among(named: list[str], ids: tuple[Hashable, ...]) -> dict[str, Hashable]:

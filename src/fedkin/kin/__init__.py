@@ -1,8 +1,9 @@
 """Partial pooling that finds which sites are alike: `find_kin` and its result, a `Kin`.
 
-`find` leads from `sources` (rows or summaries) to the `result`; `mixed` learns mean, variances and noise; `groups`
-looks for groups inside the variances by `chains` over `partitions` (`sampler`, `kernels`); `display` cuts probabilities
-into groups to show; `inference` and `learned` answer questions about sites, pairs and new sites.
+`find` leads from `sources` (rows or summaries) to the `result`; `mixed` learns mean, variances, noise and effects
+of the population; `smooth` expands losses that are not quadratic; `groups` looks for groups inside the variances by
+`chains` over `partitions` (`sampler`, `kernels`); `display` cuts probabilities into groups to show; `inference` and
+`learned` answer questions about sites, pairs and new sites.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from fedkin.kin.find import find_kin
 from fedkin.kin.inference import Contrast, Kind, Predicted, Sites, predicted
 from fedkin.kin.learned import Joined, Learned
 from fedkin.kin.likelihoods import QuadraticLikelihoods, Units, common_units
-from fedkin.kin.mixed import Priors, fit_mixed
+from fedkin.kin.mixed import Population, Priors, fit_mixed
 from fedkin.kin.result import Diagnostics, Kin
 
 __all__ = [
@@ -36,6 +37,7 @@ __all__ = [
     "Learned",
     "Length",
     "Pairs",
+    "Population",
     "Predicted",
     "Priors",
     "QuadraticLikelihoods",

@@ -16,7 +16,7 @@ from scipy.sparse.linalg import ArpackNoConvergence, LinearOperator, eigsh
 from fedkin._base import Array, Index, available_threads
 from fedkin.kin.display import by_size
 from fedkin.kin.kernels import log_marginals
-from fedkin.kin.partitions import Neighbours, SiteLikelihoods, group_sums, triangle, unpacked
+from fedkin.kin.partitions import Neighbours, SiteLikelihoods, group_sums, pack_prior, triangle, unpacked
 from fedkin.kin.sampler import MANY_SITES, Chain, Record, State
 
 #: Chains' scores are bounds on the evidence, not evidences: differences count a quarter.
@@ -229,7 +229,7 @@ def make_starts(
     seen = effects @ directions[:DIRECTIONS].T
 
     def merged(z: Index, rates: tuple[float, float] = (0.5, 0.5), share: int = 0, width: float = MERGE_WIDTH) -> Index:
-        return by_size(merge(sites.sums[share], np.full(p, 1.0 / width), sites.neighbours, rates, by_size(z)))
+        return by_size(merge(sites.sums[share], width * np.ones(p), sites.neighbours, rates, by_size(z)))
 
     def fine() -> Index:
         return np.arange(V) if V <= MERGE_ALL else kmeans(effects, many, rng)
@@ -300,10 +300,10 @@ def kmeans(points: Array, k: int, rng: np.random.Generator) -> Index:
     return np.asarray(labels if step == 1 else vq(points, centres)[0], dtype=np.int64)
 
 
-def merge(sums: Array, precision: Array, neighbours: Neighbours, rates: tuple[float, float], z: Index) -> Index:
+def merge(sums: Array, width: Array, neighbours: Neighbours, rates: tuple[float, float], z: Index) -> Index:
     """Merge groups ``z (V,)`` (numbered 0..K-1), the best pair first, while the evidence rises.
 
-    ``sums (V, T + p)`` are site likelihoods, ``precision (p,)`` that of the groups' centres around 0, ``rates`` those
+    ``sums (V, T + p)`` are site likelihoods, ``width (p,)`` variances of the groups' centres around 0, ``rates`` those
     of edges inside and between groups.
     """
     K = int(z.max()) + 1
@@ -311,16 +311,17 @@ def merge(sums: Array, precision: Array, neighbours: Neighbours, rates: tuple[fl
     totals, size = group_sums(sums, z, K), np.bincount(z, minlength=K).astype(np.float64)
     edges = neighbours.between(z, K)
     edge, gap = np.log(rates[0] / rates[1]), np.log((1 - rates[0]) / (1 - rates[1]))
-    work, pull, log = np.zeros((sums.shape[1], 4)), np.zeros(len(precision)), np.empty(K)
+    prior = pack_prior(np.zeros(len(width)), width)
+    work, log = np.zeros((sums.shape[1], 2)), np.empty(K)
 
     def gains(a: int, others: int) -> Array:
         """Return what the evidence gains where group ``a`` merges with each of the first ``others``."""
         new, linked = np.empty(others), edges[a, :others]
-        log_marginals(totals, totals[a], 1.0, precision, pull, work, new)
+        log_marginals(totals, totals[a], 1.0, prior, len(width), work, new)
         apart = size[a] * size[:others] - linked
         return np.asarray(new - log[a] - log[:others] + linked * edge + apart * gap)
 
-    log_marginals(totals, totals[0], 0.0, precision, pull, work, log)
+    log_marginals(totals, totals[0], 0.0, prior, len(width), work, log)
     gain = np.full((K, K), -np.inf)
     for a in range(1, K):
         gain[a, :a] = gain[:a, a] = gains(a, a)

@@ -2,51 +2,44 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
-from fedkin._base import Array, Index, Mask, check_whole, one_blas_thread
-from fedkin.core import FileRows, RowData, Summaries, damped_newton
+from fedkin._base import Array, Index, check_whole, one_blas_thread
+from fedkin.core import FileRows, Summaries, site_data
 from fedkin.data import Federation
 from fedkin.errors import DataError, GraphError, SolverError
 from fedkin.graph import Graph
+from fedkin.kin import display
 from fedkin.kin.chains import Given, Sampling, kmeans, modularity_directions
 from fedkin.kin.covariates import Covariates, hint_of
-from fedkin.kin.groups import ALL_MIXED, Grouped, find_groups
-from fedkin.kin.likelihoods import QuadraticLikelihoods, Units, apply, common_units
-from fedkin.kin.matrices import FEW
-from fedkin.kin.mixed import MixedModel, fit_mixed, fit_one_model, mixed_at, with_noise
-from fedkin.kin.partitions import Neighbours
-from fedkin.kin.result import Kin, make_kin
+from fedkin.kin.groups import Grouped, find_groups
+from fedkin.kin.learned import Learned
+from fedkin.kin.likelihoods import FEW, QuadraticLikelihoods, Units, apply, common_units
+from fedkin.kin.mixed import (
+    MixedModel,
+    Population,
+    fit_mixed,
+    fit_one_model,
+    fit_population,
+    with_noise,
+)
+from fedkin.kin.partitions import SHARES, Neighbours
+from fedkin.kin.result import Diagnostics, GraphUse, Kin
 from fedkin.kin.sampler import MANY_SITES, WHOLE_GROUPS, load_kernels
-from fedkin.kin.sources import Source, canonical_order, intercepts_of
+from fedkin.kin.smooth import HINT, WarmStart, fit_smooth
+from fedkin.kin.sources import ScaledLosses, Source, canonical_order, intercepts_of
 from fedkin.losses import Loss
 
 #: What a fit may start from: an earlier result, a graph of who seems alike, or a label for each site.
 StartFrom = Kin | Graph | Mapping[Hashable, Any] | Sequence[Any] | Array
-#: Rounds of the mixed model for smooth losses, and the largest change of a standardised parameter that ends them.
-ROUNDS, STEP = 20, 2e-3
-#: The same for rounds with averaged losses, and their Newton steps.
-AVERAGED_STEP, AVERAGED_NEWTON = 0.01, 3
 #: How often noise is learned again from estimates with groups where there are many coefficients, and what ends it.
 NOISES, NOISE_STEP = 3, 0.03
-#: Newton steps of a site given mean and variance, and the decrement, relative to the loss, that ends them.
-NEWTON, NEWTON_TOL = 12, 1e-9
-#: The same for averaged losses, whose values cost as much as their derivatives.
-AVERAGED_TOL = 1e-6
-#: Expansions at the estimate with groups, and the change that ends them.
-AGAIN, AGAIN_STEP = 3, 0.02
-#: How often the way back to the mixed model is halved for a site that an estimate with groups does not suit.
-BACK = 8
-#: Variances start no lower: from nothing none of them would rise again.
-LEAST_VARIANCE = 1e-4
-#: Where the variance of the slopes' means starts, which results do not keep.
-RIDGE = 0.1
-#: What to do about a fit that has gone astray.
-HINT = "look for columns or targets of extreme size, or take another loss"
+#: Residuals have at most so many times the variance that the noise, or the mixed model, leaves them.
+MOST_LEFT = 2.0
 
 
 def find_kin(
@@ -118,9 +111,7 @@ def find_kin(
     if sweeps is not None:
         check_whole("sweeps", sweeps, least=4)
     check_whole("chains", chains, least=1)
-    if not isinstance(data, Federation | Summaries | FileRows):
-        raise DataError(f"find_kin takes a Federation or Summaries, got {type(data).__name__}")
-    source = Source(RowData(data, loss) if isinstance(data, Federation) else data)
+    source = Source(site_data(data, loss))
     source.refuse_small_threshold()
     graph = hint_of(graph, covariates, source.sites)
     first = source.first()
@@ -148,26 +139,6 @@ def _neighbours(graph: Graph | None, sites: tuple[object, ...], order: Index) ->
         raise GraphError(f"the graph names site {unknown[0]!r}, which has no data: leave it out of the graph")
     place = np.array([position[site] for site in graph.sites], dtype=np.int64)
     return Neighbours.from_edges(len(sites), place[graph.edges], graph.weights / graph.weights.max(initial=1e-300))
-
-
-class WarmStart(NamedTuple):
-    """An earlier result for the sites of the next fit."""
-
-    theta: Array  # (V, p) in the user's units, the mean for a site that the earlier fit did not have
-    mean: Array  # (p,) in the user's units
-    variance: Array  # (p,) between sites in standardised units
-    parameters: Array  # (p + 2,) as in `MixedModel`
-
-    @classmethod
-    def from_kin(cls, start: Kin, sites: Sequence[Hashable], names: Sequence[str]) -> WarmStart | None:
-        """Return the start for these sites; None where the earlier fit had other parameters."""
-        if len(start.names) != len(names):
-            return None
-        mean, known = np.asarray(start.mean), dict(zip(start.sites, start.theta, strict=True))
-        theta = np.array([known.get(one, mean) for one in sites])
-        variance = np.maximum(start.learned.variance, LEAST_VARIANCE)
-        noise = max(start.learned.noise, LEAST_VARIANCE)
-        return cls(theta, mean, variance, np.log(np.concatenate([variance, [RIDGE, noise]])))
 
 
 def given_groups(start: StartFrom | None, sites: tuple[Hashable, ...], order: Index) -> Given | None:
@@ -203,9 +174,9 @@ def _fit(source: Source, neighbours: Neighbours, seed: int, sampling: Sampling, 
     free = np.ones_like(intercepts) if loss.location else intercepts
     has_scale = loss.quadratic or loss.threshold is not None
     units = common_units(first, intercepts, has_scale=has_scale, location=loss.location)
-    if source.movable and not loss.quadratic:
-        model, found = _fit_smooth(source, units, free, neighbours, seed, sampling, warm)
-        return make_kin(source, units, model, found, had_graph=had_graph)
+    if source.has_rows and not loss.quadratic:
+        model, found, population = fit_smooth(ScaledLosses(source, units), free, neighbours, seed, sampling, warm)
+        return make_kin(source, units, model, found, population, had_graph=had_graph)
     dispersion = None if loss.quadratic else source.shared_dispersion() / units.target**2
     sums = units.fitted(first)
     model = fit_mixed(sums, free, dispersion=dispersion, start=None if warm is None else warm.parameters)
@@ -219,9 +190,24 @@ def _fit(source: Source, neighbours: Neighbours, seed: int, sampling: Sampling, 
         model = with_noise(sums, free, noise * factor, parameters)
         found = find_groups(model, ~free, neighbours, seed, sampling)
     one = fit_one_model(sums, free, model, learned=dispersion is None)
-    del first, sums
+    population = fit_population(sums, model, learned=dispersion is None)
     found = replace(found, full=None).with_one_model(model, one)
-    return make_kin(source, units, model, found, had_graph=had_graph)
+    if loss.quadratic:
+        _refuse_residuals(sums, model, found.theta)
+    del first, sums
+    return make_kin(source, units, model, found, population, had_graph=had_graph)
+
+
+def _refuse_residuals(sums: QuadraticLikelihoods, model: MixedModel, theta: Array) -> None:
+    """Raise `SolverError` where estimates leave far more of the rows they were fitted to than the learned noise."""
+    weight = 1.0 / model.noise
+    left, mixed = (float(2 * sums.values(at) @ weight) for at in (theta, model.theta))
+    # where noise differs much between sites, the mixed model leaves more than it says, too
+    if not left <= MOST_LEFT * max(mixed, float(sums.n.sum())):
+        times = left / float(sums.n.sum())
+        raise SolverError(
+            f"residuals of the fit have {times:.3g} times the variance of the noise it has learned: {HINT}"
+        )
 
 
 def _noise_factor(sums: QuadraticLikelihoods, model: MixedModel, found: Grouped) -> float:
@@ -233,164 +219,103 @@ def _noise_factor(sums: QuadraticLikelihoods, model: MixedModel, found: Grouped)
     return found.full.noise(found.blend.chains, float(sums.n.sum()), float(at_mean.sum()))
 
 
-def _fit_smooth(
-    source: Source,
-    units: Units,
-    free: Mask,
-    neighbours: Neighbours,
-    seed: int,
-    sampling: Sampling,
-    warm: WarmStart | None,
-) -> tuple[MixedModel, Grouped]:
-    """Fit a smooth loss: expand it where the mixed model puts the sites, then where groups put them."""
-    mixed = _mixed_rounds(source, units, free, warm)
-    scale = 1.0 if source.loss.threshold is None else float(mixed.noise[0]) * units.target**2
-    slack = 0.5 * mixed.theta.shape[1] * scale
-    limits = source.values(units.theta(mixed.theta)) + slack
-    model = _expanded(source, units, mixed, mixed.theta, mixed.covariance)
-    # short chains say where to expand; where groups count for nothing, so does the length of chains
-    brief, moved, last, short = sampling.brief(), np.inf, False, True
-
-    def again_at(there: MixedModel, length: Sampling) -> Grouped | None:
-        """Find groups again with what the guard has left of the graph; None where the quadratics do not hold so far."""
-        kept = neighbours if found.with_graph else Neighbours.none(len(mixed.theta))
-        again = find_groups(there, ~free, kept, seed, length, guard=False)
-        return again if source.value(units.theta(again.theta)) <= limits.sum() else None
-
-    found = find_groups(model, ~free, neighbours, seed, brief)
-    for turn in range(1, AGAIN + 1):
-        if found.blend is None or found.blend.weight > ALL_MIXED or last:
-            break
-        at = _within_limits(source, units, found.theta, mixed.theta, limits)
-        there = _expanded(source, units, mixed, at, found.covariance)
-        last = turn == AGAIN or moved < AGAIN_STEP
-        again = again_at(there, sampling if last else brief)
-        if again is None:
-            break
-        short = not last
-        moved = float(np.abs(again.theta - at).max())
-        last = last or (moved < AGAIN_STEP and brief.keep == sampling.keep)
-        model, found = there, again
-    if short and brief.keep < sampling.keep and found.blend is not None and found.blend.weight <= ALL_MIXED:
-        # the last expansion was not taken, so that long chains have still to run where short ones have stayed
-        found = again_at(model, sampling) or found
-    if source.value(units.theta(found.theta)) > limits.sum():
-        found = replace(found, theta=mixed.theta, covariance=mixed.covariance)
-    if not source.loss.needs_classes:  # one model for all may separate classes without error
-        _refuse_worse(source, units.theta(found.theta), slack)
-    sums = _sums(source, units, mixed.theta, mixed.covariance)
-    return model, found.with_one_model(model, fit_one_model(sums, free, mixed, learned=False))
-
-
-def _refuse_worse(source: Source, theta: Array, slack: float) -> None:
-    """Raise `SolverError` where estimates suit the rows less than the one model for all that rounds began with."""
-    start, end = source.value(source.start()), source.value(theta)
-    if not end <= start + slack * len(theta):
-        raise SolverError(f"the fit ended with a loss of {end:.4g}, but one model for all has {start:.4g}: {HINT}")
+def make_kin(
+    source: Source, units: Units, model: MixedModel, found: Grouped, population: Population, *, had_graph: bool
+) -> Kin:
+    """Return the result in the user's units, sites in canonical order."""
+    V, p, blend = len(model.theta), len(model.mean), found.blend
+    same, n_groups, weight = found.kinship()
+    labels = display.display_groups(same)
+    shown = display.resolved(same, labels)
+    use, rates = _graph_use(found) if had_graph else ("none", None)
+    states = found.kept if found.kept is not None else None if blend is None else blend.chains.states()
+    learned = Learned(
+        units=units,
+        mean=model.mean,
+        mean_covariance=found.mean_covariance,
+        variance=found.variance,
+        noise=float(np.exp(np.log(model.noise).mean())),
+        precision=model.precision,
+        score=model.score,
+        F=found.F,
+        weight=1.0 if blend is None else blend.weight,
+        scales=np.zeros(len(SHARES)) if blend is None else blend.scales,
+        states=states if states is not None and len(states.weight) else None,
+        one=found.one,
+        one_mean=np.zeros(p) if found.common is None else found.common.mean,
+        one_covariance=np.zeros((p, p)) if found.common is None else found.common.covariance,
+        population=population,
+    )
+    return Kin(
+        sites=source.sites,
+        names=source.names,
+        loss=source.loss,
+        n_samples=source.n_samples,
+        mean=units.theta(population.mean),
+        mean_covariance=units.covariance(population.covariance),
+        degrees=population.degrees(units.A),
+        sd=np.sqrt(np.diag(units.covariance(np.diag(found.variance)))),
+        theta=units.theta(found.theta),
+        covariance=units.covariance(found.covariance),
+        noise=model.noise * units.target**2,
+        probability=same,
+        n_groups=n_groups,
+        groups=labels if shown else np.zeros(V, dtype=np.int64),
+        resolved=shown,
+        weight_mixed=weight,
+        graph_use=use,
+        rates=rates,
+        sure=_sure(model, found),
+        diagnostics=_diagnostics(found),
+        learned=learned,
+    )
 
 
-def _mixed_rounds(source: Source, units: Units, free: Mask, warm: WarmStart | None) -> MixedModel:
-    """Fit the mixed model of a smooth loss: posterior modes given mean and variance, then these from the modes."""
-    # expansions hold at the modes: elsewhere a badly predicted row has next to no weight and a large gradient
-    theta = units.to_fitted(source.start() if warm is None else warm.theta)
-    mean, variance, parameters, dispersion = theta[0], np.where(free, 0.3, 0.03), None, 1.0
-    if warm is not None:
-        mean, variance, parameters = units.to_fitted(warm.mean), warm.variance, warm.parameters
-
-    def values(at: Array) -> Array:
-        return source.values(units.theta(at)) / units.target**2
-
-    def expand(at: Array) -> QuadraticLikelihoods:
-        return units.fitted(source.expand(units.theta(at)))
-
-    for turn in range(ROUNDS):
-        before = theta
-        theta = posterior_modes(values, expand, theta, mean, variance, dispersion, NEWTON)
-        model = fit_mixed(expand(theta), free, dispersion=dispersion, start=parameters)
-        mean, variance = model.mean, model.variance
-        if np.abs(theta - before).max() < STEP and turn >= 2:
-            break
-        dispersion = source.dispersion(units.theta(theta), units.A, float(model.degrees.sum())) / units.target**2
-        parameters = np.concatenate([model.parameters[:-1], [np.log(dispersion)]])
-    model = replace(model, theta=posterior_modes(values, expand, theta, mean, variance, dispersion, NEWTON))
-    return _averaged_rounds(source, units, free, model) if source.averages else model
+def _graph_use(found: Grouped) -> tuple[GraphUse, tuple[float, float] | None]:
+    """Return what was made of the graph: it counts when the odds of an edge differ by two standard deviations."""
+    blend = found.blend
+    if blend is None or not found.with_graph:
+        return "ignored", None
+    weights = blend.chains.weights
+    rates = blend.chains.trace(lambda one: one.trace[:, 3:5])
+    inside, between = (weights @ rates.mean(axis=1)).tolist()
+    odds = np.log(rates / (1 - rates))
+    contrast = odds[:, :, 0] - odds[:, :, 1]
+    mean = float(weights @ contrast.mean(axis=1))
+    deviation = float(np.sqrt(weights @ ((contrast - mean) ** 2).mean(axis=1)))
+    if blend.weight > 0.5 or abs(mean) < 2 * deviation:
+        return "ignored", (inside, between)
+    return ("used" if mean > 0 else "inverted"), (inside, between)
 
 
-def _averaged_rounds(source: Source, units: Units, free: Mask, model: MixedModel) -> MixedModel:
-    """Fit the model again, with losses averaged over every site's posterior instead of taken at its mode."""
-    # nothing promises that rounds converge where some sites hardly tell: steps are short, a worse model is not taken
-    first, dispersion = model, float(model.noise[0])
-    for _ in range(ROUNDS):
-        before, sums = model, _averaged_modes(source, units, model, dispersion)
-        found = fit_mixed(sums, free, dispersion=dispersion, start=model.parameters).parameters
-        held = np.clip(found, model.parameters - 1.0, model.parameters + 1.0)
-        model = mixed_at(sums, free, dispersion, held)
-        moved = np.abs(model.theta - before.theta).max()
-        if moved < AVERAGED_STEP and np.abs(held - before.parameters).max() < 0.1:
-            break
-    worst = source.value(units.theta(first.theta)) + 0.5 * first.theta.size
-    return model if source.value(units.theta(model.theta)) <= worst else first
+def _diagnostics(found: Grouped) -> Diagnostics | None:
+    blend = found.blend
+    if blend is None:
+        return None
+    chains = blend.chains
+    rhat, size = {}, {}
+    lines = chains.trace(lambda one: one.trace)
+    for name, draws in (("number of groups", lines[:, :, 1]), ("bound on the evidence", lines[:, :, 0])):
+        rhat[name], size[name] = float(display.split_rhat(draws)), float(display.effective_size(draws))
+    each, sizes = blend.mixing()
+    rhat |= {"parameters, worst": float(each.max()), "parameters, median": float(np.median(each))}
+    size |= {"parameters, worst": float(sizes.min()), "parameters, median": float(np.median(sizes))}
+    return Diagnostics(chains.weights, chains.starts, int(lines.shape[1]), rhat, size)
 
 
-def _averaged_modes(source: Source, units: Units, model: MixedModel, dispersion: float) -> QuadraticLikelihoods:
-    """Return quadratics at the modes of averaged losses: values cost as much as derivatives, so the last are kept."""
-    last: list[tuple[Array, QuadraticLikelihoods]] = []
-
-    def expand(at: Array) -> QuadraticLikelihoods:
-        if not last or not np.array_equal(last[0][0], at):
-            last[:] = [(at.copy(), _sums(source, units, at, model.covariance))]
-        return last[0][1]
-
-    start = model.theta, model.mean, model.variance, dispersion
-    return expand(posterior_modes(lambda at: expand(at).values(at), expand, *start, AVERAGED_NEWTON, AVERAGED_TOL))
-
-
-def _sums(source: Source, units: Units, at: Array, covariance: Array) -> QuadraticLikelihoods:
-    """Return quadratics at a point, or averaged around it where losses can be averaged."""
-    if source.averages:
-        return units.fitted(source.averaged(units.theta(at), units.covariance(covariance)))
-    return units.fitted(source.expand(units.theta(at)))
-
-
-def posterior_modes(
-    values: Callable[[Array], Array],
-    expand: Callable[[Array], QuadraticLikelihoods],
-    theta: Array,
-    mean: Array,
-    variance: Array,
-    dispersion: float,
-    steps: int,
-    tol: float = NEWTON_TOL,
-) -> Array:
-    """Minimise every site's loss plus its penalty from ``theta (V, p)`` on, by Newton's method."""
-    penalty, at = 1.0 / (variance + 1e-9), theta.copy()
-
-    def value(part: Array, who: Index) -> Array:
-        at[who] = part
-        return np.asarray(values(at)[who] / dispersion + 0.5 * (part - mean) ** 2 @ penalty)
-
-    def derivatives(part: Array, who: Index) -> tuple[Array, Array]:
-        at[who] = part
-        sums = expand(at).take(who)
-        gradient = (apply(sums.G, part) - sums.c) / dispersion + penalty * (part - mean)
-        return gradient, sums.G / dispersion + np.diag(penalty)
-
-    return damped_newton(value, derivatives, theta, tol, steps)[0]
-
-
-def _within_limits(source: Source, units: Units, theta: Array, back: Array, limits: Array) -> Array:
-    """Return ``theta (V, p)``, but half way back, or more, for sites whose loss there is above its limit ``(V,)``."""
-    for _ in range(BACK):
-        bad = source.values(units.theta(theta)) > limits
-        if not bad.any():
-            return theta
-        theta = np.where(bad[:, None], 0.5 * (theta + back), theta)
-    return np.asarray(np.where(bad[:, None], back, theta))
-
-
-def _expanded(source: Source, units: Units, model: MixedModel, at: Array, covariance: Array) -> MixedModel:
-    """Return the model with the site likelihoods at another point, with this uncertainty."""
-    sums = _sums(source, units, at, covariance)
-    weight = 1.0 / model.noise
-    matrices = sums.matrices.scaled(np.ones(sums.n_params), weight)
-    return replace(model, precision=sums.G * weight[:, None, None], score=sums.c * weight[:, None], matrices=matrices)
+def _sure(model: MixedModel, found: Grouped) -> dict[str, float]:
+    """Return unbiased estimates of ``sum_u (theta_u - truth_u)'S_u (theta_u - truth_u)``, but for that of the noise."""
+    S, c, fitted = model.precision, model.score, found.theta
+    values, vectors = np.linalg.eigh(S)
+    seen = values > 1e-9 * np.maximum(values[:, -1:], 1e-300)
+    turned = apply(np.swapaxes(vectors, 1, 2), c)
+    explained, rank = float((turned[seen] ** 2 / values[seen]).sum()), float(seen.sum())
+    total, pooled = S.sum(axis=0), c.sum(axis=0)
+    one = np.linalg.lstsq(total, pooled, rcond=None)[0]
+    common = float(np.linalg.matrix_rank(total, hermitian=True))
+    misfit = float((fitted * (apply(S, fitted) - 2 * c)).sum())
+    return {
+        "kin": misfit + explained - rank + 2 * found.degrees,
+        "Local": rank,
+        "Global": explained - float(pooled @ one) - rank + 2 * common,
+    }

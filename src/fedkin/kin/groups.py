@@ -11,8 +11,7 @@ from scipy.special import betaln, expit
 from fedkin._base import Array, Index, Mask
 from fedkin.kin.chains import TEMPER, Chains, PilotChains, Sampling, States
 from fedkin.kin.display import AGREE, NEARLY, Pairs, effective_size, split_rhat
-from fedkin.kin.likelihoods import apply
-from fedkin.kin.matrices import shrunk
+from fedkin.kin.likelihoods import apply, shrunk
 from fedkin.kin.mixed import MixedModel, OneModel
 from fedkin.kin.partitions import CONTINUUM, SHARES, Neighbours, SiteLikelihoods, are_kin, unpacked
 from fedkin.kin.sampler import MANY_SITES, MOST_PAIRS
@@ -322,7 +321,7 @@ def find_groups(
     # the mixed model's effects at its own variance give way to those with groups
     F, W, sites, d = white.F, white.W, chosen.chains.sites, white.F.shape[1]
     theta, plain = white.theta + (chosen.b - sites.c[-1]) @ F.T, np.eye(d) - unpacked(sites.H[-1], d)
-    open_mean = _open_mean(model.mean_covariance, F, chosen.weight)
+    open_mean = _open_mean(model.mean_covariance, np.sqrt(white.variance), F, chosen.weight)
     centre = white.covariance(model, open_mean)
     degrees = chosen.degrees + (float(np.vdot(model.precision, centre)) - float(np.vdot(W, plain)))
     covariance = centre + F @ (chosen.covariance() - plain) @ F.T
@@ -336,7 +335,7 @@ def _in_all_directions(
     root, weight = np.sqrt(variance), chosen.weight
     b, covariance, kept = full.effects(chosen.chains, weight, chosen.scales)
     values, vectors = np.linalg.eigh(full.W.sum() / len(b))
-    open_mean = _open_mean(model.mean_covariance, root[:, None] * vectors[:, values > SEEN], weight)
+    open_mean = _open_mean(model.mean_covariance, root, root[:, None] * vectors[:, values > SEEN], weight)
     outer_root = np.outer(root, root)
     apart = open_mean / outer_root
     for u in range(len(b)):  # one site after another: such arrays are large
@@ -351,10 +350,11 @@ def _rounded(share: float) -> float:
     return 0.0 if share < LEAST_SHARE else 1.0 if share > 1 - LEAST_SHARE else share
 
 
-def _open_mean(covariance: Array, F: Array, weight: float) -> Array:
+def _open_mean(covariance: Array, root: Array, F: Array, weight: float) -> Array:
     """Return the uncertainty of the mean where effects around it are given, ``(p, p)``."""
-    # with groups only what is not in their directions: there their centres follow their members
-    rest = np.eye(len(F)) - F @ np.linalg.pinv(F)
+    # with groups only what is not in their directions: there their centres follow their members. Columns of F over the
+    # standard deviations are orthonormal, and directions that nobody sees are orthogonal to them in these units
+    rest = np.eye(len(F)) - F @ (F / root[:, None] ** 2).T
     return np.asarray(weight * covariance + (1 - weight) * rest @ covariance @ rest.T)
 
 

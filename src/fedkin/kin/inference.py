@@ -1,17 +1,17 @@
-"""Uncertainty of a `Kin`: intervals, differences between sites and groups, predictions, and summaries as text."""
+"""Uncertainty of a `Kin`: intervals, contrasts, predictions, and summaries as text."""
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping
+from collections.abc import Hashable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal, cast
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
-from scipy.special import chdtrc, ndtr, ndtri
+from scipy.special import chdtrc, ndtr, ndtri, stdtr
 
 from fedkin._base import Array, Index, check_choice, check_level, count, some_of
-from fedkin.errors import DataError, ParameterError
-from fedkin.kin.learned import covariance_of_sum, difference_errors, unseen
+from fedkin.data import INTERCEPT
+from fedkin.errors import ParameterError
 
 if TYPE_CHECKING:
     from fedkin.kin.result import Kin
@@ -95,205 +95,6 @@ class Contrast:
         return self.summary()
 
 
-class Inference:
-    """What a `Kin` says about uncertainty."""
-
-    @property
-    def _result(self) -> Kin:
-        return cast("Kin", self)
-
-    def confint(self, level: float = 0.95, kind: Kind = "average") -> Array:
-        """Return intervals for every site's parameters.
-
-        Parameters
-        ----------
-        level : float in (0, 1)
-            Probability that they promise.
-        kind : "average" or "site"
-            "average" are posterior intervals, which cover as promised on average over sites. "site" are from a site's
-            own rows alone: as promised for every single site, and wider; infinite where the rows do not tell.
-
-        Returns
-        -------
-        array (V, p, 2)
-
-        Examples
-        --------
-        >>> import fedkin
-        >>> from fedkin.datasets import paper_design
-        >>> design = paper_design(n_sites=8, n_samples=30, n_features=3, n_clusters=2, seed=0)
-        >>> kin = fedkin.find_kin(design.federation)
-        >>> narrow, wide = kin.confint(0.95), kin.confint(0.95, "site")
-        >>> bool((np.ptp(narrow, axis=2) < np.ptp(wide, axis=2)).all())
-        True
-        """
-        theta, covariance = site_estimates(self._result, kind)
-        return interval(theta, np.sqrt(np.einsum("ujj->uj", covariance)), level)
-
-    def contrast(
-        self,
-        one: Sites,
-        other: Sites | None = None,
-        *,
-        weights: Mapping[str, float] | None = None,
-        kind: Kind = "average",
-    ) -> Contrast:
-        """Return how two sites or groups differ, or another linear combination of parameters.
-
-        Parameters
-        ----------
-        one, other : id, or list of ids
-            A site, or several sites whose mean is meant (`members` lists those of a group). Without ``other`` it is
-            about ``one`` alone.
-        weights : mapping {parameter: float}, optional
-            A combination of parameters; every parameter by itself without it.
-        kind : "average" or "site"
-            As in `confint`. With "site" the test that two sites differ is Wald's, of their own rows alone.
-
-        Returns
-        -------
-        Contrast
-            Prints as a table; ``wald`` is the test that nothing differs, ``probability`` that the two are kin.
-
-        Examples
-        --------
-        >>> import fedkin
-        >>> from fedkin.datasets import paper_design
-        >>> design = paper_design(n_sites=12, n_samples=40, n_features=5, n_clusters=2, signal=2, seed=0)
-        >>> kin = fedkin.find_kin(design.federation)
-        >>> apart, alike = kin.contrast(0, 11), kin.contrast(0, 1)
-        >>> apart.wald[2] < 1e-6 < alike.wald[2], alike.probability > 0.5 > apart.probability
-        (True, True)
-        >>> groups = kin.contrast(kin.members(0), kin.members(1), weights={"x0": 1.0, "x1": -1.0})
-        >>> groups.names, groups.estimate.shape
-        (('+1 x0 -1 x1',), (1,))
-        """
-        kin = self._result
-        first = _positions(kin, one)
-        second = np.empty(0, dtype=np.int64) if other is None else _positions(kin, other)
-        both = set(first.tolist()) & set(second.tolist())
-        if both:
-            raise ParameterError(f"site {kin.sites[both.pop()]!r} is on both sides: name two different sites or groups")
-        sites = np.concatenate([first, second])
-        a = np.concatenate([np.full(len(first), 1 / len(first)), np.full(len(second), -1 / max(len(second), 1))])
-        theta, each = site_estimates(kin, kind)
-        estimate = a @ theta[sites]
-        if kind == "site":
-            covariance = np.tensordot(a**2, each[sites], 1)
-        elif len(sites) == 1:
-            covariance = each[sites[0]]
-        else:
-            covariance = covariance_of_sum(kin.learned, kin.theta, sites, a)
-        names, probability = kin.names, None
-        if len(first) == len(second) == 1:
-            probability = float(kin.probability[int(first[0]), int(second[0])])
-            if kind == "average":
-                lacks = unseen(kin.learned, np.array([probability]), first, second)
-                covariance = covariance + float(lacks[0]) * np.outer(estimate, estimate)
-        if weights is not None:
-            unknown = [name for name in weights if name not in names]
-            if unknown:
-                raise ParameterError(f"there is no parameter {unknown[0]!r}; there are {', '.join(names)}")
-            R = np.array([[weights.get(name, 0.0) for name in names]])
-            names = (" ".join(f"{value:+g} {name}" for name, value in weights.items()),)
-            estimate, covariance = R @ estimate, R @ covariance @ R.T
-        label = _words(one) if other is None else f"{_words(one)} minus {_words(other)}"
-        return Contrast(label, names, estimate, covariance, kind, probability)
-
-    def difference_errors(self) -> Array:
-        """Return standard errors ``(V, V, p)`` of the differences between all pairs of sites, as `contrast` has them.
-
-        Takes ``V * V * p`` numbers: meant for up to some hundred sites.
-
-        Examples
-        --------
-        >>> import fedkin
-        >>> from fedkin.datasets import paper_design
-        >>> design = paper_design(n_sites=12, n_samples=40, n_features=5, n_clusters=2, signal=2, seed=0)
-        >>> kin = fedkin.find_kin(design.federation)
-        >>> bool(abs(kin.difference_errors()[0, 11] - kin.contrast(0, 11).standard_error).max() < 1e-9)
-        True
-        """
-        return difference_errors(self._result.learned, self._result.theta, self._result.probability)
-
-    def members(self, group: int) -> list[Hashable]:
-        """Return the sites of a group to show, numbered as in ``groups``."""
-        found = [self._result.sites[u] for u in np.flatnonzero(self._result.groups == group)]
-        if not self._result.resolved or not found:
-            last = int(self._result.groups.max())
-            known = f"groups are 0 to {last}" if self._result.resolved else "no groups are resolved"
-            raise ParameterError(f"there is no group {group!r}: {known}")
-        return found
-
-    def predict(
-        self, X: Array, site: Hashable, *, level: float = 0.95, target: Target = "mean", offset: Array | None = None
-    ) -> Predicted:
-        """Return predictions for rows of one site, with intervals.
-
-        Parameters
-        ----------
-        X : array (n, p)
-            Rows with the columns of the fit, the intercept among them.
-        site : id
-            Whose rows they are.
-        level : float in (0, 1)
-            Probability that the intervals promise.
-        target : "mean" or "observation"
-            Intervals of the mean response, or of a new observation (linear and Poisson losses), which add its noise.
-        offset : array (n,), optional
-            Known part of the predictor.
-
-        Examples
-        --------
-        >>> import numpy as np, fedkin
-        >>> from fedkin.datasets import paper_design
-        >>> design = paper_design(n_sites=8, n_samples=30, n_features=2, n_clusters=2, seed=0)
-        >>> kin = fedkin.find_kin(design.federation)
-        >>> mean, new = (kin.predict(np.ones((1, 2)), 0, target=target) for target in ("mean", "observation"))
-        >>> bool(new.low < mean.low < mean.mean < mean.high < new.high)
-        True
-        """
-        check_choice("target", target, ("mean", "observation"))
-        kin, rows = self._result, np.atleast_2d(np.asarray(X, dtype=np.float64))
-        u = kin.position(site)
-        if rows.shape[1] != len(kin.names):
-            raise DataError(f"X has {rows.shape[1]} columns, expected {len(kin.names)}: {', '.join(kin.names)}")
-        noise = float(kin.noise[u])
-        return predicted(kin, rows, kin.theta[u], kin.covariance[u], noise, level=level, target=target, offset=offset)
-
-    def summary(
-        self, level: float = 0.95, *, site: Hashable | None = None, group: int | None = None, kind: Kind = "average"
-    ) -> str:
-        """Return the result as text, in the manner of statsmodels.
-
-        Parameters
-        ----------
-        level : float in (0, 1)
-            Of the intervals.
-        site : id, optional
-            Only this site: its parameters, and who is likely to be its kin.
-        group : int, optional
-            Only this group: the mean of its members' parameters.
-        kind : "average" or "site"
-            As in `confint`.
-        """
-        kin = self._result
-        if site is not None:
-            u = kin.position(site)
-            head, more = f"Site {site}: {count(int(kin.n_samples[u]), 'row')}", _likely_kin(kin, u)
-            found = self.contrast(site, kind=kind)
-        elif group is not None:
-            sites = self.members(group)
-            head, more = f"Group {group + 1}: mean of {count(len(sites), 'site')}", f"Members: {some_of(sites)}"
-            found = self.contrast(sites, kind=kind)
-        else:
-            double, single = "=" * _WIDTH, "-" * _WIDTH
-            head = "Kin: partial pooling with groups".center(_WIDTH)
-            body = [*_coefficients(kin, level), single, *_groups(kin), single, *_notes(kin, level)]
-            return "\n".join([head, double, *_header(kin), double, *body, double])
-        return "\n".join([*_table(found, head, level), more, *_ending(kind, level)])
-
-
 def interval(estimate: Array, error: Array, level: float) -> Array:
     """Return normal intervals ``(..., 2)``."""
     check_level(level)
@@ -307,14 +108,14 @@ def site_estimates(kin: Kin, kind: Kind) -> tuple[Array, Array]:
     return (kin.theta, kin.covariance) if kind == "average" else kin.learned.own()
 
 
-def _positions(kin: Kin, sites: Sites) -> Index:
+def positions(kin: Kin, sites: Sites) -> Index:
     chosen = sites if isinstance(sites, list) else [sites]
     if not chosen:
         raise ParameterError("a contrast needs at least one site on each side, got none")
     return np.array([kin.position(site) for site in chosen], dtype=np.int64)
 
 
-def _words(sites: Sites) -> str:
+def words(sites: Sites) -> str:
     if not isinstance(sites, list):
         return str(sites)
     return str(sites[0]) if len(sites) == 1 else f"mean of {len(sites)} sites ({sites[0]}, ...)"
@@ -383,6 +184,24 @@ def _around(eta: Array, error: Array, averaged: Array, level: float) -> tuple[Ar
     )
 
 
+def describe(kin: Kin, level: float, site: Hashable | None, group: int | None, kind: Kind) -> str:
+    """Return the text of `Kin.summary`."""
+    if site is not None:
+        u = kin.position(site)
+        head, more = f"Site {site}: {count(int(kin.n_samples[u]), 'row')}", _likely_kin(kin, u)
+        found = kin.contrast(site, kind=kind)
+    elif group is not None:
+        sites = kin.members(group)
+        head, more = f"Group {group + 1}: mean of {count(len(sites), 'site')}", f"Members: {some_of(sites)}"
+        found = kin.contrast(sites, kind=kind)
+    else:
+        double, single = "=" * _WIDTH, "-" * _WIDTH
+        head = "Kin: partial pooling with groups".center(_WIDTH)
+        body = [*_population(kin, level), single, *_groups(kin), single, *_notes(kin, level)]
+        return "\n".join([head, double, *_header(kin), double, *body, double])
+    return "\n".join([*_table(found, head, level), more, *_ending(kind, level)])
+
+
 def _table(found: Contrast, title: str, level: float) -> list[str]:
     low, high = f"[{(1 - level) / 2:.3f}", f"{(1 + level) / 2:.3f}]"
     heads = ("coef", "std err", "z", "P>|z|", low, high)
@@ -416,32 +235,70 @@ def _ending(kind: Kind, level: float) -> tuple[str, str]:
 
 
 def _header(kin: Kin) -> list[str]:
-    likely = int(np.argmax(kin.n_groups))
-    n, sure = kin.n_samples, kin.sure
+    likely, n = int(np.argmax(kin.n_groups)), kin.n_samples
     facts = [
         ("Loss", kin.loss.name, "Likely groups", f"{likely} (P = {kin.n_groups[likely]:.2f})"),
         ("Sites", len(kin.sites), "Weight, no groups", f"{kin.weight_mixed:.2f}"),
-        ("Rows", int(n.sum()), "SURE kin", f"{sure['kin']:.1f}"),
-        (
-            "Rows per site",
-            f"{n.min()} to {n.max()}",
-            "SURE Local, Global",
-            f"{sure['Local']:.1f}, {sure['Global']:.1f}",
-        ),
+        ("Rows", int(n.sum()), "Rows per site", f"{n.min()} to {n.max()}"),
     ]
     lines = [f"{a + ':':<16}{b:>20}    {c + ':':<20}{d:>18}" for a, b, c, d in facts]
     return [*lines, f"{'Graph:':<16}{_GRAPHS[kin.graph_use]}"]
 
 
-def _coefficients(kin: Kin, level: float) -> list[str]:
-    error = np.sqrt(np.diag(kin.mean_covariance))
-    ends = interval(kin.mean, error, level)
+def _population(kin: Kin, level: float) -> list[str]:
+    """Return effects of the population as a table, then what differs between sites, in the manner of lme4."""
+    error, ends = np.sqrt(np.diag(kin.mean_covariance)), kin.population(level)
+    t = np.divide(kin.mean, error, out=np.full(len(error), np.nan), where=error > 0)
+    tails = np.where(kin.degrees > 0, 2 * stdtr(np.maximum(kin.degrees, 1e-3), -np.abs(t)), 1.0)
     low, high = f"[{(1 - level) / 2:.3f}", f"{(1 + level) / 2:.3f}]"
-    lines = [f"{'':<24}{'mean':>11}{'std err':>10}{low:>11}{high:>11}{'sd':>11}", "-" * _WIDTH]
+    heads = ("std err", "df", "t", "P>|t|", low, high)
+    lines = [f"{'Population effects':<19}{'coef':>11}" + "".join(f"{head:>8}" for head in heads), "-" * _WIDTH]
     for j, name in enumerate(kin.names):
-        cells = f"{kin.mean[j]:>11.4g}{error[j]:>10.4g}{ends[j, 0]:>11.4g}{ends[j, 1]:>11.4g}{kin.sd[j]:>11.4g}"
-        lines.append(f"{name[:23]:<24}{cells}")
+        tested = f"{error[j]:>7.3g} {kin.degrees[j]:>7.4g} {t[j]:>7.2f} {tails[j]:>7.3f}"
+        lines.append(f"{name[:18]:<19}{kin.mean[j]:>11.4g} {tested} {ends[j, 1]:>7.3g} {ends[j, 2]:>7.3g}")
+    lines += ["-" * _WIDTH, f"{'Between sites':<19}{'sd':>11}", "-" * _WIDTH]
+    lines += [f"{name[:18]:<19}{sd:>11.4g}" for name, sd in zip(kin.names, kin.sd, strict=True)]
+    if kin.loss.quadratic:
+        lines.append(f"{'Residual':<19}{np.sqrt(residual_variance(kin)):>11.4g}")
+    if (share := intraclass_correlation(kin)) is not None:
+        lines.append(f"{'ICC':<19}{share:>11.4g}  of the intercepts, at the means of the columns")
+    if (explained := r_squared(kin)) is not None:
+        lines.append(f"{'R2':<19}{explained[0]:>11.4g}  marginal, {explained[1]:.4g} conditional on the site")
     return lines
+
+
+def residual_variance(kin: Kin) -> float:
+    """Return the variance of the noise, averaged over rows."""
+    return float(kin.n_samples @ kin.noise / kin.n_samples.sum())
+
+
+def intraclass_correlation(kin: Kin) -> float | None:
+    """Return the share of the intercepts' variance in what columns leave, at their means; None for other losses.
+
+    Two classes have the variance of the logistic distribution (Nakagawa, Johnson and Schielzeth 2017).
+    """
+    classes = kin.loss.target == "class" and kin.loss.n_outputs == 1
+    if kin.names[0] != INTERCEPT or not (kin.loss.quadratic or classes):
+        return None
+    left = residual_variance(kin) / kin.learned.units.target**2 if kin.loss.quadratic else np.pi**2 / 3
+    return float(kin.learned.variance[0] / (kin.learned.variance[0] + left))
+
+
+def r_squared(kin: Kin) -> tuple[float, float] | None:
+    """Return shares of the target's variance that the population's effects explain, and these with the sites' own.
+
+    As Nakagawa and Schielzeth (2013) and Johnson (2014) define them for random slopes; None unless least squares was
+    fitted with an intercept, and all sites are here.
+    """
+    learned = kin.learned
+    if kin.names[0] != INTERCEPT or not kin.loss.quadratic or not learned.whole:
+        return None
+    noise, n = kin.noise / learned.units.target**2, float(kin.n_samples.sum())
+    squares = np.tensordot(noise, learned.precision, 1) / n  # of standardised columns, the first of ones
+    effects = learned.population.mean[1:]
+    common, own = float(effects @ squares[1:, 1:] @ effects), float(learned.variance @ np.diag(squares))
+    total = common + own + residual_variance(kin) / learned.units.target**2
+    return common / total, (common + own) / total
 
 
 def _groups(kin: Kin) -> list[str]:
@@ -454,7 +311,7 @@ def _groups(kin: Kin) -> list[str]:
 def _notes(kin: Kin, level: float) -> list[str]:
     lines = [
         f"Intervals of sites cover {level:.0%} on average over sites; confint(kind='site') has",
-        "intervals for every single site. sd: standard deviation between sites.",
+        "intervals for every single site. df: Satterthwaite's degrees of freedom.",
     ]
     found = kin.diagnostics
     if found is None:

@@ -1,9 +1,10 @@
 """Compiled loops of the sampler: draw the groups of all sites, and evaluate what groups explain.
 
 A site is a row of sums ``(T + p,)``: the upper triangle of ``H``, row by row, then ``c``. The log likelihood of a group
-centre ``nu`` is ``c'nu - nu'H nu / 2``, so that the sums of a group are those of its members. Centres have a normal
-prior with ``precision (p,)`` and ``pull (p,)``, precision times mean. Matrices are factorised four at a time: the
-processor then has independent numbers to work on.
+centre ``nu`` is ``c'nu - nu'H nu / 2``, so that the sums of a group are those of its members. ``prior (T + p + 1,)`` is
+a row of that kind for the centres' normal prior, with the logarithm of its constant at the end (`pack_prior`). Matrices
+are factorised two at a time: the processor then has independent numbers to work on. Their indices are unsigned, since
+numba looks for negative ones otherwise.
 """
 
 from __future__ import annotations
@@ -12,48 +13,35 @@ import math
 
 import numpy as np
 
-from fedkin._base.compiling import kernel
+from fedkin._compiling import kernel
 
-_NONE, _HALF, _ONE = (0.0, 0.0, 0.0, 0.0), (0.5, 0.5, 0.5, 0.5), (1.0, 1.0, 1.0, 1.0)
+_U0, _U1, _U2, _U3, _U4, _U7 = np.array([0, 1, 2, 3, 4, 7], dtype=np.uint64)
 
 
 @kernel
 def _load(a, t):
-    return a[t, 0], a[t, 1], a[t, 2], a[t, 3]
+    return a[t, 0], a[t, 1]
 
 
 @kernel
 def _store(a, t, x):
-    a[t, 0], a[t, 1], a[t, 2], a[t, 3] = x
+    a[t, 0], a[t, 1] = x
 
 
 @kernel
 def _minus(x, y, z):
-    return x[0] - y[0] * z[0], x[1] - y[1] * z[1], x[2] - y[2] * z[2], x[3] - y[3] * z[3]
+    return x[0] - y[0] * z[0], x[1] - y[1] * z[1]
 
 
 @kernel
 def _times(x, y):
-    return x[0] * y[0], x[1] * y[1], x[2] * y[2], x[3] * y[3]
+    return x[0] * y[0], x[1] * y[1]
 
 
 @kernel
-def _logs(x):
-    return math.log(x[0]), math.log(x[1]), math.log(x[2]), math.log(x[3])
-
-
-@kernel
-def _entry(sums, g, t, take, site, add):
-    """Return entry t of the sums of four groups ``g``, plus ``take`` times a site's, plus a number."""
-    x = site[t]
-    a, b, c, d = sums[g[0], t] + add, sums[g[1], t] + add, sums[g[2], t] + add, sums[g[3], t] + add
-    return a + take[0] * x, b + take[1] * x, c + take[2] * x, d + take[3] * x
-
-
-@kernel
-def _four(ids, at, n):
-    """Return four of n ids from ``at`` on; the last one again where there are fewer."""
-    return ids[at], ids[min(at + 1, n - 1)], ids[min(at + 2, n - 1)], ids[min(at + 3, n - 1)]
+def _entry(sums, g, t, take, site, prior):
+    """Return entry t of the sums of two groups ``g``, plus ``take`` times a site's and the prior's."""
+    return sums[g[0], t] + take[0] * site[t] + prior[t], sums[g[1], t] + take[1] * site[t] + prior[t]
 
 
 @kernel
@@ -63,89 +51,101 @@ def _row(i, p):
 
 
 @kernel
-def reduce_four(sums, g, take, site, precision, pull, R):
-    """Return ``[e'(H + P)^-1 e - log|H + P| + log|P|] / 2`` of four groups, where ``e = c + P m``.
+def reduce_two(sums, g, take, site, prior, p, R):
+    """Return ``[e'(H + P)^-1 e - log|H + P|] / 2`` plus the constant, of two groups, where ``e = c + P m``.
 
-    Leaves in ``R (T + p, 4)`` the Cholesky factor ``U`` of ``H + P = U'U``, with 1 over its diagonal in place of that,
+    Leaves in ``R (T + p, 2)`` the Cholesky factor ``U`` of ``H + P = U'U``, with 1 over its diagonal in place of that,
     and ``U'^-1 e`` as its last column: row i from its diagonal on, so that column j is at ``_row(i, p) + j``.
     """
-    p = len(precision)
-    t, half, squares, logs, product = 0, p * (p + 1) // 2, _NONE, _NONE, _ONE
-    for k in range(p):
-        row = _row(k, p)
-        pivot = _entry(sums, g, t, take, site, precision[k])
-        e = _entry(sums, g, half + k, take, site, pull[k])
-        at = 0
+    q = np.uint64(p)
+    t, row, half = _U0, _U0, q * (q + _U1) // _U2
+    squares, logs, product = (0.0, 0.0), (0.0, 0.0), (1.0, 1.0)
+    for k in range(q):
+        # numbers stay in registers while rows above are taken off: first the pivot, e and up to three right of the
+        # pivot (or e again), then four at a time
+        rest, end = (q - k - _U1) % _U4, half + k
+        t1, j1 = (t + _U1, k + _U1) if rest > _U0 else (end, q)
+        t2, j2 = (t + _U2, k + _U2) if rest > _U1 else (end, q)
+        t3, j3 = (t + _U3, k + _U3) if rest > _U2 else (end, q)
+        pivot, e = _entry(sums, g, t, take, site, prior), _entry(sums, g, end, take, site, prior)
+        a, b = _entry(sums, g, t1, take, site, prior), _entry(sums, g, t2, take, site, prior)
+        c = _entry(sums, g, t3, take, site, prior)
+        at = _U0
         for i in range(k):
             above = _load(R, at + k)
             pivot = _minus(pivot, above, above)
-            e = _minus(e, above, _load(R, at + p))
-            at += p - i
-        pivot = max(pivot[0], 1e-10), max(pivot[1], 1e-10), max(pivot[2], 1e-10), max(pivot[3], 1e-10)
-        scale = 1 / math.sqrt(pivot[0]), 1 / math.sqrt(pivot[1]), 1 / math.sqrt(pivot[2]), 1 / math.sqrt(pivot[3])
-        one = 1.0 / precision[k]
-        product = _times(product, _times(pivot, (one, one, one, one)))
-        if k % 16 == 15 or k == p - 1:  # few logarithms, no overflow
-            logs = _minus(logs, _ONE, _logs(product))
-            product = _ONE
+            e = _minus(e, above, _load(R, at + q))
+            a = _minus(a, above, _load(R, at + j1))
+            b = _minus(b, above, _load(R, at + j2))
+            c = _minus(c, above, _load(R, at + j3))
+            at += q - i
+        pivot = max(pivot[0], 1e-10), max(pivot[1], 1e-10)
+        scale = 1.0 / math.sqrt(pivot[0]), 1.0 / math.sqrt(pivot[1])
+        product = _times(product, pivot)
+        if k & _U7 == _U7 or k + _U1 == q:  # few logarithms, no overflow
+            logs = logs[0] + math.log(product[0]), logs[1] + math.log(product[1])
+            product = 1.0, 1.0
         e = _times(e, scale)
-        squares = _minus(squares, e, e)
+        squares = squares[0] + e[0] * e[0], squares[1] + e[1] * e[1]
         _store(R, row + k, scale)
-        _store(R, row + p, e)
-        t += 1
-        j = k + 1
-        if (p - j) % 2 == 1:  # then two columns at a time
-            a = _entry(sums, g, t, take, site, 0.0)
-            at = 0
-            for i in range(k):
-                a = _minus(a, _load(R, at + k), _load(R, at + j))
-                at += p - i
-            _store(R, row + j, _times(a, scale))
-            t += 1
-            j += 1
-        while j < p:
-            a, b = _entry(sums, g, t, take, site, 0.0), _entry(sums, g, t + 1, take, site, 0.0)
-            at = 0
+        _store(R, row + j1, _times(a, scale))
+        _store(R, row + j2, _times(b, scale))
+        _store(R, row + j3, _times(c, scale))
+        _store(R, row + q, e)
+        t += _U1 + rest
+        for j in range(k + _U1 + rest, q, _U4):
+            a, b = _entry(sums, g, t, take, site, prior), _entry(sums, g, t + _U1, take, site, prior)
+            c, d = _entry(sums, g, t + _U2, take, site, prior), _entry(sums, g, t + _U3, take, site, prior)
+            at = _U0
             for i in range(k):
                 above = _load(R, at + k)
                 a = _minus(a, above, _load(R, at + j))
-                b = _minus(b, above, _load(R, at + j + 1))
-                at += p - i
+                b = _minus(b, above, _load(R, at + j + _U1))
+                c = _minus(c, above, _load(R, at + j + _U2))
+                d = _minus(d, above, _load(R, at + j + _U3))
+                at += q - i
             _store(R, row + j, _times(a, scale))
-            _store(R, row + j + 1, _times(b, scale))
-            t += 2
-            j += 2
-    return _times(_minus(logs, _ONE, squares), _HALF)
+            _store(R, row + j + _U1, _times(b, scale))
+            _store(R, row + j + _U2, _times(c, scale))
+            _store(R, row + j + _U3, _times(d, scale))
+            t += _U4
+        row += q - k
+    constant = prior[half + q]
+    return constant + 0.5 * (squares[0] - logs[0]), constant + 0.5 * (squares[1] - logs[1])
 
 
 @kernel
-def log_marginals(sums, site, take, precision, pull, R, out):
+def log_marginals(sums, site, take, prior, p, R, out):
     """Write the log marginals of groups with sums ``(n, T + p)``, plus ``take`` times a site's, into ``out (n,)``."""
     n = len(out)
-    for k in range(0, n, 4):
-        g = k, min(k + 1, n - 1), min(k + 2, n - 1), min(k + 3, n - 1)
-        out[g[0]], out[g[1]], out[g[2]], out[g[3]] = reduce_four(
-            sums, g, (take, take, take, take), site, precision, pull, R
-        )
+    for k in range(0, n, 2):
+        g = k, min(k + 1, n - 1)
+        out[g[0]], out[g[1]] = reduce_two(sums, g, (take, take), site, prior, p, R)
 
 
 @kernel
-def centres(sums, precision, pull, R, mean, draw, out):
+def _solve(R, lane, p, noise, out):
+    """Write ``U^-1 (U'^-1 e + noise)`` into ``out (p,)``: a centre's mean without noise, a draw with it."""
+    for i in range(p - 1, -1, -1):
+        row = _row(i, p)
+        left = R[row + p, lane] + noise[i]
+        for j in range(i + 1, p):
+            left -= R[row + j, lane] * out[j]
+        out[i] = left * R[row + i, lane]
+
+
+@kernel
+def centres(sums, prior, R, mean, draw, out):
     """Write means of the groups' centres ``(n, p)``, draws where ``draw`` holds noise, and log marginals ``(n,)``."""
     n, p = draw.shape
-    for k in range(0, n, 4):
-        g = k, min(k + 1, n - 1), min(k + 2, n - 1), min(k + 3, n - 1)
-        logs = reduce_four(sums, g, _NONE, sums[0], precision, pull, R)
-        for v in range(min(4, n - k)):
+    nothing = np.zeros(p)
+    for k in range(0, n, 2):
+        g = k, min(k + 1, n - 1)
+        logs = reduce_two(sums, g, (0.0, 0.0), sums[0], prior, p, R)
+        for v in range(min(2, n - k)):
             out[k + v] = logs[v]
-            for i in range(p - 1, -1, -1):
-                row = _row(i, p)
-                middle = R[row + p, v]
-                drawn = middle + draw[k + v, i]
-                for j in range(i + 1, p):
-                    middle -= R[row + j, v] * mean[k + v, j]
-                    drawn -= R[row + j, v] * draw[k + v, j]
-                mean[k + v, i], draw[k + v, i] = middle * R[row + i, v], drawn * R[row + i, v]
+            _solve(R, v, p, nothing, mean[k + v])
+            _solve(R, v, p, draw[k + v], draw[k + v])
 
 
 @kernel
@@ -163,10 +163,10 @@ def _free_group(n, used, old):
 
 @kernel
 def _choose(
-    u, z, chance, alone, first, neighbour, weight, n, used, log, new, free, odds, odds_of, edges, rank, lead, doubt,
+    u, z, chance, alone, first, neighbour, weight, n, used, gain, free, odds, odds_of, edges, rank, lead, doubt,
     same,
 ):  # fmt: skip
-    """Draw a group for a site by what joining it adds, ``new - log``; return it and what is added to the entropy.
+    """Draw a group for a site by what joining it gains; return it and what is added to the entropy.
 
     A partition names every group by its member of least ``rank (V,)``, that is ``lead (G,)``. Given the names of all
     others, a site is alone or in a group with a lower lead, and nothing is open about one that names others: entropies
@@ -182,8 +182,8 @@ def _choose(
         odds_of[k] = -np.inf
         if n[k] > 0:
             others += 1
-            gain = new[k] - log[k] + edges[k] * odds[1] + (n[k] - edges[k]) * odds[2]
-            odds_of[k] = gain + math.log(n[k] + odds[3])
+            linked = edges[k] * odds[1] + (n[k] - edges[k]) * odds[2]
+            odds_of[k] = gain[k] + linked + math.log(n[k] + odds[3])
             top = max(top, odds_of[k])
     odds_of[used] = -np.inf
     if free >= 0:  # a new group
@@ -245,22 +245,25 @@ def _move(u, chosen, z, sites, sums, n, used, rank, lead):
 
 @kernel
 def sweep(
-    sites, alone, chance, order, z, first, neighbour, weight, sums, n, used, log, new, precision, pull, R, odds,
-    odds_of, edges, rank, lead, doubt, live, same,
+    sites, alone, chance, order, z, first, neighbour, weight, sums, n, used, log, new, prior, p, R, odds, odds_of,
+    edges, rank, lead, doubt, live, phi, noise, same,
 ):  # fmt: skip
-    """Draw the groups of all sites in ``order`` with centres integrated out; return a bound on the entropy.
+    """Draw the groups of all sites in ``order``; return a bound on the entropy.
 
     ``sites (V, T + p)`` and ``alone (V,)``, log marginals of groups of one; ``chance (V,)`` uniform draws; neighbours
     of site u are ``neighbour[first[u]:first[u + 1]]`` and count as ``weight`` of an edge. Groups have ``sums (G, T +
     p)``, ``n (G,)`` members, none from ``used (1,)`` on, log marginals ``log``, and ``new`` with another site.
-    ``odds``: logarithms of what every group costs, of an edge inside against between groups, of a gap; the evenness of
+    ``odds``: logarithms of what a new group costs, of an edge inside against between groups, of a gap; the evenness of
     groups; and the log prior of 0, 1, 2... groups. Adds the probabilities of sharing a group to ``same (V, V)``, or to
     nothing where that is empty.
+
+    Centres are integrated out, or drawn: then a site's sums times ``phi (G, T + p)`` are its log likelihood at the
+    centres, p^2 operations for a site and a group, not p^3, and ``noise (V, p)`` draws those of new groups.
     """
-    entropy = 0.0
+    entropy, drawn = 0.0, phi.shape[0] > 0
     _set_leads(lead, z, rank)
     for u in order:
-        old = z[u]
+        old, site = z[u], sites[u]
         n[old] -= 1
         free = _free_group(n, used, old)
         before, many = log[old], 0
@@ -268,78 +271,53 @@ def sweep(
             if n[k] > 0:
                 live[many] = k
                 many += 1
-        for k in range(0, many, 4):
-            g = _four(live, k, many)
-            a, b, c, d = g[0] == old, g[1] == old, g[2] == old, g[3] == old
-            take = (1.0 - 2.0 * a, 1.0 - 2.0 * b, 1.0 - 2.0 * c, 1.0 - 2.0 * d)
-            new[g[0]], new[g[1]], new[g[2]], new[g[3]] = reduce_four(sums, g, take, sites[u], precision, pull, R)
-        if n[old] > 0:  # what it is with the site is known
-            log[old], new[old] = new[old], before
-        chosen, spread = _choose(
-            u, z, chance, alone, first, neighbour, weight, n, used[0], log, new, free, odds, odds_of, edges, rank, lead,
+        if drawn:
+            for k in live[:many]:
+                total, at = 0.0, phi[k]
+                for t in range(site.size):
+                    total += site[t] * at[t]
+                new[k] = total
+        else:
+            for k in range(0, many, 2):
+                g = live[k], live[min(k + 1, many - 1)]
+                take = (-1.0 if g[0] == old else 1.0), (-1.0 if g[1] == old else 1.0)
+                new[g[0]], new[g[1]] = reduce_two(sums, g, take, site, prior, p, R)
+            if n[old] > 0:  # what it is with the site is known
+                log[old], new[old] = new[old], before
+            for k in live[:many]:
+                new[k] -= log[k]
+        chosen, more = _choose(
+            u, z, chance, alone, first, neighbour, weight, n, used[0], new, free, odds, odds_of, edges, rank, lead,
             doubt, same
         )
-        entropy += spread
+        entropy += more
         n[old] += 1
+        if drawn and chosen == free:
+            _draw_centre(sites, u, prior, p, R, noise[u], phi[chosen])
         if chosen == old:
             log[old] = before
             continue
-        log[chosen] = alone[u] if chosen == free else new[chosen]
+        if not drawn:
+            log[chosen] = alone[u] if chosen == free else new[chosen] + log[chosen]
         _move(u, chosen, z, sites, sums, n, used, rank, lead)
     return entropy
 
 
 @kernel
-def sweep_drawn(
-    sites, alone, chance, order, z, first, neighbour, weight, sums, n, used, log, new, precision, pull, R, odds,
-    odds_of, edges, rank, lead, doubt, phi, noise, same,
-):  # fmt: skip
-    """Draw the groups of all sites given the groups' centres: p^2 operations for a site and a group, not p^3.
-
-    A site's sums times ``phi (G, T + p)`` are its log likelihood at the centres; ``noise (V, p)`` draws those of new
-    groups. The rest is as in `sweep`.
-    """
-    entropy, p = 0.0, len(precision)
-    log[:] = 0.0
-    _set_leads(lead, z, rank)
-    for u in order:
-        old, site = z[u], sites[u]
-        n[old] -= 1
-        free = _free_group(n, used, old)
-        for k in range(used[0]):
-            if n[k] > 0:
-                total, at = 0.0, phi[k]
-                for t in range(site.size):
-                    total += site[t] * at[t]
-                new[k] = total
-        chosen, spread = _choose(
-            u, z, chance, alone, first, neighbour, weight, n, used[0], log, new, free, odds, odds_of, edges, rank, lead,
-            doubt, same
-        )
-        entropy += spread
-        n[old] += 1
-        if chosen == free:  # draw its centre
-            reduce_four(sites, (u, u, u, u), _NONE, site, precision, pull, R)
-            centre = phi[chosen, p * (p + 1) // 2 :]
-            for i in range(p - 1, -1, -1):
-                row = _row(i, p)
-                drawn = R[row + p, 0] + noise[u, i]
-                for j in range(i + 1, p):
-                    drawn -= R[row + j, 0] * centre[j]
-                centre[i] = drawn * R[row + i, 0]
-            t = 0
-            for i in range(p):
-                for j in range(i, p):
-                    phi[chosen, t] = (-0.5 if i == j else -1.0) * centre[i] * centre[j]
-                    t += 1
-        if chosen != old:
-            _move(u, chosen, z, sites, sums, n, used, rank, lead)
-    return entropy
+def _draw_centre(sites, u, prior, p, R, noise, phi):
+    """Draw the centre of a group of one site, as a row of ``phi``."""
+    reduce_two(sites, (u, u), (0.0, 0.0), sites[u], prior, p, R)
+    t, centre = 0, phi[p * (p + 1) // 2 :]
+    _solve(R, 0, p, noise, centre)
+    for i in range(p):
+        for j in range(i, p):
+            phi[t] = (-0.5 if i == j else -1.0) * centre[i] * centre[j]
+            t += 1
 
 
 @kernel
 def share_out(
-    sites, chance, first, neighbour, weight, members, side, sums, n, log, precision, pull, R, odds, least
+    sites, chance, first, neighbour, weight, members, side, sums, n, log, prior, p, R, odds, least
 ):  # fmt: skip
     """Let members join the first or the second of them, as is drawn or as they are; return the log probability of that.
 
@@ -350,7 +328,7 @@ def share_out(
     path = 0.0
     for step in range(members.size):
         u = members[step]
-        new = reduce_four(sums, (0, 1, 1, 1), (1.0, 1.0, 1.0, 1.0), sites[u], precision, pull, R)
+        new = reduce_two(sums, (0, 1), (1.0, 1.0), sites[u], prior, p, R)
         at = step
         if step > 1:
             ahead = (new[1] - log[1] + math.log(n[1])) - (new[0] - log[0] + math.log(n[0])) + (n[1] - n[0]) * odds[2]

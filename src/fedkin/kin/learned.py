@@ -15,8 +15,9 @@ from fedkin.errors import DataError
 from fedkin.kin.chains import States
 from fedkin.kin.display import Pairs
 from fedkin.kin.likelihoods import QuadraticLikelihoods, Units, apply
+from fedkin.kin.mixed import Population
 from fedkin.kin.partitions import SHARES, are_kin, log_partitions, log_prior
-from fedkin.kin.sources import Source
+from fedkin.kin.sources import ScaledLosses, Source
 from fedkin.losses import Loss
 
 #: No two sites are kin with a higher probability than 1 less this, as far as variances go.
@@ -43,6 +44,7 @@ class Learned:
     one: float  # weight of one model for all: how much is believed that no site differs from any other
     one_mean: Array  # (p,) the model that all of them have then
     one_covariance: Array  # (p, p)
+    population: Population
     whole: bool = True  # whether all sites of the fit are here; some of them cannot tell what a new site is like
 
     def reordered(self, order: Index) -> Learned:
@@ -253,16 +255,16 @@ def join_site(learned: Learned, loss: Loss, names: tuple[str, ...], site: Rows |
     if len(source.names) != p:
         wrong = f"the new site has {len(source.names)} parameters, but the fit has {p}"
         raise DataError(f"{wrong}: give it the same columns, the intercept among them")
-    if loss.quadratic or not source.movable:
+    if loss.quadratic or not source.has_rows:
         return _posterior(learned, learned.units.fitted(source.first()))
-    units, at = learned.units, learned.mean[None]
+    units, at, losses = learned.units, learned.mean[None], ScaledLosses(source, learned.units)
     much = 1.0 if loss.threshold is None else learned.noise * units.target**2
     for _ in range(ROUNDS):
-        found = _posterior(learned, units.fitted(source.expand(units.theta(at))))
+        found = _posterior(learned, losses.expand(at))
         new = units.to_fitted(found.theta[None])
-        step, now = 1.0, source.value(units.theta(at))
+        step, now = 1.0, losses.value(at)
         # never to where the rows are much less likely
-        while step > 1e-3 and source.value(units.theta(at + step * (new - at))) > now + much:
+        while step > 1e-3 and losses.value(at + step * (new - at)) > now + much:
             step /= 2
         at = at + step * (new - at)
         if np.abs(new - at).max() < STEP:

@@ -15,15 +15,16 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import numpy as np
-from scipy.optimize import brentq
 from scipy.special import polygamma
 
 from fedkin._base import Array, Index, Mask
-from fedkin.kin.likelihoods import QuadraticLikelihoods
-from fedkin.kin.matrices import FEW, Dense, LowRank, Matrices
+from fedkin.core import inverse_trigamma
+from fedkin.kin.likelihoods import FEW, Dense, LowRank, Matrices, QuadraticLikelihoods
 
 #: Precision of an intercept's mean: flat for every purpose.
 FLAT = 1e-8
+#: Shares of the information about a mean that are rounding.
+UNSEEN = 1e-9
 #: Logarithm of the least variance, which is none.
 LEAST_LOG = -14.0
 #: With more sites than this, variances, ridge and noise are learned from so many of them...
@@ -37,6 +38,10 @@ TIED, ENOUGH_ROWS = 0.1, 2.0
 FEWEST = 4
 #: Log likelihood that a step of Fisher scoring promises and that ends it; more where another search follows.
 ENOUGH, ROUGHLY = 1e-5, 1e-2
+#: The same for the population, whose standard errors need fewer digits.
+NEARLY = 1e-4
+#: Degrees of freedom below this are none: one site alone says nothing about a population.
+NO_DEGREES = 1e-3
 #: No parameter moves by more than this in one step; they are logarithms.
 FARTHEST = 2.0
 #: Excess variance of log noise between sites below which one noise serves all.
@@ -168,6 +173,68 @@ def with_noise(sums: QuadraticLikelihoods, intercepts: Mask, noise: Array, param
 def mixed_at(sums: QuadraticLikelihoods, intercepts: Mask, dispersion: float, parameters: Array) -> MixedModel:
     """Return the mixed model at given log variances, log ridge and log noise, of sites with this dispersion."""
     return _Evidence(sums, intercepts, dispersion, Priors()).model(parameters)
+
+
+@dataclass(frozen=True, eq=False)
+class Population:
+    """Effects of the population of sites by restricted maximum likelihood, in standardised units.
+
+    Their mean has a flat prior: the mean of `MixedModel`, to which sites are shrunk, is itself shrunk to zero.
+    """
+
+    mean: Array  # (p,)
+    covariance: Array  # (p, p) given the variances
+    between: Array  # (p,) of each diagonal entry of the covariance, what is owed to the variance between sites
+    uncertainty: Array  # (p + 1, p + 1) covariance of the estimated log variances and of the log noise
+
+    def degrees(self, A: Array) -> Array:
+        """Return degrees of freedom ``(r,)`` of the variances of ``A mean`` (Satterthwaite 1946), for ``A (r, p)``."""
+        variance = np.einsum("ri,ij,rj->r", A, self.covariance, A)
+        parts = A**2 * self.between
+        slopes = np.column_stack([parts, variance - parts.sum(axis=1)])  # by log variances, and by the log noise
+        found = 2 * variance**2 / np.einsum("ri,ij,rj->r", slopes, self.uncertainty, slopes)
+        return np.asarray(np.where(found > NO_DEGREES, found, 0.0))
+
+
+def fit_population(sums: QuadraticLikelihoods, model: MixedModel, *, learned: bool) -> Population:
+    """Fit the population effects given the noise of a mixed model; ``learned`` says whether that was learned.
+
+    Variances have no prior here but that they exist.
+    """
+    V, p = sums.n_sites, sums.n_params
+    priors, flat = Priors(likeness=np.inf, ridge=1.0, level=0.0), np.ones(p, dtype=bool)
+    noise = float(np.exp(np.log(model.noise).mean()))
+    evidence = _Evidence(sums, flat, noise, priors)
+    evidence.share = model.noise / noise
+    few = evidence
+    if (some := _some_sites(sums)) is not None:
+        few = _Evidence(sums.take(some), flat, noise, priors)
+        few.share = evidence.share[some]
+    parameters = few.maximise(np.append(model.parameters[:p], [0.0, np.log(noise)]), enough=NEARLY)
+    at = evidence.solve(parameters)
+    outer = at.root[:, None] * at.root
+    seen, unseen = _inverses(at.away.sum() / outer)
+    covariance = seen + unseen
+    weights = [at.away.apply(covariance[j] / at.root)[:, j] / at.root[j] for j in range(p)]  # of sites in the mean
+    found = at.away.sums(covariance / outer)
+    information = np.zeros((p + 1, p + 1))
+    information[:p, :p] = 0.5 * found.squares + priors.log_density(parameters[:p], ~flat, V)[2]
+    information[:p, p] = information[p, :p] = 0.5 * found.inner
+    information[p, p] = 0.5 * max(float(sums.n.sum() - V * p + found.rest), 1.0)
+    uncertainty, kept = np.zeros_like(information), slice(None if learned else p)
+    # the mean is estimated, too, which costs one of V sites
+    uncertainty[kept, kept] = np.linalg.inv(information[kept, kept]) * V / max(V - 1, 1e-9)
+    scaled = sums.c * (at.weight[:, None] * at.root)
+    mean = seen @ ((scaled - at.away.apply(scaled)).sum(axis=0) / at.root)
+    return Population(mean, covariance, at.root**2 * (np.array(weights) ** 2).sum(axis=1), uncertainty)
+
+
+def _inverses(A: Array) -> tuple[Array, Array]:
+    """Return the inverse in directions about which ``A`` says something but rounding, and ``1 / FLAT`` in others."""
+    scale = 1.0 / np.sqrt(np.maximum(np.diag(A), FLAT))
+    values, vectors = np.linalg.eigh(A * np.outer(scale, scale))
+    vectors, seen = scale[:, None] * vectors, values > UNSEEN
+    return (vectors[:, seen] / values[seen]) @ vectors[:, seen].T, vectors[:, ~seen] @ vectors[:, ~seen].T / FLAT
 
 
 class OneModel(NamedTuple):
@@ -394,7 +461,7 @@ def moderate_variances(variance: Array, degrees: Array) -> Array:
     excess = float(weight @ (logs - middle) ** 2 - weight @ chance)
     if excess <= COMMON_NOISE:
         return np.full(len(variance), pooled)
-    prior = float(np.exp(brentq(lambda log: float(polygamma(1, np.exp(log))) - excess, -20.0, 20.0, xtol=1e-12)))
+    prior = inverse_trigamma(excess)
     typical = np.exp(middle + polygamma(0, prior) - np.log(prior))
     own = np.where(use, 0.5 * degrees, 0.0)
     return np.asarray((prior * typical + own * np.where(use, variance, 0.0)) / (prior + own))

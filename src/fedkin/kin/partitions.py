@@ -178,6 +178,14 @@ def packed(matrices: Array) -> Array:
     return np.asarray(matrices[..., i, j])
 
 
+def pack_prior(mean: Array, variance: Array) -> Array:
+    """Return a normal prior of group centres as a row of sums ``(T + p,)`` and the logarithm of its constant."""
+    i, j = triangle(len(mean))
+    triangles = np.where(i == j, 1.0 / variance[i], 0.0)
+    pull = mean / variance
+    return np.concatenate([triangles, pull, [-0.5 * float(np.log(variance).sum() + mean @ pull)]])
+
+
 def unpacked(triangles: Array, p: int) -> Array:
     """Return symmetric matrices ``(..., p, p)`` with these upper triangles."""
     return np.asarray(triangles[..., _places(p)])

@@ -2,26 +2,34 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
 import numpy as np
+from scipy.special import stdtrit
 
-from fedkin._base import Array, Index, check_choice, count, html_card, some_of
+from fedkin._base import Array, Index, check_choice, check_level, count, html_card, some_of
 from fedkin.core import Summary
 from fedkin.data import Rows, site_id
-from fedkin.errors import ParameterError, UnknownSiteError
+from fedkin.errors import DataError, ParameterError, UnknownSiteError
 from fedkin.graph import Graph
 from fedkin.kin import display
 from fedkin.kin.display import AGREE, NEARLY, Pairs
-from fedkin.kin.groups import Grouped
-from fedkin.kin.inference import Inference
-from fedkin.kin.learned import Joined, Learned, join_site
-from fedkin.kin.likelihoods import Units, apply
-from fedkin.kin.mixed import MixedModel
-from fedkin.kin.partitions import SHARES
-from fedkin.kin.sources import Source
+from fedkin.kin.inference import (
+    Contrast,
+    Kind,
+    Predicted,
+    Sites,
+    Target,
+    describe,
+    interval,
+    positions,
+    predicted,
+    site_estimates,
+    words,
+)
+from fedkin.kin.learned import Joined, Learned, covariance_of_sum, difference_errors, join_site, unseen
 from fedkin.losses import Loss
 
 GraphUse = Literal["none", "used", "ignored", "inverted"]
@@ -61,7 +69,7 @@ class Diagnostics:
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class Kin(Inference):
+class Kin:
     """Who is alike, and every site's parameters, in the units of the columns.
 
     Attributes
@@ -71,8 +79,9 @@ class Kin(Inference):
         Of the parameters.
     loss : Loss
     n_samples : int array (V,)
-    mean, mean_covariance : arrays (p,), (p, p)
-        Of the population of sites.
+    mean, mean_covariance, degrees : arrays (p,), (p, p), (p,)
+        Effects of the population of sites, which nothing shrinks: generalised least squares given the variances between
+        sites, with Satterthwaite's degrees of freedom for their standard errors. See `population`.
     sd : array (p,)
         Standard deviation of each coefficient between sites.
     theta, covariance : arrays (V, p), (V, p, p)
@@ -113,6 +122,7 @@ class Kin(Inference):
     n_samples: Index | Array
     mean: Array
     mean_covariance: Array
+    degrees: Array
     sd: Array
     theta: Array
     covariance: Array
@@ -169,6 +179,7 @@ class Kin(Inference):
             names=names,
             mean=A @ self.mean + shift,
             mean_covariance=A @ self.mean_covariance @ A.T,
+            degrees=self.learned.population.degrees(units.A),
             sd=np.sqrt(np.diag(units.covariance(np.diag(self.learned.variance)))),
             theta=self.theta @ A.T + shift,
             covariance=A @ self.covariance @ A.T,
@@ -260,100 +271,212 @@ class Kin(Inference):
             raise ParameterError("this is what is known about some sites; a new one can join only all of them")
         return join_site(self.learned, self.loss, self.names, site)
 
+    def population(self, level: float = 0.95) -> Array:
+        """Return effects of the population of sites: estimates with intervals.
 
-def make_kin(source: Source, units: Units, model: MixedModel, found: Grouped, *, had_graph: bool) -> Kin:
-    """Return the result in the user's units, sites in canonical order."""
-    V, p, blend = len(model.theta), len(model.mean), found.blend
-    same, n_groups, weight = found.kinship()
-    labels = display.display_groups(same)
-    shown = display.resolved(same, labels)
-    use, rates = _graph_use(found) if had_graph else ("none", None)
-    states = found.kept if found.kept is not None else None if blend is None else blend.chains.states()
-    learned = Learned(
-        units=units,
-        mean=model.mean,
-        mean_covariance=found.mean_covariance,
-        variance=found.variance,
-        noise=float(np.exp(np.log(model.noise).mean())),
-        precision=model.precision,
-        score=model.score,
-        F=found.F,
-        weight=1.0 if blend is None else blend.weight,
-        scales=np.zeros(len(SHARES)) if blend is None else blend.scales,
-        states=states if states is not None and len(states.weight) else None,
-        one=found.one,
-        one_mean=np.zeros(p) if found.common is None else found.common.mean,
-        one_covariance=np.zeros((p, p)) if found.common is None else found.common.covariance,
-    )
-    return Kin(
-        sites=source.sites,
-        names=source.names,
-        loss=source.loss,
-        n_samples=source.n_samples,
-        mean=units.theta(model.mean),
-        mean_covariance=units.covariance(model.mean_covariance),
-        sd=np.sqrt(np.diag(units.covariance(np.diag(found.variance)))),
-        theta=units.theta(found.theta),
-        covariance=units.covariance(found.covariance),
-        noise=model.noise * units.target**2,
-        probability=same,
-        n_groups=n_groups,
-        groups=labels if shown else np.zeros(V, dtype=np.int64),
-        resolved=shown,
-        weight_mixed=weight,
-        graph_use=use,
-        rates=rates,
-        sure=_sure(model, found),
-        diagnostics=_diagnostics(found),
-        learned=learned,
-    )
+        Parameters
+        ----------
+        level : float in (0, 1)
+            Probability that the intervals promise, over samples of sites and of their rows.
 
+        Returns
+        -------
+        array (p, 3)
+            Rows ``(estimate, low, high)`` in the order of ``names``. Intervals are of the t distribution with
+            ``degrees`` of freedom, since variances are estimated; one site alone says nothing about a population.
 
-def _graph_use(found: Grouped) -> tuple[GraphUse, tuple[float, float] | None]:
-    """Return what was made of the graph: it counts when the odds of an edge differ by two standard deviations."""
-    blend = found.blend
-    if blend is None or not found.with_graph:
-        return "ignored", None
-    weights = blend.chains.weights
-    rates = blend.chains.trace(lambda one: one.trace[:, 3:5])
-    inside, between = (weights @ rates.mean(axis=1)).tolist()
-    odds = np.log(rates / (1 - rates))
-    contrast = odds[:, :, 0] - odds[:, :, 1]
-    mean = float(weights @ contrast.mean(axis=1))
-    deviation = float(np.sqrt(weights @ ((contrast - mean) ** 2).mean(axis=1)))
-    if blend.weight > 0.5 or abs(mean) < 2 * deviation:
-        return "ignored", (inside, between)
-    return ("used" if mean > 0 else "inverted"), (inside, between)
+        Examples
+        --------
+        >>> import numpy as np, fedkin
+        >>> rng = np.random.default_rng(0)
+        >>> X, site = np.ones((200, 1)), np.repeat(np.arange(20), 10)
+        >>> y = 5.0 + rng.normal(size=20)[site] + rng.normal(size=200)
+        >>> kin = fedkin.find_kin(fedkin.Federation.from_arrays(X, y, site, feature_names=["(intercept)"]))
+        >>> estimate, low, high = kin.population()[0]
+        >>> bool(low < 5 < high), round(float(kin.degrees[0]))
+        (True, 19)
+        """
+        check_level(level)
+        times = np.where(self.degrees > 0, stdtrit(np.maximum(self.degrees, 1e-3), 0.5 + level / 2), np.inf)
+        half = times * np.sqrt(np.diag(self.mean_covariance))
+        return np.column_stack([self.mean, self.mean - half, self.mean + half])
 
+    def confint(self, level: float = 0.95, kind: Kind = "average") -> Array:
+        """Return intervals for every site's parameters.
 
-def _diagnostics(found: Grouped) -> Diagnostics | None:
-    blend = found.blend
-    if blend is None:
-        return None
-    chains = blend.chains
-    rhat, size = {}, {}
-    lines = chains.trace(lambda one: one.trace)
-    for name, draws in (("number of groups", lines[:, :, 1]), ("bound on the evidence", lines[:, :, 0])):
-        rhat[name], size[name] = float(display.split_rhat(draws)), float(display.effective_size(draws))
-    each, sizes = blend.mixing()
-    rhat |= {"parameters, worst": float(each.max()), "parameters, median": float(np.median(each))}
-    size |= {"parameters, worst": float(sizes.min()), "parameters, median": float(np.median(sizes))}
-    return Diagnostics(chains.weights, chains.starts, int(lines.shape[1]), rhat, size)
+        Parameters
+        ----------
+        level : float in (0, 1)
+            Probability that they promise.
+        kind : "average" or "site"
+            "average" are posterior intervals, which cover as promised on average over sites. "site" are from a site's
+            own rows alone: as promised for every single site, and wider; infinite where the rows do not tell.
 
+        Returns
+        -------
+        array (V, p, 2)
 
-def _sure(model: MixedModel, found: Grouped) -> dict[str, float]:
-    """Return unbiased estimates of ``sum_u (theta_u - truth_u)'S_u (theta_u - truth_u)``, but for that of the noise."""
-    S, c, fitted = model.precision, model.score, found.theta
-    values, vectors = np.linalg.eigh(S)
-    seen = values > 1e-9 * np.maximum(values[:, -1:], 1e-300)
-    turned = apply(np.swapaxes(vectors, 1, 2), c)
-    explained, rank = float((turned[seen] ** 2 / values[seen]).sum()), float(seen.sum())
-    total, pooled = S.sum(axis=0), c.sum(axis=0)
-    one = np.linalg.lstsq(total, pooled, rcond=None)[0]
-    common = float(np.linalg.matrix_rank(total, hermitian=True))
-    misfit = float((fitted * (apply(S, fitted) - 2 * c)).sum())
-    return {
-        "kin": misfit + explained - rank + 2 * found.degrees,
-        "Local": rank,
-        "Global": explained - float(pooled @ one) - rank + 2 * common,
-    }
+        Examples
+        --------
+        >>> import fedkin
+        >>> from fedkin.datasets import paper_design
+        >>> design = paper_design(n_sites=8, n_samples=30, n_features=3, n_clusters=2, seed=0)
+        >>> kin = fedkin.find_kin(design.federation)
+        >>> narrow, wide = kin.confint(0.95), kin.confint(0.95, "site")
+        >>> bool((np.ptp(narrow, axis=2) < np.ptp(wide, axis=2)).all())
+        True
+        """
+        theta, covariance = site_estimates(self, kind)
+        return interval(theta, np.sqrt(np.einsum("ujj->uj", covariance)), level)
+
+    def contrast(
+        self,
+        one: Sites,
+        other: Sites | None = None,
+        *,
+        weights: Mapping[str, float] | None = None,
+        kind: Kind = "average",
+    ) -> Contrast:
+        """Return how two sites or groups differ, or another linear combination of parameters.
+
+        Parameters
+        ----------
+        one, other : id, or list of ids
+            A site, or several sites whose mean is meant (`members` lists those of a group). Without ``other`` it is
+            about ``one`` alone.
+        weights : mapping {parameter: float}, optional
+            A combination of parameters; every parameter by itself without it.
+        kind : "average" or "site"
+            As in `confint`. With "site" the test that two sites differ is Wald's, of their own rows alone.
+
+        Returns
+        -------
+        Contrast
+            Prints as a table; ``wald`` is the test that nothing differs, ``probability`` that the two are kin.
+
+        Examples
+        --------
+        >>> import fedkin
+        >>> from fedkin.datasets import paper_design
+        >>> design = paper_design(n_sites=12, n_samples=40, n_features=5, n_clusters=2, signal=2, seed=0)
+        >>> kin = fedkin.find_kin(design.federation)
+        >>> apart, alike = kin.contrast(0, 11), kin.contrast(0, 1)
+        >>> apart.wald[2] < 1e-6 < alike.wald[2], alike.probability > 0.5 > apart.probability
+        (True, True)
+        >>> groups = kin.contrast(kin.members(0), kin.members(1), weights={"x0": 1.0, "x1": -1.0})
+        >>> groups.names, groups.estimate.shape
+        (('+1 x0 -1 x1',), (1,))
+        """
+        first = positions(self, one)
+        second = np.empty(0, dtype=np.int64) if other is None else positions(self, other)
+        both = set(first.tolist()) & set(second.tolist())
+        if both:
+            raise ParameterError(
+                f"site {self.sites[both.pop()]!r} is on both sides: name two different sites or groups"
+            )
+        sites = np.concatenate([first, second])
+        a = np.concatenate([np.full(len(first), 1 / len(first)), np.full(len(second), -1 / max(len(second), 1))])
+        theta, each = site_estimates(self, kind)
+        estimate = a @ theta[sites]
+        if kind == "site":
+            covariance = np.tensordot(a**2, each[sites], 1)
+        elif len(sites) == 1:
+            covariance = each[sites[0]]
+        else:
+            covariance = covariance_of_sum(self.learned, self.theta, sites, a)
+        names, probability = self.names, None
+        if len(first) == len(second) == 1:
+            probability = float(self.probability[int(first[0]), int(second[0])])
+            if kind == "average":
+                lacks = unseen(self.learned, np.array([probability]), first, second)
+                covariance = covariance + float(lacks[0]) * np.outer(estimate, estimate)
+        if weights is not None:
+            unknown = [name for name in weights if name not in names]
+            if unknown:
+                raise ParameterError(f"there is no parameter {unknown[0]!r}; there are {', '.join(names)}")
+            R = np.array([[weights.get(name, 0.0) for name in names]])
+            names = (" ".join(f"{value:+g} {name}" for name, value in weights.items()),)
+            estimate, covariance = R @ estimate, R @ covariance @ R.T
+        label = words(one) if other is None else f"{words(one)} minus {words(other)}"
+        return Contrast(label, names, estimate, covariance, kind, probability)
+
+    def difference_errors(self) -> Array:
+        """Return standard errors ``(V, V, p)`` of the differences between all pairs of sites, as `contrast` has them.
+
+        Takes ``V * V * p`` numbers: meant for up to some hundred sites.
+
+        Examples
+        --------
+        >>> import fedkin
+        >>> from fedkin.datasets import paper_design
+        >>> design = paper_design(n_sites=12, n_samples=40, n_features=5, n_clusters=2, signal=2, seed=0)
+        >>> kin = fedkin.find_kin(design.federation)
+        >>> bool(abs(kin.difference_errors()[0, 11] - kin.contrast(0, 11).standard_error).max() < 1e-9)
+        True
+        """
+        return difference_errors(self.learned, self.theta, self.probability)
+
+    def members(self, group: int) -> list[Hashable]:
+        """Return the sites of a group to show, numbered as in ``groups``."""
+        found = [self.sites[u] for u in np.flatnonzero(self.groups == group)]
+        if not self.resolved or not found:
+            last = int(self.groups.max())
+            known = f"groups are 0 to {last}" if self.resolved else "no groups are resolved"
+            raise ParameterError(f"there is no group {group!r}: {known}")
+        return found
+
+    def predict(
+        self, X: Array, site: Hashable, *, level: float = 0.95, target: Target = "mean", offset: Array | None = None
+    ) -> Predicted:
+        """Return predictions for rows of one site, with intervals.
+
+        Parameters
+        ----------
+        X : array (n, p)
+            Rows with the columns of the fit, the intercept among them.
+        site : id
+            Whose rows they are.
+        level : float in (0, 1)
+            Probability that the intervals promise.
+        target : "mean" or "observation"
+            Intervals of the mean response, or of a new observation (linear and Poisson losses), which add its noise.
+        offset : array (n,), optional
+            Known part of the predictor.
+
+        Examples
+        --------
+        >>> import numpy as np, fedkin
+        >>> from fedkin.datasets import paper_design
+        >>> design = paper_design(n_sites=8, n_samples=30, n_features=2, n_clusters=2, seed=0)
+        >>> kin = fedkin.find_kin(design.federation)
+        >>> mean, new = (kin.predict(np.ones((1, 2)), 0, target=target) for target in ("mean", "observation"))
+        >>> bool(new.low < mean.low < mean.mean < mean.high < new.high)
+        True
+        """
+        check_choice("target", target, ("mean", "observation"))
+        rows = np.atleast_2d(np.asarray(X, dtype=np.float64))
+        u = self.position(site)
+        if rows.shape[1] != len(self.names):
+            raise DataError(f"X has {rows.shape[1]} columns, expected {len(self.names)}: {', '.join(self.names)}")
+        noise = float(self.noise[u])
+        return predicted(
+            self, rows, self.theta[u], self.covariance[u], noise, level=level, target=target, offset=offset
+        )
+
+    def summary(
+        self, level: float = 0.95, *, site: Hashable | None = None, group: int | None = None, kind: Kind = "average"
+    ) -> str:
+        """Return the result as text, in the manner of statsmodels.
+
+        Parameters
+        ----------
+        level : float in (0, 1)
+            Of the intervals.
+        site : id, optional
+            Only this site: its parameters, and who is likely to be its kin.
+        group : int, optional
+            Only this group: the mean of its members' parameters.
+        kind : "average" or "site"
+            As in `confint`.
+        """
+        return describe(self, level, site, group, kind)

@@ -16,8 +16,8 @@ import numpy as np
 from scipy.special import betaln, gammaln
 
 from fedkin._base import Array, Index
-from fedkin._base.compiling import compiling
-from fedkin.kin.kernels import centres, log_marginals, share_out, sweep, sweep_drawn
+from fedkin._compiling import compiling
+from fedkin.kin.kernels import centres, log_marginals, share_out, sweep
 from fedkin.kin.likelihoods import apply
 from fedkin.kin.partitions import (
     CHUNK,
@@ -30,6 +30,7 @@ from fedkin.kin.partitions import (
     group_sums,
     log_partitions,
     log_sizes,
+    pack_prior,
     packed,
     triangle,
     unpacked,
@@ -111,7 +112,7 @@ class Chain:
         density = (self.edges + 1.0) / (0.5 * V * (V - 1) + 2.0)
         self.beta = 2.0 * density, 2.0 - 2.0 * density  # prior of the rates
         self.log_beta = 2.0 * float(betaln(*self.beta))
-        self.work, self.alone, self.totals = np.zeros((sites.sums.shape[2], 4)), np.zeros(V), sites.k.sum(axis=1)
+        self.work, self.alone, self.totals = np.zeros((sites.sums.shape[2], 2)), np.zeros(V), sites.k.sum(axis=1)
         self.open_matrices: dict[int, Array] = {}
         self.doubt = np.zeros(V)  # entropies of the sites' choices so far
         self.most = self.sweeps = 0
@@ -137,29 +138,24 @@ class Chain:
     def set_prior(self) -> None:
         """Derive what kernels need from the state."""
         state = self.state
-        self._set_centres()
-        even = EVENNESS[state.even]
-        self.odds[0], self.odds[3] = math.lgamma(even + 1.0) - self.base, even
+        self.prior, even = pack_prior(state.m, state.w), EVENNESS[state.even]
+        self.odds[0], self.odds[3] = math.lgamma(even + 1.0), even
         self.odds[4:] = self.partitions[state.even]
         if self.edges:
             r_in, r_out = state.rates
             self.odds[1:3] = math.log(r_in / r_out), math.log((1 - r_in) / (1 - r_out))
-        log_marginals(self.likelihoods, self.likelihoods[0], 0.0, *self.prior, self.work, self.alone)
-
-    def _set_centres(self) -> None:
-        precision = 1.0 / self.state.w
-        self.prior = precision, precision * self.state.m
-        self.base = 0.5 * float(self.state.m @ self.prior[1])  # every group's log marginal is less by it
+        self.alone = self.log_marginals(self.likelihoods)
 
     def log_marginals(self, sums: Array) -> Array:
         """Return log marginals ``(n,)`` of groups with these sums ``(n, T + p)``."""
         made = np.empty(len(sums))
-        log_marginals(sums, sums[0], 0.0, *self.prior, self.work, made)
-        return made - self.base
+        log_marginals(sums, sums[0], 0.0, self.prior, len(self.state.m), self.work, made)
+        return made
 
     def set_logs(self) -> None:
         """Set log marginals of the groups as they are."""
-        log_marginals(self.sums, self.sums[0], 0.0, *self.prior, self.work, self.log[: int(self.used[0])])
+        used = int(self.used[0])
+        self.log[:used] = self.log_marginals(self.sums[:used])
 
     def _order(self) -> Index:
         """Return an order in which sites move; with many of them, runs of neighbours in memory stay together."""
@@ -179,20 +175,22 @@ class Chain:
         if self.splits:
             split_and_merge(self)
         order, graph = self._order(), self.sites.neighbours
-        given = (self.likelihoods, self.alone, self.rng.random(V), order, state.z, *graph, self.sums, self.n, self.used)
-        rest = (self.log, self.new, *self.prior, self.work, self.odds, self.odds_of, self.linked)
-        rank = np.empty(V, dtype=np.int64)
+        chance, rank, p = self.rng.random(V), np.empty(V, dtype=np.int64), len(state.m)
         rank[np.argsort(self.doubt, kind="stable")] = np.arange(V)
-        names = (rank, self.lead, self.doubt)
         if self.collapsed:
             self.set_logs()
-            entropy = sweep(*given, *rest, *names, self.live, same)
+            noise = np.zeros((V, 0))
         else:
             self.describe()
-            i, j = triangle(len(state.m))
+            i, j = triangle(p)
             squares = np.where(i == j, -0.5, -1.0) * self.drawn[:, i] * self.drawn[:, j]
             self.phi[self.members] = np.concatenate([squares, self.drawn], axis=1)
-            entropy = sweep_drawn(*given, *rest, *names, self.phi, self.rng.standard_normal((V, len(state.m))), same)
+            noise = self.rng.standard_normal((V, p))
+        entropy = sweep(
+            self.likelihoods, self.alone, chance, order, state.z, *graph, self.sums, self.n, self.used, self.log,
+            self.new, self.prior, p, self.work, self.odds, self.odds_of, self.linked, rank, self.lead, self.doubt,
+            self.live, self.phi, noise, same,
+        )  # fmt: skip
         self.sweeps += 1
         if self.sweeps % ANEW == 0:
             self.collect()
@@ -219,14 +217,14 @@ class Chain:
         self.labels, p = number[self.state.z], len(self.state.m)
         self.mean, self.drawn = np.empty((len(live), p)), self.rng.standard_normal((len(live), p))
         logs = np.empty(len(live))
-        centres(self.sums[live], *self.prior, self.work, self.mean, self.drawn, logs)
-        return float(logs.sum()) - len(live) * self.base
+        centres(self.sums[live], self.prior, self.work, self.mean, self.drawn, logs)
+        return float(logs.sum())
 
     def centre_covariances(self) -> Array:
         """Return covariances ``(K, p, p)`` of the groups' centres."""
         p = len(self.state.m)
         precision = unpacked(self.sums[self.members, :-p], p)
-        return np.asarray(np.linalg.inv(precision + np.diag(self.prior[0])))
+        return np.asarray(np.linalg.inv(precision + np.diag(1.0 / self.state.w)))
 
     def left(self, part: slice) -> Array:
         """Return ``I - rho H_u (n, p, p)``, what sites leave of a group's centre; few sites have them cached."""
@@ -280,7 +278,7 @@ class Chain:
     def _move_share(self) -> None:
         """Draw the share of the variance that is inside groups from its exact conditional."""
         state, K = self.state, self.n_groups
-        self._set_centres()
+        self.prior = pack_prior(state.m, state.w)
         sums = group_sums(self.sites.sums, self.labels, K).reshape(-1, self.likelihoods.shape[1])
         odds = self.log_marginals(sums).reshape(-1, K).sum(axis=1) + self.totals + LOG_SHARES
         share = _pick(odds, self.rng)
@@ -388,7 +386,7 @@ def _gain_apart(chain: Chain, a: Index, b: Index) -> Array:
     if not a.size:
         return np.zeros(0)
     n, even = chain.n, chain.odds[3]
-    gain = chain.log[a] + chain.log[b] - 2 * chain.base - chain.log_marginals(chain.sums[a] + chain.sums[b])
+    gain = chain.log[a] + chain.log[b] - chain.log_marginals(chain.sums[a] + chain.sums[b])
     gain += _group_prior(chain, 0) + gammaln(n[a] + even) + gammaln(n[b] + even) - gammaln(n[a] + n[b] + even)
     if chain.edges:
         edges = chain.sites.neighbours.between(chain.state.z, int(chain.used[0]))[a, b]
@@ -421,12 +419,12 @@ def _try_pair(chain: Chain, one: int, other: int, gain: float, limit: float) -> 
     # a merge must also have been possible as a split, which few are: most are found out soon
     least = -np.inf if splits else limit - _SPLIT_ODDS + gain
     path = share_out(
-        chain.likelihoods, chain.rng.random(len(z)), *chain.sites.neighbours, both, side, sums, n, log, *chain.prior,
-        chain.work, chain.odds, least,
+        chain.likelihoods, chain.rng.random(len(z)), *chain.sites.neighbours, both, side, sums, n, log, chain.prior,
+        len(chain.state.m), chain.work, chain.odds, least,
     )  # fmt: skip
     if splits:
         even = chain.odds[3]
-        gain = float(log.sum() - chain.log[a]) - chain.base + _group_prior(chain, 1)
+        gain = float(log.sum() - chain.log[a]) + _group_prior(chain, 1)
         gain += float(gammaln(n + even).sum() - gammaln(n.sum() + even))
         if chain.edges:
             edges = float(chain.sites.neighbours.between(side + 1, 3)[1, 2])

@@ -13,15 +13,15 @@ import warnings
 from collections.abc import Hashable, Iterator
 from dataclasses import replace
 from functools import cached_property
+from typing import NamedTuple
 
 import numpy as np
 
 from fedkin._base import Array, Index, Mask
-from fedkin.core import Quadratics, RowData, SiteData, Summaries, damped_newton, global_fit
+from fedkin.core import Quadratics, RowData, SiteData, damped_newton, global_fit
 from fedkin.data import INTERCEPT, Federation, Rows
 from fedkin.errors import DataError, DegenerateSiteWarning
-from fedkin.kin.likelihoods import QuadraticLikelihoods
-from fedkin.kin.matrices import FEW, SHORT, LowRank
+from fedkin.kin.likelihoods import FEW, SHORT, LowRank, QuadraticLikelihoods, Units
 from fedkin.losses import Loss
 
 #: Steps of Newton's method for one model of all rows, and its tolerance, where rows are in files.
@@ -45,7 +45,7 @@ class Source:
 
     def __init__(self, data: SiteData) -> None:
         self.data, self.sites, self.loss, self.names, self.n_samples = data, data.sites, data.loss, data.names, data.n
-        self.movable = data.movable  # there are rows, so that losses can be expanded anywhere
+        self.has_rows = data.has_rows  # there are rows, so that losses can be expanded anywhere
         if not self.n_samples.all():
             empty = self.sites[int(np.flatnonzero(self.n_samples == 0)[0])]
             raise DataError(f"site {empty!r} has no rows: leave it out, and ask for its model with `join`")
@@ -67,7 +67,7 @@ class Source:
         if self._first is not None:
             return self._first
         zero = np.zeros((len(self.sites), len(self.names)))
-        if not self.movable:
+        if not self.has_rows:
             made = self._of_summaries(zero)
         elif self.loss.threshold is None:
             made = self.expand(zero)
@@ -86,7 +86,7 @@ class Source:
     def values(self, theta: Array) -> Array:
         """Return the sites' losses ``(V,)`` at ``theta (V, p)``; infinite where they cannot be computed."""
         with np.errstate(over="ignore", invalid="ignore"):
-            each = self.data.values(theta) if isinstance(self.data, RowData) else self._expanded(theta).value[:, 0]
+            each = self.data.values(theta) if self.data.in_memory else self._expanded(theta).value[:, 0]
         return np.asarray(np.where(np.isfinite(each), each, np.inf))
 
     def value(self, theta: Array) -> float:
@@ -94,9 +94,15 @@ class Source:
         return float(self.values(theta).sum())
 
     @property
+    def can_average(self) -> bool:
+        """Whether expansions can be averaged: losses of one predictor that are smooth everywhere."""
+        smooth = not self.loss.quadratic and self.loss.threshold is None
+        return smooth and self.has_rows and self.loss.n_outputs == 1 and self.loss.rowwise is not None
+
+    @property
     def averages(self) -> bool:
-        """Whether expansions can be averaged: rows that say little each, of two classes."""
-        return self.loss.needs_classes and self.loss.n_outputs == 1 and self.loss.rowwise is not None
+        """Whether sites' estimates need averaged expansions: rows of two classes say little each."""
+        return self.can_average and self.loss.target == "class"
 
     def averaged(self, theta: Array, covariance: Array) -> QuadraticLikelihoods:
         """Return quadratics with value, gradient and Hessian averaged over ``N(theta (V, p), covariance (V, p, p))``.
@@ -120,7 +126,7 @@ class Source:
 
     @cached_property
     def _pooled(self) -> Array:
-        if isinstance(self.data, RowData):
+        if self.data.rows is not None:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore", DegenerateSiteWarning)
                 return global_fit(self.data.rows, self.loss)
@@ -138,7 +144,7 @@ class Source:
     def dispersion(self, theta: Array, A: Array, degrees: float) -> float:
         """Return how much scores scatter beyond what Hessians promise, for scores in the units of ``A``."""
         # 1 for classes, at least 1 for counts: a likelihood is not believed to be less noisy than it says
-        if self.loss.needs_classes:
+        if self.loss.target == "class":
             return 1.0
         squares = sum(score_squares(self.loss, part.rows, theta[at], A) for part, at in self._parts())
         promised = float(np.einsum("uij,ik,jk->", self.expand(theta).G, A, A))
@@ -154,14 +160,14 @@ class Source:
 
     def shared_dispersion(self) -> float:
         """Return the mean over rows of the dispersions that summaries hold; 1 where the loss has none."""
-        own = self.data.own if isinstance(self.data, Summaries) else None
-        if self.loss.needs_classes or own is None:
+        own = self.data.own
+        if self.loss.target == "class" or own is None:
             return 1.0
         return float(self.n_samples @ np.array([one.dispersion for one in own]) / self.n_samples.sum())
 
     def refuse_small_threshold(self) -> None:
         """Raise `DataError` where summaries have most rows beyond the threshold: their curvature tells nothing."""
-        if self.movable or self.loss.threshold is None or self.names[0] != INTERCEPT:
+        if self.has_rows or self.loss.threshold is None or self.names[0] != INTERCEPT:
             return
         share = float(self.data.expand(np.zeros(0)).hessian[:, 0, 0, 0].sum() / self.n_samples.sum())
         if share < SUMMED_SHARE:
@@ -173,7 +179,7 @@ class Source:
 
     def _of_summaries(self, zero: Array) -> QuadraticLikelihoods:
         """Return the sums of summaries, with the low rank that sites have said."""
-        said, n = self.data.curvature if isinstance(self.data, Summaries) else None, self.n_samples
+        said, n = self.data.curvature, self.n_samples
         if said is not None:  # directions that are left out have no residuals either
             n = n - np.array([0 if one is None else one.left_out for one in said])
         made, each = expansion(self.loss, self.data.expand(zero), n), [one for one in said or () if one is not None]
@@ -209,9 +215,36 @@ class Source:
                     for part, at in self._parts():
                         self.gram[at] += gram_sums(part.rows)
                 sums = replace(sums, hessian=(self.gram * expected_shares(counts)[:, None, None])[:, None])
-        if not isinstance(self.data, RowData):
+        if not self.data.in_memory:
             self._last = theta.copy(), sums
         return sums
+
+
+class ScaledLosses(NamedTuple):
+    """The losses of a source as functions of fitted parameters; values are in the user's units."""
+
+    source: Source
+    units: Units
+
+    def values(self, at: Array) -> Array:
+        """Return the sites' losses ``(V,)`` at ``at (V, p)``."""
+        return self.source.values(self.units.theta(at))
+
+    def value(self, at: Array) -> float:
+        """Return their sum."""
+        return float(self.values(at).sum())
+
+    def expand(self, at: Array) -> QuadraticLikelihoods:
+        """Return quadratics around ``at (V, p)``."""
+        return self.units.fitted(self.source.expand(self.units.theta(at)))
+
+    def averaged(self, at: Array, covariance: Array) -> QuadraticLikelihoods:
+        """Return quadratics averaged around ``at (V, p)`` with ``covariance (V, p, p)``."""
+        return self.units.fitted(self.source.averaged(self.units.theta(at), self.units.covariance(covariance)))
+
+    def sums(self, at: Array, covariance: Array) -> QuadraticLikelihoods:
+        """Return quadratics at a point, averaged around it where sites' estimates need that."""
+        return self.averaged(at, covariance) if self.source.averages else self.expand(at)
 
 
 def expansion(loss: Loss, sums: Quadratics, n: Index | Array) -> QuadraticLikelihoods:

@@ -9,7 +9,7 @@ import numpy as np
 
 from fedkin._base import Array, Index
 from fedkin.kin.chains import Chains, States
-from fedkin.kin.matrices import Matrices, shrunk
+from fedkin.kin.likelihoods import Matrices, shrunk
 from fedkin.kin.partitions import SHARES
 from fedkin.kin.sampler import LOG_SHARES
 

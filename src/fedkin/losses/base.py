@@ -1,4 +1,4 @@
-"""`Loss`, any function of theta; `RowLoss`, of linear predictors; `ScalarLoss`, of one predictor.
+"""`Loss`, any function of theta; `RowLoss`, of linear predictors; `ScalarLoss`, of one; `LogLinkLoss`, of a log mean.
 
 A loss says everything that depends on it: which targets it takes, how it links predictors to responses, how held-out
 rows are scored, when it suits a target. Other packages ask the loss and never which loss it is.
@@ -12,6 +12,7 @@ from typing import Any, ClassVar, Literal, Self
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy.special import entr
 
 from fedkin._base import Array, Index, Mask
 from fedkin.errors import DataError, ParameterError
@@ -20,6 +21,7 @@ from fedkin.errors import DataError, ParameterError
 LOGIT_SIZE = 25.0
 
 TargetKind = Literal["number", "count", "positive", "class"]
+Maybe = Array | None  #: an array that rows may not have
 
 
 class Loss(ABC):
@@ -30,42 +32,26 @@ class Loss(ABC):
     """
 
     name: str = "loss"
-    #: Kind of target; None for losses of the features alone (the mean).
-    target: ClassVar[TargetKind | None] = "number"
-    #: Numbers that may be targets, for messages.
-    wanted: str = "a target"
-    #: Link between the linear predictor and the mean response; None where it is not known.
-    link: ClassVar[Literal["identity", "log", "logit", "softmax"] | None] = None
-    #: Name of the error that `row_errors` returns; None where held-out rows are scored by the loss itself.
-    metric: ClassVar[str | None] = None
-    #: Targets that the loss is meant for, in a few words ("counts"), where that is not plain from `target`.
-    purpose: ClassVar[str] = ""
-    #: True when theta is a point among the rows: it moves with them, and has neither an intercept nor a predictor.
-    location: bool = False
-    #: True when `quadratic_terms` describes the loss completely; a `RowLoss` then has curvature 1.
-    quadratic: bool = False
-    #: A modulus of strong convexity that is certain for all rows.
-    strong_convexity: float = 0.0
-    #: Linear predictors of a row; 0 for losses that are not a `RowLoss`.
-    n_outputs: int = 0
-    #: Size of a residual beyond which a row's loss is linear, without curvature; None where there is none.
-    threshold: float | None = None
-    #: Parameter of `ScalarLoss.slope`.
-    parameter: float = 0.0
-    #: True when `dispersion` is an estimate: then tests refer to F instead of chi-square.
-    estimates_scale: bool = False
-    #: False when `predict` is no more than the linear predictor.
-    has_prediction: bool = True
+    target: ClassVar[TargetKind | None] = "number"  # None for losses of the features alone (the mean)
+    wanted: str = "a target"  # numbers that may be targets, for messages
+    link: ClassVar[Literal["identity", "log", "logit", "softmax"] | None] = None  # from predictor to mean response
+    metric: ClassVar[str | None] = None  # names the error of `row_errors`; None where the loss itself scores rows
+    purpose: ClassVar[str] = ""  # targets that it is meant for ("counts"), where that is not plain from `target`
+    location: bool = False  # theta is a point among the rows: it moves with them, without intercept or predictor
+    quadratic: bool = False  # `quadratic_terms` describes the loss completely; a `RowLoss` then has curvature 1
+    strong_convexity: float = 0.0  # a modulus that is certain for all rows
+    n_outputs: int = 0  # linear predictors of a row; 0 for losses that are not a `RowLoss`
+    threshold: float | None = None  # size of a residual beyond which a row's loss is linear, without curvature
+    parameter: float = 0.0  # of `ScalarLoss.slope`
+    estimates_scale: bool = False  # `dispersion` is an estimate: tests refer to F instead of chi-square
+    has_prediction: bool = True  # `predict` is more than the linear predictor
 
-    @property
-    def needs_target(self) -> bool:
-        """Whether rows must have a target."""
-        return self.target is not None
+    # losses without parameters are equal when they are of one class; those with parameters are dataclasses
+    def __eq__(self, other: object) -> bool:
+        return self is other or (type(self) is type(other) and not vars(self) and not vars(other))
 
-    @property
-    def needs_classes(self) -> bool:
-        """Whether targets are classes, numbered from 0."""
-        return self.target == "class"
+    def __hash__(self) -> int:
+        return hash(type(self)) if not vars(self) else id(self)
 
     # --- making a loss for data ---
     @classmethod
@@ -79,9 +65,7 @@ class Loss(ABC):
         return cls()
 
     @classmethod
-    def from_rows(
-        cls, X: Array, y: Array | None, site: Index, offset: Array | None = None, weight: Array | None = None
-    ) -> Loss:
+    def from_rows(cls, X: Array, y: Maybe, site: Index, offset: Maybe = None, weight: Maybe = None) -> Loss:
         """Return the loss with parameters that fit all rows; ``site (n,)`` numbers their sites."""
         return cls.from_target(y)
 
@@ -90,71 +74,61 @@ class Loss(ABC):
         """Return whether targets look as if this loss were meant for them."""
         return False
 
-    # --- the mean loss of one site ---
-    def n_params(self, n_features: int) -> int:
-        """Return the length p of theta for ``n_features`` columns."""
-        return n_features
-
-    @abstractmethod
-    def value(self, theta: Array, X: Array, y: Array | None, offset: Array | None = None) -> float:
-        """Return the mean loss over the rows."""
-
-    @abstractmethod
-    def gradient(self, theta: Array, X: Array, y: Array | None, offset: Array | None = None) -> Array:
-        """Return the gradient ``(p,)`` of `value`."""
-
-    @abstractmethod
-    def scores(self, theta: Array, X: Array, y: Array | None, offset: Array | None = None) -> Array:
-        """Return per-row derivatives psi ``(n, p)``; their mean is `gradient`."""
-
-    @abstractmethod
-    def hessian(self, theta: Array, X: Array, y: Array | None, offset: Array | None = None) -> Array:
-        """Return the Hessian ``(p, p)`` of `value`."""
-
-    @abstractmethod
-    def predict(self, theta: Array, X: Array, offset: Array | None = None) -> Array:
-        """Return the mean response of each row ``(n,)``; class probabilities ``(n, C)`` for multinomial."""
-
     def check_target(self, y: NDArray[Any] | None, site: object) -> None:
         """Raise `DataError`, naming the site, when ``y`` cannot be a target of this loss."""
-        if self.needs_target and y is None:
+        if self.target is not None and y is None:
             raise DataError(f"site {site!r} has no target, but the {self.name} loss needs one")
-        if self.needs_target and y is not None and y.dtype.kind not in "fiub":
+        if self.target is not None and y is not None and y.dtype.kind not in "fiub":
             raise DataError(
                 f"site {site!r}: the {self.name} loss needs a numeric target, got {y.dtype}; "
                 "encode the labels as numbers, or use KinClassifier, which does it"
             )
         if y is not None and (bad := self.refused(y)).any():
-            hint = "; encode the labels, or use KinClassifier, which does it" if self.needs_classes else ""
+            hint = "; encode the labels, or use KinClassifier, which does it" if self.target == "class" else ""
             raise DataError(f"site {site!r}: the {self.name} loss needs {self.wanted}, got {y[bad][0]:g}{hint}")
 
     def refused(self, y: NDArray[Any]) -> Mask:
         """Return which numbers cannot be targets of this loss."""
         return np.zeros(y.shape, dtype=bool)
 
+    # --- the mean loss of one site ---
+    def n_params(self, n_features: int) -> int:
+        """Return the length p of theta for ``n_features`` columns."""
+        return n_features
+
+    @abstractmethod
+    def value(self, theta: Array, X: Array, y: Maybe, offset: Maybe = None) -> float:
+        """Return the mean loss over the rows."""
+
+    @abstractmethod
+    def gradient(self, theta: Array, X: Array, y: Maybe, offset: Maybe = None) -> Array:
+        """Return the gradient ``(p,)`` of `value`."""
+
+    @abstractmethod
+    def scores(self, theta: Array, X: Array, y: Maybe, offset: Maybe = None) -> Array:
+        """Return per-row derivatives psi ``(n, p)``; their mean is `gradient`."""
+
+    @abstractmethod
+    def hessian(self, theta: Array, X: Array, y: Maybe, offset: Maybe = None) -> Array:
+        """Return the Hessian ``(p, p)`` of `value`."""
+
+    @abstractmethod
+    def predict(self, theta: Array, X: Array, offset: Maybe = None) -> Array:
+        """Return the mean response of each row ``(n,)``; class probabilities ``(n, C)`` for multinomial."""
+
     def row_errors(self, y: Array, response: Array) -> Array:
         """Return the error ``(n,)`` of held-out rows, where `metric` names it; lower is better.
 
-        ``response`` is what `predict` gives, ``(n, C)`` for classes numbered ``y``; losses without a target compare
-        the features ``y (n, p)`` with it.
+        ``response`` is what `predict` gives; losses without a target compare the features ``y (n, p)`` with it.
         """
         raise NotImplementedError(f"the {self.name} loss has no error of single rows")
 
-    # --- noise ---
-    def dispersion(
-        self, theta: Array, X: Array, y: Array | None, offset: Array | None = None, weight: Array | None = None
-    ) -> float:
+    def dispersion(self, theta: Array, X: Array, y: Maybe, offset: Maybe = None, weight: Maybe = None) -> float:
         """Return the factor by which the score covariance exceeds the Hessian; 1 for likelihoods without a free scale.
 
         A row of ``weight (n,)`` w counts as w rows, for losses on linear predictors.
         """
         return 1.0
-
-    def lent_dispersion(
-        self, theta: Array, X: Array, y: Array | None, offset: Array | None = None, weight: Array | None = None
-    ) -> float:
-        """Return a dispersion to assume at sites whose fit passes through all their points."""
-        return self.dispersion(theta, X, y, offset, weight)
 
     # --- what depends on the kind of loss ---
     @property
@@ -162,9 +136,7 @@ class Loss(ABC):
         """The loss as a function of linear predictors; None when it is none."""
         return None
 
-    def quadratic_terms(
-        self, X: Array, y: Array | None, offset: Array | None, weight: Array | None = None
-    ) -> tuple[Array, Array, Array]:
+    def quadratic_terms(self, X: Array, y: Maybe, offset: Maybe, weight: Maybe = None) -> tuple[Array, Array, Array]:
         """Return ``A, b, c`` of ``theta' A theta / 2 - b' theta + c`` on a batch, where `quadratic`.
 
         ``A (B, p, p)``, or ``(B,)`` when all are multiples of the identity; ``b (B, p)``; ``c (B,)``. Weights
@@ -173,21 +145,21 @@ class Loss(ABC):
         raise NotImplementedError(f"the {self.name} loss is not quadratic")
 
     def least_squares_rows(
-        self, X: Array, y: Array | None, offset: Array | None, weight: Array | None = None
+        self, X: Array, y: Maybe, offset: Maybe, weight: Maybe = None
     ) -> tuple[Array, Array] | None:
         """Return features ``(B, n, p)`` and responses ``(B, n)`` when the loss is least squares on them, else None."""
         return None
 
-    def row_curvatures(self, theta: Array, X: Array, y: Array | None, offset: Array | None) -> Array | None:
+    def row_curvatures(self, theta: Array, X: Array, y: Maybe, offset: Maybe) -> Maybe:
         """Return the trace ``(n,)`` of each row's Hessian, row k at ``theta[k]`` of ``theta (n, p)``, where known."""
         return None
 
-    # --- gradients of batches, in a compact form that SAGA can remember ---
+    # --- gradients of batches, in a compact form that SAGA can remember; a site's bits do not depend on the others ---
     def compact_width(self, n_params: int) -> int:
         """Return how many numbers of a row `compact_scores` holds."""
-        return n_params
+        return self.n_outputs or n_params
 
-    def compact_scores(self, theta: Array, X: Array, y: Array | None, offset: Array | None) -> Array:
+    def compact_scores(self, theta: Array, X: Array, y: Maybe, offset: Maybe) -> Array:
         """Return numbers ``(B, n, width)`` that give each row's gradient, given the row. Here the whole score."""
         return np.stack([self.scores(t, *rows) for t, *rows in each(theta, X, y, offset)])
 
@@ -195,9 +167,9 @@ class Loss(ABC):
         """Return mean gradients ``(B, p)`` of a batch whose `compact_scores` are given."""
         return np.asarray(compact.sum(axis=1) / X.shape[1])
 
-    def batch_gradients(self, theta: Array, X: Array, y: Array | None, offset: Array | None) -> Array:
-        """Return gradients ``(B, p)`` of a batch; a site's bits do not depend on the others."""
-        return np.stack([self.gradient(t, *rows) for t, *rows in each(theta, X, y, offset)])
+    def batch_gradients(self, theta: Array, X: Array, y: Maybe, offset: Maybe) -> Array:
+        """Return gradients ``(B, p)`` of a batch."""
+        return self.mean_of_compact(self.compact_scores(theta, X, y, offset), X)
 
 
 class RowLoss(Loss):
@@ -208,12 +180,9 @@ class RowLoss(Loss):
     """
 
     n_outputs: int = 1
-    #: True when every curvature is positive definite: then a gradient never leaves the range of its Hessian.
-    strictly_convex: bool = False
-    #: At least as large as any curvature; infinite when nothing is.
-    curvature_bound: float = float("inf")
-    #: When a design of full rank has a minimiser: "always", unless the rows are "separable", or "unknown".
-    minimiser: Literal["always", "separable", "unknown"] = "unknown"
+    strictly_convex: bool = False  # every curvature is positive definite: a gradient is in the range of its Hessian
+    curvature_bound: float = float("inf")  # at least as large as any curvature
+    minimiser: Literal["always", "separable", "unknown"] = "unknown"  # for full rank: always, or if not separable
 
     # --- pointwise functions ---
     @abstractmethod
@@ -265,11 +234,11 @@ class RowLoss(Loss):
         return np.broadcast_to(self.curvature_bound * np.eye(self.n_outputs), (*eta.shape, self.n_outputs))
 
     # --- what is known from targets before any fit; y and offset are (B, n) ---
-    def plausible_size(self, y: Array, offset: Array | None) -> Array:
+    def plausible_size(self, y: Array, offset: Maybe) -> Array:
         """Return the mean square ``(B,)`` that a site's linear predictor may plausibly have."""
         return np.asarray(((y if offset is None else y - offset) ** 2).mean(axis=1))
 
-    def working_response(self, y: Array) -> tuple[Array, Array | None] | None:
+    def working_response(self, y: Array) -> tuple[Array, Maybe] | None:
         """Return response and weights ``(B, n)`` of a least-squares fit that is a good start; None to start at 0."""
         return None
 
@@ -289,53 +258,44 @@ class RowLoss(Loss):
     def n_params(self, n_features: int) -> int:
         return self.n_outputs * n_features
 
-    def predictors(self, theta: Array, X: Array, offset: Array | None = None) -> Array:
+    def predictors(self, theta: Array, X: Array, offset: Maybe = None) -> Array:
         """Return linear predictors ``(n, k)``."""
         eta = X @ theta.reshape(self.n_outputs, -1).T
         return eta if offset is None else eta + offset[:, None]
 
-    def value(self, theta: Array, X: Array, y: Array | None, offset: Array | None = None) -> float:
+    def value(self, theta: Array, X: Array, y: Maybe, offset: Maybe = None) -> float:
         return float(self.value_at(self.predictors(theta, X, offset), given(y)).mean())
 
-    def gradient(self, theta: Array, X: Array, y: Array | None, offset: Array | None = None) -> Array:
+    def gradient(self, theta: Array, X: Array, y: Maybe, offset: Maybe = None) -> Array:
         slope = self.slope_at(self.predictors(theta, X, offset), given(y))
         return np.asarray(slope.T @ X / X.shape[0]).reshape(-1)
 
-    def scores(self, theta: Array, X: Array, y: Array | None, offset: Array | None = None) -> Array:
+    def scores(self, theta: Array, X: Array, y: Maybe, offset: Maybe = None) -> Array:
         slope = self.slope_at(self.predictors(theta, X, offset), given(y))
         return np.asarray(slope[:, :, None] * X[:, None, :]).reshape(X.shape[0], -1)
 
-    def hessian(self, theta: Array, X: Array, y: Array | None, offset: Array | None = None) -> Array:
+    def hessian(self, theta: Array, X: Array, y: Maybe, offset: Maybe = None) -> Array:
         return weighted_gram(X, self.curvature_at(self.predictors(theta, X, offset), given(y)))
 
-    def predict(self, theta: Array, X: Array, offset: Array | None = None) -> Array:
+    def predict(self, theta: Array, X: Array, offset: Maybe = None) -> Array:
         return self.response(self.predictors(theta, X, offset))
 
-    def row_curvatures(self, theta: Array, X: Array, y: Array | None, offset: Array | None) -> Array:
+    def row_curvatures(self, theta: Array, X: Array, y: Maybe, offset: Maybe) -> Array:
         weights = theta.reshape(theta.shape[0], self.n_outputs, -1)
-        eta = np.stack([np.einsum("np,np->n", X, weights[:, k]) for k in range(self.n_outputs)], axis=1)
-        eta = eta if offset is None else eta + offset[:, None]
-        each = self.curvature_at(eta, np.zeros(len(X)) if y is None else y)
-        return np.asarray(np.trace(each, axis1=1, axis2=2) * np.einsum("np,np->n", X, X))
+        eta = np.einsum("np,nkp->nk", X, weights)
+        curvature = self.curvature_at(eta if offset is None else eta + offset[:, None], given(y))
+        return np.asarray(np.trace(curvature, axis1=1, axis2=2) * np.einsum("np,np->n", X, X))
 
     # --- batches: products element by element, as a matrix product's bits depend on its shape ---
-    def compact_width(self, n_params: int) -> int:
-        return self.n_outputs
-
-    def compact_scores(self, theta: Array, X: Array, y: Array | None, offset: Array | None) -> Array:
+    def compact_scores(self, theta: Array, X: Array, y: Maybe, offset: Maybe) -> Array:
         """Return slopes ``(B, n, k)``."""
         weights = theta.reshape(theta.shape[0], 1, self.n_outputs, -1)
         eta = np.add.reduce(X[:, :, None, :] * weights, axis=3)
         return self.slope_at(eta if offset is None else eta + offset[:, :, None], given(y))
 
     def mean_of_compact(self, compact: Array, X: Array) -> Array:
-        if self.n_outputs == 1:
-            return np.asarray(np.add.reduce(compact * X, axis=1) / X.shape[1])
-        outer = (compact[:, :, :, None] * X[:, :, None, :]).sum(axis=1) / X.shape[1]
+        outer = np.add.reduce(compact[:, :, :, None] * X[:, :, None, :], axis=1) / X.shape[1]
         return np.asarray(outer.reshape(outer.shape[0], -1))
-
-    def batch_gradients(self, theta: Array, X: Array, y: Array | None, offset: Array | None) -> Array:
-        return self.mean_of_compact(self.compact_scores(theta, X, y, offset), X)
 
 
 class ScalarLoss(RowLoss):
@@ -383,31 +343,46 @@ class ScalarLoss(RowLoss):
             return self.mean(eta[..., 0])
 
 
-def secant_curvature(loss: RowLoss, eta: Array, y: Array) -> Array:
-    """Return cautious curvatures of a loss with a log link: secants of the slope between eta and its zero, ``log y``.
+class LogLinkLoss(ScalarLoss):
+    """Loss of amounts of at least 0 whose mean is the exponential of the predictor."""
 
-    The model is then least where the row's loss is.
-    """
-    gap, curvature = eta - np.log(np.maximum(y, np.finfo(float).tiny))[..., None], loss.curvature_at(eta, y)[..., 0]
-    secant = np.divide(loss.slope_at(eta, y), gap, out=curvature.copy(), where=np.abs(gap) > 1e-4)
-    return np.maximum(secant, curvature)[..., None]
+    link = "log"
+    strictly_convex = True
+
+    @abstractmethod
+    def cdf(self, value: Array, mean: Array, noise: float) -> Array:
+        """Return the probability of observations up to ``value``, given their mean and the dispersion."""
+
+    def mean(self, eta: Array) -> Array:
+        return np.exp(eta)
+
+    def observation_interval(self, eta: Array, error: Array, noise: float, level: float) -> tuple[Array, Array]:
+        # quantiles over uncertain means, by Gaussian quadrature and bisection of the logarithm
+        nodes, weights = np.polynomial.hermite_e.hermegauss(15)
+        logs, wide = eta[:, None] + error[:, None] * nodes, max(noise, 1.0)
+        ends = []
+        for chance in ((1 - level) / 2, (1 + level) / 2):
+            low, high = logs.min(axis=1) - 60.0 * wide, np.maximum(logs.max(axis=1), 0.0) + 10.0 * wide
+            for _ in range(60):
+                middle = 0.5 * (low + high)
+                enough = self.cdf(np.exp(middle)[:, None], np.exp(logs), noise) @ weights >= chance * weights.sum()
+                high, low = np.where(enough, middle, high), np.where(enough, low, middle)
+            ends.append(np.exp(high))
+        return ends[0], ends[1]
+
+    def cautious_at(self, eta: Array, y: Array) -> Array:
+        # the secant of the slope between eta and its zero, log y: the model is then least where the row's loss is
+        gap, curvature = eta - np.log(np.maximum(y, np.finfo(float).tiny))[..., None], self.curvature_at(eta, y)[..., 0]
+        secant = np.divide(self.slope_at(eta, y), gap, out=curvature.copy(), where=np.abs(gap) > 1e-4)
+        return np.maximum(secant, curvature)[..., None]
 
 
 def by_loss(losses: Sequence[Loss], members: Index | None = None) -> list[tuple[Index, Loss]]:
-    """Group sites (all, or those numbered ``members``) by loss; equal losses count as one.
-
-    Examples
-    --------
-    >>> from fedkin.losses import HuberLoss, LinearLoss, by_loss
-    >>> [(who.tolist(), loss.name) for who, loss in by_loss([HuberLoss(), LinearLoss(), HuberLoss(), LinearLoss()])]
-    [([0, 2], 'huber'), ([1, 3], 'linear')]
-    """
+    """Group sites (all, or those numbered ``members``) by loss; equal losses count as one."""
     groups: dict[object, list[int]] = {}
     for u in range(len(losses)) if members is None else members.tolist():
         loss = losses[u]
-        # losses without parameters are the same whichever object they are
-        key: object = loss if vars(loss) else type(loss)
-        groups.setdefault(key if isinstance(key, Hashable) else id(key), []).append(u)
+        groups.setdefault(loss if isinstance(loss, Hashable) else id(loss), []).append(u)
     return [(np.asarray(group, dtype=np.int64), losses[group[0]]) for group in groups.values()]
 
 
@@ -424,14 +399,14 @@ def weighted_gram(X: Array, weights: Array) -> Array:
     return out.reshape(*X.shape[:-2], k * q, k * q)
 
 
-def given(y: Array | None) -> Array:
+def given(y: Maybe) -> Array:
     """Return the target, or raise the error that it is missing."""
     if y is None:
         raise DataError("this loss needs a target, but the rows have none")
     return y
 
 
-def each(*parts: Array | None) -> Iterator[tuple[Any, ...]]:
+def each(*parts: Maybe) -> Iterator[tuple[Any, ...]]:
     """Iterate over the first axes of several arrays; a part that is None stays None."""
     length = next(len(part) for part in parts if part is not None)
     return zip(*([None] * length if part is None else part for part in parts), strict=True)
@@ -439,8 +414,7 @@ def each(*parts: Array | None) -> Iterator[tuple[Any, ...]]:
 
 def xlogx(mu: Array) -> Array:
     """Return ``mu log mu``, 0 at 0 and infinite below; a rounding error below 0 counts as 0."""
-    safe = np.where(mu > 0, mu, 1.0)
-    return np.where(mu > -1e-15, safe * np.log(safe), np.inf)
+    return -entr(np.where(mu > -1e-15, np.maximum(mu, 0.0), mu))
 
 
 def log_loss(y: Array, chances: Array) -> Array:
@@ -454,3 +428,9 @@ def lacks_class(y: Array, group: Index, n_classes: int) -> Mask:
     seen = np.zeros((int(group.max(initial=-1)) + 1, n_classes), dtype=bool)
     seen[group, y.astype(np.int64)] = True
     return np.asarray(~seen.all(axis=1))
+
+
+def squared_dispersion(residual: Array, n_params: int, weight: Maybe) -> float:
+    """Return the mean square of Pearson residuals ``(n,)``, with ``n - n_params`` degrees of freedom."""
+    n = len(residual) if weight is None else float(weight.sum())
+    return float(residual**2 @ (np.ones(len(residual)) if weight is None else weight) / max(n - n_params, 1))

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from fedkin._base import Array
 from fedkin.errors import ParameterError
-from fedkin.losses.base import Loss, each
+from fedkin.losses.base import Loss, Maybe, each
 
 
 @dataclass(frozen=True)
@@ -79,43 +79,42 @@ class UserLoss(Loss):
     def check_target(self, y: NDArray[Any] | None, site: object) -> None:
         """Accept any target: the given functions know what they need."""
 
-    def value(self, theta: Array, X: Array, y: Array | None, offset: Array | None = None) -> float:
+    def value(self, theta: Array, X: Array, y: Maybe, offset: Maybe = None) -> float:
         return float(self.value_fn(theta, X, y, offset))
 
-    def gradient(self, theta: Array, X: Array, y: Array | None, offset: Array | None = None) -> Array:
+    def gradient(self, theta: Array, X: Array, y: Maybe, offset: Maybe = None) -> Array:
         return np.asarray(self.gradient_fn(theta, X, y, offset), dtype=np.float64)
 
-    def scores(self, theta: Array, X: Array, y: Array | None, offset: Array | None = None) -> Array:
+    def scores(self, theta: Array, X: Array, y: Maybe, offset: Maybe = None) -> Array:
         if self.scores_fn is not None:
             return np.asarray(self.scores_fn(theta, X, y, offset), dtype=np.float64)
         single_rows = each(*(part if part is None else part[:, None] for part in (X, y, offset)))
         return np.stack([self.gradient(theta, *row) for row in single_rows])
 
-    def hessian(self, theta: Array, X: Array, y: Array | None, offset: Array | None = None) -> Array:
+    def hessian(self, theta: Array, X: Array, y: Maybe, offset: Maybe = None) -> Array:
         if self.hessian_fn is not None:
             return np.asarray(self.hessian_fn(theta, X, y, offset), dtype=np.float64)
-        p = theta.size
         step = np.cbrt(np.finfo(float).eps) * max(1.0, float(np.abs(theta).max()))
-        columns = np.empty((p, p))
-        for c in range(p):
-            shift = np.zeros(p)
-            shift[c] = step
-            up = self.gradient(theta + shift, X, y, offset)
-            columns[:, c] = (up - self.gradient(theta - shift, X, y, offset)) / (2 * step)
-        return 0.5 * (columns + columns.T)
+        up, down = (
+            np.array([self.gradient(theta + sign * shift, X, y, offset) for shift in step * np.eye(theta.size)])
+            for sign in (1.0, -1.0)
+        )
+        return np.asarray((up - down + (up - down).T) / (4 * step))
 
-    def predict(self, theta: Array, X: Array, offset: Array | None = None) -> Array:
+    def predict(self, theta: Array, X: Array, offset: Maybe = None) -> Array:
         if self.predict_fn is not None:
             return np.asarray(self.predict_fn(theta, X, offset), dtype=np.float64)
-        eta = X @ theta
-        return np.asarray(eta if offset is None else eta + offset)
+        return np.asarray(X @ theta + (0.0 if offset is None else offset))
+
+    def batch_gradients(self, theta: Array, X: Array, y: Maybe, offset: Maybe) -> Array:
+        # scores may be one call per row
+        return np.stack([self.gradient(t, *rows) for t, *rows in each(theta, X, y, offset)])
 
 
 def _check_arguments(name: str, function: Callable[..., Any] | None, wanted: tuple[str, ...]) -> None:
-    if function is None:
-        return
     try:
-        inspect.signature(function).bind(*wanted)
+        if function is not None:
+            inspect.signature(function).bind(*wanted)
     except TypeError as error:
         raise ParameterError(
             f"{name} is called as {name}({', '.join(wanted)}), which the given function does not accept: {error}"

@@ -8,7 +8,7 @@ import numpy as np
 from scipy.special import ndtri
 
 from fedkin._base import Array
-from fedkin.losses.base import ScalarLoss, given
+from fedkin.losses.base import Maybe, ScalarLoss, given, squared_dispersion
 
 
 class LinearLoss(ScalarLoss):
@@ -43,26 +43,17 @@ class LinearLoss(ScalarLoss):
         half = ndtri(0.5 + 0.5 * level) * np.sqrt(error**2 + noise)
         return eta - half, eta + half
 
-    def dispersion(
-        self, theta: Array, X: Array, y: Array | None, offset: Array | None = None, weight: Array | None = None
-    ) -> float:
-        residual = self.predictors(theta, X, offset)[:, 0] - given(y)
-        if weight is None:
-            return float(residual @ residual / max(X.shape[0] - X.shape[1], 1))
-        return float(weight @ residual**2 / max(weight.sum() - X.shape[1], 1))
+    def dispersion(self, theta: Array, X: Array, y: Maybe, offset: Maybe = None, weight: Maybe = None) -> float:
+        return squared_dispersion(given(y) - self.predict(theta, X, offset), X.shape[1], weight)
 
-    def least_squares_rows(
-        self, X: Array, y: Array | None, offset: Array | None, weight: Array | None = None
-    ) -> tuple[Array, Array]:
+    def least_squares_rows(self, X: Array, y: Maybe, offset: Maybe, weight: Maybe = None) -> tuple[Array, Array]:
         y = given(y) if offset is None else given(y) - offset
         if weight is None:
             return X, y
         root = np.sqrt(weight)
         return root[..., None] * X, root * y
 
-    def quadratic_terms(
-        self, X: Array, y: Array | None, offset: Array | None, weight: Array | None = None
-    ) -> tuple[Array, Array, Array]:
+    def quadratic_terms(self, X: Array, y: Maybe, offset: Maybe, weight: Maybe = None) -> tuple[Array, Array, Array]:
         X, y = self.least_squares_rows(X, y, offset, weight)
         n, transposed = X.shape[1], np.swapaxes(X, 1, 2)
         A = np.matmul(transposed, X) / n

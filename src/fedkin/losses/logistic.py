@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from scipy.special import ndtr
 
 from fedkin._base import Array, Index, Mask
-from fedkin.losses.base import LOGIT_SIZE, Loss, ScalarLoss, lacks_class, log_loss, xlogx
+from fedkin.losses.base import LOGIT_SIZE, Loss, Maybe, ScalarLoss, lacks_class, log_loss, xlogx
 from fedkin.losses.multinomial import MultinomialLoss
 
 #: The logistic function as a mixture of normal ones: shares and scales (Monahan and Stefanski 1992), exact to 3e-9.
@@ -71,7 +71,7 @@ class LogisticLoss(ScalarLoss):
         half = np.maximum(np.abs(eta), 1e-4) / 2
         return np.asarray(np.tanh(half) / (4 * half))[..., None]
 
-    def plausible_size(self, y: Array, offset: Array | None) -> Array:
+    def plausible_size(self, y: Array, offset: Maybe) -> Array:
         return np.full(y.shape[0], LOGIT_SIZE)
 
     def constant_diverges(self, y: Array, group: Index) -> Mask:
@@ -84,8 +84,6 @@ class LogisticLoss(ScalarLoss):
 def averaged_logit(eta: Array, variance: Array) -> Array:
     """Return the log odds of the mean of ``expit`` over normal log odds with this mean and variance.
 
-    Examples
-    --------
     >>> averaged_logit(np.array([2.0, 2.0, -2.0]), np.array([0.0, 4.0, 4.0])).round(3)
     array([ 2.   ,  1.238, -1.238])
     """

@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import numpy as np
 
-from fedkin._base import Array
-from fedkin.losses.base import Loss
+from fedkin._base import Array, check_positive
+from fedkin.losses.base import Loss, Maybe
 
 
+@dataclass(frozen=True)
 class MeanLoss(Loss):
-    """``m(z; theta) = ||z - theta||^2 / 2`` with ``z`` the row of features; there is no target."""
+    """``m(z; theta) = ||z - theta||^2 / (2 variance)`` with ``z`` the row of features; there is no target.
+
+    ``variance`` is that of each coordinate about its mean, where it is known; sites may have different ones.
+    """
+
+    variance: float = 1.0
 
     name = "mean"
     target = None
@@ -18,44 +26,44 @@ class MeanLoss(Loss):
     quadratic = True
     estimates_scale = True
 
-    def value(self, theta: Array, X: Array, y: Array | None, offset: Array | None = None) -> float:
-        return float(0.5 * ((X - theta) ** 2).sum() / X.shape[0])
+    def __post_init__(self) -> None:
+        check_positive("variance", self.variance)
 
-    def gradient(self, theta: Array, X: Array, y: Array | None, offset: Array | None = None) -> Array:
-        return np.asarray(theta - X.mean(axis=0))
+    @property
+    def parameter(self) -> float:  # type: ignore[override]
+        return 1.0 / self.variance
 
-    def scores(self, theta: Array, X: Array, y: Array | None, offset: Array | None = None) -> Array:
-        return theta - X
+    def value(self, theta: Array, X: Array, y: Maybe, offset: Maybe = None) -> float:
+        return float(0.5 * self.parameter * ((X - theta) ** 2).sum() / X.shape[0])
 
-    def hessian(self, theta: Array, X: Array, y: Array | None, offset: Array | None = None) -> Array:
-        return np.eye(X.shape[1])
+    def gradient(self, theta: Array, X: Array, y: Maybe, offset: Maybe = None) -> Array:
+        return np.asarray(self.parameter * (theta - X.mean(axis=0)))
 
-    def predict(self, theta: Array, X: Array, offset: Array | None = None) -> Array:
+    def scores(self, theta: Array, X: Array, y: Maybe, offset: Maybe = None) -> Array:
+        return np.asarray(self.parameter * (theta - X))
+
+    def hessian(self, theta: Array, X: Array, y: Maybe, offset: Maybe = None) -> Array:
+        return self.parameter * np.eye(X.shape[1])
+
+    def predict(self, theta: Array, X: Array, offset: Maybe = None) -> Array:
         return np.broadcast_to(theta, X.shape).copy()
 
     def row_errors(self, y: Array, response: Array) -> Array:
         return np.asarray(((y - response) ** 2).sum(axis=1))
 
-    def dispersion(
-        self, theta: Array, X: Array, y: Array | None, offset: Array | None = None, weight: Array | None = None
-    ) -> float:
+    def dispersion(self, theta: Array, X: Array, y: Maybe, offset: Maybe = None, weight: Maybe = None) -> float:
         weight = np.ones(X.shape[0]) if weight is None else weight
-        return float(weight @ ((X - theta) ** 2).sum(axis=1) / max((weight.sum() - 1) * X.shape[1], 1))
+        squares = float(weight @ ((X - theta) ** 2).sum(axis=1))
+        return float(self.parameter * squares / max((weight.sum() - 1) * X.shape[1], 1))
 
-    def quadratic_terms(
-        self, X: Array, y: Array | None, offset: Array | None, weight: Array | None = None
-    ) -> tuple[Array, Array, Array]:
-        if weight is None:
-            return np.ones(X.shape[0]), X.mean(axis=1), 0.5 * (X**2).sum(axis=2).mean(axis=1)
-        mean, squares = (weight[:, :, None] * X).mean(axis=1), (weight * (X**2).sum(axis=2)).mean(axis=1)
-        return np.ones(X.shape[0]), mean, 0.5 * squares
+    def quadratic_terms(self, X: Array, y: Maybe, offset: Maybe, weight: Maybe = None) -> tuple[Array, Array, Array]:
+        w = np.full(X.shape[:2], self.parameter) if weight is None else self.parameter * weight
+        A, b = np.full(X.shape[0], self.parameter), (w[:, :, None] * X).mean(axis=1)
+        return A, b, 0.5 * (w * (X**2).sum(axis=2)).mean(axis=1)
 
-    def row_curvatures(self, theta: Array, X: Array, y: Array | None, offset: Array | None) -> Array:
+    def row_curvatures(self, theta: Array, X: Array, y: Maybe, offset: Maybe) -> Array:
         # of each coordinate, not their sum: all directions are alike
-        return np.ones(X.shape[0])
+        return np.full(X.shape[0], self.parameter)
 
-    def compact_scores(self, theta: Array, X: Array, y: Array | None, offset: Array | None) -> Array:
-        return theta[:, None, :] - X
-
-    def batch_gradients(self, theta: Array, X: Array, y: Array | None, offset: Array | None) -> Array:
-        return np.asarray(theta - X.sum(axis=1) / X.shape[1])
+    def compact_scores(self, theta: Array, X: Array, y: Maybe, offset: Maybe) -> Array:
+        return np.asarray(self.parameter * (theta[:, None, :] - X))

@@ -8,11 +8,11 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.special import ndtri
+from scipy.special import log_softmax, logsumexp, ndtri, softmax
 
 from fedkin._base import Array, Index, Mask
 from fedkin.errors import DataError, ParameterError
-from fedkin.losses.base import LOGIT_SIZE, RowLoss, lacks_class, log_loss, xlogx
+from fedkin.losses.base import LOGIT_SIZE, Maybe, RowLoss, lacks_class, log_loss, xlogx
 
 #: Pairs of opposite points over which responses of several predictors are averaged.
 PAIRS = 64
@@ -54,10 +54,7 @@ class MultinomialLoss(RowLoss):
         return self.n_classes - 1
 
     def value_at(self, eta: Array, y: Array) -> Array:
-        chosen = self._onehot(y)
-        top = np.maximum(eta.max(axis=-1), 0.0)
-        norm = top + np.log(np.exp(-top) + np.exp(eta - top[..., None]).sum(axis=-1))
-        return np.asarray(norm - (chosen * eta).sum(axis=-1))
+        return np.asarray(logsumexp(with_reference(eta), axis=-1) - (self._onehot(y) * eta).sum(axis=-1))
 
     def slope_at(self, eta: Array, y: Array) -> Array:
         return self.response(eta)[..., 1:] - self._onehot(y)
@@ -74,9 +71,7 @@ class MultinomialLoss(RowLoss):
         return np.asarray(xlogx(mu).sum(axis=-1) + xlogx(1.0 - mu.sum(axis=-1)))
 
     def response(self, eta: Array) -> Array:
-        full = np.concatenate([np.zeros((*eta.shape[:-1], 1)), eta], axis=-1)
-        full = np.exp(full - full.max(axis=-1, keepdims=True))
-        return np.asarray(full / full.sum(axis=-1, keepdims=True))
+        return np.asarray(softmax(with_reference(eta), axis=-1))
 
     def row_errors(self, y: Array, response: Array) -> Array:
         return log_loss(y, response)
@@ -84,7 +79,7 @@ class MultinomialLoss(RowLoss):
     def averaged_predictor(self, eta: Array, covariance: Array) -> Array:
         return averaged_softmax(eta, covariance)
 
-    def plausible_size(self, y: Array, offset: Array | None) -> Array:
+    def plausible_size(self, y: Array, offset: Maybe) -> Array:
         return np.full(y.shape[0], LOGIT_SIZE)
 
     def constant_diverges(self, y: Array, group: Index) -> Mask:
@@ -101,6 +96,11 @@ class MultinomialLoss(RowLoss):
         return np.asarray(y[..., None] == np.arange(1, self.n_classes), dtype=np.float64)
 
 
+def with_reference(eta: Array) -> Array:
+    """Return log odds ``(..., k + 1)`` with the 0 of the reference class in front."""
+    return np.concatenate([np.zeros_like(eta[..., :1]), eta], axis=-1)
+
+
 def averaged_softmax(eta: Array, covariance: Array) -> Array:
     """Return log odds ``(..., k)`` against the first class, of probabilities averaged over normal log odds.
 
@@ -110,22 +110,13 @@ def averaged_softmax(eta: Array, covariance: Array) -> Array:
     root = np.linalg.cholesky(covariance + (1e-12 * size + 1e-300) * np.eye(eta.shape[-1]))
     logs = np.full((*eta.shape[:-1], eta.shape[-1] + 1), -np.inf)
     for z in normal_points(eta.shape[-1]):
-        odds = np.concatenate([np.zeros_like(logs[..., :1]), eta + root @ z], axis=-1)
-        odds -= odds.max(axis=-1, keepdims=True)
-        logs = np.logaddexp(logs, odds - np.log(np.exp(odds).sum(axis=-1, keepdims=True)))
+        logs = np.logaddexp(logs, log_softmax(with_reference(eta + root @ z), axis=-1))
     return np.asarray(np.where(size[..., 0] > 0, logs[..., 1:] - logs[..., :1], eta))
 
 
 @cache
 def normal_points(k: int) -> Array:
-    """Return points ``(2 PAIRS, k)`` placed evenly over a standard normal, with its mean and covariance.
-
-    Examples
-    --------
-    >>> points = normal_points(3)
-    >>> bool(abs(points.mean(axis=0)).max() < 1e-12 and abs(points.T @ points / 128 - np.eye(3)).max() < 1e-12)
-    True
-    """
+    """Return points ``(2 PAIRS, k)`` placed evenly over a standard normal, with its mean and covariance."""
     root = 2.0
     for _ in range(50):  # of x ** (k + 1) = x + 1, which places them most evenly
         root = (1.0 + root) ** (1.0 / (k + 1))

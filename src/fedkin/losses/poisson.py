@@ -6,25 +6,23 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.special import pdtr
+from scipy.special import logsumexp, pdtr, xlogy
 
 from fedkin._base import Array, Index, Mask
-from fedkin.losses.base import LOGIT_SIZE, ScalarLoss, secant_curvature, xlogx
+from fedkin.losses.base import LOGIT_SIZE, LogLinkLoss, Maybe, xlogx
 
 #: Whole numbers with a larger mean than this are rarely counts of events, unless 0 is among them.
 _MEAN_OF_COUNTS = 10.0
 
 
-class PoissonLoss(ScalarLoss):
+class PoissonLoss(LogLinkLoss):
     """``m = exp(eta) - y eta``: log link, counts ``y >= 0``."""
 
     name = "poisson"
     target = "count"
-    link = "log"
     metric = "mean Poisson deviance"
     purpose = "counts of events"
     wanted = "counts of at least 0"
-    strictly_convex = True
     minimiser = "separable"
 
     @classmethod
@@ -47,35 +45,19 @@ class PoissonLoss(ScalarLoss):
         mu = a + y
         return xlogx(mu) - mu
 
-    def mean(self, eta: Array) -> Array:
-        return np.exp(eta)
-
-    def row_errors(self, y: Array, response: Array) -> Array:
-        mean, positive = np.maximum(response, np.finfo(float).tiny), y > 0
-        return np.asarray(2 * (np.where(positive, y * np.log(np.where(positive, y, 1.0) / mean), 0.0) - y + mean))
+    def cdf(self, value: Array, mean: Array, noise: float) -> Array:
+        return np.asarray(pdtr(np.floor(value), mean))
 
     def observation_interval(self, eta: Array, error: Array, noise: float, level: float) -> tuple[Array, Array]:
-        """Return quantiles of counts whose log mean is uncertain, by quadrature."""
-        nodes, weights = np.polynomial.hermite_e.hermegauss(15)
-        weights = weights / weights.sum()
-        rates = np.exp(eta[:, None] + error[:, None] * nodes)
-        ends = []
-        for chance in ((1 - level) / 2, (1 + level) / 2):
-            low, high = np.full(len(eta), -1.0), np.ceil(rates.max(axis=1) + 10 * np.sqrt(rates.max(axis=1)) + 10)
-            while (high - low > 1).any():
-                middle = np.floor((low + high) / 2)
-                enough = (pdtr(middle[:, None], rates) @ weights) >= chance
-                high, low = np.where(enough, middle, high), np.where(enough, low, middle)
-            ends.append(high)
-        return ends[0], ends[1]
+        low, high = super().observation_interval(eta, error, noise, level)
+        return np.floor(low), np.floor(high)
 
-    def cautious_at(self, eta: Array, y: Array) -> Array:
-        return secant_curvature(self, eta, y)
+    def row_errors(self, y: Array, response: Array) -> Array:
+        mean = np.maximum(response, np.finfo(float).tiny)
+        return np.asarray(2 * (xlogy(y, y / mean) - y + mean))
 
-    def plausible_size(self, y: Array, offset: Array | None) -> Array:
-        offset = np.zeros_like(y) if offset is None else offset
-        top = offset.max(axis=1)
-        exposure = top + np.log(np.exp(offset - top[:, None]).mean(axis=1))
+    def plausible_size(self, y: Array, offset: Maybe) -> Array:
+        exposure = 0.0 if offset is None else logsumexp(offset, axis=1) - np.log(y.shape[1])
         rate = np.log(np.maximum(y.mean(axis=1), 0.5 / y.shape[1])) - exposure
         return np.asarray(LOGIT_SIZE + rate**2)
 

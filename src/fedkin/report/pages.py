@@ -7,8 +7,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping
 from functools import cache
 from importlib.resources import files
 from typing import Any
@@ -21,15 +20,14 @@ from fedkin._base import Index, Mask, some_of
 from fedkin.fitting import FittedModel
 from fedkin.graph import Graph
 from fedkin.report.payload import report_payload
+from fedkin.report.text import comparison_table, members
 
-#: Members of a group that are named in the page's own text; the script shows all.
-_MOST_NAMED = 12
-#: Groups that are named there.
-_MOST_GROUPS = 20
+#: Groups, and members of each, that are named in the page's own text; the script shows all.
+_MOST_GROUPS, _MOST_NAMED = 20, 12
 
 
 def report_page(model: FittedModel, places: Mapping[str, Any] | None = None) -> str:
-    """The report of a model as one HTML page, which opens without a network.
+    """Return the report of a model as one HTML page, which opens without a network.
 
     Parameters
     ----------
@@ -49,11 +47,18 @@ def report_page(model: FittedModel, places: Mapping[str, Any] | None = None) -> 
     (True, False)
     """
     payload = report_payload(model, places)
-    return page_with_script("report", payload["headline"], payload, **_plain(payload))
+    return page_with_script(
+        "report",
+        payload["headline"],
+        payload,
+        **{name: payload[name] for name in ("lead", "about", "trust", "reproduction")},
+        comparison=None if not model.comparison else comparison_table(model.comparison),
+        groups=[(len(sites), some_of(sites, _MOST_NAMED)) for sites in members(model)[:_MOST_GROUPS]],
+    )
 
 
 def page_with_script(kind: str, title: str, payload: Mapping[str, Any], **values: Any) -> str:
-    """The template of a kind of page with the bundle and its values embedded."""
+    """Fill in the template of a kind of page, with the bundle and its values embedded."""
     return render(
         f"{kind}.html",
         title=title,
@@ -65,7 +70,7 @@ def page_with_script(kind: str, title: str, payload: Mapping[str, Any], **values
 
 
 def embedded(values: Mapping[str, Any]) -> str:
-    """JSON that can stand in a ``<script>``: nothing in it, whatever sites are called, ends the element."""
+    """Return JSON that can stand in a ``<script>``: nothing in it, whatever sites are called, ends the element."""
     text = json.dumps(values, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
     for mark in "<>&\u2028\u2029":
         text = text.replace(mark, f"\\u{ord(mark):04x}")
@@ -74,20 +79,8 @@ def embedded(values: Mapping[str, Any]) -> str:
 
 @cache
 def bundle(name: str) -> str:
-    """A file of the bundle that ``web/`` was built into."""
+    """Return a file of the bundle that ``web/`` was built into."""
     return files("fedkin.report").joinpath("static", name).read_text("utf-8").strip()
-
-
-def _plain(payload: Mapping[str, Any]) -> dict[str, Any]:
-    """What the page says without its script."""
-    members: dict[int, list[str]] = {}
-    if payload["resolved"]:
-        for site, group in zip(payload["sites"]["names"], payload["sites"]["groups"], strict=True):
-            members.setdefault(group, []).append(site)
-    shown = sorted(members.items())[:_MOST_GROUPS]
-    groups = [(f"Group {group + 1}", len(sites), some_of(sites, _MOST_NAMED)) for group, sites in shown]
-    parts = {name: payload[name] for name in ("lead", "about", "comparison", "trust", "reproduction")}
-    return {**parts, "groups": groups}
 
 
 def render(template: str, **values: Any) -> str:
@@ -98,56 +91,28 @@ def render(template: str, **values: Any) -> str:
 @cache
 def _environment() -> Environment:
     how: dict[str, Any] = {"undefined": StrictUndefined, "trim_blocks": True, "lstrip_blocks": True}
-    made = Environment(loader=PackageLoader("fedkin.report"), autoescape=True, **how)
-    made.filters["readable"] = readable
-    return made
+    return Environment(loader=PackageLoader("fedkin.report"), autoescape=True, **how)
 
 
-def readable(value: float | None) -> str:
-    """A number with four digits that count, thousands apart; a dash where there is none."""
-    if value is None:
-        return "–"
-    if not 1e4 <= abs(value) < 1e15:
-        return f"{value:.4g}"
-    return f"{float(f'{value:.3e}'):,.0f}".replace(",", " ")
-
-
-@dataclass(frozen=True, eq=False)
-class DemoResult:
-    """What the demonstration found; mappings are by method."""
-
-    summary: str  # a few plain sentences
-    estimation: Mapping[str, float]
-    held_out: Mapping[str, float]
-    highlight: Sequence[str]
-    given: Graph  # before and after the edge tests
-    kept: Graph
-    labels: Index  # (V,), true group of each site
-
-
-def demo_picture(result: DemoResult) -> str:
-    """The given graph, the kept edges and the errors on a logarithmic axis side by side, as one ``<svg>``."""
-    errors = result.estimation
+def demo_picture(errors: Mapping[str, float], strong: str, given: Graph, found: Graph, labels: Index) -> str:
+    """Draw two graphs of sites with true groups ``labels`` and the errors of methods side by side, as one ``<svg>``."""
     low = math.floor(math.log10(min(errors.values())) + 1e-9)
     high = max(math.ceil(math.log10(max(errors.values())) - 1e-9), low + 1)
 
     def share(value: float) -> float:
         return (math.log10(value) - low) / (high - low)
 
-    matrices = [
-        _matrix(result.given, result.labels, "The graph as given"),
-        _matrix(result.kept, result.labels, "Sites that Fedkin takes for kin"),
-    ]
+    matrices = [_matrix(given, labels, "The graph as given"), _matrix(found, labels, "Sites that Fedkin takes for kin")]
     ticks = [(share(10.0**power), f"{10.0**power:g}") for power in range(low, high + 1)]
     dots = [
-        {"name": name, "share": share(value), "label": f"{value:.3g}", "strong": name in result.highlight}
+        {"name": name, "share": share(value), "label": f"{value:.3g}", "strong": name == strong}
         for name, value in errors.items()
     ]
     return render("demo.svg", matrices=matrices, longest=max(map(len, errors)), ticks=ticks, dots=dots).strip()
 
 
 def _matrix(graph: Graph, labels: Index, title: str) -> dict[str, Any]:
-    """The matrix of a graph, sites sorted by group: a square for each edge, within groups and across them."""
+    """Return the matrix of a graph, sites sorted by group: a square for each edge, within groups and across them."""
     rank = np.argsort(np.argsort(labels, kind="stable"))
     within = labels[graph.edges[:, 0]] == labels[graph.edges[:, 1]]
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import base64
 import os
 from collections.abc import Hashable, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -15,37 +14,32 @@ from scipy.spatial.distance import squareform
 from scipy.special import ndtri
 
 from fedkin._base import Array, Index, listed
-from fedkin.data import read_columns
 from fedkin.errors import DataError
 from fedkin.fitting import FittedModel
-from fedkin.kin import Kin
-from fedkin.report.text import group_labels, headline, number, reproduction, trust
+from fedkin.kin import Kin, read_covariates
+from fedkin.report.text import group_labels, headline, number, reproduction, statements
 
-#: Of what the page and this module agree on.
 PAYLOAD_VERSION = 1
-#: Probability that the intervals promise.
-LEVEL = 0.95
+LEVEL = 0.95  # of the intervals
 #: Estimates that a page holds; where there are more, the coefficients that differ least between sites are left out.
 MOST_ESTIMATES = 100_000
+#: Up to this many sites the page has every pair; above it, blocks of neighbouring sites, so many on a side.
+MOST_PAIRED_SITES, BLOCKS = 1000, 300
 #: Up to this many sites all pairs are looked at; above it, those of some sites.
 MOST_DENSE_SITES, SAMPLED_SITES = 6_000, 3_000
-#: Errors of differences (pairs of sites times coefficients) that a page holds; where there are more, it has none.
-MOST_DIFFERENCES = 400_000
-#: The largest ratio of such an error to that of independent sites that a page can tell.
-MOST_RATIO = 4.0
-#: Edges that a page holds.
-MOST_EDGES = 20_000
-#: Sites whose groups along the path a page holds.
-MOST_PATH_SITES = 400
+#: Errors of differences (pairs of sites times coefficients) that a page holds (of more, none), and the largest ratio
+#: of such an error to that of independent sites.
+MOST_DIFFERENCES, MOST_RATIO = 400_000, 4.0
+#: Edges that a page holds, and sites whose groups along the path it holds.
+MOST_EDGES, MOST_PATH_SITES = 20_000, 400
 METHODS = ("Local", "Global", "Site intercepts", "Fedkin")
 _MEASURES = ("mean", "standard_error", "difference", "difference_error")
 
 
 def report_payload(model: FittedModel, places: Mapping[str, Any] | None = None) -> dict[str, Any]:
-    """Everything that the report of a model shows."""
+    """Return everything that the report of a model shows."""
     groups, resolved = group_labels(model)
-    comparison = _comparison(model)
-    title, lead = headline(model, groups, resolved, comparison)
+    title, lead = headline(model)
     return {
         "version": PAYLOAD_VERSION,
         "headline": title,
@@ -70,15 +64,15 @@ def report_payload(model: FittedModel, places: Mapping[str, Any] | None = None) 
         **_pairs(model, groups),
         "places": dict(places) if places is not None else state_tiles(model.sites),
         "coefficients": _coefficients(model),
-        "comparison": comparison,
+        "comparison": _comparison(model),
         "path": _path(model),
-        "trust": trust(model),
+        "trust": [{"tone": one.tone, "title": one.title, "words": one.text} for one in statements(model)],
         "reproduction": reproduction(model),
     }
 
 
 def _pairs(model: FittedModel, groups: Index) -> dict[str, Any]:
-    """What is known of pairs of sites: the order of the matrix, its cells, the nearest of each site, edges to draw."""
+    """Return the order and the cells of the matrix of pairs, the nearest of each site, and the edges to draw."""
     V = model.n_sites
     if V <= MOST_DENSE_SITES:
         shares = shares_of(model, np.arange(V))
@@ -94,9 +88,8 @@ def _pairs(model: FittedModel, groups: Index) -> dict[str, Any]:
 
 
 def shares_of(model: FittedModel, sites: Index) -> Array:
-    """Shares of all pairs of some sites: the probability of being kin, or of fused models what they have in common.
-
-    In common are the coefficients that are equal, among those that are not equal everywhere.
+    """Return for all pairs of some sites the probability of being alike; of fused models, the share of coefficients
+    that are equal, among those that are not equal everywhere.
     """
     if model.kin is not None:
         probability = model.kin.probability
@@ -114,7 +107,7 @@ def shares_of(model: FittedModel, sites: Index) -> Array:
 
 
 def _edges(model: FittedModel, shares: Array | None) -> dict[str, Any]:
-    """Edges to draw. Those of a kin fit are pairs that are kin rather than not."""
+    """Return the edges to draw; those of a kin fit are pairs that are alike rather than not."""
     kept = model.graph.edges
     if model.kin is not None:
         kept = np.argwhere(np.tril(np.zeros((0, 0)) if shares is None else shares, -1) >= 0.5)
@@ -133,7 +126,7 @@ def _edges(model: FittedModel, shares: Array | None) -> dict[str, Any]:
 
 
 def _coefficients(model: FittedModel) -> dict[str, Any]:
-    """Estimates and half widths of intervals ``(V, p)``, in the units of the columns, intercepts first."""
+    """Return estimates and half widths of intervals ``(V, p)``, in the units of the columns, intercepts first."""
     V, k, _ = model.coef.shape
     marks = [""] if k == 1 or model.classes is None else [f" [{label}]" for label in model.classes[1:]]
     known = {} if model.schema is None else {column.name: column.unit or "" for column in model.schema.features}
@@ -167,7 +160,7 @@ def _coefficients(model: FittedModel) -> dict[str, Any]:
 
 
 def _differences(kin: Kin, half: Array, chosen: Index) -> str | None:
-    """How wide intervals of differences are, a byte for each pair of sites and coefficient; None where there are many.
+    """Return widths of intervals of differences, a byte per pair of sites and coefficient; None where there are many.
 
     A byte is 255 times the root of a quarter of the ratio to the width that independent sites would have.
     """
@@ -182,7 +175,7 @@ def _differences(kin: Kin, half: Array, chosen: Index) -> str | None:
 
 
 def _comparison(model: FittedModel) -> dict[str, Any] | None:
-    """What ``comparison.json`` says, with the sites' scores in the order of the model's sites."""
+    """Return what ``comparison.json`` says, with the sites' scores in the order of the model's sites."""
     found = model.comparison
     if not found:
         return None
@@ -206,7 +199,7 @@ def _comparison(model: FittedModel) -> dict[str, Any] | None:
 
 
 def _path(model: FittedModel) -> dict[str, Any] | None:
-    """The cross-validation curve and the groups along ``lam``, where the fit kept them."""
+    """Return the cross-validation curve and the groups along ``lam``, where the fit kept them."""
     history = model.history or {}
     choice, path = history.get("choice"), history.get("path")
     if not choice and not path:
@@ -224,24 +217,18 @@ def _path(model: FittedModel) -> dict[str, Any] | None:
 # --- arrays -----------------------------------------------------------------------------------------------------
 
 
-#: Up to this many sites the page has every pair; above it, blocks of neighbouring sites.
-MOST_PAIRED_SITES = 1000
-#: Blocks on a side of the matrix of many sites.
-BLOCKS = 300
-
-
 def packed(values: ArrayLike, kind: str) -> str:
-    """An array in base64: ``kind`` is "f4", "i4" or "u1", little endian."""
+    """Encode an array in base64: ``kind`` is "f4", "i4" or "u1", little endian."""
     return base64.b64encode(np.ascontiguousarray(values, dtype=np.dtype(kind).newbyteorder("<")).tobytes()).decode()
 
 
 def numbers(values: ArrayLike) -> list[float | None]:
-    """A list of `number`."""
+    """Return a list of `number`."""
     return [number(value) for value in np.asarray(values, dtype=np.float64).ravel().tolist()]
 
 
 def pair_matrix(values: Array, order: Index) -> dict[str, Any]:
-    """Shares between 0 and 1 for all pairs of sites ``(V, V)``, or for blocks of ``order`` where there are many.
+    """Encode shares between 0 and 1 of all pairs of sites ``(V, V)``, or of blocks of ``order`` where there are many.
 
     A pair takes a byte. Of all pairs only those below the diagonal are kept, line by line, sites in their own order.
     """
@@ -256,7 +243,7 @@ def pair_matrix(values: Array, order: Index) -> dict[str, Any]:
 
 
 def nearest_kin(values: Array, most: int = 12) -> dict[str, Any]:
-    """For every site the others with the largest share, for pages that do not have all pairs."""
+    """Return for every site the others with the largest share, for pages that do not have all pairs."""
     own = values.copy()
     np.fill_diagonal(own, -1.0)
     most = min(most, len(own) - 1)
@@ -271,7 +258,7 @@ def nearest_kin(values: Array, most: int = 12) -> dict[str, Any]:
 
 
 def display_order(values: Array, groups: Index) -> Index:
-    """Sites in the order of the matrix: by group, and within groups alike ones beside each other."""
+    """Return sites in the order of the matrix: by group, and within groups alike ones next to each other."""
     n = len(groups)
     if n < 3:
         return np.argsort(groups, kind="stable")
@@ -285,29 +272,26 @@ def display_order(values: Array, groups: Index) -> Index:
 
 # --- places -----------------------------------------------------------------------------------------------------
 
-#: Code, column and row of each state in a grid of tiles.
-_TILES = """
-AK 0 0, ME 10 0, VT 9 1, NH 10 1, WA 0 2, ID 1 2, MT 2 2, ND 3 2, MN 4 2, IL 5 2, WI 6 2, MI 7 2, NY 8 2, RI 9 2,
-MA 10 2, OR 0 3, NV 1 3, WY 2 3, SD 3 3, IA 4 3, IN 5 3, OH 6 3, PA 7 3, NJ 8 3, CT 9 3, CA 0 4, UT 1 4, CO 2 4,
-NE 3 4, MO 4 4, KY 5 4, WV 6 4, VA 7 4, MD 8 4, DE 9 4, AZ 1 5, NM 2 5, KS 3 5, AR 4 5, TN 5 5, NC 6 5, SC 7 5,
-DC 8 5, OK 3 6, LA 4 6, MS 5 6, AL 6 6, GA 7 6, HI 0 7, TX 3 7, FL 8 7
+#: Code, column and row in a grid of tiles, and name of each state.
+_STATES = """
+AK 0 0 Alaska, ME 10 0 Maine, VT 9 1 Vermont, NH 10 1 New Hampshire, WA 0 2 Washington, ID 1 2 Idaho, MT 2 2 Montana,
+ND 3 2 North Dakota, MN 4 2 Minnesota, IL 5 2 Illinois, WI 6 2 Wisconsin, MI 7 2 Michigan, NY 8 2 New York,
+RI 9 2 Rhode Island, MA 10 2 Massachusetts, OR 0 3 Oregon, NV 1 3 Nevada, WY 2 3 Wyoming, SD 3 3 South Dakota,
+IA 4 3 Iowa, IN 5 3 Indiana, OH 6 3 Ohio, PA 7 3 Pennsylvania, NJ 8 3 New Jersey, CT 9 3 Connecticut,
+CA 0 4 California, UT 1 4 Utah, CO 2 4 Colorado, NE 3 4 Nebraska, MO 4 4 Missouri, KY 5 4 Kentucky,
+WV 6 4 West Virginia, VA 7 4 Virginia, MD 8 4 Maryland, DE 9 4 Delaware, AZ 1 5 Arizona, NM 2 5 New Mexico,
+KS 3 5 Kansas, AR 4 5 Arkansas, TN 5 5 Tennessee, NC 6 5 North Carolina, SC 7 5 South Carolina,
+DC 8 5 District of Columbia, OK 3 6 Oklahoma, LA 4 6 Louisiana, MS 5 6 Mississippi, AL 6 6 Alabama, GA 7 6 Georgia,
+HI 0 7 Hawaii, TX 3 7 Texas, FL 8 7 Florida
 """
-TILES = {code: (int(x), int(y)) for code, x, y in (entry.split() for entry in _TILES.replace("\n", " ").split(","))}
-_NAMES = (
-    "AK Alaska,AL Alabama,AR Arkansas,AZ Arizona,CA California,CO Colorado,CT Connecticut,DC District of Columbia,"
-    "DE Delaware,FL Florida,GA Georgia,HI Hawaii,IA Iowa,ID Idaho,IL Illinois,IN Indiana,KS Kansas,KY Kentucky,"
-    "LA Louisiana,MA Massachusetts,MD Maryland,ME Maine,MI Michigan,MN Minnesota,MO Missouri,MS Mississippi,"
-    "MT Montana,NC North Carolina,ND North Dakota,NE Nebraska,NH New Hampshire,NJ New Jersey,NM New Mexico,"
-    "NV Nevada,NY New York,OH Ohio,OK Oklahoma,OR Oregon,PA Pennsylvania,RI Rhode Island,SC South Carolina,"
-    "SD South Dakota,TN Tennessee,TX Texas,UT Utah,VA Virginia,VT Vermont,WA Washington,WI Wisconsin,"
-    "WV West Virginia,WY Wyoming"
-)
-_CODES = {name.casefold(): code for code, name in (entry.split(" ", 1) for entry in _NAMES.split(","))}
+_ENTRIES = [entry.split(maxsplit=3) for entry in _STATES.split(",")]
+TILES = {code: (int(x), int(y)) for code, x, y, _ in _ENTRIES}
+_CODES = {name.strip().casefold(): code for code, _, _, name in _ENTRIES}
 _HEADS = ({"x", "lon", "longitude", "easting"}, {"y", "lat", "latitude", "northing"})
 
 
 def state_tiles(sites: Sequence[Hashable]) -> dict[str, Any] | None:
-    """A map of tiles where all sites are states of the USA, by code or by name; None otherwise."""
+    """Return a map of tiles where all sites are states of the USA, by code or by name; None otherwise."""
     codes = [_code(site) for site in sites]
     if len(codes) < 3 or None in codes or len(set(codes)) < len(codes):
         return None
@@ -320,25 +304,16 @@ def _code(site: Hashable) -> str | None:
 
 
 def read_coordinates(path: str | os.PathLike[str], sites: Sequence[Hashable]) -> dict[str, Any]:
-    """The map from a CSV file with a column of sites and two of coordinates: ``x,y`` or ``lon,lat``.
+    """Read the map from a CSV file with a column ``site`` and two of coordinates: ``x,y`` or ``lon,lat``.
 
     Raises `DataError` for columns that are missing, and for sites without a line.
     """
-    columns = {str(name): list(column) for name, column in read_columns(Path(path)).items()}
-    across, up = (next((name for name in columns if name.casefold() in heads), None) for heads in _HEADS)
-    key = next((name for name in columns if name.casefold() in ("site", "device", "name", "id")), None)
-    if across is None or up is None or key is None:
-        raise DataError(
-            f"{path} has the columns {listed(list(columns))}, expected site and x, y (or lon, lat): rename its columns"
-        )
-    pairs = zip(columns[across], columns[up], strict=True)
-    known: Mapping[str, tuple[Any, Any]] = dict(zip(map(str, columns[key]), pairs, strict=True))
-    missing = [str(site) for site in sites if str(site) not in known]
-    if missing:
-        raise DataError(f"{path} has no line for {listed(missing)}: add coordinates for every site of the model")
+    lines = list(read_covariates(path, sites).values())
+    across, up = (next((name for name in lines[0] if name.casefold() in heads), None) for heads in _HEADS)
+    if across is None or up is None:
+        raise DataError(f"{path} has {listed(lines[0])}, expected site and x, y (or lon, lat): rename its columns")
     try:
-        points = [(float(x), float(y)) for x, y in (known[str(site)] for site in sites)]
-    except (TypeError, ValueError) as error:
+        x, y = ([number(float(line[name])) for line in lines] for name in (across, up))
+    except ValueError as error:
         raise DataError(f"{path}: a coordinate is no number: {error}") from None
-    globe = across.casefold().startswith("lon")
-    return {"kind": "points", "globe": globe, "x": [number(x) for x, _ in points], "y": [number(y) for _, y in points]}
+    return {"kind": "points", "globe": across.casefold().startswith("lon"), "x": x, "y": y}

@@ -1,35 +1,57 @@
-"""The sentences of the report and of the model card: headline, whether to trust it, how to reproduce it."""
+"""Describe a fitted model in words: the terminal, the report page and the model card show the same sentences."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
-from typing import Any
+from collections.abc import Hashable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from fedkin._base import Index, count, listed
+from fedkin._base import Index, count, decimals_for, fixed, listed, percent, probability, some_of
 from fedkin.fitting import FittedModel
 from fedkin.kin import AGREEMENT, Kin, by_size
 
 _ENOUGH_DRAWS = 100
-_GRAPHS = {
-    "used": "The given graph helped: edges are more frequent inside groups than between them.",
-    "ignored": "The given graph does not tell who is kin, so it was ignored.",
-    "inverted": "The given graph joins sites that differ; Fedkin noticed, and read its edges as signs of difference.",
-}
-
-_COVARIATES = {
-    "used": "They helped: sites that are near in them are more often in one group.",
-    "ignored": "They do not tell who is kin, so they were ignored.",
-    "inverted": "Sites that are near in them differ; Fedkin noticed, and read nearness as a sign of difference.",
+_MOST_NAMES = 12
+_GRAPH_USE = {
+    "used": ("good", "helped", "Sites that {near} are more often in one group"),
+    "ignored": ("fair", "ignored", "Whether sites {near} does not tell which sites are alike"),
+    "inverted": ("fair", "read inverted", "Sites that {near} differ more often than others"),
 }
 
 
-def headline(
-    model: FittedModel, groups: Index, resolved: bool, comparison: Mapping[str, Any] | None
-) -> tuple[str, str]:
-    """The result in one sentence, and what it is worth in another."""
+class Statement(NamedTuple):
+    """What to know before a result is believed; ``tone`` is "good", "fair" or "bad"."""
+
+    topic: str
+    tone: str
+    title: str
+    text: str
+
+    def __str__(self) -> str:
+        return f"{self.title}. {self.text}"
+
+
+def group_labels(model: FittedModel) -> tuple[Index, bool]:
+    """Return the group of each site, 0 for the largest, and whether there are groups to believe in."""
+    kin = model.kin
+    if kin is not None:
+        return np.asarray(kin.groups, dtype=np.int64), bool(kin.resolved)
+    resolved = 1 < model.n_groups < model.n_sites
+    return by_size(model.groups if resolved else np.zeros(model.n_sites, dtype=np.int64)), resolved
+
+
+def members(model: FittedModel) -> list[list[Hashable]]:
+    """Return the sites of each group, the largest group first; no groups where none are to be believed in."""
+    groups, resolved = group_labels(model)
+    labels = range(int(groups.max()) + 1) if resolved else ()
+    return [[model.sites[u] for u in np.flatnonzero(groups == k)] for k in labels]
+
+
+def headline(model: FittedModel) -> tuple[str, str]:
+    """Return the result in one sentence, and what it is worth in another."""
+    groups, resolved = group_labels(model)
     sites = count(model.n_sites, "site")
     if model.n_sites == 1:
         title = "A model for one site."
@@ -39,128 +61,255 @@ def headline(
         rest = f", {alone} of them single sites" if 0 < alone < found else ""
         rest = ", one of them a single site" if alone == 1 else rest
         title = f"{sites} form {count(found, 'group')}{'' if model.kin is None else ' of kin'}{rest}."
-    elif model.kin is None and model.n_groups == 1:
-        title = f"All {sites} belong together."
-    elif model.kin is None:
-        title = f"Each of the {sites} has a model of its own."
-    else:
+    elif model.kin is not None:
         title = f"No groups resolved: the {sites} differ gradually, or too little for groups to show."
-    if comparison and comparison.get("verdict"):
-        return title, str(comparison["verdict"])
+    elif model.n_groups == 1:
+        title = f"All {sites} belong together."
+    else:
+        title = f"Each of the {sites} has a model of its own."
+    if model.comparison and model.comparison.get("verdict"):
+        return title, str(model.comparison["verdict"])
     if resolved:
         return title, "Sites of one group share what they know; each keeps its own rows."
     return title, "Every site keeps a model of its own, and borrows strength from the others as far as they are alike."
 
 
-# --- trust -----------------------------------------------------------------------------------------------------
+def method_text(model: FittedModel) -> str:
+    """Say how a model was fitted."""
+    fused = model.fused
+    if fused is None:
+        return "partial pooling with groups (kin)"
+    rule = ", one standard error" if model.options.get("cv_rule") == "1se" else ""
+    how = f"by cross-validation{rule}" if model.options.get("lam") == "cv" else "given"
+    return f"the fused estimator ({fused.penalty} penalty, lam {fused.lam:.4g} {how})"
 
 
-def trust(model: FittedModel) -> list[dict[str, str]]:
-    """Return what to know before the result is believed: ``{"tone": "good" | "fair" | "bad", "title", "words"}``."""
-    lines = list(_about_fused(model) if model.kin is None else _about_kin(model, model.kin))
+def origin_text(model: FittedModel) -> str:
+    """Say what the fit has read, and what was promised about it."""
+    origin = model.origin or {}
+    if not origin:
+        return "The fit has read all rows in one place."
+    rounds = int(origin.get("rounds", 1))
+    if origin.get("from") == "rounds":
+        passed = f"neighbours exchanged parameters, round by round ({count(rounds, 'round')})"
+        return f"No site has given its rows away: {passed}."
+    text = f"No site has given its rows away: the fit has read {count(rounds, 'message')} of each, with sums over them."
+    promised = origin.get("privacy")
+    if promised is None:
+        return f"{text} No differential privacy was asked for."
+    limits = f"epsilon {promised['epsilon']:g} and delta {promised['delta']:g} at most"
+    return f"{text} Differentially private with {limits}, at {count(int(promised['sites']), 'site')}."
+
+
+# --- whether to trust it ----------------------------------------------------------------------------------------------
+
+
+def statements(model: FittedModel) -> list[Statement]:
+    """Return what to know before a model is believed."""
+    found = list(_about_fused(model) if model.kin is None else _about_kin(model, model.kin))
     if model.notes:
         some = next(iter(model.notes))
-        words = f"{count(len(model.notes), 'site')} needed special treatment; site {some}: {model.notes[some][0]}"
-        lines.append(("fair", "Notes on single sites", words))
-    if model.origin and model.origin.get("from") == "summaries":
-        words = "The model was fitted from what sites shared about their rows, not from the rows."
-        lines.append(("good", "Rows stayed where they are", words))
-    return [dict(zip(("tone", "title", "words"), line, strict=True)) for line in lines]
+        text = f"{count(len(model.notes), 'site')} needed special treatment; site {some}: {model.notes[some][0]}"
+        found.append(Statement("notes", "fair", "Notes on single sites", text))
+    if model.origin:
+        found.append(Statement("from", "good", "Rows stayed where they are", origin_text(model)))
+    return found
 
 
-def _about_fused(model: FittedModel) -> Iterator[tuple[str, str, str]]:
+def facts(model: FittedModel) -> dict[str, str]:
+    """Return the statements about the estimate by topic, for the terminal."""
+    shown = ("groups", "graph", "covariates", "certificate", "risk", "sampler")
+    told = {one.topic: str(one) for one in statements(model) if one.topic in shown}
+    return {"groups": headline(model)[0], **told}
+
+
+def _about_fused(model: FittedModel) -> Iterator[Statement]:
     fused = model.fused
     if fused is None or not math.isfinite(fused.gap):
-        words = "No certificate came with these parameters: they are the result of rounds between sites."
-        yield "fair", "No certificate", words
+        text = "A certificate takes the rows of all sites in one place."
+        yield Statement("certificate", "fair", "No certificate", text)
     else:
         near = f"within {fused.gap:.1e} of its minimum" if fused.gap > 0 else "at its minimum, to rounding"
         after = count(fused.n_iter, "iteration")
-        words = f"The objective is proven to be {near} (relative duality gap), after {after}."
+        text = f"The objective is proven to be {near} (relative duality gap), after {after}."
         if fused.status == "converged":
-            yield "good", "The optimum is certified", words
+            yield Statement("certificate", "good", "The optimum is certified", text)
+        elif (model.options.get("fedadmm") or {}).get("stop") == "rounds" and fused.status == "iteration_limit":
+            yield Statement("certificate", "fair", "All rounds were done", f"{text} No gap was asked for.")
         else:
-            early = f"It ended with the status {fused.status}: allow more iterations."
-            yield "bad", "The solver stopped early", f"{words} {early}"
-    selection = None if fused is None else fused.selection
-    if selection is not None and selection.get("candidates"):
-        kept, edges = int(selection["kept"]), int(selection["candidates"])
-        which = f"Each of the {edges} candidate edges" if edges > 1 else "The one candidate edge"
-        words = (
-            f"{which} was tested ({selection['method']}, level {selection.get('level', 0.05):g}); "
-            f"{kept} stayed and {edges - kept} were dropped. A chain of kept edges makes one group even when its "
-            "ends differ."
-        )
-        yield "good", "Edges were tested", words
-    words = "A fused model has estimates without intervals. The method kin gives intervals and probabilities."
-    yield "fair", "No intervals", words
+            early = f"{text} It ended with the status {fused.status}: allow more iterations."
+            yield Statement("certificate", "bad", "The solver stopped early", early)
+    topic, chosen = "covariates" if model.options.get("covariates") else "graph", fused and fused.selection
+    parts = count(model.graph.n_components, "connected component")
+    if chosen and chosen.get("candidates"):
+        level = f", level {chosen['level']:g}" if "level" in chosen else ""
+        kept = f"{chosen['kept']} of {chosen['candidates']} edges kept ({chosen['method']}{level}); {parts}"
+        text = f"{kept}. A chain of kept edges makes one group even when its ends differ."
+        yield Statement(topic, "good", "Edges were tested", text)
+    elif model.n_sites > 1:
+        text = f"{count(model.graph.n_edges, 'edge')}; {parts}."
+        yield Statement(topic, "fair", "Edges were taken as given", text)
+    text = "A fused model has estimates without intervals. The method kin gives intervals and probabilities."
+    yield Statement("intervals", "fair", "No intervals", text)
 
 
-def _about_kin(model: FittedModel, kin: Kin) -> Iterator[tuple[str, str, str]]:
-    yield _about_sampler(kin)
+def _about_kin(model: FittedModel, kin: Kin) -> Iterator[Statement]:
     yield _about_groups(kin)
     names = model.options.get("covariates")
-    if kin.graph_use in _GRAPHS:
-        known = (f"The covariates ({', '.join(names)})", _COVARIATES) if names else ("The graph", _GRAPHS)
-        yield "good" if kin.graph_use == "used" else "fair", known[0], known[1][kin.graph_use]
-    words = (
+    if kin.graph_use in _GRAPH_USE:
+        tone, title, text = _GRAPH_USE[kin.graph_use]
+        rates = ""
+        if kin.rates is not None and kin.graph_use != "ignored":
+            rates = f" (edges: {percent(kin.rates[0])} of pairs inside groups, {percent(kin.rates[1])} between)"
+        text = text.format(near=f"are close in {', '.join(names)}" if names else "are joined by edges") + rates
+        what = "covariates" if names else "graph"
+        verb = "" if title == "helped" else "were " if names else "was "
+        yield Statement(what, tone, f"The {what} {verb}{title}", f"{text}.")
+    errors = ", ".join(f"{name} {fixed(kin.sure[name], 1)}" for name in ("kin", "Local", "Global"))
+    better = "good" if kin.sure["kin"] <= min(kin.sure.values()) else "fair"
+    text = f"Stein's estimate (SURE) of the error of the sites' coefficients, not of predictions: {errors}."
+    yield Statement("risk", better, "Estimated risk", text)
+    yield _about_sampler(kin)
+    text = (
         "Intervals cover 95% on average over sites. A site unlike all others is covered less often; "
         'confint(kind="site") has intervals for every single site.'
     )
-    yield "good", "What intervals promise", words
+    yield Statement("intervals", "good", "What intervals promise", text)
 
 
-def _about_sampler(kin: Kin) -> tuple[str, str, str]:
+def _about_sampler(kin: Kin) -> Statement:
     found = kin.diagnostics
     if found is None:
-        words = "Nothing was sampled: there are too few sites, or nothing differs between them."
-        return "fair", "No sampling needed", words
+        text = "Nothing was sampled: there are too few sites, or nothing differs between them."
+        return Statement("sampler", "fair", "No sampling needed", text)
     harm = "another seed may find other groups" if kin.resolved else "the estimates are averaged over them"
     tone, title, agree = {
         "agree": ("good", "The sampler has mixed", "agree"),
         "nearly": ("fair", "The sampler has nearly mixed", "agree for most sites, less so for some"),
-        "disagree": ("bad", "The sampler has not mixed", f"do not agree about who is alike: {harm}"),
+        "disagree": ("bad", "The sampler has not mixed", f"do not agree about which sites are alike: {harm}"),
     }[found.verdict]
     worst, typical = found.rhat["parameters, worst"], found.rhat["parameters, median"]
     size = found.size["number of groups"]
     few = "" if size >= _ENOUGH_DRAWS else "; so its probabilities have a visible error"
-    words = (
+    text = (
         f"{count(len(found.starts), 'chain')} of {found.draws} draws {agree}. R-hat of the sites' parameters is "
         f"{typical:.2f} (median) and {worst:.2f} (worst). The number of groups has an effective sample size of "
         f"{size:.0f}{few}."
     )
-    return tone, title, words
+    return Statement("sampler", tone, title, text)
 
 
-def _about_groups(kin: Kin) -> tuple[str, str, str]:
-    likely = int(np.argmax(kin.n_groups))
-    chance, without = float(kin.n_groups[likely]), float(kin.weight_mixed)
+def _about_groups(kin: Kin) -> Statement:
+    likely, without = int(np.argmax(kin.n_groups)), f"a model without groups has the weight {kin.weight_mixed:.2f}"
     if not kin.resolved:
-        words = (
-            f"The model without groups has the weight {without:.2f}. The best grouping is expected to agree with the "
-            f"true one by {kin.agreement():.2f} (adjusted Rand index); groups are shown from {AGREEMENT:g} on. The "
-            "estimates average over all groupings, so they are good without them."
+        text = (
+            f"The best grouping is expected to agree with the true one by {kin.agreement():.2f} (adjusted Rand index); "
+            f"groups are shown from {AGREEMENT:g} on, and {without}. The estimates average over all groupings, so they "
+            "are good without them."
         )
-        return "good", "Why there are no groups", words
+        return Statement("groups", "good", "No groups are resolved", text)
     each, between = kin.cohesion()
-    inside = float(each.min())
-    words = (
-        f"Members of one group are kin with probability {inside:.2f} or more on average, sites of different groups "
-        f"with {between:.2f}. The groups are expected to agree with the true ones by {kin.agreement():.2f} (adjusted "
-        f"Rand index). The most likely number of groups is {likely} (probability {chance:.2f}); a model without "
-        f"groups has the weight {without:.2f}."
+    inside, chance = float(each.min()), probability(float(kin.n_groups[likely]))
+    text = (
+        f"Members of one group are alike with probability {probability(inside)} or more on average, sites of different "
+        f"groups with {probability(between)}. The groups are expected to agree with the true ones by "
+        f"{kin.agreement():.2f} (adjusted Rand index). The most likely number of groups is {likely} (probability "
+        f"{chance}); {without}."
     )
-    return "good" if inside > 0.8 and without < 0.2 else "fair", "How sure the groups are", words
+    clear = inside > 0.8 and kin.weight_mixed < 0.2
+    title = f"{count(int(kin.groups.max()) + 1, 'group')}, {'clear' if clear else 'uncertain'}"
+    return Statement("groups", "good" if clear else "fair", title, text)
 
 
-# --- reproduction ----------------------------------------------------------------------------------------------
+def note_lines(notes: Mapping[Hashable, Sequence[str]]) -> list[str]:
+    """Return the notes on sites, a line for all sites with the same notes."""
+    alike: dict[tuple[str, ...], list[Hashable]] = {}
+    for site, lines in notes.items():
+        alike.setdefault(tuple(lines), []).append(site)
+    shown = [f"{some_of(sites)}: {'; '.join(lines)}" for lines, sites in list(alike.items())[:_MOST_NAMES]]
+    rest = sum(map(len, list(alike.values())[_MOST_NAMES:]))
+    more = f"and notes on {count(rest, 'more site')}: fedkin inspect shows them with --json"
+    return [*shown, more] if rest else shown
+
+
+# --- comparison -------------------------------------------------------------------------------------------------------
+
+
+def number(value: float | str | None) -> float | None:
+    """Return a number of six digits, None where it is not finite; model files hold those as text."""
+    return None if value is None or not math.isfinite(float(value)) else float(f"{float(value):.6g}")
+
+
+def comparison_title(found: Mapping[str, Any]) -> str:
+    """Say which rows a comparison was made on, by which metric; ``found`` is in plain values, as a model holds it."""
+    if found.get("kind") == "folds":
+        rows = f"{count(int(found['rows']), 'row')}, each predicted without its fold"
+    else:
+        splits = "one split" if found["repeats"] == 1 else f"{found['repeats']} splits"
+        rows = f"rows that were held out: {percent(found['test_size'])} of them, {splits}"
+    better = "lower" if found.get("lower_is_better", True) else "higher"
+    return f"Error on {rows} ({found['metric']}: {better} is better)"
+
+
+def comparison_table(found: Mapping[str, Any]) -> list[list[str]]:
+    """Return the header and a row for each method: its error, its difference from Fedkin, other scores."""
+    more = found.get("more") or {}
+    decimals = _decimals(found)
+    table = [["method", str(found["metric"]), "s.e.", "difference from Fedkin", "s.e.", *more]]
+    for one in found["methods"]:
+        keys = ("mean", "standard_error", "difference", "difference_error")
+        mean, error, apart, apart_error = (_float(one.get(key)) for key in keys)
+        cells = [fixed(mean, decimals), fixed(error, decimals)]
+        own = one["name"] == "Fedkin"
+        cells += ["-", "-"] if own else [fixed(apart, decimals, sign=True), fixed(apart_error, decimals)]
+        table.append([one["name"], *cells, *(fixed(_float(scores.get(one["name"])), 4) for scores in more.values())])
+    return table
+
+
+def gains_text(found: Mapping[str, Any]) -> list[str]:
+    """Say how many sites gain and lose against models of their own, and which lose most."""
+    sites = found.get("sites") or ()
+    gains = {one["site"]: gain for one in sites if (gain := _float(one.get("gain"))) is not None}
+    if len(gains) < 2:
+        return []
+    errors = {one["site"]: _float(one.get("gain_error")) or math.inf for one in sites}
+    better, worse = [s for s, gain in gains.items() if gain > 0], [s for s, gain in gains.items() if gain < 0]
+
+    def told(which: Sequence[Hashable]) -> str:
+        sure = sum(abs(gains[site]) > 2 * errors[site] for site in which)  # by two standard errors
+        return str(len(which)) if found.get("repeats", 1) == 1 else f"{len(which)} ({sure} clearly)"
+
+    text = f"sites: better than with their own models {told(better)}, worse {told(worse)}"
+    if len(gains) < len(sites):
+        text += f"; {count(len(sites) - len(gains), 'site')} had no row to hold out"
+    worst = sorted(worse, key=lambda site: gains[site])[:3]
+    named = ", ".join(f"{site} ({fixed(-gains[site], _decimals(found), sign=True)})" for site in worst)
+    return [text, f"largest losses: {named}"] if worst else [text]
+
+
+def _decimals(found: Mapping[str, Any]) -> int:
+    errors = [_float(one.get(key)) for one in found["methods"] for key in ("standard_error", "difference_error")]
+    return decimals_for([error for error in errors if error is not None]) if any(errors) else 4
+
+
+def _float(value: float | str | None) -> float | None:
+    return None if value is None else float(value)  # model files hold numbers that are not finite as text
+
+
+# --- reproduction and the model card ----------------------------------------------------------------------------------
+
+_LIMITS = (
+    "A site's model is for rows like those that the site gave; nothing was learned about other populations.",
+    "Coefficients are associations, not effects of an intervention.",
+    "Groups describe how sites' rows look under this model, not why.",
+)
 
 
 def reproduction(model: FittedModel) -> dict[str, Any]:
-    """Version, seed, options, digest of the data, and the command."""
+    """Return version, seed, options, digest of the data, and the command."""
     history = model.history or {}
     data = history.get("data") or {}
-    facts = {
+    known = {
         "Fedkin": model.fedkin_version,
         "Seed": _shown(model.options.get("seed")),
         "Data": data.get("name"),
@@ -169,7 +318,7 @@ def reproduction(model: FittedModel) -> dict[str, Any]:
         "Penalty level": None if model.fused is None else f"{model.fused.lam:.6g}",
     }
     return {
-        "facts": {name: str(value) for name, value in facts.items() if value not in (None, "")},
+        "facts": {name: str(value) for name, value in known.items() if value not in (None, "")},
         "command": history.get("command"),
         "options": {str(name): _shown(value) for name, value in model.options.items()},
     }
@@ -183,94 +332,35 @@ def _shown(value: object) -> str:
     return f"{value:g}" if isinstance(value, float) else str(value)
 
 
-def number(value: float | str | None) -> float | None:
-    """A number of six significant digits, or None for what is no number; JSON has no others.
-
-    Files of models hold numbers that are not finite as text.
-    """
-    return None if value is None or not math.isfinite(float(value)) else float(f"{float(value):.6g}")
-
-
-def group_labels(model: FittedModel) -> tuple[Index, bool]:
-    """Group of each site, 0 for the largest, and whether there are groups to believe in."""
-    kin = model.kin
-    if kin is not None:
-        return np.asarray(kin.groups, dtype=np.int64), bool(kin.resolved)
-    resolved = 1 < model.n_groups < model.n_sites
-    return by_size(model.groups if resolved else np.zeros(model.n_sites, dtype=np.int64)), resolved
-
-
-# --- the model card ---------------------------------------------------------------------------------------------
-
-_MOST_NAMES = 12
-_LIMITS = (
-    "A site's model is for rows like those that the site gave; nothing was learned about other populations.",
-    "Coefficients are associations, not effects of an intervention.",
-    "Groups describe how sites' rows look under this model, not why.",
-)
-
-
 def model_card(model: FittedModel) -> str:
-    """A model card in Markdown."""
-    groups, resolved = group_labels(model)
-    title, lead = headline(model, groups, resolved, model.comparison)
-    again = reproduction(model)
+    """Return a model card in Markdown."""
+    again, n, names = reproduction(model), model.n_samples, [f"`{name}`" for name in model.feature_names]
+    target = "" if model.target_name is None else f" of `{model.target_name}`"
+    sites = count(model.n_sites, "site")
+    about = [f"A model{target} for each of {sites}, {model.loss.name} loss, {method_text(model)}"]
+    if model.classes is not None:
+        about.append(f"Classes: {listed(list(map(str, model.classes)))}")
+    rows = f"{count(int(n.sum()), 'row')}, {int(n.min())} to {int(n.max())} at a site"
     parts = [
-        f"# Model card\n\n{title} {lead}",
-        _section("What it is", _facts(model)),
-        _section("What it was made of", _data(model)),
-        _comparison(model.comparison),
-        _section("Whether to trust it", [f"**{one['title']}.** {one['words']}" for one in trust(model)]),
-        _section("Privacy", _privacy(model.origin)),
+        f"# Model card\n\n{' '.join(headline(model))}",
+        _section("What it is", about),
+        _section("What it was made of", [rows, f"{count(len(names), 'feature')}: {some_of(names, _MOST_NAMES)}"]),
+    ]
+    if found := model.comparison:
+        head, *lines = (f"| {' | '.join(cells)} |" for cells in comparison_table(found))
+        rule = "|---" * head.count(" | ") + "|---|"
+        table = "\n".join([head, rule, *lines])
+        parts.append(f"## How well it predicts\n\n{comparison_title(found)}.\n\n{table}")
+    parts += [
+        _section("Whether to trust it", [f"**{one.title}.** {one.text}" for one in statements(model)]),
+        _section("Privacy", [origin_text(model)]),
         _section("Limits", list(_LIMITS)),
         _section("How to make it again", [f"{name}: {value}" for name, value in again["facts"].items()]),
     ]
     if again["command"]:
         parts.append(f"    {again['command']}")
-    return "\n\n".join(part for part in parts if part) + "\n"
+    return "\n\n".join(parts) + "\n"
 
 
-def _section(title: str, lines: list[str]) -> str:
+def _section(title: str, lines: Sequence[str]) -> str:
     return f"## {title}\n\n" + "\n".join(f"- {line}" for line in lines)
-
-
-def _facts(model: FittedModel) -> list[str]:
-    method = "the fused estimator" if model.kin is None else "partial pooling that finds kin"
-    target = "" if model.target_name is None else f" of `{model.target_name}`"
-    what = f"A model{target} for each of {count(model.n_sites, 'site')}, by {method} ({model.loss.name} loss)"
-    return [what] if model.classes is None else [what, f"Classes: {listed(list(map(str, model.classes)))}"]
-
-
-def _data(model: FittedModel) -> list[str]:
-    n, names = model.n_samples, list(model.feature_names)
-    shown = names if len(names) <= _MOST_NAMES else [*names[:_MOST_NAMES], f"{len(names) - _MOST_NAMES} more"]
-    rows = f"{count(int(n.sum()), 'row')}, {int(n.min())} to {int(n.max())} at a site"
-    notes = [f"{count(len(model.notes), 'site')} needed special treatment"] if model.notes else []
-    return [rows, f"{count(len(names), 'feature')}: {', '.join(f'`{name}`' for name in shown)}", *notes]
-
-
-def _comparison(found: Any) -> str:
-    if not found:
-        return ""
-    better = "lower" if found.get("lower_is_better", True) else "higher"
-    lines = [f"| method | {found['metric']} | standard error |", "|---|---|---|"]
-    for one in found["methods"]:
-        mean, error = (number(one.get(key)) for key in ("mean", "standard_error"))
-        cells = ["-" if mean is None else f"{mean:.4g}", "-" if error is None else f"{error:.2g}"]
-        lines.append(f"| {one['name']} | {' | '.join(cells)} |")
-    cuts = count(int(found["repeats"]), "fold" if found.get("kind") == "folds" else "split")
-    how = f"On held-out rows of the same sites, {cuts}; {better} is better."
-    return f"## How well it predicts\n\n{how}\n\n" + "\n".join(lines)
-
-
-def _privacy(origin: Any) -> list[str]:
-    if not origin:
-        return ["The fit has read all rows in one place."]
-    if origin.get("from") == "rounds":
-        return ["No site has given its rows away: neighbours exchanged parameters, round by round."]
-    lines = ["No site has given its rows away: the fit has read sums over them."]
-    promised = origin.get("privacy")
-    if promised is None:
-        return [*lines, "No differential privacy was asked for."]
-    words = f"Differentially private with epsilon {promised['epsilon']:g} and delta {promised['delta']:g} at most"
-    return [*lines, f"{words}, at {count(int(promised['sites']), 'site')}."]

@@ -15,12 +15,12 @@ from fedkin.solvers.crossvalidation import (
     held_out_losses,
     mean_and_error,
 )
-from fedkin.solvers.debias import Debias, solve_debiased
 from fedkin.solvers.exact import solve, solve_fused
 from fedkin.solvers.fusing import MinimizerBall, fused_parameters
 from fedkin.solvers.kernels import load_kernels
 from fedkin.solvers.path import lam_grid, lam_max, lam_path
-from fedkin.solvers.profiled import ProfiledProblem, minimised_out
+from fedkin.solvers.sparsity import cross_validate_sparsity
+from fedkin.solvers.variants import Debias, ProfiledProblem, minimised_out, solve_debiased
 
 __all__ = [
     "Crew",
@@ -31,6 +31,7 @@ __all__ = [
     "best_level",
     "cross_validate_lam",
     "cross_validate_ridge",
+    "cross_validate_sparsity",
     "fused_parameters",
     "held_out_losses",
     "lam_grid",

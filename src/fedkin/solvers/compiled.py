@@ -1,15 +1,16 @@
-"""The primal-dual iteration on compiled kernels, when to use it, and the threads that share its work.
+"""The primal-dual iteration on compiled kernels, and the threads that share its work.
 
-numpy is the reference. The kernels take the same steps several times faster, but loading them takes a third of a
-second, so ``"auto"`` uses them where the work ahead, by its size alone, is worth that. The state lives in arrays that
-are updated in place, so that a million sites fit in memory. Large problems use threads, each with its range of sites
-and of edges, and scrambled large graphs are renumbered first.
+numpy is the reference. The kernels take the same steps several times faster; compiling them takes some seconds once per
+installation, and loading them a seventh of a second once per process, so ``"auto"`` uses them wherever there are any.
+The state lives in arrays that are updated in place, so that a million sites fit in memory. Large problems use threads,
+each with its range of sites and of edges, and scrambled large graphs are renumbered first.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from itertools import pairwise
 from typing import Any, Literal, TypeVar, get_args
 
@@ -24,60 +25,51 @@ from fedkin.errors import ParameterError
 from fedkin.graph import Graph
 from fedkin.solvers import kernels
 from fedkin.solvers.fusing import INTERIOR
-from fedkin.solvers.pdhg import COLD, Iteration, PrimalDual, Start, weights_of_sites
+from fedkin.solvers.pdhg import RELAXATION, Iteration, Moves, PrimalDual, starting_point, weights_of_sites
 
 Backend = Literal["auto", "numpy", "numba"]
-Resolved = Literal["numpy", "numba"]
 T = TypeVar("T")
 
-#: Penalties that have kernels.
-COMPILED_PENALTIES = ("l1", "l2", "linf")
-#: Seconds of numpy work that outweigh loading kernels.
-LOADING_PAYS = 0.2
-#: What a solve usually takes: iterations, and numpy's nanoseconds for an edge's coordinate and for an entry of a Gram.
-USUAL_ITERATIONS, NUMPY_EDGE_COST, NUMPY_GRAM_COST = 60, 20.0, 3.0
 #: Nanoseconds of one thread for an edge's coordinate, and for an entry of a Gram matrix, in compiled iterations.
 EDGE_COST, GRAM_COST = 1.0, 0.3
-#: Edges that cost as much as a site that is sorted into its clique.
-SORTING = 20
-#: Threads share an iteration that takes longer than this many nanoseconds; below, problems run side by side.
-THREADING_PAYS = 1e6
+#: Threads share an iteration that takes longer than this many nanoseconds; below, problems run side by side, unless
+#: iterations are so short that threads would mostly wait for each other.
+THREADING_PAYS, SIDE_BY_SIDE_PAYS = 1e6, 1e4
 #: Renumbering pays from so many sites on, when neighbours are farther apart than this share of all numbers.
 SCRAMBLED_SITES, SCRAMBLED_SHARE = 50_000, 0.05
 #: A Gram matrix with all pivots above this share of its diagonal is regular beyond doubt.
 SAFE_PIVOT = 1e-6
 #: Inverse Gram matrices with up to this many entries are kept with the terms, for the other levels of a path.
 KEPT = 20_000_000
-#: Pairs with more edge duals than this are not copied: they change when the iteration goes on.
-COPIED = 1_000_000
 
 
-def resolve_backend(backend: Backend, objective: FusedObjective, n_solves: float = 1) -> Resolved:
-    """Return the backend for ``n_solves`` problems with the size and penalty of ``objective``."""
+def uses_kernels(backend: Backend, objective: FusedObjective) -> bool:
+    """Return whether ``backend`` stands for compiled kernels."""
     if backend not in get_args(Backend):
         raise ParameterError(f"unknown backend {backend!r}; choose one of {', '.join(get_args(Backend))}")
     name = objective.penalty.name
-    if backend == "numba" and name not in COMPILED_PENALTIES:
+    if backend == "numba" and name not in kernels.KINDS:
         raise ParameterError(f"there are no kernels for the penalty {name!r}; use backend='numpy'")
-    if backend != "auto":
-        return backend
-    edges, entries = _sizes(objective, objective.terms)
-    seconds = 1e-9 * USUAL_ITERATIONS * (NUMPY_EDGE_COST * edges + NUMPY_GRAM_COST * entries)
-    return "numba" if name in COMPILED_PENALTIES and n_solves * seconds > LOADING_PAYS else "numpy"
+    return backend != "numpy" and name in kernels.KINDS
 
 
-def _sizes(objective: FusedObjective, terms: SiteTerms) -> tuple[int, int]:
-    """Return numbers of edge duals and of entries of the Gram matrices."""
-    p = terms.n_params
+def iteration_cost(objective: FusedObjective, terms: SiteTerms) -> float:
+    """Return the nanoseconds that a compiled iteration takes on one thread, roughly."""
     isotropic = isinstance(terms, QuadraticTerms) and terms.isotropic
-    duals = objective.graph.n_edges if objective.cliques is None else SORTING * terms.n_sites
-    return duals * p, terms.n_sites * (p if isotropic else p * p)
+    entries = terms.n_sites * terms.n_params * (1 if isotropic else terms.n_params)
+    return EDGE_COST * objective.graph.n_edges * terms.n_params + GRAM_COST * entries
 
 
 def iteration_is_shared(objective: FusedObjective, terms: SiteTerms) -> bool:
     """Return whether a compiled iteration is long enough for several threads to share it."""
-    edges, entries = _sizes(objective, terms)
-    return objective.cliques is None and EDGE_COST * edges + GRAM_COST * entries > THREADING_PAYS
+    return objective.cliques is None and iteration_cost(objective, terms) > THREADING_PAYS
+
+
+def threads_for(objective: FusedObjective, backend: Backend) -> int:
+    """Return the number of solves to run side by side: compiled ones that do not use threads themselves."""
+    if not uses_kernels(backend, objective) or iteration_is_shared(objective, objective.terms):
+        return 1
+    return available_threads() if iteration_cost(objective, objective.terms) > SIDE_BY_SIDE_PAYS else 1
 
 
 def run_side_by_side(tasks: Sequence[Callable[[], T]], n_threads: int, text: str = "working") -> list[T]:
@@ -156,29 +148,25 @@ class Numbering:
 
 
 class CompiledIteration(Iteration):
-    """`fedkin.solvers.pdhg.NumpyIteration` on kernels, by default with as many threads as pay."""
+    """`fedkin.solvers.pdhg.NumpyIteration` on kernels, with as many threads as pay."""
 
     recovers = True
 
     def __init__(
-        self,
-        objective: FusedObjective,
-        quadratic: QuadraticTerms,
-        rho: Array,
-        start: Start = COLD,
-        n_threads: int | None = None,
+        self, objective: FusedObjective, quadratic: QuadraticTerms, rho: Array, start: PrimalDual | None = None
     ) -> None:
         kernels.load_kernels()
-        threads = available_threads() if iteration_is_shared(objective, quadratic) else 1
-        self._crew = crew = Crew(threads if n_threads is None else n_threads)
+        self._objective = objective
+        self._crew = crew = Crew(available_threads() if iteration_is_shared(objective, quadratic) else 1)
         self._numbering = numbering = Numbering(objective.graph)
         self._site_ranges, self._edge_ranges = crew.split(quadratic.n_sites), crew.split(objective.graph.n_edges)
         radius = np.array(numbering.internal(objective.edge_radius, numbering.edges))
         kind = kernels.L1 if quadratic.n_params == 1 else kernels.KINDS[objective.penalty.name]
         self._edges = kernels.Edges(numbering.head, numbering.tail, radius, kind)
-        internal, p = self.arranged, quadratic.n_params
+        internal, (n, p) = self.arranged, quadratic.b.shape
         self._linked = internal(weights_of_sites(objective))
-        A = inverse = np.empty((0, p, p))
+        alone = self._linked == 0
+        A = inverse = self._resolvent = np.empty((0, p, p))
         curvature, b = np.empty(0), internal(quadratic.b)
         # what follows from the matrices alone is the same along a path
         self._keeps = quadratic.A.size <= KEPT and not numbering.changed
@@ -190,14 +178,20 @@ class CompiledIteration(Iteration):
         else:
             A = np.ascontiguousarray(quadratic.A)
             own, inverse = self._minimizers(A, b)
-        #: Each site has a minimiser of its own.
         self.regular = own is not None
-        weight = np.where(self._linked > 0, self._linked, 1.0)
-        box = np.empty((0, p)) if objective.sparsity is None else internal(objective.sparsity)
-        self._sites = kernels.Sites(numbering.sites, A, inverse, curvature, b, quadratic.c, weight, box)
-        self._state = self._started(quadratic, own, start)
-        self.live = self._state.y.size > COPIED and not numbering.changed
-        self._resolvent = np.empty((0, p, p))
+        singular = np.zeros(n, dtype=bool)
+        if own is None:
+            own, singular = internal(quadratic.minimizers()), internal(quadratic.singular)
+        box = np.empty((0, p)) if objective.box is None else internal(objective.box)
+        weight, ball = np.where(alone, 1.0, self._linked), float(objective.radius or np.inf)
+        self._sites = kernels.Sites(numbering.sites, A, inverse, curvature, b, quadratic.c, weight, box, ball)
+        x, y, z = np.empty((n, p)), np.zeros((numbering.head.size, p)), np.zeros(box.shape)
+        x[:] = starting_point(start and replace(start, theta=internal(start.theta)), own, singular, alone)
+        if start is not None:
+            y[:] = numbering.internal(start.alpha, numbering.edges)
+            z[:] = z if start.zeta is None else internal(start.zeta)
+        self._state = kernels.State(x, y, z, np.empty((crew.size, n, p)), np.empty((n, p)))
+        self._balance_duals()
         super().__init__(rho)
 
     def _minimizers(self, A: Array, b: Array) -> tuple[Array | None, Array]:
@@ -231,78 +225,62 @@ class CompiledIteration(Iteration):
         if found is None and self._keeps:
             known.update(rho=self._rho, weight=sites.weight, resolvent=self._resolvent)
 
-    def _started(self, quadratic: QuadraticTerms, own: Array | None, start: Start) -> Any:
-        theta, alpha, zeta = start
-        (n, p), internal, alone = self._sites.b.shape, self.arranged, self._linked == 0
-        if own is None:
-            own = internal(quadratic.minimizers())
-        if theta is None:
-            x = own.copy()
-            if not self.regular:
-                x[internal(quadratic.singular) & ~alone] = 0.0
-        else:
-            x = np.array(internal(theta), dtype=np.float64)
-            # a site without duals is on its own from the start, and stays there
-            x[alone] = own[alone]
-        y = np.zeros((self._edges.head.size, p))
-        if alpha is not None:
-            y[:] = self._numbering.internal(alpha, self._numbering.edges)
-        z = np.zeros(self._sites.box.shape) if zeta is None else np.array(internal(zeta), dtype=np.float64)
-        state = kernels.State(x, y, z, np.zeros((self._crew.size, n, p)), np.empty((n, p)))
-        self._reset_balance(state)
-        return state
-
-    def _reset_balance(self, state: Any) -> None:
-        state.s[:] = 0.0
-        if state.z.size:
-            state.s[0] = state.z
-        add = kernels.add_balance
-        self._crew.run(lambda t, lo, hi: add(lo, hi, self._edges, state.y, state.s[t]), self._edge_ranges)
+    def _balance_duals(self) -> None:
+        edges, (_, y, z, s, _) = self._edges, self._state
+        s[:] = 0.0
+        if z.size:
+            s[0] = z
+        self._crew.run(lambda t, lo, hi: kernels.add_balance(lo, hi, edges, y, s[t]), self._edge_ranges)
 
     def advance(self, n: int) -> None:
         try:
             super().advance(n)
         except KeyboardInterrupt:
             # half a step may be done: any point is good to start from, once the balance fits the duals again
-            self._reset_balance(self._state)
-            self._step(1.0, measure=False)
+            self._balance_duals()
+            self._run(1, 1.0, measure=False)
             self.n_iter += 1
             raise
 
-    def _steps(self, n: int, relax: float) -> None:
-        if self._crew.size > 1:
-            super()._steps(n, relax)
-        elif n > 0:
-            kernels.run(n, self._sites, self._edges, self._rho, self._resolvent, self._state, relax)
+    def _run(self, n: int, last: float, measure: bool) -> Moves | None:
+        state, moves = self._state, np.zeros((self._crew.size, self._rho.size if measure else 0))
+        if self._crew.size == 1:
+            given = (self._sites, self._edges, self._rho, self._resolvent, state)
+            kernels.run(n, *given, RELAXATION, last, moves[0])
+        else:
+            for _ in range(n - 1):
+                self._shared_step(RELAXATION, moves[:, :0])
+            self._shared_step(last, moves)
+        # ahead = x + 2 dx and the new x = x + last dx
+        moved = (state.ahead - state.x) / (2.0 - last) if measure else None
+        return None if moved is None else (moves.sum(axis=0), self._linked @ moved**2)
 
-    def _step(self, relax: float, measure: bool) -> tuple[Array, Array] | None:
-        sites, edges, state, crew, rho = self._sites, self._edges, self._state, self._crew, self._rho
-        if crew.size == 1 and not measure:
-            kernels.run(1, sites, edges, rho, self._resolvent, state, relax)
-            return None
-        x, y, z, s, ahead = state
-        before, moves = z.copy() if measure else z, None
-        crew.run(
-            lambda _, lo, hi: kernels.node_step(lo, hi, sites, rho, self._resolvent, state, relax), self._site_ranges
+    def _shared_step(self, relax: float, moves: Array) -> None:
+        """Take one step on all threads, and add its moves to those of each thread, ``moves (T, p)``, unless empty."""
+        sites, edges, rho, resolvent, state = self._sites, self._edges, self._rho, self._resolvent, self._state
+        _, y, _, s, ahead = state
+
+        def step_edges(t: int, lo: int, hi: int) -> None:
+            if moves.size:
+                kernels.edge_moves(lo, hi, edges, rho, ahead, y, moves[t])
+            kernels.edge_step(lo, hi, edges, rho, ahead, y, s[t], relax)
+
+        self._crew.run(
+            lambda t, lo, hi: kernels.node_step(lo, hi, sites, rho, resolvent, state, relax, moves[t]),
+            self._site_ranges,
         )
-        if measure:
-            dual = np.zeros((crew.size, rho.size))
-            crew.run(lambda t, lo, hi: kernels.edge_moves(lo, hi, edges, rho, ahead, y, dual[t]), self._edge_ranges)
-            # ahead = x + 2 dx and the new x = x + relax dx
-            primal = self._linked @ ((ahead - x) / (2.0 - relax)) ** 2
-            moves = 2.0 * dual.sum(axis=0) + (((z - before) / relax) ** 2).sum(axis=0), primal
-        crew.run(lambda t, lo, hi: kernels.edge_step(lo, hi, edges, rho, ahead, y, s[t], relax), self._edge_ranges)
-        return moves
+        self._crew.run(step_edges, self._edge_ranges)
+
+    def inside(self) -> Array | None:
+        return None if self._objective.radius is None else self._objective.inside(self._state.x)
 
     def certificate(self, theta: Array | None = None) -> tuple[float, float]:
-        sites, edges, (x, y, z, s, _) = self._sites, self._edges, self._state
-        x = x if theta is None else theta
-        of_sites = self._crew.run(lambda _, lo, hi: kernels.node_gap(lo, hi, sites, x, s), self._site_ranges)
-        of_edges = self._crew.run(lambda _, lo, hi: kernels.edge_gap(lo, hi, edges, x, y), self._edge_ranges)
-        value, gap = (float(sum(part)) for part in zip(*of_sites, *of_edges, strict=True))
-        if sites.box.size:
-            size = sites.box * np.abs(x)
-            value, gap = value + float(size.sum()), gap + float((size - z * x).sum())
+        sites, edges, state, parts = self._sites, self._edges, self._state, self._edge_ranges
+        x = state.x if theta is None else theta
+        found = self._crew.run(
+            lambda t, lo, hi: kernels.gap((lo, hi), parts[t], sites, edges, x, state), self._site_ranges
+        )
+        value, gap = np.sum(found, axis=0).tolist()
         return value, gap
 
     def fused(self) -> Array:
@@ -311,20 +289,17 @@ class CompiledIteration(Iteration):
         columns = crew.split(x.shape[1]) if edges.kind == kernels.L1 and crew.size > 1 else [(0, x.shape[1])]
         box = self._sites.box
         crew.run(lambda _, lo, hi: kernels.fuse(lo, hi, edges, y, 1.0 - INTERIOR, z, box, x, out), columns)
-        return np.asarray(out)
+        return self._objective.inside(np.asarray(out))
 
     def arranged(self, theta: NDArray[Any]) -> NDArray[Any]:
         return self._numbering.internal(theta, self._numbering.sites)
 
     def pair(self, theta: Array | None = None) -> PrimalDual:
         numbering, state = self._numbering, self._state
-        caller, sites = numbering.caller, numbering.sites
-        x, y = caller(state.x if theta is None else theta, sites), caller(state.y, numbering.edges)
-        z = caller(state.z, sites) if state.z.size else None
-        balance = caller(state.s[0].copy() if self._crew.size == 1 else state.s.sum(axis=0), sites)
-        if not (self.live or numbering.changed):
-            x, y, z = x.copy(), y.copy(), None if z is None else z.copy()
-        return PrimalDual(x, y, z, balance, self.rho, self.n_iter)
+        x, y = numbering.caller(state.x if theta is None else theta, numbering.sites), state.y
+        z = numbering.caller(state.z, numbering.sites) if state.z.size else None
+        balance = numbering.caller(state.s[0] if self._crew.size == 1 else state.s.sum(axis=0), numbering.sites)
+        return PrimalDual(x, numbering.caller(y, numbering.edges), z, balance, self.rho)
 
     def close(self) -> None:
         self._crew.close()

@@ -6,17 +6,17 @@ import itertools
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 from joblib import Parallel, delayed
 
 from fedkin._base import Array, Index, check_positive, check_whole
-from fedkin.core import FusedObjective, Problem, Quadratics, QuadraticTerms, Summaries, assign_folds, build_terms
+from fedkin.core import FusedObjective, Problem, Quadratics, QuadraticTerms, assign_folds, build_terms
 from fedkin.data import Federation
 from fedkin.errors import DataError, ParameterError
 from fedkin.solvers import path
-from fedkin.solvers.compiled import Backend, Resolved, resolve_backend, run_side_by_side
+from fedkin.solvers.compiled import Backend, run_side_by_side, threads_for, uses_kernels
 
 Rule = Literal["min", "1se"]
 
@@ -139,9 +139,7 @@ def choose_level(
 ) -> LamChoice:
     """Choose the best of the levels ``grid (m,)`` by these folds; ``abandon`` levels that are clearly worse."""
     first = cut[0].objective
-    # decided here and not by each process for itself: many processes give what one gives, to the bit
-    resolved = resolve_backend(backend, first, len(cut) * grid.size)
-    search = _Search(cut, grid * first.graph.n_sites, tol, resolved, n_jobs)
+    search = _Search(cut, grid * first.graph.n_sites, tol, backend, n_jobs)
     scores, tried = search.growing() if abandon else search.everywhere()
     grid = grid[tried]
     mean, error = mean_and_error(scores)
@@ -191,16 +189,25 @@ def cross_validate_ridge(
     """
     if not len(ridges):
         raise ParameterError("ridges must name at least one candidate")
-    tried: list[tuple[Problem, Array]] = []
-    for ridge in ridges:
-        other = replace(problem, ridge=ridge)
-        few = np.append(path.lam_grid(other, FEW_LEVELS), 0.0)
-        choice = cross_validate_lam(other, few, folds=folds, seed=seed, tol=ROUGH_GAP, n_jobs=n_jobs, backend=backend)
-        tried.append((other, choice.scores[:, choice.mean.argmin()]))
-        if _clearly_worse(np.stack([scores for _, scores in tried], axis=1)):
-            break
+    how: dict[str, Any] = {"folds": folds, "seed": seed, "n_jobs": n_jobs, "backend": backend}
+    tried = judge_problems([replace(problem, ridge=ridge) for ridge in ridges], **how)
     best, _ = min(tried, key=lambda one: float(one[1].mean()))
-    return best, cross_validate_lam(best, folds=folds, rule=rule, seed=seed, n_jobs=n_jobs, backend=backend)
+    return best, cross_validate_lam(best, rule=rule, **how)
+
+
+def judge_problems(problems: Iterable[Problem], *, abandon: bool = True, **how: Any) -> list[tuple[Problem, Array]]:
+    """Return problems at their best level among a few, with the scores ``(folds,)``.
+
+    With ``abandon``, those after one that is clearly worse are left out.
+    """
+    tried: list[tuple[Problem, Array]] = []
+    for problem in problems:
+        few = np.append(path.lam_grid(problem, FEW_LEVELS), 0.0)
+        choice = cross_validate_lam(problem, few, tol=ROUGH_GAP, **how)
+        tried.append((problem.with_lam(choice.lam), choice.scores[:, choice.mean.argmin()]))
+        if abandon and _clearly_worse(np.stack([scores for _, scores in tried], axis=1)):
+            break
+    return tried
 
 
 def mean_and_error(scores: Array) -> tuple[Array, Array]:
@@ -222,7 +229,7 @@ class _Search:
     folds: list[Fold]
     strengths: Array
     tol: float
-    backend: Resolved
+    backend: Backend
     n_jobs: int | None
 
     def everywhere(self) -> tuple[Array, slice]:
@@ -257,17 +264,17 @@ class _Search:
         if not _clearly_worse(scores[:, ::-1]):
             return False
         fused = [fold.score(path.fused_solution(fold.objective)) for fold in self.folds]
-        return _beyond_doubt(np.array(fused) - scores[:, scores.mean(axis=0).argmin()])
+        return beyond_doubt(np.array(fused) - scores[:, scores.mean(axis=0).argmin()])
 
     def _at(self, parts: list[Index]) -> tuple[Array, list[str]]:
         """Scores along stretches of the path, and the messages of solutions at the iteration limit."""
         backend, n_jobs = self.backend, self.n_jobs
         pairs = itertools.product(self.folds, parts)
         tasks = [partial(_stretch_scores, fold, part, self.strengths, self.tol, backend) for fold, part in pairs]
-        if backend == "numpy" and n_jobs not in (None, 1):
+        if n_jobs not in (None, 1) and not uses_kernels(backend, self.folds[0].objective):
             done = list(Parallel(n_jobs=n_jobs)(delayed(task)() for task in tasks))
         else:
-            usual = path.path_threads(self.folds[0].objective, backend)
+            usual = threads_for(self.folds[0].objective, backend)
             threads = usual if n_jobs is None or n_jobs < 1 else min(n_jobs, usual)
             done = run_side_by_side(tasks, threads, "cross-validation")
         scores = np.concatenate([scores for scores, _ in done]).reshape(len(self.folds), -1)
@@ -278,17 +285,15 @@ def _clearly_worse(scores: Array) -> bool:
     """Return whether the last levels of ``scores (folds, m)`` rise, and the last is clearly worse than the best."""
     mean = scores.mean(axis=0)
     rises = bool((np.diff(mean[-path.SHORTEST_STRETCH :]) > 0).all())
-    return rises and _beyond_doubt(scores[:, -1] - scores[:, mean.argmin()])
+    return rises and beyond_doubt(scores[:, -1] - scores[:, mean.argmin()])
 
 
-def _beyond_doubt(excess: Array) -> bool:
+def beyond_doubt(excess: Array) -> bool:
     """Return whether an excess ``(folds,)`` is more than chance; one fold tells nothing about that."""
     return excess.size > 1 and bool(excess.mean() > CLEAR * excess.std(ddof=1) / np.sqrt(excess.size))
 
 
-def _stretch_scores(
-    fold: Fold, part: Index, strengths: Array, tol: float, backend: Resolved
-) -> tuple[Array, list[str]]:
+def _stretch_scores(fold: Fold, part: Index, strengths: Array, tol: float, backend: Backend) -> tuple[Array, list[str]]:
     """Return held-out losses ``(len(part),)`` along a stretch, and the messages of solutions at the iteration limit."""
     scores, stopped = np.empty(part.size), []
     # scores do not tell what is fused exactly from what is almost
@@ -301,14 +306,7 @@ def _stretch_scores(
 
 
 def _check_rows(problem: Problem, folds: int, seed: int) -> None:
-    data = problem.federation
-    if isinstance(data, Summaries) and (data.folds, data.seed) != (folds, seed):
-        raise ParameterError(
-            f"the sites have cut their rows into {data.folds} folds with seed {data.seed}, which cannot be changed: "
-            f"give folds={data.folds} and seed={data.seed} instead of {folds} and {seed}"
-        )
-    if isinstance(data, Summaries) and not data.sums.count[:, :-1].any():
-        raise DataError("no site has given its sums by fold, so there is nothing to hold out: give lam as a number")
+    problem.data.check_folds(folds, seed)
     if problem.federation.n_samples.max() < 2:
         raise DataError(
             "no site has two rows to train on, so cross-validation within sites has none to hold out "
@@ -357,13 +355,11 @@ class Fold:
 
 def cut_folds(problem: Problem, folds: int, seed: int) -> list[Fold]:
     """Return every `Fold` that has rows; with few rows in all, some have none."""
-    data = problem.federation
-    if isinstance(data, Summaries):
-        return _folds_of_sums(problem, data.sums)
-    fold_of = assign_folds(data, folds, seed)
     if isinstance(problem.terms, QuadraticTerms):
-        sums = Quadratics.from_rows(data, problem.losses, fold_of, folds)
-        return _folds_of_sums(problem, sums, forward=data.ordered)
+        sums = problem.data.expand(np.zeros((problem.n_sites, problem.n_params)), folds, seed)
+        return _folds_of_sums(problem, sums, forward=problem.data.ordered)
+    data = problem.rows_for("cross-validation")
+    fold_of = assign_folds(data, folds, seed)
     # losses see all rows, so that a class missing from a fold does not change the parameters
     whole, out = replace(problem, loss=dict(zip(data.sites, problem.losses, strict=True))), []
     for fold in range(int(data.ordered), folds):

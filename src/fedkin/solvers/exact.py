@@ -15,19 +15,10 @@ from fedkin._base import Array, check_positive, check_whole
 from fedkin.core import SCALE_FLOOR, FusedObjective, Problem, QuadraticTerms, SiteTerms, Solution, Status
 from fedkin.errors import ConvergenceWarning, ParameterError
 from fedkin.solvers import newton
-from fedkin.solvers.compiled import Backend, CompiledIteration, Resolved, resolve_backend
+from fedkin.solvers.compiled import Backend, CompiledIteration, uses_kernels
 from fedkin.solvers.fusing import MinimizerBall, far_from_fused, fused_components, fused_parameters
 from fedkin.solvers.newton import Expansion
-from fedkin.solvers.pdhg import (
-    COLD,
-    CliqueIteration,
-    Iteration,
-    NumpyIteration,
-    PrimalDual,
-    Start,
-    check_after,
-    initial_rho,
-)
+from fedkin.solvers.pdhg import CliqueIteration, Iteration, NumpyIteration, PrimalDual, check_after, initial_rho
 
 #: A loss that has come down to this share of what it was at theta = 0 may be unbounded below.
 VANISHED = 1e-10
@@ -66,7 +57,7 @@ def solve(
     warm_start : Solution, optional
         Of a similar problem (another ``lam``, other rows) on the same graph.
     backend : "auto", "numpy" or "numba"
-        What carries out the iterations, numpy or compiled kernels; by default decided by the size of the problem.
+        What carries out the iterations, numpy or compiled kernels; by default kernels where the penalty has some.
 
     Returns
     -------
@@ -125,8 +116,8 @@ def solve_fused(
     ``quiet`` leaves out the convergence warning. Without ``fuse_components`` what is fused at the optimum need only be
     almost so. Where not to ``certify``, Newton also ends with a step that lowers the objective by less than ``tol``.
     """
-    search = Search(objective, tol, max_iter, _start(objective, warm_start), resolve_backend(backend, objective))
-    search.certify = certify
+    compiled = uses_kernels(backend, objective)
+    search = Search(objective, tol, max_iter, _start(objective, warm_start), compiled, certify)
     try:
         search.run(warm=warm_start is not None, fuse_components=fuse_components)
     except KeyboardInterrupt:
@@ -143,29 +134,29 @@ def uninterrupted(solution: Solution) -> Solution:
 
 def _start(objective: FusedObjective, warm_start: Solution | None) -> PrimalDual:
     """Return parameters and duals to start from; their balance is computed later."""
-    terms, box = objective.terms, objective.sparsity
+    terms = objective.terms
     shape, duals = (terms.n_sites, terms.n_params), objective.dual_shape
-    theta, alpha, zeta = np.zeros(shape), np.zeros(duals), None if box is None else np.zeros(shape)
+    theta, alpha, zeta = np.zeros(shape), np.zeros(duals), None if objective.box is None else np.zeros(shape)
     if warm_start is not None:
         if warm_start.theta.shape != shape or warm_start.alpha.shape != duals:
             raise ParameterError(
                 f"the warm start has theta {warm_start.theta.shape} and alpha {warm_start.alpha.shape}, "
                 f"this problem needs {shape} and {duals}; warm starts must come from the same graph"
             )
-        theta, alpha = warm_start.theta, objective.project(warm_start.alpha)
-        if box is not None:
-            # the sparsity duals are what the edge duals leave to balance
-            zeta = np.clip(-(terms.gradients(theta) + objective.balance(alpha)), -box, box)
-    return PrimalDual(theta, alpha, zeta, np.zeros(shape), np.ones(1), 0)
+        theta, alpha = objective.inside(warm_start.theta), objective.project(warm_start.alpha)
+        # the site duals are what the edge duals leave to balance
+        if zeta is not None:
+            zeta = objective.site_duals(theta, -(terms.gradients(theta) + objective.balance(alpha)))
+    return PrimalDual(theta, alpha, zeta, np.zeros(shape), np.ones(1))
 
 
 class Search:
     """The state of one solve: the best certified pair so far and how it was reached."""
 
     def __init__(
-        self, objective: FusedObjective, tol: float, max_iter: int, start: PrimalDual, backend: Resolved
+        self, objective: FusedObjective, tol: float, max_iter: int, start: PrimalDual, compiled: bool, certify: bool
     ) -> None:
-        self.objective, self.tol, self.max_iter, self.backend = objective, tol, max_iter, backend
+        self.objective, self.tol, self.max_iter, self.compiled = objective, tol, max_iter, compiled
         terms, theta = objective.terms, start.theta
         values = terms.c if isinstance(terms, QuadraticTerms) else terms.values(np.zeros_like(theta))
         newton.raise_if_not_finite(objective.graph, values, "loss at theta = 0")
@@ -175,9 +166,8 @@ class Search:
         self.status: Status = "iteration_limit"
         self.n_iter = 0
         self.rows: list[tuple[int, float, float]] = []
-        self.fusing_helped = False
         #: Whether the gap has to show that it is done; and how much closer models are minimised for that.
-        self.certify, self.strict = True, 1.0
+        self.certify, self.strict = certify, 1.0
         self.lower = -np.inf
         #: Whether a certificate needed to know a ball that holds a minimiser.
         self.conditional = False
@@ -187,18 +177,21 @@ class Search:
     def run(self, warm: bool, fuse_components: bool) -> None:
         terms, pair = self.objective.terms, self.best.pair
         if isinstance(terms, QuadraticTerms):
-            self._run_quadratic(terms, pair, warm, fuse_components)
+            self._run_quadratic(terms, pair if warm else None, fuse_components)
             return
         self._run_newton(terms, pair, warm)
         if fuse_components:
-            self._fuse()
+            if self.objective.cliques is None:  # cliques fuse as they go
+                pair = self.best.pair
+                fused = fused_parameters(self.objective, pair.theta, pair.alpha, pair.zeta)
+                self.best = self._or_fused(self.best, self.objective.inside(fused))
             self.fuse_components()
 
     def scale(self, value: float) -> float:
         return max(abs(value), self.floor)
 
     def take(self, found: _Certified, only: bool = False) -> None:
-        """Record a certified pair; keep it if it is good enough, better than the best so far, or the ``only`` one."""
+        """Record a certified pair; keep it if it is good enough, better than the best so far or the ``only`` one."""
         self.rows.append((self.n_iter, found.value, found.gap))
         if found.radius is None:
             self.lower = max(self.lower, found.value - found.gap * self.scale(found.value))
@@ -217,17 +210,15 @@ class Search:
         assumed = radius if conditional and not proven else None
         return _Certified(pair, value, max(gap, 0.0) / self.scale(value), assumed)
 
-    def _run_quadratic(self, terms: QuadraticTerms, start: PrimalDual, warm: bool, fuse_components: bool) -> None:
-        # a cold start is each site's own minimiser: closer than 0 for weak penalties, as good as any for strong ones
-        begin = Start(start.theta, start.alpha, start.zeta) if warm else COLD
-        iteration = start_iteration(self.backend, self.objective, terms, initial_rho(self.objective, terms), begin)
+    def _run_quadratic(self, terms: QuadraticTerms, start: PrimalDual | None, fuse_components: bool) -> None:
+        iteration = self._start_iteration(self.objective, terms, initial_rho(self.objective, terms), start)
         try:
             while self.status != "converged" and self.n_iter < self.max_iter:
                 ahead = check_after(self.n_iter, self.rows, self.tol)
                 iteration.advance(min(ahead, self.max_iter - self.n_iter))
                 self._certify_iteration(iteration)
             if fuse_components:
-                self.fuse_components(iteration if iteration.regular else None)
+                self.fuse_components(iteration)
         except KeyboardInterrupt:
             if iteration.recovers and iteration.n_iter:
                 self._certify_iteration(iteration)
@@ -235,32 +226,26 @@ class Search:
         finally:
             iteration.close()
 
+    def _start_iteration(
+        self, objective: FusedObjective, terms: QuadraticTerms, rho: Array, start: PrimalDual | None
+    ) -> Iteration:
+        if objective.cliques is not None:
+            return CliqueIteration(objective, terms, rho, start)
+        return (CompiledIteration if self.compiled else NumpyIteration)(objective, terms, rho, start)
+
     def _certify_iteration(self, iteration: Iteration) -> None:
         """Certify the pair that the iteration stands at, and the same with sites fused where that may help."""
-        self.n_iter = iteration.n_iter
+        inside = iteration.inside()
+        self.n_iter, pair = iteration.n_iter, iteration.pair(inside)
         if iteration.regular:
-            found = self._certified_quickly(iteration)
+            value, gap = iteration.certificate(inside)
+            found = _Certified(pair, value, max(gap, 0.0) / self.scale(value), None)
         else:
-            found = self._certified(iteration.pair())
-            if self._fusing_may_help(found.gap):
-                found = self._or_fused(found, iteration.pair(iteration.fused()))
-        self.take(found, only=iteration.live)
-
-    def _certified_quickly(self, iteration: Iteration) -> _Certified:
-        theta = None
-        if self.fusing_helped:
-            # fused sites were better last time, and it takes only one of the two to be good enough
-            theta = iteration.fused()
-            value, gap = iteration.certificate(theta)
-        else:
-            value, gap = iteration.certificate()
-            if self._fusing_may_help(gap / self.scale(value)):
-                fused = iteration.fused()
-                fused_value, fused_gap = iteration.certificate(fused)
-                self.fusing_helped = fused_gap < gap
-                if fused_gap <= max(gap, self.tol * self.scale(fused_value)):
-                    theta, value, gap = fused, fused_value, fused_gap
-        return _Certified(iteration.pair(theta), value, max(gap, 0.0) / self.scale(value), None)
+            found = self._certified(pair)
+        if self._fusing_may_help(found.gap):
+            found = self._or_fused(found, iteration.fused(), iteration)
+        # an iteration's pair changes when it goes on: earlier ones are lost
+        self.take(found, only=True)
 
     def _fusing_may_help(self, gap: float) -> bool:
         return gap <= FUSING_HELPS * self.tol or self.n_iter >= self.max_iter
@@ -292,7 +277,7 @@ class Search:
             before, at, penalty = at, target, new_penalty
             value = float(at.values.sum()) + penalty
             if value <= VANISHED * self.at_zero:
-                newton.raise_if_unbounded(self.objective.graph, before, at)
+                newton.raise_if_unbounded(self.objective, before, at)
             decrease = promised - float(error.sum())
             early = max(min(EARLY, 100.0 * self.tol), 10.0 * self.tol)
             if decrease > early * self.scale(value) and self.n_iter < self.max_iter:
@@ -306,7 +291,7 @@ class Search:
                 # nothing left to gain but a better certificate, which the models' duals must give
                 self.strict *= 0.1
             if self.status == "converged" or self.n_iter >= self.max_iter:
-                newton.raise_if_unbounded(self.objective.graph, before, at)
+                newton.raise_if_unbounded(self.objective, before, at)
                 return
 
     def _minimize_model(self, model: QuadraticTerms, at: Expansion, start: PrimalDual, rho: Array) -> PrimalDual:
@@ -315,15 +300,16 @@ class Search:
         before = local.value(at.theta)
         enough = 0.2 * self.strict * self.tol * self.scale(float(at.values.sum()))
         done = self.n_iter
-        iteration = start_iteration(self.backend, local, model, rho, Start(at.theta, start.alpha, start.zeta))
+        iteration = self._start_iteration(local, model, rho, replace(start, theta=at.theta))
         try:
             while True:
                 iteration.advance(check_after(iteration.n_iter))
                 self.n_iter = done + iteration.n_iter
-                value, gap = _value_and_gap(local, iteration)
+                inside = iteration.inside()
+                value, gap = _value_and_gap(local, iteration, inside)
                 wanted = max(0.1 * (before - value), enough)
                 if gap <= wanted or self.n_iter >= self.max_iter:
-                    return iteration.pair()
+                    return iteration.pair(inside)
                 if gap <= FUSING_HELPS * wanted:
                     theta = iteration.fused()
                     value, gap = _value_and_gap(local, iteration, theta)
@@ -332,52 +318,33 @@ class Search:
         finally:
             iteration.close()
 
-    def _fuse(self) -> None:
-        """Replace the best pair by one with exactly fused sites, where that costs nothing."""
-        if self.objective.cliques is not None:
-            return  # they fuse as they go
-        pair = self.best.pair
-        fused = fused_parameters(self.objective, pair.theta, pair.alpha, pair.zeta)
-        if not np.array_equal(fused, pair.theta):
-            self.best = self._or_fused(self.best, replace(pair, theta=fused))
-
     def fuse_components(self, iteration: Iteration | None = None) -> None:
         """Fuse whole components where that lowers the objective: duals alone do not tell when all of them are fused."""
         terms, graph = self.objective.terms, self.objective.graph
         rows, p = self.objective.dual_shape
         if self.status != "converged" or self.objective.strength == 0 or rows * p > LARGE:
             return
-        pair = self.best.pair
-        if isinstance(terms, QuadraticTerms) and far_from_fused(terms, graph, pair.theta):
+        theta = self.best.pair.theta
+        if isinstance(terms, QuadraticTerms) and far_from_fused(terms, graph, theta):
             return
         slack = min(FUSING_HELPS * self.tol, NEARLY) * self.scale(self.best.value)
-        theta = fused_components(self.objective, pair.theta, slack)
-        if theta is pair.theta:
-            return
-        fused = replace(pair, theta=theta)
-        if iteration is None:
-            self.best = self._or_fused(self.best, fused)
-        else:
-            value, gap = iteration.certificate(iteration.arranged(theta))
-            self.best = self._better(self.best, _Certified(fused, value, max(gap, 0.0) / self.scale(value), None))
+        fused = fused_components(self.objective, theta, slack)
+        if fused is not theta:
+            fused = fused if iteration is None else iteration.arranged(fused)
+            self.best = self._or_fused(self.best, fused, iteration)
 
-    def _or_fused(self, found: _Certified, fused: PrimalDual) -> _Certified:
-        """Return what was found, or the same with sites fused exactly where that costs no more than the tolerance."""
-        value = self.objective.value(fused.theta)
-        bounded = self._bounded(found, _Certified(fused, value, np.inf, None))
-        if bounded.gap <= max(found.gap, self.tol):
-            return bounded  # a certificate of its own would take far longer than the value
-        return self._better(found, self._certified(fused, value))
+    def _or_fused(self, found: _Certified, theta: Array, iteration: Iteration | None = None) -> _Certified:
+        """Return what was found, or its duals with the fused ``theta`` if that costs less than the tolerance.
 
-    def _better(self, found: _Certified, fused: _Certified) -> _Certified:
-        fused = self._bounded(found, fused)
-        return fused if fused.gap <= max(found.gap, self.tol) else found
-
-    def _bounded(self, found: _Certified, fused: _Certified) -> _Certified:
-        """Return ``fused`` with a smaller gap if there is one: the lower bound of ``found`` holds for both."""
+        Duals bound the objective from below whatever the parameters are, so the value is all there is to compute. An
+        ``iteration`` has its own order of sites.
+        """
+        pair = replace(found.pair, theta=theta) if iteration is None else iteration.pair(theta)
+        quick = iteration is not None and iteration.regular
+        value = iteration.certificate(theta)[0] if quick and iteration else self.objective.value(pair.theta)
         lower = found.value - found.gap * self.scale(found.value)
-        gap = max(fused.value - lower, 0.0) / self.scale(fused.value)
-        return replace(fused, gap=gap, radius=found.radius) if gap < fused.gap else fused
+        gap = max(value - lower, 0.0) / self.scale(value)
+        return _Certified(pair, value, gap, found.radius) if gap <= max(found.gap, self.tol) else found
 
     def finish(self, quiet: bool) -> Solution:
         best = self.best
@@ -396,16 +363,6 @@ class Search:
         trace = dict(zip(("n_iter", "objective", "gap"), columns, strict=True))
         theta, alpha = best.pair.theta, best.pair.alpha
         return Solution(theta, best.value, best.gap, self.status, self.n_iter, trace, alpha, message, best.radius)
-
-
-def start_iteration(
-    backend: Resolved, objective: FusedObjective, quadratic: QuadraticTerms, rho: Array, start: Start = COLD
-) -> Iteration:
-    """Return an iteration on that backend."""
-    if objective.cliques is not None:
-        return CliqueIteration(objective, quadratic, rho, start, compiled=backend == "numba")
-    kind = NumpyIteration if backend == "numpy" else CompiledIteration
-    return kind(objective, quadratic, rho, start)
 
 
 @dataclass(frozen=True)

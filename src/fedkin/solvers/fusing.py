@@ -3,8 +3,8 @@
 The dual of a singular quadratic is minus infinity off its range, so a gap needs to know how far out a minimiser can
 lie. The value already reached tells: no minimiser is worse, and no loss is below its lower bound, so the rest bounds
 the sparsity term, the differences inside a component and, for quadratic losses, the level of the component. Where that
-proves nothing, the radius is the user's word (`Problem.radius`) or an assumption that the solution states: ten times
-the largest parameter found.
+proves nothing, the radius is an assumption that the solution states: ten times the largest parameter found. A problem
+that has a ball (`Problem.radius`) needs no other.
 """
 
 from __future__ import annotations
@@ -63,13 +63,7 @@ def fused_parameters(objective: FusedObjective, theta: Array, alpha: Array, zeta
 
 def far_from_fused(terms: QuadraticTerms, graph: Graph, theta: Array) -> bool:
     """Return whether most of some edges clearly join different parameters: then `fused_components` would be in vain."""
-    if graph.cliques is not None:
-        # in a clique, sites that follow each other are joined as well as any
-        order, labels = graph.cliques.order, graph.cliques.labels
-        joined = np.flatnonzero(labels[order[1:]] == labels[order[:-1]])
-        sample = np.column_stack([order[joined + 1], order[joined]])
-    else:
-        sample = graph.edges
+    sample = graph.edges if graph.cliques is None else graph.cliques.followers
     sample = sample[:: len(sample) // 200 + 1]
     ends = theta.take(sample, axis=0)
     different = (np.abs(ends[:, 0] - ends[:, 1]) > CLEARLY * terms.typical_size).any(axis=1)
@@ -84,6 +78,7 @@ def fused_components(objective: FusedObjective, theta: Array, slack: float) -> A
     if not (_changes(objective, labels, theta, means[labels]) <= slack)[size > 1].any():
         return theta
     level = (_better(summed_terms(objective.terms, labels), means) if objective.sparsity is None else means)[labels]
+    level = objective.inside(level)
     # a tie within rounding goes to the fused level, so that equal problems from other sums have equal solutions
     rounding = SAME_VALUE * np.bincount(labels, np.abs(objective.terms.values(level)))
     better = (_changes(objective, labels, theta, level) <= rounding) & (size > 1)
@@ -129,7 +124,7 @@ class MinimizerBall:
     def radius(self, theta: Array, value: float) -> tuple[float, bool]:
         """Return the radius, given a point ``theta (V, p)`` and its value, and whether it is proven."""
         if self.objective.radius is not None:
-            return self.objective.radius, False
+            return self.objective.radius, True
         proven = self._proven(value)
         if np.isfinite(proven):
             return proven, True

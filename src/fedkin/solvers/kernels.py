@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from fedkin._base.compiling import kernel, load
+from fedkin._compiling import kernel, load
 
 L1, L2, LINF = 0, 1, 2
 #: Codes of the penalties.
@@ -27,8 +27,8 @@ class Sites(NamedTuple):
 
     ``order (V,)`` is the caller's number of each site: ``A`` and ``c`` are in the caller's order, the others in ours.
     ``inverse (V, p, p)`` are the inverses of ``A``; ``curvature (V,)`` takes the place of both where every Gram matrix
-    is a multiple of the identity. ``weight (V,)`` is the number of duals of each site, 1 in place of 0, and
-    ``box (V, p)`` bounds the sparsity duals.
+    is a multiple of the identity. ``weight (V,)`` is the number of duals of each site, 1 in place of 0,
+    ``box (V, p)`` are the levels of sparsity, and ``ball`` is the radius of the ball or infinity.
     """
 
     order: Any
@@ -39,6 +39,7 @@ class Sites(NamedTuple):
     c: Any
     weight: Any
     box: Any
+    ball: Any
 
 
 class Edges(NamedTuple):
@@ -51,7 +52,7 @@ class Edges(NamedTuple):
 
 
 class State(NamedTuple):
-    """Where the iteration stands: ``x (V, p)``, edge duals ``y (E, p)``, sparsity duals ``z (V, p)``.
+    """Where the iteration stands: ``x (V, p)``, edge duals ``y (E, p)``, site duals ``z (V, p)``.
 
     ``s (T, V, p)`` is the balance ``D'y + z`` as one share per thread: a node step reads the shares and clears them, an
     edge step adds to its thread's share. ``ahead (V, p)`` is ``2 xhat - x``, and free between two iterations.
@@ -68,14 +69,22 @@ class State(NamedTuple):
 
 
 @kernel
-def node_step(lo: int, hi: int, sites: Any, rho: Any, resolvent: Any, state: Any, relax: float) -> None:
+def node_step(lo: int, hi: int, sites: Any, rho: Any, resolvent: Any, state: Any, relax: float, moves: Any) -> None:
     """``xhat = (A + weight rho)^-1 (b + weight rho x - s)``, ``ahead = 2 xhat - x``, ``x += relax (xhat - x)``.
 
-    Then the duals of the sparsity term, which open the next balance ``s``.
+    Then the duals of sparsity and ball, which open the next balance ``s``; their squared moves are added to ``moves``.
     """
-    b, weight, box, curvature = sites.b, sites.weight, sites.box, sites.curvature
+    b, weight, box, ball, curvature = sites.b, sites.weight, sites.box, sites.ball, sites.curvature
     x, z, s, ahead = state.x, state.z, state.s, state.ahead
     p, shares, sparse, dense = x.shape[1], s.shape[0], box.shape[0] > 0, curvature.shape[0] == 0
+    if p == 1 and shares == 1 and not dense and not sparse:
+        for i in range(lo, hi):
+            pull, old = weight[i] * rho[0], x[i, 0]
+            new = (b[i, 0] + pull * old - s[0, i, 0]) / (curvature[i] + pull)
+            ahead[i, 0] = 2.0 * new - old
+            x[i, 0] = old + relax * (new - old)
+            s[0, i, 0] = 0.0
+        return
     target, found = np.empty(p), np.empty(p)
     for i in range(lo, hi):
         for c in range(p):
@@ -107,11 +116,24 @@ def node_step(lo: int, hi: int, sites: Any, rho: Any, resolvent: Any, state: Any
             ahead[i, c] = 2.0 * found[c] - old
             x[i, c] = old + relax * (found[c] - old)
         if sparse:
+            inside = 0.0
+            if ball < np.inf:
+                length = 0.0
+                for c in range(p):
+                    target[c] = z[i, c] + rho[c] * ahead[i, c]
+                    target[c] -= min(max(target[c], -box[i, c]), box[i, c])
+                    length += target[c] * target[c]
+                # with a ball rho is the same for all coordinates
+                inside = 1.0 - min(1.0, ball * rho[0] / math.sqrt(length)) if length > 0.0 else 0.0
             for c in range(p):
                 old = z[i, c]
-                moved = min(max(old + rho[c] * ahead[i, c], -box[i, c]), box[i, c])
-                z[i, c] = old + relax * (moved - old)
+                move = min(max(old + rho[c] * ahead[i, c], -box[i, c]), box[i, c]) - old
+                if inside > 0.0:
+                    move += inside * target[c]
+                z[i, c] = old + relax * move
                 s[0, i, c] = z[i, c]
+                if moves.shape[0]:
+                    moves[c] += move * move
 
 
 @kernel
@@ -203,14 +225,6 @@ def edge_step(lo: int, hi: int, edges: Any, rho: Any, ahead: Any, y: Any, s: Any
 
 
 @kernel
-def run(n: int, sites: Any, edges: Any, rho: Any, resolvent: Any, state: Any, relax: float) -> None:
-    """``n`` iterations on one thread."""
-    for _ in range(n):
-        node_step(0, state.x.shape[0], sites, rho, resolvent, state, relax)
-        edge_step(0, state.y.shape[0], edges, rho, state.ahead, state.y, state.s[0], relax)
-
-
-@kernel
 def edge_moves(lo: int, hi: int, edges: Any, rho: Any, ahead: Any, y: Any, moves: Any) -> None:
     """Add ``sum_e (yhat - y)_c^2`` of the coming edge step to ``moves (p,)``; nothing else changes."""
     head, tail, radius = edges.head, edges.tail, edges.radius
@@ -221,7 +235,27 @@ def edge_moves(lo: int, hi: int, edges: Any, rho: Any, ahead: Any, y: Any, moves
             moved[c] = y[e, c] + 0.5 * rho[c] * (ahead[head[e], c] - ahead[tail[e], c])
         _project(moved, radius[e], edges.kind)
         for c in range(p):
-            moves[c] += (moved[c] - y[e, c]) ** 2
+            moves[c] += 2.0 * (moved[c] - y[e, c]) ** 2
+
+
+@kernel
+def _relaxed(n: int, sites: Any, edges: Any, rho: Any, resolvent: Any, state: Any, relax: float, nothing: Any) -> None:
+    """Take ``n`` iterations; inside `run` this loop would be slower."""
+    for _ in range(n):
+        node_step(0, state.x.shape[0], sites, rho, resolvent, state, relax, nothing)
+        edge_step(0, state.y.shape[0], edges, rho, state.ahead, state.y, state.s[0], relax)
+
+
+@kernel
+def run(
+    n: int, sites: Any, edges: Any, rho: Any, resolvent: Any, state: Any, relax: float, last: float, moves: Any
+) -> None:
+    """Take ``n`` iterations on one thread; the last has a relaxation of its own, and adds to ``moves`` unless empty."""
+    _relaxed(n - 1, sites, edges, rho, resolvent, state, relax, moves[:0])
+    node_step(0, state.x.shape[0], sites, rho, resolvent, state, last, moves)
+    if moves.shape[0]:
+        edge_moves(0, state.y.shape[0], edges, rho, state.ahead, state.y, moves)
+    edge_step(0, state.y.shape[0], edges, rho, state.ahead, state.y, state.s[0], last)
 
 
 @kernel
@@ -273,13 +307,17 @@ def invert(lo: int, hi: int, order: Any, A: Any, weight: Any, rho: Any, inverse:
 
 
 @kernel
-def node_gap(lo: int, hi: int, sites: Any, x: Any, s: Any) -> tuple[float, float]:
-    """Return sums of ``M_u(x_u)`` and of ``r' A^-1 r / 2`` with ``r = A x - b + s``."""
-    order, A, inverse, curvature, b = sites.order, sites.A, sites.inverse, sites.curvature, sites.b
-    p, dense = x.shape[1], curvature.shape[0] == 0
-    value, gap = 0.0, 0.0
+def gap(some: Any, links: Any, sites: Any, edges: Any, x: Any, state: Any) -> tuple[float, float]:
+    """Return value and duality gap of ``x``, the share of a range of sites and a range of edges.
+
+    The gap of sites is ``r' A^-1 r / 2`` with ``r = A x - b + s``, that of edges ``r_e phi(d_e) - <y_e, d_e>`` with
+    ``d = D x``, and that of sparsity and ball ``box |x| - z x + ball ||z - clip(z, -box, box)||``.
+    """
+    order, A, inverse, curvature, b, box = sites.order, sites.A, sites.inverse, sites.curvature, sites.b, sites.box
+    p, dense, s = x.shape[1], curvature.shape[0] == 0, state.s
+    value, slack = 0.0, 0.0
     residual = np.empty(p)
-    for i in range(lo, hi):
+    for i in range(some[0], some[1]):
         u = order[i]
         value += sites.c[u]
         for k in range(p):
@@ -294,39 +332,40 @@ def node_gap(lo: int, hi: int, sites: Any, x: Any, s: Any) -> tuple[float, float
         for t in range(s.shape[0]):
             for k in range(p):
                 residual[k] += s[t, i, k]
-        if not dense:
-            for k in range(p):
-                gap += 0.5 * residual[k] * residual[k] / curvature[i]
-        else:
-            for k in range(p):
-                applied = 0.0
+        for k in range(p):
+            applied = 0.0
+            if dense:
                 for c in range(p):
                     applied += inverse[i, k, c] * residual[c]
-                gap += 0.5 * residual[k] * applied
-    return value, gap
-
-
-@kernel
-def edge_gap(lo: int, hi: int, edges: Any, x: Any, y: Any) -> tuple[float, float]:
-    """``sum_e r_e phi(d_e)`` and ``sum_e (r_e phi(d_e) - <y_e, d_e>)`` with ``d = D x``."""
-    head, tail, radius, kind = edges.head, edges.tail, edges.radius, edges.kind
-    penalty, slack = 0.0, 0.0
-    for e in range(lo, hi):
+            else:
+                applied = residual[k] / curvature[i]
+            slack += 0.5 * residual[k] * applied
+        if box.shape[0]:
+            beyond = 0.0
+            for k in range(p):
+                size, dual = box[i, k] * abs(x[i, k]), state.z[i, k]
+                value += size
+                slack += size - dual * x[i, k]
+                beyond += max(abs(dual) - box[i, k], 0.0) ** 2
+            if sites.ball < np.inf:
+                slack += sites.ball * math.sqrt(beyond)
+    head, tail, kind = edges.head, edges.tail, edges.kind
+    for e in range(links[0], links[1]):
         i, j = head[e], tail[e]
         size, inner = 0.0, 0.0
-        for c in range(x.shape[1]):
+        for c in range(p):
             d = x[i, c] - x[j, c]
-            inner += y[e, c] * d
+            inner += state.y[e, c] * d
             if kind == L1:
                 size += abs(d)
             elif kind == L2:
                 size += d * d
             else:
                 size = max(size, abs(d))
-        size = radius[e] * (math.sqrt(size) if kind == L2 else size)
-        penalty += size
+        size = edges.radius[e] * (math.sqrt(size) if kind == L2 else size)
+        value += size
         slack += size - inner
-    return penalty, slack
+    return value, slack
 
 
 @kernel
@@ -447,16 +486,15 @@ def load_kernels() -> None:
     """Compile the kernels for the types that iterations use, or read them from numba's cache."""
     one, matrix, cube = np.ones(1), np.ones((1, 1)), np.ones((1, 1, 1))
     ends, order = np.zeros(1, dtype=np.int32), np.zeros(1, dtype=np.int64)
-    sites = Sites(order, cube, cube, one, matrix, one, one, matrix)
+    sites = Sites(order, cube, cube, one, matrix, one, one, matrix, np.inf)
     edges, state = Edges(ends, ends, one, L1), State(matrix, matrix, matrix, cube, matrix)
-    load(run, 1, sites, edges, one, cube, state, 1.0)
-    load(node_step, 0, 1, sites, one, cube, state, 1.0)
+    load(run, 1, sites, edges, one, cube, state, 1.0, 1.0, one)
+    load(node_step, 0, 1, sites, one, cube, state, 1.0, one)
     load(edge_step, 0, 1, edges, one, matrix, matrix, matrix, 1.0)
     load(edge_moves, 0, 1, edges, one, matrix, matrix, one)
     load(add_balance, 0, 1, edges, matrix, matrix)
     load(invert, 0, 1, order, cube, one, one, cube)
-    load(node_gap, 0, 1, sites, matrix, cube)
-    load(edge_gap, 0, 1, edges, matrix, matrix)
+    load(gap, (0, 1), (0, 1), sites, edges, matrix, state)
     load(fuse, 0, 1, edges, matrix, 1.0, matrix, matrix, matrix, matrix)
     weight = one.copy()
     weight.flags.writeable = False  # as weights of cliques are

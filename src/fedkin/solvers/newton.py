@@ -119,8 +119,11 @@ def raise_if_not_finite(graph: Graph, values: Array, what: str) -> None:
         )
 
 
-def raise_if_unbounded(graph: Graph, before: Expansion, at: Expansion) -> None:
+def raise_if_unbounded(objective: FusedObjective, before: Expansion, at: Expansion) -> None:
     """Raise when the last step ran along a direction in which a likelihood keeps losing curvature."""
+    if objective.radius is not None:  # no parameters leave the ball
+        return
+    graph = objective.graph
     # one without a maximum nears its supremum exponentially: gaps vanish, but Newton's steps do not get shorter
     step = at.theta - before.theta
     moving = np.linalg.norm(step, axis=1) > 1e-3 * np.linalg.norm(at.theta, axis=1)

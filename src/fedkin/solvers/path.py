@@ -18,11 +18,11 @@ from scipy import sparse
 from scipy.sparse.csgraph import breadth_first_order, maximum_flow
 from scipy.sparse.linalg import cg, spsolve
 
-from fedkin._base import Array, Index, Mask, available_threads, check_positive, check_whole
+from fedkin._base import Array, Index, Mask, check_positive, check_whole
 from fedkin.core import FusedObjective, Penalty, Problem, QuadraticTerms, Solution, sum_groups, summed_terms
 from fedkin.errors import ConvergenceWarning, ParameterError
 from fedkin.graph import Graph
-from fedkin.solvers.compiled import Backend, Resolved, iteration_is_shared, resolve_backend, run_side_by_side
+from fedkin.solvers.compiled import Backend, run_side_by_side, threads_for
 from fedkin.solvers.exact import scaled, solve_fused, uninterrupted
 
 #: A path is cut into this many stretches, of at least so many levels.
@@ -95,15 +95,14 @@ def lam_path(
     check_whole("max_iter", max_iter, least=1)
     grid = lam_grid(problem, n_lams, ratio) if lams is None else checked_grid(lams)
     objective = problem.fused
-    resolved = resolve_backend(backend, objective, grid.size)
     strengths = grid * problem.n_sites
 
     def solved(part: Index) -> list[Solution]:
-        found = dict(path_stretch(objective, part, strengths, tol, max_iter, resolved))
+        found = dict(path_stretch(objective, part, strengths, tol, max_iter, backend))
         return [found[k] for k in part.tolist()]
 
     tasks = [partial(solved, part) for part in stretches_of(grid.size)]
-    done = run_side_by_side(tasks, path_threads(objective, resolved), "levels of lam")
+    done = run_side_by_side(tasks, threads_for(objective, backend), "levels of lam")
     solutions = list(itertools.chain.from_iterable(done))
     warn_of_limits([solution.message for solution in solutions if solution.status == "iteration_limit"], grid.size)
     return LamPath(grid, tuple(scaled(solution, problem.n_sites) for solution in solutions))
@@ -114,12 +113,6 @@ def warn_of_limits(messages: list[str], n_solves: int, stacklevel: int = 3) -> N
     if messages:
         text = f"{len(messages)} of {n_solves} penalty levels did not converge. The first one {messages[0]}"
         warnings.warn(text, ConvergenceWarning, stacklevel=stacklevel)
-
-
-def path_threads(objective: FusedObjective, backend: Resolved) -> int:
-    """Return the number of solves to run side by side: compiled ones that do not use threads themselves."""
-    alone = backend == "numpy" or iteration_is_shared(objective, objective.terms)
-    return 1 if alone else available_threads()
 
 
 def stretches_of(n_levels: int) -> list[Index]:
@@ -134,7 +127,7 @@ def path_stretch(
     strengths: Array,
     tol: float,
     max_iter: int,
-    backend: Resolved,
+    backend: Backend,
     *,
     fuse_components: bool = True,
 ) -> Iterator[tuple[int, Solution]]:

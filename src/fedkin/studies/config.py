@@ -34,23 +34,25 @@ import itertools
 import json
 import re
 import tomllib
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib import resources
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal, TypeAlias, get_type_hints
+
+import msgspec
 
 import fedkin
 from fedkin.errors import ParameterError
-from fedkin.studies import election, election_report, figures, kin, tasks
-from fedkin.studies.tasks import GENERATORS, Task, code_digest, find_function
+from fedkin.studies import election, election_report, figures, kin, sparse, tasks
+from fedkin.studies.designs import GENERATORS, Task, code_digest, find_function, generator_arguments
 
 #: The studies that come with Fedkin, in the order in which ``fedkin study all`` runs them.
 BUILT_IN = (
     *("estimation", "sensitivity", "convergence", "availability", "selection", "error-rates", "rate"),
-    *("kin", "coverage", "election"),
+    *("sparse", "kin", "coverage", "election"),
 )
-TASKS = {**tasks.TASKS, **kin.TASKS, **election.TASKS}
+TASKS = {**tasks.TASKS, **sparse.TASKS, **kin.TASKS, **election.TASKS}
 #: Kinds of figures, and the functions that draw them.
 FIGURES: Mapping[str, figures.Drawer] = {
     "lines": figures.line_panels,
@@ -178,23 +180,13 @@ def parse_study(text: str, where: str, *, quick: bool = False, folder: Path | No
         raw = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
         raise ParameterError(f"{where} is not valid TOML: {error}") from None
-    _check_names(raw, ("study", "grid", "options", "quick", "figure", "table"), where, "table")
-    for name in ("study", "options", "quick"):
-        if not isinstance(raw.get(name, {}), Mapping):
-            raise ParameterError(f"{where}: {name} must be a table; begin it with a line [{name}]")
-    for name in ("figure", "table"):
-        if not (isinstance(raw.get(name, []), list) and all(isinstance(one, Mapping) for one in raw.get(name, []))):
-            raise ParameterError(f"{where}: begin each {name} with a line [[{name}]], with two brackets")
-    head, options, changes = (dict(raw.get(name, {})) for name in ("study", "options", "quick"))
-    grid, drawn, tables = raw.get("grid", [{}]), raw.get("figure", []), raw.get("table", [])
-    _check_entries(head, _STUDY, ("name", "task"), f"{where}, [study]")
-    if head["name"].endswith(SUFFIX):
-        words = f"name = {head['name']!r} ends in {SUFFIX}, as directories of quick runs do; choose another"
-        raise ParameterError(f"{where}, [study]: {words}")
-    _check_entries(changes, _QUICK, (), f"{where}, [quick]")  # whether it is used or not
+    _check(raw, _FILE, where)
+    grid, head, options, changes = raw.get("grid", [{}]), raw["study"], raw.get("options", {}), raw.get("quick", {})
+    _check(head, _HEAD, f"{where}, [study]")
+    _check(changes, _QUICK, f"{where}, [quick]")  # whether it is used or not
     list(_points(changes.get("grid", []), f"{where}, [quick]"))
-    _check_drawings("figure", drawn, where)
-    _check_drawings("table", tables, where)
+    for what in ("figure", "table"):
+        _check_drawings(what, raw.get(what, []), where)
     full = head.get("replications", Study.replications)
     if quick:
         grid = changes.pop("grid", grid)
@@ -203,8 +195,8 @@ def parse_study(text: str, where: str, *, quick: bool = False, folder: Path | No
     return Study(
         points=tuple(_points(grid, where)),
         options=options,
-        figures=tuple(drawn),
-        tables=tuple(tables),
+        figures=tuple(raw.get("figure", ())),
+        tables=tuple(raw.get("table", ())),
         quick=quick,
         folder=folder,
         source=where,
@@ -232,103 +224,82 @@ def _points(grid: Any, where: str) -> Iterator[dict[str, Any]]:
                 yield point
 
 
-#: What an entry must be, in words, and its test.
-_KINDS: Mapping[str, Callable[[Any], bool]] = {
-    'a text, "..."': lambda value: isinstance(value, str),
-    'a list of texts, ["...", ...]': lambda value: isinstance(value, list) and all(isinstance(x, str) for x in value),
-    "a table, { name = value }": lambda value: isinstance(value, Mapping),
-    "true or false": lambda value: isinstance(value, bool),
-    "a whole number of at least 0": lambda value: type(value) is int and value >= 0,
-    "a whole number of at least 1": lambda value: type(value) is int and value >= 1,
-    "a list of values": lambda value: isinstance(value, list) and bool(value),
-    "two numbers, [low, high]": lambda value: (
-        isinstance(value, list) and len(value) == 2 and all(isinstance(one, int | float) for one in value)
-    ),
-    'a list of { y = number, label = "..." } or { column = "...", label = "..." }': lambda value: (
-        isinstance(value, list)
-        and all(isinstance(one, Mapping) and "label" in one and ("column" in one) != ("y" in one) for one in value)
-    ),
-    '{ column = "...", values = [...] }': lambda value: (
-        isinstance(value, Mapping) and set(value) == {"column", "values"} and bool(value["values"])
-    ),
-    '"linear" or "log" or "symlog" or "logit"': lambda value: value in ("linear", "log", "symlog", "logit"),
-    '"values"': lambda value: value == "values",
-    '"student" or "wilson"': lambda value: value in ("student", "wilson"),
-    "anything": lambda value: True,
-}
-_TEXT, _TEXTS, _TABLE, _SWITCH, _LEAST_0, _LEAST_1, _LIST, _PAIR, _LINES, _MARKS, _SCALE, _TICKS, _INTERVAL, _ANY = (
-    _KINDS
+def _entries(needed: Mapping[str, Any], **optional: Any) -> type[msgspec.Struct]:
+    """Return the type of a table of the file from the types of its entries."""
+    fields: list[Any] = [*needed.items(), *((name, kind, None) for name, kind in optional.items())]
+    return msgspec.defstruct("table", fields, kw_only=True, forbid_unknown_fields=True)
+
+
+_NAME = {"name": str}
+_Table: TypeAlias = dict[str, Any]
+_AT_LEAST_1, _SCALE = Annotated[int, msgspec.Meta(ge=1)], Literal["linear", "log", "symlog", "logit"]
+_ANY = Annotated[list[Any], msgspec.Meta(min_length=1)]
+_FILE = _entries({"study": _Table}, grid=Any, options=_Table, quick=_Table, figure=list[_Table], table=list[_Table])
+_HEAD = _entries(
+    {**_NAME, "task": str},
+    **dict.fromkeys(("title", "about", "checks", "data"), str),
+    **dict.fromkeys(("replications", "block"), _AT_LEAST_1),
+    seed=Annotated[int, msgspec.Meta(ge=0)],
+    shared=list[str],
 )
-_STUDY = {
-    **dict.fromkeys(("name", "task", "title", "about", "checks", "data"), _TEXT),
-    "seed": _LEAST_0,
-    **dict.fromkeys(("replications", "block"), _LEAST_1),
-    "shared": _TEXTS,
-}
-_QUICK = {"replications": _LEAST_1, "block": _LEAST_1, "options": _TABLE, "grid": _ANY}
-_DRAWING = {**dict.fromkeys(("name", "kind", "caption"), _TEXT), "where": _TABLE}
-_AXES = {**_DRAWING, **dict.fromkeys(("x", "y", "series", "x_label", "y_label", "series_label"), _TEXT)}
-_PANELS = {
+_QUICK = _entries({}, replications=_AT_LEAST_1, block=_AT_LEAST_1, options=_Table, grid=Any)
+_DRAWING = {"kind": str, "caption": str, "where": _Table}
+_AXES = {**_DRAWING, **dict.fromkeys(("series", "x_label", "y_label", "series_label"), str)}
+_LINES = _entries(
+    {**_NAME, "x": str, "y": str},
     **_AXES,
-    **dict.fromkeys(("rows", "columns", "diagonal"), _TEXT),
+    **dict.fromkeys(("rows", "columns", "diagonal"), str),
     **dict.fromkeys(("x_scale", "y_scale"), _SCALE),
-    **dict.fromkeys(("share_x", "share_y", "markers"), _SWITCH),
-    "series_values": _LIST,
-    "x_ticks": _TICKS,
-    "y_limits": _PAIR,
-    "interval": _INTERVAL,
-    "reference": _LINES,
-}
-_TABLES = {**_DRAWING, "value": _TEXT, "columns": _TEXT, "rows": _TEXTS, "at": _MARKS}
-#: Entries of a ``[[figure]]`` by its kind (others have those of all), and those that it must have.
-_FIGURES = {
-    "lines": (_PANELS, ("name", "x", "y")),
-    "scaling": ({**_AXES, "points": _TEXTS}, ("name", "x", "y", "series", "points")),
-}
+    **dict.fromkeys(("share_x", "share_y", "markers"), bool),
+    series_values=_ANY,
+    x_ticks=Literal["values"],
+    y_limits=tuple[float, float],
+    interval=Literal["student", "wilson"],
+    reference=list[_entries({"label": str}, column=str, y=float)],  # type: ignore[misc]
+)
+_SCALING = _entries({**_NAME, "x": str, "y": str, "points": list[str]}, **_AXES)
+_MEANS = _entries(
+    {**_NAME, "value": str, "columns": str, "rows": list[str]},
+    **_DRAWING,
+    at=_entries({"column": str, "values": _ANY}),
+)
 
 
-def _check_entries(
-    found: Mapping[str, Any], kinds: Mapping[str, str], needed: Sequence[str], place: str, *, others: bool = False
-) -> None:
-    """Check a table of the file: known entries only (unless ``others``), none missing, each what it must be."""
-    if not others:
-        _check_names(found, kinds, place, "entry")
-    for name in needed:
-        if name not in found:
-            example = '["...", ...]' if kinds[name] == _TEXTS else '"..."'
-            raise ParameterError(f"{place}: {name} is missing; add {name} = {example}")
-    for name, value in found.items():
-        if name in kinds and not _KINDS[kinds[name]](value):
-            raise ParameterError(f"{place}: {name} must be {kinds[name]}, got {value!r}")
-    if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_-]*", name := found.get("name", "x")):
-        words = "use only letters, digits, - and _, and begin with a letter or digit"
+def _check(found: Mapping[str, Any], kind: type[msgspec.Struct], place: str) -> None:
+    """Raise `ParameterError` unless a table of the file has the entries of ``kind``."""
+    _check_names(found, kind.__struct_fields__, place)
+    try:
+        msgspec.convert(found, kind)
+    except msgspec.ValidationError as error:
+        raise ParameterError(f"{place}: {str(error).replace('$.', '')}") from None
+    if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_-]*", name := found.get("name", "x")) or name.endswith(SUFFIX):
+        words = f"use only letters, digits, - and _, begin with a letter or digit, and do not end in {SUFFIX}"
         raise ParameterError(f"{place}: name = {name!r} will be the name of files: {words}")
 
 
 def _check_drawings(what: str, specs: Sequence[Mapping[str, Any]], where: str) -> None:
     """Check that every ``[[figure]]`` (or ``[[table]]``) has what drawing it takes."""
+    plain = _entries(_NAME, **_DRAWING)
+    kinds: Mapping[Any, type[msgspec.Struct]] = {"": _MEANS}
+    if what == "figure":
+        kinds = {**dict.fromkeys(FIGURES, plain), "": _LINES, "lines": _LINES, "scaling": _SCALING}
     for number, spec in enumerate(specs, start=1):
-        place = f"{where}, [[{what}]] {spec.get('name', number)!r}"
-        kind = spec.get("kind", "lines" if what == "figure" else "")
-        custom = isinstance(kind, str) and ":" in kind  # the function knows its other entries itself
-        if not custom and kind not in (FIGURES if what == "figure" else ("",)):
+        place, kind = f"{where}, [[{what}]] {spec.get('name', number)!r}", spec.get("kind", "")
+        if isinstance(kind, str) and ":" in kind:  # the function knows its other entries itself
+            _check({name: spec[name] for name in plain.__struct_fields__ if name in spec}, plain, place)
+        elif kind in kinds:
+            _check(spec, kinds[kind], place)
+        else:
             choice = f"give one of {', '.join(FIGURES)}, or" if what == "figure" else "leave it out or give"
             raise ParameterError(f'{place}: unknown kind {kind!r}; {choice} "module:function"')
-        kinds, needed = (
-            (_TABLES, ("name", "value", "columns", "rows"))
-            if what == "table" and not custom
-            else _FIGURES.get(kind, (_DRAWING, ("name",)))
-        )
-        _check_entries(spec, kinds, needed, place, others=custom)
     names = [spec["name"] for spec in specs]
     if twice := next((name for name in names if names.count(name) > 1), None):
         raise ParameterError(f"{where}: two [[{what}]] are called {twice!r}; give each its own name")
 
 
-def _check_names(found: Iterable[str], known: Iterable[str], where: str, what: str) -> None:
-    unknown = sorted(set(found) - set(known))
-    if unknown:
-        raise ParameterError(f"{where}: unknown {what} {unknown[0]!r}; known ones are {', '.join(sorted(known))}")
+def _check_names(found: Mapping[str, Any], known: Sequence[str], where: str) -> None:
+    if unknown := sorted(set(found) - set(known)):
+        raise ParameterError(f"{where}: unknown entry {unknown[0]!r}; known ones are {', '.join(sorted(known))}")
 
 
 # --- what can be known to be wrong before the first worker starts -----------------------------------------------------
@@ -336,16 +307,15 @@ def _check_names(found: Iterable[str], known: Iterable[str], where: str, what: s
 
 def check_study(study: Study) -> None:
     """Raise `ParameterError`, in one line with the file, unless the study's functions can be called as they will be."""
-    _check_function(study, "[study]", "task", study.task, ("replication",), TASKS)
+    if study.task not in TASKS:
+        _check_function(study, "[study]", "task", study.task, ("replication",), TASKS)
     if study.checks is not None:
         _check_function(study, "[study]", "checks", study.checks, ("rows",))
-    for spec in study.figures:
-        place = f"[[figure]] {spec['name']!r}"
-        _check_function(study, place, "kind", spec.get("kind", "lines"), ("spec", "rows", "folder"), FIGURES)
-    for spec in study.tables:
-        if "kind" in spec:
-            _check_function(study, f"[[table]] {spec['name']!r}", "kind", spec["kind"], ("spec", "rows"))
-    generator = study.options.get("generator")
+    for what, specs, arguments in (("figure", study.figures, ("spec", "rows", "folder")), ("table", study.tables, ())):
+        for spec in specs:
+            if ":" in spec.get("kind", ""):
+                _check_function(study, f"[[{what}]] {spec['name']!r}", "kind", spec["kind"], arguments)
+    generator = study.options.get("generator", "paper")
     if study.task in TASKS:
         _check_options(study, TASKS[study.task][1])
     elif isinstance(generator, str) and ":" in generator:
@@ -359,12 +329,15 @@ def check_study(study: Study) -> None:
 
 
 def _check_function(
-    study: Study, place: str, entry: str, name: Any, arguments: Sequence[str], known: Iterable[str] = ()
-) -> Callable[..., Any] | None:
-    """Return the function that an entry names, None for a built-in one; it must take ``arguments`` (() is any)."""
-    known, where = list(known), f"{study.source}, {place}"
-    if name in known:
-        return None
+    study: Study,
+    place: str,
+    entry: str,
+    name: Any,
+    arguments: Sequence[str],
+    known: Sequence[str] | Mapping[str, Any] = (),
+) -> Callable[..., Any]:
+    """Return the function "module:function" that an entry names; it must take ``arguments`` (() is any)."""
+    where = f"{study.source}, {place}"
     if not isinstance(name, str) or not all(name.partition(":")):
         choice = f"one of {', '.join(known)}, or " if known else ""
         raise ParameterError(f'{where}: unknown {entry} {name!r}; give {choice}"module:function"')
@@ -381,11 +354,11 @@ def _check_function(
 def _check_options(study: Study, options: Mapping[str, Sequence[str]]) -> None:
     """Check the options of a built-in task: all known, names among those to choose from, a generator that fits."""
     where = f"{study.source}, [options]"
-    _check_names(study.options, options, where, "entry")
+    _check_names(study.options, list(options), where)
     if "generator" in options:
         name = study.options.get("generator", "paper")
-        custom = _check_function(study, "[options]", "generator", name, (), GENERATORS)
-        _check_generator(study, f"generator {name!r}", custom or GENERATORS[name])
+        custom = GENERATORS.get(name) or _check_function(study, "[options]", "generator", name, (), GENERATORS)
+        _check_generator(study, f"generator {name!r}", custom)
     for entry, known in options.items():
         if not known or entry not in study.options:
             continue
@@ -400,41 +373,22 @@ def _check_options(study: Study, options: Mapping[str, Sequence[str]]) -> None:
             raise ParameterError(f"{where}: {entry} has {twice!r} twice, which would count its rows twice")
 
 
-_TYPES: Mapping[str, tuple[tuple[type, ...], str]] = {
-    "int": ((int,), "a whole number"),
-    "float": ((int, float), "a number"),
-    "str": ((str,), "a text"),
-}
-
-
 def _check_generator(study: Study, generator: str, function: Callable[..., Any]) -> None:
     """Check that the generator can be called at every grid point with what the grid and ``design`` give it."""
-    place = f"{study.source}, [options]"
-    design = study.options.get("design", {})
+    place, design = f"{study.source}, [options]: {generator}", study.options.get("design", {})
+    signature, types = inspect.signature(function), get_type_hints(function)
     if not isinstance(design, Mapping):
-        raise ParameterError(f"{place}: design must be a table, {{ name = value }}, got {design!r}")
-    given = {f"{place}, design": [design], f"{study.source}, [[grid]]": study.points or ({},)}
-    for where, tables in given.items():
-        if any("seed" in one for one in tables):
-            raise ParameterError(f"{where}: leave out seed: every replication gets its own, derived from [study]'s")
-    parameters = dict(inspect.signature(function).parameters)
-    takes_any = any(one.kind is one.VAR_KEYWORD for one in parameters.values())
-    unnamed = (inspect.Parameter.VAR_KEYWORD, inspect.Parameter.VAR_POSITIONAL)
-    parameters = {name: one for name, one in parameters.items() if one.kind not in unnamed}
-    needed = {name for name, one in parameters.items() if one.default is one.empty} - {"seed"}
-    if "seed" not in parameters and not takes_any:
-        raise ParameterError(f"{place}: {generator} takes no seed; add seed to its arguments and draw with it")
-    unknown = next((name for name in design if name not in parameters and not takes_any), None)
-    if unknown is not None:
-        names = ", ".join(name for name in parameters if name != "seed")
-        raise ParameterError(f"{place}: {generator} takes no {unknown!r} (design); it takes {names}")
-    for point in given[f"{study.source}, [[grid]]"]:
-        if missing := sorted(needed - set(design) - set(point)):
-            words = "give it in every [[grid]] or in design = { ... }"
-            raise ParameterError(f"{place}: {generator} needs {', '.join(missing)}: {words}")
-    for where, tables in given.items():
-        for name, value in (entry for one in tables for entry in one.items() if entry[0] in parameters):
-            annotation = parameters[name].annotation
-            types, words = _TYPES.get(getattr(annotation, "__name__", annotation), ((object,), ""))
-            if not isinstance(value, types) or (isinstance(value, bool) and types != (object,)):
-                raise ParameterError(f"{where}: {name} must be {words}, got {value!r} ({generator})")
+        raise ParameterError(f"{study.source}, [options]: design must be a table, {{ name = value }}, got {design!r}")
+    for point in study.points or ({},):
+        arguments = generator_arguments(signature, design, point)
+        try:
+            signature.bind(seed=0, **arguments)
+        except TypeError as error:
+            raise ParameterError(
+                f"{place}: {error}; it is called with seed, design and the [[grid]] entries it takes"
+            ) from None
+        for name, value in arguments.items():
+            try:
+                msgspec.convert(value, types.get(name, Any))
+            except msgspec.ValidationError as error:
+                raise ParameterError(f"{place}: {name} = {value!r}: {error}") from None

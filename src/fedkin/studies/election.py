@@ -23,7 +23,8 @@ from fedkin.errors import ParameterError
 from fedkin.graph import Graph
 from fedkin.kin import find_kin
 from fedkin.solvers import best_level, held_out_losses, lam_path, solve
-from fedkin.studies.tasks import Replication, Task, settings_from
+from fedkin.studies.designs import Replication, Task
+from fedkin.studies.tasks import settings_from
 
 
 @dataclass(frozen=True)
@@ -80,19 +81,8 @@ def standards(train: Federation, how: str) -> tuple[Array, Array]:
     return mean, np.where(scale > 0, scale, 1.0)
 
 
-@dataclass(frozen=True, eq=False)
-class Found:
-    """What a method says about the test rows, the probabilities ``(N_test,)`` of the label 1, and what it chose."""
-
-    probability: Array
-    ridge: float | None = None
-    lam: float | None = None
-    inner_log_loss: float | None = None  # mean over held-out training rows in the cross-validation that chose them
-    graph: Graph | None = None
-    common_share: list[float] | None = None  # of each state, see `common_share`
-    group: list[int] | None = None  # of each state
-    resolved: bool | None = None  # whether the groups are to be believed
-    distance: list[float] | None = None  # of each state from the common mean, see `Split.kin`
+#: What a method says about the test rows: the ``probability (N_test,)`` of the label 1; and columns about the fit.
+Found = tuple[Array, dict[str, Any]]
 
 
 @dataclass(frozen=True, eq=False)
@@ -172,8 +162,15 @@ class Split:
         ridge, lam = candidates[chosen]
         solution = solve(problem(self.train, ridge, lam), tol=protocol.tol)
         graph = graph.aligned(self.train.sites)
-        common = common_share(solution.theta, graph).tolist()
-        return Found(self.probabilities(solution.theta), ridge, lam, loss, graph, common)
+        return self.probabilities(solution.theta), {
+            "ridge": ridge,
+            "lam": lam,
+            "inner_log_loss": loss,  # mean over held-out training rows in the cross-validation that chose them
+            "kept_edges": graph.n_edges,
+            "components": graph.n_components,
+            "group": graph.components().tolist(),
+            "common_share": common_share(solution.theta, graph).tolist(),
+        }
 
     def ridged(self, *, pooled: bool = False) -> Found:
         """Fits without a graph, one per state or one in all, with the ridge by inner cross-validation."""
@@ -185,7 +182,8 @@ class Split:
             return np.broadcast_to(solve(problem, tol=1e-9).theta, (sites, rows.n_features))
 
         chosen, loss = self.best(lambda rows: (fit(rows, ridge) for ridge in ridges))
-        return Found(self.probabilities(fit(self.train, ridges[chosen])), ridges[chosen], inner_log_loss=loss)
+        theta = fit(self.train, ridges[chosen])
+        return self.probabilities(theta), {"ridge": ridges[chosen], "inner_log_loss": loss}
 
     def state_intercepts(self) -> Found:
         """One model for all states but for the intercept, with the ridges of both by inner cross-validation."""
@@ -203,7 +201,7 @@ class Split:
 
         chosen, loss = self.best(lambda rows: (fit(rows, *one) for one in candidates))
         theta = fit(self.train, *candidates[chosen])
-        return Found(self.probabilities(theta), candidates[chosen][0], inner_log_loss=loss)
+        return self.probabilities(theta), {"ridge": candidates[chosen][0], "inner_log_loss": loss}
 
     def kin(self) -> Found:
         """Partial pooling that finds who is alike; nothing is tuned, and probabilities are averaged over what is open.
@@ -218,24 +216,13 @@ class Split:
         for u, state in enumerate(self.test.sites):
             own = self.test.site_index == u
             chance[own] = found.predict(self.test.X[own], state).mean
-        return Found(chance, group=found.groups.tolist(), resolved=found.resolved, distance=distance)
+        return chance, {"group": found.groups.tolist(), "resolved": float(found.resolved), "distance": distance}
 
     def _ridge_vector(self, ridge: float) -> Array:
         vector = np.full(self.train.n_features, ridge)
         if self.train.feature_names[0] == INTERCEPT:
             vector[0] = self.protocol.intercept_ridge
         return vector
-
-    def stepped(self, *, pooled: bool = False, steps: int = 10) -> Found:
-        """A few gradient steps from zero: what an optimiser that was stopped early gives."""
-        own = _all_in_one(self.train) if pooled else self.train
-        terms = Problem(own, Graph.empty(own.sites), loss="logistic").terms
-        theta = np.zeros((own.n_sites, own.n_features))
-        # the largest curvature that the logistic loss can have on a site
-        size = [np.linalg.norm(own[site].X, 2) ** 2 / (4 * own[site].n_samples) for site in own.sites]
-        for _ in range(steps):
-            theta = theta - terms.gradients(theta) / np.array(size)[:, None]
-        return Found(self.probabilities(np.broadcast_to(theta, (self.train.n_sites, own.n_features))))
 
 
 def common_share(theta: Array, graph: Graph) -> Array:
@@ -264,8 +251,6 @@ LABELS: Mapping[str, str] = {
     "fed-loc": "Fed-ADMM, D_loc",
     "fed-his": "Fed-ADMM, D_his",
     "kin": "kin",
-    "local-steps": "Local, 10 gradient steps",
-    "global-steps": "Global, 10 gradient steps",
     "boosting": "Gradient boosting, pooled (ceiling)",
 }
 
@@ -281,25 +266,14 @@ def election(replication: Replication) -> Iterator[dict[str, Any]]:
         if name not in METHODS:
             raise ParameterError(f"unknown method {name!r}; choose from {', '.join(METHODS)}")
         started = process_time()
-        found = METHODS[name](split)
-        yield {
-            "method": name,
-            **scores(split.test.y, found.probability),
-            "ridge": found.ridge,
-            "lam": found.lam,
-            "inner_log_loss": found.inner_log_loss,
-            "kept_edges": None if found.graph is None else found.graph.n_edges,
-            "components": None if found.graph is None else found.graph.n_components,
-            "states": list(split.train.sites),
-            "group": found.group if found.graph is None else found.graph.components().tolist(),
-            "common_share": found.common_share,
-            "resolved": None if found.resolved is None else float(found.resolved),
-            "distance": found.distance,
-            "cpu_seconds": process_time() - started,
-        }
+        probability, about = METHODS[name](split)
+        row = {"method": name, **scores(split.test.y, probability), "states": list(split.train.sites)}
+        yield {**row, **dict.fromkeys(_ABOUT), **about, "cpu_seconds": process_time() - started}
 
 
 _loaded = lru_cache(maxsize=2)(load_election)
+#: Columns about a fit, None where a method has no such thing.
+_ABOUT = ("ridge", "lam", "inner_log_loss", "kept_edges", "components", "group", "common_share", "resolved", "distance")
 
 
 def scores(y: Any, probability: Array) -> dict[str, float]:
@@ -326,14 +300,14 @@ def _all_in_one(rows: Federation) -> Federation:
 
 def _always_republican(split: Split) -> Found:
     share = float(np.asarray(split.train.y).mean())
-    return Found(np.full(len(split.test.X), min(share, 0.5)))
+    return np.full(len(split.test.X), min(share, 0.5)), {}
 
 
 def _state_majority(split: Split) -> Found:
     # one county of each kind is added, so that a state of one kind is not certain
     train = split.train
     ahead = np.bincount(train.site_index, weights=train.y, minlength=train.n_sites)
-    return Found(((ahead + 1) / (train.n_samples + 2))[split.test.site_index])
+    return ((ahead + 1) / (train.n_samples + 2))[split.test.site_index], {}
 
 
 def _selected(split: Split) -> Found:
@@ -345,7 +319,7 @@ def _selected(split: Split) -> Found:
 def _boosting(split: Split) -> Found:
     train, test = split.raw
     model = HistGradientBoostingClassifier(random_state=split.seed).fit(train.X, train.y)
-    return Found(np.asarray(model.predict_proba(test.X)[:, 1]))
+    return np.asarray(model.predict_proba(test.X)[:, 1]), {}
 
 
 METHODS: Mapping[str, Callable[[Split], Found]] = {
@@ -357,8 +331,6 @@ METHODS: Mapping[str, Callable[[Split], Found]] = {
     "fed-loc": _selected,
     "fed-his": lambda split: split.penalised(historical_graph(split.election, split.train.sites)),
     "kin": lambda split: split.kin(),
-    "local-steps": lambda split: split.stepped(),
-    "global-steps": lambda split: split.stepped(pooled=True),
     "boosting": _boosting,
 }
 

@@ -25,10 +25,11 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
@@ -89,6 +90,10 @@ def draw(spec: Mapping[str, Any], rows: Sequence[Row], folder: Path, drawer: Dra
         # without dates, so that the same rows give the same files
         for suffix, metadata in (("svg", {"Date": None}), ("pdf", {"CreationDate": None}), ("png", None)):
             figure.savefig(folder / f"{spec['name']}.{suffix}", metadata=metadata)
+    # paths to a hundredth of a point: half the size
+    image = folder / f"{spec['name']}.svg"
+    short = re.sub(r' d="[^"]*"', lambda path: re.sub(r"(\.\d\d)\d+", r"\1", path[0]), image.read_text("utf-8"))
+    write_file(image, short)
 
 
 def line_panels(spec: Mapping[str, Any], rows: Sequence[Row], folder: Path | None = None) -> Any:
@@ -239,14 +244,28 @@ def add_legend(figure: Any, axes: Any, reference: Sequence[Mapping[str, Any]] = 
 
 @dataclass(frozen=True)
 class Table:
-    """A table for people (``text``, rounded, with errors) and for machines (``exact``)."""
+    """A table whose cells are texts, numbers, `Sample`s or None.
+
+    People see means with standard errors (``brackets="sd"``: standard deviations) in brackets. Machines get a line per
+    row with mean, sd, standard error and number of values of every sample, or the lines ``exact``.
+    """
 
     name: str
     head: list[str]
-    text: list[list[str]]
-    exact_head: list[str]
-    exact: list[list[Any]]
+    cells: list[list[Any]]
     caption: str = ""
+    brackets: Literal["error", "sd"] = "error"
+    exact: tuple[list[str], list[list[Any]]] | None = None
+
+    @property
+    def text(self) -> list[list[str]]:
+        """The cells as people read them."""
+        return [[self._format(cell) for cell in line] for line in self.cells]
+
+    def _format(self, cell: Any) -> str:
+        if isinstance(cell, Sample):
+            return mean_and_error(cell, cell.sd if self.brackets == "sd" else cell.error)
+        return "" if cell is None else label_of(cell)
 
     def markdown(self) -> str:
         """Return the table in Markdown."""
@@ -257,7 +276,24 @@ class Table:
     def write(self, folder: Path) -> None:
         """Write ``name.md`` and ``name.csv``."""
         write_file(folder / f"{self.name}.md", self.markdown())
-        write_csv(folder / f"{self.name}.csv", self.exact_head, self.exact)
+        write_csv(folder / f"{self.name}.csv", *(self.exact or self._wide()))
+
+    def _wide(self) -> tuple[list[str], list[list[Any]]]:
+        samples = [any(isinstance(line[k], Sample) for line in self.cells) for k in range(len(self.head))]
+        parts = ("mean", "sd", "standard_error", "n")
+        names = [
+            f"{name} {part}".strip()
+            for name, many in zip(self.head, samples, strict=True)
+            for part in (parts if many else ("",))
+        ]
+        lines = []
+        for line in self.cells:
+            found: list[Any] = []
+            for cell, many in zip(line, samples, strict=True):
+                numbers = [cell.mean, cell.sd, cell.error, cell.n] if isinstance(cell, Sample) else [None] * len(parts)
+                found += numbers if many else [cell]
+            lines.append(found)
+        return [re.sub(r"\W+", "_", name).strip("_") for name in names], lines
 
 
 def make_table(spec: Mapping[str, Any], rows: Sequence[Row]) -> Table:
@@ -274,25 +310,25 @@ def make_table(spec: Mapping[str, Any], rows: Sequence[Row]) -> Table:
         known = distinct(rows, name)
         wanted = {max((value for value in known if value <= mark), default=known[0]) for mark in marks}
         rows = [row for row in rows if row[name] in wanted]
-    table_of = summarize(rows, [*names, across], value)
-    points = sorted({key[:-1] for key in table_of}, key=lambda key: [(isinstance(one, str), one) for one in key])
-    head = [column_label(name) for name in names] + [label_of(column) for column in columns]
-    text, exact = [], []
-    for point in points:
-        text.append([*map(label_of, point), *(mean_and_error(table_of.get((*point, column))) for column in columns)])
-        found = {column: one for column in columns if (one := table_of.get((*point, column))) is not None}
-        exact += [[*point, column, one.mean, one.sd, one.error, one.n] for column, one in found.items()]
+    found = summarize(rows, [*names, across], value)
+    points = sorted({key[:-1] for key in found}, key=lambda key: [(isinstance(one, str), one) for one in key])
+    cells = [[*point, *(found.get((*point, column)) for column in columns)] for point in points]
+    long = [
+        [*point, column, one.mean, one.sd, one.error, one.n]
+        for point in points
+        for column in columns
+        if (one := found.get((*point, column))) is not None
+    ]
     caption = spec.get("caption", f"Mean {value} over the replications, with its standard error in brackets.")
-    return Table(spec["name"], head, text, [*names, across, "mean", "sd", "standard_error", "n"], exact, caption)
+    head = [column_label(name) for name in names] + [label_of(column) for column in columns]
+    exact = [*names, across, "mean", "sd", "standard_error", "replications"], long
+    return Table(spec["name"], head, cells, caption, exact=exact)
 
 
-def mean_and_error(summary: Sample | None) -> str:
-    """Format as ``0.124 (0.003)``: three digits of the mean, and its standard error to the same place."""
-    if summary is None:
-        return ""
+def mean_and_error(summary: Sample, error: float) -> str:
+    """Format as ``0.124 (0.003)``: three digits of the mean, and the number in brackets to the same place."""
     size = abs(summary.mean)
     if 0 < size < 1e-3:
-        return f"{summary.mean:.2e} ({summary.error:.0e})" if summary.n > 1 else f"{summary.mean:.2e}"
+        return f"{summary.mean:.2e} ({error:.0e})" if summary.n > 1 else f"{summary.mean:.2e}"
     digits = 3 if size >= 0.1 or size == 0 else 4 if size >= 0.01 else 5
-    error = f" ({summary.error:.{digits}f})" if summary.n > 1 else ""
-    return f"{summary.mean:.{digits}f}{error}"
+    return f"{summary.mean:.{digits}f} ({error:.{digits}f})" if summary.n > 1 else f"{summary.mean:.{digits}f}"

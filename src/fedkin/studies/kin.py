@@ -21,7 +21,8 @@ from fedkin.datasets import Design
 from fedkin.errors import ParameterError
 from fedkin.graph import Graph
 from fedkin.kin import Kin, QuadraticLikelihoods, common_units, display_groups, find_kin, fit_mixed
-from fedkin.studies.figures import Table, add_legend, mean_and_error
+from fedkin.studies.designs import Replication, Task, make_design
+from fedkin.studies.figures import Table, add_legend
 from fedkin.studies.summary import (
     Check,
     Row,
@@ -38,7 +39,7 @@ from fedkin.studies.summary import (
     ratio_of_sums,
     summarize,
 )
-from fedkin.studies.tasks import TUNED_OPTIONS, Replication, Task, Tuning, Workbench, make_design, settings_from
+from fedkin.studies.tasks import TUNED_OPTIONS, Tuning, Workbench, settings_from
 
 BINS = np.linspace(0.0, 1.0, 11)  # ends of the bins of stated probabilities in a reliability diagram
 LEVEL = 0.95  # of the intervals whose coverage is looked at
@@ -316,20 +317,15 @@ def ratio_table(spec: Mapping[str, Any], rows: Sequence[Row]) -> Table:
     ratios = {name: paired_ratios(rows, CELL, "estimator", (name, "pooled"), "error") for name in names}
     targets = summarize(rows, CELL, "target")
     points = sorted({point for found in ratios.values() for point in found})
-    text, exact = [], []
-    for point in points:
-        target = targets[point].mean if point in targets else None
-        cells = [mean_and_error(ratios[name].get(point)) for name in names]
-        text.append([*(f"{one:g}" for one in point), *cells, "" if target is None else f"{target:.2f}"])
-        found = {name: one for name in names if (one := ratios[name].get(point)) is not None}
-        exact += [[*point, name, one.mean, one.error, one.n, target] for name, one in found.items()]
-    head = [*map(column_label, CELL), *map(label_of, names), "kin's target"]
+    cells = [
+        [*point, *(ratios[name].get(point) for name in names), targets[point].mean if point in targets else None]
+        for point in points
+    ]
     caption = (
         "Mean error over the mean error of an oracle who is told the groups, on the same replications, with its "
         "standard error in brackets."
     )
-    exact_head = [*CELL, "estimator", "ratio", "standard_error", "n", "target"]
-    return Table(spec["name"], head, text, exact_head, exact, caption)
+    return Table(spec["name"], [*map(column_label, CELL), *map(label_of, names), "kin's target"], cells, caption)
 
 
 def group_table(spec: Mapping[str, Any], rows: Sequence[Row]) -> Table:
@@ -344,16 +340,12 @@ def group_table(spec: Mapping[str, Any], rows: Sequence[Row]) -> Table:
         "coverage_site": "of those from own rows alone",
     }
     tables = {name: summarize(mine, names, name) for name in measures}
-    points = list(tables["coverage"])
-    numbers = {point: [tables[name][point].mean for name in measures] for point in points}
-    text = [[*map(label_of, point), *(f"{one:.3f}" for one in numbers[point])] for point in points]
-    exact = [[*point, *numbers[point], tables["coverage"][point].n] for point in points]
-    head = [*map(column_label, names), *measures.values()]
+    cells = [[*point, *(tables[name][point] for name in measures)] for point in tables["coverage"]]
     caption = (
-        "Means over the replications. Where groups are not resolved, one is shown; pairs inside groups are counted "
-        "whether they are resolved or not."
+        "Means over the replications, with standard errors in brackets. Where groups are not resolved, one is shown; "
+        "pairs inside groups are counted whether they are resolved or not."
     )
-    return Table(spec["name"], head, text, [*names, *measures, "n"], exact, caption)
+    return Table(spec["name"], [*map(column_label, names), *measures.values()], cells, caption)
 
 
 def reliability(spec: Mapping[str, Any], rows: Sequence[Row], folder: Path | None = None) -> Any:

@@ -10,7 +10,8 @@ import traceback
 import warnings
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from pathlib import Path
@@ -29,9 +30,9 @@ from fedkin.fitting.progress import progress
 from fedkin.report import render
 from fedkin.solvers import load_kernels
 from fedkin.studies.config import BUILT_IN, FIGURES, Cell, Study, check_study, load_study, task_function
+from fedkin.studies.designs import Replication
 from fedkin.studies.figures import Table, draw, make_table
 from fedkin.studies.summary import Check, Row
-from fedkin.studies.tasks import Replication
 
 #: The file with all rows of a finished run.
 ROWS = "rows.parquet"
@@ -159,13 +160,8 @@ class StudyRun:
     process_seconds: float
 
 
-class Outcome(NamedTuple):
-    """A computed cell: its rows and the seconds that they took, or why it failed."""
-
-    cell: Cell
-    rows: list[dict[str, Any]]
-    seconds: float
-    error: str | None = None
+#: A computed cell: its rows and the seconds that they took, or why it failed.
+Outcome = tuple[Cell, list[dict[str, Any]], float, str | None]
 
 
 def run_study(
@@ -189,14 +185,14 @@ def run_study(
         say(f"{study.name}: {len(cells)} cells" + (f", {len(parts)} found finished" if parts else ""))
         with progress(study.name), closing(_computed(missing, jobs, data, study.folder)) as work:
             for _ in tracked(missing, "cells"):
-                outcome = next(work)
-                if outcome.error is not None:
-                    numbers = outcome.cell.replications
+                cell, rows, seconds, error = next(work)
+                if error is not None:
+                    numbers = cell.replications
                     raise StudyError(
-                        f"study {study.name!r} stopped at {outcome.cell.point or 'its only point'}, replications "
-                        f"{numbers[0]} to {numbers[-1]} (finished cells are kept): {outcome.error}"
+                        f"study {study.name!r} stopped at {cell.point or 'its only point'}, replications "
+                        f"{numbers[0]} to {numbers[-1]} (finished cells are kept): {error}"
                     )
-                write_rows(store.part(outcome.cell), outcome.rows, outcome.seconds, outcome.cell.key)
+                write_rows(store.part(cell), rows, seconds, cell.key)
         # read from disk, like those found finished: the same rows whenever they were computed
         parts |= {cell.key: store.read(cell) for cell in missing}
         rows = [row for cell in cells for row in parts[cell.key].rows]
@@ -238,10 +234,10 @@ def run_cell(cell: Cell, data: Path | None = None, folder: Path | None = None) -
             head = {"study": cell.study, **cell.params, "replication": number, "seed": seed}
             rows += [{**head, **row, "warnings": notes, **where} for row in found]
     except (ParameterError, DataError, GraphError, MissingDependencyError) as error:
-        return Outcome(cell, [], 0.0, str(error))  # wrong input: where in the code it was noticed does not matter
+        return cell, [], 0.0, str(error)  # wrong input: where in the code it was noticed does not matter
     except Exception:
-        return Outcome(cell, [], 0.0, f"\n{traceback.format_exc()}")
-    return Outcome(cell, rows, perf_counter() - started)
+        return cell, [], 0.0, f"\n{traceback.format_exc()}"
+    return cell, rows, perf_counter() - started, None
 
 
 def _finished(study: Study, store: Store, cells: Sequence[Cell]) -> dict[str, Part]:
@@ -267,16 +263,21 @@ def say(text: str) -> None:
 
 @dataclass(frozen=True)
 class Report:
-    """What was written."""
+    """What was written, and what it is made of."""
 
+    study: Study
     page: Path
     tables: list[Table]
     checks: list[Check]
+    notes: str  # how the rows were made
+    replications: str  # of a grid point: "20", or "10 to 20" where some lack replications
+    places: list[tuple[str, ...]]  # the columns `ENVIRONMENT`, one line per machine and set of versions
+    seconds: float  # that all cells took
 
 
 def write_report(study: Study, folder: Path, notes: str = "") -> Report:
     """Write figures, tables and page from ``folder/rows.parquet`` alone; ``notes`` say how the rows were made."""
-    rows = read_rows(folder / ROWS).rows
+    rows, seconds, _ = read_rows(folder / ROWS)
     for spec in study.figures:
         kind = spec.get("kind", "lines")
         draw(spec, rows, folder, FIGURES.get(kind) or study.function(kind, f"[[figure]] {spec['name']!r}: kind"))
@@ -291,8 +292,11 @@ def write_report(study: Study, folder: Path, notes: str = "") -> Report:
     for row in rows:
         replications.setdefault(tuple(row.get(name) for name in names), set()).add(row.get("replication"))
     counts = [len(numbers) for numbers in replications.values()]
-    if max(counts, default=0) < study.full_replications:
+    least, most = min(counts, default=0), max(counts, default=0)
+    if most < study.full_replications:
         checks = [check.from_few_replications() for check in checks]
+    places = list(dict.fromkeys(tuple(str(row.get(name) or "") for name in ENVIRONMENT) for row in rows))
+    done = str(most) if least == most else f"{least} to {most}"
     page = render(
         "study.html",
         title=study.title or study.name,
@@ -303,19 +307,84 @@ def write_report(study: Study, folder: Path, notes: str = "") -> Report:
         notes=notes,
         rows=rows,
         n_settings=len(counts),
-        least=min(counts, default=0),
-        most=max(counts, default=0),
+        replications=done,
+        most=most,
         warned=sum(bool(row.get("warnings")) for row in rows),
         environment=ENVIRONMENT,
-        places=list(dict.fromkeys(tuple(str(row.get(name) or "") for name in ENVIRONMENT) for row in rows)),
+        places=places,
     )
     write_file(folder / "index.html", page)
-    return Report(folder / "index.html", tables, checks)
+    return Report(study, folder / "index.html", tables, checks, notes, done, places, seconds or 0.0)
 
 
 def _figure(spec: Mapping[str, Any], folder: Path) -> dict[str, str]:
     image = base64.b64encode((folder / f"{spec['name']}.svg").read_bytes()).decode()
     return {"name": spec["name"], "caption": str(spec.get("caption", "")).strip(), "image": image}
+
+
+# --- the page of the paper --------------------------------------------------------------------------------------------
+
+#: Studies of the paper: its figures and its table, then its theorems.
+PAPER = ("convergence", "estimation", "sensitivity", "election", "selection", "rate", "availability")
+
+
+def write_paper(reports: Sequence[Report], folder: Path, took: str = "", left_out: str = "") -> Path:
+    """Write one page of several studies, as HTML and as Markdown, with copies of their figures (SVG) and tables (CSV).
+
+    ``took`` says how long the run took, ``left_out`` what is missing.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    for report in reports:
+        here = report.page.parent
+        names = [f"{spec['name']}.svg" for spec in report.study.figures] + [f"{one.name}.csv" for one in report.tables]
+        for name in names:
+            write_file(folder / name, (here / name).read_bytes())
+    judged = [check for report in reports for check in report.checks if check.left_open or check.holds is not None]
+    held, failed = (sum(check.holds is side for check in judged) for side in (True, False))
+    lead = f"Of {count(len(judged), 'claim')}, {held} hold and {failed} do not"
+    lead += f"; {len(judged) - held - failed} would need more replications." if held + failed < len(judged) else "."
+    total = sum(report.seconds for report in reports)
+    made = f"Drawn on {datetime.now(UTC):%Y-%m-%d}. All cells took {duration(total)}, each in one process.{took}"
+    head = ["study", "replications", "asked for", "seed", "seconds", *ENVIRONMENT]
+    lines = []
+    for one in reports:
+        asked, seed = str(one.study.full_replications), str(one.study.seed)
+        lines += [[one.study.name, one.replications, asked, seed, f"{one.seconds:.0f}", *place] for place in one.places]
+    title = "The paper's figures, tables and claims"
+    page = render(
+        "paper.html",
+        title=title,
+        lead=lead,
+        made=made,
+        left_out=left_out,
+        head=head,
+        lines=lines,
+        reports=reports,
+    )
+    write_file(folder / "index.html", page)
+    parts = [
+        f"# {title}",
+        lead,
+        f"{made} {left_out}".strip(),
+        Table("runs", head, list(lines)).markdown(),
+    ]
+    for report in reports:
+        parts += [f"## {report.study.title}", " ".join(report.study.about.split())]
+        claims = [
+            [one.claim, one.observed, one.verdict + f": {one.reason}" * bool(one.reason)] for one in report.checks
+        ]
+        parts.append(Table("claims", ["claim", "observed", "verdict"], list(claims)).markdown())
+        for spec in report.study.figures:
+            caption = " ".join(spec.get("caption", "").split())
+            parts.append(f"![{spec['name']}]({spec['name']}.svg)\n\n*{caption}*")
+        for table in report.tables:
+            summary = f"<summary>Table: {table.name}</summary>"
+            parts.append(
+                f'<details markdown="1">\n{summary}\n\n{table.markdown()}\n[CSV]({table.name}.csv)\n</details>'
+            )
+        parts.append(report.notes)
+    write_file(folder / "index.md", "\n\n".join(part.strip() for part in parts) + "\n")
+    return folder / "index.html"
 
 
 # --- the command ------------------------------------------------------------------------------------------------------
@@ -330,19 +399,28 @@ def launch(
     jobs: int | None = None,
     data: Path | None = None,
     redraw: bool = False,
+    replications: int | None = None,
 ) -> list[Report]:
     """Run a study (or all of them), write its report and say where it is; arguments as on the command line."""
     if (name is None) == (config is None):
-        raise ParameterError(f"name a study ({', '.join(BUILT_IN)}, all) or give --config FILE.toml, one of the two")
-    if name == "all":
-        studies = [load_study(one, quick=quick) for one in BUILT_IN]
+        known = f"{', '.join(BUILT_IN)}, paper, all"
+        raise ParameterError(f"name a study ({known}) or give --config FILE.toml, one of the two")
+    left_out = ""
+    if name in ("all", "paper"):
+        studies = [load_study(one, quick=quick) for one in (BUILT_IN if name == "all" else PAPER)]
         if redraw:
             studies = [one for one in studies if (out / one.directory / ROWS).is_file()] or studies
         elif data is None:
             studies = [one for one in studies if one.data is None]
-            say("election: left out, since it needs --data DIR (docs/election.md says where the files come from)")
+            left_out = "election: left out, since it needs --data DIR (docs/election.md says where the files come from)"
+            say(left_out)
     else:
         studies = [load_study(str(name) if config is None else config, quick=quick)]
+    if replications is not None:
+        if replications < 1:
+            raise ParameterError(f"--replications must be at least 1, got {replications}")
+        studies = [replace(one, replications=min(replications, one.full_replications)) for one in studies]
+    started = perf_counter()
     if find_spec("matplotlib") is None:
         raise missing_dependency("matplotlib", "drawing figures", "report")
     for one in studies:
@@ -370,11 +448,13 @@ def launch(
             counties.write_outlines(data, folder)
         report = write_report(one, folder, notes)
         for check in report.checks:
-            verdict = check.verdict.upper() if check.holds is False else check.verdict
-            say(f"{one.name}: {verdict}: {check.claim} ({check.observed})")
+            say(f"{one.name}: {check}")
         say(f"{one.name}: {notes}")
-        sys.stdout.write(f"{report.page}\n")  # the one line on standard output
+        sys.stdout.write(f"{report.page}\n")  # nothing else goes to standard output
         reports.append(report)
+    if name == "paper":
+        took = "" if redraw else f" This run took {duration(perf_counter() - started)}."
+        sys.stdout.write(f"{write_paper(reports, out / ('paper-quick' if quick else 'paper'), took, left_out)}\n")
     return reports
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from scipy.special import ndtri, stdtrit
 
-from fedkin._base import Array
+from fedkin._base import Array, count
 from fedkin.errors import ParameterError
 
 Row = Mapping[str, Any]
@@ -18,6 +18,7 @@ Point = tuple[Any, ...]
 
 COLUMN_LABELS: Mapping[str, str] = {
     "n_samples": "n",
+    "n_features": "p",
     "n_sites": "|V|",
     "varrho": "ϱ",
     "n_clusters": "K₀",
@@ -28,19 +29,32 @@ VALUE_LABELS: Mapping[str, str] = {
     "local": "Local",
     "global": "Global",
     "oracle": "Oracle",
-    "fedadmm": "Fed-ADMM",
-    "es": "Fed-ADMM-ES",
-    "local-es": "Fed-ADMM-Local-ES",
+    "fedadmm": "Fed-ADMM (exact minimiser)",
+    "fedadmm-printed": "Fed-ADMM (Algorithm 1 as printed)",
+    "fedadmm-variant": "Fed-ADMM (our steps and average)",
+    "fedadmm-scaled": "Minimiser with lam times |V|",
+    "es": "Fed-ADMM-ES (exact)",
+    "es-printed": "Fed-ADMM-ES (as printed)",
+    "local-es": "Fed-ADMM-Local-ES (exact)",
     "pooled": "Pooled by true cluster",
     "attainable": "Pooled along the true edges of G",
+    "local-lasso": "Local lasso",
+    "fused": "Fused, no sparsity",
+    "sparse-fused": "Fused and sparse, both by CV",
+    "sparse-sites": "The same, levels by site",
+    "sparse-oracle": "The same, true graph",
+    "told-levels": "Fused and sparse, best levels",
     "clustering": "Greedy clustering, BIC",
     "clusterpath": "Clusterpath, lam by CV",
     "mixed": "Mixed model",
     "ifca": "IFCA, told K",
     "kin": "kin",
     "limit": "Information limit",
-    "fedadmm-full": "Fed-ADMM, all samples",
-    "fedadmm-batch": "Fed-ADMM, batches of 10",
+    "fedadmm-full": "Our steps, all samples",
+    "fedadmm-batch": "Our steps, batches of 10",
+    "printed-full": "Algorithm 1 as printed, all samples",
+    "printed-batch": "Algorithm 1 as printed, batches of 10",
+    "unprojected-batch": "As printed, without the projection",
     "gd": "GD, all samples",
     "sgd": "SGD, batches of 10",
     "known-central": "p known, central S",
@@ -224,10 +238,11 @@ class Check:
     holds: bool | None  # by the claim's own criterion; None for an observation, which is evidence for no claim
     doubt: str = ""  # the deciding number with its 95% interval, where that reaches to both sides of the claim
     left_open: bool = False  # whether, with few replications, the doubt is the verdict
+    reason: str = ""  # why a claim of the paper does not hold here
 
     def from_few_replications(self) -> Check:
         """Return the check with fewer replications than the study asks for: a claim in doubt is left open."""
-        return replace(self, holds=None, left_open=True) if self.doubt else self
+        return replace(self, holds=None, left_open=True, reason="") if self.doubt else self
 
     @property
     def verdict(self) -> str:
@@ -235,6 +250,11 @@ class Check:
         if self.left_open:
             return f"too few replications to tell ({self.doubt})"
         return "observation" if self.holds is None else "holds" if self.holds else "does not hold"
+
+    def __str__(self) -> str:
+        """Format the verdict, the claim, what was observed, and the reason."""
+        verdict = self.verdict.upper() if self.holds is False else self.verdict
+        return f"{verdict}: {self.claim} ({self.observed})" + (f": {self.reason}" if self.reason else "")
 
 
 def doubt(
@@ -269,10 +289,28 @@ def largest(ratios: Mapping[Point, Sample], names: Sequence[str], form: str = ".
     return f"{ratios[worst].mean:{form}} at {point_label(names, worst)}"
 
 
-def bound_check(claim: str, ratios: Mapping[Point, Sample], names: Sequence[str], bound: float) -> list[Check]:
-    """Check that no mean exceeds ``bound``; no check where there are none."""
-    if not ratios:
+def bound_check(
+    claim: str,
+    found: Mapping[Point, Sample],
+    names: Sequence[str],
+    high: float = math.inf,
+    *,
+    low: float = -math.inf,
+    reason: str = "",
+    form: str = ".3f",
+) -> list[Check]:
+    """Check that all means lie between ``low`` and ``high``; no check where there are none.
+
+    ``reason`` says why, where they do not.
+    """
+    if not found:
         return []
-    within = sum(one.mean <= bound for one in ratios.values())
-    observed = f"{within} of {len(ratios)} cells; the largest is {largest(ratios, names)}"
-    return [Check(claim, observed, within == len(ratios), doubt_of_means(ratios, high=bound, form=".3f"))]
+    within = sum(low <= one.mean <= high for one in found.values())
+    ends = f"the largest is {largest(found, names, form)}"
+    if math.isfinite(low):
+        least = min(found, key=lambda point: found[point].mean)
+        smallest = f"the smallest is {found[least].mean:{form}} at {point_label(names, least)}"
+        ends = smallest if math.isinf(high) else f"{smallest}, {ends}"
+    observed = f"{within} of {count(len(found), 'cell')}; {ends}"
+    holds = within == len(found)
+    return [Check(claim, observed, holds, doubt_of_means(found, low, high, form), reason="" if holds else reason)]

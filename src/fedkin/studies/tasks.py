@@ -1,25 +1,19 @@
 """Replications of the studies of the paper: designs with a known truth, estimators, and Fed-ADMM round by round.
 
 A task is a function that takes a `Replication` (grid point, options, seed) and yields rows, dictionaries whose entries
-become columns. A generator, by name or as "module:function", is called by name with the grid point's parameters that it
-knows, the entries of ``design`` among the options, and ``seed``; it returns a `fedkin.datasets.Design`.
+become columns.
 
-Oracle is the paper's: the penalised estimator along the true graph G0, with lam by cross-validation as for the others.
-"pooled" and "attainable" are two references without any tuning: one fit per true cluster, and one per connected part of
-the true edges of G.
+Penalised estimators are exact minimisers of the paper's objective, with lam by cross-validation; Oracle is the one
+along the true graph G0. Names with "-printed" are the output of Algorithm 1 as printed, at the same lam. "pooled" and
+"attainable" are two references without any tuning: one fit per true cluster, and one per connected part of the true
+edges of G.
 """
 
 from __future__ import annotations
 
-import hashlib
-import inspect
-import sys
-import traceback
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
-from functools import cached_property
-from importlib import import_module
-from pathlib import Path
+from functools import cached_property, partial
 from time import process_time
 from typing import Any, TypeVar, get_args
 
@@ -40,147 +34,12 @@ from fedkin.core import (
     oracle_fit,
     select_edges,
 )
-from fedkin.data import Federation
-from fedkin.datasets import Design, paper_design
-from fedkin.errors import ParameterError
+from fedkin.core.theory import kappa
+from fedkin.datasets import Design
+from fedkin.errors import ParameterError, SolverError
 from fedkin.graph import Graph
 from fedkin.solvers import cross_validate_lam, lam_grid, solve
-
-
-def find_function(name: str, where: str, folder: Path | None = None) -> Callable[..., Any]:
-    """Import the function called "module:function".
-
-    ``where`` is the entry that names it, for messages; ``folder`` is where the study's own modules may lie.
-    """
-    if folder is not None and str(folder) not in sys.path:
-        sys.path.insert(0, str(folder))
-    module, _, function = name.partition(":")
-    try:
-        home = import_module(module)
-    except Exception as error:
-        if isinstance(error, ModuleNotFoundError) and f"{module}.".startswith(f"{error.name}."):
-            words = f"there is no module {module!r}; put {module}.py next to the TOML file or install it"
-            raise ParameterError(f"{where}: {words}") from None
-        raise ParameterError(f"{where}: importing {module!r} failed: {_last_line(error)}; fix the module") from error
-    file = getattr(home, "__file__", None)
-    if file is None:
-        words = "name a function in a .py file next to the TOML file"
-        raise ParameterError(f"{where}: the module {module!r} has no file; {words}")
-    if not hasattr(home, function):
-        raise ParameterError(f"{where}: {file} has no function {function!r}; define it there or fix the name")
-    found: Callable[..., Any] = getattr(home, function)
-    if not callable(found):
-        raise ParameterError(f"{where}: {function!r} of {file} is a {type(found).__name__}, not a function")
-    return found
-
-
-def code_digest(function: Callable[..., Any]) -> str:
-    """Return the digest of the file that defines a function, so that edited code is not mistaken for what was run."""
-    return hashlib.sha256(Path(str(sys.modules[function.__module__].__file__)).read_bytes()).hexdigest()
-
-
-def _last_line(error: Exception) -> str:
-    """Return file, line and words of an error in one line."""
-    if isinstance(error, SyntaxError):
-        return f"{error.filename}, line {error.lineno}: {error.msg}"
-    frame = traceback.extract_tb(error.__traceback__)[-1]
-    return f"{frame.filename}, line {frame.lineno}: {type(error).__name__}: {' '.join(str(error).split())}"
-
-
-@dataclass(frozen=True)
-class Replication:
-    """One repetition at one grid point: what a task is given."""
-
-    params: Mapping[str, Any]  # the grid point
-    options: Mapping[str, Any]  # the study's [options]
-    number: int  # 0, 1, ...
-    seed: int  # for everything random in it
-    data: Path | None = None  # the directory given as --data
-    folder: Path | None = None  # where the study's own modules lie
-
-
-Task = Callable[[Replication], Iterable[dict[str, Any]]]
-
-
-def false_edge_design(
-    n_sites: int = 100,
-    n_samples: int = 100,
-    n_features: int = 20,
-    n_clusters: int = 5,
-    *,
-    false_edges: int = 0,
-    signal: float = 1.0,
-    noise: float = 1.0,
-    seed: int = 0,
-) -> Design:
-    """Draw the paper's design with all true edges and exactly ``false_edges`` wrong ones, the |S| of Theorem 2."""
-    sizes = (n_sites, n_samples, n_features, n_clusters)
-    design = paper_design(*sizes, varrho=0.0, signal=signal, noise=noise, seed=seed)
-    first, second = np.tril_indices(n_sites, -1)
-    across = np.flatnonzero(design.labels[first] != design.labels[second])
-    if not 0 <= false_edges <= across.size:
-        raise ParameterError(
-            f"false_edges must lie between 0 and the {across.size} pairs in different clusters, got {false_edges}"
-        )
-    chosen = np.random.default_rng([seed, 1]).choice(across, size=false_edges, replace=False)
-    wrong = np.column_stack([first[chosen], second[chosen]])
-    graph = Graph.from_indices(design.federation.sites, np.concatenate([design.truth.edges, wrong]))
-    return replace(design, graph=graph)
-
-
-def differing_design(
-    n_sites: int = 30,
-    n_samples: int = 50,
-    n_features: int = 8,
-    *,
-    truth: str = "groups",
-    loss: str = "linear",
-    signal: float = 1.0,
-    seed: int = 0,
-) -> Design:
-    """Draw sites that differ in one of three ways, ``truth``: in three groups, not at all, or continuously.
-
-    Parameters of "continuous" sites are ``N(centre, signal^2 / (4 sqrt(p)))``, and edges between them are drawn by lot;
-    otherwise it is the paper's design with a fifth of the edges flipped.
-    """
-    if truth not in ("groups", "none", "continuous"):
-        raise ParameterError(f'truth must be "groups", "none" or "continuous", got {truth!r}')
-    if truth != "continuous":
-        sizes = (n_sites, n_samples, n_features, 3 if truth == "groups" else 1)
-        return paper_design(*sizes, varrho=0.2, loss=loss, signal=signal, seed=seed)
-    rng = np.random.default_rng(seed)
-    scale = signal * n_features**-0.25
-    theta = scale * (rng.normal(size=n_features) + 0.5 * rng.normal(size=(n_sites, n_features)))
-    graph = Graph.empty(range(n_sites)).corrupt(0.3, seed=rng)
-    data = {}
-    for u in range(n_sites):
-        X = rng.normal(size=(n_samples, n_features))
-        mean, noise = X @ theta[u], rng.normal(size=n_samples)
-        data[u] = X, mean + noise if loss == "linear" else (mean + rng.logistic(size=n_samples) > 0).astype(np.float64)
-    return Design(Federation(data), graph, Graph.empty(range(n_sites)), theta, np.arange(n_sites))
-
-
-GENERATORS: Mapping[str, Callable[..., Design]] = {
-    "paper": paper_design,
-    "false_edges": false_edge_design,
-    "differing": differing_design,
-}
-
-
-def make_design(replication: Replication) -> Design:
-    """Call the generator of a replication with its parameters and its seed."""
-    name = replication.options.get("generator", "paper")
-    generator = GENERATORS.get(name) or find_function(name, f"generator {name!r}", replication.folder)
-    arguments = dict(replication.options.get("design", {}))
-    signature = inspect.signature(generator)
-    takes_any = any(one.kind is one.VAR_KEYWORD for one in signature.parameters.values())
-    # a grid may also vary what the task does (level, availability, ...): the generator gets what it can take
-    arguments |= {key: value for key, value in replication.params.items() if takes_any or key in signature.parameters}
-    design = generator(**arguments, seed=replication.seed)
-    if not isinstance(design, Design):
-        raise ParameterError(f"generator {name!r} gave a {type(design).__name__}; a fedkin.datasets.Design is expected")
-    return design
-
+from fedkin.studies.designs import Replication, Task, make_design
 
 # --- estimators -----------------------------------------------------------------------------------------------------
 
@@ -198,6 +57,8 @@ class Tuning:
     tol: float = 1e-4
     level: float = 0.05  # of the edge test; its variance "bartlett" is the paper's
     variance: Any = "bartlett"
+    rounds: int = 1000  # T and the rows of a batch, of algorithms that go round by round
+    batch_size: int = 10
 
 
 Settings = TypeVar("Settings")
@@ -249,6 +110,29 @@ class Workbench:
         lam = cross_validate_lam(problem, grid, **how).lam
         return Estimate(solve(problem.with_lam(lam), tol=settings.tol).theta, lam, graph)
 
+    @cached_property
+    def given(self) -> Estimate:
+        """The exact minimiser along the given graph."""
+        return self.penalised(self.design.graph)
+
+    @cached_property
+    def kept(self) -> Estimate:
+        """The exact minimiser along the edges of the given graph that the test keeps."""
+        return self.selected(self.design.graph)
+
+    def problem(self, exact: Estimate, factor: float = 1.0) -> Problem:
+        """Return the problem of an exact minimiser, with lam times ``factor``."""
+        settings = self.settings
+        assert exact.graph is not None and exact.lam is not None
+        lam = factor * exact.lam
+        return Problem(self.design.federation, exact.graph, settings.loss, settings.penalty, lam=lam)
+
+    def in_rounds(self, exact: Estimate, algorithm: Callable[..., Solution]) -> Estimate:
+        """Return what an algorithm finds in T rounds where the minimiser is ``exact``."""
+        settings = self.settings
+        found = algorithm(self.problem(exact), settings.rounds, settings.batch_size, seed=self.seed)
+        return Estimate(found.theta, exact.lam, exact.graph)
+
     def selected(self, candidates: Graph | None) -> Estimate:
         """Return the same along the edges that the test keeps; all pairs are candidates when None."""
         federation, settings = self.design.federation, self.settings
@@ -275,15 +159,24 @@ def _global(bench: Workbench) -> Estimate:
     return Estimate(np.broadcast_to(one, bench.design.theta_star.shape))
 
 
+#: Estimators of a study that names none.
+USUAL = ("local", "global", "oracle", "fedadmm", "es", "local-es", "pooled", "attainable")
 ESTIMATORS: Mapping[str, Callable[[Workbench], Estimate]] = {
     "local": lambda bench: Estimate(bench.local.theta),
     "global": _global,
     "oracle": lambda bench: bench.penalised(bench.design.truth),
-    "fedadmm": lambda bench: bench.penalised(bench.design.graph),
-    "es": lambda bench: bench.selected(bench.design.graph),
+    "fedadmm": lambda bench: bench.given,
+    "es": lambda bench: bench.kept,
     "local-es": lambda bench: bench.selected(None),
     "pooled": lambda bench: bench.pooled(bench.design.labels),
     "attainable": lambda bench: bench.attainable(),
+    "fedadmm-printed": lambda bench: bench.in_rounds(bench.given, printed_algorithm),
+    "es-printed": lambda bench: bench.in_rounds(bench.kept, printed_algorithm),
+    "fedadmm-variant": lambda bench: bench.in_rounds(bench.given, fed_admm),
+    # one factor |V| too many in lam: objective and algorithm of the paper differ by it
+    "fedadmm-scaled": lambda bench: Estimate(
+        solve(bench.problem(bench.given, bench.design.federation.n_sites), tol=bench.settings.tol).theta
+    ),
 }
 
 
@@ -293,7 +186,7 @@ def estimation(replication: Replication) -> Iterator[dict[str, Any]]:
     design = make_design(replication)
     bench = Workbench(design, settings_from(Tuning, options), replication.seed % 2**31)
     rate = theorem_rate(design)
-    for name in options.get("estimators", list(ESTIMATORS)):
+    for name in options.get("estimators", USUAL):
         started = process_time()
         estimate = bench.estimate(name)
         graph = estimate.graph
@@ -384,12 +277,30 @@ def _signal_ratio(design: Design, true: Mask, level: float) -> float:
 VARIANTS = ("known-central", "estimated-central", "known-replicas", "estimated-replicas")
 
 
+def printed_algorithm(
+    problem: Problem, rounds: int, batch_size: int | None = None, *, project: bool = True, **more: Any
+) -> Solution:
+    """Run Algorithm 1 as printed: steps ``kappa / t`` with the kappa of Theorem 4, and the plain average of T rounds.
+
+    The paper names neither rho nor the parameter space. Here rho is the automatic one, and the space is a ball with
+    twice the longest local estimate as its radius, onto which iterates are projected, as the paper suggests before
+    Theorem 4; ``project=False`` leaves them alone.
+    """
+    federation, loss = problem.rows_for("Algorithm 1"), problem.loss
+    local = local_fit(federation, loss).theta
+    if project:
+        problem = replace(problem, radius=2.0 * float(np.linalg.norm(local, axis=1).max()))
+    step: Any = {"step": "literal", "kappa": kappa(federation, local, loss), "average": "paper"}
+    return fed_admm(problem, rounds, batch_size, **step, **more)
+
+
 def convergence(replication: Replication) -> Iterator[dict[str, Any]]:
-    """Yield rows per method and recorded round: error against the truth and distance to the exact minimiser."""
-    options = replication.options
-    design, problem, exact = _setting(replication)
-    rounds, batch = int(options.get("rounds", 1000)), int(options.get("batch_size", 10))
-    for name in options.get("methods", list(METHODS)):
+    """Yield rows per method and recorded round: error against the truth and distance to the exact minimiser.
+
+    ``diverged`` is 1 in the rows of a run that overflows, or ends farther from the truth than where it began.
+    """
+    design, problem, exact, settings = _setting(replication)
+    for name in replication.options.get("methods", list(METHODS)):
         if name not in METHODS:
             raise ParameterError(f"unknown method {name!r}; choose from {', '.join(METHODS)}")
         curve: dict[int, dict[str, float]] = {}
@@ -398,26 +309,30 @@ def convergence(replication: Replication) -> Iterator[dict[str, Any]]:
             curve.setdefault(progress.n_iter, _errors(design, exact, progress.theta))
 
         method, all_samples = METHODS[name]
-        started = process_time()
-        size = None if all_samples else batch
-        solution = method(problem, rounds, size, seed=replication.seed % 2**31, callbacks=[note])
-        curve.setdefault(rounds, _errors(design, exact, solution.theta))
-        seconds = process_time() - started
+        started, start = process_time(), design.error(np.zeros_like(exact.theta))
+        size = None if all_samples else settings.batch_size
+        try:
+            solution = method(problem, settings.rounds, size, seed=replication.seed % 2**31, callbacks=[note])
+            curve.setdefault(settings.rounds, _errors(design, exact, solution.theta))
+            diverged = not design.error(solution.theta) <= start
+        except SolverError:
+            diverged = True
+        about = {"lam": problem.lam, "diverged": float(diverged), "cpu_seconds": process_time() - started}
         for number, row in curve.items():
-            yield {"method": name, "lam": problem.lam, "round": number, **row, "cpu_seconds": seconds}
+            yield {"method": name, "round": number, **row, **about}
 
 
 def availability(replication: Replication) -> Iterator[dict[str, Any]]:
     """Yield a row per way of weighting and placing: error and distance to the exact minimiser after the last round."""
-    options, p = replication.options, float(replication.params["availability"])
-    design, problem, exact = _setting(replication)
-    for name in options.get("variants", VARIANTS):
+    p = float(replication.params["availability"])
+    design, problem, exact, settings = _setting(replication)
+    for name in replication.options.get("variants", VARIANTS):
         weighting, _, placement = name.partition("-")
         started = process_time()
         solution = fed_admm(
             problem,
-            int(options.get("rounds", 2000)),
-            int(options.get("batch_size", 10)),
+            settings.rounds,
+            settings.batch_size,
             availability=Availability.bernoulli(p, weighting=weighting, placement=placement),
             seed=replication.seed % 2**31,
         )
@@ -439,14 +354,13 @@ def _errors(design: Design, exact: Solution, theta: Array) -> dict[str, float]:
     }
 
 
-def _setting(replication: Replication) -> tuple[Design, Problem, Solution]:
-    """Return the design, the problem at the lam that cross-validation chooses, and its exact minimiser."""
+def _setting(replication: Replication) -> tuple[Design, Problem, Solution, Tuning]:
+    """Return the design, the problem at the lam that cross-validation chooses, its exact minimiser, and settings."""
     design = make_design(replication)
     settings = settings_from(Tuning, replication.options)
-    chosen = Workbench(design, settings, replication.seed % 2**31).penalised(design.graph)
-    assert chosen.lam is not None
-    problem = Problem(design.federation, design.graph, settings.loss, settings.penalty, lam=chosen.lam)
-    return design, problem, solve(problem, 1e-10)
+    bench = Workbench(design, settings, replication.seed % 2**31)
+    problem = bench.problem(bench.given)
+    return design, problem, solve(problem, 1e-10), settings
 
 
 #: Algorithms, and whether a round takes all samples or a batch.
@@ -455,16 +369,18 @@ METHODS: Mapping[str, tuple[Callable[..., Solution], bool]] = {
     "fedadmm-batch": (fed_admm, False),
     "gd": (subgradient_descent, True),
     "sgd": (subgradient_descent, False),
+    "printed-full": (printed_algorithm, True),
+    "printed-batch": (printed_algorithm, False),
+    "unprojected-batch": (partial(printed_algorithm, project=False), False),
 }
 
 _DESIGN: Mapping[str, Sequence[str]] = {"generator": (), "design": ()}
 TUNED_OPTIONS: Mapping[str, Sequence[str]] = {**_DESIGN, **dict.fromkeys(Tuning.__dataclass_fields__, ())}
-_RUN: Mapping[str, Sequence[str]] = {**TUNED_OPTIONS, "rounds": (), "batch_size": ()}
 #: The tasks of this module: the function, its options, and for lists of names among them the names to choose from.
 TASKS: Mapping[str, tuple[Task, Mapping[str, Sequence[str]]]] = {
     "estimation": (estimation, {**TUNED_OPTIONS, "estimators": tuple(ESTIMATORS)}),
     "selection": (edge_selection, {**_DESIGN, "level": (), "variances": get_args(Variance)}),
     "error-rates": (error_rates, {**_DESIGN, "levels": (), "variance": (), "methods": get_args(Correction)}),
-    "convergence": (convergence, {**_RUN, "methods": tuple(METHODS)}),
-    "availability": (availability, {**_RUN, "variants": VARIANTS}),
+    "convergence": (convergence, {**TUNED_OPTIONS, "methods": tuple(METHODS)}),
+    "availability": (availability, {**TUNED_OPTIONS, "variants": VARIANTS}),
 }

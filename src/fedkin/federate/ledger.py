@@ -1,0 +1,168 @@
+"""The ledger of a site: what left it, when, to whom, from which rows, under which contract, at which epsilon.
+
+It is append-only and hash-chained: every line has the digest of the line before. There are two copies, one in the
+site's directory and one in a folder of the user (``FEDKIN_LEDGERS``, by default ``~/.local/share/fedkin/ledgers``)
+under the names of run and site. Lines of both count. So a site that joins again in another directory, or whose files
+were removed, is the same site.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Iterable
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Literal
+
+import msgspec
+
+from fedkin._base import PRIVATE_DIRECTORY
+from fedkin.errors import DataError
+from fedkin.federate.trust import open_private
+
+FILE = "ledger.jsonl"
+PLACE = "FEDKIN_LEDGERS"  #: environment variable with the user's folder of ledgers
+
+What = Literal["share", "answer", "request", "select", "run", "publish", "arrived", "withdrawn", "settings"]
+#: Entries after which numbers that depend on rows are elsewhere.
+_LEAVES = ("share", "answer", "request", "select", "run", "publish")
+
+
+class Entry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One line: what left, to whom, and from which rows (their digest). ``epsilon`` and ``delta`` if it was private."""
+
+    what: What
+    to: str
+    run: str
+    site: str
+    contract: str
+    rows: str
+    time: str
+    note: str = ""
+    epsilon: float | None = None
+    delta: float | None = None
+
+    @property
+    def same(self) -> tuple[object, ...]:
+        """What an entry is about, whenever it was."""
+        return tuple(getattr(self, name) for name in self.__struct_fields__ if name != "time")
+
+
+class _Line(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    before: str
+    entry: Entry
+    digest: str
+
+
+class Ledger:
+    """The ledger of the site called ``site`` in a run, whose directory is ``directory``."""
+
+    def __init__(self, directory: Path, run: str, site: str) -> None:
+        self.directory, self.run, self.site = directory, run, site
+        given = os.environ.get(PLACE)
+        data = Path(os.environ.get("XDG_DATA_HOME") or Path.home() / ".local" / "share")
+        self.folder = Path(given) if given else data / "fedkin" / "ledgers"
+
+    @property
+    def _copies(self) -> tuple[Path, Path]:
+        return self.directory / FILE, self.folder / f"{self.run}-{self.site}.jsonl"
+
+    def entries(self) -> list[Entry]:
+        """Return all entries of this site, oldest first; raises `DataError` when a copy was changed."""
+        found = {(one.time, one.same): one for path in self._copies for one in read_ledger(path)}
+        return [found[key] for key in sorted(found, key=lambda key: key[0])]
+
+    def check(self, what: What, rows: str, *, private: bool = False, resend: str = "") -> None:
+        """Raise `DataError` when something about these rows (their digest) may not leave after what has left before.
+
+        ``resend`` is the file that can be sent again where noise was added.
+        """
+        known = _since_withdrawal(self.entries())
+        again = f"If all of it has been withdrawn, record that: fedkin site ledger {self.directory} --withdrawn REASON"
+        if any(one.rows != rows for one in known):
+            raise DataError(
+                "numbers from other rows have left this site before: the difference would give away the rows that "
+                f"changed. Join with the table of that time. {again}"
+            )
+        lost = f": send {resend} again if it was lost" if resend else ""
+        noisy = next((one for one in (*known, *self._elsewhere(rows)) if one.epsilon is not None), None)
+        if noisy is not None:
+            raise DataError(
+                f"sums with noise (epsilon {noisy.epsilon:g}) of these rows were shared before{lost}. "
+                f"{what.capitalize()} would tell more than was promised then. {again}"
+            )
+        if private and known:
+            raise DataError(
+                f"numbers without noise have left this site before ({known[-1].what}), so that noise would promise "
+                f"nothing{lost}. {again}"
+            )
+
+    def record(self, entry: Entry, *, once: bool = False) -> None:
+        """Append an entry to both copies, on disk before this returns; ``once`` unless the last one is the same."""
+        if once and (known := self.entries()) and known[-1].same == entry.same:
+            return
+        for path in self._copies:
+            lines = _read_lines(path)
+            before = lines[-1].digest if lines else ""
+            text = msgspec.json.encode(_Line(before, entry, _digest(before, entry))) + b"\n"
+            try:
+                path.parent.mkdir(parents=True, exist_ok=True, mode=PRIVATE_DIRECTORY)
+                with open_private(path) as file:
+                    file.write(text)
+                    file.flush()
+                    os.fsync(file.fileno())
+            except OSError as error:
+                raise DataError(
+                    f"{path} cannot be written ({error.strerror}), so nothing leaves; set {PLACE} to a folder of yours"
+                ) from None
+
+    def _elsewhere(self, rows: str) -> Iterable[Entry]:
+        """Yield what left of the same rows under other names, or in other federations."""
+        for path in sorted(self.folder.glob("*.jsonl")) if self.folder.is_dir() else ():
+            yield from (one for one in _since_withdrawal(read_ledger(path)) if one.rows == rows)
+
+
+def now() -> str:
+    """Return the time, as entries have it."""
+    return f"{datetime.now(UTC):%Y-%m-%dT%H:%M:%S.%fZ}"
+
+
+def read_ledger(path: Path) -> list[Entry]:
+    """Return the entries in a file, oldest first; none where there is no file."""
+    return [line.entry for line in _read_lines(path)]
+
+
+def _read_lines(path: Path) -> list[_Line]:
+    if not path.exists():
+        return []
+    before, lines = "", []
+    try:
+        for text in path.read_bytes().splitlines():
+            line = msgspec.json.decode(text, type=_Line)
+            if line.before != before or line.digest != _digest(before, line.entry):
+                raise ValueError
+            before = line.digest
+            lines.append(line)
+    except (msgspec.MsgspecError, ValueError, RecursionError):
+        number = len(lines) + 1
+        raise DataError(
+            f"{path}, line {number}: damaged, or changed by hand, so nobody knows what has left; restore it from a copy"
+        ) from None
+    except OSError as error:
+        raise DataError(f"{path} cannot be read ({error.strerror})") from None
+    return lines
+
+
+def _since_withdrawal(entries: Iterable[Entry]) -> list[Entry]:
+    known: list[Entry] = []
+    for one in entries:
+        if one.what == "withdrawn":
+            known.clear()
+        elif one.what in _LEAVES:
+            known.append(one)
+    return known
+
+
+def _digest(before: str, entry: Entry) -> str:
+    return hashlib.sha256(before.encode() + msgspec.json.encode(entry, order="sorted")).hexdigest()

@@ -1,0 +1,218 @@
+"""The disclosure gate: attacks on what leaves a site, which work without it and fail with it."""
+
+from __future__ import annotations
+
+import io
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import heart
+from fedkin.cli import main
+from fedkin.core import Query, local_fit
+from fedkin.data import Federation, Rows
+from fedkin.errors import DataError
+from fedkin.federate import Contract, Site, SiteSettings, sharing, site_plan
+from fedkin.federate.disclosure import check_disclosure, check_query
+
+N, Q = 80, 5
+FEATURES = """\
+intercept = true
+[features]
+age = {low = 20, high = 100, mean = 60, scale = 15}
+pressure = {low = 60, high = 240, mean = 140, scale = 20}
+weight = {low = 30, high = 250, mean = 80, scale = 15}
+height = {low = 100, high = 250, mean = 170, scale = 10}
+"""
+TARGETS = {
+    "logistic": '[target]\nname = "y"\nlevels = ["no", "yes"]\n',
+    "poisson": '[target]\nname = "y"\nkind = "count"\n',
+    "huber": '[target]\nname = "y"\n',
+    "multinomial": '[target]\nname = "y"\nlevels = ["a", "b", "c"]\n',
+}
+
+
+def patients(loss: str, seed: int = 0) -> tuple[Contract, Rows]:
+    """A contract, and the prepared rows of a site that fit it."""
+    contract = Contract.from_toml(f'name = "heart"\nloss = "{loss}"\n' + FEATURES + TARGETS[loss])
+    rng = np.random.default_rng(seed)
+    X = np.column_stack([np.ones(N), rng.normal(size=(N, Q - 1)).round(3)])
+    eta = X @ [0.2, 0.5, -0.4, 0.3, 0.0]
+    y = {
+        "logistic": (rng.random(N) < 1 / (1 + np.exp(-eta))).astype(float),
+        "poisson": rng.poisson(np.exp(eta)).astype(float),
+        "huber": eta + rng.normal(size=N),
+        "multinomial": rng.integers(0, 3, N).astype(float),
+    }[loss]
+    return contract, Rows(X, y)
+
+
+def estimate(contract: Contract, rows: Rows) -> np.ndarray:
+    return local_fit(Federation({0: rows}), contract.loss_object()).theta[0]
+
+
+def attacks(loss: str, rows: Rows, rng: np.random.Generator, targeted: bool) -> np.ndarray:
+    """A point at which few rows have weight: steep in one column, at a value that is guessed, or known to be there."""
+    k = rng.integers(1, Q)
+    value = rows.X[rng.integers(N), k] if targeted else rng.normal()
+    slope = 10.0 ** rng.uniform(0.5, 6.0)
+    theta = np.zeros(Q)
+    theta[k], theta[0] = slope, -slope * value
+    if loss == "poisson":
+        theta[k], theta[0] = np.sign(value) * slope, -slope * abs(value)
+        return theta * 10.0 ** -rng.uniform(0, 5)
+    return theta if loss != "multinomial" else np.concatenate([theta, rng.choice([-1.0, 0.0, 1.0]) * theta])
+
+
+def recovered(rows: Rows, sums: list[np.ndarray]) -> set[int]:
+    """The rows that are some answer's first line, or the difference of two, to 1% of each column's spread."""
+    newest, *earlier = sums
+    found: set[int] = set()
+    for matrix in (newest, *(newest - one for one in earlier)):
+        for start in range(0, len(matrix), Q):
+            line = matrix[start, start : start + Q]
+            if abs(line[0]) > 0:
+                found |= set(np.flatnonzero((np.abs(rows.X - line / line[0]) < 0.01).all(axis=1)).tolist())
+    return found
+
+
+@pytest.mark.parametrize("targeted", [False, True])
+@pytest.mark.parametrize("loss", list(TARGETS))
+def test_a_thousand_crafted_queries_recover_no_row(loss: str, targeted: bool) -> None:
+    contract, rows = patients(loss)
+    function, own, rng = contract.loss_object(), estimate(contract, rows), np.random.default_rng(1)
+    leaked: set[int] = set()
+    kept: set[int] = set()
+    for _ in range(1000 // 11):
+        known, sums = [own], [function.hessian(own, *rows.arrays)]
+        for _ in range(11):  # as many as the contract allows
+            theta = attacks(loss, rows, rng, targeted)
+            with np.errstate(over="ignore", invalid="ignore"):
+                matrix = function.hessian(theta, *rows.arrays)
+            if np.isfinite(matrix).all():
+                leaked |= recovered(rows, [matrix, *sums])
+            if not check_query(contract, rows, theta, known):
+                kept |= recovered(rows, [matrix, *sums])
+                known.append(theta)
+                sums.append(matrix)
+    assert len(leaked) >= 5  # the attack works where nothing is checked
+    assert kept == set()
+
+
+@pytest.mark.parametrize("loss", ["logistic", "poisson", "multinomial"])
+def test_queries_of_an_honest_fit_are_answered(loss: str) -> None:
+    """As an organiser asks them: around the estimate, ever closer, and at the estimate of another site."""
+    contract, rows = patients(loss)
+    own, rng = estimate(contract, rows), np.random.default_rng(2)
+    other = estimate(*patients(loss, seed=5))
+    known = [own]
+    for step in (None, 0.5, 0.1, 1e-2, 1e-4, 1e-6, 1e-9):
+        theta = other if step is None else other + step * rng.normal(size=own.size)
+        assert check_query(contract, rows, theta, known) == []
+        known.append(theta)
+
+
+# --- rows that sums single out ------------------------------------------------------------------------------------
+
+
+LINEAR = 'name = "heart"\nloss = "linear"\n' + FEATURES + '[target]\nname = "y"\n'
+
+
+def table(n: int = 60, seed: int = 0) -> dict[str, np.ndarray]:
+    rng = np.random.default_rng(seed)
+    columns = {name: (mean + scale * rng.normal(size=n)).round(2) for name, mean, scale in
+               (("age", 60, 8), ("pressure", 140, 15), ("weight", 80, 10), ("height", 170, 8))}  # fmt: skip
+    return {**columns, "y": rng.normal(size=n).round(3)}
+
+
+def refusals(columns: dict[str, np.ndarray], thresholds: str = "", own: SiteSettings | None = None) -> str:
+    text = LINEAR + thresholds
+    contract = Contract.from_toml(text)
+    return "\n".join(map(str, check_disclosure(contract, contract.prepare(columns), own)))
+
+
+def test_no_contract_lowers_the_floors_and_a_custodian_does_it_by_name() -> None:
+    """Three rows, from which the organiser could work out seven numbers, were shared where a contract said so."""
+    lax = "[thresholds]\nrows = 1\nrows_per_parameter = 0\ncell = 1\neffective_rows = 1\n"
+    few = {name: cells[:3] for name, cells in table().items()}
+    assert "3 rows, but at least 10 are needed (2 for each of 5 parameters)" in refusals(few, lax)
+    contract = Contract.from_toml(LINEAR + lax)
+    assert not refusals(few, lax, SiteSettings.from_contract(contract, below_floors=True))
+
+
+def test_two_columns_that_differ_in_one_row_and_a_column_that_few_rows_have_are_refused() -> None:
+    assert refusals(table()) == ""
+    twins = table()
+    twins["pressure"] = 2 * twins["weight"]
+    twins["pressure"][7] += 3.0  # pressure - 2 weight is this patient's, and nobody else's
+    assert re.search("one row makes up .* along .*(pressure|weight)", refusals(twins))
+    rare = table()
+    rare["height"] = np.full(60, 170.0)
+    rare["height"][[3, 9]] = 171.0, 172.0
+    assert re.search("only 2 rows make up .* along .*height", refusals(rare))
+    giant = table()
+    giant["weight"] = np.full(60, 80.0) + np.random.default_rng(0).normal(size=60).round(2) * 0.01
+    giant["weight"][5] = 240.0
+    assert "one row makes up" in refusals(giant)
+
+
+def test_pairs_of_categories_are_cells_and_rounds_ask_the_same_gate(tmp_path: Path) -> None:
+    text = heart.CONTRACT.replace('"C"]}', '"C"]}\nsmoker = {levels = ["no", "yes"]}')
+    made = heart.organiser(
+        tmp_path,
+        text.replace("[features]", 'method = "fused"\n[features]') + "[thresholds]\npair = 3\n[rounds]\nlam = 0.1\n",
+    )
+    rng = np.random.default_rng(0)
+    lines = [f"{rng.uniform(30, 90):.2f},{'ABC'[k % 3]},{'no' if k % 2 else 'yes'},{rng.uniform(1, 9):.2f}" for k in
+             range(60)]  # fmt: skip
+    (tmp_path / "t.csv").write_text("age,ward,smoker,days\n" + "\n".join(lines) + "\n")
+    done, _ = Site.join(heart.invite_of(made, "north"), tmp_path / "t.csv", tmp_path / "north")
+    done.accept(made.admit(done.request).path)
+    rows = done.rows()
+    smokes_in_b = np.flatnonzero((rows.X[:, 2] == 1) & (rows.X[:, 4] == 1))
+    kept = np.setdiff1d(np.arange(60), smokes_in_b[1:])  # one smoker in ward B is left
+    rows.take(kept).save(done.directory / "rows.npz")
+    words = "only 1 row with 'B' and smoker 'yes'"
+    with pytest.raises(DataError, match=f"(?s)nothing is shared.*{words}"):
+        sharing.share(done.directory)
+    with pytest.raises(DataError, match=f"(?s)no rounds.*{words}"):
+        site_plan(done.directory)
+
+
+# --- queries --------------------------------------------------------------------------------------------------------
+
+
+LOGISTIC = heart.CONTRACT.replace('"linear"', '"logistic"').split("[target]")[0] + (
+    '[target]\nname = "died"\nlevels = ["no", "yes"]\n'
+)
+
+
+def test_a_crafted_query_is_refused_by_name_and_an_answer_has_no_folds(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = heart.organiser(tmp_path, LOGISTIC)
+    rng = np.random.default_rng(0)
+    lines = [f"{age:.2f},{'ABC'[k % 3]},{'no' if rng.random() < 0.5 else 'yes'}" for k, age in
+             enumerate(rng.uniform(30, 90, 100))]  # fmt: skip
+    (tmp_path / "t.csv").write_text("age,ward,died\n" + "\n".join(lines) + "\n")
+    done, _ = Site.join(heart.invite_of(made, "north"), tmp_path / "t.csv", tmp_path / "north")
+    done.accept(made.admit(done.request).path)
+    shared = sharing.share(done.directory)
+    assert (shared.summary.count[:-1] > 0).any()
+    age = Site.read(done.directory).rows().X[7, 1]
+    path = made.directory / "asks" / "north@2.ask"
+    for slope, words in ((3e6, "outside the contract's ball"), (900.0, "mean loss"), (30.0, "mean loss|in effect")):
+        made.write_queries([Query("north", 2, np.array([-slope * age, slope, 0, 0]), np.zeros(4))], {})
+        with pytest.raises(DataError, match=rf"(?s)north@2\.ask is not answered.*({words})"):
+            sharing.answer(done.directory, path)
+    assert not (done.directory / "sent" / "north@2.summary").exists()
+    made.write_queries([Query("north", 2, shared.summary.at + 0.1, np.zeros(4))], {})
+    sent = done.directory / "sent" / "north@2.summary"
+    for word, code in (("n\n", 1), ("y\n", 0)):
+        monkeypatch.setattr("sys.stdin", io.StringIO(word))
+        assert main(["site", "answer", str(done.directory), str(path)]) == code
+        assert sent.exists() == (code == 0)
+    answer = sharing.answer(done.directory, path).summary
+    assert answer.count.tolist() == [0] * 5 + [100]

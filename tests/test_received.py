@@ -1,0 +1,150 @@
+"""Summaries as hostile input: numbers that no rows have are refused, with the file and the site."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import heart
+from fedkin.errors import FedkinError
+from fedkin.federate import Site, sharing
+from fedkin.federate.messages import seal
+
+N = 100
+
+
+@pytest.fixture(scope="module")
+def arrived(tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, Path]:
+    """The organiser with summaries of two sites, and the directory of one of them, which may sign anything."""
+    folder = tmp_path_factory.mktemp("received")
+    made = heart.organiser(folder, names=("north", "south"))
+    for name in ("north", "south"):
+        shared = sharing.share(heart.admitted(made, name, n=N))
+        (made.directory / "summaries" / shared.path.name).write_bytes(shared.path.read_bytes())
+    return made, folder / "north"
+
+
+def body_of(north: Path) -> dict[str, Any]:
+    return json.loads((north / "sent" / "north.summary").read_text())["body"]
+
+
+def receive(made: Any, north: Path, body: dict[str, Any]) -> None:
+    """Sign what is in the body as the site, and read it as the organiser."""
+    (made.directory / "summaries" / "north.summary").write_bytes(seal("summary", body, Site.read(north).pair()))
+    sharing.read_summaries(made.directory / "summaries")
+
+
+def times(plain: Any, factor: float) -> Any:
+    if isinstance(plain, list):
+        return [times(one, factor) for one in plain]
+    if isinstance(plain, dict):
+        return {name: one if name == "rows" else times(one, factor) for name, one in plain.items()}
+    return plain * factor if isinstance(plain, float) else plain
+
+
+def all_sums(factor: float) -> Callable[[dict[str, Any]], None]:
+    def change(summary: dict[str, Any]) -> None:
+        for name in ("folds", "column_sums", "column_squares"):
+            summary[name] = times(summary[name], factor)
+
+    return change
+
+
+PRIVATE = {"epsilon": 1.0, "delta": 1e-5, "bound": 2.0, "limits": [1.0, 1.0, 1.0, 1.0, 100.0], "noise": 1.0}
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (lambda one: one["folds"][0].update(rows=10**9), "sum of|constant column"),
+        (lambda one: one["folds"][0].update(rows=10**15), "rows"),
+        (lambda one: one["folds"][0].update(rows=2**63), "rows"),
+        (lambda one: one["folds"][0].update(rows=10**400), "cannot be read|rows"),
+        (lambda one: one["folds"][0].update(value=-5.0), "sums of products with the target"),
+        (lambda one: one["folds"][0].update(value=1e308), "value"),
+        (lambda one: one["folds"][0].update(value=1e9), "squares of days"),
+        (lambda one: one["folds"][0]["gradient"].__setitem__(1, -1e6), "sums of products with the target"),
+        (lambda one: one["folds"][0]["hessian"][0].__setitem__(0, 1e200), "hessian"),
+        (lambda one: one["folds"][0]["hessian"][0].__setitem__(0, 21.0), "constant column|column_squares"),
+        (lambda one: one["column_squares"].__setitem__(1, 1e7), "squares of age"),
+        (lambda one: one["column_sums"].__setitem__(2, N + 1.0), "sum of ward=B|too small"),
+        (lambda one: one.update(at=[1.0, 0.0, 0.0, 0.0]), "another point than 0"),
+        (lambda one: one.update(n_folds=10**8), "n_folds"),
+        (all_sums(10_000.0), "sum of|squares"),
+        (all_sums(1e200), "expected numbers up to"),
+        (lambda one: (all_sums(1e4)(one), one.update(privacy=PRIVATE)), "sum of|squares"),
+        (lambda one: one.update(privacy={**PRIVATE, "limits": [1e9] * 5}), "limits of its noise"),
+        (lambda one: one.update(privacy={**PRIVATE, "noise": 1e30}), "its noise is larger"),
+    ],
+)
+def test_sums_that_no_rows_have_are_refused_with_file_and_site(
+    arrived: tuple[Any, Path], change: Callable[[dict[str, Any]], Any], words: str
+) -> None:
+    made, north = arrived
+    body = body_of(north)
+    receive(made, north, body)
+    change(body["summary"])
+    with pytest.raises(FedkinError, match=rf"(?s)north\.summary.*({words})"):
+        receive(made, north, body)
+    receive(made, north, body_of(north))
+
+
+def test_sums_of_another_site_signed_again_and_files_that_are_too_long_are_refused(arrived: tuple[Any, Path]) -> None:
+    made, north = arrived
+    body, other = body_of(north), json.loads((made.directory / "summaries" / "south.summary").read_text())["body"]
+    with pytest.raises(FedkinError, match=r"north\.summary and .*south\.summary hold the same sums"):
+        receive(made, north, body | {"summary": other["summary"] | {"site": "north"}})
+    path = made.directory / "summaries" / "north.summary"
+    path.write_bytes(b" " * (2**20 + 2**16))
+    with pytest.raises(FedkinError, match=r"north\.summary has \d+ bytes, more than"):
+        sharing.read_summaries(made.directory / "summaries")
+    receive(made, north, body)
+
+
+LEAVES = st.one_of(
+    st.none(), st.booleans(), st.integers(), st.floats(), st.text(max_size=5), st.lists(st.floats(), max_size=3)
+)
+
+
+@settings(max_examples=150)
+@given(data=st.data())
+def test_whatever_is_in_a_summary_is_read_or_refused_in_words(arrived: tuple[Any, Path], data: st.DataObject) -> None:
+    made, north = arrived
+    body = body_of(north)
+    place: Any = body["summary"]
+    while isinstance(place, dict | list) and place:
+        key = data.draw(st.sampled_from(sorted(place) if isinstance(place, dict) else range(len(place))))
+        if not isinstance(place[key], dict | list) or data.draw(st.booleans()):
+            place[key] = data.draw(LEAVES)
+            break
+        place = place[key]
+    try:
+        receive(made, north, body)
+    except FedkinError as error:
+        assert "north.summary" in str(error)
+
+
+def test_second_derivatives_of_an_answer_are_bounded(tmp_path: Path) -> None:
+    text = heart.CONTRACT.replace('"linear"', '"logistic"').split("[target]")[0]
+    made = heart.organiser(
+        tmp_path, text + '[target]\nname = "died"\nlevels = ["no", "yes"]\n', names=("north", "south")
+    )
+    rng = np.random.default_rng(0)
+    lines = [f"{rng.uniform(30, 90):.2f},{'ABC'[k % 3]},{'no' if rng.random() < 0.5 else 'yes'}" for k in range(N)]
+    (tmp_path / "t.csv").write_text("age,ward,died\n" + "\n".join(lines) + "\n")
+    done, _ = Site.join(heart.invite_of(made, "north"), tmp_path / "t.csv", tmp_path / "north")
+    done.accept(made.admit(done.request).path)
+    sharing.share(done.directory)
+    body = body_of(done.directory)
+    receive(made, done.directory, body)
+    for part in body["summary"]["folds"]:
+        part["hessian"] = times(part["hessian"], 3.0)
+    with pytest.raises(FedkinError, match=r"north\.summary.*larger than its columns allow"):
+        receive(made, done.directory, body)
