@@ -15,7 +15,7 @@ from fedkin.core import Budget, Summaries, Summary, local_fit, private_summary, 
 from fedkin.core.summarising import noise_multiplier
 from fedkin.data import Rows
 from fedkin.errors import DataError, ParameterError
-from fedkin.federate import Contract, ContractError, SitePlan, whole_plan
+from fedkin.federate import Contract, ContractError, SitePlan, describe_summary, whole_plan
 from fedkin.fitting import FitOptions, fit
 from fedkin.graph import Graph
 from fedkin.losses import LinearLoss, LogisticLoss, MeanLoss
@@ -231,5 +231,5 @@ def test_what_noise_is_not_for() -> None:
     with pytest.raises(DataError, match="has a number that is not positive in 'privacy'"):
         plain = noisy(rows, Budget(1.0)).to_plain()
         Summary.from_plain(plain | {"privacy": plain["privacy"] | {"noise": 0.0}})
-    told = {one.name: one for one in noisy(rows, Budget(1.0)).described()}
+    told = {one.name: one for one in describe_summary(noisy(rows, Budget(1.0)))}
     assert "2.72" in told["privacy"].tells

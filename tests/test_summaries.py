@@ -15,6 +15,7 @@ from builders import LOSS_NAMES, federation
 from fedkin.core import Problem, Query, Summaries, site_answer, site_summary
 from fedkin.data import Federation
 from fedkin.errors import DataError, ParameterError, UnknownSiteError
+from fedkin.federate import describe_summary
 from fedkin.fitting import FitOptions, FittedModel, fit
 from fedkin.graph import Graph
 from fedkin.losses import LogisticLoss
@@ -168,7 +169,7 @@ def test_every_number_of_a_message_is_described(loss: str) -> None:
     fed = federation(loss, (30,), q=2)
     rows = fed[0].X if loss == "mean" else (fed[0].X, fed[0].y)
     summary = fedkin.summarise(Federation({"north": rows}), loss)["north"]
-    plain, described = summary.to_plain(), {one.name: one for one in summary.described()}
+    plain, described = summary.to_plain(), {one.name: one for one in describe_summary(summary)}
     names = set(plain) - {"site", "loss", "columns", "seed", "folds", "n_folds"} | set(plain["folds"][0])
     assert set(described) == names - (set() if any(plain["at"]) else {"at"})
     for name in plain["folds"][0]:  # the numbers of the file, fold by fold
@@ -252,7 +253,7 @@ def test_a_short_message_is_short_and_comes_back_to_the_bit():
     for name in ("count", "value", "gradient", "hessian", "at"):
         assert np.array_equal(getattr(back, name), getattr(short, name))
     assert np.array_equal(back.curvature.factor, short.curvature.factor) and back.curvature.left_out == 25
-    told = {one.name: one for one in short.described()}
+    told = {one.name: one for one in describe_summary(short)}
     assert "rows follow from it up to a rotation" in told["curvature"].tells
     # a long one and a short one of two sites go together
     other = fedkin.summarise(Federation({"b": one_site(30, 60, seed=1)["a"]}))["b"]

@@ -20,6 +20,7 @@ from fedkin.federate import (
     Site,
     change_settings,
     contract_in,
+    describe_summary,
     read_selection,
     sharing,
     site_plan,
@@ -292,7 +293,7 @@ def _show(shared: Shared) -> None:
 
 def _show_sums(shared: Shared) -> None:
     """Show every number, what it is and what it tells."""
-    for told in shared.summary.described():
+    for told in describe_summary(shared.summary):
         say(f"{told.name}: {told.what}", f"  tells {told.tells}")
         names = shared.summary.feature_names if told.name.startswith("column") else shared.summary.parameter_names
         if not told.parts:

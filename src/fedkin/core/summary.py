@@ -11,7 +11,6 @@ import numpy as np
 from msgspec.structs import replace as replace_in
 
 from fedkin._base import AnyArray, Array, Index, check_whole
-from fedkin.core.disclosure import Disclosure, disclosures
 from fedkin.core.newton import least_eigenvalue
 from fedkin.core.sitedata import parameter_names
 from fedkin.errors import DataError, ParameterError
@@ -252,10 +251,6 @@ class Summary:
     def used(self) -> Index:
         """The parts of the sums that are about rows: a site may use fewer folds than the contract has, or none."""
         return np.flatnonzero((self.count != 0) | (self.value != 0) | (self.gradient != 0).any(axis=1))
-
-    def described(self) -> list[Disclosure]:
-        """Every number of the summary, what it is and what it tells about rows."""
-        return disclosures(self)
 
     def short(self, rank: int) -> Summary:
         """Shorten the message: second derivatives of this rank (plus a diagonal), no folds.

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from fedkin.federate.contract import Contract, ContractError, EdgeTests, Rounds
-    from fedkin.federate.disclosure import Thresholds, check_disclosure
+    from fedkin.federate.disclosure import Thresholds, check_disclosure, describe_summary
     from fedkin.federate.draft import draft_contract
     from fedkin.federate.inbox import Patience
     from fedkin.federate.messages import Order, Steps, read_charter, read_invite
@@ -47,7 +47,7 @@ if TYPE_CHECKING:
 
 _MODULES = {
     "contract": "Contract ContractError EdgeTests Rounds",
-    "disclosure": "Thresholds check_disclosure",
+    "disclosure": "Thresholds check_disclosure describe_summary",
     "draft": "draft_contract",
     "messages": "Order Steps read_charter read_invite",
     "organiser": "Organiser",

@@ -65,7 +65,7 @@ def share(
     delta: float = 1e-5,
     rank: int | None = None,
 ) -> Shared:
-    """Sum up the site's rows and write the summary; ``summary.described()`` says what every number tells.
+    """Sum up the site's rows and write the summary; `describe_summary` says what every number tells.
 
     - ``folds``: in how many folds to give sums, from which ``lam`` is chosen; 0 for sums over all rows only. By default
       as many as the thresholds allow, at most the contract's.
