@@ -12,13 +12,13 @@ import numpy as np
 import pytest
 
 import fedkin
-from fedkin.datasets.counties import (
+from fedkin.datasets.public import (
     EARLIER,
     FACTS,
     MAP,
     RESULTS,
     Election,
-    check_data,
+    check_election,
     load_election,
     read_shapes,
     write_outlines,
@@ -158,7 +158,7 @@ def test_files_are_checked_before_a_worker_starts(folder: Path):
     assert (out / "mine" / "rows.parquet").exists()
     (folder / MAP).write_text(json.dumps(SQUARES).replace('"46"', '"47"'))
     with pytest.raises(DataError, match="has no outline of SD"):
-        check_data(folder, 19, allow_incomplete=True)
+        check_election(folder, 19, allow_incomplete=True)
 
 
 # --- the protocol ---------------------------------------------------------------------------------------------

@@ -5,6 +5,7 @@ from __future__ import annotations
 from fedkin.data.cells import (
     ColumnKind,
     DecimalMark,
+    Finding,
     Label,
     infer_column,
     infer_kind,
@@ -13,10 +14,11 @@ from fedkin.data.cells import (
     level_codes,
     level_text,
     looks_like_date,
+    near_name,
     number_of,
     parsed_numbers,
+    raise_findings,
 )
-from fedkin.data.checks import HasSites, block_folds, deal_folds, refuse_dates, site_id, site_ids
 from fedkin.data.columns import (
     CSV_SUFFIXES,
     PARQUET_SUFFIXES,
@@ -32,9 +34,8 @@ from fedkin.data.columns import (
     write_csv,
 )
 from fedkin.data.federation import INTERCEPT, Federation
-from fedkin.data.findings import Finding, near_name, raise_findings
 from fedkin.data.infer import InferredTable, SchemaScan, complete_batches, infer_schema
-from fedkin.data.rows import Rows
+from fedkin.data.rows import HasSites, Rows, block_folds, deal_folds, refuse_dates, site_id, site_ids
 from fedkin.data.schema import Column, Schema
 from fedkin.data.tables import Roles, Table, TableInMemory, TableOptions, files_of, partitions, read_files
 

@@ -1,20 +1,32 @@
-"""Read cells as missing, numbers, dates and levels, and infer from them what a column holds."""
+"""Read cells as missing, numbers, dates and levels, infer what a column holds, and report what is wrong with it.
+
+A `Finding` has a code for programs and a text for people. Unless a reader names rows otherwise, they are counted as a
+spreadsheet counts them: the header is row 1, the first row of data row 2.
+"""
 
 from __future__ import annotations
 
+import difflib
 import math
 import re
 from collections import Counter
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
+from dataclasses import dataclass
 from datetime import date
 from decimal import Decimal
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
-from fedkin._base import AnyArray, Array, Index, Mask
+from fedkin._base import AnyArray, Array, Index, Mask, count, listed
+from fedkin.errors import DataError
 
 Label = str | bool | int
+#: Names a row, numbered from 0, in messages.
+RowName = Callable[[int], str]
+#: What becomes of missing cells: they refuse the table, their rows are left out, or they are filled in.
+Gaps = Literal["refuse", "drop", "fill"]
+DATES = "these are dates: turn them into numbers, such as days since a start"
 #: What stands before the decimals of a number.
 DecimalMark = Literal[".", ","]
 
@@ -343,3 +355,70 @@ def looks_like_name(name: str, column: AnyArray) -> Literal["id", "code", ""]:
     few = 3 <= distinct.size <= min(_MOST_CODES, values.size // _ROWS_PER_CODE)
     uneven = distinct[0] >= 100 and np.unique(np.diff(distinct)).size > 1
     return "code" if few and (_CODE_NAME.search(name) or uneven) else ""
+
+
+# --- findings ---------------------------------------------------------------------------------------------------------
+
+
+def sheet_row(row: int) -> str:
+    """Name a row as a spreadsheet counts it."""
+    return f"row {row + 2}"
+
+
+def frame_row(row: int) -> str:
+    """Name a row of a data frame or of arrays as Python counts it."""
+    return f"row {row} (from 0)"
+
+
+@dataclass(frozen=True)
+class Finding:
+    """Something about a column that its owner should know."""
+
+    column: str  # "" for the table as a whole
+    text: str  # what is wrong, where, and what to do
+    code: str = "other"  # "missing", "unknown_level", "not_number", "out_of_range", ...
+    refuses: bool = True  # whether rows cannot be used before it is fixed; False for a remark
+
+    def __str__(self) -> str:
+        return f"{self.column}: {self.text}" if self.column else self.text
+
+
+class Hints(NamedTuple):
+    """What a finding may propose, which depends on the interface."""
+
+    fill: str = "fill them in, or leave these rows out"  # for missing cells
+    empty: str = ""  # an option to add where a wrong cell is left empty
+    more: str = ""  # follows every finding about numbers
+    names: str = ""  # follows where many cells are not numbers
+
+
+def raise_findings(findings: Iterable[Finding]) -> None:
+    """Raise one `DataError` with all findings that refuse, if there are any."""
+    serious = [finding for finding in findings if finding.refuses]
+    if len(serious) == 1:
+        raise DataError(f"the table does not fit: {serious[0]}")
+    if serious:
+        lines = "\n".join(f"  {finding}" for finding in serious)
+        raise DataError(f"the table does not fit ({count(len(serious), 'finding')}):\n{lines}")
+
+
+def near_names(name: str, known: Iterable[str], most: int = 1, cutoff: float = 0.6) -> list[str]:
+    """Return the known names that are most similar to one, capital letters and blanks aside."""
+    by_lower = {word.strip().lower(): word for word in known}
+    return [by_lower[word] for word in difflib.get_close_matches(name.strip().lower(), by_lower, most, cutoff)]
+
+
+def near_name(name: str, known: Iterable[str], cutoff: float = 0.6) -> str:
+    """Guess what was meant by a name, to follow it in a message; "" when nothing is similar."""
+    similar = near_names(name, known, 3, cutoff)
+    return f" (did you mean {' or '.join(map(repr, similar))}?)" if similar else ""
+
+
+def missing_column(name: str, present: Sequence[str], wanted: Sequence[str]) -> Finding:
+    """Report a column that is not there, with the name that was likely meant."""
+    others, short = [one for one in present if one not in wanted], name.lower()
+    near = near_names(name, others)
+    near = near or [one for one in others if short in one.lower() or (len(one) > 2 and one.lower() in short)]
+    has = f"the table has {listed(present, 20)}" if present else "the table has no columns"
+    guess = f"is {near[0]!r} what is meant? Then rename it" if near else has
+    return Finding(name, f"there is no such column; {guess}", "no_column")

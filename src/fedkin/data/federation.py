@@ -13,9 +13,21 @@ import numpy as np
 import numpy.typing as npt
 
 from fedkin._base import AnyArray, Array, Index, count, frozen, html_card, in_file, listed, some_of
-from fedkin.data.cells import DecimalMark, is_missing, parsed_numbers
-from fedkin.data.checks import (
+from fedkin.data.cells import (
+    DecimalMark,
+    Finding,
+    RowName,
+    frame_row,
+    is_missing,
+    missing_column,
+    parsed_numbers,
+    sheet_row,
+)
+from fedkin.data.columns import Columns, columns_of
+from fedkin.data.infer import SchemaScan
+from fedkin.data.rows import (
     HasSites,
+    Rows,
     block_folds,
     checked_feature_names,
     checked_rows,
@@ -29,10 +41,6 @@ from fedkin.data.checks import (
     stacked_rows,
     times_of,
 )
-from fedkin.data.columns import Columns, columns_of
-from fedkin.data.findings import Finding, RowName, frame_row, missing_column, sheet_row
-from fedkin.data.infer import SchemaScan
-from fedkin.data.rows import Rows
 from fedkin.data.schema import Schema, as_columns
 from fedkin.data.tables import Roles, TableInMemory, TableOptions, read_table
 from fedkin.errors import DataError, ParameterError, TableWarning, UnknownSiteError

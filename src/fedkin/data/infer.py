@@ -15,19 +15,24 @@ import numpy as np
 
 from fedkin._base import AnyArray, Array, Index, Mask, check_choice, count, listed, some_of
 from fedkin.data.cells import (
+    DATES,
     ColumnKind,
+    Finding,
+    Hints,
     Label,
+    RowName,
     count_cells,
+    frame_row,
     is_row_number,
     kind_of_counts,
     level_text,
     looks_like_name,
     parsed_numbers,
+    raise_findings,
     target_kind,
     too_many_levels,
 )
 from fedkin.data.columns import Columns
-from fedkin.data.findings import DATES, Finding, Hints, RowName, frame_row, raise_findings
 from fedkin.data.schema import FILLING, Column, Missing, Schema
 from fedkin.data.tables import Roles, Table
 from fedkin.errors import DataError, argument

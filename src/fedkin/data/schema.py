@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 import warnings
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -18,41 +19,46 @@ import msgspec
 import numpy as np
 
 from fedkin._base import AnyArray, Array, Mask, check_choice, count, frozen, listed, repeated
-from fedkin.data.cells import Label, level_codes, level_text, parsed_numbers
-from fedkin.data.columns import columns_of
-from fedkin.data.findings import (
+from fedkin.data.cells import (
+    COMMA_NUMBER,
+    NUMBERS_PER_WORD,
+    THOUSANDS,
+    UNIT_NUMBER,
     Finding,
     Gaps,
     Hints,
-    NumberCheck,
+    Label,
     RowName,
-    check_category,
-    check_number,
+    level_codes,
+    level_text,
+    looks_like_date,
     missing_column,
+    near_names,
+    parsed_numbers,
     raise_findings,
     sheet_row,
 )
+from fedkin.data.columns import columns_of
 from fedkin.data.rows import Rows
 from fedkin.errors import DataError, ParameterError, TableWarning, argument
 
-Kind = Literal["number", "category", "count"]
 Missing = Literal["refuse", "drop", "mean", "indicator"]
 #: Rules for missing cells that put a number in their place; they need the rows of all sites.
 FILLING = ("mean", "indicator")
+#: Numbers that people write where there is none.
+_MISSING_CODES = frozenset({-1.0, -9.0, -99.0, -999.0, -9999.0, 9.0, 99.0, 999.0, 9999.0, 99999.0})
+#: No amount is larger; squares of such numbers, and their sums, are finite.
+_LARGEST = 1e100
+#: Cells and levels that a finding shows.
+_SHOWN = 3
 
 
 @dataclass(frozen=True)
 class Column:
-    """What one column of a table must be.
-
-    >>> Column("weight", unit="kg", low=30, high=250).centre_and_scale
-    (140.0, 110.0)
-    >>> Column("ward", "category", levels=("A", "B", "C")).encoded
-    ('ward=B', 'ward=C')
-    """
+    """What one column of a table must be."""
 
     name: str  # as in the header of the table
-    kind: Kind = "number"  # a count is a whole number of at least 0
+    kind: Literal["number", "category", "count"] = "number"  # a count is a whole number of at least 0
     unit: str = ""  # for people and for messages
     low: float | None = None  # of the plausible range; values outside are refused
     high: float | None = None
@@ -63,9 +69,9 @@ class Column:
     def __post_init__(self) -> None:
         if not self.name:
             raise ParameterError("a column has no name")
-        name, kinds = f"column {self.name!r}", get_args(Kind)
-        if self.kind not in kinds:
-            raise ParameterError(f"{name} has the kind {self.kind!r}, expected {', '.join(kinds)}")
+        name = f"column {self.name!r}"
+        if self.kind not in ("number", "category", "count"):
+            raise ParameterError(f"{name} has the kind {self.kind!r}, expected number, category, count")
         given = {key: getattr(self, key) for key in ("low", "high", "mean", "scale") if getattr(self, key) is not None}
         if self.kind == "category":
             self._check_levels(name)
@@ -130,10 +136,97 @@ class Column:
         open_ended: bool = False,
     ) -> list[Finding]:
         """Check the cells of this column; unknown levels refuse unless a category is ``open_ended``."""
-        if self.kind == "category":
-            return check_category(self.name, column, self.levels, gaps, at, hints.fill, open_ended=open_ended)
-        wanted = NumberCheck(self.unit, self.low, self.high, whole=self.kind == "count")
-        return check_number(self.name, column, wanted, gaps, at, hints)
+        category = self.kind == "category"
+        missing = self.gaps(column)
+        rows, findings = np.flatnonzero(missing), list[Finding]()
+        if rows.size == len(missing) > 1 and gaps != "fill":
+            findings.append(Finding(self.name, "is missing in every row", "missing"))
+        elif rows.size and gaps != "fill":
+            hint = "these rows are left out" if gaps == "drop" else hints.fill
+            text = f"is missing in {rows.size} of {count(len(missing), 'row')}, first in {at(int(rows[0]))}; {hint}"
+            findings.append(Finding(self.name, text, "missing", refuses=gaps != "drop"))
+        return findings + (self._wrong_levels(column, at, open_ended) if category else self._wrong(column, at, hints))
+
+    def _wrong_levels(self, column: AnyArray, at: RowName, open_ended: bool) -> list[Finding]:
+        """Find unknown levels, and a constant column."""
+        codes = level_codes(column, self.levels)
+        unknown, found = np.flatnonzero(codes == -2), np.unique(codes[codes >= 0])
+        if unknown.size:
+            seen = Counter(level_text(column[row]) for row in unknown)
+            known = [level_text(level) for level in self.levels]
+            shown = ", ".join(f"{text!r} ({count(n, 'row')})" for text, n in seen.most_common(_SHOWN))
+            more = f" and {len(seen) - _SHOWN} more" if len(seen) > _SHOWN else ""
+            where = f"first in {at(int(unknown[0]))}; the known ones are {listed(known, 12)}"
+            text, first = f"unknown level {shown}{more}, {where}", seen.most_common(1)[0][0]
+            for near in near_names(first, known, cutoff=0.7):
+                text += f"; is {first!r} meant to be {near!r}?"
+            text += "; these rows are predicted as an average over the known ones" if open_ended else ""
+            return [Finding(self.name, text, "unknown_level", refuses=not open_ended)]
+        if found.size == 1 and len(column) > 1:
+            level = level_text(self.levels[int(found[0])])
+            return [Finding(self.name, f"is {level!r} in every row", "constant", refuses=False)]
+        return []
+
+    def _wrong(self, column: AnyArray, at: RowName, hints: Hints) -> list[Finding]:
+        """Find text, values out of range, fractions among counts, and a constant column."""
+        numbers, findings, counts = parsed_numbers(column), list[Finding](), self.kind == "count"
+
+        def find(code: str, text: str) -> None:
+            findings.append(Finding(self.name, text + hints.more, code))
+
+        correct = "correct the cell, or leave it empty" + (f" and add {hints.empty}" if hints.empty else "")
+        if numbers.wrong:
+            cells, n = [cell for _, cell in numbers.wrong], len(numbers.wrong)
+            named = [repr(cell) if isinstance(cell, (str, float)) else str(cell) for cell in cells[:_SHOWN]]
+            shown = ", ".join(f"{cell} in {at(row)}" for cell, (row, _) in zip(named, numbers.wrong, strict=False))
+            more, hint = f" and {n - _SHOWN} more" if n > _SHOWN else "", _number_hint(cells) or correct
+            commas = all(COMMA_NUMBER.fullmatch(str(cell).strip()) for cell in cells)
+            hint += hints.names if NUMBERS_PER_WORD * n > len(column) and not commas else ""
+            wrong = "is not a number" if n == 1 else "are not numbers"
+            find("not_number", f"{n} of {len(column)} cells {wrong}: {shown}{more}; {hint}")
+        usable = np.flatnonzero(np.isfinite(numbers.values))
+        values, total = numbers.values[usable], usable.size
+
+        def first(which: Mask) -> str:
+            at_first = int(np.flatnonzero(which)[0])
+            return f"{values[at_first]:g} in {at(int(usable[at_first]))}"
+
+        def some(which: Mask, what: str) -> str:
+            n = int(which.sum())
+            return f"{n} of {total} values {'is' if n == 1 else 'are'} {what}: {first(which)}"
+
+        large = np.abs(values) > _LARGEST
+        if large.any():
+            find("too_large", f"{some(large, 'too large to compute with')}; {correct}")
+            return findings
+        fractions = values != np.floor(values)
+        if counts and fractions.any():
+            find("not_whole", some(fractions, "not whole, but counts are"))
+        low = 0.0 if counts and self.low is None else self.low
+        sides = [
+            (values < (-np.inf if low is None else low), "below", low, "lowest"),
+            (values > (np.inf if self.high is None else self.high), "above", self.high, "highest"),
+        ]
+        outside = sides[0][0] | sides[1][0]
+        unit = f" {self.unit}" if self.unit else ""
+        if 2 * outside.sum() > total:
+            which, side, limit, _ = max(sides, key=lambda each: int(each[0].sum()))
+            share = f"{which.sum() / total:.0%} of values are {side} {limit:g}{unit}"
+            example = f"first {first(outside)}" if outside.sum() > 1 else first(outside)
+            find("out_of_range", f"{share}; {example}: check unit and contract")
+        elif outside.any():
+            parts = [
+                some(which, f"{side} {limit:g}{unit}, the {extreme} plausible value")
+                for which, side, limit, extreme in sides
+                if which.any()
+            ]
+            common, times = Counter(values[outside].tolist()).most_common(1)[0]
+            if common in _MISSING_CODES and times > 1:
+                parts.append(f"{common:g} occurs {times} times: if it stands for a missing value, leave the cell empty")
+            find("out_of_range", "; ".join(parts))
+        elif total > 1 and values.min() == values.max():
+            findings.append(Finding(self.name, f"is {values[0]:g} in every row", "constant", refuses=False))
+        return findings
 
     def gaps(self, column: AnyArray) -> Mask:
         """Return which cells are missing."""
@@ -149,6 +242,24 @@ class Column:
         return encoded
 
 
+def _number_hint(cells: Sequence[object]) -> str:
+    """Return what to do about cells that are not numbers; "" where nothing is special about them."""
+    first = cells[0]
+    if looks_like_date(first):
+        return "turn dates into numbers, for example an age in years or days since admission"
+    with_commas = [cell.strip() for cell in cells if isinstance(cell, str) and "," in cell]
+    if with_commas and all(map(THOUSANDS.fullmatch, with_commas)):
+        return "thousands commas: remove them (if they are decimal commas, write points)"
+    text = first.strip() if isinstance(first, str) else ""
+    if COMMA_NUMBER.fullmatch(text):
+        return "write decimal points, not commas"
+    if text[:1] in ("<", ">"):
+        return "a limit of detection is not a value: agree on what to write there"
+    if text[:1].isdigit() or (text and UNIT_NUMBER.fullmatch(text)):
+        return "leave units and remarks out of the cells"
+    return ""
+
+
 @dataclass(frozen=True)
 class Schema:
     """Features, target and offset of a table.
@@ -156,16 +267,6 @@ class Schema:
     What becomes of ``missing`` cells: the table is refused until they are filled in; rows that have any do not train;
     the mean of the training rows stands in for them; or it does, and a column for each feature in ``indicators`` says
     where. Rows to predict are never left out. A schema that is agreed on has one of the first two rules.
-
-    >>> ward = Column("ward", "category", levels=("A", "B"))
-    >>> schema = Schema((Column("age", unit="years", low=20, high=100), ward), Column("days"))
-    >>> schema.names
-    ('age', 'ward=B')
-    >>> schema.rows({"age": [60, 80], "ward": ["A", "B"], "days": [3, 4]}, intercept=True).X
-    array([[1. , 0. , 0. ],
-           [1. , 0.5, 1. ]])
-    >>> print(schema.check({"age": [60, 8], "ward": ["A", "C"], "days": [3, 4]})[0])
-    age: 1 of 2 values is below 20 years, the lowest plausible value: 8 in row 3
     """
 
     features: tuple[Column, ...]

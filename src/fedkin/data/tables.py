@@ -13,7 +13,7 @@ from urllib.parse import unquote
 import numpy as np
 
 from fedkin._base import AnyArray, listed
-from fedkin.data.cells import DecimalMark, infer_column, infer_kind
+from fedkin.data.cells import DecimalMark, infer_column, infer_kind, near_name
 from fedkin.data.columns import (
     CSV_SUFFIXES,
     PARQUET_SUFFIXES,
@@ -23,7 +23,6 @@ from fedkin.data.columns import (
     read_columns,
     split_name,
 )
-from fedkin.data.findings import near_name
 from fedkin.data.schema import Missing
 from fedkin.errors import DataError, argument
 

@@ -25,12 +25,14 @@ from fedkin.graph.edges import (
     distinct_sites,
     ids_for,
     named,
+    networkx_graph,
     plain_ids,
+    read_graph,
     second_eigenvalue,
     sorted_edges,
     warn_of_unnamed,
+    write_graph,
 )
-from fedkin.graph.io import networkx_graph, read_graph, write_graph
 
 _ROUNDING = 1e-12  # how far, against its largest entry, a matrix may be from symmetric
 
@@ -536,4 +538,3 @@ class Graph(HasSites):
             members = np.flatnonzero(labels == label)
             smallest = min(smallest, second_eigenvalue(laplacian[members][:, members]))
         return smallest
-

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from fedkin._base import Array, Index, count
-from fedkin.datasets.counties import Rings, read_outlines
+from fedkin.datasets.public import Rings, read_outlines
 from fedkin.graph import Graph
 from fedkin.studies.election import LABELS
 from fedkin.studies.figures import Table, add_legend
