@@ -119,7 +119,8 @@ def test_paths_and_cross_validation_by_hand(loss):
         again = profiled.solve(lam, 1e-9)
         assert solution.objective == pytest.approx(again.objective, rel=1e-8)
         assert np.allclose(profiled.lifted(solution).theta, again.theta, atol=1e-3)
-    choice, fold_of = profiled.choose(lams, folds=3, seed=1, tol=1e-8), assign_folds(fed, 3, 1)
+    choice = fedkin.cross_validate_lam(profiled.problem, lams, free=FREE, folds=3, seed=1, tol=1e-8)
+    fold_of = assign_folds(fed, 3, 1)
     for k in range(3):
         train, test = fed.take(fold_of != k), fed.take(fold_of == k)
         for m, lam in enumerate(lams):

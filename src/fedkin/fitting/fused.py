@@ -216,7 +216,7 @@ def _with_intercepts_apart(problem: Problem, options: FitOptions, free: Mask, sa
     say(f"choosing lam by {options.cv_folds}-fold cross-validation within sites, intercepts left alone")
     lams = None if options.lam == "cv" else [float(options.lam)]
     with warnings.catch_warnings(action="ignore", category=ConvergenceWarning):
-        choice = ProfiledProblem(problem, free).choose(lams, **_cross_validation(options))
+        choice = cross_validate_lam(problem, lams, free=free, **_cross_validation(options))
     return _Level(problem, choice.lam, choice, fuses=False)
 
 

@@ -12,6 +12,7 @@ from fedkin.solvers.crossvalidation import (
     best_level,
     cross_validate_lam,
     cross_validate_ridge,
+    cross_validate_sparsity,
     held_out_losses,
     mean_and_error,
 )
@@ -19,7 +20,6 @@ from fedkin.solvers.exact import solve, solve_fused
 from fedkin.solvers.fusing import MinimizerBall, fused_parameters
 from fedkin.solvers.kernels import load_kernels
 from fedkin.solvers.path import lam_grid, lam_max, lam_path
-from fedkin.solvers.sparsity import cross_validate_sparsity
 from fedkin.solvers.variants import Debias, ProfiledProblem, minimised_out, solve_debiased
 
 __all__ = [

@@ -211,7 +211,7 @@ class CompiledIteration(Iteration):
 
     def _set_rho(self, rho: Array) -> None:
         self.rho, sites = rho, self._sites
-        self._rho = np.array(np.broadcast_to(rho, sites.b.shape[1:]))
+        self._rho = rho + np.zeros(sites.b.shape[1])
         if not sites.A.size:
             return
         known, found = self._known, self._known.get("resolvent")
@@ -280,8 +280,7 @@ class CompiledIteration(Iteration):
         found = self._crew.run(
             lambda t, lo, hi: kernels.gap((lo, hi), parts[t], sites, edges, x, state), self._site_ranges
         )
-        value, gap = np.sum(found, axis=0).tolist()
-        return value, gap
+        return sum(value for value, _ in found), sum(gap for _, gap in found)
 
     def fused(self) -> Array:
         edges, crew, (x, y, z, _, out) = self._edges, self._crew, self._state

@@ -1,4 +1,4 @@
-"""The choice of ``lam`` by cross-validation within sites."""
+"""Choose ``lam``, and a ridge or the level of the l1 term with it, by cross-validation within sites."""
 
 from __future__ import annotations
 
@@ -11,12 +11,14 @@ from typing import Any, Literal
 import numpy as np
 from joblib import Parallel, delayed
 
-from fedkin._base import Array, Index, check_positive, check_whole
-from fedkin.core import FusedObjective, Problem, Quadratics, QuadraticTerms, assign_folds, build_terms
+from fedkin._base import Array, Index, Mask, check_choice, check_positive, check_whole
+from fedkin.core import FusedObjective, Problem, Quadratics, QuadraticTerms, assign_folds, build_terms, summed_terms
 from fedkin.data import Federation
 from fedkin.errors import DataError, ParameterError
 from fedkin.solvers import path
 from fedkin.solvers.compiled import Backend, run_side_by_side, threads_for, uses_kernels
+from fedkin.solvers.exact import solve_fused
+from fedkin.solvers.variants import ProfiledProblem, profiled
 
 Rule = Literal["min", "1se"]
 
@@ -26,6 +28,8 @@ MAX_ITER = 20_000
 FEW_LEVELS, ROUGH_GAP = 6, 1e-3
 #: Standard errors of a difference between levels that leave no doubt.
 CLEAR = 2.0
+#: Levels of sparsity that are tried, and the least of them as a share of the one at which all parameters are 0.
+N_LEVELS, LEAST_SHARE = 10, 1e-3
 
 
 @dataclass(frozen=True, eq=False)
@@ -56,6 +60,7 @@ def cross_validate_lam(
     problem: Problem,
     lams: Sequence[float] | Array | None = None,
     *,
+    free: Mask | None = None,
     folds: int = 5,
     rule: Rule = "min",
     n_lams: int = 20,
@@ -75,6 +80,8 @@ def cross_validate_lam(
         Candidates; by default a grid of ``n_lams`` from `lam_max` down to ``ratio * lam_max``, without the levels at
         either end that nobody would choose: it grows from the middle (from above where a site has no minimiser of
         its own) until scores have become clearly worse.
+    free : array (p,) of bool, optional
+        Parameters that no edge pulls at, such as intercepts: they are minimised out (`ProfiledProblem`).
     folds : int
         Number of folds, at least 2.
     rule : "min" or "1se"
@@ -114,33 +121,19 @@ def cross_validate_lam(
     >>> bool(choice.lams.min() <= choice.lam <= choice.lams.max())
     True
     """
-    if rule not in ("min", "1se"):
-        raise ParameterError(f"rule must be 'min' or '1se', got {rule!r}")
+    check_choice("rule", rule, ("min", "1se"))
     check_whole("folds", folds, least=2)
     check_whole("seed", seed, least=0)
     check_positive("tol", tol)
     if n_jobs == 0:
         raise ParameterError("n_jobs must not be 0; give a number of jobs, or -1 for as many as there are cores")
     _check_rows(problem, folds, seed)
-    grid = path.lam_grid(problem, n_lams, ratio) if lams is None else path.checked_grid(lams)
+    rest = problem if free is None else ProfiledProblem(problem, free).rest
+    grid = path.lam_grid(rest, n_lams, ratio) if lams is None else path.checked_grid(lams)
     cut = cut_folds(problem, folds, seed)
-    return choose_level(cut, grid, rule, tol=tol, n_jobs=n_jobs, backend=backend, abandon=lams is None)
-
-
-def choose_level(
-    cut: list[Fold],
-    grid: Array,
-    rule: Rule,
-    *,
-    tol: float = 1e-4,
-    n_jobs: int | None = None,
-    backend: Backend = "auto",
-    abandon: bool = False,
-) -> LamChoice:
-    """Choose the best of the levels ``grid (m,)`` by these folds; ``abandon`` levels that are clearly worse."""
-    first = cut[0].objective
-    search = _Search(cut, grid * first.graph.n_sites, tol, backend, n_jobs)
-    scores, tried = search.growing() if abandon else search.everywhere()
+    if free is not None:
+        cut = [fold.profiled(free) for fold in cut]
+    scores, tried = _Search(cut, grid * problem.n_sites, tol, backend, n_jobs).run(abandon=lams is None)
     grid = grid[tried]
     mean, error = mean_and_error(scores)
     return LamChoice(float(grid[best_level(mean, error if rule == "1se" else None)]), grid, scores, mean, error, rule)
@@ -190,12 +183,78 @@ def cross_validate_ridge(
     if not len(ridges):
         raise ParameterError("ridges must name at least one candidate")
     how: dict[str, Any] = {"folds": folds, "seed": seed, "n_jobs": n_jobs, "backend": backend}
-    tried = judge_problems([replace(problem, ridge=ridge) for ridge in ridges], **how)
+    tried = _judged((replace(problem, ridge=ridge) for ridge in ridges), **how)
     best, _ = min(tried, key=lambda one: float(one[1].mean()))
     return best, cross_validate_lam(best, rule=rule, **how)
 
 
-def judge_problems(problems: Iterable[Problem], *, abandon: bool = True, **how: Any) -> list[tuple[Problem, Array]]:
+def cross_validate_sparsity(
+    problem: Problem,
+    levels: Sequence[float] | Array | None = None,
+    *,
+    weights: Array | None = None,
+    per_site: bool = False,
+    folds: int = 5,
+    rule: Rule = "min",
+    seed: int = 0,
+    n_jobs: int | None = None,
+    backend: Backend = "auto",
+) -> tuple[Problem, LamChoice]:
+    """Choose the level of the l1 term, one for all sites or one for each, together with ``lam``.
+
+    Each level is judged by its best ``lam`` among a few, from all fused down to none; the best one then gets the whole
+    grid.
+
+    Parameters
+    ----------
+    problem : Problem
+        Its own ``sparsity`` and ``lam`` do not matter.
+    levels : sequence of float, optional
+        Candidates; by default ten from the one at which all parameters are 0 on, and 0. Those below one that is clearly
+        worse for all sites together are not tried, unless sites may have levels of their own.
+    weights : array (p,), optional
+        Relative size of the level for each parameter, 0 for intercepts; 1 by default.
+    per_site : bool
+        Give sites a level of their own (the paper's ``lambda_i``) where it is beyond doubt that their held-out rows are
+        predicted better than with the common one.
+    folds, rule, seed, n_jobs, backend
+        As in `cross_validate_lam`.
+
+    Returns
+    -------
+    problem : Problem
+        With the chosen sparsity ``(V, p)``.
+    choice : LamChoice
+        Of its ``lam``.
+
+    Examples
+    --------
+    >>> import fedkin
+    >>> from fedkin.datasets import paper_design
+    >>> from fedkin.solvers import cross_validate_sparsity
+    >>> design = paper_design(n_sites=10, n_samples=12, n_features=8, n_clusters=2, seed=0)
+    >>> problem, choice = cross_validate_sparsity(fedkin.Problem(design.federation, design.truth))
+    >>> problem.sparsity.shape
+    (10, 8)
+    """
+    weights = np.ones(problem.n_params) if weights is None else np.asarray(weights, dtype=np.float64)
+    if weights.shape != (problem.n_params,) or not (weights >= 0).all() or not weights.any():
+        raise ParameterError(f"weights must be {problem.n_params} numbers of at least 0, not all of them 0")
+    if levels is None:
+        levels = np.append(0.0, sparsity_max(problem, weights) * np.geomspace(LEAST_SHARE, 1.0, N_LEVELS))
+    grid = path.checked_grid(levels)
+    how: dict[str, Any] = {"folds": folds, "seed": seed, "n_jobs": n_jobs, "backend": backend}
+    ones = np.ones((problem.n_sites, 1))
+    tried = _judged((replace(problem, sparsity=one * weights * ones) for one in grid), abandon=not per_site, **how)
+    best = int(np.argmin([scores.mean() for _, scores in tried]))
+    chosen = tried[best][0]
+    if per_site:
+        own = _own_levels([cut_folds(one, folds, seed) for one, _ in tried], grid, best)
+        chosen = replace(chosen, sparsity=own[:, None] * weights)
+    return chosen, cross_validate_lam(chosen, rule=rule, **how)
+
+
+def _judged(problems: Iterable[Problem], *, abandon: bool = True, **how: Any) -> list[tuple[Problem, Array]]:
     """Return problems at their best level among a few, with the scores ``(folds,)``.
 
     With ``abandon``, those after one that is clearly worse are left out.
@@ -208,6 +267,33 @@ def judge_problems(problems: Iterable[Problem], *, abandon: bool = True, **how: 
         if abandon and _clearly_worse(np.stack([scores for _, scores in tried], axis=1)):
             break
     return tried
+
+
+def sparsity_max(problem: Problem, weights: Array) -> float:
+    """Return the level of ``level * weights (p,)`` at which 0 is best at every site, given common other parameters."""
+    free = weights == 0
+    theta = np.zeros((1, problem.n_params))
+    if free.any():
+        pooled = summed_terms(problem.terms, np.zeros(problem.n_sites, dtype=np.int64))
+        theta = profiled(pooled, free, ["all sites"])[1](theta[:, ~free])
+    gradient = problem.terms.gradients(np.tile(theta, (problem.n_sites, 1)))
+    return float((np.abs(gradient[:, ~free]) / weights[~free]).max())
+
+
+def _own_levels(cuts: list[list[Fold]], levels: Array, best: int) -> Array:
+    """Return a level for each site ``(V,)``: the common one, or another that is better beyond doubt."""
+    V = cuts[0][0].objective.graph.n_sites
+    losses = np.full((len(cuts), len(cuts[0]), V), np.nan)
+    for m, cut in enumerate(cuts):
+        for k, fold in enumerate(cut):
+            theta = solve_fused(fold.objective, ROUGH_GAP, quiet=True).theta
+            losses[m, k, fold.seen] = fold.held_out(theta[fold.seen])
+    chosen = np.full(V, best)
+    for u in range(V):
+        known = losses[:, ~np.isnan(losses[0, :, u]), u]
+        better = [m for m in range(len(cuts)) if _beyond_doubt(known[best] - known[m])]
+        chosen[u] = min(better, key=lambda m: float(known[m].mean()), default=best)
+    return np.asarray(levels[chosen])
 
 
 def mean_and_error(scores: Array) -> tuple[Array, Array]:
@@ -232,19 +318,19 @@ class _Search:
     backend: Backend
     n_jobs: int | None
 
-    def everywhere(self) -> tuple[Array, slice]:
-        """Score all levels."""
-        scores, messages = self._at(path.stretches_of(self.strengths.size))
-        path.warn_of_limits(messages, scores.size, stacklevel=4)
-        return scores, slice(0, self.strengths.size)
+    def run(self, abandon: bool) -> tuple[Array, slice]:
+        """Score all levels, or with ``abandon`` some, and others on both sides until scores have become clearly worse.
 
-    def growing(self) -> tuple[Array, slice]:
-        """Score some levels, and others on both sides until scores have become clearly worse."""
+        Levels in the middle come first; where a site has no minimiser of its own the largest ones, since small levels
+        take longest there.
+        """
         stretches = path.stretches_of(self.strengths.size)
         terms = [fold.objective.terms for fold in self.folds]
         regular = all(isinstance(one, QuadraticTerms) and not one.singular.any() for one in terms)
-        first = last = len(stretches) // 2 if regular else 0  # elsewhere small levels take longest
-        scores, messages = self._at([stretches[first]])
+        first = last = len(stretches) // 2 if regular else 0
+        if not abandon:
+            first, last = 0, len(stretches) - 1
+        scores, messages = self._at(stretches[first : last + 1])
         while True:
             up = first > 0 and not self._done_above(scores)
             down = last + 1 < len(stretches) and not _clearly_worse(scores)
@@ -264,7 +350,7 @@ class _Search:
         if not _clearly_worse(scores[:, ::-1]):
             return False
         fused = [fold.score(path.fused_solution(fold.objective)) for fold in self.folds]
-        return beyond_doubt(np.array(fused) - scores[:, scores.mean(axis=0).argmin()])
+        return _beyond_doubt(np.array(fused) - scores[:, scores.mean(axis=0).argmin()])
 
     def _at(self, parts: list[Index]) -> tuple[Array, list[str]]:
         """Scores along stretches of the path, and the messages of solutions at the iteration limit."""
@@ -285,10 +371,10 @@ def _clearly_worse(scores: Array) -> bool:
     """Return whether the last levels of ``scores (folds, m)`` rise, and the last is clearly worse than the best."""
     mean = scores.mean(axis=0)
     rises = bool((np.diff(mean[-path.SHORTEST_STRETCH :]) > 0).all())
-    return rises and beyond_doubt(scores[:, -1] - scores[:, mean.argmin()])
+    return rises and _beyond_doubt(scores[:, -1] - scores[:, mean.argmin()])
 
 
-def beyond_doubt(excess: Array) -> bool:
+def _beyond_doubt(excess: Array) -> bool:
     """Return whether an excess ``(folds,)`` is more than chance; one fold tells nothing about that."""
     return excess.size > 1 and bool(excess.mean() > CLEAR * excess.std(ddof=1) / np.sqrt(excess.size))
 
@@ -351,6 +437,14 @@ class Fold:
         """Return the mean over sites of the losses of rows held out at ``theta (V, p)``."""
         values = self.held_out(theta if self.seen.size == len(theta) else theta[self.seen])
         return float(values.sum()) / values.size
+
+    def profiled(self, free: Mask) -> Fold:
+        """Return the fold without its ``free (p,)`` parameters, which are those of training."""
+        training, lift = profiled(self.objective.terms, free, self.objective.graph.sites)
+        sparsity = None if self.objective.sparsity is None else self.objective.sparsity[:, ~free]
+        own, held_out = lift.take(self.seen), self.held_out
+        objective = replace(self.objective, terms=training, sparsity=sparsity)
+        return Fold(objective, lambda theta: held_out(own(theta)), self.seen)
 
 
 def cut_folds(problem: Problem, folds: int, seed: int) -> list[Fold]:

@@ -22,9 +22,7 @@ from fedkin._base import Array, Index, Mask, check_choice, check_positive, check
 from fedkin.core import Penalty, Problem, QuadraticTerms, SiteTerms, Solution, damped_newton
 from fedkin.errors import ParameterError, SolverError, argument
 from fedkin.solvers.compiled import Backend
-from fedkin.solvers.crossvalidation import Fold, LamChoice, Rule, choose_level, cut_folds
 from fedkin.solvers.exact import scaled, solve, solve_fused
-from fedkin.solvers.path import checked_grid, lam_grid
 
 Debias = Literal["mcp", "adaptive"]
 
@@ -231,14 +229,11 @@ class ProfiledProblem:
     @cached_property
     def rest(self) -> RestProblem:
         """The problem of the other parameters."""
-        whole, sparsity = self.problem, 0.0 if self._sparsity is None else self._sparsity
+        whole, sparsity = self.problem, self.problem.fused.sparsity
         described = (whole.federation, whole.graph, whole.loss, whole.penalty, whole.lam)
-        return RestProblem(*described, sparsity, whole.ridge, None, self.free)
-
-    @cached_property
-    def _sparsity(self) -> Array | None:
-        sparsity = self.problem.fused.sparsity
-        return None if sparsity is None else sparsity[:, ~self.free]
+        return RestProblem(
+            *described, 0.0 if sparsity is None else sparsity[:, ~self.free], whole.ridge, None, self.free
+        )
 
     def lifted(self, solution: Solution) -> Solution:
         """Return a solution of `rest` with all parameters; nothing pulls at the free ones, so their duals are 0."""
@@ -249,27 +244,6 @@ class ProfiledProblem:
     def solve(self, lam: float, tol: float = 1e-6, max_iter: int = 20_000) -> Solution:
         """Solve the problem at a level, as `fedkin.solve` does."""
         return self.lifted(solve(self.rest.with_lam(lam), tol, max_iter=max_iter))
-
-    def choose(
-        self,
-        lams: Sequence[float] | None = None,
-        *,
-        folds: int = 5,
-        rule: Rule = "min",
-        seed: int = 0,
-        tol: float = 1e-4,
-        n_jobs: int | None = None,
-    ) -> LamChoice:
-        """Choose a level as `cross_validate_lam` does; intercepts are those of training."""
-        cut = [self._profiled(fold) for fold in cut_folds(self.problem, folds, seed)]
-        grid = lam_grid(self.rest) if lams is None else checked_grid(lams)
-        return choose_level(cut, grid, rule, tol=tol, n_jobs=n_jobs, abandon=lams is None)
-
-    def _profiled(self, fold: Fold) -> Fold:
-        training, lift = profiled(fold.objective.terms, self.free, self.problem.graph.sites)
-        objective = replace(fold.objective, terms=training, sparsity=self._sparsity)
-        own, held_out = lift.take(fold.seen), fold.held_out
-        return Fold(objective, lambda theta: held_out(own(theta)), fold.seen)
 
 
 # --- less shrinkage -------------------------------------------------------------------------------------------------
