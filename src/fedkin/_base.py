@@ -95,11 +95,7 @@ def count(number: int, word: str) -> str:
 
 
 def decimals_for(errors: Iterable[float], digits: int = 2) -> int:
-    """Return how many decimals a column of estimates needs: the smallest standard error shows ``digits`` digits.
-
-    >>> decimals_for([0.13, 0.021]), decimals_for([25.0]), decimals_for([])
-    (3, 0, 3)
-    """
+    """Return how many decimals a column of estimates needs: the smallest standard error shows ``digits`` digits."""
     usable = [error for error in errors if 0 < error < math.inf]
     if not usable:
         return 3
@@ -107,11 +103,7 @@ def decimals_for(errors: Iterable[float], digits: int = 2) -> int:
 
 
 def fixed(value: float | None, decimals: int = 3, *, sign: bool = False) -> str:
-    """Format a number with fixed decimals and commas between thousands; never ``-0.00``.
-
-    >>> fixed(0.2, 4), fixed(-0.0001, 2), fixed(15362.5, 1), fixed(0.5, 2, sign=True), fixed(float("nan"))
-    ('0.2000', '0.00', '15,362.5', '+0.50', '–')
-    """
+    """Format a number with fixed decimals and commas between thousands; never ``-0.00``."""
     if value is None or math.isnan(value):
         return "–"
     if math.isinf(value):
@@ -120,11 +112,7 @@ def fixed(value: float | None, decimals: int = 3, *, sign: bool = False) -> str:
 
 
 def probability(value: float, decimals: int = 2) -> str:
-    """Format a probability; one that rounds to 0 or 1 is given as a bound.
-
-    >>> probability(0.574), probability(0.999), probability(0.0), probability(1.0)
-    ('0.57', '>0.99', '<0.01', '>0.99')
-    """
+    """Format a probability; one that rounds to 0 or 1 is given as a bound: ``>0.99``."""
     least = 10.0**-decimals
     if value < least:
         return f"<{least:.{decimals}f}"
@@ -357,14 +345,7 @@ def listening(listener: Listener | None) -> Iterator[None]:
 
 
 def tracked(items: Sequence[T], text: str) -> Iterator[T]:
-    """Iterate over the items, and report how many are done to the listener and the logger ``fedkin``.
-
-    >>> with listening(lambda text, done, total: print(f"{text}: {done} of {total}")):
-    ...     for _ in tracked(["a"], "letters"):
-    ...         pass
-    letters: 0 of 1
-    letters: 1 of 1
-    """
+    """Iterate over the items, and report how many are done to the listener and the logger ``fedkin``."""
     listener, began = _listener.get(), time.monotonic()
     for done, item in enumerate(items):
         if listener is not None:

@@ -99,11 +99,7 @@ _spelling: list[Callable[[str, object], str]] = [_as_in_python]
 
 
 def argument(name: str, value: object = None) -> str:
-    """Spell an argument in a message: as Python takes it, or as the interface that is in use does.
-
-    >>> f"add {argument('ridge', 0.001)}, or take {argument('method', 'kin')}"
-    'add ridge=0.001, or take method="kin"'
-    """
+    """Spell an argument in a message: as Python takes it, or as the interface that is in use does."""
     return _spelling[-1](name, value)
 
 

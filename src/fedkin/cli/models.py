@@ -29,7 +29,7 @@ from fedkin._base import (
 from fedkin.cli.app import Json, argument, option, switch
 from fedkin.cli.console import add_row, messages, note, output, plain_table, print_facts, print_json, schema_table
 from fedkin.cli.reading import check_new_file, no_sites, read_table, schema_columns
-from fedkin.data import Columns, DecimalMark, near_name, raise_findings, read_columns, site_ids, write_csv
+from fedkin.data import DecimalMark, RawColumns, near_name, raise_findings, read_columns, site_ids, write_csv
 from fedkin.errors import DataError, ParameterError, TableWarning, UnknownSiteError
 from fedkin.fitting import FittedModel, load, position_of
 from fedkin.kin import Kin
@@ -100,7 +100,7 @@ def predict(
 
 def _rows_to_predict(
     path: Path, site: str | None, model: FittedModel, offset: str | None, decimal: DecimalMark
-) -> tuple[list[Hashable], AnyArray | Columns, Array | None]:
+) -> tuple[list[Hashable], AnyArray | RawColumns, Array | None]:
     """Return the site of each row, the rows, and the offset if another column has it; one site need not be named."""
     schema, trained = model.schema, model.options.get("site_column")
     if schema is None:
@@ -136,7 +136,7 @@ def _rows_to_predict(
     return ids, columns, None if offset is None else needed.offset_of(columns)
 
 
-def _rows_by_site(path: Path, column: str | None, decimal: DecimalMark) -> dict[str, Columns]:
+def _rows_by_site(path: Path, column: str | None, decimal: DecimalMark) -> dict[str, RawColumns]:
     """Return the labelled rows of each site."""
     with in_file(path, DataError):
         columns = read_columns(path, decimal)
@@ -147,7 +147,7 @@ def _rows_by_site(path: Path, column: str | None, decimal: DecimalMark) -> dict[
 
 
 def _models_of(
-    fitted: FittedModel, sites: list[Hashable], new: bool, labelled: Mapping[str, Columns]
+    fitted: FittedModel, sites: list[Hashable], new: bool, labelled: Mapping[str, RawColumns]
 ) -> dict[Hashable, FittedModel]:
     """Return the model of every site: the fitted one, or for a new site one from its labelled rows, if any."""
     unknown = [site for site in dict.fromkeys(sites) if site not in fitted.index]

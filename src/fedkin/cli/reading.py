@@ -19,9 +19,9 @@ from fedkin.core import Summaries, holds_labels, holds_zeros_and_ones, rows_in_f
 from fedkin.data import (
     PARQUET_SUFFIXES,
     Column,
-    Columns,
     DecimalMark,
     Federation,
+    RawColumns,
     RowPlaces,
     Schema,
     files_of,
@@ -309,7 +309,7 @@ def read_table(path: Path, **columns: Any) -> Federation:
 
 def schema_columns(
     path: Path, site: str | None, schema: Schema, needed: Sequence[Column], decimal: DecimalMark = "."
-) -> tuple[Columns, str | None, RowPlaces]:
+) -> tuple[RawColumns, str | None, RowPlaces]:
     """Read a table as a schema has it: the columns, the name of the site column, and where rows came from."""
     check_exists(path)
     if not path.is_dir():

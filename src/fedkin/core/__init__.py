@@ -50,9 +50,9 @@ from fedkin.core.sitedata import (
 from fedkin.core.summaries import Summaries
 from fedkin.core.summarising import Budget, RunningSums, private_summary, site_answer, site_summary, summarise
 from fedkin.core.summary import (
-    Curvature,
-    Message,
+    LowRankCurvature,
     OwnEstimate,
+    PlainMessage,
     Privacy,
     Query,
     Summary,
@@ -64,14 +64,13 @@ from fedkin.core.summary import (
 from fedkin.core.terms import MixedTerms, RowTerms, build_terms, summed_terms
 
 __all__ = [
-    "FAMILY_WISE", "L1", "RANK_TOLERANCE", "SCALE_FLOOR", "Budget", "Columns", "Correction", "Curvature",
-    "EdgeSelection", "FileRows", "FusedObjective", "LocalFit", "LossLike", "Message", "MixedTerms", "OwnEstimate",
-    "Penalty", "Privacy", "Problem", "QuadraticTerms", "Quadratics", "Query", "RowData", "RowTerms", "RunningSums",
+    "FAMILY_WISE", "L1", "RANK_TOLERANCE", "SCALE_FLOOR", "Budget", "Columns", "Correction", "EdgeSelection",
+    "FileRows", "FusedObjective", "LocalFit", "LossLike", "LowRankCurvature", "MixedTerms", "OwnEstimate", "Penalty",
+    "PlainMessage", "Privacy", "Problem", "QuadraticTerms", "Quadratics", "Query", "RowData", "RowTerms", "RunningSums",
     "SiteData", "SiteTerms", "Solution", "Status", "Streamed", "Summaries", "Summary", "Variance", "alike_groups",
     "assign_folds", "ball_gap", "bonferroni", "build_terms", "check_shapes", "damped_newton", "decode", "encode",
-    "generalized_inverse", "global_fit", "holds_labels", "holds_zeros_and_ones", "inverse_trigamma",
-    "least_eigenvalue", "local_fit", "make_penalty", "minimise_with_ridge", "oracle_fit", "parameter_names",
-    "private_summary", "refuse", "resolve_losses", "rows_in_files", "select_edges", "site_answer", "site_data",
-    "site_summary", "solve_and_rest", "sum_groups", "summarise", "summarise_files", "summed_terms", "table_size",
-    "wald_tests",
+    "generalized_inverse", "global_fit", "holds_labels", "holds_zeros_and_ones", "inverse_trigamma", "least_eigenvalue",
+    "local_fit", "make_penalty", "minimise_with_ridge", "oracle_fit", "parameter_names", "private_summary", "refuse",
+    "resolve_losses", "rows_in_files", "select_edges", "site_answer", "site_data", "site_summary", "solve_and_rest",
+    "sum_groups", "summarise", "summarise_files", "summed_terms", "table_size", "wald_tests",
 ]  # fmt: skip

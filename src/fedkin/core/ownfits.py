@@ -19,7 +19,7 @@ from fedkin.core.newton import (
 from fedkin.core.quadratics import SiteTerms
 from fedkin.core.sitedata import RowData
 from fedkin.core.summaries import Summaries
-from fedkin.core.terms import RowTerms, row_batches
+from fedkin.core.terms import RowTerms, SummedTerms, row_batches
 from fedkin.data import Federation, Rows
 from fedkin.errors import ParameterError
 from fedkin.losses import LinearLoss, Loss, RowLoss
@@ -324,41 +324,22 @@ def _fit_functions(fits: OwnFits, data: RowData) -> None:
 
 def minimise_functions(terms: SiteTerms, share: Array, n_rows: float, radius: float | None) -> tuple[Array, Array, str]:
     """Minimiser ``(p,)`` of the mean losses' weighted sum, the ridge that it needed (0 for none), and why."""
-
-    def sums(theta: Array, ridge: Array) -> tuple[Array, Array, Array]:
-        each = np.tile(theta, (share.size, 1))
-        value = share @ terms.values(each) + 0.5 * ridge @ theta**2
-        hessian = np.tensordot(share, terms.hessians(each), axes=1) + np.diag(ridge)
-        return value[None], (share @ terms.gradients(each) + ridge * theta)[None], hessian[None]
-
-    def run(ridge: Array) -> tuple[Array, bool]:
-        theta, converged = damped_newton(
-            lambda theta, who: sums(theta[0], ridge)[0],
-            lambda theta, who: sums(theta[0], ridge)[1:],
-            np.zeros((1, terms.n_params)),
-            max_iter=300,
-        )
-        return theta[0], bool(converged[0])
-
-    def inside(theta: Array, ridge: Array) -> Array:
-        if radius is not None:
-            theta = theta[None].copy()
-            minimise_in_ball(theta, ridge[None], radius, lambda _, more: run(more[0])[0][None])
-            theta = theta[0]
-        return theta
-
-    none = np.zeros(terms.n_params)
-    start = np.diag(sums(none, none)[2][0])
-    theta, converged = run(none)
-    if converged and np.isfinite(theta).all():
-        hessian = sums(theta, none)[2][0]
+    whole, ridge = SummedTerms(terms, np.zeros(share.size, dtype=np.int64), share), np.zeros((1, terms.n_params))
+    start = np.diag(whole.hessians(ridge)[0])
+    (theta, converged), why = newton(whole, ridge), ""
+    exists = bool(converged[0]) and bool(np.isfinite(theta).all())
+    if exists:
+        hessian = whole.hessians(theta)[0]
         # curvature that has vanished, in some direction or compared with where the iterations began, means no minimiser
-        regular = least_eigenvalue(hessian) > RANK_TOLERANCE
-        if regular and n_rows * np.diag(hessian).max() > 1e-6 * start.max():
-            return inside(theta, none), none, ""
-    ridge = np.where(start > 0, start, start[start > 0].mean() if (start > 0).any() else 1.0) / n_rows
-    why = "the loss has no unique minimiser: ridge fit with one row's worth of curvature"
-    return inside(run(ridge)[0], ridge), ridge, why
+        regular = bool(least_eigenvalue(hessian) > RANK_TOLERANCE)
+        exists = regular and n_rows * float(np.diag(hessian).max()) > 1e-6 * float(start.max())
+    if not exists:
+        ridge = np.where(start > 0, start, start[start > 0].mean() if (start > 0).any() else 1.0)[None] / n_rows
+        theta = newton(whole, ridge)[0]
+        why = "the loss has no unique minimiser: ridge fit with one row's worth of curvature"
+    if radius is not None:
+        minimise_in_ball(theta, ridge, radius, lambda _, more: newton(whole, more)[0])
+    return theta[0], ridge[0], why
 
 
 def _take_estimates(fits: OwnFits, sums: Summaries) -> None:
@@ -460,7 +441,7 @@ def minimise(batch: RowTerms) -> tuple[Array, Mask]:
     """
     if batch.loss.quadratic:
         return _least_squares(batch), np.ones(batch.n_sites, dtype=bool)
-    theta, converged = _newton(batch, np.zeros((batch.n_sites, batch.n_params)))
+    theta, converged = newton(batch, np.zeros((batch.n_sites, batch.n_params)), _start(batch))
     exists = np.isfinite(theta).all(axis=1)
     if batch.loss.minimiser == "separable":
         unit = batch.loss.informative_curvature(batch.y)
@@ -476,30 +457,31 @@ def minimise_with_ridge(batch: RowTerms, ridge: Array, *, start: Array | None = 
 
     ``start (B, p)`` may be the minimisers of a similar problem; ``tol`` is that of `damped_newton`.
     """
-    return _newton(batch, ridge, start, tol)[0]
+    return newton(batch, ridge, _start(batch) if start is None else start, tol)[0]
 
 
-def _newton(batch: RowTerms, ridge: Array, start: Array | None = None, tol: float = 1e-15) -> tuple[Array, Mask]:
-    loss, diagonal = batch.loss, np.arange(batch.n_params)
+def newton(terms: SiteTerms, ridge: Array, start: Array | None = None, tol: float = 1e-15) -> tuple[Array, Mask]:
+    """Minimisers ``(B, p)`` of mean losses with ``ridge (B, p)``, from ``start``, 0 by default, and which converged."""
+    diagonal, strict = np.arange(terms.n_params), not terms.caution()[1].any()
 
     def value(theta: Array, who: Index) -> Array:
-        return np.asarray(batch.take(who).values(theta) + 0.5 * (ridge[who] * theta**2).sum(axis=1))
+        return np.asarray(terms.take(who).values(theta) + 0.5 * (ridge[who] * theta**2).sum(axis=1))
 
     # Singular Hessians get `caution` times the matrix of the loss's cautious model on top. With 1 the full step
     # decreases the loss; smaller values reach further, and a line search makes up for what goes too far.
     def derivatives(theta: Array, who: Index, caution: float) -> tuple[Array, Array]:
-        part = batch.take(who)
+        part = terms.take(who)
         gradient, matrix = part.gradients(theta), part.hessians(theta)
-        if not loss.strictly_convex:
+        if not strict:
             singular = np.flatnonzero(least_eigenvalue(matrix) <= 100 * RANK_TOLERANCE)
             if singular.size:
                 matrix[singular] += caution * part.take(singular).cautious_hessians(theta[singular])
         matrix[:, diagonal, diagonal] += ridge[who]
         return gradient + ridge[who] * theta, matrix
 
-    begin = _start(batch) if start is None else start
+    begin = np.zeros_like(ridge) if start is None else start
     theta, converged = damped_newton(value, partial(derivatives, caution=0.01), begin, tol, max_iter=150)
-    if converged.all() or loss.strictly_convex:
+    if converged.all() or strict:
         return theta, converged
     # rarely, far-reaching steps run in circles; careful ones do not
     return damped_newton(value, partial(derivatives, caution=1.0), theta, tol, max_iter=300)

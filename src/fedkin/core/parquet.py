@@ -18,10 +18,10 @@ from fedkin.core.summarising import RunningSums
 from fedkin.data import (
     PARQUET_SUFFIXES,
     Column,
-    Columns,
     Federation,
     InferredTable,
     Label,
+    RawColumns,
     Roles,
     RowPlaces,
     Schema,
@@ -282,7 +282,7 @@ class ParquetTable:
     """Parquet files with the same columns as a `fedkin.data.Table`, read in batches."""
 
     files: tuple[Path, ...]
-    folders: Columns = field(default_factory=dict)  # columns that folders stand for, one value for each file
+    folders: RawColumns = field(default_factory=dict)  # columns that folders stand for, one value for each file
 
     @classmethod
     def open(cls, path: str | os.PathLike[str]) -> ParquetTable:
@@ -296,7 +296,7 @@ class ParquetTable:
         names: list[str] = open_parquet(self.files[0]).schema_arrow.names
         return [*(name for name in names if name not in self.folders), *self.folders]
 
-    def batches(self, names: Sequence[str]) -> Iterator[Columns]:
+    def batches(self, names: Sequence[str]) -> Iterator[RawColumns]:
         """Yield some columns of all files, batch after batch."""
         import pyarrow
 
@@ -361,7 +361,7 @@ def _with_target(schema: Schema, name: str, classes: bool) -> Schema:
     return schema
 
 
-def _weight(table: Columns, roles: Roles) -> Array | None:
+def _weight(table: RawColumns, roles: Roles) -> Array | None:
     return None if roles.weight is None else parsed_numbers(table[roles.weight]).values
 
 

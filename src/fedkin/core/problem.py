@@ -323,6 +323,8 @@ class Problem:
     sparsity: float | Mapping[Hashable, float] | ArrayLike = 0.0
     ridge: float | ArrayLike = 0.0
     radius: float | None = None
+    #: Data and terms of the problem that this one was made from by `with_lam`.
+    _shared: dict[str, Any] = field(default_factory=dict, init=False, repr=False)
 
     def __post_init__(self) -> None:
         check_nonnegative("lam", self.lam)
@@ -341,7 +343,7 @@ class Problem:
     @cached_property
     def data(self) -> RowData | Summaries:
         """The data with the losses of its sites."""
-        return site_data(self.federation, self.loss)
+        return self._shared.get("data") or site_data(self.federation, self.loss)
 
     @property
     def losses(self) -> tuple[Loss, ...]:
@@ -361,6 +363,9 @@ class Problem:
     @cached_property
     def terms(self) -> SiteTerms:
         """The sites' mean losses on arrays; computed once."""
+        return self._shared.get("terms") or self._make_terms()
+
+    def _make_terms(self) -> SiteTerms:
         ridge = np.asarray(self.ridge, dtype=np.float64)
         if ridge.shape not in ((), (self.n_params,)):
             raise ParameterError(f"ridge has shape {ridge.shape}, expected a number or ({self.n_params},)")
@@ -399,8 +404,8 @@ class Problem:
         """The same problem at another ``lam``; what was computed from the rows is shared."""
         other = replace(self, lam=lam)
         # without a penalty more sites are alone, whose minimisers have to be exact
-        for name in ("data",) if self.lam > 0 and lam == 0 else ("data", "terms"):
-            other.__dict__[name] = getattr(self, name)
+        other._shared["terms"] = None if self.lam > 0 and lam == 0 else self.terms
+        other._shared["data"] = self.data
         return other
 
     def _sparsity_matrix(self) -> Array | None:

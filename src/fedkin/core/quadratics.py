@@ -280,11 +280,6 @@ class Quadratics:
 
     Cut into folds, the last part has the rows that always train (fold -1). For quadratic losses the sums tell the loss
     everywhere; for others they are its expansion.
-
-    >>> import fedkin
-    >>> sums = fedkin.summarise(fedkin.Federation({"a": ([[1.0], [2.0]], [1.0, 3.0])})).sums.total()
-    >>> sums.gradient.tolist(), sums.hessian.tolist()
-    ([[[-7.0]]], [[[[5.0]]]])
     """
 
     at: Array

@@ -18,7 +18,7 @@ from fedkin.errors import DataError, ParameterError, UnknownSiteError, argument
 from fedkin.losses import Loss, make_loss
 
 if TYPE_CHECKING:
-    from fedkin.core.summary import Curvature, OwnEstimate
+    from fedkin.core.summary import LowRankCurvature, OwnEstimate
 
 LossLike = str | Loss | Mapping[Hashable, str | Loss]
 SiteDataT = TypeVar("SiteDataT", bound="SiteData")
@@ -34,12 +34,7 @@ def parameter_names(names: Sequence[str], outputs: int, labels: Sequence[Hashabl
 
 @dataclass(frozen=True, eq=False)
 class Columns:
-    """Fitted columns ``(x - mean) / scale`` of q named columns x; the first may be the constant ``(intercept)``.
-
-    >>> columns = Columns(("(intercept)", "age"), np.array([0.0, 50.0]), np.array([1.0, 10.0]))
-    >>> columns.theta(np.array([1.0, 2.0])).tolist()  # 1 + 2 (age - 50) / 10
-    [-9.0, 0.2]
-    """
+    """Fitted columns ``(x - mean) / scale`` of q named columns x; the first may be the constant ``(intercept)``."""
 
     names: tuple[str, ...]
     mean: Array  # (q,), 0 for the intercept, which takes up the means of the others; all 0 without one
@@ -124,7 +119,7 @@ class SiteData(HasSites, ABC):
     rows: Federation | None = None  # those in memory
     ordered: bool = False  # whether rows are in the order of time
     own: tuple[OwnEstimate, ...] | None = None  # estimates that sites have made of their rows
-    curvature: tuple[Curvature | None, ...] | None = None  # second derivatives of sites with short messages
+    curvature: tuple[LowRankCurvature | None, ...] | None = None  # second derivatives of sites with short messages
 
     @property
     @abstractmethod

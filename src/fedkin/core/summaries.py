@@ -17,7 +17,7 @@ from msgspec.structs import replace as replace_in
 from fedkin._base import Array, Index, Mask, listed
 from fedkin.core.quadratics import Quadratics, QuadraticTerms
 from fedkin.core.sitedata import Columns, SiteData
-from fedkin.core.summary import Curvature, OwnEstimate, Privacy, Summary
+from fedkin.core.summary import LowRankCurvature, OwnEstimate, Privacy, Summary
 from fedkin.data import INTERCEPT
 from fedkin.errors import DataError, ParameterError, UnknownSiteError
 from fedkin.losses import Loss, describe_loss
@@ -44,7 +44,7 @@ class Summaries(SiteData):
         As in `Summary`.
     privacy : tuple of V Privacy or None, or None
         What each site promises its rows, where sums are noisy.
-    curvature : tuple of V Curvature or None, or None
+    curvature : tuple of V LowRankCurvature or None, or None
         Second derivatives of sites that have sent a short message.
 
     Examples
@@ -69,7 +69,7 @@ class Summaries(SiteData):
     own: tuple[OwnEstimate, ...] | None = field(default=None, repr=False)
     gaps: Array | None = field(default=None, repr=False)
     privacy: tuple[Privacy | None, ...] | None = field(default=None, repr=False)
-    curvature: tuple[Curvature | None, ...] | None = field(default=None, repr=False)
+    curvature: tuple[LowRankCurvature | None, ...] | None = field(default=None, repr=False)
 
     @classmethod
     def stack(cls, summaries: Iterable[Summary]) -> Summaries:

@@ -137,16 +137,7 @@ def _own_estimates(federation: Federation, loss: Loss) -> tuple[Array, tuple[Own
 
 
 class RunningSums:
-    """Sums of ``w z z'`` with ``z = [1, x, y]`` of each site and fold, for as many sites as come.
-
-    A site's rows go to the folds in turn, as they come.
-
-    >>> sums = RunningSums(1, folds=2)
-    >>> sums.add(["a", "a", "b"], np.array([[0.0], [1.0], [2.0]]), np.array([1.0, 3.0, 4.0]))
-    >>> sums.add(["b"], np.array([[0.0]]), np.array([0.0]))
-    >>> sums.summaries(["x"]).n_samples.tolist()
-    [2, 2]
-    """
+    """Sums of ``w z z'`` with ``z = [1, x, y]`` of each site and fold; a site's rows go to the folds in turn."""
 
     def __init__(self, n_features: int, folds: int) -> None:
         self.width, self.folds = n_features + 2, folds

@@ -79,14 +79,14 @@ def _array(kind: Any, value: Any) -> Any:
     return array.astype(np.int64 if whole else np.float64)
 
 
-class Message(msgspec.Struct, frozen=True, eq=False, forbid_unknown_fields=True):
+class PlainMessage(msgspec.Struct, frozen=True, eq=False, forbid_unknown_fields=True):
     """Numbers and names that travel between sites and the organiser; None and infinity may only be defaults."""
 
 
 # --- parts of a summary -------------------------------------------------------------------------------------------
 
 
-class OwnEstimate(Message, frozen=True):
+class OwnEstimate(PlainMessage, frozen=True):
     """How a site found the point of its first message: its own minimiser, or a ridge fit where it has none."""
 
     ridge: Array  # (p,), extra curvature of the mean loss that the estimate needed; zeros for an ordinary one
@@ -95,7 +95,7 @@ class OwnEstimate(Message, frozen=True):
     note: str = ""  # why the site has no minimiser of its own
 
 
-class Privacy(Message, frozen=True):
+class Privacy(PlainMessage, frozen=True):
     """Differential privacy of one message: replacing one row changes the odds of any message by ``exp(epsilon)``."""
 
     epsilon: float
@@ -105,12 +105,8 @@ class Privacy(Message, frozen=True):
     noise: float  # standard deviation of that on every sum of products, fold by fold, in units of the limits
 
 
-class Curvature(Message, frozen=True):
-    """The matrix ``diag(diagonal) + factor factor'`` of p parameters: r times p numbers instead of p times p.
-
-    >>> Curvature(np.array([0.0, 1.0]), np.array([[2.0], [1.0]])).dense().tolist()
-    [[4.0, 2.0], [2.0, 2.0]]
-    """
+class LowRankCurvature(PlainMessage, frozen=True):
+    """The matrix ``diag(diagonal) + factor factor'`` of p parameters: r times p numbers instead of p times p."""
 
     diagonal: Array  # (p,)
     factor: Array  # (p, r)
@@ -135,7 +131,7 @@ class Curvature(Message, frozen=True):
         return np.asarray(self.diagonal * vector + self.factor @ (vector @ self.factor))
 
 
-def shortened(value: float, gradient: Array, hessian: Array, rank: int) -> tuple[float, Array, Curvature]:
+def shortened(value: float, gradient: Array, hessian: Array, rank: int) -> tuple[float, Array, LowRankCurvature]:
     """Value, gradient and curvature of this rank of a quadratic with the minimum of the given one, at the same point.
 
     The factor holds the directions of most curvature, in units in which every parameter alone has curvature 1. For
@@ -151,7 +147,7 @@ def shortened(value: float, gradient: Array, hessian: Array, rank: int) -> tuple
     p, kept = len(size), min(rank, seen)
     factor = size[:, None] * vectors[:, :kept] * np.sqrt(values[:kept])
     if kept == seen:
-        return value, gradient, Curvature(np.zeros(p), factor)
+        return value, gradient, LowRankCurvature(np.zeros(p), factor)
     step = -(vectors[:, :seen] / values[:seen]) @ (vectors[:, :seen].T @ (gradient / size)) / size
     diagonal, left_out = np.zeros(p), seen - kept
     if seen == p:
@@ -159,7 +155,7 @@ def shortened(value: float, gradient: Array, hessian: Array, rank: int) -> tuple
         scale = (p - kept) / float(rest @ (vectors**2 @ (1.0 / values)))
         if scale > max(WORTH, WORTH_PER_RANK * kept / p):
             diagonal, left_out = scale * rest * size**2, 0
-    made = Curvature(diagonal, factor, left_out)
+    made = LowRankCurvature(diagonal, factor, left_out)
     bend = made.apply(step)
     return value + 0.5 * float(gradient @ step) + 0.5 * float(step @ bend), -bend, made
 
@@ -197,7 +193,7 @@ class Summary:
         In answers: how far the site's loss is from its minimum, given what the neighbours pull (its Young gap).
     privacy : Privacy, optional
         Where the sums are noisy: what is promised, and how large the noise is.
-    curvature : Curvature, optional
+    curvature : LowRankCurvature, optional
         In a short message: the second derivatives of all rows, which are in no fold, as diagonal plus low rank.
         ``hessian`` has the same as a matrix.
 
@@ -225,7 +221,7 @@ class Summary:
     own: OwnEstimate | None = field(default=None, repr=False)
     gap: float | None = None
     privacy: Privacy | None = None
-    curvature: Curvature | None = field(default=None, repr=False)
+    curvature: LowRankCurvature | None = field(default=None, repr=False)
 
     @property
     def n_samples(self) -> int:
@@ -256,7 +252,7 @@ class Summary:
         """Shorten the message: second derivatives of this rank (plus a diagonal), no folds.
 
         Nothing but the folds is lost where the rank is at least the number of rows, or of parameters. Otherwise the
-        loss keeps the place and depth of its minimum, and says less about how it rises around it (`Curvature`).
+        loss keeps the place and depth of its minimum, and says less about how it rises around it (`LowRankCurvature`).
 
         Examples
         --------
@@ -367,7 +363,7 @@ class Summary:
             refuse(what, "has 'column_squares' that are too small for its 'column_sums'")
 
 
-class _Part(Message, frozen=True):
+class _Part(PlainMessage, frozen=True):
     """The sums of a fold in a file; matrices by their rows from the diagonal on."""
 
     rows: Count
@@ -377,7 +373,7 @@ class _Part(Message, frozen=True):
     products: list[Array] | None = None
 
 
-class _Summary(Message, frozen=True):
+class _Summary(PlainMessage, frozen=True):
     """A summary in a file."""
 
     site: str
@@ -391,7 +387,7 @@ class _Summary(Message, frozen=True):
     folds: list[_Part]
     own: OwnEstimate | None = None
     privacy: Privacy | None = None
-    curvature: Curvature | None = None
+    curvature: LowRankCurvature | None = None
     gap: float | Literal["infinite"] | None = None  # JSON has no infinity
 
     def check(self, p: int, q: int, what: str) -> None:
@@ -429,13 +425,8 @@ def _symmetric(rows: list[Array] | None, p: int, entry: str, what: str) -> Array
     return matrix
 
 
-class Query(Message, frozen=True):
-    """What the organiser asks a site: the loss and its derivatives at a point, and how far that is from balance.
-
-    >>> query = Query("north", 2, np.array([0.5]), np.array([-0.1]), 10.0)
-    >>> Query.from_plain(query.to_plain()).theta
-    array([0.5])
-    """
+class Query(PlainMessage, frozen=True):
+    """What the organiser asks a site: the loss and its derivatives at a point, and how far that is from balance."""
 
     site: Any
     round: int  # from 2 on; the first round is the summary that nobody asked for

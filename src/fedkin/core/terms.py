@@ -268,13 +268,18 @@ class MixedTerms(SiteTerms):
 
 
 class SummedTerms(SiteTerms):
-    """Groups of sites that share one parameter: ``M_g(theta) = sum of M_u(theta)`` over the group's sites."""
+    """Groups of sites that share one parameter: ``M_g(theta) = sum of M_u(theta)`` over the group's sites.
 
-    def __init__(self, terms: SiteTerms, labels: Index) -> None:
-        self.terms, self.labels = terms, labels
+    ``share (V,)`` are weights of the sites, 1 by default.
+    """
+
+    def __init__(self, terms: SiteTerms, labels: Index, share: Array | None = None) -> None:
+        self.terms, self.labels, self.share = terms, labels, share
         self.n_sites, self.n_params = int(labels.max()) + 1, terms.n_params
 
     def _sum(self, values: Array) -> Array:
+        if self.share is not None:
+            values = self.share.reshape(-1, *[1] * (values.ndim - 1)) * values
         return sum_groups(values, self.labels, self.n_sites)
 
     def values(self, theta: Array) -> Array:
@@ -309,7 +314,9 @@ class SummedTerms(SiteTerms):
         return np.asarray(gaps + ball_gap(rest, theta, radius))
 
     def take(self, sites: Index) -> SiteTerms:
-        raise NotImplementedError("groups are not taken apart")
+        if sites.size < self.n_sites:
+            raise NotImplementedError("groups are not taken apart")
+        return self
 
 
 def summed_terms(terms: SiteTerms, labels: Index) -> SiteTerms:

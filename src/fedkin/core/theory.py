@@ -263,31 +263,10 @@ def theorem2_bound(
     return 2 * kappa**2 * (c_rho * unit * sizes.n_components * math.log(1 / xi) + wrong)
 
 
-def gamma_squared(graph: Graph) -> float:
-    """``gamma_G^2``, the smallest nonzero eigenvalue of ``D'D`` without weights (Theorem 2); infinite without edges.
-
-    For a connected graph it is the algebraic connectivity.
-
-    Examples
-    --------
-    >>> from fedkin import Graph
-    >>> round(gamma_squared(Graph.complete(range(6))), 9)
-    6.0
-    """
-    return graph.algebraic_connectivity()
-
-
-def graph_fidelity(graph: Graph, truth: Graph) -> float:
-    """``GF = K(E0) / (K(E) + |E minus E0|)`` (after Theorem 2); ``truth`` has a clique for each group of equal sites.
-
-    Examples
-    --------
-    >>> from fedkin import Graph
-    >>> truth = Graph.clusters([0, 0, 1, 1])
-    >>> graph_fidelity(truth, truth), graph_fidelity(Graph.empty(range(4)), truth)
-    (1.0, 0.5)
-    """
-    return graph.fidelity(truth)
+#: ``gamma_G^2``, the smallest nonzero eigenvalue of ``D'D`` without weights (Theorem 2).
+gamma_squared = Graph.algebraic_connectivity
+#: ``GF = K(E0) / (K(E) + |E minus E0|)`` of a graph and the true one (after Theorem 2).
+graph_fidelity = Graph.fidelity
 
 
 def compatibility_lower_bound(

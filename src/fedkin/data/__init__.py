@@ -22,7 +22,7 @@ from fedkin.data.cells import (
 from fedkin.data.columns import (
     CSV_SUFFIXES,
     PARQUET_SUFFIXES,
-    Columns,
+    RawColumns,
     RowPlaces,
     as_column,
     columns_of,
@@ -40,8 +40,8 @@ from fedkin.data.schema import Column, Schema
 from fedkin.data.tables import Roles, Table, TableInMemory, TableOptions, files_of, partitions, read_files
 
 __all__ = [
-    "CSV_SUFFIXES", "INTERCEPT", "PARQUET_SUFFIXES", "Column", "ColumnKind", "Columns", "DecimalMark", "Federation",
-    "Finding", "HasSites", "InferredTable", "Label", "Roles", "RowPlaces", "Rows", "Schema", "SchemaScan", "Table",
+    "CSV_SUFFIXES", "INTERCEPT", "PARQUET_SUFFIXES", "Column", "ColumnKind", "DecimalMark", "Federation", "Finding",
+    "HasSites", "InferredTable", "Label", "RawColumns", "Roles", "RowPlaces", "Rows", "Schema", "SchemaScan", "Table",
     "TableInMemory", "TableOptions", "as_column", "block_folds", "columns_of", "complete_batches", "deal_folds",
     "files_of", "infer_column", "infer_kind", "infer_schema", "is_missing", "is_missing_text", "level_codes",
     "level_text", "looks_like_date", "near_name", "number_of", "open_parquet", "parsed_numbers", "partitions",

@@ -1,6 +1,6 @@
 """Read tables from files and data frames as plain columns, and write CSV files.
 
-Whatever a table was (CSV, Parquet, pandas, polars, pyarrow, a dict of arrays), it becomes a `Columns`: name -> array,
+Whatever a table was (CSV, Parquet, pandas, polars, pyarrow, a dict of arrays), it becomes `RawColumns`: name -> array,
 where the array is
 
 - float64 for numbers (missing cells are NaN),
@@ -29,7 +29,7 @@ from fedkin._base import AnyArray, check_choice, count, in_file, listed, repeate
 from fedkin.data.cells import LARGEST_EXACT_INTEGER, DecimalMark, infer_column, is_missing, unwrapped
 from fedkin.errors import DataError, TableWarning, missing_dependency
 
-Columns = dict[str, AnyArray]
+RawColumns = dict[str, AnyArray]
 
 CSV_SUFFIXES = (".csv", ".tsv", ".txt")
 PARQUET_SUFFIXES = (".parquet", ".pq")
@@ -45,7 +45,7 @@ _ORDINARY = r"^(?:-?(?:0|[1-9][0-9]{0,14})(?:\.[0-9]*)?(?:[eE][+-]?[0-9]+)?)?$"
 
 
 def as_column(values: Iterable[object]) -> AnyArray:
-    """Return one-dimensional values as a column of `Columns`."""
+    """Return one-dimensional values as a column of `RawColumns`."""
     if isinstance(values, np.ndarray):
         if values.ndim != 1:
             raise DataError(f"a column must be one-dimensional, got an array of shape {values.shape}")
@@ -70,13 +70,13 @@ def as_column(values: Iterable[object]) -> AnyArray:
     return np.fromiter(plain, dtype=object, count=len(cells))
 
 
-def columns_of(frame: object) -> Columns:
+def columns_of(frame: object) -> RawColumns:
     """Return the columns of a data frame."""
     if isinstance(frame, Mapping):
         pairs = [(str(name), _column_named(str(name), values)) for name, values in frame.items()]
     else:
         pairs = _columns_by_narwhals(frame)
-    columns: Columns = {}
+    columns: RawColumns = {}
     for name, column in pairs:
         if name in columns:
             raise DataError(f"two columns of the table are called {name!r}: rename one of them")
@@ -134,7 +134,7 @@ def split_name(path: Path) -> tuple[str, str]:
     return inner.stem, inner.suffix.lower()
 
 
-def read_columns(path: str | os.PathLike[str], decimal: DecimalMark = ".") -> Columns:
+def read_columns(path: str | os.PathLike[str], decimal: DecimalMark = ".") -> RawColumns:
     """Read the columns of a CSV file, which may be compressed (.csv.gz), or of a Parquet file, by its suffix."""
     check_choice("decimal", decimal, get_args(DecimalMark))
     path = Path(path)
@@ -248,7 +248,7 @@ def _opened(path: Path) -> BinaryIO:
     return gzip.open(path) if path.suffix.lower() == ".gz" else path.open("rb")  # type: ignore[return-value]
 
 
-def _read_large_csv(path: Path, decimal: DecimalMark = ".") -> Columns | None:
+def _read_large_csv(path: Path, decimal: DecimalMark = ".") -> RawColumns | None:
     """Read a CSV file by pyarrow, many times faster; None where the standard library must, or says what is wrong."""
     try:
         import pyarrow

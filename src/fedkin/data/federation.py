@@ -23,7 +23,7 @@ from fedkin.data.cells import (
     parsed_numbers,
     sheet_row,
 )
-from fedkin.data.columns import Columns, columns_of
+from fedkin.data.columns import RawColumns, columns_of
 from fedkin.data.infer import SchemaScan
 from fedkin.data.rows import (
     HasSites,
@@ -250,7 +250,7 @@ class Federation(HasSites):
         return cls._from_columns(columns_of(frame), Roles(site, target, **others), frame_row)
 
     @classmethod
-    def _from_columns(cls, columns: Columns, roles: Roles, at: RowName) -> Federation:
+    def _from_columns(cls, columns: RawColumns, roles: Roles, at: RowName) -> Federation:
         scan = SchemaScan(TableInMemory(columns), roles, at)
         ((table, rows),) = scan.rows()
         inferred = scan.result()

@@ -32,7 +32,7 @@ from fedkin.data.cells import (
     target_kind,
     too_many_levels,
 )
-from fedkin.data.columns import Columns
+from fedkin.data.columns import RawColumns
 from fedkin.data.schema import FILLING, Column, Missing, Schema
 from fedkin.data.tables import Roles, Table
 from fedkin.errors import DataError, argument
@@ -69,7 +69,7 @@ def infer_schema(table: Table, roles: Roles, at: RowName = frame_row) -> Inferre
     return scan.result()
 
 
-def complete_batches(table: Table, schema: Schema, roles: Roles) -> Iterator[Columns]:
+def complete_batches(table: Table, schema: Schema, roles: Roles) -> Iterator[RawColumns]:
     """Yield the complete rows of each batch of a table whose schema is known, those of weight 0 left out."""
     for batch in table.batches([*roles.taken, *(column.name for column in schema.features)]):
         masks = [column.gaps(batch[column.name]) for column in schema.features]
@@ -237,7 +237,7 @@ class SchemaScan:
 
     # --- rows
 
-    def rows(self) -> Iterator[tuple[Columns, Index]]:
+    def rows(self) -> Iterator[tuple[RawColumns, Index]]:
         """Yield the complete rows of each batch, and their numbers in the table; raise what stands in the way."""
         used = [*self._roles.taken, *(column.name for column in self.schema.features)]
         if self._findings:  # with what is wrong with the first rows, but no further
@@ -257,7 +257,7 @@ class SchemaScan:
                 self._notice(batch)
             yield batch, rows + start
 
-    def _check(self, batch: Columns, at: RowName) -> None:
+    def _check(self, batch: RawColumns, at: RowName) -> None:
         """Find cells that are not what their column needs."""
         refused = self._roles.missing == "refuse"
         drop = argument("missing", "drop") if refused else ""
@@ -277,7 +277,7 @@ class SchemaScan:
             for row in np.flatnonzero(values < 0)[:1].tolist():
                 self._refuse(self._roles.weight, f"a weight is at least 0, but it is {values[row]:g} in {at(row)}")
 
-    def _complete(self, batch: Columns, n: int) -> Mask:
+    def _complete(self, batch: RawColumns, n: int) -> Mask:
         """Return which rows of a batch are used, and count the gaps."""
         features = {column.name: column.gaps(batch[column.name]) for column in self.schema.features}
         roles = {name: _gaps(batch[name]) for name in self._roles.taken}
@@ -311,7 +311,7 @@ class SchemaScan:
         self._centre: Array | None = None
         self._sums, self._squares = np.zeros(q), np.zeros((q, q))
 
-    def _notice(self, batch: Columns) -> None:
+    def _notice(self, batch: RawColumns) -> None:
         """Add up what tells constant columns, copies of the target, and columns that follow from others."""
         if not self._compared:
             return

@@ -436,7 +436,7 @@ class Schema:
 
 
 def as_columns(columns: object) -> dict[str, AnyArray]:
-    """Return a table as `Columns`, without a walk through what is so already."""
+    """Return a table as `RawColumns`, without a walk through what is so already."""
     if isinstance(columns, dict) and all(isinstance(one, np.ndarray) for one in columns.values()):
         return columns
     return columns_of(columns)

@@ -17,7 +17,7 @@ from fedkin.data.cells import DecimalMark, infer_column, infer_kind, near_name
 from fedkin.data.columns import (
     CSV_SUFFIXES,
     PARQUET_SUFFIXES,
-    Columns,
+    RawColumns,
     RowPlaces,
     read_cells,
     read_columns,
@@ -39,7 +39,7 @@ class Table(Protocol):
     def names(self) -> Sequence[str]:
         """Names of all columns."""
 
-    def batches(self, names: Sequence[str]) -> Iterator[Columns]:
+    def batches(self, names: Sequence[str]) -> Iterator[RawColumns]:
         """Yield some columns of the rows, batch after batch, always in the same order."""
 
 
@@ -47,13 +47,13 @@ class Table(Protocol):
 class TableInMemory:
     """Columns in memory as a `Table` of one batch."""
 
-    columns: Columns
+    columns: RawColumns
 
     @property
     def names(self) -> Sequence[str]:
         return list(self.columns)
 
-    def batches(self, names: Sequence[str]) -> Iterator[Columns]:
+    def batches(self, names: Sequence[str]) -> Iterator[RawColumns]:
         yield {name: self.columns[name] for name in names}
 
 
@@ -152,7 +152,7 @@ def files_of(path: str | os.PathLike[str]) -> list[Path]:
     return [place]
 
 
-def partitions(path: str | os.PathLike[str], files: Sequence[Path]) -> Columns:
+def partitions(path: str | os.PathLike[str], files: Sequence[Path]) -> RawColumns:
     """Return the columns that folders such as ``clinic=north`` below a path stand for, one value for each file."""
     root = Path(path)
     while glob.has_magic(str(root)):
@@ -170,7 +170,7 @@ def partitions(path: str | os.PathLike[str], files: Sequence[Path]) -> Columns:
 
 def read_table(
     path: str | os.PathLike[str], roles: Roles, decimal: DecimalMark = "."
-) -> tuple[Columns, str, RowPlaces]:
+) -> tuple[RawColumns, str, RowPlaces]:
     """Read the columns of all files; return them with the name of the site column, and where rows came from."""
     files = files_of(path)
     if len(files) > 1 or Path(path).is_dir():
@@ -189,7 +189,7 @@ def read_files(
     site: str | None,
     wanted: Iterable[str] | None = None,
     decimal: DecimalMark = ".",
-) -> tuple[Columns, str, RowPlaces]:
+) -> tuple[RawColumns, str, RowPlaces]:
     """Read files with the same columns as one table, as `read_table` does."""
     files = files_of(path)
     tables = [read_columns(file, decimal) for file in files]

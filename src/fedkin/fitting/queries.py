@@ -20,7 +20,7 @@ import numpy as np
 
 from fedkin._base import Array, Index, Say
 from fedkin.core import (
-    Message,
+    PlainMessage,
     Problem,
     Query,
     Summaries,
@@ -51,7 +51,7 @@ ROUNDING = 1e-12
 RADIUS_FACTOR = 10.0
 
 
-class RoundState(Message, frozen=True):
+class RoundState(PlainMessage, frozen=True):
     """State of a fit between two rounds of messages, in the solver's units."""
 
     theta: Array  # (V, p), the point that is asked about
@@ -133,7 +133,7 @@ class Queries:
         return cls(asked, Graph.from_indices(sites, edges, file.weights), state)
 
 
-class _File(Message, frozen=True):
+class _File(PlainMessage, frozen=True):
     """`Queries` as a file holds them."""
 
     questions: list[dict[str, Any]]

@@ -43,11 +43,7 @@ COMPILED_LOSSES: tuple[type[ScalarLoss], ...] = tuple(kind for kind in LOSSES.va
 
 
 def loss_names(*targets: TargetKind) -> tuple[str, ...]:
-    """Return the names of the losses for these kinds of targets.
-
-    >>> loss_names("class")
-    ('logistic', 'multinomial')
-    """
+    """Return the names of the losses for these kinds of targets."""
     return tuple(name for name, kind in LOSSES.items() if kind.target in targets)
 
 
@@ -61,20 +57,12 @@ def loss_kind(loss: str | Loss) -> type[Loss]:
 
 
 def loss_for(target: TargetKind, n_classes: int = 2) -> Loss:
-    """Return the loss to propose for a kind of target.
-
-    >>> [loss_for("number").name, loss_for("count").name, loss_for("class", 3).name]
-    ['linear', 'poisson', 'multinomial']
-    """
+    """Return the loss to propose for a kind of target."""
     return LOSSES[loss_names(target)[0]].from_classes(n_classes)
 
 
 def make_loss(loss: str | Loss, y: NDArray[Any] | None = None) -> Loss:
-    """Return the loss of that name; ``y`` (all sites' targets) tells the number of classes.
-
-    >>> make_loss("huber").name
-    'huber'
-    """
+    """Return the loss of that name; ``y`` (all sites' targets) tells the number of classes."""
     return loss if isinstance(loss, Loss) else loss_kind(loss).from_target(y)
 
 
@@ -86,11 +74,7 @@ def describe_loss(loss: Loss) -> dict[str, Any]:
 
 
 def described_loss(described: Mapping[str, Any]) -> Loss:
-    """Return the built-in loss that `describe_loss` described.
-
-    >>> described_loss(describe_loss(HuberLoss(2.0)))
-    HuberLoss(delta=2.0)
-    """
+    """Return the built-in loss that `describe_loss` described."""
     parameters = dict(described)
     name = parameters.pop("name", None)
     kind = loss_kind(name)

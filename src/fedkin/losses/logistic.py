@@ -82,11 +82,7 @@ class LogisticLoss(ScalarLoss):
 
 
 def averaged_logit(eta: Array, variance: Array) -> Array:
-    """Return the log odds of the mean of ``expit`` over normal log odds with this mean and variance.
-
-    >>> averaged_logit(np.array([2.0, 2.0, -2.0]), np.array([0.0, 4.0, 4.0])).round(3)
-    array([ 2.   ,  1.238, -1.238])
-    """
+    """Return the log odds of the mean of ``expit`` over normal log odds with this mean and variance."""
     far = np.abs(eta)
     tail = np.zeros_like(far)
     for share, scale in zip(_SHARES, _SCALES, strict=True):

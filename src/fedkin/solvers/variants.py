@@ -190,8 +190,7 @@ class RestProblem(Problem):
         assert self.free is not None
         return int((~self.free).sum())
 
-    @cached_property
-    def terms(self) -> SiteTerms:
+    def _make_terms(self) -> SiteTerms:
         return self.profile[0]
 
     @cached_property
