@@ -13,6 +13,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from scipy import stats
 
 import fedkin
 import fedkin.cli.fit
@@ -262,3 +263,23 @@ def test_a_model_is_said_to_be_replaced_once_the_input_is_read(place: Path, caps
     assert main(["fit", "sites.csv", *FIT, "--test-size", "0"]) == 0
     assert "replaced" not in said(capsys, "fit", "sites.csv", *FIT[:-1], "0.1", "--features", "zzz")
     assert "will be replaced" in said(capsys, "fit", "sites.csv", *FIT, "--test-size", "0")
+
+
+def test_population_effects_come_with_intervals_and_tests(
+    place: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "160")
+    assert main(["fit", "sites.csv", "--site", "clinic", "--target", "outcome", "--test-size", "0"]) == 0
+    capsys.readouterr()
+    assert main(["inspect", "fedkin-model"]) == 0
+    shown, kin = capsys.readouterr().out, fedkin.load("fedkin-model").kin
+    assert kin is not None
+    for head in ("std err", "interval", "df", " p "):
+        assert head in shown
+    line = next(line for line in shown.splitlines() if re.search(rf"{re.escape(kin.names[1])} .* to ", line))
+    numbers = [float(cell) for cell in re.findall(r"-?\d+\.\d+", line)]
+    error = float(np.sqrt(kin.mean_covariance[1, 1]))
+    expected = kin.mean[1], error, *stats.t.interval(0.95, kin.degrees[1], kin.mean[1], error), kin.degrees[1]
+    assert numbers[:5] == pytest.approx(expected, rel=0.05)
+    p = 2 * stats.t.sf(abs(kin.mean[1] / error), kin.degrees[1])
+    assert ("<0.001" in line) if p < 0.001 else numbers[5] == pytest.approx(p, abs=6e-4)

@@ -93,6 +93,7 @@ def test_the_same_agreement_has_the_same_digest():
         ("lam = 0.01", "lamda = 0.01", r"line 18: unknown key 'lamda' in \[rounds\] \(did you mean 'lam'\?\)"),
         ("low = 18", 'low = "18"', r"line 7: features.age.low: Expected `float.*got `str`"),
         ("lam = 0.01", "lam = -1", r"line 18: rounds.lam: Expected `float` >= 0"),
+        ("lam = 0.01", 'lam = "auto"', 'line 18: rounds.lam must be "cv" or a number, got "auto"'),
         ('name = "death"', "", "line 13: target needs the name of a column"),
         ('["no", "yes"]', '["no", "yes", "lost"]', "2 classes, but the target has 3"),
         ('"logistic"', '"linear"', "predicts numbers"),
@@ -100,7 +101,7 @@ def test_the_same_agreement_has_the_same_digest():
         ("lam = 0.01", "batch_size = 4", "fewer than 10 rows"),
         ("lam = 0.01", 'placement = "central"\ngradient = "saga"', "keep no state"),
         ('name = "heart"', "name = heart", r"not valid TOML.*line 2"),
-        ('name = "heart"', 'name = "heart"\nmethod = "fusd"', "method"),
+        ('name = "heart"', 'name = "heart"\nmethod = "fusd"', 'method must be "kin" or "fused", got "fusd"'),
         ('name = "heart"', 'name = "heart"\nridge = 0.1', 'ridge is of the fused.*set method = "fused"'),
     ],
 )
@@ -283,3 +284,16 @@ def test_the_pooled_fit_prepares_rows_as_the_contract_says(tmp_path):
     assert model.schema == contract.schema
     assert model.groups.tolist() == same.groups.tolist()
     assert model.options["site_column"] == "hospital"
+
+
+@pytest.mark.parametrize(
+    ("typed", "says", "asks"),
+    [("--sparsity 0.5", "sparsity = 0.0", "0.5"), ("--ridge 2", "ridge = 0.0", "2.0"), ("--seed 9", "seed = 0", "9")],
+)
+def test_typed_options_that_differ_from_the_contract_are_refused(tmp_path, capsys, typed, says, asks):
+    runpy.run_path(str(EXAMPLE / "make_tables.py"))["main"](tmp_path, 40)
+    options = f"--contract {EXAMPLE}/heart.toml --site hospital --out {tmp_path}/model {typed}".split()
+    assert main(["fit", f"{tmp_path}/all.csv", *options]) == 2
+    found, name = " ".join(capsys.readouterr().err.split()), typed.split()[0]
+    assert f"it says {says}, but {name} asks for {asks}: leave {name} out" in found
+    assert not (tmp_path / "model").exists()

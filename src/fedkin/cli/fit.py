@@ -226,12 +226,15 @@ def fit(
 
 
 def given_options(context: typer.Context) -> dict[str, Any]:
-    """Return the options of a fit as `FitOptions` takes them, from those of the command."""
-    options = {name: context.params[name] for name in DEFAULTS}
-    options["cv_rule"] = "1se" if options["cv_rule"] else DEFAULTS["cv_rule"]
-    options["fuse_intercept"] = {"yes": True, "no": False}.get(options["fuse_intercept"], "auto")
-    options["fedadmm"] = _assignments(options["fedadmm"])
-    for name in ("lam", "ridge", "sparsity"):
+    """Return the options that were typed, as `FitOptions` takes them."""
+    options = {name: context.params[name] for name in DEFAULTS if _written(context, name)}
+    if "cv_rule" in options:
+        options["cv_rule"] = "1se" if options["cv_rule"] else DEFAULTS["cv_rule"]
+    if "fuse_intercept" in options:
+        options["fuse_intercept"] = {"yes": True, "no": False}.get(options["fuse_intercept"], "auto")
+    if "fedadmm" in options:
+        options["fedadmm"] = _assignments(options["fedadmm"])
+    for name in {"lam", "ridge", "sparsity"} & options.keys():
         with suppress(ValueError):  # cv; FitOptions says what else is wrong
             options[name] = float(options[name])
     return options

@@ -32,7 +32,7 @@ from fedkin.cli.reading import check_new_file, no_sites, read_table, schema_colu
 from fedkin.data import DecimalMark, RawColumns, near_name, raise_findings, read_columns, site_ids, write_csv
 from fedkin.errors import DataError, ParameterError, TableWarning, UnknownSiteError
 from fedkin.fitting import FittedModel, load, position_of
-from fedkin.kin import Kin
+from fedkin.kin import Kin, population_tests
 from fedkin.report import model_card, read_coordinates, report_page
 from fedkin.report.text import (
     comparison_table,
@@ -363,14 +363,17 @@ def print_groups(model: FittedModel) -> None:
 
 
 def print_population(kin: Kin) -> None:
-    """Print mean and standard deviation of coefficients in the population of sites, in the order of the columns."""
-    table = plain_table("parameter", "population mean", "std err", "sd between sites")
-    error = np.sqrt(np.diag(kin.mean_covariance))
+    """Print the population effects with intervals and tests, and how much sites differ, in the order of columns."""
+    heads = ("parameter", "population mean", "std err", "95% interval", "df", "p", "sd between sites")
+    table, error = plain_table(*heads), np.sqrt(np.diag(kin.mean_covariance))
+    ends, (_, tails) = kin.population(0.95), population_tests(kin)
     for j, name in enumerate(kin.names[:_MOST_ROWS]):
         decimals = decimals_for([float(error[j])])
-        add_row(table, name, *(fixed(float(one), decimals) for one in (kin.mean[j], error[j], kin.sd[j])))
+        mean, low, high, se, sd = (fixed(float(one), decimals) for one in (*ends[j], error[j], kin.sd[j]))
+        tail = "<0.001" if tails[j] < 0.001 else fixed(float(tails[j]), 3)
+        add_row(table, name, mean, se, f"{low} to {high}", fixed(float(kin.degrees[j]), 1), tail, sd)
     if len(kin.names) > _MOST_ROWS:
-        add_row(table, f"and {len(kin.names) - _MOST_ROWS} more", "", "", "")
+        add_row(table, f"and {len(kin.names) - _MOST_ROWS} more", *[""] * (len(heads) - 1))
     output().print("\nThe population of sites: its estimated mean, and how far sites depart from it", style="bold")
     output().print(table)
 

@@ -215,17 +215,25 @@ def folder_of_summaries(path: Path) -> Path | None:
 def contract_options(given: Mapping[str, Any], contract: Contract) -> FitOptions:
     """Return the options with what a contract settles; another method is taken where the options ask for it.
 
-    Nothing is standardised, since the contract's scale is agreed on.
+    ``given`` has the options that were typed; one that differs from the contract is refused. Nothing is standardised,
+    since the contract's scale is agreed on.
     """
     asked = FitOptions(**given)
     method = contract.method if asked.method == "auto" and asked.chosen == "kin" else asked.chosen
     if method != contract.method:
         note(f'the contract says method = "{contract.method}"; this is fitted by {method}, as the options ask for')
-    agreed = {"loss": contract.loss_object(), "fit_intercept": contract.intercept, "seed": contract.seed}
+    agreed = {"loss": contract.loss["name"], "fit_intercept": contract.intercept, "seed": contract.seed}
     if method == "fused":
         agreed |= {"penalty": contract.penalty, "ridge": contract.ridge, "sparsity": contract.sparsity}
         agreed |= {"standardize": False, "cv_folds": contract.folds}
-    return FitOptions(**{**given, **agreed, "method": method})
+    for name, value in agreed.items():
+        typed = given.get(name, value)
+        if typed != value:
+            raise ParameterError(
+                f"the contract is binding: it says {name} = {value}, but {flag(name)} asks for {typed}: leave "
+                f"{flag(name)} out, or agree on a contract with {typed}"
+            )
+    return FitOptions(**{**given, **agreed, "loss": contract.loss_object(), "method": method})
 
 
 # --- Parquet files that stay on disk ----------------------------------------------------------------------------------

@@ -17,7 +17,8 @@ from dataclasses import fields, is_dataclass
 from functools import cached_property
 from os import PathLike
 from pathlib import Path
-from typing import Annotated, Any, Literal, get_type_hints
+from types import UnionType
+from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
 
 import msgspec
 import numpy as np
@@ -383,6 +384,10 @@ class _Reading:
                 self._mistake(place, f"unknown key {key!r} {section}{near}")
             elif key in _TABLES and isinstance(value, dict):
                 made[key] = _TABLES[key](**self._entries(_TABLES[key], value, place))
+            elif isinstance(value, str) and (words := _words(hints[key])) and value not in words:
+                numbers = "" if get_origin(hints[key]) is Literal else " or a number"
+                known_words = " or ".join(f'"{word}"' for word in words)
+                self._mistake(place, f'{".".join(place)} must be {known_words}{numbers}, got "{value}"')
             else:
                 with self._noting(*place):
                     made[key] = msgspec.convert(value, hints[key])
@@ -444,6 +449,14 @@ class _Reading:
     def _mistake(self, path: tuple[str, ...], words: str) -> None:
         line = _line_of(self._lines, path) if path else None
         self.wrong.append(words if line is None else f"line {line}: {words}")
+
+
+def _words(kind: Any) -> list[str]:
+    """Return the words that a type allows; none where any text will do."""
+    if get_origin(kind) is Literal:
+        return [word for word in get_args(kind) if isinstance(word, str)]
+    parts = get_args(kind) if get_origin(kind) in (Union, UnionType) else ()
+    return [] if str in parts else [word for part in parts for word in _words(part)]
 
 
 def _given(column: Column) -> dict[str, Any]:

@@ -247,9 +247,7 @@ def _header(kin: Kin) -> list[str]:
 
 def _population(kin: Kin, level: float) -> list[str]:
     """Return effects of the population as a table, then what differs between sites, in the manner of lme4."""
-    error, ends = np.sqrt(np.diag(kin.mean_covariance)), kin.population(level)
-    t = np.divide(kin.mean, error, out=np.full(len(error), np.nan), where=error > 0)
-    tails = np.where(kin.degrees > 0, 2 * stdtr(np.maximum(kin.degrees, 1e-3), -np.abs(t)), 1.0)
+    error, ends, (t, tails) = np.sqrt(np.diag(kin.mean_covariance)), kin.population(level), population_tests(kin)
     low, high = f"[{(1 - level) / 2:.3f}", f"{(1 + level) / 2:.3f}]"
     heads = ("std err", "df", "t", "P>|t|", low, high)
     lines = [f"{'Population effects':<19}{'coef':>11}" + "".join(f"{head:>8}" for head in heads), "-" * _WIDTH]
@@ -265,6 +263,13 @@ def _population(kin: Kin, level: float) -> list[str]:
     if (explained := r_squared(kin)) is not None:
         lines.append(f"{'R2':<19}{explained[0]:>11.4g}  marginal, {explained[1]:.4g} conditional on the site")
     return lines
+
+
+def population_tests(kin: Kin) -> tuple[Array, Array]:
+    """Return t statistics ``(p,)`` of the population effects and their p values, with ``kin.degrees`` of freedom."""
+    error = np.sqrt(np.diag(kin.mean_covariance))
+    t = np.divide(kin.mean, error, out=np.full(len(error), np.nan), where=error > 0)
+    return t, np.where(kin.degrees > 0, 2 * stdtr(np.maximum(kin.degrees, 1e-3), -np.abs(t)), 1.0)
 
 
 def residual_variance(kin: Kin) -> float:
