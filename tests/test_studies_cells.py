@@ -15,9 +15,9 @@ from fedkin.studies import Replication, check_study, load_study, parse_study
 from fedkin.studies.config import task_function
 from fedkin.studies.designs import false_edge_design, sparse_design
 from fedkin.studies.run import run_cell
-from fedkin.studies.sparse import ESTIMATORS, support
 from fedkin.studies.tasks import (
     METHODS,
+    SPARSE,
     VARIANTS,
     Tuning,
     Workbench,
@@ -25,6 +25,7 @@ from fedkin.studies.tasks import (
     convergence,
     edge_selection,
     printed_algorithm,
+    support,
 )
 from small_studies import ESTIMATION, SMALL, without_times
 
@@ -223,7 +224,7 @@ def test_sparse_rows_against_scikit_learn():
         "tol": 1e-8,
     }
     rows = {row["estimator"]: row for row in task_function("sparse")(Replication({}, options, 0, 1))}
-    assert set(rows) == set(ESTIMATORS)
+    assert set(rows) == set(SPARSE)
     local = np.array(
         [
             Lasso(rows["local-lasso"]["sparsity"], fit_intercept=False, tol=1e-10, max_iter=10**5).fit(*one).coef_

@@ -11,7 +11,7 @@ import pytest
 from fedkin import find_kin, local_fit
 from fedkin.datasets import paper_design
 from fedkin.errors import ParameterError
-from fedkin.studies import Replication, claims, load_study, run_study, sparse, write_report
+from fedkin.studies import Replication, claims, load_study, run_study, write_report
 from fedkin.studies import kin as peers
 from fedkin.studies.config import task_function
 from fedkin.studies.kin import checks, judged
@@ -362,5 +362,5 @@ def test_sparse_claims_hold_and_fail():
             for r in range(3)
         ]
 
-    assert [one.holds for one in sparse.checks(rows(0.52, 0.97))] == [True] * 5
-    assert [one.holds for one in sparse.checks(rows(4.0, 0.4))] == [False] * 5
+    assert [one.holds for one in claims.sparse(rows(0.52, 0.97))] == [True] * 5
+    assert [one.holds for one in claims.sparse(rows(4.0, 0.4))] == [False] * 5

@@ -265,6 +265,24 @@ def rate(rows: Sequence[Row]) -> list[Check]:
     return checks
 
 
+def sparse(rows: Sequence[Row]) -> list[Check]:
+    """Check sparsity by cross-validation against none, against no graph, and against the best levels."""
+    names = ["n_features", "n_samples"]
+    fused, lasso, told = (
+        _ratios(rows, names, "sparse-fused", other) for other in ("fused", "local-lasso", "told-levels")
+    )
+    checks = bound_check("Discussion: the l1 term helps where p > n, in every cell", fused, names, 1.0)
+    checks += bound_check("The graph helps: below the lasso of every site on its own", lasso, names, 1.0)
+    claim = "Levels by cross-validation: error at most 1.1 times that at the best levels, in every cell"
+    why = "cross-validation looks at predictions of a fifth of few rows"
+    checks += bound_check(claim, told, names, 1.1, reason=why)
+    found, false = (summarize(_series(rows, "sparse-fused"), names, measure) for measure in ("found", "false"))
+    checks += bound_check("Support: 95% of the true entries are found, in every cell", found, names, low=0.95)
+    claim = "Support: fewer than half of the entries that are found are false, in every cell"
+    why = "cross-validation chooses levels for prediction, which keep too many entries, as for every lasso"
+    return checks + bound_check(claim, false, names, 0.5, reason=why)
+
+
 WHY_LATE = (
     "a step of kappa / t is longer than the curvature allows until t is about kappa squared: iterates go to the border "
     "of the ball, and the plain average forgets them only as 1 / T"

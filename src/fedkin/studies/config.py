@@ -44,7 +44,7 @@ import msgspec
 
 import fedkin
 from fedkin.errors import ParameterError
-from fedkin.studies import election, election_report, figures, kin, sparse, tasks
+from fedkin.studies import election, election_report, figures, kin, tasks
 from fedkin.studies.designs import GENERATORS, Task, code_digest, find_function, generator_arguments
 
 #: The studies that come with Fedkin, in the order in which ``fedkin study all`` runs them.
@@ -52,7 +52,7 @@ BUILT_IN = (
     *("estimation", "sensitivity", "convergence", "availability", "selection", "error-rates", "rate"),
     *("sparse", "kin", "coverage", "election"),
 )
-TASKS = {**tasks.TASKS, **sparse.TASKS, **kin.TASKS, **election.TASKS}
+TASKS = {**tasks.TASKS, **kin.TASKS, **election.TASKS}
 #: Kinds of figures, and the functions that draw them.
 FIGURES: Mapping[str, figures.Drawer] = {
     "lines": figures.line_panels,

@@ -6,7 +6,8 @@ become columns.
 Penalised estimators are exact minimisers of the paper's objective, with lam by cross-validation; Oracle is the one
 along the true graph G0. Names with "-printed" are the output of Algorithm 1 as printed, at the same lam. "pooled" and
 "attainable" are two references without any tuning: one fit per true cluster, and one per connected part of the true
-edges of G.
+edges of G. Those with an l1 term (the extension of the discussion) choose its level together with lam; "told-levels"
+has the two levels with the least true error.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ from fedkin.core.theory import kappa
 from fedkin.datasets import Design
 from fedkin.errors import ParameterError, SolverError
 from fedkin.graph import Graph
-from fedkin.solvers import cross_validate_lam, lam_grid, solve
+from fedkin.solvers import cross_validate_lam, cross_validate_sparsity, lam_grid, lam_path, solve
 from fedkin.studies.designs import Replication, Task, make_design
 
 # --- estimators -----------------------------------------------------------------------------------------------------
@@ -59,6 +60,7 @@ class Tuning:
     variance: Any = "bartlett"
     rounds: int = 1000  # T and the rows of a batch, of algorithms that go round by round
     batch_size: int = 10
+    sparsities: Sequence[float] = (0.0, 0.01, 0.02, 0.03, 0.05, 0.08, 0.12, 0.2, 0.3)  # that "told-levels" tries
 
 
 Settings = TypeVar("Settings")
@@ -71,11 +73,12 @@ def settings_from(kind: type[Settings], options: Mapping[str, Any]) -> Settings:
 
 @dataclass(frozen=True)
 class Estimate:
-    """What an estimator found on a design: ``theta (V, p)``, and lam and the graph that it was penalised along."""
+    """What an estimator found on a design: ``theta (V, p)``, lam, graph, and the mean level of the l1 term."""
 
     theta: Array
     lam: float | None = None
     graph: Graph | None = None
+    sparsity: float | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -143,6 +146,23 @@ class Workbench:
         """Return one fit per label."""
         return Estimate(oracle_fit(self.design.federation, labels.tolist(), self.settings.loss), graph=graph)
 
+    def sparse(self, graph: Graph, **how: Any) -> Estimate:
+        """Return the exact minimiser along a graph, with sparsity and lam by cross-validation together."""
+        given, folds = Problem(self.design.federation, graph), self.settings.folds
+        problem, choice = cross_validate_sparsity(given, folds=folds, seed=self.seed, n_jobs=1, **how)
+        theta = solve(problem.with_lam(choice.lam), tol=self.settings.tol).theta
+        return Estimate(theta, choice.lam, graph, float(np.mean(np.asarray(problem.sparsity))))
+
+    def told_levels(self) -> Estimate:
+        """Return the minimiser along the given graph at the sparsity and lam with the least true error."""
+        found, graph, settings = [], self.design.graph, self.settings
+        for sparsity in settings.sparsities:
+            problem = Problem(self.design.federation, graph, sparsity=sparsity)
+            grid = lam_grid(problem, settings.n_lams, settings.ratio, tol=1.0)
+            path = lam_path(problem, grid, tol=settings.path_tol)
+            found += [Estimate(solution.theta, lam, graph, sparsity) for lam, solution in path]
+        return min(found, key=lambda one: self.design.error(one.theta))
+
     def attainable(self) -> Estimate:
         """Pool each connected part that E and E0 have in common: the best that a choice among the edges of G can do."""
         true = self.design.graph.keep(~_across(self.design, self.design.graph))
@@ -177,7 +197,14 @@ ESTIMATORS: Mapping[str, Callable[[Workbench], Estimate]] = {
     "fedadmm-scaled": lambda bench: Estimate(
         solve(bench.problem(bench.given, bench.design.federation.n_sites), tol=bench.settings.tol).theta
     ),
+    "local-lasso": lambda bench: bench.sparse(Graph.empty(bench.design.federation.sites)),
+    "fused": lambda bench: bench.sparse(bench.design.graph, levels=[0.0]),
+    "sparse-fused": lambda bench: bench.sparse(bench.design.graph),
+    "sparse-sites": lambda bench: bench.sparse(bench.design.graph, per_site=True),
+    "sparse-oracle": lambda bench: bench.sparse(bench.design.truth),
+    "told-levels": lambda bench: bench.told_levels(),
 }
+SPARSE = ("local-lasso", "fused", "sparse-fused", "sparse-sites", "sparse-oracle", "told-levels")
 
 
 def estimation(replication: Replication) -> Iterator[dict[str, Any]]:
@@ -200,6 +227,33 @@ def estimation(replication: Replication) -> Iterator[dict[str, Any]]:
             "components": None if graph is None else graph.n_components,
             "cpu_seconds": process_time() - started,
         }
+
+
+def sparse(replication: Replication) -> Iterator[dict[str, Any]]:
+    """Yield a row per estimator: error, levels, and how the support that it finds compares with the true one."""
+    options, design = replication.options, make_design(replication)
+    bench = Workbench(design, settings_from(Tuning, options), replication.seed % 2**31)
+    for name in options.get("estimators", SPARSE):
+        started = process_time()
+        estimate = bench.estimate(name)
+        yield {
+            "estimator": name,
+            "error": design.error(estimate.theta),
+            "sparsity": estimate.sparsity,
+            "lam": estimate.lam,
+            **support(estimate.theta, design.theta_star),
+            "cpu_seconds": process_time() - started,
+        }
+
+
+def support(theta: Array, truth: Array) -> dict[str, float]:
+    """Return the share of true entries that are found, the share of found ones that are false, and both being right."""
+    found, true = theta != 0, truth != 0
+    return {
+        "found": float(found[true].mean()),
+        "false": float((found & ~true).sum() / max(found.sum(), 1)),
+        "exact_sites": float((found == true).all(axis=1).mean()),
+    }
 
 
 def theorem_rate(design: Design) -> float:
@@ -383,4 +437,5 @@ TASKS: Mapping[str, tuple[Task, Mapping[str, Sequence[str]]]] = {
     "error-rates": (error_rates, {**_DESIGN, "levels": (), "variance": (), "methods": get_args(Correction)}),
     "convergence": (convergence, {**TUNED_OPTIONS, "methods": tuple(METHODS)}),
     "availability": (availability, {**TUNED_OPTIONS, "variants": VARIANTS}),
+    "sparse": (sparse, {**TUNED_OPTIONS, "estimators": SPARSE}),
 }
