@@ -113,7 +113,7 @@ def test_logistic_ridges_at_each_site():
     fed = sites("logistic", sizes=(40, 25))
     local = baseline_models(fed, FitOptions(loss="logistic"))["Local"]
     for u in fed.sites:
-        X = StandardScaler().fit_transform(fed[u].X)
+        X = StandardScaler().fit(fed.X).transform(fed[u].X)
 
         def make(ridge, n):
             return LogisticRegression(C=1 / ridge, tol=1e-8, max_iter=1000)

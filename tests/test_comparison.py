@@ -18,7 +18,6 @@ from sklearn.metrics import (
     r2_score,
     roc_auc_score,
 )
-from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 
 from fedkin import Federation
@@ -57,13 +56,16 @@ def ids(federation):
 def test_every_number_by_hand():
     fed = sites()
     found = compare(fed, None, PLAIN, repeats=2, test_size=0.3)
-    alphas = make_pipeline(StandardScaler(), RidgeCV(RIDGES))
+    alphas = RidgeCV(RIDGES)
     local, pooled, ours = [], [], []
     for seed in (0, 1):
         train, test = fed.split(0.3, seed)
-        own = np.concatenate([alphas.fit(train[u].X, train[u].y).predict(test[u].X) for u in fed.sites])
+        scaled = StandardScaler().fit(train.X).transform
+        own = np.concatenate(
+            [alphas.fit(scaled(train[u].X), train[u].y).predict(scaled(test[u].X)) for u in fed.sites]
+        )
         local.append(mean_squared_error(test.y, own))
-        pooled.append(mean_squared_error(test.y, alphas.fit(train.X, train.y).predict(test.X)))
+        pooled.append(mean_squared_error(test.y, alphas.fit(scaled(train.X), train.y).predict(scaled(test.X))))
         ours.append(mean_squared_error(test.y, fit(train, None, PLAIN).predict(test.X, ids(test))))
         at_site = mean_squared_error(test["s1"].y, own[60 * 3 // 10 : 60 * 3 // 10 + 12])
         assert found.site_errors["Local"][seed][1] == pytest.approx(at_site, rel=1e-8)
@@ -162,6 +164,52 @@ def test_the_verdict_says_when_one_site_outweighs_the_rest():
     assert "site d with its 900 rows outweighs" in of(fedkin, local)
     assert "site d with its 900 rows outweighs" in of(local, fedkin)
     assert "outweighs" not in of(fedkin, local, np.array([20, 20, 20, 20]))
+
+
+def test_differences_that_round_to_nothing_are_level():
+    for apart in (0.04, -0.04):  # ten standard errors, and 0.0% of the error
+        said = verdict(100, {"Local": apart}, {"Local": 0.004})
+        assert "as well" in said and "best" not in said and "better" not in said
+    assert verdict(100, {"Local": 0.06}, {"Local": 0.004}).startswith("Fedkin predicts best: its error is 0.1% smaller")
+
+
+def test_one_site_where_a_method_explodes_does_not_decide():
+    rng = np.random.default_rng(0)
+    fedkin = 1 + 0.05 * rng.normal(size=(5, 20))
+    local = fedkin + 0.2 + 0.05 * rng.normal(size=(5, 20))
+    rows, held = np.full(20, 40), np.full(5, 200.0)
+
+    def found(local, fedkin=fedkin):
+        each = {"Local": local, "Fedkin": fedkin}
+        errors = {name: values.mean(axis=1) for name, values in each.items()}
+        return Comparison("error", "splits", tuple(range(20)), rows, errors, each, held)
+
+    assert found(local).verdict.startswith("Fedkin predicts best")
+    assert "counts for less" not in found(local).verdict
+    wild = local.copy()
+    wild[2, 7] = 500.0
+    assert found(wild).difference("Local") < 2 * found(wild).difference_error("Local")  # the plain mean cannot tell
+    assert found(wild).verdict.startswith("Fedkin predicts best")
+    assert "Site 7, where the sites' own models and Fedkin are very far apart, counts for less." in found(wild).verdict
+    # nor does one site where the others lose make Fedkin the best
+    assert found(fedkin, wild).verdict.startswith("Every site's own model predicts better")
+
+
+def test_a_column_that_hardly_varies_at_a_site_does_not_explode_there():
+    rng = np.random.default_rng(3)
+    site, X = np.repeat(np.arange(6), 40), rng.normal(size=(240, 2))
+    X[site == 0, 1] = 1e-3 * rng.normal(size=40)
+    y = X[:, 0] + rng.normal(size=240)
+    train = Federation.from_arrays(X, y, site)
+    far = baseline_models(train)["Local"].predict([[0.0, 1.0]], 0)  # a thousand deviations of site 0's own
+    assert abs(far[0]) < 3
+
+
+def test_the_other_models_are_said_to_be_outside_the_ball():
+    fed = sites()
+    held = compare(fed, None, FitOptions(lam=0.02, select="none", radius=2.0), repeats=1)
+    assert held.verdict.endswith("The other models are not held in the ball of radius 2.")
+    assert "ball" not in compare(fed, None, PLAIN, repeats=1).verdict
 
 
 def test_who_gains_and_who_loses():

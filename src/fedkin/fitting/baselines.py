@@ -117,25 +117,14 @@ class SiteRows(NamedTuple):
         return np.repeat(np.arange(self.n_sites), np.diff(self.starts))
 
 
-def _standardised(X: Array, weight: Array, intercept: bool) -> tuple[Array, Array, Array]:
-    """Return columns ``(B, n, p)`` standardised at each site, and their means and scales ``(B, p)``."""
-    share = weight / weight.sum(axis=1, keepdims=True)
-    mean = np.einsum("bn,bnp->bp", share, X) if intercept else np.zeros((len(X), X.shape[2]))
-    if intercept:
-        mean[:, 0] = 0.0
-    out = X - mean[:, None]
-    scale = np.sqrt(np.einsum("bn,bnp->bp", share, out**2))
-    scale = np.where(scale > 1e-12 * np.abs(X).max(axis=1), scale, 1.0)
-    return out / scale[:, None], mean, scale
-
-
 # --- least squares ----------------------------------------------------------------------------------------------
 
 
 def own_ridges(rows: SiteRows) -> Array:
     """Return a ridge regression at each site, tuned there: ``theta (V, p)``.
 
-    What `sklearn.linear_model.RidgeCV` finds at a site whose columns were standardised there.
+    What `sklearn.linear_model.RidgeCV` finds at each site. Columns are standardised over all sites, so that a column
+    that hardly varies at a site has hardly any weight there.
     """
     sizes, theta = np.diff(rows.starts), np.zeros((rows.n_sites, rows.X.shape[1]))
     for size in np.unique(sizes):
@@ -150,18 +139,18 @@ def own_ridges(rows: SiteRows) -> Array:
 def _own_block(X: Array, y: Array, weight: Array, intercept: bool) -> Array:
     """Return parameters ``(B, p)`` of sites with equally many rows: ``X (B, n, p)``, ``y`` and ``weight (B, n)``."""
     first, total = int(intercept), weight.sum(axis=1)
-    Z, mean, scale = (part[..., first:] for part in _standardised(X, weight, intercept))
-    middle = (weight * y).sum(axis=1) / total if intercept else np.zeros(len(X))
+    share, Z = first * weight / total[:, None], X[:, :, first:]
+    middle, mean = (share * y).sum(axis=1), np.einsum("bn,bnq->bq", share, Z)
     root = np.sqrt(weight)
-    Z, target = Z * root[:, :, None], (y - middle[:, None]) * root
+    Z, target = (Z - mean[:, None]) * root[:, :, None], (y - middle[:, None]) * root
     size, turn = np.linalg.eigh(np.swapaxes(Z, 1, 2) @ Z)
     U = Z @ turn
     along = np.einsum("bnq,bn->bq", U, target)
     shrunk = 1.0 / (np.maximum(size, 0.0)[:, :, None] + RIDGES)
-    leverage = (U**2) @ shrunk + (weight / total[:, None] if intercept else 0 * weight)[:, :, None]
+    leverage = (U**2) @ shrunk + share[:, :, None]
     missed = (target[:, :, None] - U @ (along[:, :, None] * shrunk)) / np.maximum(1.0 - leverage, _FREEDOM)
     best = _largest_best((missed**2).sum(axis=1))
-    slopes = np.einsum("bqk,bk->bq", turn, along * shrunk[np.arange(len(X)), :, best]) / scale
+    slopes = np.einsum("bqk,bk->bq", turn, along * shrunk[np.arange(len(X)), :, best])
     return np.column_stack([middle - (slopes * mean).sum(axis=1), slopes]) if intercept else np.asarray(slopes)
 
 
@@ -237,20 +226,15 @@ class _Pooled:
 
 def own_fits(loss: RowLoss, rows: SiteRows) -> Array:
     """Return a fit at each site with the ridge that is best there: ``theta (V, p)``."""
-    k, sizes = loss.n_outputs, np.diff(rows.starts)
-    theta = np.zeros((rows.n_sites, k * rows.X.shape[1]))
+    sizes, theta = np.diff(rows.starts), np.zeros((rows.n_sites, loss.n_outputs * rows.X.shape[1]))
     for size in np.unique(sizes):
         sites = np.flatnonzero(sizes == size)
         where = rows.starts[sites][:, None] + np.arange(size)
         weight = rows.weight[where]
-        scaled, mean, scale = _standardised(rows.X[where], weight, rows.intercept)
         shift = None if rows.offset is None else rows.offset[where]
         relative = None if (weight == 1).all() else weight / weight.mean(axis=1, keepdims=True)
-        batch = RowTerms(loss, Rows(scaled, rows.y[where], shift), relative)
-        slopes = _tuned(batch, weight.sum(axis=1), rows.intercept).reshape(sites.size, k, -1) / scale[:, None]
-        if rows.intercept:
-            slopes[:, :, 0] -= (slopes * mean[:, None]).sum(axis=2)
-        theta[sites] = slopes.reshape(sites.size, -1)
+        batch = RowTerms(loss, Rows(rows.X[where], rows.y[where], shift), relative)
+        theta[sites] = _tuned(batch, weight.sum(axis=1), rows.intercept)
     return theta
 
 

@@ -9,6 +9,7 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
+from scipy.stats import rankdata
 
 from fedkin._base import Array, Index, Say, check_whole, count, one_blas_thread, tracked
 from fedkin.core import FileRows, Summaries
@@ -30,6 +31,8 @@ CLEAR = 2.0
 #: A simpler model is recommended only where its interval excludes that its error is larger by more than this share of
 #: Fedkin's. As its difference is within one standard error, the estimated loss is a third of this at most.
 RELEVANT = 0.05
+#: Of the sites' differences, this share on each side counts as the next one: no single site decides the verdict.
+EXTREME = 0.05
 #: Smaller shares round to 0.0%.
 _SHOWN = 0.0005
 _NAMES = {GLOBAL: "one model for all", INTERCEPTS: "site intercepts", LOCAL: "the sites' own models"}
@@ -60,18 +63,23 @@ class Comparison:
     held_out : array (R,)
         Rows that each split or fold holds out.
     row_error : dict {name: float}
-        Standard error of the difference to Fedkin in one split, from the differences of single rows, where known.
+        Standard error of the Winsorised difference to Fedkin in one split, from the differences of single rows.
     more : dict {metric: {name: float}}
         Metrics where higher is better, means over splits: explained variance, accuracy, AUC averaged over the sites
         with both classes.
     models : tuple of R dicts {name: FittedModel}
         The models of every split.
+    radius : float or None
+        Of the ball in which Fedkin's parameters are; those of the other methods are not held in it.
 
     Notes
     -----
     Splits share rows, so the standard deviation over them is too small. Standard errors are corrected for that (Nadeau
     and Bengio 2003): the variance over splits times ``1/R + n_test/n_train``. The error of a difference is never taken
     to be less than what single rows tell, since a few splits can agree by luck.
+
+    The verdict takes Winsorised differences: in every split, the largest and the smallest 5% of the sites' differences
+    (at least one of each from ten sites on) count as the next ones, so that no single site decides.
     """
 
     metric: str
@@ -84,6 +92,7 @@ class Comparison:
     row_error: Mapping[str, float] = field(default_factory=dict)
     more: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
     models: tuple[Mapping[str, FittedModel], ...] = ()
+    radius: float | None = None
 
     @property
     def repeats(self) -> int:
@@ -111,8 +120,11 @@ class Comparison:
         """Return the standard error of `difference`: the splits are the same for both."""
         if name == FEDKIN:
             return 0.0
-        over_splits = self._corrected(self.errors[name] - self.errors[FEDKIN])
-        return float(np.fmax(over_splits, self.row_error.get(name, np.nan) / np.sqrt(self.repeats)))
+        return self._error_of(name, self.errors[name] - self.errors[FEDKIN])
+
+    def _error_of(self, name: str, apart: Array) -> float:
+        """Return the standard error of the mean of differences ``(R,)`` to Fedkin."""
+        return float(np.fmax(self._corrected(apart), self.row_error.get(name, np.nan) / np.sqrt(self.repeats)))
 
     def _corrected(self, values: Array) -> float:
         if len(values) < 2:
@@ -133,17 +145,33 @@ class Comparison:
     @property
     def verdict(self) -> str:
         """What to do with it, in one sentence."""
-        others = [name for name in self.errors if name != FEDKIN]
+        robust = {name: self._winsorised(name) for name in self.errors if name != FEDKIN}
         gains, _ = self.gains()
         known = ~np.isnan(gains)
-        return verdict(
+        said = verdict(
             self.mean(FEDKIN),
-            {name: self.difference(name) for name in others},
-            {name: self.difference_error(name) for name in others},
+            {name: float(np.average(each, weights=self.held_out)) for name, each in robust.items()},
+            {name: self._error_of(name, each) for name, each in robust.items()},
             how="in Python with fedkin.fitting.baseline_models" if self.kind == "splits" else "",
             gains=f", and {int((gains[known] > 0).sum())} of {int(known.sum())} sites gain over their own models",
             remark=self._outweighed,
         )
+        for name, each in robust.items():
+            if abs(np.average(each, weights=self.held_out) - self.difference(name)) > RELEVANT * abs(self.mean(FEDKIN)):
+                apart = self.site_means(name) - self.site_means(FEDKIN)
+                u = int(np.nanargmax(np.abs(apart) * self.n_samples))
+                said += f" Site {self.sites[u]}, where {_NAMES[name]} and Fedkin are very far apart, counts for less."
+        ball = "" if self.radius is None else f" The other models are not held in the ball of radius {self.radius:g}."
+        return said + ball
+
+    def _winsorised(self, name: str) -> Array:
+        """Return the difference to Fedkin in each split ``(R,)``, the most extreme sites brought in."""
+        found = self.errors[name] - self.errors[FEDKIN]
+        for r, each in enumerate(self.site_errors[name] - self.site_errors[FEDKIN]):
+            known = ~np.isnan(each)
+            rows = self.n_samples[known]
+            found[r] -= float(rows @ (each[known] - _winsorised(each[known]))) / max(rows.sum(), 1)
+        return found
 
     def _outweighed(self, name: str) -> str:
         """Return a clause for where all rows favour one method and most sites the other; "" elsewhere."""
@@ -297,11 +325,16 @@ def compare(
     except KeyboardInterrupt:
         if not parts or not keep_best:
             raise
-    return _together(metric, "splits", data.sites, data.n_samples, parts)
+    return _together(metric, "splits", data.sites, data.n_samples, parts, options.radius)
 
 
 def _together(
-    metric: str, kind: Literal["splits", "folds"], sites: tuple[Hashable, ...], n: Index, parts: list[_Part]
+    metric: str,
+    kind: Literal["splits", "folds"],
+    sites: tuple[Hashable, ...],
+    n: Index,
+    parts: list[_Part],
+    radius: float | None,
 ) -> Comparison:
     names = list(parts[0].errors)
     shared = [score for score in parts[0].more if all(score in part.more for part in parts)]
@@ -316,6 +349,7 @@ def _together(
         {name: float(np.mean([part.row_error[name] for part in parts])) for name in parts[0].row_error},
         {one: {name: float(np.mean([part.more[one][name] for part in parts])) for name in names} for one in shared},
         tuple(part.models for part in parts),
+        radius,
     )
 
 
@@ -335,12 +369,23 @@ def _split_part(models: dict[str, FittedModel], test: Federation) -> _Part:
     part = _Part({}, {}, len(test.X), row_error, more, models)
     for name, each in rows.items():
         total = np.bincount(test.site_index, weights=weight * each, minlength=test.n_sites)
-        apart = each - rows[FEDKIN]
-        apart = (apart - weight @ apart / weight.sum()) * weight
         part.errors[name] = float(weight @ each / weight.sum())
         part.site_errors[name] = total / np.where(mass > 0, mass, np.nan)
+        # rows of a site that is brought in are brought in as much
+        apart, seen = each - rows[FEDKIN], mass > 0
+        own = np.bincount(test.site_index, weights=weight * apart, minlength=test.n_sites)[seen] / mass[seen]
+        share = np.ones(test.n_sites)
+        share[seen] = np.divide(_winsorised(own), own, out=np.ones_like(own), where=own != 0)
+        apart *= share[test.site_index]
+        apart = (apart - weight @ apart / weight.sum()) * weight
         row_error[name] = float(np.sqrt((apart**2).sum()) / weight.sum())
     return part
+
+
+def _winsorised(values: Array) -> Array:
+    """Return the values with the share `EXTREME` on each side, at least one of ten, replaced by the next one."""
+    k = max(int(EXTREME * values.size), int(values.size >= 10))
+    return np.clip(values, *np.sort(values)[[k, -1 - k]]) if k else values
 
 
 def check_held_out(model: FittedModel, test: Federation) -> None:
@@ -403,9 +448,8 @@ def site_areas(codes: NDArray[Any], chance: Array, starts: Index) -> Array:
         positive = codes[first:last] == 1
         hits = int(positive.sum())
         if 0 < hits < len(positive):
-            _, place, ties = np.unique(chance[first:last], return_inverse=True, return_counts=True)
-            rank = (np.cumsum(ties) - 0.5 * (ties - 1))[place]  # ties share their mean rank
-            areas[u] = (rank[positive].sum() - hits * (hits + 1) / 2) / (hits * (len(positive) - hits))
+            above = rankdata(chance[first:last])[positive].sum() - hits * (hits + 1) / 2
+            areas[u] = above / (hits * (len(positive) - hits))
     return areas
 
 
@@ -447,7 +491,7 @@ def _compared_by_folds(
         parts.append(part)
     if not parts:
         raise DataError("the sites gave no sums by fold, so no rows can be held out")
-    return _together(metric, "folds", data.sites, np.rint(data.n_samples).astype(np.int64), parts)
+    return _together(metric, "folds", data.sites, np.rint(data.n_samples).astype(np.int64), parts, options.radius)
 
 
 # --- the verdict ------------------------------------------------------------------------------------------------
@@ -462,18 +506,22 @@ def verdict(
     gains: str = "",
     remark: Callable[[str], str] = lambda name: "",
 ) -> str:
-    """Return what to do with a comparison, from differences to Fedkin and their standard errors."""
-    better = [name for name in apart if apart[name] < -CLEAR * error[name]]
+    """Return what to do with a comparison, from differences to Fedkin and their standard errors.
+
+    Differences that round to 0.0% of Fedkin's error, ``scale``, are none.
+    """
+    level = _SHOWN * abs(scale)
+    better = [name for name in apart if apart[name] < -max(CLEAR * error[name], level)]
     if better:
         best = min(better, key=lambda name: apart[name])
         return f"{_SIMPLER[best]} predicts better than Fedkin here: use it{how and f', {how}'}{remark(best)}."
     best = min(apart, key=lambda name: apart[name])
-    open_ones = [name for name in _NAMES if name in apart and not apart[name] > CLEAR * error[name]]
+    open_ones = [name for name in _NAMES if name in apart and not apart[name] > max(CLEAR * error[name], level)]
     if not open_ones:
         smaller = apart[best] / abs(scale + apart[best] or 1.0)
         said = f"its error is {smaller:.1%} smaller than that of {_NAMES[best]}"
         return f"Fedkin predicts best: {said}{gains}{remark(LOCAL)}."
-    near = [name for name in open_ones if apart[name] <= error[name]]
+    near = [name for name in open_ones if apart[name] <= max(error[name], level)]
     ties = [name for name in near if apart[name] + CLEAR * error[name] <= RELEVANT * abs(scale)]
     if not ties:
         unknown = _unknown(scale, open_ones, apart, error)
