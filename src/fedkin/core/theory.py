@@ -12,6 +12,7 @@ true parameters in the federation's order; ``loss``, what each site minimises.
 from __future__ import annotations
 
 import math
+from bisect import bisect_left
 from dataclasses import dataclass
 from typing import Literal
 
@@ -32,22 +33,10 @@ from fedkin.errors import ParameterError
 from fedkin.graph import Graph
 
 __all__ = [
-    "ConvergenceConstants",
-    "MinimumSignal",
-    "Sizes",
-    "compatibility_lower_bound",
-    "gamma_squared",
-    "graph_fidelity",
-    "kappa",
-    "minimum_signal_check",
-    "objective_lam",
-    "rho",
-    "score_bound",
-    "theorem1_bound",
-    "theorem1_lambda",
-    "theorem2_bound",
-    "theorem2_rate",
-]
+    "ConvergenceConstants", "MinimumSignal", "Sizes", "compatibility_lower_bound", "gamma_squared", "graph_fidelity",
+    "kappa", "minimum_signal_check", "objective_lam", "rho", "score_bound", "theorem1_bound", "theorem1_lambda",
+    "theorem2_bound", "theorem2_rate",
+]  # fmt: skip
 
 
 def rho(federation: Federation, graph: Graph, theta_star: ArrayLike, loss: LossLike = "linear") -> float:
@@ -490,20 +479,15 @@ class ConvergenceConstants:
         True
         """
         check_positive("accuracy", accuracy)
+
+        def enough(rounds: int) -> bool:
+            return self.bound(rounds, form, availability=availability) <= accuracy
+
         # log(T) / T falls from T = 3 on
-        low = 3 if form == "proved" else max(3, self.valid_from(availability=availability))
-        if self.bound(low, form, availability=availability) <= accuracy:
-            return low
-        high = 2 * low
-        while self.bound(high, form, availability=availability) > accuracy:
-            low, high = high, 2 * high
-        while high - low > 1:
-            middle = (low + high) // 2
-            if self.bound(middle, form, availability=availability) > accuracy:
-                low = middle
-            else:
-                high = middle
-        return high
+        high = low = 3 if form == "proved" else max(3, self.valid_from(availability=availability))
+        while not enough(high):
+            high *= 2
+        return bisect_left(range(high + 1), True, lo=low, key=enough)
 
     @property
     def _printed_edges(self) -> float:

@@ -11,7 +11,7 @@ import itertools
 import json
 import os
 import warnings
-from collections import defaultdict
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 
 from fedkin._base import AnyArray, Array, Mask, listed, write_file
-from fedkin.data import Federation, read_cells, read_columns
+from fedkin.data import Federation, RawColumns, parsed_numbers, read_columns
 from fedkin.errors import DataError, ParameterError, TableWarning
 
 #: The folder that holds the files; None for the one that the environment variable names.
@@ -242,17 +242,13 @@ def load_election(folder: Path, more_than: int = 50) -> Election:
     check_files(folder)
     facts, names, state_of_number = _facts(folder / FACTS)
     votes = _votes(folder / RESULTS)
-    joined = sorted(fips for fips in facts if fips in votes and fips // 1000 != ALASKA)
-    by_state: dict[str, list[int]] = defaultdict(list)
-    for fips in joined:
-        by_state[state_of_number[fips // 1000]].append(fips)
-    states = sorted(state for state, counties in by_state.items() if len(counties) > more_than)
-    if not states:
+    state_of = {fips: state_of_number[fips // 1000] for fips in facts if fips in votes and fips // 1000 != ALASKA}
+    counties = Counter(state_of.values())
+    rows = sorted((fips for fips in state_of if counties[state_of[fips]] > more_than), key=lambda f: (state_of[f], f))
+    if not rows:
         raise DataError(f"no state in {folder} has more than {more_than} counties with facts and votes")
-    rows = [fips for state in states for fips in by_state[state]]
-    X = np.array([facts[fips] for fips in rows])
-    y = np.array([float(votes[fips]) for fips in rows])
-    federation = Federation.from_arrays(X, y, [state_of_number[fips // 1000] for fips in rows], feature_names=names)
+    X, y = np.array([facts[fips] for fips in rows]), np.array([float(votes[fips]) for fips in rows])
+    federation = Federation.from_arrays(X, y, [state_of[fips] for fips in rows], feature_names=names)
     return Election(federation, _leans(folder / EARLIER, state_of_number), _shapes(folder / MAP, state_of_number))
 
 
@@ -319,66 +315,54 @@ def election_digest(folder: Path) -> str:
     return hashlib.sha256(b"".join((Path(folder) / name).read_bytes() for name in ELECTION)).hexdigest()
 
 
-def _read(path: Path) -> list[dict[str, str]]:
+def _read(path: Path) -> RawColumns:
     try:
-        header, columns = read_cells(path)
-        missing = [name for name in _COLUMNS[path.name] if name not in header]
+        columns = read_columns(path)
+        missing = [name for name in _COLUMNS[path.name] if name not in columns]
         if missing:
             raise DataError(f"{path} has no column {missing[0]!r}")
-        if not columns[0]:
+        if not len(columns[_COLUMNS[path.name][0]]):
             raise DataError(f"{path} has no rows")
     except DataError as error:
         raise DataError(f"{error}; or it was cut off or edited: take it again from {ELECTION[path.name]}") from None
-    return [dict(zip(header, row, strict=True)) for row in zip(*columns, strict=True)]
+    return columns
 
 
-def _number(text: str, path: Path, column: str, line: int) -> float:
-    try:
-        return float(text)
-    except ValueError:
-        raise DataError(f"{path}, line {line}: column {column!r} holds {text!r}, a number is expected") from None
+def _numbers(path: Path, columns: RawColumns, name: str) -> Array:
+    values = parsed_numbers(columns[name]).values
+    for row in np.flatnonzero(~np.isfinite(values))[:1]:
+        raise DataError(f"{path}: column {name!r} holds {columns[name][row]!r}, a number is expected")
+    return values
 
 
 def _facts(path: Path) -> tuple[dict[int, Array], Sequence[str], dict[int, str]]:
-    """Predictors by county, their names, and the states' letters by their number."""
-    rows = _read(path)
-    names = [name for name in rows[0] if name not in ("fips", "area_name", "state_abbreviation")]
-    facts, state_of_number = {}, {}
-    for line, row in enumerate(rows, start=2):
-        if not row["state_abbreviation"]:
-            continue  # a sum, over the country or a state
-        fips = int(_number(row["fips"], path, "fips", line))
-        fips = RECODED.get(fips, fips)
-        facts[fips] = np.array([_number(row[name], path, name, line) for name in names])
-        state_of_number[fips // 1000] = row["state_abbreviation"]
-    return facts, names, state_of_number
+    """Return predictors by county, their names, and the states' letters by their number."""
+    columns = _read(path)
+    county = np.array([state is not None for state in columns["state_abbreviation"]])  # others are sums over counties
+    columns = {name: cells[county] for name, cells in columns.items() if name != "area_name"}
+    states = columns.pop("state_abbreviation").tolist()
+    numbers = {name: _numbers(path, columns, name) for name in columns}
+    fips = [RECODED.get(number, number) for number in numbers.pop("fips").astype(int).tolist()]
+    facts = dict(zip(fips, np.column_stack(list(numbers.values())), strict=True))
+    return facts, list(numbers), dict(zip((number // 1000 for number in fips), states, strict=True))
 
 
 def _votes(path: Path) -> dict[int, bool]:
-    """Whether the Democratic ticket was ahead, by county."""
-    ahead = {}
-    for line, row in enumerate(_read(path), start=2):
-        fips = int(_number(row["county_fips"], path, "county_fips", line))
-        democratic, republican = (_number(row[name], path, name, line) for name in ("votes_dem", "votes_gop"))
-        ahead[fips] = democratic > republican
-    return ahead
+    """Return whether the Democratic ticket was ahead, by county."""
+    columns = _read(path)
+    fips, democratic, republican = (_numbers(path, columns, name) for name in ("county_fips", "votes_dem", "votes_gop"))
+    return dict(zip(fips.astype(int).tolist(), (democratic > republican).tolist(), strict=True))
 
 
 def _leans(path: Path, state_of_number: Mapping[int, str]) -> dict[str, str]:
-    margin: dict[int, dict[str, float]] = {2008: defaultdict(float), 2012: defaultdict(float)}
-    for line, row in enumerate(_read(path), start=2):
-        number = int(_number(row["fips_code"], path, "fips_code", line)) // 1000
-        state = state_of_number.get(number)
-        if state is None:
-            continue
-        for year, sums in margin.items():
-            for column, sign in ((f"dem_{year}", 1), (f"gop_{year}", -1)):
-                sums[state] += sign * _number(row[column], path, column, line)
-    leans = {}
-    for state in set(state_of_number.values()):
-        won = [state in _DEMOCRATIC[year].split() for year in (2000, 2004)]
-        won += [sums[state] > 0 for sums in margin.values()]  # Alaska is not in the file and counts as Republican
-        leans[state] = "blue" if all(won) else "red" if not any(won) else "swing"
+    columns = _read(path)
+    numbers = {name: _numbers(path, columns, name) for name in _COLUMNS[path.name]}
+    state, leans = numbers["fips_code"].astype(int) // 1000, {}
+    for number, letters in state_of_number.items():
+        won = [letters in _DEMOCRATIC[year].split() for year in (2000, 2004)]
+        margins = ((numbers[f"dem_{year}"] - numbers[f"gop_{year}"])[state == number] for year in (2008, 2012))
+        won += [bool(margin.sum() > 0) for margin in margins]  # Alaska is not in the file and counts as Republican
+        leans[letters] = "blue" if all(won) else "red" if not any(won) else "swing"
     return leans
 
 

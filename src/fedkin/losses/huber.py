@@ -135,16 +135,11 @@ def _residual_scale(X: Array, y: Array, site: Index, weight: Array) -> float:
         root = np.sqrt(w)
         slopes = np.linalg.lstsq(root[:, None] * inner, root * rest, rcond=1e-10)[0]
         size = np.abs(rest - inner @ slopes) * larger
-        before, scale = scale, _median(size, weight) / _MEDIAN_SIZE
+        median = float(np.quantile(size, 0.5, weights=weight, method="inverted_cdf"))
+        before, scale = scale, median / _MEDIAN_SIZE
         if scale <= smallest:
             return 0.0
         if abs(scale - before) <= _CHANGE * scale:
             break
         robust = EFFICIENT * scale / np.maximum(size, EFFICIENT * scale)
     return scale
-
-
-def _median(values: Array, weight: Array) -> float:
-    order = np.argsort(values)
-    share = np.cumsum(weight[order])
-    return float(values[order][np.searchsorted(share, 0.5 * share[-1])])
