@@ -53,12 +53,13 @@ class Rerouting:
         self._transposed: Any = sparse.csr_array(incidence[self._edges].T)
         self.serves = m > 0  # whether any singular site has a regular neighbour
 
-    def __call__(self, penalty: Penalty, radius: Array, alpha: Array, balance: Array) -> tuple[Array, Array]:
-        """Duals inside their balls of ``radius (E,)``, and their balance, without such pulls.
+    def __call__(self, objective: FusedObjective, alpha: Array, balance: Array) -> tuple[Array, Array]:
+        """Duals inside their balls, and their balance, without such pulls.
 
         First duals move as far as they have room. Then all of them shrink, to make as much room as is still needed.
         """
-        limit, here, sign = radius[self._edges, None], self._here, self._sign
+        penalty, limit = objective.penalty, objective.edge_radius[self._edges, None]
+        here, sign = self._here, self._sign
         pull, size = self._pull(penalty, balance)
         y = alpha[self._edges]
         used = sign * np.sign(pull[here]) * y if penalty.separable else penalty.dual_norm(y)[:, None]
@@ -75,29 +76,26 @@ class Rerouting:
 
     def _pull(self, penalty: Penalty, balance: Array) -> tuple[Array, Array]:
         """What pulls singular sites in directions that their rows do not show, ``(V, p)``, and how large it is."""
-        pull, bad = np.zeros_like(balance), self._terms.singular
-        pull[bad] = np.einsum("vpq,vq->vp", self._terms.unseen, balance[bad])
+        pull = self._terms.unseen(balance)
         return pull, np.abs(pull) if penalty.separable else penalty.dual_norm(pull)[:, None]
 
 
 class CliqueRerouting:
-    """The same on cliques: pulls at singular sites go to all regular ones of the clique, by their weights."""
+    """Rerouting on cliques: pulls at singular sites go to all regular ones of the clique, by their weights."""
 
     def __init__(self, terms: QuadraticTerms, cliques: Cliques) -> None:
         self._terms, self._cliques = terms, cliques
         regular = np.where(terms.singular, 0.0, cliques.weights)
         total = np.asarray(np.bincount(cliques.labels, regular)[cliques.labels], dtype=np.float64)
         self._share = _share(regular, total)[:, None]
-        self._served = (terms.singular & (total > 0))[terms.singular]
+        self._served = terms.singular & (total > 0)
         self.serves = bool(self._served.any())  # whether any singular site is in a clique with a regular one
 
-    def __call__(self, strength: float, alpha: Array, balance: Array) -> tuple[Array, Array]:
-        """Sums ``(V, p)`` of duals within ``strength`` without such pulls, shrunk where they are too large then."""
-        labels, bad = self._cliques.labels, self._terms.singular
-        pull = np.zeros_like(balance)
-        pull[bad] = np.einsum("vpq,vq->vp", self._terms.unseen, balance[bad]) * self._served[:, None]
+    def __call__(self, objective: FusedObjective, alpha: Array, balance: Array) -> tuple[Array, Array]:
+        """Sums ``(V, p)`` of duals without such pulls, shrunk where they are too large then."""
+        labels, pull = self._cliques.labels, self._terms.unseen(balance) * self._served[:, None]
         moved = self._share * sum_groups(pull, labels, self._cliques.sizes.size)[labels] - pull
-        excess = self._cliques.congestion(alpha + moved) / max(strength, np.finfo(float).tiny)
+        excess = self._cliques.congestion(alpha + moved) / max(objective.strength, np.finfo(float).tiny)
         # all coordinates shrink alike: a site's unseen directions mix them
         shrunk = 1.0 / np.maximum(excess.max(axis=1), 1.0)[labels, None]
         return shrunk * (alpha + moved), shrunk * (balance + moved)
@@ -255,11 +253,7 @@ class FusedObjective:
         found = bound(alpha, balance)
         if self._rerouting is None:
             return found
-        if isinstance(self._rerouting, CliqueRerouting):
-            other, balance = self._rerouting(self.strength, alpha, balance)
-        else:
-            other, balance = self._rerouting(self.penalty, self.edge_radius, alpha, balance)
-        return min(found, bound(other, balance))
+        return min(found, bound(*self._rerouting(self, alpha, balance)))
 
     def edge_gap(self, theta: Array, alpha: Array) -> float:
         """The edges' part of a duality gap: ``sum_e r_e phi(d_e) - <alpha_e, d_e>`` with ``d`` the differences."""
@@ -274,10 +268,6 @@ class FusedObjective:
         size = self.edge_radius * self.penalty.value(d)
         # summed edge by edge before adding up, so that the small difference of large sums is accurate
         return lambda alpha: float((size - np.einsum("ep,ep->e", alpha, d)).sum())
-
-    def with_strength(self, strength: float) -> FusedObjective:
-        """The same objective with another penalty strength."""
-        return replace(self, strength=strength)
 
 
 @dataclass(frozen=True, eq=False)

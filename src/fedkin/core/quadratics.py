@@ -158,12 +158,17 @@ class QuadraticTerms(SiteTerms):
         return self._inverse[1]
 
     @cached_property
-    def unseen(self) -> Array:
-        """Projections of the M `singular` sites onto what lies outside the range of their matrices, ``(M, p, p)``."""
-        one, bad = np.eye(self.n_params), self.singular
+    def _outside(self) -> Array:
+        bad = self.singular
         if self.isotropic:
-            return np.tile(one, (int(bad.sum()), 1, 1))
-        return np.asarray(one - np.matmul(self.A[bad], self.inverses[bad]))
+            return np.tile(np.eye(self.n_params), (int(bad.sum()), 1, 1))
+        return np.asarray(np.eye(self.n_params) - np.matmul(self.A[bad], self.inverses[bad]))
+
+    def unseen(self, v: Array) -> Array:
+        """The parts of ``v (V, p)`` outside the range of the sites' matrices; 0 where these are not `singular`."""
+        out = np.zeros_like(v)
+        out[self.singular] = times(self._outside, v[self.singular])
+        return out
 
     def minimizers(self) -> Array:
         """Each site's own minimiser (the shortest one in standardised units where it is not unique), ``(V, p)``."""

@@ -27,15 +27,6 @@ FAMILY_WISE: tuple[Correction, ...] = ("bonferroni", "holm")
 
 _CHI_SQUARE_DOF = 1e8  # from here on F and chi-square cannot be told apart
 
-ERROR_CONTROLLED: Mapping[str, str] = {
-    "bonferroni": "probability of dropping any edge between sites with equal parameters, at most level",
-    "holm": "probability of dropping any edge between sites with equal parameters, at most level",
-    "bh": "expected share, among the dropped edges, of edges between sites with equal parameters, at most level "
-    "(proved for independent or positively dependent tests)",
-    "by": "expected share, among the dropped edges, of edges between sites with equal parameters, at most level, "
-    "whatever the dependence",
-}
-
 
 @dataclass(frozen=True, eq=False)
 class EdgeSelection:
@@ -52,7 +43,6 @@ class EdgeSelection:
     level: float
     method: Correction
     variance: Variance
-    error_controlled: str  # the error that the method keeps below ``level``
     notes: Mapping[Hashable, str]  # sites without an estimate of their own, see `LocalFit`
 
 
@@ -80,9 +70,9 @@ def select_edges(
         Between 0 and 1.
     method : "bonferroni" | "holm" | "bh" | "by"
         Correction for the number of edges. An edge is *dropped* when its null hypothesis is rejected, so Bonferroni and
-        Holm bound the probability of dropping any true edge, and Benjamini-Hochberg and Benjamini-Yekutieli the
-        expected share of true edges among the dropped ones. None bounds the number of false edges that stay: these are
-        errors of the second kind.
+        Holm bound the probability of dropping any true edge, and Benjamini-Hochberg (for independent or positively
+        dependent tests) and Benjamini-Yekutieli the expected share of true edges among the dropped ones. None bounds
+        the number of false edges that stay: these are errors of the second kind.
     variance : "model" | "sandwich" | "bartlett", optional
         As in `local_fit`; "model" by default. "bartlett" is the paper's: with the linear loss it takes the noise
         variance for 1, so with larger noise it drops true edges and with smaller noise it keeps false ones.
@@ -145,7 +135,7 @@ def select_edges(
     kept = p_value >= threshold
     critical = float(chdtri(local.theta.shape[1], threshold)) if np.isinf(dof).all() else None
     tests = candidates.keep(kept), candidates, statistic, p_value, dof, kept, threshold, critical
-    return EdgeSelection(*tests, level, method, local.variance, ERROR_CONTROLLED[method], dict(local.notes))
+    return EdgeSelection(*tests, level, method, local.variance, dict(local.notes))
 
 
 def bonferroni(level: float, n_edges: int) -> float:

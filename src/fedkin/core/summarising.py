@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Hashable, Iterator, Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
@@ -75,8 +75,10 @@ def summarise(
     if not federation.n_samples.all():
         empty = federation.sites[int(np.flatnonzero(federation.n_samples == 0)[0])]
         raise DataError(f"site {empty!r} has no rows to sum up")
-    if rank is not None:
-        return Summaries.stack(_short(federation, one, folds, seed, at, rank))
+    if rank is not None:  # one site after another: whole summaries of many coefficients are large
+        each = ((site, None if at is None else at[u : u + 1]) for u, site in enumerate(federation.sites))
+        alone = ((summarise(federation.subset([u]), one, folds=folds, seed=seed, at=point), u) for u, point in each)
+        return Summaries.stack(whole[site].short(rank) for whole, site in alone)
     if at is None:
         at = data.zeros
         if not one.quadratic:
@@ -91,13 +93,6 @@ def summarise(
     sums, squares = np.add.reduceat(weighted, starts, axis=0), np.add.reduceat(weighted * X, starts, axis=0)
     expanded, names = data.expand(at, folds, seed), federation.feature_names
     return Summaries(federation.sites, one, names, seed, expanded, sums, squares, scores=scores, own=own)
-
-
-def _short(federation: Federation, loss: Loss, folds: int, seed: int, at: Array | None, rank: int) -> Iterator[Summary]:
-    """One site after another: whole summaries of many coefficients are large."""
-    for u, site in enumerate(federation.sites):
-        point = None if at is None else at[u : u + 1]
-        yield summarise(federation.subset([site]), loss, folds=folds, seed=seed, at=point)[site].short(rank)
 
 
 def site_summary(

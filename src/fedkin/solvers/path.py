@@ -141,7 +141,7 @@ def path_stretch(
     # near the top solutions change abruptly: go there from below. Elsewhere go down, where steps are shorter.
     ahead = (part[::-1] if part[0] == 0 else part).tolist()
     for k in ahead:
-        at = objective.with_strength(float(strengths[k]))
+        at = replace(objective, strength=float(strengths[k]))
         how = {"fuse_components": fuse_components, "certify": fuse_components, "quiet": True}
         solution = solve_fused(at, tol, max_iter=max_iter, warm_start=_predicted(known, at), backend=backend, **how)
         yield k, uninterrupted(solution)
