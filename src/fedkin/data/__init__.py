@@ -26,9 +26,12 @@ from fedkin.data.columns import (
     RowPlaces,
     as_column,
     columns_of,
+    files_of,
     open_parquet,
+    partitions,
     read_cells,
     read_columns,
+    read_files,
     row_places,
     split_name,
     write_csv,
@@ -36,8 +39,7 @@ from fedkin.data.columns import (
 from fedkin.data.federation import INTERCEPT, Federation
 from fedkin.data.infer import InferredTable, SchemaScan, complete_batches, infer_schema
 from fedkin.data.rows import HasSites, Rows, block_folds, deal_folds, refuse_dates, site_id, site_ids
-from fedkin.data.schema import Column, Schema
-from fedkin.data.tables import Roles, Table, TableInMemory, TableOptions, files_of, partitions, read_files
+from fedkin.data.schema import Column, Roles, Schema, Table, TableInMemory, TableOptions
 
 __all__ = [
     "CSV_SUFFIXES", "INTERCEPT", "PARQUET_SUFFIXES", "Column", "ColumnKind", "DecimalMark", "Federation", "Finding",

@@ -422,3 +422,21 @@ def missing_column(name: str, present: Sequence[str], wanted: Sequence[str]) -> 
     has = f"the table has {listed(present, 20)}" if present else "the table has no columns"
     guess = f"is {near[0]!r} what is meant? Then rename it" if near else has
     return Finding(name, f"there is no such column; {guess}", "no_column")
+
+
+def number_hint(cells: Sequence[object]) -> str:
+    """Return what to do about cells that are not numbers; "" where nothing is special about them."""
+    first = cells[0]
+    if looks_like_date(first):
+        return "turn dates into numbers, for example an age in years or days since admission"
+    with_commas = [cell.strip() for cell in cells if isinstance(cell, str) and "," in cell]
+    if with_commas and all(map(THOUSANDS.fullmatch, with_commas)):
+        return "thousands commas: remove them (if they are decimal commas, write points)"
+    text = first.strip() if isinstance(first, str) else ""
+    if COMMA_NUMBER.fullmatch(text):
+        return "write decimal points, not commas"
+    if text[:1] in ("<", ">"):
+        return "a limit of detection is not a value: agree on what to write there"
+    if text[:1].isdigit() or (text and UNIT_NUMBER.fullmatch(text)):
+        return "leave units and remarks out of the cells"
+    return ""

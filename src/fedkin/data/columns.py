@@ -1,4 +1,4 @@
-"""Read tables from files and data frames as plain columns, and write CSV files.
+"""Read tables from data frames and files as plain columns, and write CSV files.
 
 Whatever a table was (CSV, Parquet, pandas, polars, pyarrow, a dict of arrays), it becomes `RawColumns`: name -> array,
 where the array is
@@ -11,6 +11,7 @@ where the array is
 from __future__ import annotations
 
 import csv
+import glob
 import gzip
 import io
 import itertools
@@ -22,12 +23,13 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Siz
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO, get_args
+from urllib.parse import unquote
 
 import numpy as np
 
 from fedkin._base import AnyArray, check_choice, count, in_file, listed, repeated, replacing
-from fedkin.data.cells import LARGEST_EXACT_INTEGER, DecimalMark, infer_column, is_missing, unwrapped
-from fedkin.errors import DataError, TableWarning, missing_dependency
+from fedkin.data.cells import LARGEST_EXACT_INTEGER, DecimalMark, infer_column, infer_kind, is_missing, unwrapped
+from fedkin.errors import DataError, TableWarning, argument, missing_dependency
 
 RawColumns = dict[str, AnyArray]
 
@@ -39,6 +41,11 @@ _LARGE = 2_000_000
 _SLOW = 50_000_000
 #: Cells that a cast to float64 reads as `infer_column` does: no leading zeros, no integers beyond 2**53.
 _ORDINARY = r"^(?:-?(?:0|[1-9][0-9]{0,14})(?:\.[0-9]*)?(?:[eE][+-]?[0-9]+)?)?$"
+#: The column of file names, where each file is a site.
+_FILE = "(file)"
+#: The folder of rows without a value, as Hive and Spark write it.
+_NO_PARTITION = "__HIVE_DEFAULT_PARTITION__"
+
 
 
 # --- columns from frames --------------------------------------------------------------------------------------
@@ -332,6 +339,115 @@ def _line_of(path: Path, row: int) -> int:
     except csv.Error:
         pass
     return row + 2
+
+
+# --- several files as one table --------------------------------------------------------------------------------
+
+
+def files_of(path: str | os.PathLike[str]) -> list[Path]:
+    """Return the files that a path stands for: itself, those of a directory, or those of a pattern.
+
+    Of a directory without files of its own, those of its partitions, folders such as ``clinic=north``.
+    """
+    place = Path(path)
+    if place.is_dir():
+        suffixes = CSV_SUFFIXES + PARQUET_SUFFIXES
+        for pattern in ("*", "*=*/**/*"):
+            inside = (file for file in place.glob(pattern) if file.is_file() and not file.name.startswith((".", "_")))
+            if files := sorted(file for file in inside if split_name(file)[1] in suffixes):
+                return files
+        raise DataError(f"the directory {place} has no file that ends in {', '.join(suffixes)}")
+    if not place.exists() and glob.has_magic(str(path)):
+        found = sorted(Path(name) for name in glob.glob(str(path), recursive=True))  # noqa: PTH207
+        if not found:
+            raise DataError(f"no file is called like {path}: check the pattern")
+        return found
+    return [place]
+
+
+def partitions(path: str | os.PathLike[str], files: Sequence[Path]) -> RawColumns:
+    """Return the columns that folders such as ``clinic=north`` below a path stand for, one value for each file."""
+    root = Path(path)
+    while glob.has_magic(str(root)):
+        root = root.parent
+    folders = [file.relative_to(root).parts[:-1] if file.is_relative_to(root) else () for file in files]
+    keys = [dict(part.split("=", 1) for part in parts if "=" in part) for parts in folders]
+    for file, own in zip(files, keys, strict=True):
+        if own.keys() != keys[0].keys():
+            raise DataError(f"{file}: its folders name {listed(own) or 'nothing'}, but others name {listed(keys[0])}")
+    values = {name: [unquote(own[name]) for own in keys] for name in keys[0]}
+    return {
+        name: infer_column(["" if text == _NO_PARTITION else text for text in texts]) for name, texts in values.items()
+    }
+
+
+def read_files(
+    path: str | os.PathLike[str],
+    site: str | None,
+    wanted: Iterable[str] | None = None,
+    decimal: DecimalMark = ".",
+) -> tuple[RawColumns, str, RowPlaces]:
+    """Read all files as one table; return its columns, the name of the site column, and where rows came from.
+
+    Of several files, all columns are read, or those ``wanted``; without a site column, each file is a site.
+    """
+    files = files_of(path)
+    if len(files) == 1 and not Path(path).is_dir():
+        columns = read_columns(files[0], decimal)
+        if not site:
+            text = f"say which column holds the sites, {argument('site')}; it has {listed(columns, 20)}"
+            raise DataError(f"{path}: {text}")
+        return columns, site, row_places(files[0], columns)
+    tables = [read_columns(file, decimal) for file in files]
+    counts = [len(next(iter(table.values()), ())) for table in tables]
+    folders = partitions(path, files)
+    for k, (table, rows) in enumerate(zip(tables, counts, strict=True)):
+        table |= {name: column[k : k + 1].repeat(rows) for name, column in folders.items()}
+    if site is None and len(folders) == 1:
+        (site,) = folders
+    needed = set(tables[0]) if wanted is None else {*wanted, *([] if site is None else [site])}
+    problems = []
+    for file, table in zip(files, tables, strict=True):
+        missing, extra = needed - set(table), set(table) - needed if wanted is None else set()
+        if missing:
+            problems.append(f"{file}: there is no column {listed(sorted(missing))}")
+        if extra:
+            problems.append(f"{file}: there is a column {listed(sorted(extra))} that {files[0].name} does not have")
+    stems = [split_name(file)[0] for file in files]
+    for file, stem, rows in zip(files, stems, counts, strict=True):
+        if site is None and stems.count(stem) > 1:
+            problems.append(f"{file}: another file of the directory also stands for site {stem!r}")
+        if site is None and rows == 0:
+            problems.append(f"{file}: site {stem!r} has no rows; remove the file or give it data")
+    if problems:
+        raise DataError("\n".join(problems))
+    stacked = {name: _stacked_column(name, files, tables) for name in tables[0] if name in needed}
+    places = RowPlaces(tuple(files), counts)
+    if site is not None:
+        return stacked, site, places
+    return {_FILE: np.repeat(np.array(stems, dtype=object), counts), **stacked}, _FILE, places
+
+
+def _stacked_column(name: str, files: Sequence[Path], tables: Sequence[Mapping[str, AnyArray]]) -> AnyArray:
+    parts = [table[name] for table in tables]
+    if len({part.dtype.kind == "O" for part in parts}) == 1:
+        return np.concatenate(parts)
+    other = next(k for k, part in enumerate(parts) if part.dtype.kind == "O")
+    kind = infer_kind(parts[other])
+    for k, (file, part) in enumerate(zip(files, parts, strict=True)):
+        if part.dtype.kind == "O":
+            continue
+        # an empty column has no type of its own; a word among numbers is found with all other mistakes
+        if kind.kind == "number" or (part.dtype.kind == "f" and np.isnan(part).all()):
+            parts[k] = np.array([None if cell != cell else cell for cell in part.tolist()], dtype=object)
+        elif split_name(file)[1] in CSV_SUFFIXES and all(level[:1].isdigit() for level in kind.levels):
+            header, cells = read_cells(file)  # ids such as 007, which another file has without zeros
+            parts[k] = np.array([cell.strip() or None for cell in cells[header.index(name)]], dtype=object)
+        else:
+            raise DataError(
+                f"{file}: column {name!r} is numeric, but text in {files[other].name}: write it in one way"
+            )
+    return np.concatenate(parts)
 
 
 # --- writing --------------------------------------------------------------------------------------------------

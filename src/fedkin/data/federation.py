@@ -23,7 +23,7 @@ from fedkin.data.cells import (
     parsed_numbers,
     sheet_row,
 )
-from fedkin.data.columns import RawColumns, columns_of
+from fedkin.data.columns import RawColumns, columns_of, read_files
 from fedkin.data.infer import SchemaScan
 from fedkin.data.rows import (
     HasSites,
@@ -41,8 +41,7 @@ from fedkin.data.rows import (
     stacked_rows,
     times_of,
 )
-from fedkin.data.schema import Schema, as_columns
-from fedkin.data.tables import Roles, TableInMemory, TableOptions, read_table
+from fedkin.data.schema import Roles, Schema, TableInMemory, TableOptions, as_columns
 from fedkin.errors import DataError, ParameterError, TableWarning, UnknownSiteError
 
 INTERCEPT = "(intercept)"
@@ -308,7 +307,10 @@ class Federation(HasSites):
         ('north', 'south')
         """
         roles = Roles(site or "", target, **others)
-        columns, found, places = read_table(path, roles, decimal)
+        wanted = None
+        if roles.features is not None:
+            wanted = [*(name for name in roles.taken if name), *roles.features, *roles.categories]
+        columns, found, places = read_files(path, site or None, wanted, decimal)
         with in_file(path, DataError):
             return cls._from_columns(columns, replace(roles, site=found), places)
 

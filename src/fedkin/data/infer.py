@@ -33,8 +33,7 @@ from fedkin.data.cells import (
     too_many_levels,
 )
 from fedkin.data.columns import RawColumns
-from fedkin.data.schema import FILLING, Column, Missing, Schema
-from fedkin.data.tables import Roles, Table
+from fedkin.data.schema import FILLING, Column, Missing, Roles, Schema, Table
 from fedkin.errors import DataError, argument
 
 #: Fewer rows than this say nothing about columns that are alike by chance.

@@ -10,10 +10,10 @@ from __future__ import annotations
 import math
 import warnings
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any, Literal, get_args
+from typing import Any, Literal, Protocol, TypedDict, get_args
 
 import msgspec
 import numpy as np
@@ -22,8 +22,6 @@ from fedkin._base import AnyArray, Array, Mask, check_choice, count, frozen, lis
 from fedkin.data.cells import (
     COMMA_NUMBER,
     NUMBERS_PER_WORD,
-    THOUSANDS,
-    UNIT_NUMBER,
     Finding,
     Gaps,
     Hints,
@@ -31,14 +29,15 @@ from fedkin.data.cells import (
     RowName,
     level_codes,
     level_text,
-    looks_like_date,
     missing_column,
+    near_name,
     near_names,
+    number_hint,
     parsed_numbers,
     raise_findings,
     sheet_row,
 )
-from fedkin.data.columns import columns_of
+from fedkin.data.columns import RawColumns, columns_of
 from fedkin.data.rows import Rows
 from fedkin.errors import DataError, ParameterError, TableWarning, argument
 
@@ -179,7 +178,7 @@ class Column:
             cells, n = [cell for _, cell in numbers.wrong], len(numbers.wrong)
             named = [repr(cell) if isinstance(cell, (str, float)) else str(cell) for cell in cells[:_SHOWN]]
             shown = ", ".join(f"{cell} in {at(row)}" for cell, (row, _) in zip(named, numbers.wrong, strict=False))
-            more, hint = f" and {n - _SHOWN} more" if n > _SHOWN else "", _number_hint(cells) or correct
+            more, hint = f" and {n - _SHOWN} more" if n > _SHOWN else "", number_hint(cells) or correct
             commas = all(COMMA_NUMBER.fullmatch(str(cell).strip()) for cell in cells)
             hint += hints.names if NUMBERS_PER_WORD * n > len(column) and not commas else ""
             wrong = "is not a number" if n == 1 else "are not numbers"
@@ -240,24 +239,6 @@ class Column:
         encoded = np.asarray(codes[:, None] == np.arange(1, len(self.levels)), dtype=np.float64)
         encoded[codes < 0] = np.nan
         return encoded
-
-
-def _number_hint(cells: Sequence[object]) -> str:
-    """Return what to do about cells that are not numbers; "" where nothing is special about them."""
-    first = cells[0]
-    if looks_like_date(first):
-        return "turn dates into numbers, for example an age in years or days since admission"
-    with_commas = [cell.strip() for cell in cells if isinstance(cell, str) and "," in cell]
-    if with_commas and all(map(THOUSANDS.fullmatch, with_commas)):
-        return "thousands commas: remove them (if they are decimal commas, write points)"
-    text = first.strip() if isinstance(first, str) else ""
-    if COMMA_NUMBER.fullmatch(text):
-        return "write decimal points, not commas"
-    if text[:1] in ("<", ">"):
-        return "a limit of detection is not a value: agree on what to write there"
-    if text[:1].isdigit() or (text and UNIT_NUMBER.fullmatch(text)):
-        return "leave units and remarks out of the cells"
-    return ""
 
 
 @dataclass(frozen=True)
@@ -440,3 +421,101 @@ def as_columns(columns: object) -> dict[str, AnyArray]:
     if isinstance(columns, dict) and all(isinstance(one, np.ndarray) for one in columns.values()):
         return columns
     return columns_of(columns)
+
+
+# --- tables whose columns are to be inferred ----------------------------------------------------------------------
+
+
+class Table(Protocol):
+    """A table that is read in batches, as often as needed."""
+
+    @property
+    def names(self) -> Sequence[str]:
+        """Names of all columns."""
+
+    def batches(self, names: Sequence[str]) -> Iterator[RawColumns]:
+        """Yield some columns of the rows, batch after batch, always in the same order."""
+
+
+@dataclass(frozen=True)
+class TableInMemory:
+    """Columns in memory as a `Table` of one batch."""
+
+    columns: RawColumns
+
+    @property
+    def names(self) -> Sequence[str]:
+        return list(self.columns)
+
+    def batches(self, names: Sequence[str]) -> Iterator[RawColumns]:
+        yield {name: self.columns[name] for name in names}
+
+
+class TableOptions(TypedDict, total=False):
+    """What may be said about a table apart from its site and target columns; `Federation.from_frame` explains it."""
+
+    features: Sequence[str] | None
+    offset: str | None
+    weight: str | None
+    time: str | None
+    missing: Missing
+    categories: Sequence[str]
+    drop: Sequence[str]
+
+
+@dataclass(frozen=True)
+class Roles:
+    """Which columns of a table are what, and what to do with gaps: `TableOptions`, site and target."""
+
+    site: str
+    target: str | None = None
+    features: Sequence[str] | None = None
+    offset: str | None = None
+    weight: str | None = None
+    time: str | None = None
+    missing: Missing = "refuse"
+    categories: Sequence[str] = ()
+    drop: Sequence[str] = ()
+
+    def __post_init__(self) -> None:
+        for name in ("features", "categories", "drop"):  # a word alone is a list of one
+            if isinstance(getattr(self, name), str):
+                object.__setattr__(self, name, (getattr(self, name),))
+
+    @property
+    def named(self) -> list[tuple[str, str]]:
+        """Columns that are not features, and what each is."""
+        roles = ("site", "target", "offset", "weight", "time")
+        return [(getattr(self, role), role) for role in roles if getattr(self, role) is not None]
+
+    @property
+    def taken(self) -> dict[str, str]:
+        """{column: its role}."""
+        return dict(self.named)
+
+    def check(self, columns: Iterable[str]) -> None:
+        """Raise one `DataError` with all columns that are named and not there; or named for two things."""
+        present = dict.fromkeys(columns)
+        roles = [(name, f"the {role}") for name, role in self.named]
+        roles += [(name, "the features") for name in self.features or ()]
+        named = [*roles, *((name, "the categories") for name in self.categories)]
+        wanted = [*((name, f"for {role}") for name, role in named), *((name, "to drop") for name in self.drop)]
+        absent = [(name, use) for name, use in wanted if name not in present]
+        if absent:
+            text = " and ".join(f"no column {name!r} {use}{near_name(name, present)}" for name, use in absent)
+            raise DataError(f"there is {text}; the table has {listed(present, most=20)}")
+        seen: dict[str, str] = {}
+        for name, role in roles:
+            if name in seen:
+                if seen[name] == role == "the features":
+                    raise DataError(f"feature {name!r} is given twice")
+                first, second = (
+                    "a feature" if one == "the features" else one.removeprefix("the ") for one in (seen[name], role)
+                )
+                raise DataError(f"column {name!r} cannot be both {first} and {second}")
+            seen[name] = role
+        seen = dict.fromkeys(self.categories, "the features") | seen
+        for name in self.drop:
+            if name in seen:
+                use = "a feature" if seen[name] == "the features" else seen[name]
+                raise DataError(f"column {name!r} cannot be both {use} and dropped")
