@@ -8,8 +8,7 @@ import pytest
 import fedkin
 from fedkin.cli.reading import stays_in_files
 from fedkin.core import rows_in_files
-from fedkin.core.parquet import ParquetTable
-from fedkin.data import Federation
+from fedkin.data import Federation, ParquetTable
 from fedkin.errors import DataError, ParameterError
 from fedkin.fitting import FitOptions, fit
 

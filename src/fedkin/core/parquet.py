@@ -3,44 +3,36 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Hashable, Iterator, Sequence
+from collections.abc import Hashable, Iterator
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import ClassVar, Literal, Unpack
 
 import numpy as np
 
-from fedkin._base import AnyArray, Array, Index, check_whole, listed
+from fedkin._base import Array, Index, check_whole, listed
 from fedkin.core.quadratics import Quadratics
 from fedkin.core.sitedata import RowData, SiteData
 from fedkin.core.summaries import Summaries
 from fedkin.core.summarising import RunningSums
 from fedkin.data import (
-    PARQUET_SUFFIXES,
     Column,
     Federation,
     InferredTable,
     Label,
+    ParquetTable,
     RawColumns,
     Roles,
-    RowPlaces,
     Schema,
     SchemaScan,
     TableOptions,
-    columns_of,
     complete_batches,
-    files_of,
     infer_kind,
-    open_parquet,
     parsed_numbers,
-    partitions,
     site_ids,
 )
 from fedkin.errors import DataError, ParameterError, argument
 from fedkin.losses import Loss, loss_for, loss_kind, make_loss
 
-#: Rows that are in memory at once.
-BATCH = 65_536
 #: Classes that a target may have.
 _MOST_CLASSES = 50
 #: What may be done with missing cells; means are not known before the pass ends.
@@ -128,8 +120,8 @@ class FileRows(SiteData):
 
 def table_size(path: str | os.PathLike[str]) -> tuple[int, int]:
     """Rows and columns of Parquet files, from their footers alone."""
-    opened = [open_parquet(file) for file in _parquet_files(path)]
-    return sum(file.metadata.num_rows for file in opened), opened[0].metadata.num_columns
+    table = ParquetTable.open(path)
+    return sum(table.places().counts), len(table.names)
 
 
 def summarise_files(
@@ -264,60 +256,6 @@ def holds_zeros_and_ones(path: str | os.PathLike[str], target: str) -> bool:
     table = ParquetTable.open(path)
     head = table.head(target) if target in table.names else np.empty(0)
     return head.dtype.kind in "iuf" and np.unique(head).tolist() == [0, 1]
-
-
-# --- reading ------------------------------------------------------------------------------------------------------
-
-
-def _parquet_files(path: str | os.PathLike[str]) -> tuple[Path, ...]:
-    files = files_of(path)
-    other = [file for file in files if file.suffix.lower() not in PARQUET_SUFFIXES]
-    if other:
-        raise DataError(f"{other[0]} is not a Parquet file, and only those are read in batches")
-    return tuple(files)
-
-
-@dataclass(frozen=True)
-class ParquetTable:
-    """Parquet files with the same columns as a `fedkin.data.Table`, read in batches."""
-
-    files: tuple[Path, ...]
-    folders: RawColumns = field(default_factory=dict)  # columns that folders stand for, one value for each file
-
-    @classmethod
-    def open(cls, path: str | os.PathLike[str]) -> ParquetTable:
-        """Open the files that a path stands for."""
-        files = _parquet_files(path)
-        return cls(files, partitions(path, files))
-
-    @property
-    def names(self) -> Sequence[str]:
-        """Names of the columns of the first file, and of its folders."""
-        names: list[str] = open_parquet(self.files[0]).schema_arrow.names
-        return [*(name for name in names if name not in self.folders), *self.folders]
-
-    def batches(self, names: Sequence[str]) -> Iterator[RawColumns]:
-        """Yield some columns of all files, batch after batch."""
-        import pyarrow
-
-        inside = [name for name in names if name not in self.folders]
-        for k, file in enumerate(self.files):
-            opened = open_parquet(file)
-            absent = [name for name in inside if name not in opened.schema_arrow.names]
-            if absent:
-                raise DataError(f"{file.name} has no column {listed(absent)}")
-            folders = {name: self.folders[name][k : k + 1] for name in names if name in self.folders}
-            for batch in opened.iter_batches(BATCH, columns=inside):
-                found = columns_of(pyarrow.Table.from_batches([batch]))
-                yield found | {name: value.repeat(batch.num_rows) for name, value in folders.items()}
-
-    def head(self, name: str) -> AnyArray:
-        """Return the first batch of a column."""
-        return next(self.batches([name]), {name: np.empty(0)})[name]
-
-    def places(self) -> RowPlaces:
-        """Return what names the rows of all files."""
-        return RowPlaces(self.files, [open_parquet(file).metadata.num_rows for file in self.files])
 
 
 def _first_pass(

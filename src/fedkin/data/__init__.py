@@ -22,13 +22,12 @@ from fedkin.data.cells import (
 from fedkin.data.columns import (
     CSV_SUFFIXES,
     PARQUET_SUFFIXES,
+    ParquetTable,
     RawColumns,
     RowPlaces,
     as_column,
     columns_of,
     files_of,
-    open_parquet,
-    partitions,
     read_cells,
     read_columns,
     read_files,
@@ -43,10 +42,10 @@ from fedkin.data.schema import Column, Roles, Schema, Table, TableInMemory, Tabl
 
 __all__ = [
     "CSV_SUFFIXES", "INTERCEPT", "PARQUET_SUFFIXES", "Column", "ColumnKind", "DecimalMark", "Federation", "Finding",
-    "HasSites", "InferredTable", "Label", "RawColumns", "Roles", "RowPlaces", "Rows", "Schema", "SchemaScan", "Table",
-    "TableInMemory", "TableOptions", "as_column", "block_folds", "columns_of", "complete_batches", "deal_folds",
-    "files_of", "infer_column", "infer_kind", "infer_schema", "is_missing", "is_missing_text", "level_codes",
-    "level_text", "looks_like_date", "near_name", "number_of", "open_parquet", "parsed_numbers", "partitions",
+    "HasSites", "InferredTable", "Label", "ParquetTable", "RawColumns", "Roles", "RowPlaces", "Rows", "Schema",
+    "SchemaScan", "Table", "TableInMemory", "TableOptions", "as_column", "block_folds", "columns_of",
+    "complete_batches", "deal_folds", "files_of", "infer_column", "infer_kind", "infer_schema", "is_missing",
+    "is_missing_text", "level_codes", "level_text", "looks_like_date", "near_name", "number_of", "parsed_numbers",
     "raise_findings", "read_cells", "read_columns", "read_files", "refuse_dates", "row_places", "site_id", "site_ids",
     "split_name", "write_csv",
 ]  # fmt: skip

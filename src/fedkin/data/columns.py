@@ -20,7 +20,7 @@ import os
 import warnings
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, BinaryIO, get_args
 from urllib.parse import unquote
@@ -35,6 +35,8 @@ RawColumns = dict[str, AnyArray]
 
 CSV_SUFFIXES = (".csv", ".tsv", ".txt")
 PARQUET_SUFFIXES = (".parquet", ".pq")
+#: Rows of Parquet files that are in memory at once, where they are read in batches.
+_BATCH = 65_536
 #: CSV files of more bytes are read by pyarrow, if it is there.
 _LARGE = 2_000_000
 #: Without pyarrow, files of more bytes take so long that a warning is due.
@@ -147,7 +149,7 @@ def read_columns(path: str | os.PathLike[str], decimal: DecimalMark = ".") -> Ra
     path = Path(path)
     suffix = split_name(path)[1]
     if suffix in PARQUET_SUFFIXES:
-        table = _whole_parquet(path, open_parquet(path).read)
+        table = _whole_parquet(path, _open_parquet(path).read)
         with in_file(path, DataError):
             return columns_of(table)
     if suffix not in CSV_SUFFIXES:
@@ -162,7 +164,7 @@ def read_columns(path: str | os.PathLike[str], decimal: DecimalMark = ".") -> Ra
     return {name: infer_column(cells, decimal) for name, cells in zip(header, columns, strict=True)}
 
 
-def open_parquet(path: Path) -> Any:
+def _open_parquet(path: Path) -> Any:
     """Open a Parquet file by pyarrow, which reads its footer alone."""
     if not path.is_file():
         raise DataError(f"there is no file {path}: check the path")
@@ -365,7 +367,7 @@ def files_of(path: str | os.PathLike[str]) -> list[Path]:
     return [place]
 
 
-def partitions(path: str | os.PathLike[str], files: Sequence[Path]) -> RawColumns:
+def _partitions(path: str | os.PathLike[str], files: Sequence[Path]) -> RawColumns:
     """Return the columns that folders such as ``clinic=north`` below a path stand for, one value for each file."""
     root = Path(path)
     while glob.has_magic(str(root)):
@@ -400,7 +402,7 @@ def read_files(
         return columns, site, row_places(files[0], columns)
     tables = [read_columns(file, decimal) for file in files]
     counts = [len(next(iter(table.values()), ())) for table in tables]
-    folders = partitions(path, files)
+    folders = _partitions(path, files)
     for k, (table, rows) in enumerate(zip(tables, counts, strict=True)):
         table |= {name: column[k : k + 1].repeat(rows) for name, column in folders.items()}
     if site is None and len(folders) == 1:
@@ -448,6 +450,51 @@ def _stacked_column(name: str, files: Sequence[Path], tables: Sequence[Mapping[s
                 f"{file}: column {name!r} is numeric, but text in {files[other].name}: write it in one way"
             )
     return np.concatenate(parts)
+
+
+@dataclass(frozen=True)
+class ParquetTable:
+    """Parquet files with the same columns as a `fedkin.data.Table`, read in batches."""
+
+    files: tuple[Path, ...]
+    folders: RawColumns = field(default_factory=dict)  # columns that folders stand for, one value for each file
+
+    @classmethod
+    def open(cls, path: str | os.PathLike[str]) -> ParquetTable:
+        """Open the files that a path stands for."""
+        files = files_of(path)
+        for file in (file for file in files if file.suffix.lower() not in PARQUET_SUFFIXES):
+            raise DataError(f"{file} is not a Parquet file, and only those are read in batches")
+        return cls(tuple(files), _partitions(path, files))
+
+    @property
+    def names(self) -> Sequence[str]:
+        """Names of the columns of the first file, and of its folders."""
+        names: list[str] = _open_parquet(self.files[0]).schema_arrow.names
+        return [*(name for name in names if name not in self.folders), *self.folders]
+
+    def batches(self, names: Sequence[str]) -> Iterator[RawColumns]:
+        """Yield some columns of all files, batch after batch."""
+        import pyarrow
+
+        inside = [name for name in names if name not in self.folders]
+        for k, file in enumerate(self.files):
+            opened = _open_parquet(file)
+            absent = [name for name in inside if name not in opened.schema_arrow.names]
+            if absent:
+                raise DataError(f"{file.name} has no column {listed(absent)}")
+            folders = {name: self.folders[name][k : k + 1] for name in names if name in self.folders}
+            for batch in opened.iter_batches(_BATCH, columns=inside):
+                found = columns_of(pyarrow.Table.from_batches([batch]))
+                yield found | {name: value.repeat(batch.num_rows) for name, value in folders.items()}
+
+    def head(self, name: str) -> AnyArray:
+        """Return the first batch of a column."""
+        return next(self.batches([name]), {name: np.empty(0)})[name]
+
+    def places(self) -> RowPlaces:
+        """Return what names the rows of all files."""
+        return RowPlaces(self.files, [_open_parquet(file).metadata.num_rows for file in self.files])
 
 
 # --- writing --------------------------------------------------------------------------------------------------
