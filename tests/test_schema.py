@@ -7,15 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from fedkin.data import (
-    Column,
-    Federation,
-    Roles,
-    Schema,
-    TableInMemory,
-    columns_of,
-    infer_schema,
-)
+from fedkin.data import Column, Federation, Roles, Schema, SchemaScan, TableInMemory, columns_of
 from fedkin.errors import DataError, ParameterError
 
 N = 60
@@ -169,6 +161,12 @@ class InBatches:
             yield {name: self._columns[name][start : start + 7] for name in names}
 
 
+def inferred(columns, roles):
+    scan = SchemaScan(columns, roles)
+    assert sum(rows.size for _, rows in scan.rows()) <= N
+    return scan.result()
+
+
 @pytest.mark.parametrize("missing", ["drop", "mean", "indicator"])
 def test_a_schema_inferred_in_batches_is_that_of_the_whole_table(missing):
     whole = columns_of(table(site=["a", "b"] * 30, one=np.ones(N), index=np.arange(N)))
@@ -176,12 +174,12 @@ def test_a_schema_inferred_in_batches_is_that_of_the_whole_table(missing):
     whole["sum"] = whole["dose"] - 2.0 * whole["weight"]
     whole["weight"][[3, 40]], whole["ward"][55] = np.nan, None
     roles = Roles("site", "outcome", missing=missing)
-    expected, found = infer_schema(TableInMemory(whole), roles), infer_schema(InBatches(whole), roles)
+    expected, found = inferred(TableInMemory(whole), roles), inferred(InBatches(whole), roles)
     assert found.schema == expected.schema and found.notes == expected.notes and found.filled == expected.filled
     assert found.kept.tolist() == expected.kept.tolist() and found.n_rows == N
     assert "one" not in found.schema.names and "index" not in found.schema.names
     assert ("sum" in found.schema.names) == (missing != "drop")  # means in gaps are no combination of the others
     with pytest.raises(DataError, match="column 'copy' is the target 'outcome' under another name"):
-        infer_schema(InBatches({**whole, "copy": whole["outcome"]}), roles)
+        inferred(InBatches({**whole, "copy": whole["outcome"]}), roles)
     with pytest.raises(DataError, match=r"'oops' in row 59 \(from 0\)"):
-        infer_schema(InBatches({**whole, "dose": np.array([*whole["dose"][:-1], "oops"], dtype=object)}), roles)
+        inferred(InBatches({**whole, "dose": np.array([*whole["dose"][:-1], "oops"], dtype=object)}), roles)

@@ -39,7 +39,6 @@ from fedkin.core.selection import (
 )
 from fedkin.core.sitedata import (
     Columns,
-    LossLike,
     RowData,
     SiteData,
     assign_folds,
@@ -50,7 +49,6 @@ from fedkin.core.sitedata import (
 from fedkin.core.summaries import Summaries
 from fedkin.core.summarising import Budget, RunningSums, private_summary, site_answer, site_summary, summarise
 from fedkin.core.summary import (
-    LowRankCurvature,
     OwnEstimate,
     PlainMessage,
     Privacy,
@@ -65,12 +63,12 @@ from fedkin.core.terms import MixedTerms, RowTerms, build_terms, summed_terms
 
 __all__ = [
     "FAMILY_WISE", "L1", "RANK_TOLERANCE", "SCALE_FLOOR", "Budget", "Columns", "Correction", "EdgeSelection",
-    "FileRows", "FusedObjective", "LocalFit", "LossLike", "LowRankCurvature", "MixedTerms", "OwnEstimate", "Penalty",
-    "PlainMessage", "Privacy", "Problem", "QuadraticTerms", "Quadratics", "Query", "RowData", "RowTerms", "RunningSums",
-    "SiteData", "SiteTerms", "Solution", "Status", "Streamed", "Summaries", "Summary", "Variance", "alike_groups",
-    "assign_folds", "ball_gap", "bonferroni", "build_terms", "check_shapes", "damped_newton", "decode", "encode",
-    "generalized_inverse", "global_fit", "holds_labels", "holds_zeros_and_ones", "inverse_trigamma", "least_eigenvalue",
-    "local_fit", "make_penalty", "minimise_with_ridge", "oracle_fit", "parameter_names", "private_summary", "refuse",
+    "FileRows", "FusedObjective", "LocalFit", "MixedTerms", "OwnEstimate", "Penalty", "PlainMessage", "Privacy",
+    "Problem", "QuadraticTerms", "Quadratics", "Query", "RowData", "RowTerms", "RunningSums", "SiteData", "SiteTerms",
+    "Solution", "Status", "Streamed", "Summaries", "Summary", "Variance", "alike_groups", "assign_folds", "ball_gap",
+    "bonferroni", "build_terms", "check_shapes", "damped_newton", "decode", "encode", "generalized_inverse",
+    "global_fit", "holds_labels", "holds_zeros_and_ones", "inverse_trigamma", "least_eigenvalue", "local_fit",
+    "make_penalty", "minimise_with_ridge", "oracle_fit", "parameter_names", "private_summary", "refuse",
     "resolve_losses", "rows_in_files", "select_edges", "site_answer", "site_data", "site_summary", "solve_and_rest",
     "sum_groups", "summarise", "summarise_files", "summed_terms", "table_size", "wald_tests",
 ]  # fmt: skip

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from fedkin.data.cells import (
-    ColumnKind,
     DecimalMark,
     Finding,
     Label,
@@ -11,9 +10,7 @@ from fedkin.data.cells import (
     infer_kind,
     is_missing,
     is_missing_text,
-    level_codes,
     level_text,
-    looks_like_date,
     near_name,
     number_of,
     parsed_numbers,
@@ -25,27 +22,24 @@ from fedkin.data.columns import (
     ParquetTable,
     RawColumns,
     RowPlaces,
-    as_column,
     columns_of,
     files_of,
     read_cells,
     read_columns,
     read_files,
     row_places,
-    split_name,
     write_csv,
 )
 from fedkin.data.federation import INTERCEPT, Federation
-from fedkin.data.infer import InferredTable, SchemaScan, complete_batches, infer_schema
+from fedkin.data.infer import InferredTable, SchemaScan, complete_batches
 from fedkin.data.rows import HasSites, Rows, block_folds, deal_folds, refuse_dates, site_id, site_ids
 from fedkin.data.schema import Column, Roles, Schema, Table, TableInMemory, TableOptions
 
 __all__ = [
-    "CSV_SUFFIXES", "INTERCEPT", "PARQUET_SUFFIXES", "Column", "ColumnKind", "DecimalMark", "Federation", "Finding",
-    "HasSites", "InferredTable", "Label", "ParquetTable", "RawColumns", "Roles", "RowPlaces", "Rows", "Schema",
-    "SchemaScan", "Table", "TableInMemory", "TableOptions", "as_column", "block_folds", "columns_of",
-    "complete_batches", "deal_folds", "files_of", "infer_column", "infer_kind", "infer_schema", "is_missing",
-    "is_missing_text", "level_codes", "level_text", "looks_like_date", "near_name", "number_of", "parsed_numbers",
-    "raise_findings", "read_cells", "read_columns", "read_files", "refuse_dates", "row_places", "site_id", "site_ids",
-    "split_name", "write_csv",
+    "CSV_SUFFIXES", "INTERCEPT", "PARQUET_SUFFIXES", "Column", "DecimalMark", "Federation", "Finding", "HasSites",
+    "InferredTable", "Label", "ParquetTable", "RawColumns", "Roles", "RowPlaces", "Rows", "Schema", "SchemaScan",
+    "Table", "TableInMemory", "TableOptions", "block_folds", "columns_of", "complete_batches", "deal_folds", "files_of",
+    "infer_column", "infer_kind", "is_missing", "is_missing_text", "level_text", "near_name", "number_of",
+    "parsed_numbers", "raise_findings", "read_cells", "read_columns", "read_files", "refuse_dates", "row_places",
+    "site_id", "site_ids", "write_csv",
 ]  # fmt: skip

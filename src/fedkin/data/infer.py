@@ -1,6 +1,6 @@
 """Infer what the columns of a table are: kinds, levels, gaps, constants, copies of the target, and what to leave out.
 
-`infer_schema` reads any `Table` in batches: columns in memory are one batch, files that stay on disk are many. The kind
+`SchemaScan` reads any `Table` in batches: columns in memory are one batch, files that stay on disk are many. The kind
 of a column depends on the counts of its cells alone (`infer_kind`), and all that is known of numbers adds up.
 """
 
@@ -60,14 +60,6 @@ class InferredTable:
     n_rows: int  # of the table, those that are left out included
 
 
-def infer_schema(table: Table, roles: Roles, at: RowName = frame_row) -> InferredTable:
-    """Infer what the columns of a table are."""
-    scan = SchemaScan(table, roles, at)
-    for _ in scan.rows():
-        pass
-    return scan.result()
-
-
 def complete_batches(table: Table, schema: Schema, roles: Roles) -> Iterator[RawColumns]:
     """Yield the complete rows of each batch of a table whose schema is known, those of weight 0 left out."""
     for batch in table.batches([*roles.taken, *(column.name for column in schema.features)]):
@@ -80,7 +72,7 @@ def complete_batches(table: Table, schema: Schema, roles: Roles) -> Iterator[Raw
 
 
 class SchemaScan:
-    """The inference of `infer_schema` for those who need the rows, too: in the same pass.
+    """Infer the schema of a table while its rows are read: iterate over `rows`, then ask for the `result`.
 
     Columns of text are read first, for their levels. ``rules`` are what may be done with missing cells. ``schema`` has
     all columns that can be features; that of `result` goes without those that tell nothing.

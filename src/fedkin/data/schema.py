@@ -1,6 +1,6 @@
 """Describe what the columns of a table must be, check tables against it, and prepare rows accordingly.
 
-A schema is agreed on in a contract before anybody sees rows, or inferred from a table (`fedkin.data.infer_schema`). It
+A schema is agreed on in a contract before anybody sees rows, or inferred from a table (`fedkin.data.SchemaScan`). It
 says everything that preparation needs: how levels become columns of 0 and 1, by which numbers features are centred and
 scaled, and what stands in for missing cells. Everybody who has the schema prepares rows the same way.
 """
