@@ -25,7 +25,7 @@ NOTHING = 1e-10
 WORTH, WORTH_PER_RANK = 0.3, 1.5
 
 #: A whole number of at least 0.
-Count = Annotated[int, msgspec.Meta(ge=0, le=10**10)]
+WholeNumber = Annotated[int, msgspec.Meta(ge=0, le=10**10)]
 #: Larger numbers than this are nobody's sums; their products would overflow.
 _LARGEST = 1e100
 _T = TypeVar("_T")
@@ -110,7 +110,7 @@ class LowRankCurvature(PlainMessage, frozen=True):
 
     diagonal: Array  # (p,)
     factor: Array  # (p, r)
-    left_out: Count = 0  # directions that rows tell something about and this matrix nothing
+    left_out: WholeNumber = 0  # directions that rows tell something about and this matrix nothing
 
     @property
     def rank(self) -> int:
@@ -286,19 +286,16 @@ class Summary:
             raise DataError(f"a site that writes files needs a name, but this one is called {self.site!r}")
         first = 0 if self.curvature is None else self.folds
         curvature = self.curvature and replace_in(self.curvature, factor=self.curvature.factor.T)
-        parts = [self._part(k) for k in range(first, self.folds + int(self.count[-1] != 0))]
+        parts = []
+        for k in range(first, self.folds + int(self.count[-1] != 0)):
+            entry, matrix = ("hessian", self.hessian[k]) if self.scores is None else ("products", self.scores[k])
+            # matrices by their rows from the diagonal on
+            told = {} if curvature else {entry: [row[j:] for j, row in enumerate(matrix)]}
+            parts.append(_FoldSums(int(self.count[k]), float(self.value[k]), self.gradient[k], **told))
         gap: float | Literal["infinite"] | None = "infinite" if self.gap == np.inf else self.gap
         head = self.site, describe_loss(self.loss), self.feature_names, self.seed
         sums = self.at, self.column_sums, self.column_squares
         return encode(_Summary(*head, *sums, self.folds, parts, self.own, self.privacy, curvature, gap))
-
-    def _part(self, k: int) -> _Part:
-        part = _Part(int(self.count[k]), float(self.value[k]), self.gradient[k])
-        if self.curvature is not None:
-            return part
-        if self.scores is not None:
-            return replace_in(part, products=upper_triangle(self.scores[k]))
-        return replace_in(part, hessian=upper_triangle(self.hessian[k]))
 
     @classmethod
     def from_plain(cls, plain: object, loss: Loss | None = None) -> Summary:
@@ -363,10 +360,10 @@ class Summary:
             refuse(what, "has 'column_squares' that are too small for its 'column_sums'")
 
 
-class _Part(PlainMessage, frozen=True):
+class _FoldSums(PlainMessage, frozen=True):
     """The sums of a fold in a file; matrices by their rows from the diagonal on."""
 
-    rows: Count
+    rows: WholeNumber
     value: float
     gradient: Array
     hessian: list[Array] | None = None
@@ -379,12 +376,12 @@ class _Summary(PlainMessage, frozen=True):
     site: str
     loss: dict[str, Any]
     columns: tuple[str, ...]
-    seed: Count
+    seed: WholeNumber
     at: Array
     column_sums: Array
     column_squares: Array
     n_folds: Annotated[int, msgspec.Meta(ge=2, le=1000)]
-    folds: list[_Part]
+    folds: list[_FoldSums]
     own: OwnEstimate | None = None
     privacy: Privacy | None = None
     curvature: LowRankCurvature | None = None
@@ -409,11 +406,6 @@ class _Summary(PlainMessage, frozen=True):
             check_shapes(self.curvature, shapes, f"{what}, entry 'curvature',")
             if (self.curvature.diagonal < 0).any():
                 refuse(what, "has a number below 0 in the 'diagonal' of 'curvature'")
-
-
-def upper_triangle(matrix: Array) -> list[Array]:
-    """The rows of a symmetric matrix from the diagonal on."""
-    return [row[k:] for k, row in enumerate(matrix)]
 
 
 def _symmetric(rows: list[Array] | None, p: int, entry: str, what: str) -> Array:

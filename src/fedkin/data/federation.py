@@ -36,8 +36,8 @@ from fedkin.data.rows import (
     grouped,
     note_of_copies,
     row_numbers,
+    rows_of_site,
     shuffled_ranks,
-    site_rows,
     stacked_rows,
     times_of,
 )
@@ -116,7 +116,7 @@ class Federation(HasSites):
             raise DataError("a federation needs at least one site, got an empty mapping")
         sites = distinct_ids(data)
         given = () if feature_names is None else tuple(feature_names)
-        parts = [site_rows(site, value, given) for site, value in zip(sites, data.values(), strict=True)]
+        parts = [rows_of_site(site, value, given) for site, value in zip(sites, data.values(), strict=True)]
         rows = stacked_rows(sites, parts)
         counts = np.array([part.n_samples for part in parts], dtype=np.int64)
         names = checked_feature_names(feature_names, rows.X.shape[1])
@@ -255,7 +255,7 @@ class Federation(HasSites):
         inferred = scan.result()
         schema = inferred.schema
         sites, codes = grouped(table[roles.site])
-        y = None if roles.target is None else _target(table[roles.target], schema)
+        y = None if roles.target is None else _target_cells(table[roles.target], schema)
         given = [None if one is None else parsed_numbers(table[one]).values for one in (roles.offset, roles.weight)]
         stacked = Rows(schema.encoded(table), y, *given)
         time = None if roles.time is None else times_of(table[roles.time], len(rows))
@@ -559,7 +559,7 @@ class Federation(HasSites):
         return self.replaced(X=centred / scale), mean, scale
 
 
-def _target(cells: AnyArray, schema: Schema) -> AnyArray:
+def _target_cells(cells: AnyArray, schema: Schema) -> AnyArray:
     if cells.dtype.kind in "fb":
         return cells
     if schema.target is not None and schema.target.kind == "number":

@@ -224,7 +224,7 @@ def checked_rows(X: Any, y: Any, offset: Any, weight: Any, names: Sequence[str],
     return rows
 
 
-def site_rows(site: Hashable, value: Any, names: Sequence[str]) -> Rows:
+def rows_of_site(site: Hashable, value: Any, names: Sequence[str]) -> Rows:
     """Return the rows that a user gives for one site."""
     where = f"site {site!r}: "
     if isinstance(value, Rows):

@@ -342,12 +342,12 @@ def write_graph(path: Path, sites: tuple[Hashable, ...], edges: Index, weights: 
             with replacing(path) as temporary:
                 _require_networkx("writing GraphML").write_graphml(g, temporary)
         else:
-            write_csv(path, *_csv_rows(names, edges, weights))
+            write_csv(path, *_edge_rows(names, edges, weights))
     except DataError as error:
         raise GraphError(str(error)) from None
 
 
-def _csv_rows(names: list[str], edges: Index, weights: Array) -> tuple[list[str], list[list[object]]]:
+def _edge_rows(names: list[str], edges: Index, weights: Array) -> tuple[list[str], list[list[object]]]:
     ends = [(names[j], names[i]) for i, j in edges.tolist()]
     degree = np.bincount(edges.ravel(), minlength=len(names))
     alone = [names[u] for u in np.flatnonzero(degree == 0)]
