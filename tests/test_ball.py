@@ -23,9 +23,10 @@ from fedkin import (
     solve,
     summarise,
 )
-from fedkin.core import assign_folds
+from fedkin.core import Summaries, assign_folds, site_answer
 from fedkin.errors import ConvergenceWarning, ParameterError
-from fedkin.fitting import FitOptions, FittedModel, fit
+from fedkin.fitting import FitOptions, FittedModel, Queries, fit
+from fedkin.losses import make_loss
 from fedkin.solvers import ProfiledProblem
 
 
@@ -157,7 +158,12 @@ def parameters(model: FittedModel) -> np.ndarray:
     return np.column_stack([model.intercept.ravel(), model.coef.reshape(model.n_sites, -1)])
 
 
-@pytest.mark.parametrize("loss", ["linear", "logistic"])
+def answers(asked: Queries, fed: Federation, loss: str) -> Summaries:
+    one = make_loss(loss)
+    return Summaries.stack([site_answer(asked[s], fed[s], one, feature_names=fed.feature_names) for s in fed.sites])
+
+
+@pytest.mark.parametrize("loss", ["linear", "logistic", "poisson"])
 def test_fits_of_rows_and_summaries_solve_the_constrained_problem(loss: str) -> None:
     fed = federation(loss, (40, 35, 30, 45), q=2, seed=1)
     fed = Federation({f"site {u}": fed[u] for u in fed.sites}, ["a", "b"])
@@ -174,8 +180,11 @@ def test_fits_of_rows_and_summaries_solve_the_constrained_problem(loss: str) -> 
     if loss == "linear":
         np.testing.assert_allclose(fit(sums, None, options).coef, model.coef, atol=1e-8)
     else:
-        with pytest.raises(ParameterError, match="radius= needs the rows of the logistic loss"):
-            fit(sums, None, options)
+        answered = fit(sums, None, options, answer=lambda asked: answers(asked, fed.with_intercept(), loss))
+        assert answered.fused.gap <= options.tol
+        bound(problem, parameters(answered))
+        value, least = problem.objective(parameters(answered)), reference(problem).objective
+        assert least * (1 - 1e-6) <= value <= least * (1 + 2 * options.tol)
     with pytest.raises(ParameterError, match="the ball holds intercepts and slopes together"):
         replace(options, fuse_intercept=False)
     with pytest.raises(ParameterError, match="radius= is for the fused estimator, not for kin"):

@@ -185,7 +185,6 @@ def next_fused(
         (argument("debias"), options.debias != "none"),
         (argument("fuse_intercept"), options.fuse_intercept is False),
         (argument("ridge", "cv"), options.ridge == "cv"),
-        (argument("radius"), options.radius is not None),
         (argument("sparsity", options.sparsity), isinstance(options.sparsity, str)),
     ):
         if given:
@@ -197,11 +196,12 @@ def next_fused(
         problem = problem.with_lam(chosen_lam(problem, options, say))
         start, accuracy = prepared.summaries.sums.at, MODEL_SHARE * options.tol
         kept: dict[str, Any] = {"selection": selection, "notes": tuple(notes.items())}
-        kept |= {"best_theta": start, "best_value": problem.fused.value(start)}
+        if np.array_equal(start, problem.fused.inside(start)):
+            kept |= {"best_theta": start, "best_value": problem.fused.value(start)}
         return _queries(prepared, problem, _minimised(problem, options, accuracy, say), 2, accuracy, **kept)
     state, lam = queries.state, queries.state.lam
     sparsity = np.broadcast_to(prepared.columns.per_parameter(options.least_sparsity), state.theta.shape)
-    how: dict[str, Any] = {"sparsity": sparsity, "ridge": state.ridge}
+    how: dict[str, Any] = {"sparsity": sparsity, "ridge": state.ridge, "radius": options.radius}
     problem = Problem(prepared.summaries, queries.graph, prepared.loss, options.penalty, lam, **how)
     by_fold = bool(prepared.summaries.sums.count[:, :-1].any())
     if queries.round <= LAST_CHOICE and options.lam == "cv" and by_fold:
@@ -239,12 +239,11 @@ def _minimised(problem: Problem, options: FitOptions, accuracy: float, say: Say)
     with warnings.catch_warnings(action="ignore", category=ConvergenceWarning):
         solution = solve(problem, accuracy, max_iter=options.max_iter)
     theta, alpha, zeta = solution.theta, solution.alpha, None
-    box = problem.fused.sparsity
-    if box is not None:
-        # what the edge duals leave to balance; the second part keeps k |theta| - zeta theta small
+    if problem.fused.box is not None:
+        # what the edge duals leave to balance; without a ball, the second part keeps k |theta| - zeta theta small
         rest = problem.terms.gradients(theta) + problem.fused.balance(alpha)
-        steep = np.einsum("vpp->vp", problem.terms.hessians(theta))
-        zeta = np.clip(steep * theta - rest, -box, box)
+        steep = np.einsum("vpp->vp", problem.terms.hessians(theta)) if problem.radius is None else 0.0
+        zeta = problem.fused.site_duals(theta, steep * theta - rest)
     return _within_reach(problem, theta), alpha, zeta
 
 
@@ -258,7 +257,9 @@ def _within_reach(problem: Problem, theta: Array) -> Array:
     step = theta - data.sums.at
     scale = np.tile(data.column_scale, data.n_params // data.n_features)
     longest = float((np.abs(step) @ np.sqrt(scale)).max())
-    return theta if longest <= LONGEST_STEP else data.sums.at + LONGEST_STEP / longest * step
+    if longest <= LONGEST_STEP:
+        return theta
+    return problem.fused.inside(data.sums.at + LONGEST_STEP / longest * step)
 
 
 def certified_gap(problem: Problem, state: RoundState, value: float) -> float:
@@ -271,14 +272,14 @@ def certified_gap(problem: Problem, state: RoundState, value: float) -> float:
     data, fused, theta = problem.federation, problem.fused, state.theta
     assert not data.has_rows and data.gaps is not None
     total, balance = fused.edge_gap(theta, state.alpha), fused.balance(state.alpha)
-    if fused.sparsity is not None and state.zeta is not None:
+    if state.zeta is not None:
         balance = balance + state.zeta
-        total += float((fused.sparsity * np.abs(theta) - state.zeta * theta).sum())
+        total += fused.site_slack(theta, state.zeta)
     # the model's gradient at its own point is the true one
     residual = problem.terms.gradients(theta) + balance
     held, ridge = state.ridge > 0, state.ridge
     resting = 0.5 * (residual[:, held] ** 2) @ (1.0 / ridge[held])
-    resting = resting + ball_gap(np.where(held, 0.0, residual), theta, _radius(theta))
+    resting = resting + ball_gap(np.where(held, 0.0, residual), theta, problem.radius or _radius(theta))
     total += float(np.minimum(data.gaps + state.give, resting).sum())
     return max(total, 0.0) / max(abs(value), np.finfo(float).tiny)
 
