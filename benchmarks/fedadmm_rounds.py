@@ -23,7 +23,7 @@ import numpy as np
 import scipy
 from scipy import sparse
 
-from fedkin.admm import LocalShards, RunPlan, StepRule, fed_admm, site_rows
+from fedkin.admm import DirectLink, RunPlan, Shard, StepRule, fed_admm, run_rounds, site_rows
 from fedkin.admm.kernels import CompiledRounds
 from fedkin.core import Problem
 from fedkin.data import Federation
@@ -108,23 +108,23 @@ def best(works: list[Callable[[], object]], repeats: int) -> list[float]:
     return times
 
 
-def shards_for(problem: Problem) -> LocalShards:
+def shard_for(problem: Problem) -> Shard:
     v, objective = problem.n_sites, problem.fused
     steps = StepRule(np.full(v, 4.0), np.full(v, 0.3), 0.2 * problem.graph.degree)  # they do not matter for the speed
     theta, rows = np.zeros((v, problem.n_params)), site_rows(problem, BATCH)
     edges = (problem.graph.edges, objective.edge_radius)
-    return LocalShards(RunPlan(np.arange(v), theta, *edges, objective.penalty, 0.2, steps, rows))
+    return Shard(RunPlan(np.arange(v), theta, *edges, objective.penalty, 0.2, steps, rows))
 
 
 def compare(name: str, problem: Problem, rounds: int, repeats: int) -> list[dict[str, object]]:
     literal = LiteralNumpy(problem, 0.16, 1.0)
-    numpy_rounds = shards_for(problem)
+    numpy_rounds = shard_for(problem)
     variants: dict[str, Callable[[int], object]] = {
         "literal numpy": lambda n: [literal.round(t) for t in range(1, n + 1)],
-        "numpy backend": lambda n: numpy_rounds.run(1, n),
+        "numpy backend": lambda n: run_rounds(numpy_rounds, DirectLink(n)),
     }
     for threads in sorted({1, len(os.sched_getaffinity(0))}):
-        compiled = CompiledRounds(shards_for(problem), threads)
+        compiled = CompiledRounds(shard_for(problem), threads)
         variants[f"numba, {threads} thread(s)"] = lambda n, compiled=compiled: compiled(1, n)
     shares = {"literal numpy": 20, "numpy backend": 5}
     amount = {k: max(1, rounds // shares.get(k, 1)) for k in variants}

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from builders import small_problem
-from fedkin.admm import Availability, LocalShards, StepRule, fed_admm, plan_run, site_keys
+from fedkin.admm import Availability, DirectLink, RunPlan, Shard, StepRule, fed_admm, plan_run, run_rounds, site_keys
 from fedkin.core import Problem, Solution, make_penalty
 from fedkin.data import Rows, write_csv
 from fedkin.federate import Contract, Order, Organiser, Site, SitePlan, steps_of, whole_plan
@@ -85,13 +85,30 @@ def rows_of(problem: Problem) -> dict[int, Rows]:
     return {u: fed[name] for u, name in enumerate(fed.sites)}
 
 
-def in_process(problem: Problem, plan: SitePlan, availability: Availability | None = None) -> LocalShards:
+def in_process(problem: Problem, plan: SitePlan, availability: Availability | None = None) -> Shard:
     """The same run, in one process and one shard."""
     assert plan.rows is not None and np.array_equal(plan.rows.keys, site_keys(problem.federation.sites))
-    local, rounds = LocalShards(plan), plan.rounds
+    shard, rounds = Shard(plan), plan.rounds
     here = () if availability is None else availability.bind(problem.federation.sites, plan.seed).rounds(1, rounds)
-    local.run(1, rounds, *here)
-    return local
+    run_rounds(shard, DirectLink(rounds, 0, *here))
+    return shard
+
+
+def side_by_side(shards: list[Shard], first: int, last: int, available=None, probability=None) -> None:
+    """Do rounds of shards that host all sites together, and hand thetas from one to the others."""
+    for t in range(first, last + 1):
+        for shard in shards:
+            here, chance = (None if one is None else one[t - first][shard.sites] for one in (available, probability))
+            shard.node_step(t, here, chance)
+        thetas = {u: theta for shard in shards for u, theta in shard.give().items()}
+        for shard in shards:
+            shard.take({u: thetas[u] for u in shard.foreign.tolist()})
+            shard.edge_step()
+
+
+def split(plan: RunPlan, hosts: np.ndarray) -> list[Shard]:
+    """A shard for every number in ``hosts (V,)``, with its sites."""
+    return [Shard(plan, np.flatnonzero(hosts == host)) for host in np.unique(hosts)]
 
 
 def reference(problem: Problem, plan: SitePlan, availability: Availability | None = None) -> np.ndarray:
@@ -135,9 +152,7 @@ def _toml(value: Any) -> str:
     return f'"{value}"' if isinstance(value, str) else repr(value)
 
 
-def make_heart(
-    folder: Path, problem: Problem, ports: Sequence[int | str] | None = None, **rounds: Any
-) -> Organiser:
+def make_heart(folder: Path, problem: Problem, ports: Sequence[int | str] | None = None, **rounds: Any) -> Organiser:
     """The organiser's directory ``heart`` of a problem's graph, with invites for all."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "small.toml").write_text(contract_text(problem, rounds))

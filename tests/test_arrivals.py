@@ -12,8 +12,7 @@ import numpy as np
 import pytest
 
 from builders import small_problem
-from federations import in_threads, make_sites
-from fedkin.admm import LocalShards
+from federations import in_threads, make_sites, side_by_side, split
 from fedkin.data import Rows
 from fedkin.errors import DataError, FedkinError, ParameterError
 from fedkin.federate import Journal, Participant, Patience, Site, site_plan, whole_plan
@@ -101,16 +100,16 @@ def test_the_bits_are_those_of_rows_that_change_at_known_rounds(tmp_path: Path, 
     grow = {7: lambda: None, 12: lambda: write(table, joined, first, second)}
     found = run_both(tmp_path, table, grow)
     whole = whole_plan(heart.contract, problem.graph, {0: joined, 1: problem.federation["d1"]}, run=heart.charter.run)
-    local, place = LocalShards(whole, np.arange(2)), Site.read(tmp_path / "d0")
+    shards, place = split(whole, np.arange(2)), Site.read(tmp_path / "d0")
     done = 0
     for until, rows in ((5, [first]), (15, [first, second]), (ROUNDS, None)):
-        local.run(done + 1, until - done)
+        side_by_side(shards, done + 1, until)
         done = until
         if rows is not None:
-            local.shards[0].take_rows(*planned_rows(site_plan(place), place, Rows.stack([joined, *rows])))
+            shards[0].take_rows(*planned_rows(site_plan(place), place, Rows.stack([joined, *rows])))
     for u in (0, 1):
-        assert found[u].shard.theta.tobytes() == local.shards[u].theta.tobytes()
-        assert found[u].shard.average.tobytes() == local.shards[u].average.tobytes()
+        assert found[u].shard.theta.tobytes() == shards[u].theta.tobytes()
+        assert found[u].shard.average.tobytes() == shards[u].average.tobytes()
     assert [part.round for part in read_arrived(tmp_path / "d0").parts] == [6, 16]
     noted = [one for one in Site.read(tmp_path / "d0").ledger.entries() if one.what == "arrived"]
     assert [one.rows for one in noted] == [first.digest, second.digest]

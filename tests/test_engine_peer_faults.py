@@ -23,7 +23,7 @@ FAULTY = (str(Path(__file__).with_name("faulty_process.py")),)
 
 
 def assert_same_bits(fleet: Fleet, problem: Problem) -> None:
-    assert fleet.theta().tobytes() == in_process(problem, fleet.plan).gather("average").tobytes(), fleet.report()
+    assert fleet.theta().tobytes() == in_process(problem, fleet.plan).average.tobytes(), fleet.report()
 
 
 @pytest.mark.parametrize(("victims", "gradient"), [(1, "plain"), (3, "saga")])

@@ -154,7 +154,7 @@ def test_a_neighbour_may_write_its_own_key_only_and_nonsense_is_refused(waiting:
     fleet.start("d3", "d4", "d5")
     fleet.join()
     problem = small_problem(6)
-    assert fleet.theta().tobytes() == in_process(problem, fleet.plan).gather("average").tobytes()
+    assert fleet.theta().tobytes() == in_process(problem, fleet.plan).average.tobytes()
 
 
 def test_who_stands_in_for_a_neighbour_without_its_certificate_gets_no_link(tmp_path: Path) -> None:
@@ -251,7 +251,7 @@ def test_a_thief_hears_nothing_once_the_key_was_replaced_and_the_run_goes_on(tmp
             assert len(heard) == before
             assert pulled(opened, f"{run}/ask/theta/d0/d3") == []
         fleet.join()
-        expected = in_process(problem, fleet.plan).gather("average")
+        expected = in_process(problem, fleet.plan).average
         assert fleet.theta().tobytes() == expected.tobytes(), fleet.report()
 
 
@@ -268,4 +268,4 @@ def test_a_certificate_is_renewed_while_the_rounds_go_on(tmp_path: Path) -> None
         wait_for_event(fleet, "d1", "certificate renewed: links are opened anew")
         assert fleet.round("d1") < 8000 and Site.read(place).certificate != old
         fleet.join()
-        assert fleet.theta().tobytes() == in_process(problem, fleet.plan).gather("average").tobytes()
+        assert fleet.theta().tobytes() == in_process(problem, fleet.plan).average.tobytes()

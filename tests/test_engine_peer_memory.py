@@ -36,10 +36,10 @@ def run_sites(problem: Problem, plan: SitePlan, network: MemoryNetwork, **option
 def same_bits(sites: dict[int, Participant], problem: Problem, plan: SitePlan) -> None:
     whole = in_process(problem, plan)
     for u, site in sites.items():
-        assert site.shard.theta[0].tobytes() == whole.gather("theta")[u].tobytes()
-        assert site.shard.average[0].tobytes() == whole.gather("average")[u].tobytes()
+        assert site.shard.theta[0].tobytes() == whole.theta[u].tobytes()
+        assert site.shard.average[0].tobytes() == whole.average[u].tobytes()
         mine = (plan.edges == u).any(axis=1)
-        assert site.shard.alpha.tobytes() == whole.gather("alpha")[mine].tobytes()
+        assert site.shard.alpha.tobytes() == whole.alpha[mine].tobytes()
 
 
 @pytest.fixture
@@ -140,7 +140,7 @@ def test_float32_on_the_wire_changes_the_result_by_rounding_only(network: Memory
     narrow = plan_of(problem, 200, wire="float32", **changes)
     sites = run_sites(problem, narrow, network)
     assert not any(site.status.repaired for site in sites.values())
-    wide = in_process(problem, plan_of(problem, 200, **changes)).gather("theta")
+    wide = in_process(problem, plan_of(problem, 200, **changes)).theta
     difference = max(np.abs(site.shard.theta[0] - wide[u]).max() for u, site in sites.items())
     assert 0 < difference < 1e-5
 

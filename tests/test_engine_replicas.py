@@ -12,7 +12,7 @@ import pytest
 
 from builders import small_problem
 from federations import in_process, in_threads, part_of, plan_of, reference
-from fedkin.admm import Availability, LocalShards
+from fedkin.admm import Availability, DirectLink, Shard, run_rounds
 from fedkin.core import Problem
 from fedkin.federate import Journal, Participant, Patience, SitePlan
 from fedkin.federate.inbox import HEADER_BYTES, MessageError
@@ -95,8 +95,8 @@ def test_a_leader_repeats_what_happened_and_all_have_its_bits(tmp_path: Path, fa
     assert not history.all()
     whole = in_process(problem, plan, Availability.recorded(history, weighting="estimated"))
     for u, site in finished.items():
-        assert site.shard.theta.tobytes() == whole.gather("theta").tobytes(), u
-        assert site.shard.average.tobytes() == whole.gather("average").tobytes(), u
+        assert site.shard.theta.tobytes() == whole.theta.tobytes(), u
+        assert site.shard.average.tobytes() == whole.average.tobytes(), u
 
 
 def test_without_absence_nothing_is_weighted(tmp_path: Path) -> None:
@@ -107,7 +107,7 @@ def test_without_absence_nothing_is_weighted(tmp_path: Path) -> None:
     network.close()
     whole = in_process(problem, plan, Availability.recorded(np.ones((40, 6)), weighting="estimated"))
     for u, site in finished.items():
-        assert site.shard.theta.tobytes() == whole.gather("theta")[site.shard.sites].tobytes(), u
+        assert site.shard.theta.tobytes() == whole.theta[site.shard.sites].tobytes(), u
     assert [part_of(plan, u).leader for u in range(6)] == [0, 0, 2, 2, 0, 2]
 
 
@@ -137,10 +137,10 @@ def test_a_leader_that_dies_after_writing_down_a_round_decides_it_as_before(tmp_
     alone = np.zeros((20, 3))
     alone[:, 0] = 1
     # two sites that were never there: known shares would be 0, so compare with the shard's own steps
-    local = LocalShards(plan)
+    local = Shard(plan)
     chance = np.stack([np.ones(20), 1.0 / np.arange(1, 21), 1.0 / np.arange(1, 21)], axis=1)
-    local.run(1, 20, alone.astype(bool), chance)
-    assert torn.shard.theta.tobytes() == local.gather("theta").tobytes()
+    run_rounds(local, DirectLink(20, 0, alone.astype(bool), chance))
+    assert torn.shard.theta.tobytes() == local.theta.tobytes()
 
 
 def test_a_replica_that_cannot_be_is_refused() -> None:

@@ -11,8 +11,9 @@ from hypothesis import strategies as st
 
 from algorithm1 import PROX, Algorithm1, prox_l1_exact
 from builders import design_problem, expectile, federation, log_cosh, path, ring, star
+from federations import side_by_side, split
 from fedkin import admm
-from fedkin.admm import Availability, Gradients, LocalShards, RunPlan, SiteRows, StepRule, fed_admm
+from fedkin.admm import Availability, DirectLink, Gradients, RunPlan, Shard, SiteRows, StepRule, fed_admm, run_rounds
 from fedkin.admm.kernels import CompiledRounds
 from fedkin.core import Problem, make_penalty
 from fedkin.data import Federation, Rows
@@ -57,7 +58,7 @@ def test_equals_algorithm_1_over_400_rounds(penalty, form):
     degree = np.bincount(edges.ravel(), minlength=V)
     damping = rho * degree if form == "proximal" else np.zeros(V)
     steps = StepRule(np.zeros(V), np.full(V, 1 / kappa), damping)
-    shards = LocalShards(plan_for(rows, edges, L, penalty, rho, steps, theta, average="paper"))
+    shard = Shard(plan_for(rows, edges, L, penalty, rho, steps, theta, average="paper"))
 
     def eta(i, t):
         e = kappa / t
@@ -78,10 +79,10 @@ def test_equals_algorithm_1_over_400_rounds(penalty, form):
             argmin = (near + rho * copies) / (t / kappa + rho * degree[0])
         literal.round(t)
         assert form == "literal" or np.abs(literal.theta[0] - argmin).max() < 1e-12
-        shards.run(t, 1)
-        assert np.abs(shards.gather("theta") - literal.stacked()).max() < 1e-12
-    assert np.abs(shards.gather("average") - total / 400).max() < 1e-12
-    ours = shards.gather("alpha")
+        run_rounds(shard, DirectLink(t, t - 1))
+        assert np.abs(shard.theta - literal.stacked()).max() < 1e-12
+    assert np.abs(shard.average - total / 400).max() < 1e-12
+    ours = shard.alpha
     for e, (i, j) in enumerate(edges.tolist()):
         assert np.abs(ours[e] + literal.alpha[i, j]).max() < 1e-11
         assert np.abs(ours[e] - literal.alpha[j, i]).max() < 1e-11
@@ -98,7 +99,7 @@ def test_equals_algorithm_1_to_the_bit_where_floats_are_exact():
     rows = rows_for(X, None, [1] * V, MeanLoss(), 1)
     L = rng.integers(1, 5, size=len(edges)) / 4
     steps = StepRule(np.full(V, 4.0), np.zeros(V), np.zeros(V))
-    shards = LocalShards(plan_for(rows, edges, L, "l1", 0.5, steps, np.zeros((V, p))))
+    shard = Shard(plan_for(rows, edges, L, "l1", 0.5, steps, np.zeros((V, p))))
     exact = Algorithm1(
         [np.array([Fraction(0)] * p, dtype=object) for _ in range(V)],
         edges,
@@ -110,11 +111,11 @@ def test_equals_algorithm_1_to_the_bit_where_floats_are_exact():
     )
     for t in range(1, rounds + 1):
         exact.round(t)
-        shards.run(t, 1)
+        run_rounds(shard, DirectLink(t, t - 1))
         for u in range(V):
-            assert [Fraction(x) for x in shards.gather("theta")[u]] == list(exact.theta[u]), t
+            assert [Fraction(x) for x in shard.theta[u]] == list(exact.theta[u]), t
         for e, (i, j) in enumerate(edges):
-            assert [Fraction(x) for x in shards.gather("alpha")[e]] == list(exact.alpha[j, i])
+            assert [Fraction(x) for x in shard.alpha[e]] == list(exact.alpha[j, i])
             assert list(exact.alpha[i, j]) == [-x for x in exact.alpha[j, i]]
 
 
@@ -212,12 +213,20 @@ def test_shards_do_not_change_a_bit_and_compiled_rounds_agree(
     run = dict(rounds=9, batch_size=batch, gradient=gradient, average=average, seed=seed, availability=there)
     one = fed_admm(problem, **run, backend="numpy")
     spread = data.draw(st.lists(st.integers(0, 4), min_size=V, max_size=V))
-    for shards in (2, 7, V, spread):
-        many = fed_admm(problem, **run, backend="numpy", shards=shards)
-        for name in ("theta", "alpha"):
-            assert np.array_equal(getattr(one, name), getattr(many, name)), (name, shards)
-        for name, column in one.trace.items():
-            assert np.array_equal(column, many.trace[name]), (name, shards)
+    here = () if there is None else there.bind(fed.sites, seed).rounds(1, 9)
+    plan = admm.plan_run(problem, **run)
+    whole = Shard(plan)
+    run_rounds(whole, DirectLink(9, 0, *here))
+    if "restarts" not in one.message:
+        assert np.array_equal(one.theta, whole.average) and np.array_equal(one.alpha, whole.alpha)
+    for hosts in (np.arange(V) * 2 // V, np.arange(V), np.array(spread)):
+        shards = split(plan, hosts)
+        side_by_side(shards, 1, 9, *here)
+        for shard in shards:
+            edges = np.isin(plan.edges, shard.sites).any(axis=1)
+            assert np.array_equal(whole.average[shard.sites], shard.average), hosts
+            assert np.array_equal(whole.theta[shard.sites], shard.theta), hosts
+            assert np.array_equal(whole.alpha[edges], shard.alpha), hosts
     if loss != "mixed":
         compiled = fed_admm(problem, **run, backend="numba")
         for name in ("theta", "alpha"):
@@ -230,10 +239,10 @@ def test_replicas_of_an_edge_hold_the_same_bits_and_only_thetas_travel():
     rows, edges, L, theta = random_instance("l2")
     V = theta.shape[0]
     steps = StepRule(np.ones(V), np.full(V, 0.1), 0.7 * np.bincount(edges.ravel(), minlength=V))
-    local = LocalShards(plan_for(rows, edges, L, "l2", 0.7, steps, theta), np.arange(V))
-    local.run(1, 50)
+    shards = split(plan_for(rows, edges, L, "l2", 0.7, steps, theta), np.arange(V))
+    side_by_side(shards, 1, 50)
     copies: dict[tuple[int, int], list[np.ndarray]] = {}
-    for shard in local.shards:
+    for shard in shards:
         assert set(shard.boundary) <= {int(shard.sites[0])}
         for edge, dual in zip(shard.edges.tolist(), shard.alpha, strict=True):
             copies.setdefault(tuple(edge), []).append(dual)
@@ -241,7 +250,7 @@ def test_replicas_of_an_edge_hold_the_same_bits_and_only_thetas_travel():
     for one, other in copies.values():
         assert np.array_equal(one, other)
     # a site sends its theta to each neighbour: two vectors per edge and round, where the paper sends six
-    assert sum(shard.foreign.size for shard in local.shards) == 2 * len(edges)
+    assert sum(shard.foreign.size for shard in shards) == 2 * len(edges)
 
 
 # --- runs
@@ -375,7 +384,6 @@ def test_bad_arguments():
         ("gradient", "adam", "gradient must be one of"),
         ("seed", -1, "seed must be a whole number"),
         ("tol", 0.0, "tol must be a positive number"),
-        ("shards", [0, 1], "shards must be a whole number or one for each of the 12"),
         ("backend", "cuda", "backend must be"),
         ("record_every", 0, "record_every must be"),
         ("resume", True, "resume needs checkpoint"),
@@ -391,11 +399,11 @@ def test_threads_agree():
     problem = design_problem(penalty="l2")
     states = []
     for threads in (1, 3):
-        local = LocalShards(admm.plan_run(problem, 30, 5))
-        rounds = CompiledRounds(local, threads)
+        shard = Shard(admm.plan_run(problem, 30, 5))
+        rounds = CompiledRounds(shard, threads)
         rounds(1, 20)
         rounds(21, 10)
-        states.append(vars(local.state()))
+        states.append(vars(shard.state()))
     for name, values in states[0].items():
         assert np.allclose(values, states[1][name], rtol=0, atol=1e-12), name
 
@@ -405,7 +413,6 @@ def test_numba_says_what_it_cannot_do():
     for problem, run, reason in [
         (Problem(fed, graph, loss=expectile(hessian=False)), {}, "it has no expectile loss"),
         (Problem(fed, graph, loss={u: "linear" if u else "huber" for u in range(9)}), {}, "same loss"),
-        (Problem(fed, graph), {"shards": 2}, "one shard, not 2"),
         (Problem(fed, graph), {"streams": {0: iter([])}}, "streams"),
     ]:
         with pytest.raises(ParameterError, match=f"backend='numba' cannot do this run: .*{reason}"):

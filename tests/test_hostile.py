@@ -58,7 +58,7 @@ def test_a_theta_outside_the_ball_does_not_count_and_its_sender_is_named(
     refused = [one for one in entries(tmp_path / "0.jsonl") if one["event"] == "message refused"]
     assert refused and {one["peer"] for one in refused} == {"d1"}
     assert "but at most 1e+06 is possible" in refused[0]["why"]
-    right = in_process(problem, plan).gather("average")
+    right = in_process(problem, plan).average
     assert all(sites[u].shard.average[0].tobytes() == right[u].tobytes() for u in range(3))
 
 

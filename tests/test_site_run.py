@@ -17,7 +17,7 @@ import pytest
 
 from builders import small_problem
 from federations import join_site, make_heart, make_sites, plan_of, small_sites
-from fedkin.admm.rounds import DirectLink, LocalShards, RoundConfig, run_rounds
+from fedkin.admm import DirectLink, RoundConfig, Shard, run_rounds
 from fedkin.cli import main
 from fedkin.errors import SolverError
 from fedkin.federate import Site
@@ -124,7 +124,7 @@ def test_a_ball_that_the_contract_states_is_a_constraint(tmp_path: Path) -> None
 def test_who_ends_at_the_border_of_a_ball_by_default_has_diverged(tmp_path: Path) -> None:
     plan = plan_of(small_problem(1), 5, None, radius=0.01)
     with pytest.raises(SolverError, match="site 'd0' diverged to the border of their ball"):
-        run_rounds(LocalShards(plan), DirectLink(5), RoundConfig(5, names=["d0"]))
+        run_rounds(Shard(plan), DirectLink(5), RoundConfig(5, names=["d0"]))
 
 
 def test_a_site_alone_ends_with_its_own_estimate(tmp_path: Path) -> None:

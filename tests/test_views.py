@@ -21,7 +21,7 @@ def test_what_sites_plan_alone_is_the_run_of_fed_admm_from_their_own_estimates(t
     whole = whole_of(heart, problem)
     local = in_process(problem, whole)
     assert np.abs(whole.theta).min() > 0
-    assert local.gather("average").tobytes() == reference(problem, whole).tobytes()
+    assert local.average.tobytes() == reference(problem, whole).tobytes()
 
 
 @pytest.mark.parametrize("placement", ["peer", "replicas", "central"])

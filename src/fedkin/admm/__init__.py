@@ -14,8 +14,19 @@ from typing import TYPE_CHECKING, Any
 from fedkin.admm.availability import Availability, StandIns, site_keys
 from fedkin.admm.gradients import GradientKind, Gradients, SiteRows
 from fedkin.admm.plan import Average, RunPlan, StepRule, check_steps, plan_run, site_rows
-from fedkin.admm.rounds import DirectLink, Link, LocalShards, RoundConfig, Wire, run_rounds
-from fedkin.admm.shard import MOST_PARAMS, Shard, ShardState, Share, ShareTaker, is_shared, together
+from fedkin.admm.rounds import (
+    MOST_PARAMS,
+    DirectLink,
+    Link,
+    RoundConfig,
+    Share,
+    ShareTaker,
+    Wire,
+    is_shared,
+    run_rounds,
+    together,
+)
+from fedkin.admm.shard import Shard, ShardState
 from fedkin.admm.store import Saved, Sent, Store
 from fedkin.admm.streams import ChangeTest
 
@@ -28,7 +39,7 @@ _LATER = {"Progress": "trace", "fed_admm": "run", "subgradient_descent": "trace"
 __all__ = [
     *_LATER,
     "MOST_PARAMS", "Availability", "Average", "ChangeTest", "DirectLink", "GradientKind", "Gradients", "Link",
-    "LocalShards", "RoundConfig", "RunPlan", "Saved", "Sent", "Shard", "ShardState", "Share", "ShareTaker",
+    "RoundConfig", "RunPlan", "Saved", "Sent", "Shard", "ShardState", "Share", "ShareTaker",
     "SiteRows", "StandIns", "StepRule", "Store", "Wire", "check_steps", "is_shared", "plan_run", "run_rounds",
     "site_keys", "site_rows", "together",
 ]  # fmt: skip

@@ -14,7 +14,6 @@ import math
 import zlib
 from collections import namedtuple
 from contextlib import closing
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -24,8 +23,7 @@ from numpy.typing import NDArray
 from fedkin._base import Array, Mask, available_threads
 from fedkin._compiling import kernel, load
 from fedkin.admm.availability import FLOYD_LIMIT, site_roots
-from fedkin.admm.rounds import LocalShards
-from fedkin.admm.shard import TAIL_POWER, averaging_weight
+from fedkin.admm.shard import TAIL_POWER, Shard, averaging_weight
 from fedkin.core import make_penalty
 from fedkin.losses import COMPILED_LOSSES, Loss, MeanLoss
 from fedkin.solvers import Crew
@@ -293,14 +291,15 @@ rounds_loop = _rounds_loop(_SLOPES)
 
 
 class CompiledRounds:
-    """Rounds on compiled kernels; the arrays of the one shard of ``local`` are advanced in place.
+    """Rounds on compiled kernels; the arrays of a shard that hosts all sites are advanced in place.
 
     ``threads`` are by default as many as there are cores, where a round is long enough.
     """
 
-    def __init__(self, local: LocalShards, threads: int | None = None) -> None:
-        plan, rows, steps = local.plan, local.rows, local.plan.steps
-        self.plan, self.shard = plan, local.shards[0]
+    def __init__(self, shard: Shard, threads: int | None = None) -> None:
+        assert shard.gradients is not None
+        plan, rows, steps = shard.plan, shard.gradients.rows, shard.plan.steps
+        self.plan, self.shard = plan, shard
         work = float(rows.batch.sum() + plan.edges.shape[0]) * rows.ridge.size
         self.threads = threads or (available_threads() if work > THREADING_PAYS else 1)
         loss = rows.losses[0]
@@ -318,7 +317,7 @@ class CompiledRounds:
         self._shares = np.zeros((self.threads, *self.shard.balance.shape))
 
     def __call__(self, first: int, count: int, available: Mask | None = None, probability: Array | None = None) -> None:
-        """Do ``count`` rounds from ``first`` on, as `LocalShards.run`."""
+        """Do ``count`` rounds from ``first`` on; presence and probabilities ``(count, V)`` when sites come and go."""
         shard, s, kept = self.shard, self._shares, self.shard.gradients
         assert kept is not None
         s[0], s[1:] = shard.balance, 0.0
@@ -333,17 +332,17 @@ class CompiledRounds:
         else:
             with closing(Crew(self.threads)) as crew:
                 sites, duals = crew.split(shard.sites.size), crew.split(shard.alpha.shape[0])
-                for round in range(count):
-                    crew.run(partial(_node_steps, first, round, rules, state), sites)
+                for k in range(count):
+
+                    def node_steps(_: int, lo: int, hi: int, k: int = k) -> None:
+                        sites_loop(lo, hi, first, k, *rules, state)
+
+                    crew.run(node_steps, sites)
                     crew.run(lambda n, lo, hi: edges_loop(lo, hi, n, edges, state), duals)
         np.sum(s, axis=0, out=shard.balance)
         weight = averaging_weight(self.plan.average, first + count - 1)
         # by a kernel, like those of the other rounds: bits must not depend on where stretches of rounds end
         add_to_average(weight, shard.balance, shard.average_balance)
-
-
-def _node_steps(first: int, k: int, rules: Any, state: Any, thread: int, lo: int, hi: int) -> None:
-    sites_loop(lo, hi, first, k, *rules, state)
 
 
 def _readable(array: NDArray[Any]) -> NDArray[Any]:
@@ -353,13 +352,12 @@ def _readable(array: NDArray[Any]) -> NDArray[Any]:
     return view
 
 
-def unsupported(local: LocalShards) -> str | None:
+def unsupported(shard: Shard) -> str | None:
     """Return why the compiled rounds cannot do this run, or None when they can."""
-    plan, rows = local.plan, local.rows
+    assert shard.gradients is not None
+    plan, rows = shard.plan, shard.gradients.rows
     loss = rows.losses[0]
-    if len(local.shards) > 1:
-        return f"it runs one shard, not {len(local.shards)}"
-    if local.streams:
+    if shard.gradients.streams:
         return "it cannot draw from streams"
     if any(other is not loss for other in rows.losses):
         return "it needs the same loss on every site"

@@ -2,7 +2,7 @@
 
 `run_rounds` is given three things and knows nothing else:
 
-- a **shard** does the arithmetic: `fedkin.admm.Shard` is one, `LocalShards` are several in one process;
+- a **shard** does the arithmetic: `fedkin.admm.Shard`;
 - a **link** carries thetas: ``exchange(t, shard)`` tells others this shard's thetas of round t and returns theirs.
   `DirectLink` does so inside one process; `fedkin.federate.links` has those between machines;
 - a **store** keeps the state after a round: ``save(t, shard, durable)``.
@@ -13,49 +13,47 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol, TypeVar
+from typing import Literal, Protocol
 
 import numpy as np
-from numpy.typing import NDArray
 
-from fedkin._base import Array, Index, Mask, check_whole
-from fedkin.admm.plan import RunPlan
-from fedkin.admm.shard import Shard, ShardState
-from fedkin.admm.streams import SampleStream
+from fedkin._base import Array, Mask
+from fedkin.admm.shard import Shard, edge_update
+from fedkin.core import SCALE_FLOOR, build_terms
+from fedkin.data import Federation
 from fedkin.errors import ParameterError, SolverError
 
 Wire = Literal["float64", "float32"]
-S = TypeVar("S", bound="Shard | LocalShards", contravariant=True)
 
 
-class Link(Protocol[S]):
+class Link(Protocol):
     """What carries thetas between shards, and knows which round comes next and who is there."""
 
-    def begin(self, shard: S) -> int | None:
+    def begin(self, shard: Shard) -> int | None:
         """Return the next round, None after the last; it may wait for it, and set where the shard stands."""
 
     def presence(self, t: int) -> tuple[Mask | None, Array | None]:
         """Return which hosted sites are there in round t, and with which probability; None for all, and for 1."""
 
-    def exchange(self, t: int, shard: S) -> Mapping[int, Array] | None:
+    def exchange(self, t: int, shard: Shard) -> Mapping[int, Array] | None:
         """Tell others the shard's thetas of round t, and return theirs by position: who answered is there.
 
         None when the shard was set to the state of another round meanwhile.
         """
 
-    def end(self, t: int, shard: S) -> None:
+    def end(self, t: int, shard: Shard) -> None:
         """Round t is over; ends of an edge may compare its dual now."""
 
 
-class RoundStore(Protocol[S]):
+class RoundStore(Protocol):
     """What keeps the state of a shard."""
 
-    def save(self, t: int, shard: S, durable: bool) -> None:
+    def save(self, t: int, shard: Shard, durable: bool) -> None:
         """Keep the state after round t; a durable one survives a loss of power."""
 
 
 class DirectLink:
-    """The link of a shard that hosts all sites, or of `LocalShards`: nothing leaves the process.
+    """The link of a shard that hosts all sites: nothing leaves the process.
 
     ``available`` and ``probability (R, V)`` are of the rounds after ``done``, where sites come and go.
     """
@@ -66,8 +64,8 @@ class DirectLink:
         self.rounds, self.done, self._first = rounds, done, done + 1
         self._available, self._probability = available, probability
 
-    def begin(self, shard: Shard | LocalShards) -> int | None:
-        if isinstance(shard, Shard) and shard.foreign.size:
+    def begin(self, shard: Shard) -> int | None:
+        if shard.foreign.size:
             raise ParameterError("DirectLink is for shards that host all neighbours of their sites")
         return self.done + 1 if self.done < self.rounds else None
 
@@ -76,10 +74,10 @@ class DirectLink:
         available, probability = self._available, self._probability
         return None if available is None else available[k], None if probability is None else probability[k]
 
-    def exchange(self, t: int, shard: Shard | LocalShards) -> Mapping[int, Array]:
-        return shard.give()
+    def exchange(self, t: int, shard: Shard) -> Mapping[int, Array]:
+        return {}
 
-    def end(self, t: int, shard: Shard | LocalShards) -> None:
+    def end(self, t: int, shard: Shard) -> None:
         self.done = t
 
 
@@ -108,7 +106,7 @@ class RoundConfig:
     after: Callable[[int, float], None] | None = None
 
 
-def run_rounds(shard: S, link: Link[S], config: RoundConfig | None = None, store: RoundStore[S] | None = None) -> None:
+def run_rounds(shard: Shard, link: Link, config: RoundConfig | None = None, store: RoundStore | None = None) -> None:
     """Do all rounds that the link begins; raises `SolverError` when parameters diverge."""
     after = None if config is None else config.after
     with np.errstate(over="ignore", invalid="ignore"):  # what diverges is told in words
@@ -134,7 +132,7 @@ def run_rounds(shard: S, link: Link[S], config: RoundConfig | None = None, store
                 after(t, float(np.abs(shard.theta - shard.left).max(initial=0.0)))
 
 
-def _check(shard: Shard | LocalShards, t: int, config: RoundConfig, names: Sequence[str]) -> None:
+def _check(shard: Shard, t: int, config: RoundConfig, names: Sequence[str]) -> None:
     """Raise `SolverError` when parameters are not finite, or end at the border of a ball that is no constraint."""
     theta, radius = shard.theta[shard.own], shard.plan.radius
     if not math.isfinite(np.add.reduce(theta, axis=None)) and not (finite := np.isfinite(theta)).all():
@@ -149,114 +147,100 @@ def _check(shard: Shard | LocalShards, t: int, config: RoundConfig, names: Seque
             )
 
 
-class LocalShards:
-    """Shards side by side in one process; together they behave like one.
+# --- shares of the certificate ----------------------------------------------------------------------------------------
 
-    They are the reference for every link that puts shards elsewhere. ``hosts (V,)`` are the numbers of the sites'
-    shards, one shard by default; ``streams`` are by site number.
+# The gap of a federation is a sum of one term for each site, of its own rows, and one for each edge, of what both its
+# ends know. So every site can work out its share alone, and all shares of a round make the certificate.
+
+#: A share needs a matrix of as many rows and columns as there are parameters: with more of them there are none.
+MOST_PARAMS = 300
+_PART = 4  # shares are taken four times while the first digit of the round stays the same
+
+
+def is_shared(t: int) -> bool:
+    """Return whether sites take their shares after round t: the same at all of them, ever more seldom.
+
+    Examples
+    --------
+    >>> [t for t in range(1000, 2000) if is_shared(t)]
+    [1000, 1250, 1500, 1750]
+    """
+    step = int(10 ** math.floor(math.log10(t))) // _PART
+    return t % max(step, 1) == 0
+
+
+@dataclass(frozen=True)
+class Share:
+    """What a shard adds after a round; an edge to another shard counts half.
+
+    ``value`` and ``zero`` are the objective at the shard's parameters and at 0, ``gap`` the duality gap (infinite where
+    rows do not bound it), ``primal`` and ``dual`` squares of residuals, ``edges`` and ``sites`` how many there are.
     """
 
-    def __init__(
-        self, plan: RunPlan, hosts: Index | None = None, streams: Mapping[int, SampleStream] | None = None
-    ) -> None:
-        assert plan.rows is not None
-        self.plan, self.rows, self.streams, self.sites = plan, plan.rows, dict(streams or {}), plan.sites
-        hosts = np.zeros(plan.n_sites, dtype=np.int64) if hosts is None else hosts
-        self.shards = [Shard(plan, np.flatnonzero(hosts == host), streams=self.streams) for host in np.unique(hosts)]
-        self._members = [shard.sites for shard in self.shards]
-        self._edge_numbers = [np.flatnonzero(np.isin(plan.edges, one.sites).any(axis=1)) for one in self.shards]
-
-    def run(self, first: int, count: int, available: Mask | None = None, probability: Array | None = None) -> None:
-        """Do ``count`` rounds from ``first`` on; presence and probabilities ``(count, V)`` when sites come and go."""
-        link = DirectLink(first + count - 1, first - 1, available, probability)
-        if len(self.shards) == 1:
-            run_rounds(self.shards[0], link)
-        else:
-            run_rounds(self, link)
-
-    own: slice | Index = slice(None)
-
-    @property
-    def theta(self) -> Array:
-        """Parameters ``(V, p)`` of all sites."""
-        return self.gather("theta")
-
-    @property
-    def left(self) -> Array:
-        """Parameters ``(V, p)`` before the last node step."""
-        return self.gather("left")
-
-    def node_step(self, t: int, available: Mask | None = None, probability: Array | None = None) -> None:
-        for shard in self.shards:
-            here = None if available is None else available[shard.sites]
-            shard.node_step(t, here, None if probability is None else probability[shard.sites])
-
-    def round_thetas(self) -> None:
-        for shard in self.shards:
-            shard.round_thetas()
-
-    def give(self) -> dict[int, Array]:
-        return {u: theta for shard in self.shards for u, theta in shard.give().items()}
-
-    def take(self, thetas: Mapping[int, Array]) -> None:
-        for shard in self.shards:
-            shard.take({u: thetas[u] for u in shard.foreign.tolist()})
-
-    def edge_step(self) -> None:
-        for shard in self.shards:
-            shard.edge_step()
-
-    def gather(self, name: str) -> Array:
-        """Return a part of the shards' state (see `ShardState`) for all sites ``(V, p)``, or all edges ``(E, p)``."""
-        if name == "alpha":
-            return _gathered([one.alpha for one in self.shards], self._edge_numbers, self.plan.edges.shape[0])
-        return _gathered([getattr(one, name) for one in self.shards], self._members, self.plan.n_sites)
-
-    @property
-    def looked(self) -> Index:
-        """Rows that each site has looked at, ``(V,)``."""
-        parts = [one.gradients.looked for one in self.shards if one.gradients is not None]
-        return _gathered(parts, self._members, self.plan.n_sites)
-
-    def _lines(self) -> dict[str, tuple[list[Index], int]]:
-        """Return where the lines of each part of a shard's state belong in that of all, and how many there are."""
-        members, kind, rows = self._members, self.plan.gradient, self.rows
-        sites, none = (members, self.plan.n_sites), ([np.empty(0, dtype=np.int64)] * len(members), 0)
-        own = [np.concatenate([np.arange(rows.starts[u], rows.starts[u] + rows.counts[u]) for u in m]) for m in members]
-        return dict.fromkeys(ShardState.__dataclass_fields__, sites) | {
-            "alpha": (self._edge_numbers, self.plan.edges.shape[0]),
-            "table": (own, rows.data.n_samples) if kind == "saga" else none,
-            "anchor_gradient": none if kind == "plain" else sites,
-            "anchor_theta": sites if kind == "svrg" else none,
-        }
-
-    def state(self) -> ShardState:
-        """Return everything that changes, in the federation's order, whatever the number of shards."""
-        states = [vars(shard.state()) for shard in self.shards]
-        parts = {name: [state[name] for state in states] for name in states[0]}
-        return ShardState(**{name: _gathered(parts[name], *where) for name, where in self._lines().items()})
-
-    def restore(self, state: ShardState) -> None:
-        """Go back to a `state`, of this or another number of shards."""
-        lines = self._lines()
-        for k, shard in enumerate(self.shards):
-            shard.restore(ShardState(**{name: part[lines[name][0][k]] for name, part in vars(state).items()}))
+    round: int
+    value: float
+    zero: float
+    gap: float
+    primal: float
+    dual: float
+    edges: float
+    sites: float
 
 
-def _gathered(parts: Sequence[NDArray[Any]], lines: Sequence[Index], count: int) -> NDArray[Any]:
-    """Put parts together, where part k has the given ``lines`` of ``count``."""
-    whole = np.empty((count, *parts[0].shape[1:]), dtype=parts[0].dtype)
-    for part, where in zip(parts, lines, strict=True):
-        whole[where] = part
-    return whole
+class ShareTaker:
+    """Works out the shares of a shard that has the rows of its sites."""
+
+    def __init__(self, shard: Shard) -> None:
+        assert shard.gradients is not None
+        rows = shard.gradients.rows
+        self.shard, own = shard, {u: rows.of(u) for u in range(rows.starts.size)}
+        self._terms = build_terms(Federation(own), rows.losses, rows.ridge)
+        self._zero = float(self._terms.values(np.zeros((len(own), rows.ridge.size))).sum())
+
+    def take(self, t: int) -> Share:
+        """Return the share after round t, of the parameters and duals that the shard has now."""
+        shard, plan = self.shard, self.shard.plan
+        theta, balance, alpha, sparsity = shard.theta, shard.balance, shard.alpha, shard.sparsity
+        difference = shard.differences()
+        whole = np.where(np.isin(shard.edges, shard.sites).all(axis=1), 1.0, 0.5)
+        penalties = shard.edge_radius * plan.penalty.value(difference)
+        moved = edge_update(alpha, difference, plan.rho, shard.edge_radius, plan.penalty) - alpha
+        value, gap = float(whole @ penalties), float(whole @ (penalties - (alpha * difference).sum(axis=1)))
+        residual = self._terms.gradients(theta) + balance
+        if sparsity is not None:
+            zeta = np.clip(-residual, -sparsity, sparsity)
+            size = float((sparsity * np.abs(theta)).sum())
+            balance, residual = balance + zeta, residual + zeta
+            value, gap = value + size, gap + size - float((zeta * theta).sum())
+        with np.errstate(over="ignore", invalid="ignore"):
+            ball = plan.radius
+            gaps = self._terms.young_gaps(theta, balance)
+            gaps = gaps if ball is None else np.minimum(gaps, self._terms.gaps_in_ball(theta, balance, ball))
+        return Share(
+            t,
+            value + float(self._terms.values(theta).sum()),
+            self._zero,
+            gap + float(gaps.sum()),
+            float(whole @ (moved**2).sum(axis=1)) / plan.rho**2,
+            float((residual**2).sum()),
+            float(whole.sum()),
+            float(shard.sites.size),
+        )
 
 
-def shard_of_sites(shards: int | Sequence[int], n_sites: int) -> Index:
-    """Return the shard of each site, ``(V,)``: contiguous pieces of as equal size as possible, or those given."""
-    if np.ndim(shards) == 0:
-        check_whole("shards", shards, least=1)
-        return np.arange(n_sites) * min(int(np.asarray(shards)), n_sites) // n_sites
-    hosts = np.asarray(shards)
-    if hosts.shape != (n_sites,) or hosts.dtype.kind not in "iu":
-        raise ParameterError(f"shards must be a whole number or one for each of the {n_sites} sites, got {shards!r}")
-    return hosts.astype(np.int64)
+def together(shares: Sequence[Share]) -> dict[str, float]:
+    """Return residuals and relative gap of a round, from the shares of all shards.
+
+    Examples
+    --------
+    >>> together([Share(3, 1.0, 2.0, 0.1, 0.0, 4.0, 0.5, 1.0), Share(3, 1.0, 2.0, 0.1, 0.0, 0.0, 0.5, 1.0)])["gap"]
+    0.1
+    """
+    total = {name: sum(getattr(share, name) for share in shares) for name in vars(shares[0])}
+    floor = SCALE_FLOOR * abs(total["zero"]) + np.finfo(float).tiny
+    return {
+        "n_iter": float(shares[0].round),
+        "primal_residual": math.sqrt(total["primal"] / max(total["edges"], 1.0)),
+        "dual_residual": math.sqrt(total["dual"] / max(total["sites"], 1.0)),
+        "gap": max(total["gap"], 0.0) / max(abs(total["value"]), floor),
+    }

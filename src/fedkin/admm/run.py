@@ -12,14 +12,14 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from fedkin._base import Array, Index, check_choice, check_positive, check_whole
+from fedkin._base import Array, Mask, check_choice, check_positive, check_whole
 from fedkin.admm import trace as tracing
 from fedkin.admm.availability import Availability
 from fedkin.admm.gradients import GradientKind
 from fedkin.admm.kernels import CompiledRounds, unsupported
 from fedkin.admm.plan import Average, BatchSize, RunPlan, StepRule, plan_run
-from fedkin.admm.rounds import LocalShards, shard_of_sites
-from fedkin.admm.shard import ShardState, edge_update
+from fedkin.admm.rounds import DirectLink, run_rounds
+from fedkin.admm.shard import Shard, ShardState, edge_update
 from fedkin.admm.store import Store
 from fedkin.admm.streams import StreamWatch, sample_streams
 from fedkin.admm.trace import Callback, Interrupt, Progress, Trace, certify
@@ -63,7 +63,6 @@ def fed_admm(
     checkpoint_every: int | None = None,
     resume: bool = False,
     fuse: bool = False,
-    shards: int | Sequence[int] = 1,
     backend: Backend = "auto",
 ) -> Solution:
     """Minimise the objective of ``problem`` by Fed-ADMM: each round, a site looks at a batch and tells its
@@ -122,8 +121,6 @@ def fed_admm(
     fuse : bool
         Make sites equal to the bit whose edges the duals show to be fused (for `Solution.clusters`), unless that
         makes the gap worse.
-    shards : int or sequence of V ints
-        Number of shards inside this process, or the shard of each site. It does not change a bit of the result.
     backend : "auto", "numpy" or "numba"
         "numpy" is the reference, with the same bits in every engine; "numba" is faster and agrees to 1e-10; "auto"
         compiles when the work pays.
@@ -173,8 +170,8 @@ def fed_admm(
     given = {"rho": rho, "step": step, "kappa": kappa, "average": average, "gradient": gradient, "seed": seed}
     more: dict[str, Any] = {**given, "availability": availability, "streaming": set(streams or {})}
     plan = plan_run(problem, rounds, batch_size, warm_start=warm_start, **more)
-    hosts, looks = shard_of_sites(shards, problem.n_sites), (tol, callbacks, record_every)
-    run = _Run(problem, plan, hosts, streams, step, backend, Trace(problem, reference), *looks, checkpoint_every)
+    trace = Trace(problem, reference)
+    run = _Run(problem, plan, streams, step, backend, trace, tol, callbacks, record_every, checkpoint_every)
     if checkpoint is None:
         return run.go(fuse)
     run.file = Store(checkpoint, fingerprint([*_describe(problem, plan, tuple(given.values())), *run.describe()]))
@@ -193,11 +190,10 @@ class _DivergedError(Exception):
 
 @dataclass(eq=False)
 class _Run:
-    """One run inside this process: its shards, how far they are, its trace, its checkpoint and its restarts."""
+    """One run inside this process: its shard, how far it is, its trace, its checkpoint and its restarts."""
 
     problem: Problem
     plan: RunPlan
-    hosts: Index
     streams: Mapping[Any, Iterable[Any]] | None
     step: float | str
     backend: Backend
@@ -227,18 +223,22 @@ class _Run:
             plan = replace(plan, steps=StepRule(self.caution * steps.start, steps.growth, steps.damping))
         availability, sites = plan.availability, self.problem.federation.sites
         self.presence = None if availability is None else availability.bind(sites, plan.seed)
-        streams = sample_streams(self.problem.rows_for("Fed-ADMM"), self.streams)
-        self.watch = StreamWatch(self.problem, streams) if streams else None
-        self.local = LocalShards(plan, self.hosts, streams)
-        work = float(self.local.rows.batch.sum() + plan.edges.shape[0] + plan.n_sites) * plan.n_params
+        self.sampled = sample_streams(self.problem.rows_for("Fed-ADMM"), self.streams)
+        self.watch = StreamWatch(self.problem, self.sampled) if self.sampled else None
+        self.shard = Shard(plan, streams=self.sampled)
+        assert plan.rows is not None
+        work = float(plan.rows.batch.sum() + plan.edges.shape[0] + plan.n_sites) * plan.n_params
         self.chunk = int(max(1, min(4096, CHUNK_WORK / work)))
         compiled = self.backend == "numba" or (self.backend == "auto" and plan.rounds * work >= COMPILE_WORK)
-        reason = unsupported(self.local) if compiled else None
+        reason = unsupported(self.shard) if compiled else None
         if reason is not None and self.backend == "numba":
             raise ParameterError(f"backend='numba' cannot do this run: {reason}; use backend='numpy'")
         self.compiled = compiled and reason is None
-        self.advance = CompiledRounds(self.local) if self.compiled else self.local.run
+        self.advance = CompiledRounds(self.shard) if self.compiled else self._plain_rounds
         self.done, self.vectors, self.available = 0, 0.0, 1.0
+
+    def _plain_rounds(self, first: int, count: int, available: Mask | None, probability: Array | None) -> None:
+        run_rounds(self.shard, DirectLink(first + count - 1, first - 1, available, probability))
 
     def restart(self, reason: str) -> None:
         """Begin again with shorter steps, or say why that does not help."""
@@ -264,7 +264,7 @@ class _Run:
             try:
                 with tracing.deferred_interrupt() as interrupt, np.errstate(over="ignore", invalid="ignore"):
                     status = self._rounds(interrupt)
-                    worse, theta = self._worse(), self.local.gather("average")
+                    worse, theta = self._worse(), self.shard.average.copy()
                     if worse is not None and self.step == "literal":
                         # the printed algorithm is not judged: later rounds may converge
                         warnings.warn(f"{worse}; {_LITERAL_HINT}", ConvergenceWarning, stacklevel=3)
@@ -310,7 +310,7 @@ class _Run:
                 self.vectors += float(self.listeners.sum()) * count
             self.advance(self.done + 1, count, available, probability)
             self.done += count
-            if not np.isfinite(self.local.gather("theta")).all():
+            if not np.isfinite(self.shard.theta).all():
                 raise _DivergedError(f"the parameters became infinite within {self.done} rounds")
             if every is not None and self.done % every == 0:
                 self._save()
@@ -324,28 +324,28 @@ class _Run:
         if self.tol is not None and (self.watch.is_enough(self.tol) if self.watch else line["gap"] <= self.tol):
             return "converged"
         try:
-            stop = tracing.run_callbacks(self.callbacks, Progress(self.done, self.local.gather("average"), line))
+            stop = tracing.run_callbacks(self.callbacks, Progress(self.done, self.shard.average.copy(), line))
         except KeyboardInterrupt:
             stop = True
         return "interrupted" if stop else "iteration_limit"
 
     def _record(self) -> dict[str, float]:
-        local, plan, objective = self.local, self.plan, self.problem.fused
-        theta, alpha = local.gather("theta"), local.gather("alpha")
-        average, balance = local.gather("average"), local.gather("average_balance")
-        moved = edge_update(alpha, objective.differences(theta), plan.rho, plan.edge_radius, plan.penalty) - alpha
+        shard, plan, objective = self.shard, self.plan, self.problem.fused
+        alpha, average, balance = shard.alpha, shard.average, shard.average_balance
+        moved = edge_update(alpha, shard.differences(), plan.rho, plan.edge_radius, plan.penalty) - alpha
+        assert shard.gradients is not None
         columns = {
             # an edge step moves alpha by rho times theta - beta
             "primal_residual": tracing.root_mean_square(moved) / plan.rho,
             "vectors": self.vectors,
             "bytes": self.vectors * self.problem.n_params * 8.0,
-            "rows": float(local.looked.sum()),
+            "rows": float(shard.gradients.looked.sum()),
             "available": self.available,
         }
         if self.watch is not None:
             columns |= self.watch.look(self.done, average)
         elif self.tol is not None:
-            columns["gap"] = certify(objective, average, [balance, local.gather("balance")])[0]
+            columns["gap"] = certify(objective, average, [balance, shard.balance])[0]
         return self.trace.record(self.done, average, balance, **columns)
 
     def _worse(self) -> str | None:
@@ -356,8 +356,8 @@ class _Run:
         return f"after {self.done} rounds the objective is {value:.3g}, worse than {self.start_value:.3g} at the start"
 
     def _finish(self, status: Status, theta: Array, fuse: bool) -> Solution:
-        objective, balance, alpha = self.problem.fused, self.local.gather("average_balance"), self.local.gather("alpha")
-        balances = [balance, self.local.gather("balance")]
+        objective, balance, alpha = self.problem.fused, self.shard.average_balance, self.shard.alpha
+        balances = [balance, self.shard.balance]
         gap, radius = certify(objective, theta, balances)
         if fuse:
             zeta = None
@@ -382,7 +382,7 @@ class _Run:
 
     def describe(self) -> list[object]:
         """Return what the course of this run depends on, apart from problem and plan."""
-        return [sorted(self.local.streams), *(() if self.presence is None else self.presence.facts)]
+        return [sorted(self.sampled), *(() if self.presence is None else self.presence.facts)]
 
     def _save(self) -> None:
         """Replace the saved state; a crash leaves the one before or this one."""
@@ -392,14 +392,13 @@ class _Run:
             self.file.clear()
             self.fresh = False
         arrays: dict[str, NDArray[Any]] = {f"trace_{name}": values for name, values in self.trace.columns().items()}
-        streams = self.local.streams
-        arrays["streamed"] = np.array([streams[u].used for u in sorted(streams)], dtype=np.int64)
+        arrays["streamed"] = np.array([self.sampled[u].used for u in sorted(self.sampled)], dtype=np.int64)
         if self.watch is not None:
             arrays |= {f"watch_{name}": part for name, part in self.watch.state().items()}
         if self.presence is not None:
             arrays["seen"] = self.presence.seen
         header = {name: getattr(self, name) for name in ("vectors", "available", "restarts", "caution", "compiled")}
-        self.file.save(self.done, {**vars(self.local.state()), **arrays}, header, durable=True)
+        self.file.save(self.done, {**vars(self.shard.state()), **arrays}, header, durable=True)
 
     def resume(self) -> None:
         """Go to the state, and back to the trace, that was saved."""
@@ -411,7 +410,7 @@ class _Run:
         if saved is None and self.file.others():
             raise ParameterError(
                 f"{path}: was written by a run with other data, another graph or other settings; resume needs the same "
-                "problem, batch size, steps, seed and availability (only rounds and shards may change)"
+                "problem, batch size, steps, seed and availability (only rounds may change)"
             )
         if saved is None:
             raise ModelFileError(f"{path}: cannot be read as a checkpoint: it holds no state")
@@ -420,9 +419,9 @@ class _Run:
         if self.backend == "auto":
             self.backend = "numba" if header["compiled"] else "numpy"
         self.begin()
-        self.local.restore(ShardState(**{name: arrays.pop(name) for name in ShardState.__dataclass_fields__}))
-        for u, used in zip(sorted(self.local.streams), arrays.pop("streamed").tolist(), strict=True):
-            self.local.streams[u].skip(used)
+        self.shard.restore(ShardState(**{name: arrays.pop(name) for name in ShardState.__dataclass_fields__}))
+        for u, used in zip(sorted(self.sampled), arrays.pop("streamed").tolist(), strict=True):
+            self.sampled[u].skip(used)
         self.done, self.vectors, self.available = saved.round, header["vectors"], header["available"]
         if self.presence is not None:
             self.presence.seen = arrays.pop("seen")

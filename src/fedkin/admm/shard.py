@@ -26,8 +26,7 @@ from fedkin._base import Array, Index, Mask
 from fedkin.admm.gradients import Gradients, SiteRows, no_memory
 from fedkin.admm.plan import Average, RunPlan
 from fedkin.admm.streams import SampleStream
-from fedkin.core import SCALE_FLOOR, Penalty, build_terms, make_penalty
-from fedkin.data import Federation
+from fedkin.core import Penalty, make_penalty
 
 #: Weight of round t in the tail average grows like t ** TAIL_POWER.
 TAIL_POWER = 3.0
@@ -296,100 +295,3 @@ def _signed_sums(ends: Index, n_sites: int) -> sparse.csr_array:
     matrix = sparse.csr_array((sign[here], (site[here], edge[here])), shape=(n_sites, n_edges))
     matrix.sort_indices()
     return matrix
-
-
-# The gap of a federation is a sum of one term for each site, of its own rows, and one for each edge, of what both its
-# ends know. So every site can work out its share alone, and all shares of a round make the certificate.
-
-#: A share needs a matrix of as many rows and columns as there are parameters: with more of them there are none.
-MOST_PARAMS = 300
-_PART = 4  # shares are taken four times while the first digit of the round stays the same
-
-
-def is_shared(t: int) -> bool:
-    """Return whether sites take their shares after round t: the same at all of them, ever more seldom.
-
-    Examples
-    --------
-    >>> [t for t in range(1000, 2000) if is_shared(t)]
-    [1000, 1250, 1500, 1750]
-    """
-    step = int(10 ** math.floor(math.log10(t))) // _PART
-    return t % max(step, 1) == 0
-
-
-@dataclass(frozen=True)
-class Share:
-    """What a shard adds after a round; an edge to another shard counts half.
-
-    ``value`` and ``zero`` are the objective at the shard's parameters and at 0, ``gap`` the duality gap (infinite where
-    rows do not bound it), ``primal`` and ``dual`` squares of residuals, ``edges`` and ``sites`` how many there are.
-    """
-
-    round: int
-    value: float
-    zero: float
-    gap: float
-    primal: float
-    dual: float
-    edges: float
-    sites: float
-
-
-class ShareTaker:
-    """Works out the shares of a shard that has the rows of its sites."""
-
-    def __init__(self, shard: Shard) -> None:
-        assert shard.gradients is not None
-        rows = shard.gradients.rows
-        self.shard, own = shard, {u: rows.of(u) for u in range(rows.starts.size)}
-        self._terms = build_terms(Federation(own), rows.losses, rows.ridge)
-        self._zero = float(self._terms.values(np.zeros((len(own), rows.ridge.size))).sum())
-
-    def take(self, t: int) -> Share:
-        """Return the share after round t, of the parameters and duals that the shard has now."""
-        shard, plan = self.shard, self.shard.plan
-        theta, balance, alpha, sparsity = shard.theta, shard.balance, shard.alpha, shard.sparsity
-        difference = shard.differences()
-        whole = np.where(np.isin(shard.edges, shard.sites).all(axis=1), 1.0, 0.5)
-        penalties = shard.edge_radius * plan.penalty.value(difference)
-        moved = edge_update(alpha, difference, plan.rho, shard.edge_radius, plan.penalty) - alpha
-        value, gap = float(whole @ penalties), float(whole @ (penalties - (alpha * difference).sum(axis=1)))
-        residual = self._terms.gradients(theta) + balance
-        if sparsity is not None:
-            zeta = np.clip(-residual, -sparsity, sparsity)
-            size = float((sparsity * np.abs(theta)).sum())
-            balance, residual = balance + zeta, residual + zeta
-            value, gap = value + size, gap + size - float((zeta * theta).sum())
-        with np.errstate(over="ignore", invalid="ignore"):
-            ball = plan.radius
-            gaps = self._terms.young_gaps(theta, balance)
-            gaps = gaps if ball is None else np.minimum(gaps, self._terms.gaps_in_ball(theta, balance, ball))
-        return Share(
-            t,
-            value + float(self._terms.values(theta).sum()),
-            self._zero,
-            gap + float(gaps.sum()),
-            float(whole @ (moved**2).sum(axis=1)) / plan.rho**2,
-            float((residual**2).sum()),
-            float(whole.sum()),
-            float(shard.sites.size),
-        )
-
-
-def together(shares: Sequence[Share]) -> dict[str, float]:
-    """Return residuals and relative gap of a round, from the shares of all shards.
-
-    Examples
-    --------
-    >>> together([Share(3, 1.0, 2.0, 0.1, 0.0, 4.0, 0.5, 1.0), Share(3, 1.0, 2.0, 0.1, 0.0, 0.0, 0.5, 1.0)])["gap"]
-    0.1
-    """
-    total = {name: sum(getattr(share, name) for share in shares) for name in vars(shares[0])}
-    floor = SCALE_FLOOR * abs(total["zero"]) + np.finfo(float).tiny
-    return {
-        "n_iter": float(shares[0].round),
-        "primal_residual": math.sqrt(total["primal"] / max(total["edges"], 1.0)),
-        "dual_residual": math.sqrt(total["dual"] / max(total["sites"], 1.0)),
-        "gap": max(total["gap"], 0.0) / max(abs(total["value"]), floor),
-    }
