@@ -68,7 +68,7 @@ def make_sites(folder: Path, sites: int, p: int, port: int, n: int = 30) -> list
         cells = np.column_stack([X, X[:, 0] + rng.normal(size=n)]) if linear else X
         write_csv(folder / "rows.csv", [*features, "y"] if linear else features, cells.tolist())
         invite = folder / "organiser" / "invites" / f"{name}.invite"
-        joined, _ = Site.join(invite, folder / "rows.csv", folder / name, below_floors=True)
+        joined, _ = Site.join(invite, folder / "rows.csv", folder / name, below_minima=True)
         Site.read(joined.directory).accept(heart.admit(joined.request).path)
         places.append(joined.directory)
     return places

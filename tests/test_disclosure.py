@@ -133,13 +133,13 @@ def refusals(columns: dict[str, np.ndarray], thresholds: str = "", own: SiteSett
     return "\n".join(map(str, check_disclosure(contract, contract.prepare(columns), own)))
 
 
-def test_no_contract_lowers_the_floors_and_a_custodian_does_it_by_name() -> None:
+def test_no_contract_lowers_the_hard_minima_and_a_custodian_does_it_by_name() -> None:
     """Three rows, from which the organiser could work out seven numbers, were shared where a contract said so."""
     lax = "[thresholds]\nrows = 1\nrows_per_parameter = 0\ncell = 1\neffective_rows = 1\n"
     few = {name: cells[:3] for name, cells in table().items()}
     assert "3 rows, but at least 10 are needed (2 for each of 5 parameters)" in refusals(few, lax)
     contract = Contract.from_toml(LINEAR + lax)
-    assert not refusals(few, lax, SiteSettings.from_contract(contract, below_floors=True))
+    assert not refusals(few, lax, SiteSettings.from_contract(contract, below_minima=True))
 
 
 def test_two_columns_that_differ_in_one_row_and_a_column_that_few_rows_have_are_refused() -> None:

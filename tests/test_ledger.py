@@ -8,12 +8,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from scipy.stats import beta
+from scipy.optimize import brentq
+from scipy.stats import beta, norm
 
 import heart
 from fedkin.admm import Store
 from fedkin.cli import main
-from fedkin.core import Budget, Query, private_summary
+from fedkin.core import Budget, Query, composed_epsilon, private_summary
 from fedkin.data import Rows
 from fedkin.errors import DataError
 from fedkin.federate import Site, change_settings, sharing
@@ -56,10 +57,12 @@ def test_the_ledger_says_what_left_and_a_changed_line_is_refused(tmp_path: Path,
     sharing.share(north)
     made.write_queries([Query("north", 2, np.zeros(4), np.zeros(4), 10.0)], {})
     sharing.answer(north, made.directory / "asks" / "north@2.ask")
-    change_settings(north, below_floors=True)
+    change_settings(north, below_minima=True)
     assert main(["site", "ledger", str(north)]) == 0
     said = capsys.readouterr().out
-    assert [word in said for word in ("share", "message 1", "answer", "message 2", "lifts the floors")] == [True] * 5
+    assert [word in said for word in ("share", "message 1", "answer", "message 2", "lifts the hard minima")] == [
+        True
+    ] * 5
     path = north / "ledger.jsonl"
     lines = path.read_text().splitlines()
     assert json.loads(lines[1])["before"] == json.loads(lines[0])["digest"]
@@ -135,29 +138,74 @@ def test_shape_and_refusals_of_private_sums_depend_on_no_row(tmp_path: Path) -> 
     assert shapes[0] == shapes[1] == [True] * 5 + [False]
 
 
-@pytest.mark.parametrize("epsilon", [2.0, 8.0])
-def test_an_audit_finds_no_more_than_the_stated_epsilon(epsilon: float) -> None:
-    """Two tables that differ in one extreme row, and the best test between them, many times."""
-    pytest.importorskip("dp_accounting")
-    times, delta, rng = 4000, 1e-5, np.random.default_rng(0)
+def audited_epsilon(epsilon: float, messages: int, noise: float = 1.0, times: int = 4000) -> float:
+    """Return a lower bound of epsilon (99.9%): two tables that differ in one extreme row, and the best test of them."""
+    delta, rng = 1e-5, np.random.default_rng(0)
     X, y = np.column_stack([np.ones(20), rng.uniform(-1, 1, 20)]), rng.uniform(-1, 1, 20)
-    tables = []
-    for sign in (1.0, -1.0):
-        near = Rows(X.copy(), y.copy())
-        near.X[0, 1], near.y[0] = sign, 1.0
-        tables.append(near)
     budget, how = Budget(epsilon, delta), {"feature_names": ("(intercept)", "x"), "by_fold": False}
 
-    def scores(rows: Rows) -> np.ndarray:
-        drawn = [private_summary("a", rows, LinearLoss(), budget, **how) for _ in range(times)]
-        return np.array([one.hessian[-1, 0, 1] - one.gradient[-1, 1] for one in drawn])
+    def scores(sign: float) -> np.ndarray:
+        rows = Rows(X.copy(), y.copy())
+        rows.X[0, 1], rows.y[0] = sign, 1.0
+        generator = SmallerNoise(np.random.default_rng(int(sign) + 7), noise)
+        drawn = [private_summary("a", rows, LinearLoss(), budget, rng=generator, **how)
+                 for _ in range(times * messages)]  # fmt: skip
+        one = np.array([one.hessian[-1, 0, 1] - one.gradient[-1, 1] for one in drawn])
+        return one.reshape(times, messages).sum(axis=1)
 
-    here, there = scores(tables[0]), scores(tables[1])
+    here, there = scores(1.0), scores(-1.0)
     best = 0.0
     for cut in np.quantile(np.concatenate([here, there]), np.linspace(0.05, 0.95, 19)):
         hits, false = int((here > cut).sum()), int((there > cut).sum())
-        # 99.9% bounds of both probabilities, for 19 cuts
+        # Clopper-Pearson bounds of both probabilities, for 19 cuts
         least = beta.ppf(0.001 / 38, hits, times - hits + 1) if hits else 0.0
         most = beta.ppf(1 - 0.001 / 38, false + 1, times - false)
-        best = max(best, float(np.log(max(least - delta, 1e-12) / most)))
-    assert 0.0 < best < epsilon  # the test has power, and the promise holds
+        best = max(best, float(norm.ppf(least) - norm.ppf(most)))
+
+    def excess(epsilon: float) -> float:  # of a Gaussian mechanism whose two outcomes are `best` apart
+        return norm.cdf(best / 2 - epsilon / best) - np.exp(epsilon) * norm.cdf(-best / 2 - epsilon / best) - delta
+
+    return float(brentq(excess, 0.0, 60.0)) if best > 1e-3 else 0.0
+
+
+class SmallerNoise:
+    """Draws normal numbers of another standard deviation than 1."""
+
+    def __init__(self, rng: np.random.Generator, size: float) -> None:
+        self.rng, self.size = rng, size
+
+    def standard_normal(self, n: int) -> np.ndarray:
+        return self.size * self.rng.standard_normal(n)
+
+
+@pytest.mark.parametrize("epsilon", [2.0, 8.0])
+def test_an_audit_finds_no_more_than_the_stated_epsilon_and_finds_noise_that_is_too_small(epsilon: float) -> None:
+    pytest.importorskip("dp_accounting")
+    assert 0.0 < audited_epsilon(epsilon, 1) < epsilon  # the test has power, and the promise holds
+    assert epsilon < 8.0 or audited_epsilon(epsilon, 1, noise=0.5) > epsilon  # less is too little for 4000 tries
+
+
+def test_an_audit_of_three_messages_finds_no_more_than_their_composed_epsilon() -> None:
+    pytest.importorskip("dp_accounting")
+    together, found = composed_epsilon([(4.0, 1e-5)] * 3), audited_epsilon(4.0, 3)
+    assert 4.0 < together < 12.0  # less than their sum
+    assert 0.0 < found < together
+    assert audited_epsilon(4.0, 3, noise=0.5) > together
+
+
+def test_messages_with_noise_are_added_up_to_the_budget_of_the_site(tmp_path: Path) -> None:
+    pytest.importorskip("dp_accounting")
+    made = heart.organiser(tmp_path)
+    north = heart.admitted(made, "north", n=100)
+    change_settings(north, epsilon=2.0)
+    with pytest.raises(DataError, match="epsilon is 3, but this site may spend 2 at most"):
+        sharing.share(north, epsilon=3.0)
+    first = sharing.share(north, epsilon=1.0).summary
+    second = sharing.share(north, epsilon=1.0).summary
+    assert not np.array_equal(first.hessian, second.hessian)
+    assert 1.0 < composed_epsilon([(1.0, 1e-5)] * 2) < 2.0 < composed_epsilon([(1.0, 1e-5)] * 4)
+    with pytest.raises(DataError, match=r"epsilon .* together, and at most 2 may be spent"):
+        for _ in range(2):
+            sharing.share(north, epsilon=1.0)
+    with pytest.raises(DataError, match="would tell more"):
+        sharing.share(north)

@@ -53,12 +53,12 @@ def join(
     data: Annotated[Path, option("TABLE", "The site's rows, CSV or Parquet.")],
     into: Annotated[Path | None, option("DIR", "The site's directory, to be made. [the site's name]")] = None,
     fingerprint: Annotated[str | None, option("HEX", "Of the authority, as the organiser reads it out.")] = None,
-    below_floors: Annotated[
-        bool, switch("--below-floors", "Let the contract's thresholds alone decide: rows may be recognised.")
+    below_minima: Annotated[
+        bool, switch("--below-minima", "Let the contract's thresholds alone decide: rows may be recognised.")
     ] = False,
 ) -> None:
     """At the site: check the rows against the contract, make a key that never leaves, and write the request."""
-    how = {"expected": fingerprint, "below_floors": below_floors}
+    how = {"expected": fingerprint, "below_minima": below_minima}
     made, remarks = Site.join(invite, data, into, steps=steps_of, **how)  # type: ignore[arg-type]
     for remark in remarks:
         note(str(remark))
@@ -181,17 +181,18 @@ def settings(
     cell: Annotated[int | None, option("N", "Fewest rows of a level or class.")] = None,
     pair: Annotated[int | None, option("N", "Fewest rows of a pair of levels of two features.")] = None,
     effective_rows: Annotated[float | None, option("X", "Fewest rows that carry the weight in an answer.")] = None,
+    epsilon: Annotated[float | None, option("X", "Most epsilon of all messages with noise together.")] = None,
     share_result: Annotated[
         bool | None, switch("--share-result/--keep-result", "Whether the organiser may have the parameters.")
     ] = None,
-    below_floors: Annotated[
-        bool | None, switch("--below-floors/--above-floors", "Whether the floors of Fedkin do not hold.")
+    below_minima: Annotated[
+        bool | None, switch("--below-minima/--above-minima", "Whether the hard minima of Fedkin do not hold.")
     ] = None,
     confirm: Annotated[bool, switch("--confirm", "site.toml was changed by hand, and is right.")] = False,
 ) -> None:
     """At the site: show or change its own rules, which may be stricter than the contract's, not laxer."""
     given = {"rows": rows, "rows_per_parameter": rows_per_parameter, "cell": cell, "effective_rows": effective_rows}
-    given |= {"pair": pair, "share_result": share_result, "below_floors": below_floors}
+    given |= {"pair": pair, "epsilon": epsilon, "share_result": share_result, "below_minima": below_minima}
     changed = {name: value for name, value in given.items() if value is not None}
     found = change_settings(directory, confirmed=confirm, **changed)
     say(*(f"{name} = {str(value).lower()}" for name, value in msgspec.structs.asdict(found).items()))

@@ -47,7 +47,15 @@ from fedkin.core.sitedata import (
     site_data,
 )
 from fedkin.core.summaries import Summaries
-from fedkin.core.summarising import Budget, RunningSums, private_summary, site_answer, site_summary, summarise
+from fedkin.core.summarising import (
+    Budget,
+    RunningSums,
+    composed_epsilon,
+    private_summary,
+    site_answer,
+    site_summary,
+    summarise,
+)
 from fedkin.core.summary import (
     OwnEstimate,
     PlainMessage,
@@ -66,7 +74,8 @@ __all__ = [
     "FileRows", "FusedObjective", "LocalFit", "MixedTerms", "OwnEstimate", "Penalty", "PlainMessage", "Privacy",
     "Problem", "QuadraticTerms", "Quadratics", "Query", "RowData", "RowTerms", "RunningSums", "SiteData", "SiteTerms",
     "Solution", "Status", "Streamed", "Summaries", "Summary", "Variance", "alike_groups", "assign_folds", "ball_gap",
-    "bonferroni", "build_terms", "check_shapes", "damped_newton", "decode", "encode", "generalized_inverse",
+    "bonferroni", "build_terms", "check_shapes", "composed_epsilon", "damped_newton", "decode", "encode",
+    "generalized_inverse",
     "global_fit", "holds_labels", "holds_zeros_and_ones", "inverse_trigamma", "least_eigenvalue", "local_fit",
     "make_penalty", "minimise_with_ridge", "oracle_fit", "parameter_names", "private_summary", "refuse",
     "resolve_losses", "rows_in_files", "select_edges", "site_answer", "site_data", "site_summary", "solve_and_rest",

@@ -6,6 +6,7 @@ import os
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from typing import Any
 
 import numpy as np
 from scipy.special import ndtri
@@ -299,16 +300,33 @@ def secure_normals(size: int) -> Array:
 @lru_cache(maxsize=32)
 def noise_multiplier(epsilon: float, delta: float) -> float:
     """Standard deviation of the noise in units of the length of a row's part, when rows may be replaced."""
+    _accountant()
+    import dp_accounting
+
+    return float(dp_accounting.calibrate_dp_mechanism(_accountant, dp_accounting.GaussianDpEvent, epsilon, delta))
+
+
+def _accountant() -> Any:
+    """Return an accountant of messages about rows of which one may be replaced."""
     try:
         import dp_accounting
         from dp_accounting.pld import PLDAccountant
     except ImportError:
         raise missing_dependency("dp-accounting", "differential privacy", "privacy") from None
+    return PLDAccountant(dp_accounting.NeighboringRelation.REPLACE_ONE)
 
-    def fresh() -> PLDAccountant:
-        return PLDAccountant(dp_accounting.NeighboringRelation.REPLACE_ONE)
 
-    return float(dp_accounting.calibrate_dp_mechanism(fresh, dp_accounting.GaussianDpEvent, epsilon, delta))
+def composed_epsilon(messages: Sequence[tuple[float, float]]) -> float:
+    """Return the epsilon of several messages of `private_summary` together, at the largest of their deltas.
+
+    Each has its ``(epsilon, delta)``, for which its noise is calibrated.
+    """
+    accountant = _accountant()
+    import dp_accounting
+
+    for epsilon, delta in messages:
+        accountant.compose(dp_accounting.GaussianDpEvent(noise_multiplier(epsilon, delta)))
+    return float(accountant.get_epsilon(max(delta for _, delta in messages)))
 
 
 def _limits(limits: Sequence[float] | None, q: int, target: float) -> Array:

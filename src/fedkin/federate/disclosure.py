@@ -51,14 +51,14 @@ class Thresholds(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     ``rows_per_parameter`` and ``cell`` are DataSHIELD's defaults: nfilter.glm = 0.33 parameters per row, and
     nfilter.tab = 3 rows in every cell that is not empty. For ``rows`` its nfilter.subset is 3; here it is 10, which it
     names as where census offices are going (https://wiki.datashield.org/en/statdev/disclosure-checks).
-    ``pair`` is for pairs of levels of two features, which many small sites have in single rows; 1 allows them.
+    ``pair`` is nfilter.tab for pairs of levels of two features, which sums of products count.
     ``effective_rows`` must carry the weight in the answer to a query.
     """
 
     rows: Annotated[int, Meta(ge=1)] = 10
     rows_per_parameter: Annotated[float, Meta(ge=0)] = 3.0
     cell: Annotated[int, Meta(ge=1)] = 3
-    pair: Annotated[int, Meta(ge=1)] = 1
+    pair: Annotated[int, Meta(ge=1)] = 3
     effective_rows: Annotated[float, Meta(ge=1)] = 5.0
 
     def stricter(self, other: Thresholds | None) -> Thresholds:
@@ -67,19 +67,19 @@ class Thresholds(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
         return Thresholds(**{name: max(getattr(self, name), getattr(other or self, name)) for name in names})
 
     @property
-    def lowers_floors(self) -> bool:
-        """Whether the site's custodian has decided that `FLOORS` do not hold."""
+    def lowers_minima(self) -> bool:
+        """Whether the site's custodian has decided that `MINIMA` do not hold."""
         return False
 
 
-#: What no contract can lower; only the custodian of a site can, who records it (``below_floors`` in ``site.toml``).
-FLOORS = Thresholds(rows=5, rows_per_parameter=2.0, cell=3, effective_rows=3.0)
+#: What no contract can lower; only the custodian of a site can, who records it (``below_minima`` in ``site.toml``).
+MINIMA = Thresholds(rows=5, rows_per_parameter=2.0, cell=3, pair=3, effective_rows=3.0)
 
 
 def required(contract: Contract, own: Thresholds | None = None) -> Thresholds:
-    """Return what a site must have: the strictest of the contract, the site's own thresholds and the floors."""
+    """Return what a site must have: the strictest of the contract, the site's own thresholds and the hard minima."""
     least = contract.thresholds.stricter(own)
-    return least if own is not None and own.lowers_floors else least.stricter(FLOORS)
+    return least if own is not None and own.lowers_minima else least.stricter(MINIMA)
 
 
 def check_count(contract: Contract, n: int, own: Thresholds | None = None) -> list[Finding]:
@@ -111,7 +111,7 @@ def check_disclosure(
             hint = "leave them out, or join levels in the contract"
             findings.append(Finding(name, f"{words}; {hint}", "few_in_cell"))
     findings += _rare_pairs(contract, cells, least.pair, np.zeros(rows.n_samples, dtype=np.int64))
-    dominated = _Dominance(contract, rows, least.cell) if own is None or not own.lowers_floors else None
+    dominated = _Dominance(contract, rows, least.cell) if own is None or not own.lowers_minima else None
     if not findings and dominated is not None:
         findings += dominated.check()
     if findings or not folds:

@@ -9,6 +9,7 @@ were removed, is the same site.
 from __future__ import annotations
 
 import hashlib
+import math
 import os
 from collections.abc import Iterable
 from datetime import UTC, datetime
@@ -18,6 +19,7 @@ from typing import Literal
 import msgspec
 
 from fedkin._base import PRIVATE_DIRECTORY
+from fedkin.core import composed_epsilon
 from fedkin.errors import DataError
 from fedkin.federate.trust import open_private
 
@@ -73,10 +75,20 @@ class Ledger:
         found = {(one.time, one.same): one for path in self._copies for one in read_ledger(path)}
         return [found[key] for key in sorted(found, key=lambda key: key[0])]
 
-    def check(self, what: What, rows: str, *, private: bool = False, resend: str = "") -> None:
+    def check(
+        self,
+        what: What,
+        rows: str,
+        *,
+        private: tuple[float, float] | None = None,
+        budget: float = 0.0,
+        resend: str = "",
+    ) -> None:
         """Raise `DataError` when something about these rows (their digest) may not leave after what has left before.
 
-        ``resend`` is the file that can be sent again where noise was added.
+        ``private`` are its epsilon and delta. All messages with noise about the same rows, in any federation, may have
+        ``budget`` together, by default that of the first. ``resend`` is the file that can be sent again where noise
+        was added.
         """
         known = _since_withdrawal(self.entries())
         again = f"If all of it has been withdrawn, record that: fedkin site ledger {self.directory} --withdrawn REASON"
@@ -86,17 +98,23 @@ class Ledger:
                 f"changed. Join with the table of that time. {again}"
             )
         lost = f": send {resend} again if it was lost" if resend else ""
-        noisy = next((one for one in (*known, *self._elsewhere(rows)) if one.epsilon is not None), None)
-        if noisy is not None:
+        every = {(one.time, one.same): one for one in (*known, *self._elsewhere(rows))}.values()
+        exact = [one for one in every if one.epsilon is None]
+        noisy = [(one.epsilon, one.delta or 0.0) for one in every if one.epsilon is not None]
+        if private is not None and exact:
             raise DataError(
-                f"sums with noise (epsilon {noisy.epsilon:g}) of these rows were shared before{lost}. "
-                f"{what.capitalize()} would tell more than was promised then. {again}"
-            )
-        if private and known:
-            raise DataError(
-                f"numbers without noise have left this site before ({known[-1].what}), so that noise would promise "
+                f"numbers without noise have left this site before ({exact[-1].what}), so that noise would promise "
                 f"nothing{lost}. {again}"
             )
+        if noisy:
+            told = f"sums with noise (epsilon {noisy[0][0]:g}) of these rows were shared before{lost}."
+            total = math.inf if private is None else composed_epsilon((*noisy, private))
+            if not total <= budget:
+                most = budget or noisy[0][0]
+                more = f" (epsilon {total:.3g} together, and at most {most:g} may be spent)" if private else ""
+                raise DataError(f"{told} {what.capitalize()} would tell more than was promised then{more}. {again}")
+        elif private is not None and budget and private[0] > budget:
+            raise DataError(f"epsilon is {private[0]:g}, but this site may spend {budget:g} at most: nothing is shared")
 
     def record(self, entry: Entry, *, once: bool = False) -> None:
         """Append an entry to both copies, on disk before this returns; ``once`` unless the last one is the same."""

@@ -109,8 +109,7 @@ class Program:
     def allow(self, what: What) -> None:
         """Raise `DataError` when nothing may leave the site for its neighbours; otherwise record that it does."""
         if self._site is not None:
-            rows, ledger = self._site.rows(), self._site.ledger
-            ledger.check(what, rows.digest)
+            rows, ledger = self._site.allowed_rows(what), self._site.ledger
             to = "the central machine" if self.plan.placement == "central" else "its neighbours"
             note = "estimate and covariance" if what == "select" else f"thetas, order {self.plan.revision}"
             note += ", and held-out losses by level" if isinstance(self.plan, ChoicePlan) else ""

@@ -78,7 +78,8 @@ def share(
     site = Site.read(directory)
     signer, rows, contract, before = site.pair(), site.rows(), site.contract, _first_summary(site)
     budget = None if epsilon is None else Budget(epsilon, delta, *data_bounds(contract))
-    site.ledger.check("share", rows.digest, private=budget is not None, resend=str(_sent_file(site, 1)))
+    private, resend = None if epsilon is None else (epsilon, delta), str(_sent_file(site, 1))
+    site.ledger.check("share", rows.digest, private=private, budget=site.settings.epsilon, resend=resend)
     rank = _chosen_rank(contract, before, rank)
     if budget is None:
         folds = _chosen_folds(site, rows, before, folds if rank is None else 0)
@@ -101,15 +102,14 @@ def answer(directory: Path, path: Path, *, dry_run: bool = False) -> Shared:
     round was answered already, there were enough rounds, there are too few rows, or the point could single rows out.
     """
     site = Site.read(directory)
-    signer, rows, contract, before = site.pair(), site.rows(), site.contract, _first_summary(site)
+    signer, contract, before = site.pair(), site.contract, _first_summary(site)
     asked, _ = site.invite.read(path, QueryFile, site=site.name)
     with in_file(path, DataError):
         query = Query.from_plain(asked.ask)
     if before is None:
         raise DataError(f"{site.name} has shared no summary yet, so there is nothing to ask about: fedkin site share")
-    site.ledger.check("answer", rows.digest)
+    rows = site.allowed_rows("answer")
     _check_round(site, query, asked.digest, path)
-    _check_rows(site, rows, 0)
     if query.theta.size == contract.n_params:
         points = [before.at, *(np.array(one.summary["at"]) for one in _answers_before(site, query.round))]
         refuse_disclosure(

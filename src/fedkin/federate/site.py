@@ -12,16 +12,17 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
+from msgspec import Meta
 
 from fedkin._base import PRIVATE_DIRECTORY, in_file, write_file
 from fedkin.data import Finding, Rows, raise_findings, read_columns, row_places
 from fedkin.errors import DataError
 from fedkin.federate import messages, trust
 from fedkin.federate.contract import Contract
-from fedkin.federate.disclosure import Thresholds
+from fedkin.federate.disclosure import Thresholds, check_disclosure, refuse_disclosure
 from fedkin.federate.ledger import Entry, Ledger, What, now
 from fedkin.federate.messages import Admit, Invite, ModelFile, Notice, Order, Rekey, Request, Steps, read_invite
 from fedkin.federate.trust import Pair, SecurityError
@@ -35,10 +36,11 @@ _SETTINGS = """\
 rows = {rows}                  # fewest rows
 rows_per_parameter = {rows_per_parameter}    # fewest rows for each parameter of the model
 cell = {cell}                  # fewest rows with any level of a category, or any class of the target, that occurs
-pair = {pair}                  # fewest rows with any pair of levels of two features that occurs; 1 for any number
+pair = {pair}                  # fewest rows with any pair of levels of two features that occurs
 effective_rows = {effective_rows}      # fewest rows that carry the weight in the answer to a query
+epsilon = {epsilon}             # most epsilon of all messages with noise together; 0 for a single message
 share_result = {share_result}       # whether the organiser may have this site's fitted parameters
-below_floors = {below_floors}       # whether the floors of Fedkin (docs/contract.md) do not hold
+below_minima = {below_minima}       # whether the hard minima of Fedkin (docs/contract.md) do not hold
 digest = "{digest}"
 """
 
@@ -47,12 +49,14 @@ class SiteSettings(Thresholds, frozen=True, kw_only=True):
     """A site's own rules, ``site.toml``: thresholds as strict as the contract's or stricter, and what else it shares.
 
     The file is for people; a digest of its values tells a damaged file, or one that was changed by hand, from the one
-    that the site's owner confirmed. ``share_result``: whether the organiser may have the site's fitted parameters;
-    ``below_floors``: whether only these thresholds and the contract's hold, not the floors of Fedkin.
+    that the site's owner confirmed. ``epsilon``: the budget of all messages with noise together, 0 for that of the
+    first; ``share_result``: whether the organiser may have the site's fitted parameters;
+    ``below_minima``: whether only these thresholds and the contract's hold, not the hard minima of Fedkin.
     """
 
+    epsilon: Annotated[float, Meta(ge=0)] = 0.0
     share_result: bool = False
-    below_floors: bool = False
+    below_minima: bool = False
 
     @classmethod
     def from_contract(cls, contract: Contract, **more: Any) -> SiteSettings:
@@ -60,8 +64,8 @@ class SiteSettings(Thresholds, frozen=True, kw_only=True):
         return cls(**msgspec.structs.asdict(contract.thresholds), **more)
 
     @property
-    def lowers_floors(self) -> bool:
-        return self.below_floors
+    def lowers_minima(self) -> bool:
+        return self.below_minima
 
     @classmethod
     def read(cls, path: Path, contract: Contract, *, confirmed: bool = True, **changes: Any) -> SiteSettings:
@@ -104,9 +108,9 @@ def change_settings(directory: Path, *, confirmed: bool = False, **changes: Any)
     wanted = SiteSettings.read(path, contract, confirmed=not confirmed, **changes)
     if confirmed or changes:
         wanted.write(path)
-        if "below_floors" in changes:
-            site, note = Site.read(directory), "the custodian lifts the floors"
-            note = note if wanted.below_floors else "the floors hold again"
+        if "below_minima" in changes:
+            site, note = Site.read(directory), "the custodian lifts the hard minima"
+            note = note if wanted.below_minima else "the hard minima hold again"
             site.ledger.record(site.entry("settings", site.rows(), "nobody", note))
     return wanted
 
@@ -137,13 +141,13 @@ class Site:
         *,
         expected: str | None = None,
         steps: StepMaker | None = None,
-        below_floors: bool = False,
+        below_minima: bool = False,
     ) -> tuple[Site, list[Finding]]:
         """Join a federation: check the rows, make a key, write the request for the organiser.
 
         Joining again with an invite to the same federation replaces rows and request, and keeps key and settings.
         Nothing is written unless the rows fit the contract, and the authority's fingerprint is the ``expected`` one,
-        which the organiser read out. Rows ``below_floors`` need that decision of the site's custodian. The numbers of
+        which the organiser read out. Rows ``below_minima`` need that decision of the site's custodian. The numbers of
         ``steps`` are the only ones in the request that depend on rows.
         Returns the site, and remarks on the rows.
         """
@@ -158,9 +162,9 @@ class Site:
         place = Path(name) if directory is None else directory
         known = _known_key(place, given)
         columns = read_columns(data)
-        settings = SiteSettings.from_contract(contract, below_floors=below_floors)
+        settings = SiteSettings.from_contract(contract, below_minima=below_minima)
         if (place / messages.SETTINGS).exists():
-            changes = {"below_floors": True} if below_floors else {}
+            changes = {"below_minima": True} if below_minima else {}
             settings = SiteSettings.read(place / messages.SETTINGS, contract, **changes)
         findings = contract.check(columns, settings, at=row_places(data, columns))
         raise_findings(findings)
@@ -180,8 +184,8 @@ class Site:
         # last: it makes the directory that of a site
         write_file(place / messages.INVITE, trust.read_whole(invite), private=True)
         made = cls.read(place)
-        if below_floors:
-            made.ledger.record(made.entry("settings", rows, "nobody", "the custodian lifts the floors"))
+        if below_minima:
+            made.ledger.record(made.entry("settings", rows, "nobody", "the custodian lifts the hard minima"))
         if request.steps is not None:
             made.ledger.record(made.entry("request", rows, note="own estimate and steps"), once=True)
         return made, findings
@@ -269,6 +273,13 @@ class Site:
         self.contract.loss_object().check_target(rows.y, self.directory.name)
         return rows
 
+    def allowed_rows(self, what: What) -> Rows:
+        """Read the rows for something without noise that leaves; raises `DataError` unless ledger and gate allow it."""
+        rows = self.rows()
+        self.ledger.check(what, rows.digest)
+        refuse_disclosure(check_disclosure(self.contract, rows, self.settings), f"{what}: nothing is shared")
+        return rows
+
     def accept(self, path: Path) -> str:
         """Keep a file from the organiser (admit, order, model) or from a site that left (notice), after checking it.
 
@@ -332,7 +343,7 @@ class Site:
         """
         certificate, rows, path = self._admitted(), self.rows(), self.directory / messages.NEXT_KEY
         if steps is not None and self.contract.rounds.placement != "peer":
-            self.ledger.check("request", rows.digest)
+            rows = self.allowed_rows("request")
             self.ledger.record(self.entry("request", rows, note="own estimate and steps"), once=True)
         if not path.exists():
             write_file(path, trust.make_key(), private=True)
@@ -356,8 +367,7 @@ class Site:
                 f"the rules of {self.name} keep its parameters to itself: fedkin site settings {self.directory} "
                 "--share-result"
             )
-        rows = self.rows()
-        self.ledger.check("publish", rows.digest)
+        rows = self.allowed_rows("publish")
         self.ledger.record(self.entry("publish", rows, note="coefficients and number of rows"))
         sent.mkdir(mode=PRIVATE_DIRECTORY, exist_ok=True)
         packed = ModelFile.pack(self.invite.run, self.name, self.contract.digest, model, tuple(sorted(dropped)))
