@@ -61,9 +61,7 @@ def test_every_number_by_hand():
     for seed in (0, 1):
         train, test = fed.split(0.3, seed)
         scaled = StandardScaler().fit(train.X).transform
-        own = np.concatenate(
-            [alphas.fit(scaled(train[u].X), train[u].y).predict(scaled(test[u].X)) for u in fed.sites]
-        )
+        own = np.concatenate([alphas.fit(scaled(train[u].X), train[u].y).predict(scaled(test[u].X)) for u in fed.sites])
         local.append(mean_squared_error(test.y, own))
         pooled.append(mean_squared_error(test.y, alphas.fit(scaled(train.X), train.y).predict(scaled(test.X))))
         ours.append(mean_squared_error(test.y, fit(train, None, PLAIN).predict(test.X, ids(test))))

@@ -271,11 +271,8 @@ class FedADMMClassifier(_FedADMM, SiteClassifier):
     Parameters
     ----------
     <options>
-    warm_start : bool, default False
-        Keep the ``lam`` that the first fit has chosen in later ones, instead of choosing it again; where it is chosen
-        together with another level, both are chosen again.
-    site_column : str, int or None, default None
-        Column of X that holds the sites, by name or number; then ``site=`` need not be passed.
+    warm_start, site_column
+        As in `FedADMMRegressor`.
 
     Attributes
     ----------
