@@ -1,4 +1,18 @@
-"""The disclosure gate: attacks on what leaves a site, which work without it and fail with it."""
+"""The disclosure gate: attacks on what leaves a site, which work without it and fail with it.
+
+Where each finding of the hostile trial is tested:
+
+- D1 crafted queries: `test_a_thousand_crafted_queries_recover_no_row`, `test_a_crafted_query_is_refused_by_name...`
+- D2 lost keys: test_hostile_links.py, test_trust.py
+- D3 privacy: test_ledger.py, `test_after_noise_nothing_exact_leaves...`, `test_shape_and_refusals...`, the audits
+- D4 impossible summaries: test_received.py
+- D5 hard minima: `test_no_contract_lowers_the_hard_minima...`
+- D6 combinations of columns: `test_two_columns_that_differ_in_one_row...`
+- D7 one gate: `test_pairs_of_categories_are_cells_and_rounds_ask_the_same_gate`
+- D8 rows that change: test_ledger.py, `test_another_directory_or_lost_files...`
+- D9 neighbours in rounds: test_privacy.py, `test_a_neighbour_learns_the_products...` (stated, not prevented)
+- D10 rows that change in a run: test_ledger.py, `test_rows_that_change_in_the_middle_of_a_run_are_refused`
+"""
 
 from __future__ import annotations
 

@@ -99,6 +99,30 @@ def test_with_all_rows_the_first_theta_is_the_sites_own_estimate() -> None:
     np.testing.assert_allclose(first, np.linalg.lstsq(rows[1].X, rows[1].y, rcond=None)[0], atol=1e-10)
 
 
+def gram_error(rounds: int, move: float, noise: float = 0.0) -> float:
+    """Return how far the X'X/n that a neighbour works out is off, if it moves near the site's theta at random."""
+    whole = CONTRACT.replace("smallest_batch = 1\n", "").replace("batch_size = 1\n", "")
+    plan, rows = site_with_a_neighbour(Contract.from_toml(whole))
+    shard, rng, points, gradients = Shard(plan, ONE), np.random.default_rng(5), [], []
+    for t in range(1, rounds + 1):
+        before, pull = shard.theta[0].copy(), shard.pull()[0].copy()
+        shard.node_step(t)
+        shard.theta[0] += noise * rng.normal(size=4)
+        points.append([*before, 1.0])
+        gradients.append((before - shard.theta[0]) / shard.steps.eta(t)[0] - pull)
+        shard.take({0: before + move * rng.choice([-1.0, 1.0], 4)})
+        shard.edge_step()
+    found = np.linalg.lstsq(np.array(points), np.array(gradients), rcond=None)[0][:4]
+    gram = rows[1].X.T @ rows[1].X / rows[1].n_samples
+    return float(np.abs(found - gram).max() / np.abs(gram).max())
+
+
+def test_a_neighbour_learns_the_products_of_columns_and_neither_small_moves_nor_noise_hide_them() -> None:
+    """The officer's page says so: limits on rounds, moves or noise would promise more than they keep."""
+    assert gram_error(30, 100.0) < 1e-9 and gram_error(30, 0.01) < 1e-9
+    assert 1e-4 < gram_error(1200, 100.0, noise=0.1) < 0.2
+
+
 # --- noisy sums
 
 

@@ -177,6 +177,7 @@ def check_query(
     weights = np.stack([weight, *(np.einsum("nkk->n", one) for one in before)], axis=1)
     if (share := float(_row_shares(weights[:, None, :], _SAME_WEIGHTS).max())) > MOST_OF_A_SUM:
         words = f"together with what was sent before, one row makes up {share:.4f} of a sum"
+        words += "; ask at another point, or with the Huber loss for a larger threshold in the contract"
         return [Finding("", words, "query_difference")]
     return []
 
