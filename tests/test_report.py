@@ -23,6 +23,7 @@ from fedkin.report.payload import (
     BLOCKS,
     MOST_ESTIMATES,
 )
+from fedkin.report.text import statements
 
 #: Bytes that a page may have.
 LIMIT = 3_000_000
@@ -207,3 +208,26 @@ def test_a_card_says_what_was_promised_about_privacy(model: FittedModel) -> None
     plain = replace(model, origin={"from": "summaries", "rounds": 1})
     assert "No differential privacy was asked for." in model_card(plain)
     assert "round by round" in model_card(replace(model, origin={"from": "rounds", "rounds": 9}))
+
+
+@pytest.mark.parametrize(
+    ("size", "n_groups", "title", "ending"),
+    [
+        (150.0, [0.0, 0.4, 0.6], "The sampler has mixed", "an effective sample size of 150."),
+        (4.0, [0.0, 0.03, 0.97], "The sampler has mixed", "is 2 with probability 0.97, and hardly varies."),
+        (4.0, [0.0, 0.4, 0.6], "The sampler has mixed for estimates, not for the number of groups", "visible error."),
+    ],
+)
+def test_a_small_sample_of_the_number_of_groups_is_not_called_mixed(size, n_groups, title, ending):
+    design = paper_design(n_sites=8, n_samples=30, n_features=2, n_clusters=2, seed=0)
+    model = fit(design.federation)
+    kin = model.kin
+    found = replace(
+        kin.diagnostics,
+        rhat={**kin.diagnostics.rhat, "parameters, worst": 1.0, "parameters, median": 1.0},
+        size={**kin.diagnostics.size, "number of groups": size},
+    )
+    model = replace(model, kin=replace(kin, diagnostics=found, n_groups=np.array(n_groups)))
+    (about,) = [one for one in statements(model) if one.topic == "sampler"]
+    assert about.title == title
+    assert about.text.endswith(ending)

@@ -13,6 +13,8 @@ from fedkin.fitting import FittedModel
 from fedkin.kin import AGREEMENT, Kin, by_size
 
 _ENOUGH_DRAWS = 100
+#: Probability of one number of groups from which it hardly varies: few changes are then no sign of bad mixing.
+_HARDLY_VARIES = 0.9
 _MOST_NAMES = 12
 _GRAPH_USE = {
     "used": ("good", "helped", "Sites that {near} are more often in one group"),
@@ -188,13 +190,23 @@ def _about_sampler(kin: Kin) -> Statement:
         "nearly": ("fair", "The sampler has nearly mixed", "agree for most sites, less so for some"),
         "disagree": ("bad", "The sampler has not mixed", f"do not agree about which sites are alike: {harm}"),
     }[found.verdict]
+    size, most = found.size["number of groups"], float(kin.n_groups.max())
+    if size >= _ENOUGH_DRAWS:
+        groups = f"The number of groups has an effective sample size of {size:.0f}."
+    elif most >= _HARDLY_VARIES:
+        groups = (
+            f"The number of groups is {int(np.argmax(kin.n_groups))} with probability {most:.2f}, and hardly varies."
+        )
+    else:
+        groups = (
+            f"The number of groups has an effective sample size of {size:.0f}: its probabilities have a visible error."
+        )
+        if found.verdict == "agree":
+            tone, title = "fair", "The sampler has mixed for estimates, not for the number of groups"
     worst, typical = found.rhat["parameters, worst"], found.rhat["parameters, median"]
-    size = found.size["number of groups"]
-    few = "" if size >= _ENOUGH_DRAWS else "; so its probabilities have a visible error"
     text = (
         f"{count(len(found.starts), 'chain')} of {found.draws} draws {agree}. R-hat of the sites' parameters is "
-        f"{typical:.2f} (median) and {worst:.2f} (worst). The number of groups has an effective sample size of "
-        f"{size:.0f}{few}."
+        f"{typical:.2f} (median) and {worst:.2f} (worst). {groups}"
     )
     return Statement("sampler", tone, title, text)
 
