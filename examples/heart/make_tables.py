@@ -40,7 +40,7 @@ def patients(hospital: str, n: int, seed: int = 0) -> list[tuple[object, ...]]:
     return [(hospital, *row) for row in zip(*(column.tolist() for column in columns), strict=True)]
 
 
-def main(folder: Path, n: int = 90) -> None:
+def main(folder: Path, n: int = 200) -> None:
     """Write all tables."""
     (folder / "sites").mkdir(parents=True, exist_ok=True)
     tables = {hospital: patients(hospital, n + 5 * k) for k, hospital in enumerate(HOSPITALS)}

@@ -371,12 +371,13 @@ def _split_part(models: dict[str, FittedModel], test: Federation) -> _Part:
         total = np.bincount(test.site_index, weights=weight * each, minlength=test.n_sites)
         part.errors[name] = float(weight @ each / weight.sum())
         part.site_errors[name] = total / np.where(mass > 0, mass, np.nan)
-        # rows of a site that is brought in are brought in as much
+        # a site that is brought in brings its rows in: their spread shrinks as its mean does, and never grows
         apart, seen = each - rows[FEDKIN], mass > 0
         own = np.bincount(test.site_index, weights=weight * apart, minlength=test.n_sites)[seen] / mass[seen]
-        share = np.ones(test.n_sites)
-        share[seen] = np.divide(_winsorised(own), own, out=np.ones_like(own), where=own != 0)
-        apart *= share[test.site_index]
+        share, shift, kept = np.ones(test.n_sites), np.zeros(test.n_sites), _winsorised(own)
+        share[seen] = np.clip(np.divide(kept, own, out=np.ones_like(own), where=own != 0), 0.0, 1.0)
+        shift[seen] = kept - share[seen] * own
+        apart = apart * share[test.site_index] + shift[test.site_index]
         apart = (apart - weight @ apart / weight.sum()) * weight
         row_error[name] = float(np.sqrt((apart**2).sum()) / weight.sum())
     return part

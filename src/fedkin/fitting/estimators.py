@@ -271,8 +271,11 @@ class FedADMMClassifier(_FedADMM, SiteClassifier):
     Parameters
     ----------
     <options>
-    warm_start, site_column
-        As in `FedADMMRegressor`.
+    warm_start : bool
+        Begin where the fit before ended, which saves time for losses other than least squares. The result is the same
+        but for rounding, and for what the sampler makes of that.
+    site_column : str, int or None
+        Column of X that holds the sites, by name or number; then ``site=`` need not be passed.
 
     Attributes
     ----------
