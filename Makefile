@@ -1,10 +1,12 @@
-# make demo   sets up .venv with the base dependencies and runs the demonstration
-# make test   adds the development tools (versions of requirements-dev.lock) and runs the tests;
+# make demo   sets up .venv with the base dependencies (versions and hashes of requirements.lock) and runs the demonstration
+# make test   adds the development tools (versions and hashes of requirements-dev.lock) and runs the tests;
 #             FAST=1 leaves out those that start processes or browsers, run studies, or try very many cases;
 #             ONLY=clocks runs those with that marker alone
 # make lint   ruff, mypy --strict on src and the order of packages
 # make docs   the documentation as a site in build/site, warnings as errors
-# make dist   wheel and sdist, each installed in an empty environment and used there
+# make dist   wheel and sdist, each installed in an empty environment and used there; and make sbom
+# make sbom   the locked dependencies as build/sbom.json (CycloneDX)
+# make lock   the lock files again, from the package index INDEX=https://...; locked versions stay
 # make bench  the exact solver beside its peers; BENCH=--quick for a minute of it
 # make web-check   lints and type-checks web/, and checks that it gives exactly the bundle in src/fedkin/report/static
 # make clean  removes .venv and what the tools left behind
@@ -17,6 +19,7 @@ JOBS ?= 2
 FAST ?=
 ONLY ?=
 BENCH ?=
+INDEX ?=
 
 BIN := $(VENV)/bin
 BASE := $(VENV)/.base-installed
@@ -26,7 +29,7 @@ QUICK := OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE= PYTHO
 PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet --quiet --no-compile
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint docs dist bench web web-check clean
+.PHONY: help demo test lint docs dist sbom lock bench web web-check clean
 
 help:
 	@sed -n 's/^# //p' Makefile
@@ -38,13 +41,15 @@ $(BIN)/python:
 	@echo "setting up $(VENV) ..."
 	@$(PYTHON) -m venv $(VENV)
 
-$(BASE): pyproject.toml | $(BIN)/python
-	@$(PIP) -e .
+$(BASE): pyproject.toml requirements.lock | $(BIN)/python
+	@$(PIP) --require-hashes -r requirements.lock
+	@$(PIP) --no-deps --no-build-isolation -e .
 	@touch $@
 
-$(DEV): pyproject.toml requirements-dev.lock | $(BIN)/python
+$(DEV): pyproject.toml requirements.lock requirements-dev.lock | $(BIN)/python
 	@echo "installing the development tools into $(VENV) ..."
-	@$(PIP) -c requirements-dev.lock -e '.[dev]'
+	@$(PIP) --require-hashes -r requirements-dev.lock
+	@$(PIP) --no-deps --no-build-isolation -e .
 	@touch $@ $(BASE)
 
 demo: $(BASE)
@@ -64,8 +69,15 @@ docs: $(DEV)
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs --quiet build --strict
 	@echo "build/site/index.html"
 
-dist: $(DEV)
+dist: $(DEV) sbom
 	@$(BIN)/python scripts/smoke_test.py
+
+sbom:
+	@$(PYTHON) scripts/supply.py sbom build/sbom.json
+	@echo "build/sbom.json"
+
+lock: | $(BIN)/python
+	@$(BIN)/python scripts/supply.py lock "$(INDEX)"
 
 bench: $(DEV)
 	@$(QUICK) $(BIN)/python benchmarks/run.py $(BENCH)

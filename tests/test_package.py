@@ -5,6 +5,7 @@ from __future__ import annotations
 import doctest
 import importlib
 import importlib.metadata
+import json
 import os
 import pkgutil
 import re
@@ -84,17 +85,25 @@ def test_the_installed_version_is_that_of_the_module() -> None:
     assert (Path(fedkin.__file__).parent / "py.typed").exists()
 
 
-def test_development_tools_are_locked() -> None:
+def test_dependencies_are_locked_with_hashes(tmp_path: Path) -> None:
     project = tomllib.loads((REPOSITORY / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-    text = (REPOSITORY / "requirements-dev.lock").read_text(encoding="utf-8")
-    lines = [line for line in text.splitlines() if line and not line.startswith("#")]
-    assert all(re.fullmatch(r"[A-Za-z0-9._-]+==[0-9][A-Za-z0-9.+!]*", line) for line in lines)
-    locked = {line.partition("==")[0].lower().replace("_", "-") for line in lines}
+    out = tmp_path / "sbom.json"
+    subprocess.run([sys.executable, REPOSITORY / "scripts" / "supply.py", "sbom", out], check=True)
+    bill = json.loads(out.read_text(encoding="utf-8"))
+    assert bill["bomFormat"] == "CycloneDX"
+    assert bill["metadata"]["component"]["version"] == fedkin.__version__
+    assert all(one["hashes"] for one in bill["components"])
+    locked = {one["purl"].removeprefix("pkg:pypi/").partition("@")[0]: one["scope"] for one in bill["components"]}
     extras = project["optional-dependencies"]
-    included = re.search(r"fedkin\[(.*)\]", extras["dev"][0])[1].split(",")
-    groups = [project["dependencies"], extras["dev"], *(extras[name] for name in included)]
-    names = {re.match(r"[A-Za-z0-9._-]+", item)[0].lower() for group in groups for item in group} - {"fedkin"}
-    assert names <= locked
+    used = [*re.search(r"fedkin\[(.*)\]", extras["dev"][0])[1].split(","), "dev"]
+    needed = {True: project["dependencies"], False: [item for name in used for item in extras[name][name == "dev" :]]}
+    for required, items in needed.items():
+        for name in (re.match(r"[A-Za-z0-9._-]+", item)[0].lower() for item in items):
+            assert locked[name] == "required" or not required
+    for path in REPOSITORY.glob("requirements*.lock"):  # nothing but what pip checks by hash
+        lines = path.read_text(encoding="utf-8").splitlines()
+        allowed = r"#.*|-r requirements\.lock|[A-Za-z0-9._-]+==[0-9][A-Za-z0-9.+!]* \\|    --hash=sha256:[0-9a-f]{64}( \\)?"
+        assert all(re.fullmatch(allowed, line) for line in lines)
 
 
 def test_the_reference_has_every_public_name() -> None:
