@@ -196,6 +196,8 @@ def make_sites(folder: Path, problem: Problem, **rounds: Any) -> Organiser:
     heart = make_heart(folder, problem, **rounds)
     for name in problem.federation.sites:
         join_site(heart, problem, name)
+    for name in problem.federation.sites:
+        Site.read(folder / name).accept(heart.directory / "keys.json")  # else it comes from a neighbour that runs
     if rounds.get("placement") == "replicas":
         for path, names in heart.order():
             for name in names:

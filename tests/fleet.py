@@ -15,7 +15,8 @@ import numpy as np
 
 from federations import make_sites, whole_of
 from fedkin.core import Problem
-from fedkin.federate import Organiser, SitePlan, read_status
+from fedkin.federate import Organiser, Site, SitePlan, read_status
+from fedkin.federate.trust import Pair
 from fedkin.fitting import load
 from processes import PATIENCE, capped, wait_for
 
@@ -49,6 +50,10 @@ class Fleet:
 
     def place(self, name: str) -> Path:
         return self.heart.directory if name == "centre" else self.directory / name
+
+    def pair(self, name: str) -> Pair:
+        """The key and certificate of a site, as a thief would copy them."""
+        return Site.read(self.place(name)).pair()
 
     def start(
         self, *names: str, options: tuple[str, ...] = (), program: tuple[str, ...] = PROGRAM, preexec: Any = capped

@@ -7,7 +7,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -17,8 +17,9 @@ import pytest
 
 from builders import small_problem
 from federations import in_process, small_sites
-from fedkin.federate import Site
+from fedkin.federate import Site, read_status
 from fedkin.federate.inbox import Kind, encode
+from fedkin.federate.program import spread_keys
 from fedkin.federate.transports import link_configuration
 from fedkin.federate.trust import Pair, issue, make_authority, make_key, make_request
 from fleet import Fleet
@@ -29,18 +30,18 @@ pytestmark = pytest.mark.processes
 
 
 def certified(authority: Pair, name: str) -> Pair:
-    """A certificate that the authority would give to a site of that name."""
+    """A certificate that the authority would give to a site of that name, with another key than it has."""
     key = make_key()
     return Pair(issue(authority, make_request(name, key), ["127.0.0.1"]), key)
 
 
 @contextmanager
-def session(authority: Pair, trusted: bytes, name: str, target: str, mode: str = "client") -> Iterator[Any]:
-    """A zenoh session of somebody with the certificate ``name``, connected to ``target``, without rules of his own.
+def session(pair: Pair, trusted: bytes, target: str, mode: str = "client") -> Iterator[Any]:
+    """A zenoh session of somebody with that key, connected to ``target``, without rules of his own.
 
     A peer sends only what somebody has subscribed to, so what is forged would never leave it; a client sends it.
     """
-    configuration = link_configuration([], [target], None, certified(authority, name), trusted)
+    configuration = link_configuration([], [target], None, pair, trusted)
     configuration["connect"]["timeout_ms"] = 20_000
     configuration["mode"] = mode
     opened = zenoh.open(zenoh.Config.from_json5(json.dumps(configuration)))
@@ -86,7 +87,7 @@ def test_strangers_with_and_without_the_right_authority(waiting: Fleet, tmp_path
     forged = encode(plan.run_bytes, Kind.THETA, 1, 1, np.full(3, 9.0))
     foreign = make_authority("test")
     target = plan.members[0].endpoint
-    with session(foreign, authority.certificate, "d1", target, "peer") as opened:
+    with session(certified(foreign, "d1"), authority.certificate, target, "peer") as opened:
         heard = listen(opened)
         time.sleep(1.0)
         assert opened.info.peers_zid() == []  # not even a link
@@ -95,7 +96,7 @@ def test_strangers_with_and_without_the_right_authority(waiting: Fleet, tmp_path
         assert [one for one in heard if one[1] != forged] == []
     # d4 is a site of this federation, but no neighbour of d0 (ring with chords of three)
     assert 4 not in plan.neighbours(0)
-    with session(authority, authority.certificate, "d4", plan.members[0].endpoint) as opened:
+    with session(fleet.pair("d4"), authority.certificate, plan.members[0].endpoint) as opened:
         heard = listen(opened)
         wait_for(lambda: len(opened.info.peers_zid()) == 1)
         opened.put(f"{run}/theta/d1", forged)
@@ -111,7 +112,7 @@ def test_a_neighbour_may_write_its_own_key_only_and_nonsense_is_refused(waiting:
     fleet = waiting
     plan, authority, run = fleet.plan, fleet.heart.signing(), fleet.plan.run
     true = encode(plan.run_bytes, Kind.THETA, 3, 1, np.zeros(3))
-    with session(authority, authority.certificate, "d3", plan.members[0].endpoint) as opened:
+    with session(fleet.pair("d3"), authority.certificate, plan.members[0].endpoint) as opened:
         wait_for(lambda: len(opened.info.peers_zid()) == 1)
         # another's key: zenoh drops it, d0 goes on waiting for d5 although "its" theta was sent
         for name in ("d5", "d1", "d0"):
@@ -199,22 +200,20 @@ def test_a_site_whose_certificate_has_ended_does_not_start_and_is_told_the_cure(
     assert not (place / "log.jsonl").exists() and not (place / "lock").exists()
 
 
-def test_an_expelled_site_gets_nothing_after_the_notice_and_the_log_says_so(tmp_path: Path) -> None:
+def test_an_expelled_site_gets_nothing_and_no_neighbour_has_to_do_anything(tmp_path: Path) -> None:
     """Not one message, although its certificate is still good and it asks for more."""
     problem = small_problem(4)
     with Fleet.make(tmp_path / "fed", problem, 100_000) as fleet:
         fleet.start()
         run, target = fleet.plan.run, fleet.plan.members[0].endpoint
         heard: list[bytes] = []
-        with session(fleet.heart.signing(), fleet.heart.authority, "d3", target, "peer") as opened:
+        with session(fleet.pair("d3"), fleet.heart.authority, target, "peer") as opened:
             opened.declare_subscriber(f"{run}/theta/d0", lambda sample: heard.append(sample.payload.to_bytes()))
             wait_for(lambda: len(heard) > 20, report=fleet.report)
             assert pulled(opened, f"{run}/ask/done/d0/d3") == []  # not yet
-            notice, names = fleet.heart.expel("d3"), fleet.heart.remaining_neighbours("d3")
-            assert sorted(names) == ["d0", "d2"]
-            for name in names:
-                Site.read(fleet.place(name)).accept(notice)
-            for name in names:
+            fleet.heart.expel("d3")
+            assert spread_keys(fleet.heart, PATIENCE) == ["d0", "d1", "d2"]
+            for name in ("d0", "d2"):
                 wait_for_event(fleet, name, "out for good: its link is closed, nothing more goes to it", peer="d3")
                 wait_for_event(fleet, name, "edge dropped", peer="d3")
             wait_for_event(fleet, "d0", "link from a stranger: all it does is refused", peer="d3")
@@ -222,34 +221,46 @@ def test_an_expelled_site_gets_nothing_after_the_notice_and_the_log_says_so(tmp_
             before = len(heard)
             fleet.wait_for_round("d0", fleet.round("d0") + 200)
             assert len(heard) == before
-            # the last theta that it got is of the round that was under way when the notice was read
+            # the last theta that it got is of the round that was under way when the list came
             (dropped,) = [one["round"] for one in fleet.log("d0") if one["event"] == "edge dropped"]
             assert max(int.from_bytes(frame[16:20], "little") for frame in heard) <= dropped + 1
             assert pulled(opened, f"{run}/ask/theta/d0/d3") == []
 
 
-def test_a_thief_hears_nothing_once_the_key_was_replaced_and_the_run_goes_on(tmp_path: Path) -> None:
+def test_a_thief_with_a_copied_directory_gets_and_says_nothing_once_the_site_is_admitted_again(tmp_path: Path) -> None:
+    """No neighbour accepts anything: the list of keys comes from the site with the new key, which restarts nobody."""
     problem = small_problem(4)
-    with Fleet.make(tmp_path / "fed", problem, 6000) as fleet:
+    with Fleet.make(tmp_path / "fed", problem, 25_000) as fleet, ExitStack() as stack:
         fleet.start()
-        run, target = fleet.plan.run, fleet.plan.members[0].endpoint
-        heard: list[bytes] = []
-        with session(fleet.heart.signing(), fleet.heart.authority, "d3", target, "peer") as opened:
-            opened.declare_subscriber(f"{run}/theta/d0", lambda sample: heard.append(sample.payload.to_bytes()))
-            wait_for(lambda: len(heard) > 20, report=fleet.report)
-            request, _ = Site.read(fleet.place("d3")).renew()
-            done = fleet.heart.admit(request, again=True)
-            for name in fleet.heart.remaining_neighbours("d3"):
-                Site.read(fleet.place(name)).accept(done.rekey)
-            Site.read(fleet.place("d3")).accept(done.path)
-            for name in ("d0", "d2"):
-                wait_for_event(fleet, name, "key lost: it gets no link any more", peer="d3")
-            wait_for_event(fleet, "d0", "link with a key that was lost: all it does is refused", peer="d3")
-            fleet.wait_for_round("d0", fleet.round("d0") + 10)
-            before = len(heard)
-            fleet.wait_for_round("d0", fleet.round("d0") + 200)
-            assert len(heard) == before
-            assert pulled(opened, f"{run}/ask/theta/d0/d3") == []
+        run, near = fleet.plan.run, ("d0", "d2")
+        stolen = fleet.pair("d3")
+        heard: dict[str, list[float]] = {name: [] for name in near}
+        links = {}
+        for name in near:
+            target = next(one.endpoint for one in fleet.plan.members if one.name == name)
+            links[name] = stack.enter_context(session(stolen, fleet.heart.authority, target, "peer"))
+            times = heard[name]
+            links[name].declare_subscriber(f"{run}/theta/{name}", lambda _, times=times: times.append(time.monotonic()))
+            wait_for(lambda times=times: len(times) > 20, report=fleet.report)
+        request, _ = Site.read(fleet.place("d3")).renew()
+        done = fleet.heart.admit(request, again=True)
+        admitted = time.monotonic()
+        Site.read(fleet.place("d3")).accept(done.path)
+        for name in near:
+            wait_for_event(fleet, name, "key replaced: the old one gets no link any more", peer="d3")
+            wait_for_event(fleet, name, "link with a key that is not on the list: all it does is refused", peer="d3")
+        time.sleep(max(0.0, admitted + 5.0 - time.monotonic()))
+        for name, opened in links.items():
+            assert max(heard[name]) < admitted + 5.0
+            assert pulled(opened, f"{run}/ask/theta/{name}/d3") == []
+            t = fleet.round(name)
+            for round in range(t, t + 200):  # a theta of d3 that would be taken
+                forged = encode(fleet.plan.run_bytes, Kind.THETA, 3, round, np.full(3, 9.0))
+                opened.put(f"{run}/theta/d3", forged, congestion_control=zenoh.CongestionControl.BLOCK)
+            assert "another key of d3" in str(read_status(fleet.place(name)).why)
+        before = [len(times) for times in heard.values()]
+        fleet.wait_for_round("d0", fleet.round("d0") + 200)
+        assert [len(times) for times in heard.values()] == before
         fleet.join()
         expected = in_process(problem, fleet.plan).average
         assert fleet.theta().tobytes() == expected.tobytes(), fleet.report()

@@ -12,10 +12,19 @@ import pytest
 import heart
 from fedkin.data import Rows
 from fedkin.errors import DataError, FedkinError
-from fedkin.federate import Organiser, Site, read_charter, read_invite, sharing, site_plan
+from fedkin.federate import Organiser, Site, read_charter, read_invite, sharing
 from fedkin.federate.messages import seal
-from fedkin.federate.transports import site_links
-from fedkin.federate.trust import Pair, SecurityError, fingerprint, issue, make_authority, make_key, make_request
+from fedkin.federate.trust import (
+    Pair,
+    SecurityError,
+    common_name,
+    fingerprint,
+    issue,
+    link_name,
+    make_authority,
+    make_key,
+    make_request,
+)
 
 
 @pytest.fixture(scope="module")
@@ -174,7 +183,7 @@ def test_with_a_stolen_key_nothing_can_be_signed_but_for_that_site_and_nothing_a
     first = (stolen / "north.request").read_bytes()
     fresh = heart.joined(made, "north", tmp_path / "new laptop")
     Site.read(fresh.directory).accept(made.admit(fresh.request, again=True).path)
-    assert made.revoked("north") == (fingerprint(Site.read(stolen).certificate),)
+    assert made.keys().lost == (fingerprint(Site.read(stolen).certificate),)
     for again in (False, True):
         with pytest.raises(SecurityError, match="north lost the key that asks"):
             made.admit(Site.read(stolen).renew()[0], again=again)
@@ -194,6 +203,8 @@ def test_an_expelled_site_is_out_for_good(tmp_path):
         made.admit(Site.read(south).renew()[0])
     with pytest.raises(DataError, match="expelled, for good"):
         made.invite(["south"])
+    north = heart.admitted(made, "north")  # the newest list of keys comes along
+    assert Site.read(north).out == {"south"}
     Site.read(south).accept(path)
     with pytest.raises(SecurityError, match="expelled"):
         Site.read(south).pair()
@@ -241,30 +252,32 @@ def test_a_lost_key_gets_no_link_and_its_notices_count_for_nothing(tmp_path):
     text = heart.CONTRACT.replace("[features]", 'method = "fused"\n[features]') + "[rounds]\nlam = 0.1\n"
     made = heart.organiser(tmp_path, text, names=("north", "south"))
     north, south = (heart.admitted(made, name) for name in ("north", "south"))
+    older = (made.directory / "keys.json").read_bytes()
     shutil.copytree(north, tmp_path / "stolen" / "north")
     thief, (request, _) = Site.read(tmp_path / "stolen" / "north"), Site.read(north).renew()
     done = made.admit(request, again=True)
     Site.read(north).accept(done.path)
-    assert "fingerprint of the new one" in Site.read(south).accept(done.rekey)
-    assert "already" in Site.read(south).accept(done.rekey)
-
-    def granted(place: Path) -> list[str]:
-        site = Site.read(place)
-        found = site_links(site_plan(site), site.pair(), site.authority, site.out, generations=site.generations)
-        return [name for one in found["access_control"]["subjects"] for name in one["cert_common_names"]]
-
-    assert thief.pair().name == "north"
-    assert granted(south) == [Site.read(north).pair().name] == ["north~2"] and granted(north) == ["south"]
+    assert "count from now on" in Site.read(south).accept(made.directory / "keys.json")
+    assert "already" in Site.read(south).accept(made.directory / "keys.json")
+    new = Site.read(north)
+    keys, number = Site.read(south).keys, new.invite.site.number
+    assert common_name(thief.certificate) != common_name(new.certificate) == link_name("north", keys.keys[number])
+    assert keys.keys[number] == new.key_fingerprint and keys.lost == (thief.key_fingerprint,)
     left = thief.leave()
     with pytest.raises(SecurityError, match="north lost the key with which it was signed"):
         Site.read(south).accept(left)
     shutil.copy(left, south / "notices" / "north.notice")
     assert Site.read(south).out == frozenset()
-    forged = tmp_path / "forged.rekey"
-    body = {"run": made.charter.run, "site": "south", "generation": 9, "fingerprint": ""}
-    forged.write_bytes(seal("rekey", body, thief.pair()))
-    with pytest.raises(SecurityError, match="only the organiser may sign it"):
+    # the copy itself stops once it hears of the list, and nobody but the organiser signs one
+    forged, body = tmp_path / "forged.json", {"run": made.charter.run, "revision": 99, "time": "", "keys": keys.lost}
+    forged.write_bytes(seal("keys", body, thief.pair()))
+    with pytest.raises(SecurityError, match=r"forged\.json.*only the organiser may sign it"):
         Site.read(south).accept(forged)
+    thief.accept(made.directory / "keys.json")
+    with pytest.raises(SecurityError, match="its key was lost"):
+        Site.read(thief.directory).pair()
+    Site.read(south).take(older)  # a replay
+    assert Site.read(south).keys.revision == made.keys().revision > 2
     # the new key is that of the site in everything
     shutil.copy(sharing.share(north).path, made.directory / "summaries")
     assert list(sharing.read_summaries(made.directory / "summaries").summaries) == ["north"]

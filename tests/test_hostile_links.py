@@ -30,7 +30,7 @@ def test_a_giant_message_from_a_neighbour_takes_no_memory(tmp_path: Path) -> Non
         pid = fleet.children["d0"].pid
         before = resident(pid)
         authority, plan = fleet.heart.signing(), fleet.plan
-        with session(authority, authority.certificate, "d1", plan.members[0].endpoint) as opened:
+        with session(fleet.pair("d1"), authority.certificate, plan.members[0].endpoint) as opened:
             wait_for(lambda: len(opened.info.peers_zid()) == 1)
             block = zenoh.CongestionControl.BLOCK
             opened.put(f"{plan.run}/theta/d1", bytes(600_000_000), congestion_control=block)

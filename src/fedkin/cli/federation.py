@@ -31,6 +31,8 @@ from fedkin.cli.simulate import deliver_model, simulate
 from fedkin.data import Finding, read_columns, row_places, site_ids
 from fedkin.errors import DataError, ParameterError
 from fedkin.federate import Contract, Organiser, Patience, draft_contract
+from fedkin.federate.messages import KEYS
+from fedkin.federate.program import spread_keys
 from fedkin.federate.trust import ends_soon, read_authority_files
 from fedkin.federate.trust import fingerprint as key_fingerprint
 from fedkin.fitting import check_model_place, join_parts, load
@@ -179,11 +181,9 @@ def admit(
             f"fingerprint is {done.fingerprint}" + (": compare it with what the site saw." if not fingerprint else "."),
             f"Send {done.path} to {done.site}; there: fedkin site accept {done.site} {done.path.name}",
         )
-        if done.rekey is not None and (near := organiser.remaining_neighbours(done.site)):
-            say(
-                f"Send {done.rekey} to {listed(near, 8)} at once; there: fedkin site accept SITE {done.rekey.name}. "
-                "From then on the lost key gets no link, and what it signs counts for nothing."
-            )
+        if done.lost:
+            say("The lost key gets no link, and what it signs counts for nothing, where the new list of keys is known.")
+            _spread(organiser)
 
 
 @federation.command()
@@ -205,7 +205,7 @@ def order(
 
 @federation.command()
 def expel(directory: Directory, site: Annotated[str, argument("SITE", "The site.")], ca_key: CaKey = None) -> None:
-    """At the organiser: sign that a site is out, for good. Neighbours that accept the notice close its link."""
+    """At the organiser: sign that a site is out, for good. Its neighbours close its link when they hear of it."""
     organiser = Organiser.read(directory, ca_key)
     _say_out(organiser, organiser.member(site).name, "is expelled", organiser.expel(site))
 
@@ -322,14 +322,25 @@ def _say_written(paths: Sequence[Path], what: str, command: str) -> None:
 
 
 def _say_out(organiser: Organiser, site: str, what: str, path: Path) -> None:
-    still = organiser.remaining_neighbours(site)
-    to = f"Send {path} to its neighbours {listed(still, 8)}" if still else "It has no neighbours; nothing is to be sent"
     say(
         f"{site} {what}, for good; its certificate is renewed no more, and its summaries count no more.",
-        f"{to}; there: fedkin site accept SITE {path.name}" if still else f"{to}.",
+        f"{path} says so, signed.",
     )
-    if what == "is expelled":
-        note(f"until a neighbour accepts the notice it keeps exchanging with {site}")
+    _spread(organiser)
+
+
+def _spread(organiser: Organiser) -> None:
+    """Give the newest list of keys to sites that run."""
+    if organiser.contract.method != "fused":
+        return  # without rounds there are no links
+    path = organiser.directory / KEYS
+    if have := spread_keys(organiser):
+        say(f"{listed(have, 8)} {'has' if len(have) == 1 else 'have'} {path} now, and pass it on.")
+    else:
+        say(
+            f"No site that runs was reached from here. Send {path} to one of them; there: fedkin site accept SITE "
+            f"{path.name}. The others get it from that one."
+        )
 
 
 def _findings_by_site(contract: Contract, data: Path, site_column: str | None) -> dict[str, list[Finding]]:

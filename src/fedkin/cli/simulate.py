@@ -30,7 +30,7 @@ from fedkin.data import read_columns, site_ids, write_csv
 from fedkin.errors import DataError, FedkinError, ParameterError
 from fedkin.federate import SELECTION, STOP_SIGNAL, Contract, Organiser, Site, only_supervisor, sharing, steps_of
 from fedkin.federate.ledger import PLACE
-from fedkin.federate.messages import ADMIT, ADMITTED, INVITE, INVITES, ORDER, QUERIES, SENT, SUMMARIES
+from fedkin.federate.messages import ADMIT, ADMITTED, INVITE, INVITES, KEYS, ORDER, QUERIES, SENT, SUMMARIES
 from fedkin.federate.records import CHOICE, Choice, read_record, write_record
 from fedkin.federate.trust import fingerprint
 from fedkin.fitting import FittedModel, Queries, load
@@ -252,7 +252,8 @@ def _enrol(
         return
     with ended_like_ctrl_c(STOP_SIGNAL), only_supervisor(out), _crew() as crew:
         _join_all(crew, organiser, sites, parts)
-        papers = {name: [organiser.directory / ADMITTED / f"{name}.admit"] for name in names}
+        keys = organiser.directory / KEYS
+        papers = {name: [organiser.directory / ADMITTED / f"{name}.admit", keys] for name in names}
         for path, receivers in organiser.order(**orders) if ordered else ():  # type: ignore[arg-type]
             for name in receivers:
                 papers[name].append(path)

@@ -14,7 +14,6 @@ from __future__ import annotations
 import base64
 import hashlib
 import re
-from collections.abc import Mapping
 from datetime import UTC, datetime
 from functools import cached_property
 from pathlib import Path
@@ -26,7 +25,7 @@ from msgspec import UNSET, Meta, UnsetType
 from fedkin._base import in_file, replacing_directory, write_file
 from fedkin.federate import trust
 from fedkin.federate.contract import Contract, Count, Nonnegative, Positive, Whole
-from fedkin.federate.trust import Pair, SecurityError, common_name, site_and_generation
+from fedkin.federate.trust import Pair, SecurityError, site_of
 
 # --- in the organiser's directory ---
 FEDERATION = "federation.json"  #: signed: name, run, contract, authority, digests of the next three
@@ -36,6 +35,7 @@ INVITES, ADMITTED, SUMMARIES, QUERIES, NOTICES, MODELS = "invites", "admitted", 
 ORDER = "order.json"
 
 # --- in a site's directory ---
+KEYS = "keys.json"  #: also in the organiser's
 INVITE, ADMIT = "invite.json", "admit.json"
 KEY, NEXT_KEY = "site.key", "next.key"  #: the second one waits for its certificate
 ROWS, ARRIVED, SETTINGS, MODEL = "rows.npz", "arrived", "site.toml", "model"
@@ -113,7 +113,7 @@ def unseal(
     if own is not None:
         trust.check_issued(own, authority, now, ended=ended or form.outlasts)
     for owner in (own or brought or authority, brought or own or authority):
-        if site_and_generation(name := common_name(owner))[0] != site_and_generation(envelope.signer)[0]:
+        if (name := site_of(owner)) != envelope.signer:
             raise SecurityError(f"it says that {envelope.signer} signed it, but the certificate is that of {name}")
     if (may := by or form.by) != "either" and (own is None) != (may == "organiser"):
         raise SecurityError(f"{name} signed it, but only the {'site itself' if own is None else may} may sign it")
@@ -129,7 +129,12 @@ def read_kind(path: Path) -> tuple[bytes, str]:
     """Read a file that anybody may have sent, and what it says that it is, before anything is checked."""
     text = trust.read_whole(path, _LARGE)
     with in_file(path, SecurityError):
-        return text, _decoded(text)[1]
+        return text, kind_of(text)
+
+
+def kind_of(text: bytes) -> str:
+    """Return the kind that a file says that it is, before anything is checked."""
+    return _decoded(text)[1]
 
 
 def _decoded(text: bytes) -> tuple[dict[str, Any], str, int]:
@@ -216,43 +221,49 @@ class _Invitation(Message, frozen=True):
         """
         text = trust.read_whole(path, form.most_bytes if most_bytes is None else min(most_bytes, form.most_bytes))
         with in_file(path, SecurityError):
-            body, certificate = unseal(text, form, self.authority.encode(), **how)
-            about = getattr(body, "site", None)
-            if body.run != self.run:
-                raise SecurityError(f"it is for another federation (run {body.run})")
-            if getattr(body, "contract", self.terms.digest) != self.terms.digest:
-                raise SecurityError("it is for another contract: use the files of this federation")
-            if site is not None and about != site:
-                raise SecurityError(f"it is for {about}, but this is {site}")
-            owner = body.request.encode() if isinstance(body, Request) else certificate
-            if owner is not None and (name := site_and_generation(common_name(owner))[0]) != about:
-                raise SecurityError(f"{name} signed it, but it is about {about}")
-            if certificate is not None and isinstance(body, Notice) and body.what != "left":
-                raise SecurityError(f"{about} signed it, but only the organiser may expel")
+            return self.open(text, form, site=site, **how)
+
+    def open(self, text: bytes, form: type[M], *, site: str | None = None, **how: Any) -> tuple[M, bytes | None]:
+        """Return what is in the text of a file of this federation, as `read` does."""
+        body, certificate = unseal(text, form, self.authority.encode(), **how)
+        about = getattr(body, "site", None)
+        if body.run != self.run:
+            raise SecurityError(f"it is for another federation (run {body.run})")
+        if getattr(body, "contract", self.terms.digest) != self.terms.digest:
+            raise SecurityError("it is for another contract: use the files of this federation")
+        if site is not None and about != site:
+            raise SecurityError(f"it is for {about}, but this is {site}")
+        owner = body.request.encode() if isinstance(body, Request) else certificate
+        if owner is not None and (name := site_of(owner)) != about:
+            raise SecurityError(f"{name} signed it, but it is about {about}")
+        if certificate is not None and isinstance(body, Notice) and body.what != "left":
+            raise SecurityError(f"{about} signed it, but only the organiser may expel")
         return body, certificate
 
     def find(self, path: Path, form: type[M], site: str | None = None) -> M | None:
         """Read a file that the organiser signed, if it is there."""
         return self.read(path, form, site=site)[0] if path.exists() else None
 
-    def departures(self, folder: Path) -> frozenset[str]:
-        """Return the names of the sites that are out, by the notices in a folder; raises when one is not valid.
+    def departures(self, directory: Path) -> frozenset[str]:
+        """Return the names of the sites that are out, by the notices in a directory; raises when one is not valid.
 
         A notice that was signed with a lost key counts for nothing.
         """
-        names, generations = set(), self.generations(folder)
-        for path in sorted(folder.glob("*.notice")):
+        names, keys = set(), self.keys(directory)
+        for path in sorted((directory / NOTICES).glob("*.notice")):
             notice, certificate = self.read(path, Notice)
             if path.name != f"{notice.site}.notice":
                 raise SecurityError(f"{path} is about {notice.site}: remove it, and accept the notice again")
-            if not is_lost(certificate, notice.site, generations):
+            if not keys.has_lost(certificate):
                 names.add(notice.site)
         return frozenset(names)
 
-    def generations(self, folder: Path) -> dict[str, int]:
-        """Return which generation of keys counts, of sites that have lost one, by the files in a folder."""
-        found = [self.read(path, Rekey)[0] for path in sorted(folder.glob("*.rekey"))]
-        return {one.site: one.generation for one in found}
+    def keys(self, directory: Path) -> KeyList:
+        """Return the list of keys in a directory, an empty one where there is none."""
+        found = self.find(directory / KEYS, KeyList)
+        if found is not None and len(found.keys) != self.n_sites:
+            raise SecurityError(f"{directory / KEYS} is not of {self.n_sites} sites: get it again")
+        return found or KeyList(self.run, 0, "", ("",) * self.n_sites)
 
 
 class Charter(_Invitation, frozen=True):
@@ -286,6 +297,12 @@ class Invite(_Invitation, frozen=True):
     component: tuple[Member, ...] | None = None  # this and the next only where the placement is replicas
     edges: tuple[tuple[int, int, float], ...] | None = None  # pairs of numbers with a weight
 
+    def departures(self, directory: Path) -> frozenset[str]:
+        """Return who is out, of the sites that this one knows, by the list of keys and the notices in a directory."""
+        out, near = self.keys(directory).out, (one.member for one in self.neighbours)
+        listed = {one.name for one in (self.site, *near, *(self.component or ())) if one.number in out}
+        return super().departures(directory) | listed
+
 
 class _OfSite(Message, frozen=True):
     """A file about one site, under one contract."""
@@ -306,10 +323,11 @@ class Request(_OfSite, frozen=True):
 
 
 class Admit(_OfSite, frozen=True):
-    """The certificate of a site."""
+    """The certificate of a site, and the text of the newest list of keys."""
 
     kind = "admit"
     certificate: str
+    keys: str
 
 
 class SummaryFile(_OfSite, frozen=True):
@@ -354,21 +372,23 @@ class ModelFile(_OfSite, frozen=True):
                 (fresh / name).write_bytes(base64.b64decode(text) if name.endswith(".npz") else text.encode())
 
 
-class Revoked(Message, frozen=True):
-    """Fingerprints of keys that a site has lost, in the organiser's directory."""
+class KeyList(Message, frozen=True):
+    """The fingerprint of the one key of each site, by its number: no other key gets a link.
 
-    kind = "revoked"
-    site: Name
-    keys: tuple[str, ...]
+    It names nobody, since sites know the names of their neighbours only. A site accepts it only with a higher
+    ``revision`` than that of the list it has, and passes it on to its neighbours while it runs.
+    """
 
+    kind = "keys"
+    revision: Whole
+    time: str
+    keys: tuple[str, ...]  # empty for a site that is not admitted, or out
+    lost: tuple[str, ...] = ()  # fingerprints of keys that were replaced after a loss: what they signed counts no more
+    out: tuple[Whole, ...] = ()  # numbers of sites that have left or were expelled
 
-class Rekey(Message, frozen=True):
-    """A site has lost a key: only the key of this generation, and later ones, count and get links."""
-
-    kind = "rekey"
-    site: Name
-    generation: Annotated[int, Meta(ge=2)]
-    fingerprint: str
+    def has_lost(self, certificate: bytes | None) -> bool:
+        """Return whether a certificate is of a key that was lost; False for what the organiser signed."""
+        return certificate is not None and trust.fingerprint(certificate) in self.lost
 
 
 class Order(Message, frozen=True):
@@ -401,11 +421,6 @@ class FitState(Message, frozen=True):
     most_bytes = _LARGE
     contract: str
     state: dict[str, Any]
-
-
-def is_lost(certificate: bytes | None, site: str, generations: Mapping[str, int]) -> bool:
-    """Return whether a site's certificate is of a key that it has lost; False for what the organiser signed."""
-    return certificate is not None and site_and_generation(common_name(certificate))[1] < generations.get(site, 1)
 
 
 def read_charter(path: Path) -> Charter:

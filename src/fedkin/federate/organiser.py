@@ -46,7 +46,7 @@ class Admission:
     fingerprint: str = ""
     until: datetime | None = None
     renewed: bool = False
-    rekey: Path | None = None  # for its neighbours, after it lost a key
+    lost: bool = False  # whether another key of the site counts no more
 
 
 @dataclass(frozen=True)
@@ -171,14 +171,9 @@ class Organiser:
         pairs = list(zip(ends[order, 1].tolist(), weights[order].tolist(), strict=True))
         return [pairs[start:stop] for start, stop in pairwise([0, *cuts.tolist(), len(pairs)])]
 
-    def remaining_neighbours(self, name: str) -> list[str]:
-        """Return the names of the neighbours of a site that are not out."""
-        out, around = self.out(), self.neighbours()[self.member(name).number]
-        return [self.members[v].name for v, _ in around if self.members[v].name not in out]
-
     def out(self) -> frozenset[str]:
         """Return the names of sites that have left or were expelled, by the valid notices in the directory."""
-        return self.charter.departures(self.directory / messages.NOTICES)
+        return self.charter.departures(self.directory)
 
     def signing(self) -> Pair:
         """Return the authority with its key."""
@@ -193,12 +188,11 @@ class Organiser:
             raise SecurityError(f"{path} is not the key of the authority that signed {self.directory}")
         return pair
 
-    def centre_pair(self) -> Pair:
-        """Make a key and certificate for the central machine, which are never written down."""
-        if self.charter.centre is None:
-            raise ParameterError(f"the contract's placement is {self.contract.rounds.placement!r}, not 'central'")
+    def link_pair(self) -> Pair:
+        """Make a key and certificate for the organiser's own links, which are never written down."""
         key = trust.make_key()
-        return Pair(trust.issue(self.signing(), trust.make_request(CENTRE, key), _hosts(self.charter.centre)), key)
+        hosts, request = _hosts(self.charter.centre), trust.make_request(CENTRE, key)
+        return Pair(trust.issue(self.signing(), request, hosts, name=CENTRE), key)
 
     def status(self) -> list[Standing]:
         """Return where every site is, in the order of the list."""
@@ -282,10 +276,12 @@ class Organiser:
         return self.charter.find(self.directory / messages.ORDER, Order)
 
     def expel(self, name: str) -> Path:
-        """Sign that a site is out, for good; returns the notice, for its neighbours."""
-        site = self.member(name).name
+        """Sign that a site is out, for good, and a list of keys without its key; returns the notice."""
+        site, signer = self.member(name).name, self.signing()
         notice = Notice(run=self.charter.run, site=site, what="expelled", day=messages.today())
-        return notice.write(self._notice_file(site), self.signing())
+        path = notice.write(self._notice_file(site), signer)
+        self._list_keys(site, "", signer)
+        return path
 
     def write_queries(self, queries: Iterable[Query], state: Mapping[str, Any]) -> list[Path]:
         """Write the queries of a round, one file for each site, and the plain values to remember until the answers."""
@@ -332,7 +328,7 @@ class Organiser:
         mark = trust.fingerprint(asked)
         with in_file(path, SecurityError):
             self._check_request(request)
-            known, lost = self.certificate(name), self.revoked(name)
+            known, lost = self.certificate(name), self.keys().lost
             if expected is not None and not trust.same_fingerprint(mark, expected):
                 raise SecurityError(f"its key has the fingerprint {mark}, not {expected}: is it from the site?")
             if mark in lost or (signed_with is not None and trust.fingerprint(signed_with) in lost):
@@ -342,34 +338,51 @@ class Organiser:
         place = self._admit_file(name)
         if known is not None and trust.fingerprint(known) == mark and not again:
             return Admission(name, place, mark, trust.validity(known)[1], True)
-        signer, run = self.signing(), self.charter.run
-        if known is not None and again and trust.fingerprint(known) != mark:
-            gone = messages.Revoked(run=run, site=name, keys=(*lost, trust.fingerprint(known)))
-            gone.write(place.with_suffix(".revoked"), signer)
-        generation, rekey = 1 + len(self.revoked(name)), None
-        if known is not None and again and generation > 1:
-            body = messages.Rekey(run=run, site=name, generation=generation, fingerprint=mark)
-            rekey = body.write(self.directory / messages.NOTICES / f"{name}.rekey", signer)
-        hosts = _hosts(self.member(name).endpoint)
-        certificate = trust.issue(signer, asked, hosts, generation=generation, now=now)
+        signer, hosts = self.signing(), _hosts(self.member(name).endpoint)
+        loses = again and known is not None and trust.fingerprint(known) != mark
+        certificate = trust.issue(signer, asked, hosts, now=now)
         write_file(place.with_suffix(".request"), text, private=True)
-        admit = messages.Admit(run=run, site=name, contract=self.contract.digest, certificate=certificate.decode())
+        admit = messages.Admit(
+            run=self.charter.run,
+            site=name,
+            contract=self.contract.digest,
+            certificate=certificate.decode(),
+            keys=self._list_keys(name, mark, signer, loses=loses).decode(),
+        )
         until, renewed = trust.validity(certificate)[1], known is not None
-        return Admission(name, admit.write(place, signer), mark, until, renewed, rekey)
+        return Admission(name, admit.write(place, signer), mark, until, renewed, loses)
 
     def certificate(self, name: str) -> bytes | None:
         """Return the newest certificate of a site, PEM; None before it was admitted."""
         found = self.charter.find(self._admit_file(name), messages.Admit, name)
         return None if found is None else found.certificate.encode()
 
-    def revoked(self, name: str) -> tuple[str, ...]:
-        """Return the fingerprints of keys that a site has lost; what they signed counts no more."""
-        found = self.charter.find(self._admit_file(name).with_suffix(".revoked"), messages.Revoked, name)
-        return () if found is None else found.keys
+    def keys(self) -> messages.KeyList:
+        """Return the newest list of keys."""
+        return self.charter.keys(self.directory)
 
-    def generations(self) -> dict[str, int]:
-        """Return which generation of keys counts, of sites that have lost one."""
-        return self.charter.generations(self.directory / messages.NOTICES)
+    def admission(self, name: str, revision: int) -> bytes | None:
+        """Return the admission of a site that has this revision of the list of keys; None when that is the newest."""
+        keys, path = self.keys(), self._admit_file(name)
+        if revision >= keys.revision or not path.exists():
+            return None
+        admit, _ = self.charter.read(path, messages.Admit, site=name)
+        newest = msgspec.structs.replace(admit, keys=trust.read_whole(self.directory / messages.KEYS).decode())
+        return messages.seal(newest.kind, newest, self.signing())
+
+    def _list_keys(self, name: str, mark: str, signer: Pair, *, loses: bool = False) -> bytes:
+        """Sign the list in which a site has the key with that fingerprint, none if it is out; returns its text.
+
+        ``loses``: its key of before was lost.
+        """
+        before, number, path = self.keys(), self.member(name).number, self.directory / messages.KEYS
+        keys, out = list(before.keys), {*before.out, *(() if mark else (number,))}
+        lost = (*before.lost, keys[number]) if loses else before.lost
+        keys[number] = mark
+        if (changed := (tuple(keys), lost, tuple(sorted(out)))) != (before.keys, before.lost, before.out):
+            stamp = f"{datetime.now(UTC):%Y-%m-%dT%H:%M:%SZ}"
+            messages.KeyList(self.charter.run, before.revision + 1, stamp, *changed).write(path, signer)
+        return trust.read_whole(path)
 
     def steps(self) -> dict[str, Steps]:
         """Return the step rules that admitted sites sent with their requests, by name."""
@@ -385,7 +398,7 @@ class Organiser:
 
     def check_signer(self, path: Path, name: str, certificate: bytes | None, out: frozenset[str]) -> None:
         """Raise when the site that signed a file has lost the key for it, or is among those that are ``out``."""
-        if certificate is not None and trust.fingerprint(certificate) in self.revoked(name):
+        if self.keys().has_lost(certificate):
             raise SecurityError(f"{path}: {name} lost the key with which it was signed; let it send the file again")
         if name in out:
             raise DataError(f"{path}: {name} has left or was expelled, so it counts no more; remove the file")
@@ -408,6 +421,7 @@ class Organiser:
             self._check_member(notice.site)
         self.check_signer(path, notice.site, certificate, frozenset())
         write_file(place := self._notice_file(notice.site), text, private=True)
+        self._list_keys(notice.site, "", self.signing())
         return Admission(notice.site, place)
 
     def _check_member(self, name: str) -> None:

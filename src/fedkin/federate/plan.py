@@ -115,7 +115,8 @@ class SitePlan(RunPlan):
         p, m = self.n_params, len(self.members)
         summary = 0 if self.select is None else p * p + 2 * p + 5
         replica = (5 * m + len(self.edges)) * p + m if self.placement == "replicas" else 0
-        return HEADER_BYTES + 8 * max(2 * p + 1, summary, replica)
+        keys = 1024 + 8 * self.federation_size  # the list of keys, 64 bytes each
+        return HEADER_BYTES + 8 * max(2 * p + 1, summary, replica, keys)
 
     def loss_object(self) -> Loss:
         """Return the loss of the run."""
@@ -197,7 +198,8 @@ class SitePlan(RunPlan):
         """Return all keys under which ``sender`` writes what ``receiver`` reads."""
         kinds = self.kinds(sender, receiver)
         keys = [self.key(kind, sender, receiver) for kind in kinds]
-        return [*keys, *(self.asking_key(kind, sender, receiver) for kind in kinds), self.presence_key(sender)]
+        keys += [list_key(self.run, self.name(sender), self.name(receiver)), self.presence_key(sender)]
+        return [*keys, *(self.asking_key(kind, sender, receiver) for kind in kinds)]
 
 
 @dataclass(frozen=True, eq=False)
@@ -279,6 +281,11 @@ class ChoicePlan(SitePlan):
             )
         lam, known = float(self.levels[int(totals.argmin())]), int(table[:, -1].sum())
         return Choice(self.run, self.revision, lam, self.levels.tolist(), totals.tolist(), known)
+
+
+def list_key(run: str, sender: str, receiver: str) -> str:
+    """Return the key under which ``receiver`` asks ``sender`` for a newer list of keys."""
+    return f"{run}/keys/{sender}/{receiver}"
 
 
 def site_plan(directory: Path | Site) -> SitePlan:

@@ -21,15 +21,17 @@ import signal
 import sys
 import time
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from fedkin._base import Array, lock, write_arrays
+from fedkin._base import Array, lock, wait_until, write_arrays
 from fedkin.core import LocalFit, bonferroni, local_fit, wald_tests
 from fedkin.data import Federation
 from fedkin.errors import DataError, DegenerateSiteWarning, FedkinError, ParameterError
@@ -39,20 +41,22 @@ from fedkin.federate.endpoint import Action, Endpoint
 from fedkin.federate.inbox import Kind, Patience, PeerError, Stopped
 from fedkin.federate.ledger import What
 from fedkin.federate.links import CentralLink, ReplicatedLink
-from fedkin.federate.messages import ADMIT, CENTRE, FEDERATION, INVITE, KEY, NEXT_KEY, NOTICES
+from fedkin.federate.messages import ADMIT, CENTRE, FEDERATION, INVITE, KEY, KEYS, NEXT_KEY, NOTICES, KeyList
 from fedkin.federate.organiser import Organiser
 from fedkin.federate.participant import Participant
-from fedkin.federate.plan import ChoicePlan, SitePlan, centre_plan, site_plan
+from fedkin.federate.plan import ChoicePlan, SitePlan, centre_plan, list_key, site_plan
 from fedkin.federate.records import CANNOT, SELECTION, Journal, Selection, SiteStatus, write_record
 from fedkin.federate.site import Site
 from fedkin.federate.transports import ReopeningTransport, Transport
-from fedkin.federate.trust import Pair, SecurityError, link_name, site_and_generation
+from fedkin.federate.trust import Pair, SecurityError, link_name, read_whole
 
 FINISHED, WRONG, STOPPED, LATER = 0, 2, 3, 4
 #: Environment variable in which a supervisor says how often it has started the site again.
 RESTARTS = "FEDKIN_RESTARTS"
 _STATUS_SECONDS, _TICK_SECONDS = 0.5, 0.05
-_LOOK_SECONDS = 1.0  # between two looks for a renewed certificate, and for sites that are out
+_FIRST_LINK_SECONDS = 1.5  # after which the organiser takes it that no site runs
+_MOST_LISTS = 16  # of keys that wait to be looked at
+_LOOK_SECONDS = 1.0  # between two looks for a renewed certificate, and for a newer list of keys
 
 
 @dataclass(frozen=True, eq=False)
@@ -79,14 +83,17 @@ class Program:
         if centre:
             self._organiser = Organiser.read(place)
             self.name, self.authority = CENTRE, self._organiser.authority
-            self._pair = self._organiser.centre_pair()  # its key is made anew at every start
+            if (placement := self._organiser.contract.rounds.placement) != "central":
+                raise ParameterError(f"the contract's placement is {placement!r}, not 'central'")
+            self._pair = self._organiser.link_pair()  # its key is made anew at every start
         else:
             if not (place / INVITE).exists() and (place / FEDERATION).exists():
                 raise DataError(f"{place} is the organiser's directory: give that of a site (fedkin site join)")
             self._site = Site.read(place)
             self.name, self.authority = self._site.name, self._site.authority
         self.pair()  # raises unless it is admitted, and its certificate good
-        self.out, self.generations = self._who_is_out(), self._generations()
+        self.out, self.keys = self._who_is_out(), self._keys()
+        self._heard: deque[bytes] = deque(maxlen=_MOST_LISTS)
         self.transport: ReopeningTransport | None = None
         self._seen: Any = None
         self._looked, self._ticked = time.monotonic(), -math.inf
@@ -118,8 +125,14 @@ class Program:
     def _who_is_out(self) -> frozenset[str]:
         return self.site.out if self._organiser is None else self._organiser.out()
 
-    def _generations(self) -> Mapping[str, int]:
-        return self.site.generations if self._organiser is None else self._organiser.generations()
+    def _keys(self) -> KeyList:
+        return self.site.keys if self._organiser is None else self._organiser.keys()
+
+    def _links(self) -> dict[str, str]:
+        """Return the common names under which partners get a link, by name."""
+        plan, known = self.plan, {v: self.keys.keys[v] for v in self.plan.partners() if v < self.plan.federation_size}
+        names = {plan.name(v): link_name(plan.name(v), mark) for v, mark in known.items() if mark}
+        return {one: name for one, name in {CENTRE: CENTRE, **names}.items() if one not in self.out}
 
     def gone(self) -> frozenset[int]:
         """Return the numbers of partners that are out, for good."""
@@ -130,28 +143,50 @@ class Program:
         """Open a transport to those whom it exchanges messages with; it is closed at the end."""
 
         def make() -> transports.ZenohTransport:
-            links = transports.site_links(
-                self.plan, self.pair(), self.authority, self.out, self._listen, self._lease, self.generations
-            )
+            about = (self.pair(), self.authority, self.out, self._links())
+            links = transports.site_links(self.plan, *about, self._listen, self._lease)
             return transports.ZenohTransport(links, self._on_link, self._on_refused, self.plan.most_bytes)
 
         self._seen = self._files()
         self.transport = ReopeningTransport(make)
+        for v in self.plan.partners():
+            asked = list_key(self.plan.run, self.name, self.plan.name(v))
+            self.transport.answer(asked, partial(self._newer_keys, self.plan.name(v)))
         try:
             yield self.transport
         finally:
             self.transport.close()
 
     def _on_link(self, name: str | None, address: str, opened: bool) -> None:
-        partners = {self.plan.name(v) for v in self.plan.partners()} - self.out
-        known = {link_name(one, self.generations.get(one, 1)) for one in partners}
-        if opened and name not in known:
-            lost = name is not None and site_and_generation(name)[0] in partners
-            words = "link with a key that was lost" if lost else "link from a stranger"
-            words += ": all it does is refused"
-            self.journal.sparingly("warning", words, peer=name, address=address)
+        site, links = (name or "").partition("~")[0], self._links()
+        if opened and name not in links.values():
+            words = "link with a key that is not on the list" if site in links else "link from a stranger"
+            self.journal.sparingly("warning", f"{words}: all it does is refused", peer=site, key=name, address=address)
+            if site in links:
+                self.status.status.why = f"somebody at {address} has another key of {site} than the list: refused"
+            self._looked = -math.inf  # a newer list may have it
         else:
-            self.journal.sparingly("info", f"link {'opened' if opened else 'closed'}", peer=name)
+            self.journal.sparingly("info", f"link {'opened' if opened else 'closed'}", peer=site)
+
+    def _newer_keys(self, partner: str, revision: int) -> bytes | None:
+        """Return the list of keys for a partner that has this revision of it; None when that is as new."""
+        if self._organiser is not None:
+            return self._organiser.admission(partner, revision)
+        return read_whole(self.place / KEYS) if 0 <= revision < self.keys.revision else None
+
+    def _ask_for_keys(self) -> None:
+        """Take the lists of keys that came, and ask partners, and the organiser, for newer ones."""
+        if self._site is None:  # the central machine has the organiser's own
+            return
+        while self._heard:
+            try:
+                self._site.take(self._heard.popleft())
+            except SecurityError as error:
+                self.journal.sparingly("warning", "list of keys refused", why=str(error))
+        if self.transport is not None:
+            for name in {CENTRE, *(self.plan.name(v) for v in self.plan.partners())} - self.out:
+                asked = list_key(self.plan.run, name, self.name)
+                self.transport.pull(asked, self.keys.revision, self._heard.append)
 
     def _on_refused(self, key: str, size: int) -> None:
         parts = key.split("/")  # RUN/KIND/SENDER/..., RUN/ask/KIND/SENDER/...
@@ -160,7 +195,7 @@ class Program:
 
     def _files(self) -> list[tuple[str, int, int]]:
         folder = self.place / NOTICES
-        paths = [self.place / ADMIT, self.place / KEY, self.place / NEXT_KEY]
+        paths = [self.place / ADMIT, self.place / KEY, self.place / NEXT_KEY, self.place / KEYS]
         paths += sorted(folder.iterdir()) if folder.is_dir() else []
         facts = [(path, path.stat()) for path in paths if path.exists()]
         return [(path.name, fact.st_mtime_ns, fact.st_size) for path, fact in facts]
@@ -174,26 +209,27 @@ class Program:
         if self.transport is not None:
             self.status.sent = self.transport.sent
         self.status.tick(now)
-        if now - self._looked > _LOOK_SECONDS:
+        if now - self._looked > _LOOK_SECONDS or self._heard:
             self._looked = now
             self._look()
 
     def _look(self) -> None:
-        """Take note of a renewed certificate and of who is out: links are closed, and opened anew without them."""
+        """Take note of a renewed certificate, keys that changed and who is out: links are closed, and opened anew."""
+        self._ask_for_keys()
         self.pair()  # raises when it has ended
         if self._site is not None and self._site.renewal_due():
             self.journal.sparingly("warning", f"the certificate ends soon: fedkin site renew {self.place}")
         seen = self._files()
         if seen == self._seen:
             return
-        self._seen, before, keys, renewed = seen, self.out, self.generations, False
+        self._seen, before, links, renewed = seen, self.out, self._links(), False
         try:
             if self._site is not None:
                 certificate, self._site = self._site.certificate, Site.read(self.place)
                 self.out = self._site.out
                 self._site.pair()
                 renewed = self._site.certificate != certificate
-            self.out, self.generations = self._who_is_out(), self._generations()
+            self.out, self.keys = self._who_is_out(), self._keys()
         except SecurityError as error:
             if self.name in self.out:
                 raise
@@ -204,11 +240,40 @@ class Program:
             self.journal.write("warning", "out for good: its link is closed, nothing more goes to it", peer=name)
         if renewed:
             self.journal.write("info", "certificate renewed: links are opened anew")
-        replaced = sorted(name for name, number in self.generations.items() if number > keys.get(name, 1))
-        for name in replaced:
-            self.journal.write("warning", "key lost: it gets no link any more", peer=name)
-        if (renewed or gone or replaced) and self.transport is not None:
+        changed = [(name, one) for name, one in self._links().items() if links.get(name) != one]
+        for name, one in changed:
+            event = "key replaced: the old one gets no link any more" if name in links else "key known"
+            self.journal.write("warning" if name in links else "info", event, peer=name, link=one)
+        self.status.status.why = None  # until the next link with a key that is not on the list
+        if (renewed or gone or changed) and self.transport is not None:
             self.transport.reopen()
+
+
+def spread_keys(organiser: Organiser, seconds: float = 5.0) -> list[str]:
+    """Give the newest list of keys to sites that run and listen; others get it from them, or at their next start.
+
+    Returns the names of those that have it, after at most so many seconds; sooner when no site answers.
+    """
+    out, revision = organiser.out(), organiser.keys().revision
+    sites = {one.name: one.endpoint for one in organiser.members if one.endpoint is not None and one.name not in out}
+    if not sites or organiser.contract.rounds.placement == "central":  # the central machine tells its sites
+        return []
+    have: set[str] = set()
+    links: list[str | None] = []
+
+    def answer(name: str, known: int) -> bytes | None:
+        if known >= revision:
+            have.add(name)
+        return organiser.admission(name, known)
+
+    pair, endpoints = organiser.link_pair(), [one for one in sites.values() if one is not None]
+    configuration = transports.link_configuration([], endpoints, None, pair, organiser.authority)
+    with closing(transports.ZenohTransport(configuration, lambda name, *_: links.append(name))) as transport:
+        for name in sites:
+            transport.answer(list_key(organiser.charter.run, CENTRE, name), partial(answer, name))
+        if wait_until(lambda: bool(links), min(seconds, _FIRST_LINK_SECONDS), pause=0.05, sleep=time.sleep):
+            wait_until(lambda: len(have) == len(sites), seconds, pause=0.05, sleep=time.sleep)
+    return sorted(have)
 
 
 class StatusWriter:

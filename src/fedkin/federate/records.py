@@ -134,7 +134,7 @@ class SiteStatus(msgspec.Struct, kw_only=True):
     ``shares`` what the site adds to the certificate in some of the last rounds (`fedkin.admm.Share`); ``arrived`` the
     rows that were taken in during the run, ``new_loss`` the loss of the newest before they were used, with its standard
     error, ``changed`` the arrived row from which on they follow other parameters; ``why`` the reason when it cannot go
-    on.
+    on, or whose key it refuses.
     """
 
     pid: int | None = None

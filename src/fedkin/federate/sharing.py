@@ -272,7 +272,7 @@ def read_summaries(directory: Path, federation: Path | None = None, *, now: date
     charter_file = _find_charter(directory, federation)
     place, charter = charter_file.parent, messages.read_charter(charter_file)
     organiser = Organiser.read(place) if (place / messages.SITES).exists() else None  # None where the charter is alone
-    out = charter.departures(place / messages.NOTICES)
+    out = charter.departures(place)
     rounds: dict[int, dict[str, tuple[Path, SummaryFile]]] = {}
     for path in sorted(directory.glob(f"*{_SUFFIX}")):
         found, certificate = charter.read(path, SummaryFile, now=now, most_bytes=_most_bytes(charter.terms))

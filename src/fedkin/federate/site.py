@@ -8,7 +8,7 @@ from __future__ import annotations
 import hashlib
 import shutil
 import tomllib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
@@ -24,7 +24,7 @@ from fedkin.federate import messages, trust
 from fedkin.federate.contract import Contract
 from fedkin.federate.disclosure import Thresholds, check_disclosure, refuse_disclosure
 from fedkin.federate.ledger import Entry, Ledger, What, now
-from fedkin.federate.messages import Admit, Invite, ModelFile, Notice, Order, Rekey, Request, Steps, read_invite
+from fedkin.federate.messages import Admit, Invite, KeyList, ModelFile, Notice, Order, Request, Steps, read_invite
 from fedkin.federate.trust import Pair, SecurityError
 
 #: Makes a site's step numbers, which the placements central and replicas need, from its invite and rows.
@@ -120,7 +120,7 @@ class Site:
     """A site's directory, in which everything was checked but the rows.
 
     ``certificate`` is None before the site was admitted; ``out`` are the names of sites that have left or were
-    expelled, by the notices here; ``generations`` which keys count of sites that have lost one.
+    expelled, as far as this site knows them, by the notices here and the list of ``keys``.
     """
 
     directory: Path
@@ -129,8 +129,8 @@ class Site:
     order: Order | None
     certificate: bytes | None
     key: bytes = field(repr=False)
-    out: frozenset[str] = frozenset()
-    generations: Mapping[str, int] = field(default_factory=dict)
+    out: frozenset[str]
+    keys: KeyList
 
     @classmethod
     def join(
@@ -203,10 +203,11 @@ class Site:
         certificate = None if admitted is None else admitted.certificate.encode()
         if certificate is None:
             path = directory / f"{invite.site.name}.request"
-        key = _key_of(directory, certificate or invite.read(path, Request)[0].request.encode(), path)
-        out = invite.departures(directory / messages.NOTICES)
-        generations = invite.generations(directory / messages.NOTICES)
-        return cls(directory, invite, settings, order, certificate, key, out, generations)
+        owner = certificate or invite.read(path, Request)[0].request.encode()
+        with in_file(path, SecurityError):
+            key = _key_of(directory, owner)
+        out, keys = invite.departures(directory), invite.keys(directory)
+        return cls(directory, invite, settings, order, certificate, key, out, keys)
 
     @property
     def name(self) -> str:
@@ -245,6 +246,11 @@ class Site:
             raise SecurityError(f"{self.name} is not admitted yet; send {self.request} to the organiser")
         if self.name in self.out:
             raise SecurityError(f"{self.directory}: {self.name} has left or was expelled, for good")
+        if self.keys.has_lost(self.certificate):
+            raise SecurityError(
+                f"{self.directory}: its key was lost, and {self.name} was admitted with another one: use the directory "
+                "that has it, and tell the organiser if you know of none"
+            )
         return self.certificate
 
     def renewal_due(self, now: datetime | None = None) -> bool:
@@ -287,7 +293,8 @@ class Site:
         """
         text, kind = messages.read_kind(path)
         if kind == Admit.kind:
-            return self._accept_admit(path, text)
+            with in_file(path, SecurityError):
+                return self._accept_admit(text)
         if kind == Order.kind:
             return self._accept_order(path, text)
         if kind == ModelFile.kind:
@@ -296,24 +303,46 @@ class Site:
             return f"{place} has the model of {self.name}; fedkin predict {place} TABLE"
         if kind == Notice.kind:
             notice, certificate = self.invite.read(path, Notice)
-            if messages.is_lost(certificate, notice.site, self.generations):
+            if self.keys.has_lost(certificate):
                 raise SecurityError(f"{path}: {notice.site} lost the key with which it was signed; remove the file")
             write_file(self.directory / messages.NOTICES / f"{notice.site}.notice", text, private=True)
             what = "was expelled" if notice.what == "expelled" else "has left"
             return f"{notice.site} {what}: its link is closed for good"
-        if kind == Rekey.kind:
-            rekey, _ = self.invite.read(path, Rekey)
-            if rekey.generation <= self.generations.get(rekey.site, 1):
-                return f"{rekey.site}: that key was known to be lost already"
-            write_file(self.directory / messages.NOTICES / f"{rekey.site}.rekey", text, private=True)
-            return f"{rekey.site} lost a key, which gets no link now; fingerprint of the new one: {rekey.fingerprint}"
-        raise DataError(f"{path} is a file of the kind {kind!r}; a site accepts admit, order, notice, rekey and model")
+        if kind == KeyList.kind:
+            with in_file(path, SecurityError):
+                newer = self.take_keys(text)
+            return "its keys count from now on" if newer else "its keys, or newer ones, were here already"
+        raise DataError(f"{path} is a file of the kind {kind!r}; a site accepts admit, order, notice, keys and model")
 
-    def _accept_admit(self, path: Path, text: bytes) -> str:
-        certificate = self.invite.read(path, Admit, site=self.name)[0].certificate.encode()
-        with in_file(path, SecurityError):
-            trust.check_issued(certificate, self.authority)
-        key = _key_of(self.directory, certificate, path)
+    def take(self, text: bytes) -> None:
+        """Keep what came over a link: a newer list of keys, or a certificate that lasts longer than the one here.
+
+        Anybody may have passed it on; raises `SecurityError` unless the organiser signed it.
+        """
+        if messages.kind_of(text) != Admit.kind:
+            self.take_keys(text)
+            return
+        admit, _ = self.invite.open(text, Admit, site=self.name)
+        self.take_keys(admit.keys.encode())
+        given, here = (trust.validity(one)[1] for one in (admit.certificate.encode(), self._admitted()))
+        if given > here:
+            self._accept_admit(text)
+
+    def take_keys(self, text: bytes) -> bool:
+        """Keep a list of keys if the organiser signed it and it is newer than the one here; returns whether it is."""
+        given, _ = self.invite.open(text, KeyList)
+        if len(given.keys) != self.invite.n_sites:
+            raise SecurityError(f"it is not of {self.invite.n_sites} sites")
+        if newer := given.revision > self.invite.keys(self.directory).revision:
+            write_file(self.directory / messages.KEYS, text, private=True, durable=True)
+        return newer
+
+    def _accept_admit(self, text: bytes) -> str:
+        admit, _ = self.invite.open(text, Admit, site=self.name)
+        certificate = admit.certificate.encode()
+        trust.check_issued(certificate, self.authority)
+        key = _key_of(self.directory, certificate)
+        self.take_keys(admit.keys.encode())
         write_file(self.directory / messages.ADMIT, text, private=True, durable=True)
         following = self.directory / messages.NEXT_KEY
         if following.exists() and trust.read_private(following) == key:
@@ -406,8 +435,8 @@ def _request(invite: Invite, key: bytes, rows: Rows, steps: StepMaker | None) ->
     return Request(invite.run, name, invite.terms.digest, invite.digest, asked.decode(), own), Pair(asked, key)
 
 
-def _key_of(directory: Path, certificate: bytes, where: Path) -> bytes:
-    """Return the one of the site's keys to which a certificate (or request), which is in ``where``, belongs."""
+def _key_of(directory: Path, certificate: bytes) -> bytes:
+    """Return the one of the site's keys to which a certificate (or request) belongs."""
     for path in (directory / messages.KEY, directory / messages.NEXT_KEY):
         if path == directory / messages.KEY or path.exists():
             key = trust.read_private(path)
@@ -415,5 +444,5 @@ def _key_of(directory: Path, certificate: bytes, where: Path) -> bytes:
                 if Pair(certificate, key).fits():
                     return key
     raise SecurityError(
-        f"{where}: it is for another key than {directory / messages.KEY}; ask the organiser to admit the newest request"
+        f"it is for another key than {directory / messages.KEY}; ask the organiser to admit the newest request"
     )

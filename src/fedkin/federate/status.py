@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from fedkin._base import count, is_locked, listed, wait_until
 from fedkin.admm import MOST_PARAMS, Share, together
 from fedkin.errors import DataError, FedkinError
-from fedkin.federate.messages import CENTRE, FEDERATION, INVITE, NOTICES, read_invite
+from fedkin.federate.messages import CENTRE, FEDERATION, INVITE, read_invite
 from fedkin.federate.records import CANNOT, HOLDING, LOCK, STATUS, SiteStatus, read_status
 
 if TYPE_CHECKING:
@@ -274,7 +274,7 @@ def _site(line: Line, left: frozenset[str]) -> dict[str, Any]:
 def _left(place: Path) -> frozenset[str]:
     try:
         path = place / INVITE
-        return read_invite(path).departures(place / NOTICES) if path.exists() else frozenset()
+        return read_invite(path).departures(place) if path.exists() else frozenset()
     except FedkinError:  # a forged or damaged notice: the site itself refuses it
         return frozenset()
 

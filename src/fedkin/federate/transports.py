@@ -1,8 +1,9 @@
 """What moves frames between machines: the `Transport` protocol, one that is opened anew, and the one over zenoh.
 
 Links are TLS with certificates on both sides, in zenoh's peer mode: no router, no server. Each site enforces, for every
-link by the common name at its other end: a neighbour may write only its own keys and read only what this site publishes
-for it; anybody else may do nothing. A new transport is a class with the methods of `Transport`.
+link by the common name at its other end, which has the fingerprint of the key there: a neighbour may write only its own
+keys and read only what this site publishes for it. Anybody else may do nothing but answer when this site asks for a
+newer list of keys. A new transport is a class with the methods of `Transport`.
 """
 
 from __future__ import annotations
@@ -22,8 +23,8 @@ from typing import Any, Protocol
 from fedkin._base import wait_until
 from fedkin.errors import DataError, FedkinError, missing_dependency
 from fedkin.federate.inbox import PeerError
-from fedkin.federate.plan import SitePlan
-from fedkin.federate.trust import Pair, link_name
+from fedkin.federate.plan import SitePlan, list_key
+from fedkin.federate.trust import Pair
 
 try:
     import zenoh
@@ -144,12 +145,14 @@ class ReopeningTransport:
 
 @dataclass(frozen=True)
 class Grant:
-    """What one neighbour, by its common name, may do on a link: key expressions that it writes and reads."""
+    """What one neighbour, by its common name, may do on a link: key expressions that it writes and reads.
 
-    name: str
+    Without a name it is for everybody with a certificate of the authority.
+    """
+
+    name: str | None
     writes: Sequence[str]
     reads: Sequence[str]
-    generation: int = 1  # of its key
 
 
 def access_list(grants: Sequence[Grant]) -> dict[str, Any]:
@@ -163,7 +166,7 @@ def access_list(grants: Sequence[Grant]) -> dict[str, Any]:
     rules: list[dict[str, Any]] = []
     policies: list[dict[str, Any]] = []
     for grant in grants:
-        name, before = grant.name, len(rules)
+        name, before = grant.name or "anybody", len(rules)
         for label, flow, keys, messages in (
             ("writes", "ingress", grant.writes, told),
             ("asked for", "egress", grant.writes, asked),
@@ -175,8 +178,9 @@ def access_list(grants: Sequence[Grant]) -> dict[str, Any]:
                 rules.append({**rule, "key_exprs": list(keys)})
         if len(rules) > before:
             policies.append({"subjects": [name], "rules": [rule["id"] for rule in rules[before:]]})
-    names = {grant.name: link_name(grant.name, grant.generation) for grant in grants}
-    subjects = [{"id": name, "cert_common_names": [known]} for name, known in names.items()]
+    subjects = [
+        {"id": grant.name, "cert_common_names": [grant.name]} if grant.name else {"id": "anybody"} for grant in grants
+    ]
     return {"enabled": True, "default_permission": "deny", "rules": rules, "subjects": subjects, "policies": policies}
 
 
@@ -233,23 +237,25 @@ def site_links(
     pair: Pair,
     authority: bytes,
     out: Collection[str],
+    links: Mapping[str, str],
     listen: str | None = None,
     lease: float = 10.0,
-    generations: Mapping[str, int] | None = None,
 ) -> dict[str, Any]:
     """Return the zenoh configuration of a site: grants follow `SitePlan.all_keys`, and who is ``out`` gets none.
 
-    Of sites that have lost a key only the key of their generation gets a link.
+    ``links`` are the common names with the keys that count, by name; who is not among them gets no link.
 
     Of two neighbours the one with the larger number connects to the other, if that listens. ``listen`` replaces the
     endpoint on which the site itself listens, where it is behind NAT or in a container.
     """
     here = plan.here
     others = [v for v in plan.partners() if plan.name(v) not in out]
-    known = generations or {}
     grants = [
-        Grant(plan.name(v), plan.all_keys(v, here), plan.all_keys(here, v), known.get(plan.name(v), 1)) for v in others
+        Grant(links[plan.name(v)], plan.all_keys(v, here), plan.all_keys(here, v))
+        for v in others
+        if plan.name(v) in links
     ]
+    grants.append(Grant(None, [list_key(plan.run, "*", plan.name(here))], []))
     own = plan.endpoint(here) if plan.placement != "central" or plan.is_centre else None
     connect = []
     for v in others:

@@ -93,7 +93,7 @@ class Pair:
     @cached_property
     def name(self) -> str:
         """Whose key it is."""
-        return common_name(self.certificate)
+        return site_of(self.certificate)
 
     @cached_property
     def vouched(self) -> bytes | None:
@@ -140,12 +140,12 @@ def make_request(name: str, key: bytes) -> bytes:
 
 
 def issue(
-    authority: Pair, request: bytes, hosts: Iterable[str], *, generation: int = 1, now: datetime | None = None
+    authority: Pair, request: bytes, hosts: Iterable[str], *, name: str | None = None, now: datetime | None = None
 ) -> bytes:
-    """Issue a certificate for the key and the name of a certificate request.
+    """Issue a certificate for the key of a certificate request.
 
-    After a key was lost, the next ``generation`` of keys has a common name of its own (``north~2``): links are granted
-    by common names, so the lost key gets none.
+    Its common ``name`` is by default the `link_name` of site and key: links are granted by common names, so another
+    key of the same site gets none.
 
     Whether the name is the right one is for the caller to check. ``hosts`` are names and addresses under which the
     owner listens. It is valid from a day before ``now``, as clocks differ, and not longer than the authority's.
@@ -156,7 +156,7 @@ def issue(
     until = min(when + timedelta(days=_SITE_DAYS), issuer.not_valid_after_utc)
     if until <= when:
         raise SecurityError(f"the authority's certificate ended on {issuer.not_valid_after_utc:%Y-%m-%d}")
-    subject = asked.subject if generation == 1 else _subject(link_name(common_name(request), generation))
+    subject = _subject(name or link_name(common_name(request), fingerprint(request)))
     builder = _builder(subject, issuer.subject, _public_key(request), when, until)
     builder = builder.add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
     if names := [_alternative_name(host) for host in dict.fromkeys(hosts)]:
@@ -192,7 +192,7 @@ def check_issued(certificate: bytes, authority: bytes, now: datetime | None = No
         raise SecurityError("the certificate was not issued by the authority of this federation") from None
     if may_sign(certificate):
         raise SecurityError("the certificate is that of an authority, not that of a site")
-    name, when, (begin, end) = common_name(certificate), now or datetime.now(UTC), validity(certificate)
+    name, when, (begin, end) = site_of(certificate), now or datetime.now(UTC), validity(certificate)
     if when > end and not ended:
         raise SecurityError(f"the certificate of {name} ended on {end:%Y-%m-%d}; renew it: fedkin site renew")
     if when < begin and not ended:
@@ -242,15 +242,14 @@ def common_name(text: bytes) -> str:
     return str(names[0].value)
 
 
-def link_name(site: str, generation: int) -> str:
-    """Return the common name of a site's certificate: its name, and which key it is after others were lost."""
-    return site if generation == 1 else f"{site}~{generation}"
+def link_name(site: str, mark: str) -> str:
+    """Return the common name of a site's certificate: its name, and 16 digits of the fingerprint of its key."""
+    return f"{site}~{mark.replace('-', '')[:16]}"
 
 
-def site_and_generation(name: str) -> tuple[str, int]:
-    """Return whose common name it is, and of which generation of keys."""
-    site, mark, number = name.rpartition("~")
-    return (site, int(number)) if mark and number.isdecimal() else (name, 1)
+def site_of(certificate: bytes) -> str:
+    """Return the site to which a certificate, or certificate request, belongs."""
+    return common_name(certificate).partition("~")[0]
 
 
 def may_sign(certificate: bytes) -> bool:
