@@ -9,7 +9,10 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
+from federations import in_threads
+from fedkin.federate import Participant
 from fedkin.federate.transports import OnFrame, OnPresence, OnPull
 
 
@@ -141,3 +144,39 @@ class MemoryTransport:
     def _tell(self, key: str, here: bool) -> None:
         for _, on_presence in self.network._watchers.get(key, []):
             self.network._post(partial(on_presence, here), faulty=False)
+
+
+class Crash(Exception):
+    """Stands for SIGKILL: nothing is written on the way out."""
+
+
+def crash() -> None:
+    raise Crash
+
+
+def crashing(n_sites: int, make: Any, crashes: dict[int, list[int]], pause: float = 0.0) -> dict[int, Participant]:
+    """Run sites that die in given rounds, the last first in each list, and start again.
+
+    ``make(site, tick)`` returns the participant and its transport.
+    """
+    finished: dict[int, Participant] = {}
+
+    def live(u: int) -> None:
+        def tick(site: Participant) -> None:
+            if crashes.get(u) and site.done >= crashes[u][-1]:
+                crashes[u].pop()
+                raise Crash
+
+        while u not in finished:
+            site, transport = make(u, tick)
+            try:
+                site.run()
+                site.linger()
+                finished[u] = site
+            except Crash:
+                transport.close()
+                time.sleep(pause)
+
+    in_threads(live, n_sites)
+    assert not any(crashes.values())
+    return finished

@@ -12,7 +12,7 @@ from builders import small_problem
 from federations import in_process, in_threads, part_of, plan_of
 from fedkin.core import Problem
 from fedkin.federate import Journal, Participant, Patience, SitePlan
-from memory_network import Faults, MemoryNetwork
+from memory_network import Faults, MemoryNetwork, MemoryTransport, crashing
 
 pytestmark = pytest.mark.exhaustive
 
@@ -78,10 +78,6 @@ def test_loss_duplication_and_reordering_do_not_change_a_bit(network: MemoryNetw
     same_bits(sites, problem, plan)
 
 
-class Crash(Exception):
-    """Stands for SIGKILL: nothing is written on the way out."""
-
-
 @pytest.mark.parametrize(("every", "gradient"), [(1, "plain"), (3, "saga"), (10, "svrg"), (50, "plain")])
 def test_a_site_that_dies_in_any_round_catches_up(
     network: MemoryNetwork, tmp_path: Path, every: int, gradient: str
@@ -90,30 +86,14 @@ def test_a_site_that_dies_in_any_round_catches_up(
     plan = plan_of(problem, 40, checkpoint_every=every, compare_every=8, gradient=gradient)
     rng = np.random.default_rng(every)
     crashes = {u: sorted(rng.choice(np.arange(1, 40), 4, replace=False).tolist(), reverse=True) for u in (1, 2)}
-    finished: dict[int, Participant] = {}
 
-    def live(u: int) -> None:
-        def tick(site: Participant) -> None:
-            if crashes.get(u) and site.done >= crashes[u][-1]:
-                crashes[u].pop()
-                raise Crash
+    def make(u: int, tick: Any) -> tuple[Participant, MemoryTransport]:
+        transport, state = network.join(), tmp_path / f"{u}.npz"
+        part, journal = part_of(plan, u), Journal(str(u))
+        return Participant(part, transport, journal, checkpoint=state, patience=QUICK, tick=tick), transport
 
-        while u not in finished:
-            transport = network.join()
-            state = tmp_path / f"{u}.npz"
-            try:
-                site = Participant(
-                    part_of(plan, u), transport, Journal(str(u)), checkpoint=state, patience=QUICK, tick=tick
-                )
-                site.run()
-                site.linger()
-                finished[u] = site
-            except Crash:
-                transport.close()
-
-    in_threads(live, 4, 60)
+    finished = crashing(4, make, crashes)
     assert len(finished) == 4
-    assert crashes == {1: [], 2: []}
     same_bits(finished, problem, plan)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,7 +10,7 @@ import numpy as np
 import pytest
 
 from builders import small_problem
-from federations import in_process, in_threads, part_of, plan_of, reference
+from federations import in_process, part_of, plan_of, reference
 from fedkin.admm import Availability, DirectLink, Shard, run_rounds
 from fedkin.core import Problem
 from fedkin.federate import Journal, Participant, Patience, SitePlan
@@ -20,7 +19,7 @@ from fedkin.federate.links import ReplicatedLink, replica_vector
 from fedkin.fitting import load
 from fedkin.graph import Graph
 from fleet import Fleet
-from memory_network import Faults, MemoryNetwork, MemoryTransport
+from memory_network import Crash, Faults, MemoryNetwork, MemoryTransport, crash, crashing
 
 pytestmark = pytest.mark.exhaustive
 
@@ -35,39 +34,6 @@ def two_components(v: int = 6) -> Problem:
     problem = small_problem(v)
     names = problem.federation.sites
     return replace(problem, graph=Graph(names, [("d1", "d0"), ("d4", "d1"), ("d3", "d2"), ("d5", "d3"), ("d5", "d2")]))
-
-
-class Crash(Exception):
-    """Stands for SIGKILL: nothing is written on the way out."""
-
-
-def crash() -> None:
-    raise Crash
-
-
-def crashing(problem: Problem, make: Any, crashes: dict[int, list[int]], pause: float = 0.0) -> dict[int, Participant]:
-    """Run sites that die in given rounds and start again."""
-    finished: dict[int, Participant] = {}
-
-    def live(u: int) -> None:
-        def tick(site: Participant) -> None:
-            if crashes.get(u) and site.done >= crashes[u][-1]:
-                crashes[u].pop()
-                raise Crash
-
-        while u not in finished:
-            site, transport = make(u, tick)
-            try:
-                site.run()
-                site.linger()
-                finished[u] = site
-            except Crash:
-                transport.close()
-                time.sleep(pause)
-
-    in_threads(live, problem.n_sites)
-    assert not any(crashes.values())
-    return finished
 
 
 def observers(problem: Problem, plan: SitePlan, network: MemoryNetwork, folder: Path) -> Any:
@@ -86,7 +52,7 @@ def test_a_leader_repeats_what_happened_and_all_have_its_bits(tmp_path: Path, fa
     network = MemoryNetwork(faults)
     # d0 is the leader: it dies, too
     crashes = {0: [61, 27, 18], 2: [50, 12], 4: [70, 30]}
-    finished = crashing(problem, observers(problem, plan, network, tmp_path), crashes, pause=0.1)
+    finished = crashing(problem.n_sites, observers(problem, plan, network, tmp_path), crashes, pause=0.1)
     network.close()
     leader = finished[0].link
     assert isinstance(leader, ReplicatedLink) and leader.leads
@@ -103,7 +69,7 @@ def test_without_absence_nothing_is_weighted(tmp_path: Path) -> None:
     problem = two_components()
     plan = replica_plan(problem, 40)
     network = MemoryNetwork()
-    finished = crashing(problem, observers(problem, plan, network, tmp_path), {})
+    finished = crashing(problem.n_sites, observers(problem, plan, network, tmp_path), {})
     network.close()
     whole = in_process(problem, plan, Availability.recorded(np.ones((40, 6)), weighting="estimated"))
     for u, site in finished.items():

@@ -145,14 +145,7 @@ def test_kin_weights_the_edges_of_the_fused_estimator():
 
 
 @pytest.mark.filterwarnings("ignore:fit was not told the sites:fedkin.errors.FedkinWarning")
-@parametrize_with_checks(
-    [KinRegressor(), KinClassifier(), KinRegressor(loss="poisson")],
-    expected_failed_checks=lambda estimator: (
-        {"check_sample_weight_equivalence_on_dense_data": "1e-7 wanted, 1e-6 found; see test_weights"}
-        if isinstance(estimator, KinRegressor) and estimator.loss != "poisson"
-        else {}
-    ),
-)
+@parametrize_with_checks([KinRegressor(), KinClassifier(), KinRegressor(loss="poisson")])
 def test_scikit_learns_own_checks(estimator, check):
     check(estimator)
 
