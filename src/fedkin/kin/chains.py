@@ -312,7 +312,7 @@ def merge(sums: Array, width: Array, neighbours: Neighbours, rates: tuple[float,
     edges = neighbours.between(z, K)
     edge, gap = np.log(rates[0] / rates[1]), np.log((1 - rates[0]) / (1 - rates[1]))
     prior = pack_prior(np.zeros(len(width)), width)
-    work, log = np.zeros((sums.shape[1], 2)), np.empty(K)
+    work, log = np.zeros((len(width), len(width) + 1)), np.empty(K)
 
     def gains(a: int, others: int) -> Array:
         """Return what the evidence gains where group ``a`` merges with each of the first ``others``."""

@@ -2,9 +2,7 @@
 
 A site is a row of sums ``(T + p,)``: the upper triangle of ``H``, row by row, then ``c``. The log likelihood of a group
 centre ``nu`` is ``c'nu - nu'H nu / 2``, so that the sums of a group are those of its members. ``prior (T + p + 1,)`` is
-a row of that kind for the centres' normal prior, with the logarithm of its constant at the end (`pack_prior`). Matrices
-are factorised two at a time: the processor then has independent numbers to work on. Their indices are unsigned, since
-numba looks for negative ones otherwise.
+a row of that kind for the centres' normal prior, with the logarithm of its constant at the end (`pack_prior`).
 """
 
 from __future__ import annotations
@@ -15,123 +13,53 @@ import numpy as np
 
 from fedkin._compiling import kernel
 
-_U0, _U1, _U2, _U3, _U4, _U7 = np.array([0, 1, 2, 3, 4, 7], dtype=np.uint64)
-
-
 @kernel
-def _load(a, t):
-    return a[t, 0], a[t, 1]
+def reduce(sums, take, site, prior, p, R):
+    """Return ``[e'(H + P)^-1 e - log|H + P|] / 2`` plus the constant, of a group and ``take`` times a site.
 
-
-@kernel
-def _store(a, t, x):
-    a[t, 0], a[t, 1] = x
-
-
-@kernel
-def _minus(x, y, z):
-    return x[0] - y[0] * z[0], x[1] - y[1] * z[1]
-
-
-@kernel
-def _times(x, y):
-    return x[0] * y[0], x[1] * y[1]
-
-
-@kernel
-def _entry(sums, g, t, take, site, prior):
-    """Return entry t of the sums of two groups ``g``, plus ``take`` times a site's and the prior's."""
-    return sums[g[0], t] + take[0] * site[t] + prior[t], sums[g[1], t] + take[1] * site[t] + prior[t]
-
-
-@kernel
-def _row(i, p):
-    """Return where row i of an upper triangle with one more column begins, less i."""
-    return i * p - i * (i - 1) // 2
-
-
-@kernel
-def reduce_two(sums, g, take, site, prior, p, R):
-    """Return ``[e'(H + P)^-1 e - log|H + P|] / 2`` plus the constant, of two groups, where ``e = c + P m``.
-
-    Leaves in ``R (T + p, 2)`` the Cholesky factor ``U`` of ``H + P = U'U``, with 1 over its diagonal in place of that,
-    and ``U'^-1 e`` as its last column: row i from its diagonal on, so that column j is at ``_row(i, p) + j``.
+    ``e = c + P m``. Leaves in ``R (p, p + 1)`` the Cholesky factor ``U`` of ``H + P = U'U``, with 1 over its diagonal
+    in place of that, and ``U'^-1 e`` as its last column.
     """
-    q = np.uint64(p)
-    t, row, half = _U0, _U0, q * (q + _U1) // _U2
-    squares, logs, product = (0.0, 0.0), (0.0, 0.0), (1.0, 1.0)
-    for k in range(q):
-        # numbers stay in registers while rows above are taken off: first the pivot, e and up to three right of the
-        # pivot (or e again), then four at a time
-        rest, end = (q - k - _U1) % _U4, half + k
-        t1, j1 = (t + _U1, k + _U1) if rest > _U0 else (end, q)
-        t2, j2 = (t + _U2, k + _U2) if rest > _U1 else (end, q)
-        t3, j3 = (t + _U3, k + _U3) if rest > _U2 else (end, q)
-        pivot, e = _entry(sums, g, t, take, site, prior), _entry(sums, g, end, take, site, prior)
-        a, b = _entry(sums, g, t1, take, site, prior), _entry(sums, g, t2, take, site, prior)
-        c = _entry(sums, g, t3, take, site, prior)
-        at = _U0
+    half, t = p * (p + 1) // 2, 0
+    squares, logs, product = 0.0, 0.0, 1.0
+    for k in range(p):
+        row = R[k, k:]
+        for j in range(p - k):
+            row[j] = sums[t + j] + take * site[t + j] + prior[t + j]
+        row[p - k] = sums[half + k] + take * site[half + k] + prior[half + k]
+        t += p - k
         for i in range(k):
-            above = _load(R, at + k)
-            pivot = _minus(pivot, above, above)
-            e = _minus(e, above, _load(R, at + q))
-            a = _minus(a, above, _load(R, at + j1))
-            b = _minus(b, above, _load(R, at + j2))
-            c = _minus(c, above, _load(R, at + j3))
-            at += q - i
-        pivot = max(pivot[0], 1e-10), max(pivot[1], 1e-10)
-        scale = 1.0 / math.sqrt(pivot[0]), 1.0 / math.sqrt(pivot[1])
-        product = _times(product, pivot)
-        if k & _U7 == _U7 or k + _U1 == q:  # few logarithms, no overflow
-            logs = logs[0] + math.log(product[0]), logs[1] + math.log(product[1])
-            product = 1.0, 1.0
-        e = _times(e, scale)
-        squares = squares[0] + e[0] * e[0], squares[1] + e[1] * e[1]
-        _store(R, row + k, scale)
-        _store(R, row + j1, _times(a, scale))
-        _store(R, row + j2, _times(b, scale))
-        _store(R, row + j3, _times(c, scale))
-        _store(R, row + q, e)
-        t += _U1 + rest
-        for j in range(k + _U1 + rest, q, _U4):
-            a, b = _entry(sums, g, t, take, site, prior), _entry(sums, g, t + _U1, take, site, prior)
-            c, d = _entry(sums, g, t + _U2, take, site, prior), _entry(sums, g, t + _U3, take, site, prior)
-            at = _U0
-            for i in range(k):
-                above = _load(R, at + k)
-                a = _minus(a, above, _load(R, at + j))
-                b = _minus(b, above, _load(R, at + j + _U1))
-                c = _minus(c, above, _load(R, at + j + _U2))
-                d = _minus(d, above, _load(R, at + j + _U3))
-                at += q - i
-            _store(R, row + j, _times(a, scale))
-            _store(R, row + j + _U1, _times(b, scale))
-            _store(R, row + j + _U2, _times(c, scale))
-            _store(R, row + j + _U3, _times(d, scale))
-            t += _U4
-        row += q - k
-    constant = prior[half + q]
-    return constant + 0.5 * (squares[0] - logs[0]), constant + 0.5 * (squares[1] - logs[1])
+            above, times = R[i, k:], R[i, k]
+            for j in range(p - k + 1):
+                row[j] -= times * above[j]
+        pivot = max(row[0], 1e-10)
+        scale = 1.0 / math.sqrt(pivot)
+        product *= pivot
+        if k & 7 == 7 or k + 1 == p:  # few logarithms, no overflow
+            logs += math.log(product)
+            product = 1.0
+        for j in range(p - k + 1):
+            row[j] *= scale
+        row[0] = scale
+        squares += row[p - k] ** 2
+    return prior[half + p] + 0.5 * (squares - logs)
 
 
 @kernel
 def log_marginals(sums, site, take, prior, p, R, out):
     """Write the log marginals of groups with sums ``(n, T + p)``, plus ``take`` times a site's, into ``out (n,)``."""
-    n = len(out)
-    for k in range(0, n, 2):
-        g = k, min(k + 1, n - 1)
-        out[g[0]], out[g[1]] = reduce_two(sums, g, (take, take), site, prior, p, R)
+    for k in range(len(out)):
+        out[k] = reduce(sums[k], take, site, prior, p, R)
 
 
 @kernel
-def _solve(R, lane, p, noise, out):
+def _solve(R, p, noise, out):
     """Write ``U^-1 (U'^-1 e + noise)`` into ``out (p,)``: a centre's mean without noise, a draw with it."""
     for i in range(p - 1, -1, -1):
-        row = _row(i, p)
-        left = R[row + p, lane] + noise[i]
+        left = R[i, p] + noise[i]
         for j in range(i + 1, p):
-            left -= R[row + j, lane] * out[j]
-        out[i] = left * R[row + i, lane]
+            left -= R[i, j] * out[j]
+        out[i] = left * R[i, i]
 
 
 @kernel
@@ -139,13 +67,10 @@ def centres(sums, prior, R, mean, draw, out):
     """Write means of the groups' centres ``(n, p)``, draws where ``draw`` holds noise, and log marginals ``(n,)``."""
     n, p = draw.shape
     nothing = np.zeros(p)
-    for k in range(0, n, 2):
-        g = k, min(k + 1, n - 1)
-        logs = reduce_two(sums, g, (0.0, 0.0), sums[0], prior, p, R)
-        for v in range(min(2, n - k)):
-            out[k + v] = logs[v]
-            _solve(R, v, p, nothing, mean[k + v])
-            _solve(R, v, p, draw[k + v], draw[k + v])
+    for k in range(n):
+        out[k] = reduce(sums[k], 0.0, sums[k], prior, p, R)
+        _solve(R, p, nothing, mean[k])
+        _solve(R, p, draw[k], draw[k])
 
 
 @kernel
@@ -278,10 +203,8 @@ def sweep(
                     total += site[t] * at[t]
                 new[k] = total
         else:
-            for k in range(0, many, 2):
-                g = live[k], live[min(k + 1, many - 1)]
-                take = (-1.0 if g[0] == old else 1.0), (-1.0 if g[1] == old else 1.0)
-                new[g[0]], new[g[1]] = reduce_two(sums, g, take, site, prior, p, R)
+            for k in live[:many]:
+                new[k] = reduce(sums[k], -1.0 if k == old else 1.0, site, prior, p, R)
             if n[old] > 0:  # what it is with the site is known
                 log[old], new[old] = new[old], before
             for k in live[:many]:
@@ -306,9 +229,9 @@ def sweep(
 @kernel
 def _draw_centre(sites, u, prior, p, R, noise, phi):
     """Draw the centre of a group of one site, as a row of ``phi``."""
-    reduce_two(sites, (u, u), (0.0, 0.0), sites[u], prior, p, R)
+    reduce(sites[u], 0.0, sites[u], prior, p, R)
     t, centre = 0, phi[p * (p + 1) // 2 :]
-    _solve(R, 0, p, noise, centre)
+    _solve(R, p, noise, centre)
     for i in range(p):
         for j in range(i, p):
             phi[t] = (-0.5 if i == j else -1.0) * centre[i] * centre[j]
@@ -328,7 +251,7 @@ def share_out(
     path = 0.0
     for step in range(members.size):
         u = members[step]
-        new = reduce_two(sums, (0, 1), (1.0, 1.0), sites[u], prior, p, R)
+        new = reduce(sums[0], 1.0, sites[u], prior, p, R), reduce(sums[1], 1.0, sites[u], prior, p, R)
         at = step
         if step > 1:
             ahead = (new[1] - log[1] + math.log(n[1])) - (new[0] - log[0] + math.log(n[0])) + (n[1] - n[0]) * odds[2]

@@ -104,7 +104,7 @@ class Chain:
         moves: bool = True,
         splits: bool | None = None,
     ) -> None:
-        V = sites.size[0]
+        V, p = sites.size
         self.sites, self.state, self.rng, self.moves = sites, state, rng, moves
         self.collapsed = V < MANY_SITES if collapsed is None else collapsed
         self.splits = V >= WHOLE_GROUPS if splits is None else splits
@@ -112,7 +112,7 @@ class Chain:
         density = (self.edges + 1.0) / (0.5 * V * (V - 1) + 2.0)
         self.beta = 2.0 * density, 2.0 - 2.0 * density  # prior of the rates
         self.log_beta = 2.0 * float(betaln(*self.beta))
-        self.work, self.alone, self.totals = np.zeros((sites.sums.shape[2], 2)), np.zeros(V), sites.k.sum(axis=1)
+        self.work, self.alone, self.totals = np.zeros((p, p + 1)), np.zeros(V), sites.k.sum(axis=1)
         self.open_matrices: dict[int, Array] = {}
         self.doubt = np.zeros(V)  # entropies of the sites' choices so far
         self.most = self.sweeps = 0
