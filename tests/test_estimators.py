@@ -256,6 +256,17 @@ def test_sums_that_are_kept_lose_no_digits_far_from_zero():
         assert np.allclose(grown.predict(X, site, at), whole.predict(X, site, at), rtol=1e-8)
 
 
+def test_only_classifiers_are_told_classes():
+    frame, y, site = sites(classes=True)
+    X = frame[["age", "dose"]].to_numpy()
+    for model in (KinRegressor(), FedADMMRegressor()):
+        with pytest.raises(TypeError, match="classes"):
+            model.partial_fit(X, y, site=site, classes=[0, 1])
+    with pytest.raises(DataError, match="not among classes="):
+        KinClassifier().partial_fit(X, y, site=site, classes=[0, 2])
+    assert KinClassifier().partial_fit(X, y, site=site, classes=[0, 1]).classes_.tolist() == [0, 1]
+
+
 def test_a_class_that_comes_later():
     frame, y, site = sites(classes=True)
     X = frame[["age", "dose"]].to_numpy()

@@ -139,7 +139,7 @@ def test_shape_and_refusals_of_private_sums_depend_on_no_row(tmp_path: Path) -> 
 
 
 def audited_epsilon(epsilon: float, messages: int, noise: float = 1.0, times: int = 4000) -> float:
-    """Return a lower bound of epsilon (99.9%): two tables that differ in one extreme row, and the best test of them."""
+    """Return a lower bound of epsilon (99.9%, for Gaussian noise): a linear test of two tables that differ in an extreme row."""
     delta, rng = 1e-5, np.random.default_rng(0)
     X, y = np.column_stack([np.ones(20), rng.uniform(-1, 1, 20)]), rng.uniform(-1, 1, 20)
     budget, how = Budget(epsilon, delta), {"feature_names": ("(intercept)", "x"), "by_fold": False}

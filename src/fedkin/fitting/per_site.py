@@ -203,8 +203,6 @@ class PerSite:
         offset: ArrayLike | None = None,
         sample_weight: ArrayLike | None = None,
         covariates: Covariates | None = None,
-        *,
-        classes: ArrayLike | None = None,
     ) -> Self:
         """Add rows to those of earlier fits: of sites that were there, or of new ones.
 
@@ -212,8 +210,6 @@ class PerSite:
         ----------
         X, y, site, graph, offset, sample_weight, covariates
             As in `fit`; graph and covariates are about all sites, also those of earlier rows.
-        classes : array (C,), optional
-            Labels that may occur, for classifiers; others are refused. Without it, a class may come with any rows.
 
         Notes
         -----
@@ -221,9 +217,6 @@ class PerSite:
         as soon as they take less memory than the rows; results then agree up to rounding (kin: up to what its sampler
         makes of it), and folds that choose ``lam`` are dealt as rows come. For other losses it keeps the rows.
         """
-        unknown = [] if classes is None else np.setdiff1d(np.asarray(y), np.asarray(classes)).tolist()
-        if unknown:
-            raise DataError(f"class {unknown[0]!r} of y is not among classes=: add it there, or leave classes out")
         if not hasattr(self, "model_") or not hasattr(self, "_so_far"):
             return self.fit(X, y, site, graph, offset, sample_weight, covariates)
         options = self._options()
@@ -389,6 +382,24 @@ class SiteClassifier(PerSite, ClassifierMixin, BaseEstimator):  # type: ignore[m
         check_classification_targets(labels)
         self.classes_ = np.unique(labels if reset else np.concatenate([self.classes_, labels]))
         return rows, labels
+
+    def partial_fit(
+        self,
+        X: ArrayLike,
+        y: ArrayLike,
+        site: Sites = None,
+        graph: Graph | None = None,
+        offset: ArrayLike | None = None,
+        sample_weight: ArrayLike | None = None,
+        covariates: Covariates | None = None,
+        *,
+        classes: ArrayLike | None = None,
+    ) -> Self:
+        """Add rows as `PerSite.partial_fit` does; labels that are not among ``classes`` are refused if it is given."""
+        unknown = [] if classes is None else np.setdiff1d(np.asarray(y), np.asarray(classes)).tolist()
+        if unknown:
+            raise DataError(f"class {unknown[0]!r} of y is not among classes=: add it there, or leave classes out")
+        return super().partial_fit(X, y, site, graph, offset, sample_weight, covariates)
 
     def predict(self, X: ArrayLike, site: Sites = None, offset: ArrayLike | None = None) -> NDArray[Any]:
         """Predict class labels; arguments as in `PerSite.predict`."""
