@@ -17,9 +17,8 @@ from fedkin.core import oracle_fit
 from fedkin.data import Rows
 from fedkin.datasets import paper_design
 from fedkin.errors import DataError, GraphError, ParameterError, SolverError, TableWarning, UnknownSiteError
-from fedkin.kin import Pairs, display_groups, find, smooth
-from fedkin.kin.display import agreement, resolved
-from fedkin.kin.partitions import capacity, log_partitions
+from fedkin.kin import Pairs, display_groups, find
+from fedkin.kin.partitions import agreement, capacity, log_partitions, resolved
 from fedkin.kin.sources import ScaledLosses
 
 DATA = Path(os.environ.get("FEDKIN_DATA", Path(__file__).resolve().parents[1].parent / "shared" / "data"))
@@ -217,7 +216,7 @@ def test_expected_agreement_is_that_with_drawn_partitions():
 def test_long_chains_run_where_an_expansion_is_not_taken(monkeypatch):
     """What short chains have found is not the result, also where the next expansion explains the rows too badly."""
     made = design(signal=3.0, V=12, n=60, p=2, groups=2, loss="logistic")
-    held, value, refused = smooth._within_limits, ScaledLosses.value, []
+    held, value, refused = find._within_limits, ScaledLosses.value, []
 
     def held_once(*parts):
         refused.append(True)
@@ -229,7 +228,7 @@ def test_long_chains_run_where_an_expansion_is_not_taken(monkeypatch):
             return np.inf
         return value(self, theta)
 
-    monkeypatch.setattr(smooth, "_within_limits", held_once)
+    monkeypatch.setattr(find, "_within_limits", held_once)
     monkeypatch.setattr(ScaledLosses, "value", value_of)
     kin = find_kin(made.federation, loss="logistic")
     assert refused == [True, False]

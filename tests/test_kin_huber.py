@@ -11,7 +11,7 @@ from fedkin.core import RowData
 from fedkin.errors import DataError, SolverError
 from fedkin.fitting import FitOptions, FittedModel, fit
 from fedkin.graph import Graph
-from fedkin.kin import smooth
+from fedkin.kin import find
 from fedkin.kin.sources import Source
 from fedkin.losses import HuberLoss, LinearLoss
 
@@ -119,11 +119,11 @@ def test_scale_where_residuals_tell_nothing():
 def test_a_fit_that_ends_worse_than_it_began_is_refused():
     fed = table()[0].with_intercept()
     source = Source(RowData(fed, HuberLoss(1.5)))
-    smooth._refuse_worse(source, source.start(), 1.0)
+    find._refuse_worse(source, source.start(), 1.0)
     with pytest.raises(SolverError, match="one model for all has"):
-        smooth._refuse_worse(source, source.start() + 100.0, 1.0)
+        find._refuse_worse(source, source.start() + 100.0, 1.0)
     with pytest.raises(SolverError, match="ended with a loss of inf"):
-        smooth._refuse_worse(source, source.start() * np.nan, 1.0)
+        find._refuse_worse(source, source.start() * np.nan, 1.0)
 
 
 @pytest.mark.parametrize("part", ["coef", "intercept"])

@@ -1,14 +1,14 @@
 """Partial pooling that finds which sites are alike: `find_kin` and its result, a `Kin`.
 
-`find` leads from `sources` (rows or summaries) to the `result`; `mixed` learns mean, variances, noise and effects
-of the population; `smooth` expands losses that are not quadratic; `groups` looks for groups inside the variances by
-`chains` over `partitions` (`sampler`, `kernels`); `display` cuts probabilities into groups to show; `inference` and
+`find` leads from `sources` (rows or summaries) to the `result`, by way of expansions where the loss is not quadratic;
+`mixed` learns mean, variances, noise and effects of the population; `groups` looks for groups inside the variances by
+`chains` (`sampler`, `kernels`) over `partitions`, which also cut probabilities into groups to show; `inference` and
 `learned` answer questions about sites, pairs and new sites.
 """
 
 from __future__ import annotations
 
-from fedkin.kin.chains import QUICK, Length, States
+from fedkin.kin.chains import QUICK, Length, States, effective_size, split_rhat
 from fedkin.kin.covariates import (
     Covariates,
     covariate_graph,
@@ -17,12 +17,12 @@ from fedkin.kin.covariates import (
     hint_of,
     read_covariates,
 )
-from fedkin.kin.display import AGREEMENT, Pairs, by_size, display_groups, effective_size, split_rhat
 from fedkin.kin.find import find_kin
 from fedkin.kin.inference import Contrast, Kind, Predicted, Sites, population_tests, predicted
 from fedkin.kin.learned import Joined, Learned
 from fedkin.kin.likelihoods import QuadraticLikelihoods, Units, common_units
 from fedkin.kin.mixed import Population, Priors, fit_mixed
+from fedkin.kin.partitions import AGREEMENT, Pairs, by_size, display_groups
 from fedkin.kin.result import Diagnostics, Kin
 
 __all__ = [

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
-from typing import NamedTuple, TypedDict, TypeVar
+from typing import NamedTuple, TypedDict
 
 import numpy as np
 from scipy.cluster.vq import kmeans2, vq
@@ -14,9 +14,8 @@ from scipy.sparse import csr_array
 from scipy.sparse.linalg import ArpackNoConvergence, LinearOperator, eigsh
 
 from fedkin._base import Array, Index, available_threads
-from fedkin.kin.display import by_size
 from fedkin.kin.kernels import log_marginals
-from fedkin.kin.partitions import Neighbours, SiteLikelihoods, group_sums, pack_prior, triangle, unpacked
+from fedkin.kin.partitions import Neighbours, SiteLikelihoods, by_size, group_sums, pack_prior, triangle, unpacked
 from fedkin.kin.sampler import MANY_SITES, Chain, Record, State
 
 #: Chains' scores are bounds on the evidence, not evidences: differences count a quarter.
@@ -37,9 +36,10 @@ FULL = 0.75
 MERGE_WIDTH, WIDE_WIDTH = 0.8, 10.0
 #: Eigenvectors of the modularity matrix at either end of its spectrum, principal directions of the sites' effects.
 GRAPH_DIRECTIONS, DIRECTIONS = 6, 5
+#: R-hat up to which chains agree, and up to which they nearly do.
+AGREE, NEARLY = 1.05, 1.2
 #: Up to this many sites all eigenvectors are computed.
 ALL_VECTORS = 1500
-_Out = TypeVar("_Out")
 
 
 class Length(TypedDict, total=False):
@@ -166,15 +166,21 @@ class PilotChains:
 
     def run(self, sweeps: int, chains: int) -> PilotChains:
         """Return the best of them after some more sweeps."""
-        streams = self.rng.spawn(chains)
-
-        def one(number: int) -> tuple[float, int]:
-            chain = Chain(self.sites, self.states[number], streams[number])
-            return chain.run(sweeps, Record(*self.sites.size, 0)), number
-
-        found = sorted(_in_threads(one, range(min(chains, len(self.states)))), reverse=True)
+        found = sorted(((score, k) for k, (score, _) in enumerate(self._run(chains, sweeps, 0))), reverse=True)
         scores, states, names = zip(*((score, self.states[k], self.starts[k]) for score, k in found), strict=True)
         return PilotChains(self.sites, np.array(scores), states, names, self.rng)
+
+    def _run(self, chains: int, burn: int, keep: int) -> list[tuple[float, Record]]:
+        """Run chains from the first states, which they move; return their scores and records."""
+        streams = self.rng.spawn(chains)
+
+        def one(number: int) -> tuple[float, Record]:
+            record = Record(*self.sites.size, keep)
+            return Chain(self.sites, self.states[number], streams[number]).run(burn, record), record
+
+        numbers = range(min(chains, len(self.states)))
+        with ThreadPoolExecutor(min(available_threads(), len(numbers))) as pool:  # kernels release the GIL
+            return list(pool.map(one, numbers))
 
     def in_units(self, sites: SiteLikelihoods) -> PilotChains:
         """Return the same partitions for likelihoods in other units; everything else in a state has units."""
@@ -183,14 +189,8 @@ class PilotChains:
 
     def run_chains(self, sampling: Sampling) -> Chains:
         """Run longer chains from the best, whose states they move."""
-        sites, streams = self.sites, self.rng.spawn(sampling.chains)
-
-        def one(number: int) -> tuple[float, Record]:
-            record = Record(*sites.size, sampling.keep)
-            return Chain(sites, self.states[number], streams[number]).run(sampling.burn, record), record
-
-        scores, records = zip(*_in_threads(one, range(min(sampling.chains, len(self.states)))), strict=True)
-        return Chains(sites, records, np.array(scores), self.starts[: len(records)])
+        scores, records = zip(*self._run(sampling.chains, sampling.burn, sampling.keep), strict=True)
+        return Chains(self.sites, records, np.array(scores), self.starts[: len(records)])
 
     def restart_stuck(self, chains: Chains) -> None:
         """Move chains that explain far less than the best to where that is."""
@@ -207,15 +207,6 @@ def _state_at(z: Index, share: int, sites: SiteLikelihoods) -> State:
     centres = np.linalg.solve(precision, sums[:, -p:, None])[:, :, 0]
     width = (MERGE_WIDTH + (centres**2).sum(axis=0)) / (1 + len(centres))
     return State(z, share, np.zeros(p), width, float(np.exp(np.log(width).mean())), rates=rates)
-
-
-def _in_threads(work: Callable[[int], _Out], items: Sequence[int]) -> list[_Out]:
-    """Return results in the order of the items; kernels release the GIL."""
-    threads = min(available_threads(), len(items))
-    if threads <= 1:
-        return [work(item) for item in items]
-    with ThreadPoolExecutor(threads) as pool:
-        return list(pool.map(work, items))
 
 
 def make_starts(
@@ -348,3 +339,58 @@ def merge(sums: Array, width: Array, neighbours: Neighbours, rates: tuple[float,
         row = np.where(size > 0, gains(into, len(size)), -np.inf)
         row[into] = -np.inf
         gain[into] = gain[:, into] = row
+
+
+# --- how well chains have mixed --------------------------------------------------------------------------------------
+
+
+def split_rhat(draws: Array, variance: Array | None = None) -> Array:
+    """Return the potential scale reduction of chains cut in half; near 1 when they agree.
+
+    ``draws (chains, draws, ...)``, at least four of each chain. Where they are expectations given a part of the state,
+    ``variance (...)`` is that of what they are expectations of. 1 where nothing varies.
+    """
+    halves = _split(draws)
+    n, rounding = halves.shape[1], 1e-12 * (1e-300 + np.abs(halves).max(axis=(0, 1)) ** 2)
+    within = halves.var(axis=1, ddof=1).mean(axis=0) if variance is None else variance
+    between = n * halves.mean(axis=1).var(axis=0, ddof=1)
+    moving = within > rounding
+    ratio = np.divide(between, within, out=np.zeros_like(within), where=moving)
+    still = np.where(between > rounding, np.inf, 1.0)
+    return np.asarray(np.where(moving, np.sqrt((n - 1 + ratio) / n), still))
+
+
+def effective_size(draws: Array, variance: Array | None = None) -> Array:
+    """Return the effective sample size of all chains together, by Geyer's initial monotone sequence on split chains.
+
+    Arguments are those of `split_rhat`. The mean of expectations is known better than from as many draws: with a
+    variance the size is at most the number of draws, which it is where nothing varies.
+    """
+    halves = _split(draws)
+    m, n = halves.shape[:2]
+    chains = halves.reshape(m, n, -1)
+    total = float(m * n)
+    centred = chains - chains.mean(axis=1, keepdims=True)
+    spectrum = np.fft.rfft(centred, 2 * n, axis=1)
+    power = (spectrum.real**2 + spectrum.imag**2).mean(axis=0)
+    covariance = np.fft.irfft(power, 2 * n, axis=0)[:n] / n
+    plus = covariance[0] + (chains.mean(axis=1).var(axis=0, ddof=1) if m > 1 else 0.0)
+    still = np.ptp(chains, axis=(0, 1)) <= 1e-12 * (1e-300 + np.abs(chains).max(axis=(0, 1)))
+    correlation = 1.0 - (covariance[0] * n / (n - 1) - covariance) / np.where(still, 1.0, plus)
+    correlation[0] = 1.0
+    # sums of neighbours are positive in theory, and fall: the rest is noise
+    pairs = correlation[: 2 * (n // 2)].reshape(n // 2, 2, -1).sum(axis=1)[: max((n - 3) // 2, 1)]
+    kept = np.logical_and.accumulate(pairs > 0, axis=0)
+    last = np.minimum(2 * kept.sum(axis=0), n - 1)
+    time = -1.0 + 2.0 * (np.minimum.accumulate(pairs, axis=0) * kept).sum(axis=0)
+    time = time + np.maximum(correlation[last, np.arange(len(last))], 0.0)
+    sizes = total / np.maximum(time, 1.0 / np.log10(total))
+    if variance is not None:
+        total_variance = np.where(still, 1.0, covariance[0] * n / (n - 1) + chains.mean(axis=1).var(axis=0))
+        sizes = np.minimum(sizes * np.maximum(variance.ravel() / total_variance, 1.0), total)
+    return np.asarray(np.where(still, total, sizes).reshape(halves.shape[2:]))
+
+
+def _split(draws: Array) -> Array:
+    half = draws.shape[1] // 2
+    return np.concatenate([draws[:, :half], draws[:, draws.shape[1] - half :]])

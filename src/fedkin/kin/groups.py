@@ -9,11 +9,20 @@ import numpy as np
 from scipy.special import betaln, expit
 
 from fedkin._base import Array, Index, Mask
-from fedkin.kin.chains import TEMPER, Chains, PilotChains, Sampling, States
-from fedkin.kin.display import AGREE, NEARLY, Pairs, effective_size, split_rhat
-from fedkin.kin.likelihoods import apply, shrunk
+from fedkin.kin.chains import (
+    AGREE,
+    NEARLY,
+    TEMPER,
+    Chains,
+    PilotChains,
+    Sampling,
+    States,
+    effective_size,
+    split_rhat,
+)
+from fedkin.kin.likelihoods import apply, given_mean, shrunk
 from fedkin.kin.mixed import MixedModel, OneModel
-from fedkin.kin.partitions import CONTINUUM, SHARES, Neighbours, SiteLikelihoods, are_kin, unpacked
+from fedkin.kin.partitions import CONTINUUM, SHARES, GraphUse, Neighbours, Pairs, SiteLikelihoods, are_kin, unpacked
 from fedkin.kin.sampler import MANY_SITES, MOST_PAIRS
 from fedkin.kin.wide import FullEffects, signed
 
@@ -275,6 +284,39 @@ class Grouped:
             same = self.alike + (1 - self.alike) * same
         return same, n_groups, self.one + (1 - self.one) * weight
 
+    def graph_use(self) -> tuple[GraphUse, tuple[float, float] | None]:
+        """Return what was made of the graph: it counts when the odds of an edge differ by two standard deviations."""
+        blend = self.blend
+        if blend is None or not self.with_graph:
+            return "ignored", None
+        weights = blend.chains.weights
+        rates = blend.chains.trace(lambda one: one.trace[:, 3:5])
+        inside, between = (weights @ rates.mean(axis=1)).tolist()
+        odds = np.log(rates / (1 - rates))
+        contrast = odds[:, :, 0] - odds[:, :, 1]
+        mean = float(weights @ contrast.mean(axis=1))
+        deviation = float(np.sqrt(weights @ ((contrast - mean) ** 2).mean(axis=1)))
+        if blend.weight > 0.5 or abs(mean) < 2 * deviation:
+            return "ignored", (inside, between)
+        return ("used" if mean > 0 else "inverted"), (inside, between)
+
+    def sure(self, model: MixedModel) -> dict[str, float]:
+        """Return unbiased estimates of ``sum_u e_u'S_u e_u``, errors ``e_u`` of sites, but for that of the noise."""
+        S, c, fitted = model.precision, model.score, self.theta
+        values, vectors = np.linalg.eigh(S)
+        seen = values > 1e-9 * np.maximum(values[:, -1:], 1e-300)
+        turned = apply(np.swapaxes(vectors, 1, 2), c)
+        explained, rank = float((turned[seen] ** 2 / values[seen]).sum()), float(seen.sum())
+        total, pooled = S.sum(axis=0), c.sum(axis=0)
+        one = np.linalg.lstsq(total, pooled, rcond=None)[0]
+        common = float(np.linalg.matrix_rank(total, hermitian=True))
+        misfit = float((fitted * (apply(S, fitted) - 2 * c)).sum())
+        return {
+            "kin": misfit + explained - rank + 2 * self.degrees,
+            "Local": rank,
+            "Global": explained - float(pooled @ one) - rank + 2 * common,
+        }
+
 
 def find_groups(
     model: MixedModel, slopes: Mask, neighbours: Neighbours, seed: int, sampling: Sampling, *, guard: bool = True
@@ -322,7 +364,8 @@ def find_groups(
     F, W, sites, d = white.F, white.W, chosen.chains.sites, white.F.shape[1]
     theta, plain = white.theta + (chosen.b - sites.c[-1]) @ F.T, np.eye(d) - unpacked(sites.H[-1], d)
     open_mean = _open_mean(model.mean_covariance, np.sqrt(white.variance), F, chosen.weight)
-    centre = white.covariance(model, open_mean)
+    own, keep = given_mean(white.variance, model.precision)
+    centre = own + keep @ open_mean @ np.swapaxes(keep, 1, 2)
     degrees = chosen.degrees + (float(np.vdot(model.precision, centre)) - float(np.vdot(W, plain)))
     covariance = centre + F @ (chosen.covariance() - plain) @ F.T
     return Grouped(theta, covariance, degrees, white.variance, open_mean, F, chosen, with_graph)
@@ -401,10 +444,3 @@ class Whitened:
 
     def sites(self, neighbours: Neighbours) -> SiteLikelihoods:
         return SiteLikelihoods.from_effects(self.W, self.c, neighbours)
-
-    def covariance(self, model: MixedModel, open_mean: Array) -> Array:
-        """Return covariances ``(V, p, p)`` of the mixed model's estimates, with this uncertainty of the mean."""
-        root, S = np.sqrt(self.variance), model.precision
-        own = np.linalg.inv(np.eye(len(root)) + root[:, None] * S * root) * np.outer(root, root)
-        keep = np.eye(len(root)) - own @ S
-        return np.asarray(own + keep @ open_mean @ np.swapaxes(keep, 1, 2))

@@ -13,6 +13,7 @@ import numpy as np
 
 from fedkin._compiling import kernel
 
+
 @kernel
 def reduce(sums, take, site, prior, p, R):
     """Return ``[e'(H + P)^-1 e - log|H + P|] / 2`` plus the constant, of a group and ``take`` times a site.
@@ -211,8 +212,8 @@ def sweep(
                 new[k] -= log[k]
         chosen, more = _choose(
             u, z, chance, alone, first, neighbour, weight, n, used[0], new, free, odds, odds_of, edges, rank, lead,
-            doubt, same
-        )
+            doubt, same,
+        )  # fmt: skip
         entropy += more
         n[old] += 1
         if drawn and chosen == free:

@@ -13,10 +13,9 @@ from fedkin.core import RowData, Summaries, Summary
 from fedkin.data import Federation, Rows
 from fedkin.errors import DataError
 from fedkin.kin.chains import States
-from fedkin.kin.display import Pairs
-from fedkin.kin.likelihoods import QuadraticLikelihoods, Units, apply
+from fedkin.kin.likelihoods import QuadraticLikelihoods, Units, apply, given_mean
 from fedkin.kin.mixed import Population
-from fedkin.kin.partitions import SHARES, are_kin, log_partitions, log_prior
+from fedkin.kin.partitions import SHARES, Pairs, are_kin, log_partitions, log_prior
 from fedkin.kin.sources import ScaledLosses, Source
 from fedkin.losses import Loss
 
@@ -104,13 +103,6 @@ def unseen(learned: Learned, same: Array, i: Index, j: Index) -> Array:
     return np.asarray((1.0 - apart) / apart * np.maximum(1.0 - (1.0 - learned.one) * seen / apart, 0.0))
 
 
-def _own_effects(learned: Learned, S: Array) -> tuple[Array, Array]:
-    """Return covariances ``C (..., p, p)`` of effects given the mean, and ``I - C S``, what sites leave of the mean."""
-    p, root = len(learned.mean), np.sqrt(learned.variance)
-    own = np.linalg.inv(np.eye(p) + root[:, None] * S * root) * np.outer(root, root)
-    return np.asarray(own), np.asarray(np.eye(p) - own @ S)
-
-
 class _Component(NamedTuple):
     """Whitened effects of n sites at one scale without groups, or in one state of the chains."""
 
@@ -148,7 +140,7 @@ def _components(learned: Learned, sites: Index | slice) -> list[_Component]:
 def combined_covariance(learned: Learned, sites: Index, weights: Array) -> Array:
     """Return the covariance ``(p, p)`` of ``sum_u weights_u theta_u`` over some sites that differ."""
     # sites lean on a common mean, and members of a group on its centre, so their errors go together
-    own, left = _own_effects(learned, learned.precision[sites])
+    own, left = given_mean(learned.variance, learned.precision[sites])
     keep, squares = np.tensordot(weights, left, 1), weights**2
     total = np.tensordot(squares, own, 1) + keep @ learned.mean_covariance @ keep.T
     if learned.states is not None:
@@ -174,7 +166,7 @@ def difference_errors(learned: Learned, theta: Array, same: Array | Pairs) -> Ar
     others.
     """
     A, V = learned.units.A, len(learned.score)
-    own, left = _own_effects(learned, learned.precision)
+    own, left = given_mean(learned.variance, learned.precision)
     alone = _diagonal(A, own)
     values, vectors = np.linalg.eigh(learned.mean_covariance)
     lean = A @ left @ (vectors * np.sqrt(np.maximum(values, 0.0)))
@@ -293,7 +285,7 @@ def _posterior(learned: Learned, sums: QuadraticLikelihoods) -> Joined:
 
 def _among_others(learned: Learned, S: Array, c: Array) -> tuple[Array, Array, Array, float]:
     """Mean ``(p,)`` and covariance ``(p, p)`` of a new site where sites differ, its kin ``(V,)``, and the evidence."""
-    (own, keep), rest = _own_effects(learned, S), c - S @ learned.mean
+    (own, keep), rest = given_mean(learned.variance, S), c - S @ learned.mean
     theta = learned.mean + own @ rest
     covariance = own + keep @ learned.mean_covariance @ keep.T
     log = _normal(learned.mean, np.diag(learned.variance) + learned.mean_covariance, S, c)[2]
@@ -301,9 +293,9 @@ def _among_others(learned: Learned, S: Array, c: Array) -> tuple[Array, Array, A
         return theta, covariance, np.zeros(len(learned.score)), log
     F = learned.F
     W, e = F.T @ S @ F, F.T @ rest
-    plain, plain_log = np.linalg.inv(np.eye(len(W)) + W), _within(W, e, 1.0)[2]
+    b0, plain, plain_log = _normal(np.zeros(len(e)), np.eye(len(e)), W, e)
     b, covariance_b, same, group_log = _effect(learned, 0.5 * (W + W.T), e)
-    theta = theta + F @ (b - plain @ e)
+    theta = theta + F @ (b - b0)
     covariance = covariance + F @ (covariance_b - plain) @ F.T
     return theta, covariance, same, log + group_log - plain_log
 
@@ -322,53 +314,36 @@ def _effect(learned: Learned, W: Array, c: Array) -> tuple[Array, Array, Array, 
     states, d, V = learned.states, len(c), len(learned.score)
     assert states is not None
     parts: list[tuple[float, float, Array, Array, Array]] = []  # log chance, log evidence, mean, covariance, kin
-    within = [_within(W, c, share) for share in SHARES]
+    # what a site leaves of a group's centre, and the log evidence, for each share of the variance inside groups
+    left = [np.linalg.inv(np.eye(d) + share * W) for share in SHARES]
+    logs = [_normal(np.zeros(d), share * np.eye(d), W, c)[2] for share in SHARES]
     most = max(len(sizes) for sizes, _, _ in learned.group_sums)
     before, after = log_partitions(V, most), log_partitions(V + 1, most + 1)
 
-    for chance, share, (H, e, k) in zip(learned.scales, SHARES, within, strict=True):
+    for chance, share, B, log in zip(learned.scales, SHARES, left, logs, strict=True):
         if chance > 1e-12 and learned.weight > 0:
-            covariance, everybody = share * (np.eye(d) - share * H), np.full(V, float(share == 0))
-            parts.append((np.log(learned.weight * chance), k, share * e, covariance, everybody))
+            everybody = np.full(V, float(share == 0))
+            parts.append((np.log(learned.weight * chance), log, share * B @ c, share * B, everybody))
     for s, (sizes, Hs, cs) in enumerate(learned.group_sums):
         if (1 - learned.weight) * states.weight[s] < 1e-12:
             continue
-        r, m, prior = int(states.share[s]), states.m[s], 1.0 / states.w[s]
-        H, e, k = within[r]
+        r, m, width = int(states.share[s]), states.m[s], np.diag(states.w[s])
+        B, share = left[r], SHARES[r]
         base = np.log((1 - learned.weight) * states.weight[s]) - log_prior(before, sizes)
-        B = np.eye(d) - SHARES[r] * H
-        rest, at_mean = e - H @ m, k + m @ (e - 0.5 * H @ m)
         number = np.unique(states.z[s], return_inverse=True)[1]
         for group in range(-1, len(sizes)):
-            new = group < 0
-            Hk = np.zeros((d, d)) if new else Hs[group]
-            ck = np.zeros(d) if new else cs[group] - Hk @ m
-            joint, alone = _log_marginal(Hk + H, ck + rest, prior), _log_marginal(Hk, ck, prior)
-            C = np.linalg.inv(Hk + H + np.diag(prior))
-            nu = m + C @ (ck + rest)
-            joined = np.append(sizes, 1.0) if new else sizes + (np.arange(len(sizes)) == group)
+            H, e = (Hs[group], cs[group]) if group >= 0 else (np.zeros((d, d)), np.zeros(d))
+            centre, C, joint = _normal(m, width, H + W @ B, e + B @ c)
+            evidence = logs[r] + joint - _normal(m, width, H, e)[2]
+            joined = np.append(sizes, 1.0) if group < 0 else sizes + (np.arange(len(sizes)) == group)
             kin = (number == group).astype(np.float64) * are_kin(r, len(sizes))
-            chance = base + log_prior(after, joined)
-            mean, covariance = nu + SHARES[r] * (e - H @ nu), SHARES[r] * B + B @ C @ B
-            parts.append((chance, at_mean + joint - alone, mean, covariance, kin))
-    chances, evidence, means, covariances, same = (np.array(part) for part in zip(*parts, strict=True))
-    top = float((chances + evidence).max())
-    weights = np.exp(chances + evidence - top)
-    log = top + float(np.log(weights.sum()) - np.log(np.exp(chances).sum()))
+            mean, covariance = B @ (share * c + centre), share * B + B @ C @ B
+            parts.append((base + log_prior(after, joined), evidence, mean, covariance, kin))
+    chances, evidences, means, covariances, same = (np.array(part) for part in zip(*parts, strict=True))
+    top = float((chances + evidences).max())
+    weights = np.exp(chances + evidences - top)
+    whole = top + float(np.log(weights.sum()) - np.log(np.exp(chances).sum()))
     weights /= weights.sum()
     mean = weights @ means
     apart = means - mean
-    return mean, np.tensordot(weights, covariances, 1) + (weights[:, None] * apart).T @ apart, weights @ same, log
-
-
-def _within(W: Array, c: Array, share: float) -> tuple[Array, Array, float]:
-    """Return one site's ``H``, ``c`` and ``k`` of `QuadraticLikelihoods`, for a share of the variance inside groups."""
-    keep = np.linalg.inv(np.eye(len(c)) + share * W)
-    log = 0.5 * share * float(c @ keep @ c) + 0.5 * float(np.linalg.slogdet(keep)[1])
-    return W @ keep, keep @ c, log
-
-
-def _log_marginal(H: Array, c: Array, prior: Array) -> float:
-    total = H + np.diag(prior)
-    square = float(c @ np.linalg.solve(total, c))
-    return 0.5 * (square - float(np.linalg.slogdet(total)[1]) + float(np.log(prior).sum()))
+    return mean, np.tensordot(weights, covariances, 1) + (weights[:, None] * apart).T @ apart, weights @ same, whole

@@ -155,6 +155,13 @@ def apply(matrices: Array, vectors: Array) -> Array:
     return np.asarray(np.matmul(matrices, vectors[:, :, None])[:, :, 0])
 
 
+def given_mean(variance: Array, S: Array) -> tuple[Array, Array]:
+    """Return covariances ``C (..., p, p)`` of effects given the mean, and ``I - C S``, what sites leave of the mean."""
+    p, root = len(variance), np.sqrt(variance)
+    own = np.linalg.inv(np.eye(p) + root[:, None] * S * root) * np.outer(root, root)
+    return np.asarray(own), np.asarray(np.eye(p) - own @ S)
+
+
 # --- curvatures of the sites --------------------------------------------------------------------------------------
 
 

@@ -10,6 +10,7 @@ one class are harmless.
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import NamedTuple
@@ -159,15 +160,9 @@ def fit_mixed(
 
 def with_noise(sums: QuadraticLikelihoods, intercepts: Mask, noise: Array, parameters: Array) -> MixedModel:
     """Fit the model with these noises ``(V,)``, and variances that go with them; ``parameters`` are where to begin."""
-    evidence = _Evidence(sums, intercepts, None, Priors())
-    evidence.share = noise / np.exp(np.log(noise).mean())
-    start = parameters.copy()
+    evidence, start = _Evidence(sums, intercepts, None, Priors(), noise), parameters.copy()
     start[-1] = evidence.held = float(np.log(noise).mean())
-    if (some := _some_sites(sums)) is None:
-        return evidence.model(evidence.maximise(start))
-    few = _Evidence(sums.take(some), intercepts, None, Priors())
-    few.share, few.held = evidence.share[some], evidence.held
-    return evidence.model(few.maximise(start))
+    return evidence.model(evidence.of_some_sites().maximise(start))
 
 
 def mixed_at(sums: QuadraticLikelihoods, intercepts: Mask, dispersion: float, parameters: Array) -> MixedModel:
@@ -204,13 +199,9 @@ def fit_population(sums: QuadraticLikelihoods, model: MixedModel, *, learned: bo
     V, p = sums.n_sites, sums.n_params
     priors, flat = Priors(likeness=np.inf, ridge=1.0, level=0.0), np.ones(p, dtype=bool)
     noise = float(np.exp(np.log(model.noise).mean()))
-    evidence = _Evidence(sums, flat, noise, priors)
-    evidence.share = model.noise / noise
-    few = evidence
-    if (some := _some_sites(sums)) is not None:
-        few = _Evidence(sums.take(some), flat, noise, priors)
-        few.share = evidence.share[some]
-    parameters = few.maximise(np.append(model.parameters[:p], [0.0, np.log(noise)]), enough=NEARLY)
+    evidence = _Evidence(sums, flat, noise, priors, model.noise)
+    start = np.append(model.parameters[:p], [0.0, np.log(noise)])
+    parameters = evidence.of_some_sites().maximise(start, enough=NEARLY)
     at = evidence.solve(parameters)
     outer = at.root[:, None] * at.root
     seen, unseen = _inverses(at.away.sum() / outer)
@@ -255,8 +246,7 @@ def fit_one_model(sums: QuadraticLikelihoods, intercepts: Mask, model: MixedMode
     """
     if (some := _some_sites(sums)) is not None:
         return fit_one_model(sums.take(some), intercepts, replace(model, noise=model.noise[some]), learned=learned)
-    evidence = _Evidence(sums, intercepts, None if learned else float(model.noise[0]), Priors())
-    evidence.share = model.noise / np.exp(np.log(model.noise).mean())
+    evidence = _Evidence(sums, intercepts, None if learned else float(model.noise[0]), Priors(), model.noise)
     start = model.parameters.copy()
     start[: sums.n_params] = LEAST_LOG
     alone = evidence.solve(evidence.maximise(start, variance=LEAST_LOG))
@@ -285,17 +275,32 @@ def _noise_share(sums: QuadraticLikelihoods, model: MixedModel) -> Array:
 class _Evidence:
     """The log evidence of variances, ridge and noise, with its gradient by Fisher's identity."""
 
-    def __init__(self, sums: QuadraticLikelihoods, intercepts: Mask, dispersion: float | None, priors: Priors) -> None:
+    def __init__(
+        self,
+        sums: QuadraticLikelihoods,
+        intercepts: Mask,
+        dispersion: float | None,
+        priors: Priors,
+        noise: Array | None = None,
+    ) -> None:
         self.sums, self.intercepts, self.slopes, self.priors = sums, intercepts, ~intercepts, priors
         self.learned = dispersion is None
         self.log_noise = 0.0 if dispersion is None else float(np.log(dispersion))
-        self.share = np.ones(sums.n_sites)  # of each site's noise in the common one
+        # of each site's noise in the common one
+        self.share = np.ones(sums.n_sites) if noise is None else noise / np.exp(np.log(noise).mean())
         self.held: float | None = None  # the logarithm of the noise, where it is not free
+
+    def of_some_sites(self) -> _Evidence:
+        """Return the evidence of the sites from which variances are learned."""
+        made = copy.copy(self)
+        if (some := _some_sites(self.sums)) is not None:
+            made.sums, made.share = self.sums.take(some), self.share[some]
+        return made
 
     def hold_noise(self, start: Array) -> Array:
         """Learn the noise with variances held together, and leave it there; return the parameters then."""
-        alike = _Evidence(self.sums, self.intercepts, None, replace(self.priors, likeness=TIED))
-        alike.share = self.share
+        alike = copy.copy(self)
+        alike.priors, alike.held = replace(self.priors, likeness=TIED), None
         found = alike.maximise(start)
         self.held = float(found[-1])
         return found

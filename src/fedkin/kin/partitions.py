@@ -1,4 +1,4 @@
-"""Partitions of the sites into groups: their prior, the shares of variance inside groups, graphs and site likelihoods.
+"""Partitions of the sites into groups: their prior, site likelihoods, graphs, probabilities of pairs, groups to show.
 
 The prior is a mixture of finite mixtures (Miller and Harrison 2018): a number of kinds M, and their shares of the sites
 drawn from a Dirichlet distribution that is more or less even. Given both, a site joins a group of n with weight
@@ -10,15 +10,19 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from functools import cache
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import numpy as np
+from scipy.cluster.hierarchy import linkage
 from scipy.sparse import csr_array
+from scipy.spatial.distance import squareform
 from scipy.special import gammaln
 
 from fedkin._base import Array, Index, Mask
 from fedkin.kin.likelihoods import apply
 
+#: What was made of a graph.
+GraphUse = Literal["none", "used", "ignored", "inverted"]
 #: Shares of the variance between sites that may be inside groups: 0 is groups alone, 1 no groups.
 SHARES = np.array([0.0, 0.03, 0.1, 0.3, 0.6, 1.0])
 #: With more than this share of the variance inside groups these say little, whatever a graph says: a continuum.
@@ -31,6 +35,10 @@ ALL_SINGLE = 512
 NOTHING = 60.0
 #: Sites whose matrices are decomposed at once; groups times sites up to which membership is a dense matrix.
 CHUNK, DENSE = 2048, 20_000
+#: Groups are resolved when the agreement that is expected between them and the true ones is at least this...
+AGREEMENT = 0.9
+#: ... and the members of each are kin with at least this probability, on average.
+CERTAIN = 0.5
 
 
 def are_kin(share: Index | int, groups: Index | int) -> Mask:
@@ -204,3 +212,164 @@ def _places(p: int) -> Index:
     places = np.empty((p, p), dtype=np.int64)
     places[i, j] = places[j, i] = np.arange(len(i))
     return places
+
+
+# --- who is kin, and groups to show ----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, eq=False)
+class Pairs:
+    """Partitions that were drawn, from which the probability of any pair follows.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from fedkin.kin import Pairs
+    >>> pairs = Pairs(np.array([[0, 0, 1], [0, 1, 1]]), np.array([0.5, 0.25]), 0.125)
+    >>> pairs[0, 1].item(), pairs.block([0, 2], [1, 2]).tolist()
+    (0.625, [[0.625, 0.125], [0.375, 1.0]])
+    """
+
+    labels: Index  # (S, V) groups of all sites in each of S partitions
+    chance: Array  # (S,) probability of each; they sum to 1 with what is left to models without groups
+    base: float  # probability of being kin that is common to all pairs: one model for all
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        return self.labels.shape[1], self.labels.shape[1]
+
+    def __getitem__(self, key: tuple[object, object]) -> Array:
+        """Return probabilities of pairs ``(i, j)``, which may be arrays of equal length."""
+        i, j = (np.asarray(part) for part in key)
+        same = np.tensordot(self.chance, self.labels[:, i] == self.labels[:, j], 1) + self.base
+        return np.asarray(np.where(i == j, 1.0, same))
+
+    def block(self, rows: object, columns: object) -> Array:
+        """Return probabilities ``(len(rows), len(columns))`` of all pairs of these positions."""
+        i, j = np.asarray(rows), np.asarray(columns)
+        total = np.full((len(i), len(j)), self.base)
+        for chance, labels in zip(self.chance, self.labels, strict=True):
+            total += chance * (labels[i][:, None] == labels[j])
+        return np.asarray(np.where(i[:, None] == j, 1.0, total))
+
+    def take(self, order: Index) -> Pairs:
+        """Return the same for some sites, in that order."""
+        return Pairs(self.labels[:, order], self.chance, self.base)
+
+    def shared(self, groups: Index) -> Array:
+        """Return how many members of each site's group are expected to be kin with it ``(V,)``, itself included."""
+        size = np.bincount(groups)[groups]
+        total = 1.0 + self.base * (size - 1)
+        for chance, labels in zip(self.chance, self.labels, strict=True):
+            joint = groups * (int(labels.max()) + 1) + labels
+            if int(joint.max()) < 8 * len(joint):
+                total += chance * (np.bincount(joint)[joint] - 1)
+            else:
+                _, both, count = np.unique(joint, return_inverse=True, return_counts=True)
+                total += chance * (count[both] - 1)
+        return np.asarray(total)
+
+    def expected(self) -> float:
+        """Return how many of all pairs are expected to be kin."""
+        drawn, V = np.array([_pairs_inside(labels) for labels in self.labels]), self.labels.shape[1]
+        return float(self.chance @ drawn + self.base * 0.5 * V * (V - 1))
+
+
+def in_order(probability: Array | Pairs, order: Index) -> Array | Pairs:
+    """Return probabilities of all pairs, with sites in another order."""
+    if isinstance(probability, Pairs):
+        return probability.take(order)
+    return np.asarray(probability[np.ix_(order, order)])
+
+
+def display_groups(same: Array | Pairs) -> Index:
+    """Return labels ``(V,)``, 0 for the largest group: the cut of least expected variation of information."""
+    # cuts of the average-linkage tree, or for more sites than it can take the drawn partitions
+    if isinstance(same, Pairs):
+        if not len(same.labels):  # the mixed model, which has no groups, has all the weight
+            return np.zeros(same.shape[0], dtype=np.int64)
+        drawn = np.unique(np.array([by_size(labels) for labels in same.labels]), axis=0)
+
+        def variation(labels: Index) -> float:
+            return float((np.log(np.bincount(labels)[labels]) - 2 * np.log(same.shared(labels))).mean())
+
+        return np.asarray(min(drawn, key=variation))
+    return by_size(_best_cut(same)) if len(same) > 1 else np.zeros(len(same), dtype=np.int64)
+
+
+def _best_cut(same: Array) -> Index:
+    """Return the cut of the average-linkage tree with the least expected variation of information."""
+    V = len(same)
+    tree = linkage(squareform(np.clip(1.0 - same, 0.0, 1.0), checks=False), "average")
+    joined = tree[:, :2].astype(np.int64).tolist()
+    members = {u: np.array([u]) for u in range(V)}
+    shared, costs = np.ones(V), np.zeros(V)  # single sites cost nothing
+    logs = np.zeros(V)  # of each site's group: log size - 2 log(expected number of kin)
+    for merge, (a, b) in enumerate(joined):
+        one, other = members.pop(a), members.pop(b)
+        both = same[np.ix_(one, other)]
+        shared[one] += both.sum(axis=1)
+        shared[other] += both.sum(axis=0)
+        members[V + merge] = group = np.concatenate([one, other])
+        logs[group] = np.log(len(group)) - 2 * np.log(shared[group])
+        costs[merge + 1] = logs.sum()
+    labels = np.arange(V)
+    for merge, (a, b) in enumerate(joined[: int(np.argmin(costs))]):
+        labels[(labels == a) | (labels == b)] = V + merge
+    return labels
+
+
+def by_size(labels: Index) -> Index:
+    """Return the same groups, numbered by falling size, then by first member."""
+    _, first, inverse, size = np.unique(labels, return_index=True, return_inverse=True, return_counts=True)
+    rank = np.empty(len(size), dtype=np.int64)
+    rank[np.lexsort([first, -size])] = np.arange(len(size))
+    return np.asarray(rank[inverse])
+
+
+def _shared(same: Array | Pairs, labels: Index) -> Array:
+    """Return how many members of its group are expected to be kin with each site ``(V,)``, itself included."""
+    if isinstance(same, Pairs):
+        return same.shared(labels)
+    member = labels[:, None] == np.unique(labels)
+    return np.asarray(((same @ member) * member).sum(axis=1))
+
+
+def inside_probabilities(same: Array | Pairs, labels: Index) -> Array:
+    """Return the mean probability ``(K,)`` that two members of each group are kin; 1 for a site on its own."""
+    size = np.bincount(labels)
+    kin = np.bincount(labels, weights=_shared(same, labels) - 1.0)
+    return np.asarray(np.where(size > 1, kin / np.maximum(size * (size - 1.0), 1.0), 1.0))
+
+
+def between_probability(same: Array | Pairs, labels: Index) -> float:
+    """Return the mean probability that two sites of different groups are kin; 0 where there is one group."""
+    inside, expected, kin, pairs = _counts(same, labels)
+    return float((expected - kin) / (pairs - inside)) if pairs > inside else 0.0
+
+
+def agreement(same: Array | Pairs, labels: Index) -> float:
+    """Return the adjusted Rand index expected between groups and the true ones (Fritsch and Ickstadt 2009)."""
+    inside, expected, kin, pairs = _counts(same, labels)
+    chance = inside * expected / pairs if pairs else 0.0
+    most = 0.5 * (inside + expected) - chance
+    return float((kin - chance) / most) if most > 0 else 0.0
+
+
+def _counts(same: Array | Pairs, labels: Index) -> tuple[float, float, float, float]:
+    """Return pairs inside groups, pairs that are expected to be kin, those inside groups, all pairs."""
+    pairs = 0.5 * len(labels) * (len(labels) - 1)
+    expected = same.expected() if isinstance(same, Pairs) else 0.5 * (float(same.sum()) - float(np.trace(same)))
+    return _pairs_inside(labels), expected, 0.5 * float((_shared(same, labels) - 1.0).sum()), pairs
+
+
+def _pairs_inside(labels: Index) -> float:
+    size = np.bincount(labels)
+    return float(0.5 * (size * (size - 1.0)).sum())
+
+
+def resolved(same: Array | Pairs, labels: Index) -> bool:
+    """Return whether groups are to be shown: several, expected to agree with the true ones, nobody in doubt."""
+    several = int(labels.max(initial=0)) > 0
+    certain = bool(inside_probabilities(same, labels).min(initial=1.0) >= CERTAIN)
+    return several and certain and agreement(same, labels) >= AGREEMENT

@@ -14,8 +14,8 @@ from fedkin.core import Summary
 from fedkin.data import Rows, site_id
 from fedkin.errors import DataError, ParameterError, UnknownSiteError
 from fedkin.graph import Graph
-from fedkin.kin import display
-from fedkin.kin.display import AGREE, NEARLY, Pairs
+from fedkin.kin import partitions
+from fedkin.kin.chains import AGREE, NEARLY
 from fedkin.kin.inference import (
     Contrast,
     Kind,
@@ -30,9 +30,8 @@ from fedkin.kin.inference import (
     words,
 )
 from fedkin.kin.learned import Joined, Learned, covariance_of_sum, difference_errors, join_site, unseen
+from fedkin.kin.partitions import GraphUse, Pairs
 from fedkin.losses import Loss
-
-GraphUse = Literal["none", "used", "ignored", "inverted"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -161,8 +160,8 @@ class Kin:
             self,
             **each,
             sites=tuple(self.sites[u] for u in order.tolist()),
-            probability=display.in_order(self.probability, order),
-            groups=display.by_size(self.groups[order]),
+            probability=partitions.in_order(self.probability, order),
+            groups=partitions.by_size(self.groups[order]),
             learned=self.learned.reordered(order),
         )
 
@@ -199,12 +198,12 @@ class Kin:
         True
         """
         same, labels = self.probability, self.groups
-        return display.inside_probabilities(same, labels), display.between_probability(same, labels)
+        return partitions.inside_probabilities(same, labels), partitions.between_probability(same, labels)
 
     def agreement(self) -> float:
         """The adjusted Rand index that is expected between the best groups and the true ones; resolved from 0.9 on."""
-        return display.agreement(
-            self.probability, self.groups if self.resolved else display.display_groups(self.probability)
+        return partitions.agreement(
+            self.probability, self.groups if self.resolved else partitions.display_groups(self.probability)
         )
 
     def position(self, site: Hashable) -> int:
