@@ -12,14 +12,12 @@ or is a column of X, which ``site_column`` names; then everything of scikit-lear
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, Literal
 
 import numpy as np
 
 from fedkin.core import Correction, Variance
-from fedkin.fitting.fused import silent
-from fedkin.fitting.methods import method_for
 from fedkin.fitting.model import FittedModel
 from fedkin.fitting.options import (
     AUTO,
@@ -33,9 +31,7 @@ from fedkin.fitting.options import (
     documented,
 )
 from fedkin.fitting.per_site import PerSite, SiteClassifier, SiteRegressor
-from fedkin.fitting.preparation import Prepared
 from fedkin.fitting.scoring import SiteScorer, WithinSiteKFold
-from fedkin.graph import Graph
 from fedkin.losses import Loss, loss_names
 
 __all__ = ["FedADMMClassifier", "FedADMMRegressor", "KinClassifier", "KinRegressor", "SiteScorer", "WithinSiteKFold"]
@@ -50,15 +46,10 @@ class _Kin(PerSite):
     site_column: str | int | None = None
 
     def _options(self) -> FitOptions:
-        seed = self._seed(self.random_state)
-        return FitOptions(method="kin", loss=self._loss(), fit_intercept=self.fit_intercept, seed=seed)
+        return FitOptions(method="kin", loss=self._loss(), fit_intercept=self.fit_intercept, seed=self._seed())
 
-    def _fit(self, prepared: Prepared, graph: Graph | None, options: FitOptions) -> FittedModel:
-        start = getattr(self, "model_", None) if self.warm_start else None
-        model = prepared.model(method_for(options).fit(prepared, graph, silent, start), options)
-        assert model.kin is not None
+    def _keep(self, model: FittedModel) -> None:
         self.kin_ = model.kin
-        return model
 
 
 class KinRegressor(_Kin, SiteRegressor):
@@ -191,23 +182,21 @@ class _FedADMM(PerSite):
     def _options(self) -> FitOptions:
         named = {name: _NAMES.get(name, name) for name in DEFAULTS}
         options = {name: getattr(self, own) for name, own in named.items() if hasattr(self, own)}
-        return FitOptions(method="fused", **options | {"loss": self._loss(), "seed": self._seed(self.random_state)})
+        alone = self.lam == "cv" and not isinstance(self.ridge, str) and not isinstance(self.sparsity, str)
+        if self.warm_start and alone and hasattr(self, "lam_"):
+            options["lam"] = self.lam_
+        return FitOptions(method="fused", **options | {"loss": self._loss(), "seed": self._seed()})
 
-    def _fit(self, prepared: Prepared, graph: Graph | None, options: FitOptions) -> FittedModel:
-        alone = options.lam == "cv" and not isinstance(options.ridge, str) and not isinstance(options.sparsity, str)
-        if self.warm_start and hasattr(self, "lam_") and alone:
-            options = replace(options, lam=self.lam_)
-        model = prepared.model(method_for(options).fit(prepared, graph, silent), options)
+    def _keep(self, model: FittedModel) -> None:
         assert model.fused is not None
         self.lam_: float = model.fused.lam
         self.gap_, self.n_iter_ = model.fused.gap, model.fused.n_iter
-        level = (model.history or {}).get("choice", {}).get("sparsity", options.least_sparsity)
+        level = (model.history or {}).get("choice", {}).get("sparsity", model.options["sparsity"])
         self.sparsity_ = level if np.isscalar(level) else np.array(level)
         if model.fused.selection is not None:
             self.selection_ = model.fused.selection
         elif hasattr(self, "selection_"):
             del self.selection_
-        return model
 
 
 class FedADMMRegressor(_FedADMM, SiteRegressor):

@@ -7,7 +7,7 @@ import os
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Protocol, overload
+from typing import Any, overload
 
 import numpy as np
 from scipy.special import ndtri
@@ -28,36 +28,33 @@ from fedkin.kin import QUICK, Covariates, Kin, Length, covariate_names, find_kin
 Answer = Callable[[Queries], Summaries]
 
 
-class Method(Protocol):
+@dataclass(frozen=True)
+class Method:
     """How an `Estimate` is found in prepared data; `fit` and `compare` know methods by this only."""
 
-    @property
-    def options(self) -> FitOptions: ...
+    options: FitOptions
 
     def fit(
         self, prepared: Prepared, graph: Graph | None, say: Say, start: FittedModel | None = None, quick: bool = False
     ) -> Estimate:
         """Return the estimate from rows, or from the sums of a quadratic loss."""
-        ...
+        raise NotImplementedError
 
     def advance(self, prepared: Prepared, graph: Graph | None, say: Say, queries: Queries | None) -> Estimate | Queries:
         """Return the estimate from the sites' answers to ``queries``, or the next queries."""
-        ...
+        raise NotImplementedError
 
     def from_sums(self, prepared: Prepared, model: FittedModel, rest: Quadratics) -> Array:
         """Return parameters ``(V, p)`` of a model like ``model`` from part of the sums."""
-        ...
+        raise NotImplementedError
 
     def agreed(self, data: Summaries) -> Method:
         """Return the method with the folds and the seed that the sites used, where it needs them."""
-        ...
+        return self
 
 
-@dataclass(frozen=True)
-class KinMethod:
+class KinMethod(Method):
     """Partial pooling with groups: `fedkin.find_kin`."""
-
-    options: FitOptions
 
     def fit(
         self, prepared: Prepared, graph: Graph | None, say: Say, start: FittedModel | None = None, quick: bool = False
@@ -88,15 +85,9 @@ class KinMethod:
         hint = model.graph if model.graph.n_edges else None
         return find_kin(replace(prepared.summaries, sums=rest), hint, seed=self.options.seed, **QUICK).theta
 
-    def agreed(self, data: Summaries) -> Method:
-        return self
 
-
-@dataclass(frozen=True)
-class FusedMethod:
+class FusedMethod(Method):
     """The paper's estimator: edges tested, ``lam`` chosen, the objective minimised with a certificate."""
-
-    options: FitOptions
 
     def fit(
         self, prepared: Prepared, graph: Graph | None, say: Say, start: FittedModel | None = None, quick: bool = False

@@ -20,7 +20,8 @@ from fedkin._base import Array, listed
 from fedkin.core import RunningSums
 from fedkin.data import Federation
 from fedkin.errors import DataError, FedkinWarning, ParameterError
-from fedkin.fitting.methods import with_covariates
+from fedkin.fitting.fused import silent
+from fedkin.fitting.methods import method_for, with_covariates
 from fedkin.fitting.model import FittedModel
 from fedkin.fitting.options import AUTO, FitOptions
 from fedkin.fitting.preparation import Prepared, prepare
@@ -135,11 +136,14 @@ class PerSite:
     loss: str | Loss
     site_column: str | int | None
     model_: FittedModel
+    sites_: tuple[Hashable, ...]
     _metric: ClassVar[Callable[..., float]]
     _auto_loss: ClassVar[str]
     _so_far: _RowsSoFar | _SumsSoFar
+    warm_start: bool
+    random_state: int | np.random.RandomState | None
     _options: Callable[[], FitOptions]
-    _fit: Callable[[Prepared, Graph | None, FitOptions], FittedModel]
+    _keep: Callable[[FittedModel], None]
     _checked: Callable[..., tuple[Array, NDArray[Any]]]
 
     def get_metadata_routing(self) -> MetadataRequest:
@@ -149,10 +153,9 @@ class PerSite:
     def _loss(self) -> str | Loss:
         return self._auto_loss if self.loss == AUTO else self.loss
 
-    def _seed(self, state: int | np.random.RandomState | None) -> int:
-        if isinstance(state, np.random.RandomState):
-            state = state.randint(2**31)
-        return 0 if state is None else int(state)
+    def _seed(self) -> int:
+        state = self.random_state
+        return state.randint(2**31) if isinstance(state, np.random.RandomState) else int(state or 0)
 
     def fit(
         self,
@@ -185,14 +188,7 @@ class PerSite:
             What is known about the sites beside their rows, such as size or region, instead of a graph; its index has
             the sites. See `fedkin.kin.covariate_graph`. An array is in the order of `sites_`.
         """
-        options = self._options()
-        X, site = self._apart(X, site)
-        rows, target = self._checked(X, y)
-        if site is None:
-            warnings.warn(_NO_SITE, FedkinWarning, stacklevel=2)
-            site = SINGLE_SITE
-        federation = self._stacked(rows, target, site, offset, sample_weight)
-        return self._fit_all(_RowsSoFar(federation), graph, options, covariates)
+        return self._fitted(None, X, y, site, offset, sample_weight, graph, covariates)
 
     def partial_fit(
         self,
@@ -217,17 +213,7 @@ class PerSite:
         as soon as they take less memory than the rows; results then agree up to rounding (kin: up to what its sampler
         makes of it), and folds that choose ``lam`` are dealt as rows come. For other losses it keeps the rows.
         """
-        if not hasattr(self, "model_") or not hasattr(self, "_so_far"):
-            return self.fit(X, y, site, graph, offset, sample_weight, covariates)
-        options = self._options()
-        X, site = self._apart(X, site)
-        rows, target = self._checked(X, y, reset=False)
-        if site is None and self.sites_ != (SINGLE_SITE,):
-            raise DataError("partial_fit was not told the sites of the rows: pass site= with an id per row")
-        more = self._stacked(rows, target, SINGLE_SITE if site is None else site, offset, sample_weight)
-        if (more.offset is None) != (self.model_.offset_name is None):
-            raise DataError("rows of one model have an offset all or none: give offset= as before")
-        return self._fit_all(self._so_far.with_rows(more), graph, options, covariates)
+        return self._fitted(getattr(self, "_so_far", None), X, y, site, offset, sample_weight, graph, covariates)
 
     def _apart(self, X: Any, site: Sites) -> tuple[Any, Sites]:
         """Return X without the column of sites, and the sites: those given, or those of the column."""
@@ -238,18 +224,35 @@ class PerSite:
             raise DataError(f"X has no column {self.site_column!r}, which site_column= names: add it, or pass site=")
         return rest, ids if site is None else site
 
-    def _stacked(
-        self, rows: Array, target: NDArray[Any], site: Sites, offset: ArrayLike | None, sample_weight: ArrayLike | None
-    ) -> Federation:
-        each = isinstance(site, Iterable) and not isinstance(site, str | bytes)
-        ids: Any = site if each else [site] * len(rows)
-        names = getattr(self, "feature_names_in_", None)
-        stacked = Federation.from_arrays(rows, target, ids, offset=offset, feature_names=names)
-        return stacked if sample_weight is None else _weighted(stacked, sample_weight)
-
-    def _fit_all(
-        self, rows: _RowsSoFar | _SumsSoFar, graph: Any, options: FitOptions, covariates: Covariates | None
+    def _fitted(
+        self,
+        earlier: _RowsSoFar | _SumsSoFar | None,
+        X: ArrayLike,
+        y: ArrayLike,
+        site: Sites,
+        offset: ArrayLike | None,
+        sample_weight: ArrayLike | None,
+        graph: Any,
+        covariates: Covariates | None,
     ) -> Self:
+        """Fit these rows, and the ``earlier`` ones if any."""
+        options = self._options()
+        X, site = self._apart(X, site)
+        matrix, target = self._checked(X, y, reset=earlier is None)
+        if site is None:
+            if earlier is None:
+                warnings.warn(_NO_SITE, FedkinWarning, stacklevel=3)
+            elif self.sites_ != (SINGLE_SITE,):
+                raise DataError("partial_fit was not told the sites of the rows: pass site= with an id per row")
+            site = SINGLE_SITE
+        each = isinstance(site, Iterable) and not isinstance(site, str | bytes)
+        ids: Any = site if each else [site] * len(matrix)
+        names = getattr(self, "feature_names_in_", None)
+        came = Federation.from_arrays(matrix, target, ids, offset=offset, feature_names=names)
+        came = came if sample_weight is None else _weighted(came, sample_weight)
+        if earlier is not None and (came.offset is None) != (self.model_.offset_name is None):
+            raise DataError("rows of one model have an offset all or none: give offset= as before")
+        rows = _RowsSoFar(came) if earlier is None else earlier.with_rows(came)
         if graph is not None and not isinstance(graph, Graph):
             if not hasattr(graph, "is_directed"):
                 kind = type(graph).__name__
@@ -257,7 +260,10 @@ class PerSite:
             graph = Graph.from_networkx(graph)
         prepared = rows.prepared(options)
         hint = hint_of(graph, covariates, prepared.data.sites)
-        model = with_covariates(self._fit(prepared, hint, options), covariates)
+        start = getattr(self, "model_", None) if self.warm_start else None
+        estimate = method_for(options).fit(prepared, hint, silent, start)
+        model = with_covariates(prepared.model(estimate, options), covariates)
+        self._keep(model)
         if isinstance(rows, _RowsSoFar):
             rows = rows.shortened(options, quadratic=prepared.loss.quadratic)
         blocks = 0 if model.coef.shape[1] == 1 else slice(None)
