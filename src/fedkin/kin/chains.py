@@ -20,8 +20,6 @@ from fedkin.kin.sampler import MANY_SITES, Chain, Record, State
 
 #: Chains' scores are bounds on the evidence, not evidences: differences count a quarter.
 TEMPER = 4.0
-#: States of all chains that are kept.
-STATES = 60
 #: Chains with less than this share of the weight of the best one add nothing.
 LEAST_WEIGHT = 0.02
 #: Sites times squares of directions times sweeps that chains which disagree may take, and the most sweeps they keep.
@@ -131,11 +129,11 @@ class Chains:
             total += weight * (record.covariance(len(b)) + apart[:, i] * apart[:, j])
         return unpacked(total, b.shape[1])
 
-    def states(self) -> States:
-        """Return some states of all chains."""
+    def states(self, most: int) -> States:
+        """Return some states of all chains, at most so many of each."""
         kept = []
         for weight, record in zip(self.weights, self.records, strict=True):
-            lines = np.unique(np.linspace(0, len(record.z) - 1, STATES // len(self.records)).astype(int))
+            lines = np.unique(np.linspace(0, len(record.z) - 1, most).astype(int))
             each, share = np.full(len(lines), weight / len(lines)), record.trace[lines, 2].astype(np.int64)
             kept.append((each, share, record.z[lines].astype(np.int64), record.m[lines], record.w[lines]))
         return States(*(np.concatenate(part) for part in zip(*kept, strict=True)))

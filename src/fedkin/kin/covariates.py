@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from scipy.spatial import cKDTree
 
 from fedkin._base import Array, Index, count, listed
 from fedkin.data import is_missing, is_missing_text, near_name, read_columns, site_id, site_ids
@@ -246,8 +247,6 @@ def _nearest(points: Array) -> Index:
     """Return pairs ``(E, 2)`` of points of which one is among the nearest of the other."""
     V = len(points)
     near = min(V - 1, max(2, round(V**0.5)))
-    from scipy.spatial import cKDTree  # slow to load
-
     tree = cKDTree(points)
     far = np.asarray(tree.query(points, k=near + 1)[0])[:, -1]
     found = tree.query_ball_point(points, far * (1 + 1e-12))

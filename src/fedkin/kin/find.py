@@ -37,6 +37,8 @@ from fedkin.losses import Loss
 StartFrom = Kin | Graph | Mapping[Hashable, Any] | Sequence[Any] | Array
 #: How often noise is learned again from estimates with groups where there are many coefficients, and what ends it.
 NOISES, NOISE_STEP = 3, 0.03
+#: States of all chains that are kept.
+STATES = 60
 #: Residuals have at most so many times the variance that the noise, or the mixed model, leaves them.
 MOST_LEFT = 2.0
 #: Rounds of the mixed model for smooth losses, and the largest change of a standardised parameter that ends them.
@@ -245,7 +247,9 @@ def make_kin(
     labels = display_groups(same)
     shown = resolved(same, labels)
     use, rates = found.graph_use() if had_graph else ("none", None)
-    states = found.kept if found.kept is not None else None if blend is None else blend.chains.states()
+    states = found.kept
+    if states is None and blend is not None:
+        states = blend.chains.states(STATES // len(blend.chains.records))
     learned = Learned(
         units=units,
         mean=model.mean,

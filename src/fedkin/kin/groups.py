@@ -141,15 +141,11 @@ class Blend:
 
     def _drawn_pairs(self) -> Pairs:
         """Return the same from some of the partitions; in a continuum nobody is kin."""
-        labels, chance = [], []
-        for weight, record in zip(self.chains.weights, self.chains.records, strict=True):
-            lines = np.unique(np.linspace(0, len(record.z) - 1, DRAWS).astype(int))
-            kin = are_kin(record.trace[lines, 2].astype(np.int64), record.trace[lines, 1].astype(np.int64))
-            labels.append(record.z[lines])
-            chance.append((1 - self.ungrouped) * weight * kin / len(lines))
-        stacked = np.concatenate(chance)
-        drawn: Index = np.concatenate(labels)[stacked > 0].astype(np.int32)
-        return Pairs(drawn, stacked[stacked > 0], float(self.ungrouped * self.scales[0]))
+        states = self.chains.states(DRAWS)
+        groups = np.array([len(np.unique(z)) for z in states.z])
+        chance = (1 - self.ungrouped) * states.weight * are_kin(states.share, groups)
+        drawn: Index = states.z[chance > 0].astype(np.int32)
+        return Pairs(drawn, chance[chance > 0], float(self.ungrouped * self.scales[0]))
 
 
 def _blend(W: Array, c: Array, pilots: PilotChains, sampling: Sampling) -> Blend:

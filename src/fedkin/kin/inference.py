@@ -217,7 +217,7 @@ def _table(found: Contrast, title: str, level: float) -> list[str]:
 
 def _likely_kin(kin: Kin, u: int) -> str:
     if not kin.resolved:
-        return "No groups resolved: the site leans on the mean of all, as far as the variance between sites allows."
+        return "No groups resolved: the site is shrunk to the mean of all, as far as the variance between sites allows."
     chance = np.array(kin.probability[np.full(len(kin.sites), u), np.arange(len(kin.sites))])
     chance[u] = -1.0
     likely = [v for v in np.argsort(-chance, kind="stable")[:5] if chance[v] >= 0.005]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import NamedTuple
@@ -114,7 +115,7 @@ class _Component(NamedTuple):
     centres: Array  # (K, d, d) covariances of the groups' centres
 
 
-def _components(learned: Learned, sites: Index | slice) -> list[_Component]:
+def _components(learned: Learned, sites: Index) -> list[_Component]:
     """Return all of them; chances sum to 1."""
     states, S, F = learned.states, learned.precision[sites], learned.F
     assert states is not None
@@ -137,43 +138,55 @@ def _components(learned: Learned, sites: Index | slice) -> list[_Component]:
     return [one._replace(chance=one.chance / whole) for one in made]
 
 
+def _joint(learned: Learned, sites: Index) -> tuple[Array, Iterator[tuple[Index, Array]]]:
+    """Return the joint covariance of n sites that differ, in the user's units.
+
+    What sites have to themselves is ``(n, p, p)``. All share the error of the mean, and members of a group that of its
+    centre: for each of these who does, and factors ``L (m, p, k)`` with covariances ``L_u L_v'``.
+    """
+    A, G, S = learned.units.A, learned.units.A @ learned.F, learned.precision[sites]
+    given, left = given_mean(learned.variance, S)
+    own, parts = A @ given @ A.T, [] if learned.states is None else _components(learned, sites)
+    if parts:
+        own -= G @ np.linalg.inv(np.eye(G.shape[1]) + learned.F.T @ S @ learned.F) @ G.T
+    for part in parts:
+        own += part.chance * part.share * G @ part.open @ G.T
+
+    def factors() -> Iterator[tuple[Index, Array]]:
+        values, vectors = np.linalg.eigh(learned.mean_covariance)
+        everybody, middle = np.arange(len(S)), sum(part.chance * part.mean for part in parts)
+        yield everybody, A @ left @ (vectors * np.sqrt(np.maximum(values, 0.0)))
+        for part in parts:
+            root = np.sqrt(part.chance)
+            yield everybody, root * ((part.mean - middle) @ G.T)[:, :, None]
+            for group in () if part.number is None else np.unique(part.number):
+                mine = np.flatnonzero(part.number == group)
+                yield mine, root * G @ part.open[mine] @ np.linalg.cholesky(part.centres[group])
+
+    return own, factors()
+
+
 def combined_covariance(learned: Learned, sites: Index, weights: Array) -> Array:
     """Return the covariance ``(p, p)`` of ``sum_u weights_u theta_u`` over some sites that differ."""
-    # sites lean on a common mean, and members of a group on its centre, so their errors go together
-    own, left = given_mean(learned.variance, learned.precision[sites])
-    keep, squares = np.tensordot(weights, left, 1), weights**2
-    total = np.tensordot(squares, own, 1) + keep @ learned.mean_covariance @ keep.T
-    if learned.states is not None:
-        F, parts = learned.F, _components(learned, sites)
-        means = np.array([weights @ part.mean for part in parts])
-        apart = means - np.array([part.chance for part in parts]) @ means
-        covariance = -np.tensordot(squares, np.linalg.inv(np.eye(F.shape[1]) + F.T @ learned.precision[sites] @ F), 1)
-        for part, off in zip(parts, apart, strict=True):
-            covariance += part.chance * (part.share * np.tensordot(squares, part.open, 1) + np.outer(off, off))
-            for group in () if part.number is None else np.unique(part.number):
-                mine = part.number == group
-                turn = np.tensordot(weights[mine], part.open[mine], 1)
-                covariance += part.chance * turn @ part.centres[group] @ turn.T
-        total = total + F @ covariance @ F.T
-    return learned.units.covariance(total)
+    own, factors = _joint(learned, sites)
+    total = np.tensordot(weights**2, own, 1)
+    for who, L in factors:
+        lean = np.tensordot(weights[who], L, 1)
+        total += lean @ lean.T
+    return np.asarray(total)
 
 
 def difference_errors(learned: Learned, theta: Array, same: Array | Pairs) -> Array:
     """Return standard errors ``(V, V, p)`` of all differences of two sites, whose estimates are ``theta (V, p)``.
 
-    ``same (V, V)`` are probabilities of being kin. The errors are those of contrasts, for all pairs at once. A site's
-    variance is that of what it has to itself plus that of what it may share; only the latter goes together with that of
-    others.
+    ``same (V, V)`` are probabilities of being kin. The errors are those of contrasts, for all pairs at once.
     """
-    A, V = learned.units.A, len(learned.score)
-    own, left = given_mean(learned.variance, learned.precision)
-    alone = _diagonal(A, own)
-    values, vectors = np.linalg.eigh(learned.mean_covariance)
-    lean = A @ left @ (vectors * np.sqrt(np.maximum(values, 0.0)))
-    shared = np.matmul(lean.transpose(1, 0, 2), lean.transpose(1, 2, 0))  # (p, V, V)
-    if learned.states is not None:
-        alone += _share_effects(learned, A @ learned.F, shared)
-    total = alone + np.einsum("jvv->vj", shared)
+    V, p = theta.shape
+    (own, factors), shared = _joint(learned, np.arange(V)), np.zeros((p, V, V))
+    for who, L in factors:
+        lean = L.transpose(1, 0, 2)
+        shared[:, who[:, None], who] += lean @ lean.transpose(0, 2, 1)
+    total = np.einsum("ujj->uj", own) + np.einsum("juu->uj", shared)
     variance = total[:, None] + total[None] - 2 * shared.transpose(1, 2, 0)
     if 0 < learned.one < 1:
         variance += learned.one * ((theta[:, None] - theta[None]) / (1 - learned.one)) ** 2
@@ -182,32 +195,6 @@ def difference_errors(learned: Learned, theta: Array, same: Array | Pairs) -> Ar
     variance += unseen(learned, np.asarray(same[i, j]), i, j)[:, :, None] * (theta[:, None] - theta[None]) ** 2
     variance[np.arange(V), np.arange(V)] = 0.0
     return np.asarray(np.sqrt(np.maximum(variance, 0.0)))
-
-
-def _share_effects(learned: Learned, G: Array, shared: Array) -> Array:
-    """Return variances ``(V, p)`` that effects add to each site alone; add to ``shared`` what they share."""
-    parts, d = _components(learned, slice(None)), G.shape[1]
-    W = learned.F.T @ learned.precision @ learned.F
-    alone = -_diagonal(G, np.asarray(np.linalg.inv(np.eye(d) + W), dtype=np.float64))
-    means = np.stack([part.mean @ G.T for part in parts])
-    middle = np.tensordot(np.array([part.chance for part in parts]), means, 1)
-    for part, mean in zip(parts, means, strict=True):
-        alone += part.chance * part.share * _diagonal(G, part.open)
-        off = (mean - middle).T  # (p, V)
-        shared += part.chance * (off[:, :, None] * off[:, None, :])
-        if part.number is None:
-            continue
-        lean = (G @ part.open @ np.linalg.cholesky(part.centres)[part.number]).transpose(1, 0, 2)
-        for group in range(len(part.centres)):
-            mine = np.flatnonzero(part.number == group)
-            both = lean[:, mine]
-            shared[:, mine[:, None], mine] += part.chance * np.matmul(both, both.transpose(0, 2, 1))
-    return alone
-
-
-def _diagonal(G: Array, matrices: Array) -> Array:
-    """Return diagonals ``(V, q)`` of ``G M_u G'``."""
-    return np.asarray(((G @ matrices) * G).sum(axis=2))
 
 
 @dataclass(frozen=True, eq=False)

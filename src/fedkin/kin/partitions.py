@@ -275,13 +275,6 @@ class Pairs:
         return float(self.chance @ drawn + self.base * 0.5 * V * (V - 1))
 
 
-def in_order(probability: Array | Pairs, order: Index) -> Array | Pairs:
-    """Return probabilities of all pairs, with sites in another order."""
-    if isinstance(probability, Pairs):
-        return probability.take(order)
-    return np.asarray(probability[np.ix_(order, order)])
-
-
 def display_groups(same: Array | Pairs) -> Index:
     """Return labels ``(V,)``, 0 for the largest group: the cut of least expected variation of information."""
     # cuts of the average-linkage tree, or for more sites than it can take the drawn partitions

@@ -155,12 +155,13 @@ class Kin:
 
     def reordered(self, order: Index) -> Kin:
         """Return the same result with sites in another order; groups of equal size are numbered by first member."""
+        same = self.probability
         each = {name: getattr(self, name)[order] for name in ("n_samples", "theta", "covariance", "noise")}
         return replace(
             self,
             **each,
             sites=tuple(self.sites[u] for u in order.tolist()),
-            probability=partitions.in_order(self.probability, order),
+            probability=same.take(order) if isinstance(same, Pairs) else same[np.ix_(order, order)],
             groups=partitions.by_size(self.groups[order]),
             learned=self.learned.reordered(order),
         )

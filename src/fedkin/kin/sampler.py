@@ -113,7 +113,6 @@ class Chain:
         self.beta = 2.0 * density, 2.0 - 2.0 * density  # prior of the rates
         self.log_beta = 2.0 * float(betaln(*self.beta))
         self.work, self.alone, self.totals = np.zeros((p, p + 1)), np.zeros(V), sites.k.sum(axis=1)
-        self.open_matrices: dict[int, Array] = {}
         self.doubt = np.zeros(V)  # entropies of the sites' choices so far
         self.most = self.sweeps = 0
         self.collect()
@@ -220,22 +219,6 @@ class Chain:
         centres(self.sums[live], self.prior, self.work, self.mean, self.drawn, logs)
         return float(logs.sum())
 
-    def centre_covariances(self) -> Array:
-        """Return covariances ``(K, p, p)`` of the groups' centres."""
-        p = len(self.state.m)
-        precision = unpacked(self.sums[self.members, :-p], p)
-        return np.asarray(np.linalg.inv(precision + np.diag(1.0 / self.state.w)))
-
-    def left(self, part: slice) -> Array:
-        """Return ``I - rho H_u (n, p, p)``, what sites leave of a group's centre; few sites have them cached."""
-        number, p = self.state.share, len(self.state.m)
-        if number in self.open_matrices:
-            return self.open_matrices[number]
-        made = np.asarray(np.eye(p) - SHARES[number] * unpacked(self.likelihoods[part, :-p], p))
-        if len(self.alone) < MANY_SITES:
-            self.open_matrices[number] = made
-        return made
-
     def _rates_beta(self) -> tuple[tuple[float, float], tuple[float, float]]:
         """Return parameters of the beta posteriors of the rates inside and between groups."""
         inside, pairs, between, others = self.counts
@@ -318,7 +301,6 @@ class Record:
         full = V if keep else 0
         pairs = full if V <= MOST_PAIRS else 0
         self.b = np.zeros((full, p))
-        self.some = np.zeros((full, THIN if V < MANY_SITES else 1, p))  # of sweeps whose sums are still to be taken
         self.moments, self.same = np.zeros((full, p * (p + 1) // 2)), np.zeros((pairs, pairs))
         self.trace, self.means = np.zeros((keep, 5)), np.zeros((keep, min(full, max(TRACED // p, 1)), p))
         self.z: Index = np.zeros((keep, V), dtype=np.int32)
@@ -333,25 +315,23 @@ class Record:
     def keep(self, chain: Chain, s: int) -> None:
         """Add effects given the partition as line ``s``: groups' means plus what sites add to them."""
         state, n = chain.state, len(self.z)
-        V, p = self.b.shape
-        share, held = SHARES[state.share], s % self.some.shape[1]
-        full = held == self.some.shape[1] - 1 or s == n - 1
-        covariances, stands_for = (chain.centre_covariances() if s % THIN == 0 else None), n / len(range(0, n, THIN))
+        (V, p), share = self.b.shape, SHARES[state.share]
+        (i, j), stands_for, kept = triangle(p), n / len(range(0, n, THIN)), s % THIN == 0
+        if kept:
+            precision = unpacked(chain.sums[chain.members, :-p], p) + np.diag(1.0 / state.w)
+            centres = np.asarray(np.linalg.inv(precision), dtype=np.float64)
         for start in range(0, V, CHUNK):
             part = slice(start, start + CHUNK)
             labels = chain.labels[part]
             b = chain.mean[labels]
-            if share > 0:
-                B = chain.left(part)
+            if share > 0:  # what sites leave of a group's centre
+                B = np.eye(p) - share * unpacked(chain.likelihoods[part, :-p], p)
                 b = apply(B, b) + share * chain.likelihoods[part, -p:]
-            self.some[part, held] = b
-            if covariances is not None:
-                own = packed(share * B + B @ covariances[labels] @ B) if share > 0 else packed(covariances)[labels]
+            self.b[part] += b
+            self.moments[part] += b[:, i] * b[:, j]
+            if kept:
+                own = packed(share * B + B @ centres[labels] @ B) if share > 0 else packed(centres)[labels]
                 self.moments[part] += stands_for * own
-            if full:
-                some = self.some[part, : held + 1]
-                self.b[part] += some.sum(axis=1)
-                self.moments[part] += packed(np.swapaxes(some, 1, 2) @ some)
             self.means[s, part] = b[: max(self.means.shape[1] - start, 0)]
         self.z[s], self.m[s], self.w[s] = state.z, state.m, state.w
         self.trace[s, 1:] = chain.n_groups, state.share, *state.rates
@@ -373,7 +353,12 @@ def split_and_merge(chain: Chain) -> None:
         left = left[(a == b)[left] == splits[left]]
         merges = left[~splits[left]]
         gains = np.full(TRIES, -np.inf)
-        gains[merges] = _gain_apart(chain, a[merges], b[merges])
+        if merges.size:
+            into, gone = a[merges], b[merges]
+            together = chain.log_marginals(chain.sums[into] + chain.sums[gone])
+            edges = chain.sites.neighbours.between(z, int(chain.used[0]))[into, gone] if chain.edges else 0.0
+            apart = chain.log[into] + chain.log[gone] - together
+            gains[merges] = _gain_apart(chain, apart, chain.n[into], chain.n[gone], edges, 0)
         left = left[splits[left] | (limits[left] <= _SPLIT_ODDS - gains[left])]  # whatever the way back is
         moved = False
         while left.size and not moved:
@@ -381,23 +366,16 @@ def split_and_merge(chain: Chain) -> None:
             moved = _try_pair(chain, int(one[t]), int(other[t]), float(gains[t]), float(limits[t]))
 
 
-def _gain_apart(chain: Chain, a: Index, b: Index) -> Array:
-    """Return the log density with groups ``a`` and ``b`` apart, minus that with them together."""
-    if not a.size:
-        return np.zeros(0)
-    n, even = chain.n, chain.odds[3]
-    gain = chain.log[a] + chain.log[b] - chain.log_marginals(chain.sums[a] + chain.sums[b])
-    gain += _group_prior(chain, 0) + gammaln(n[a] + even) + gammaln(n[b] + even) - gammaln(n[a] + n[b] + even)
-    if chain.edges:
-        edges = chain.sites.neighbours.between(chain.state.z, int(chain.used[0]))[a, b]
-        gain -= edges * chain.odds[1] + (n[a] * n[b] - edges) * chain.odds[2]
-    return np.asarray(gain)
+def _gain_apart(
+    chain: Chain, explained: Array, n: Array | Index, m: Array | Index, edges: Array | float, more: int
+) -> Array:
+    """Return the log density with groups of ``n`` and ``m`` sites apart, minus that with them together.
 
-
-def _group_prior(chain: Chain, more: int) -> float:
-    """Return the log prior of as many groups as there are, and ``more``, against one group less."""
-    t = int(np.count_nonzero(chain.n)) + more
-    return float(chain.odds[4 + t] - chain.odds[3 + t])
+    ``explained`` is what they explain more apart, ``edges`` are between them; apart there are ``more`` groups than now.
+    """
+    (edge, gap, even), t = chain.odds[1:4], 4 + int(np.count_nonzero(chain.n)) + more
+    prior = chain.odds[t] - chain.odds[t - 1] + gammaln(n + even) + gammaln(m + even) - gammaln(n + m + even)
+    return np.asarray(explained + prior - (edges * edge + (n * m - edges) * gap))
 
 
 def _try_pair(chain: Chain, one: int, other: int, gain: float, limit: float) -> bool:
@@ -423,12 +401,8 @@ def _try_pair(chain: Chain, one: int, other: int, gain: float, limit: float) -> 
         len(chain.state.m), chain.work, chain.odds, least,
     )  # fmt: skip
     if splits:
-        even = chain.odds[3]
-        gain = float(log.sum() - chain.log[a]) + _group_prior(chain, 1)
-        gain += float(gammaln(n + even).sum() - gammaln(n.sum() + even))
-        if chain.edges:
-            edges = float(chain.sites.neighbours.between(side + 1, 3)[1, 2])
-            gain -= edges * chain.odds[1] + (float(n[0]) * float(n[1]) - edges) * chain.odds[2]
+        edges = float(chain.sites.neighbours.between(side + 1, 3)[1, 2]) if chain.edges else 0.0
+        gain = float(_gain_apart(chain, log.sum() - chain.log[a], n[0], n[1], edges, 1))
         if limit > gain - path - _SPLIT_ODDS:
             return False
     elif limit > _SPLIT_ODDS + path - gain:

@@ -92,7 +92,7 @@ class FullEffects:
         # ``misfit`` is what is left where effects are 0. The share inside groups explains much of the same: ask both,
         # the share from none on, as long as more is better
         part = self._partitions(chains, 0.0)[0]
-        plain = [(self.W.sum(mine), self.c[mine].sum(axis=0)) for mine in part.members()]
+        plain = part.sums(self._within(0.0))
 
         def log_noisy(factor: float, r: int) -> float:
             free = -0.5 * float(n * np.log(factor) + misfit / factor) + float(LOG_SHARES[r])
@@ -122,12 +122,11 @@ class FullEffects:
     def _partitions(self, chains: Chains, weight: float) -> list[_Part]:
         """Return the likeliest partitions of the chains; one that was drawn again counts once more."""
         found: dict[bytes, float] = {}
-        for each, record in zip((1 - weight) * chains.weights, chains.records, strict=True):
-            lines = np.unique(np.linspace(0, len(record.z) - 1, SWEEPS).astype(int)).tolist()
-            for s in lines:
-                groups = np.unique(record.z[s], return_index=True, return_inverse=True)
-                z = np.argsort(np.argsort(groups[1]))[groups[2]].astype(np.int64)  # by first member
-                found[z.tobytes()] = found.get(z.tobytes(), 0.0) + float(each) / len(lines)
+        states = chains.states(SWEEPS)
+        for each, drawn in zip((1 - weight) * states.weight, states.z, strict=True):
+            _, first, number = np.unique(drawn, return_index=True, return_inverse=True)
+            z = np.argsort(np.argsort(first))[number].astype(np.int64)  # by first member
+            found[z.tobytes()] = found.get(z.tobytes(), 0.0) + float(each)
         likeliest = sorted(found.items(), key=lambda item: -item[1])[:PARTITIONS]
         return [_Part(chance, np.frombuffer(z_bytes, np.int64)) for z_bytes, chance in likeliest]
 
