@@ -112,7 +112,7 @@ def make_app(arguments: Sequence[str]) -> typer.Typer:
         if isinstance(found, typer.Typer):
             for one in found.registered_commands:
                 one.epilog = _epilog(f"{name} {one.name or getattr(one.callback, '__name__', '')}")
-            app.add_typer(found, name=name)
+            app.add_typer(found, name=name, help=command.help)
         else:
             # fit says itself what is wrong with arguments too many
             settings = {"allow_extra_args": True} if name == "fit" else None

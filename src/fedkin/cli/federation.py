@@ -5,7 +5,7 @@ from __future__ import annotations
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated
 
 import numpy as np
 import typer
@@ -39,9 +39,7 @@ from fedkin.fitting import check_model_place, join_parts, load
 from fedkin.graph import Graph
 from fedkin.report.text import headline
 
-federation = typer.Typer(
-    no_args_is_help=True, help="Organise a federation: agree on a contract and admit sites, without seeing a row."
-)
+federation = typer.Typer(no_args_is_help=True)
 
 Directory = Annotated[Path, argument("DIR", "The organiser's directory (fedkin federation new).")]
 CaKey = Annotated[Path | None, option("FILE", "Key of your own authority, where the directory has none.")]
@@ -290,30 +288,7 @@ def run_centre(
     become(directory, patience, echo=echo, listen=None, centre=True)
 
 
-@federation.command("simulate")
-def simulate_here(
-    contract: Annotated[Path, argument("CONTRACT", "The contract, TOML (fedkin federation draft).")],
-    data: Annotated[Path, option("TABLE", "The rows of all sites.")],
-    site: Annotated[str, option("COL", "Column that says whose a row is.")],
-    out: Annotated[Path, option("DIR", "Directory to make; the same command continues in it.")],
-    graph: Annotated[Path | None, option("FILE", "Candidate edges, CSV or GraphML. [all pairs]")] = None,
-    by: Annotated[
-        Literal["share", "run"],
-        typer.Option(help="share: each site sends its sums, and the organiser fits; run: rounds between neighbours."),
-    ] = "share",
-    lam: Annotated[float | None, option("X", "run: penalty level. [the contract's]")] = None,
-    rounds: Annotated[int | None, option("T", "run: rounds to do. [the contract's]")] = None,
-    rho: Annotated[float | None, option("X", "run: step of edge duals. [the contract's]")] = None,
-    port: Annotated[int, typer.Option(help="run: sites listen on this port of 127.0.0.1 and the next ones.")] = 7447,
-    restarts: Annotated[int, typer.Option(help="run: how often a site that dies is started again.")] = 10,
-    give_up: Annotated[float, option("SECONDS", "run: longest wait for another site.")] = 3600.0,
-) -> None:
-    """On one machine, to try it: a whole federation from one table, with a directory and a process per site.
-
-    Exit codes: 0 all have finished, 1 one failed for good, 2 wrong input, 3 fedkin site stop, 130 Ctrl-C or a signal.
-    """
-    orders = {"lam": lam, "rounds": rounds, "rho": rho}
-    simulate(contract, data, site, out, graph, by=by, orders=orders, port=port, restarts=restarts, give_up=give_up)
+federation.command()(simulate)
 
 
 def _say_written(paths: Sequence[Path], what: str, command: str) -> None:

@@ -16,10 +16,10 @@ import typer
 from fedkin import __version__
 from fedkin._base import Say, count, listed
 from fedkin.cli.app import Json, argument, option, switch
-from fedkin.cli.console import flag, note, output, print_facts, print_json, stopping_early
+from fedkin.cli.console import flag, note, print_facts, print_json, say, stopping_early
 from fedkin.cli.models import model_document, print_comparison, print_groups, write_report
 from fedkin.cli.reading import Opened, check_new_file, folder_of_summaries, open_by_contract, open_summaries, open_table
-from fedkin.core import Variance
+from fedkin.core import Correction, Variance
 from fedkin.data import DecimalMark
 from fedkin.errors import (
     ConvergenceWarning,
@@ -54,13 +54,11 @@ from fedkin.report.text import facts, method_text, note_lines
 
 _MODEL, _FUSED, _TESTS, _CHOICE, _HOW = "Model", "Fused estimator", "Edge tests", "Choice of lam", "Computation"
 _HELP = {**DESCRIPTIONS, "cv_rule": "Take the largest lam within one standard error of the best."}
-DEFAULT: Mapping[str, Any] = DEFAULTS  # typed for the signature of the command
 
 if TYPE_CHECKING:
     Loss: TypeAlias = str
-    Selection: TypeAlias = str
 else:  # the names are known at run time
-    Loss, Selection = Literal[choices("loss")], Literal[choices("select")]
+    Loss = Literal[choices("loss")]
 
 
 def fit_option(name: str, panel: str, metavar: str | None = None) -> Any:
@@ -124,28 +122,28 @@ def fit(
     method: Annotated[FitMethod, fit_option("method", _MODEL)] = "auto",
     loss: Annotated[Loss, fit_option("loss", _MODEL)] = "auto",
     fit_intercept: Annotated[bool, fit_option("fit_intercept", _MODEL)] = True,
-    messages: Annotated[int, fit_option("messages", _MODEL)] = DEFAULT["messages"],
-    penalty: Annotated[PenaltyName, fit_option("penalty", _FUSED)] = DEFAULT["penalty"],
+    messages: Annotated[int, fit_option("messages", _MODEL)] = FitOptions.messages,
+    penalty: Annotated[PenaltyName, fit_option("penalty", _FUSED)] = FitOptions.penalty,
     lam: Annotated[str, fit_option("lam", _FUSED, "cv|X")] = "cv",
     fuse_intercept: Annotated[Literal["yes", "no", "auto"], fit_option("fuse_intercept", _FUSED)] = "yes",
-    debias: Annotated[Debiasing, fit_option("debias", _FUSED)] = DEFAULT["debias"],
+    debias: Annotated[Debiasing, fit_option("debias", _FUSED)] = FitOptions.debias,
     refit: Annotated[bool, fit_option("refit", _FUSED)] = False,
     standardize: Annotated[bool, fit_option("standardize", _FUSED)] = True,
-    ridge: Annotated[str, fit_option("ridge", _FUSED, "cv|X")] = str(DEFAULT["ridge"]),
-    sparsity: Annotated[str, fit_option("sparsity", _FUSED, "cv|cv-sites|X")] = str(DEFAULT["sparsity"]),
+    ridge: Annotated[str, fit_option("ridge", _FUSED, "cv|X")] = str(FitOptions.ridge),
+    sparsity: Annotated[str, fit_option("sparsity", _FUSED, "cv|cv-sites|X")] = str(FitOptions.sparsity),
     radius: Annotated[float | None, fit_option("radius", _FUSED, "R")] = None,
-    select: Annotated[Selection, fit_option("select", _TESTS)] = DEFAULT["select"],
-    level: Annotated[float, fit_option("level", _TESTS)] = DEFAULT["level"],
-    variance: Annotated[Variance, fit_option("variance", _TESTS)] = DEFAULT["variance"],
-    cv_folds: Annotated[int, fit_option("cv_folds", _CHOICE)] = DEFAULT["cv_folds"],
+    select: Annotated[Literal[Correction, "none"], fit_option("select", _TESTS)] = "bonferroni",
+    level: Annotated[float, fit_option("level", _TESTS)] = FitOptions.level,
+    variance: Annotated[Variance, fit_option("variance", _TESTS)] = FitOptions.variance,
+    cv_folds: Annotated[int, fit_option("cv_folds", _CHOICE)] = FitOptions.cv_folds,
     cv_rule: Annotated[bool, fit_option("cv_rule", _CHOICE)] = False,
-    solver: Annotated[Solver, fit_option("solver", _HOW)] = DEFAULT["solver"],
-    tol: Annotated[float, fit_option("tol", _HOW)] = DEFAULT["tol"],
-    max_iter: Annotated[int, fit_option("max_iter", _HOW)] = DEFAULT["max_iter"],
-    rounds: Annotated[int, fit_option("rounds", _HOW)] = DEFAULT["rounds"],
+    solver: Annotated[Solver, fit_option("solver", _HOW)] = FitOptions.solver,
+    tol: Annotated[float, fit_option("tol", _HOW)] = FitOptions.tol,
+    max_iter: Annotated[int, fit_option("max_iter", _HOW)] = FitOptions.max_iter,
+    rounds: Annotated[int, fit_option("rounds", _HOW)] = FitOptions.rounds,
     batch_size: Annotated[int | None, fit_option("batch_size", _HOW, "B")] = None,
     fedadmm: Annotated[list[str] | None, fit_option("fedadmm", _HOW, "KEY=VALUE,...")] = None,
-    seed: Annotated[int, fit_option("seed", _HOW)] = DEFAULT["seed"],
+    seed: Annotated[int, fit_option("seed", _HOW)] = FitOptions.seed,
     n_jobs: Annotated[int | None, fit_option("n_jobs", _HOW, "N")] = None,
 ) -> None:
     """Fit a model for every site of a table, and compare it with simpler ones on held-out rows.
@@ -181,8 +179,11 @@ def fit(
     elif contract is not None:
         own = [name for name in columns if name not in ("site", "decimal")]
         _refuse(context, own, "is for the contract to say: leave it out with --contract")
-    replaced, failed = _check_out(out), None
-    with progress(f"reading {source}") as say:
+    try:
+        replaced, failed = check_model_place(out), None
+    except ModelFileError as error:
+        raise ModelFileError(f"--out: {error}") from None
+    with progress(f"reading {source}") as tell:
         if folder is not None:
             opened = open_summaries(folder, options, federation)
         elif contract is not None:
@@ -198,7 +199,7 @@ def fit(
         opened = opened.with_edges(graph, covariates, site)
         if replaced is not None:
             note(f"{out} has a model of {count(replaced, 'site')}: it will be replaced (--out DIR keeps both)")
-        found = fit_opened(opened, say, test_size, repeats, keep_best)
+        found = fit_opened(opened, tell, test_size, repeats, keep_best)
         if isinstance(found, Queries):
             assert opened.ask is not None
             questions = opened.ask(found)
@@ -206,7 +207,7 @@ def fit(
             record = {"data": data_record(source, int(found.n_samples.sum())), "command": command_line(context)}
             fitted = {**found.options, **({} if folder is not None else {"site_column": site, "decimal": decimal})}
             found = replace(found, history={**(found.history or {}), **record}, options=fitted)
-            say(f"writing {out}")
+            tell(f"writing {out}")
             try:
                 found.save(out)
                 if report is not None:
@@ -262,21 +263,13 @@ def _assignments(given: list[str] | None) -> dict[str, Any] | None:
     """Return the keys and values of ``--fedadmm``; numbers, yes and no are taken as such."""
     found: dict[str, Any] = {}
     for part in _names(given):
-        key, is_pair, value = part.partition("=")
+        key, is_pair, value = (one.strip() for one in part.partition("="))
         if not is_pair:
             raise ParameterError(f"{flag('fedadmm')} takes KEY=VALUE with commas between them, got {part!r}")
-        found[key.strip()] = {"yes": True, "no": False}.get(value.strip(), value.strip())
+        found[key] = {"yes": True, "no": False}.get(value, value)
         with suppress(ValueError):
-            found[key.strip()] = found[key.strip()] if isinstance(found[key.strip()], bool) else float(value)
+            found[key] = float(value)
     return found or None
-
-
-def _check_out(out: Path) -> int | None:
-    """Refuse a place that has something else than a model; return how many sites a model there has."""
-    try:
-        return check_model_place(out)
-    except ModelFileError as error:
-        raise ModelFileError(f"--out: {error}") from None
 
 
 def command_line(context: typer.Context) -> str:
@@ -285,7 +278,7 @@ def command_line(context: typer.Context) -> str:
 
 
 def fit_opened(
-    opened: Opened, say: Say, test_size: float = 0.25, repeats: int = REPEATS, keep_best: bool = False
+    opened: Opened, tell: Say, test_size: float = 0.25, repeats: int = REPEATS, keep_best: bool = False
 ) -> FittedModel | Queries:
     """Fit data that were opened, then compare on rows that are held out; return the model, or queries to the sites.
 
@@ -302,15 +295,15 @@ def fit_opened(
         # both are said by the model: by its status, and by its notes
         warnings.simplefilter("ignore", ConvergenceWarning)
         warnings.simplefilter("ignore", DegenerateSiteWarning)
-        model = fit_model(data, graph, how, say, schema, queries=opened.queries)
+        model = fit_model(data, graph, how, tell, schema, queries=opened.queries)
         if isinstance(model, Queries):
             return model
         _check_converged(model, how, keep_best)
         if model.kin is None and model.status == "converged":
-            say("following the path of lam")
+            tell("following the path of lam")
             model = with_history(model, data, graph, how, schema)
         if test_size > 0:
-            asked: Any = {"model": model, "schema": schema, "progress": lambda text: say(f"comparison: {text}")}
+            asked: Any = {"model": model, "schema": schema, "progress": lambda text: tell(f"comparison: {text}")}
             asked |= {"repeats": repeats, "test_size": test_size, "keep_best": keep_best}
             try:
                 comparison = compare(data, graph, how, **asked)
@@ -387,5 +380,4 @@ def print_queries(queries: Queries, paths: Sequence[Path], as_json: bool) -> Non
     ]
     if np.isfinite(queries.gap):
         lines.insert(0, f"After {count(queries.round - 1, 'message')} of every site the gap is {queries.gap:.1e}.")
-    for line in lines:
-        output().print(line, soft_wrap=True)
+    say(*lines)

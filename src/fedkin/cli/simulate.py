@@ -17,11 +17,13 @@ from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import numpy as np
+import typer
 
 from fedkin._base import PRIVATE_DIRECTORY, count, tracked, write_file
+from fedkin.cli.app import argument, option
 from fedkin.cli.console import ended_like_ctrl_c, note, output, say
 from fedkin.cli.fit import fit_opened, print_result
 from fedkin.cli.reading import Opened, open_summaries
@@ -48,29 +50,34 @@ Task = tuple[Callable[..., None], tuple[Any, ...]]
 
 
 def simulate(
-    contract: Path,
-    data: Path,
-    site: str,
-    out: Path,
-    graph: Path | None = None,
-    *,
-    by: Literal["share", "run"] = "share",
-    orders: Mapping[str, float | None],
-    port: int = 7447,
-    restarts: int = 10,
-    give_up: float = 3600.0,
+    contract: Annotated[Path, argument("CONTRACT", "The contract, TOML (fedkin federation draft).")],
+    data: Annotated[Path, option("TABLE", "The rows of all sites.")],
+    site: Annotated[str, option("COL", "Column that says whose a row is.")],
+    out: Annotated[Path, option("DIR", "Directory to make; the same command continues in it.")],
+    graph: Annotated[Path | None, option("FILE", "Candidate edges, CSV or GraphML. [all pairs]")] = None,
+    by: Annotated[
+        Literal["share", "run"],
+        typer.Option(help="share: each site sends its sums, and the organiser fits; run: rounds between neighbours."),
+    ] = "share",
+    lam: Annotated[float | None, option("X", "run: penalty level. [the contract's]")] = None,
+    rounds: Annotated[int | None, option("T", "run: rounds to do. [the contract's]")] = None,
+    rho: Annotated[float | None, option("X", "run: step of edge duals. [the contract's]")] = None,
+    port: Annotated[int, typer.Option(help="run: sites listen on this port of 127.0.0.1 and the next ones.")] = 7447,
+    restarts: Annotated[int, typer.Option(help="run: how often a site that dies is started again.")] = 10,
+    give_up: Annotated[float, option("SECONDS", "run: longest wait for another site.")] = 3600.0,
 ) -> None:
-    """Make the federation, unless it is there already, and let its sites share their sums, or run.
+    """On one machine, to try it: a whole federation from one table, with a directory and a process per site.
 
-    ``orders`` are what an order may say instead of the contract: lam, rounds, rho.
+    Exit codes: 0 all have finished, 1 one failed for good, 2 wrong input, 3 fedkin site stop, 130 Ctrl-C or a signal.
     """
+    orders = {"lam": lam, "rounds": rounds, "rho": rho}
     for name, value in orders.items():
         if by == "share" and value is not None:
             raise ParameterError(f"--{name} is for rounds, and here every site shares its sums: add --by run")
     agreed = Contract.read(contract)
     if by == "run":
         agreed.check_rounds(str(contract))
-        if agreed.rounds.lam is None and orders["lam"] is None:
+        if agreed.rounds.lam is None and lam is None:
             raise ParameterError(f"{contract}: no lam is set: add --lam X, or lam to [rounds] in the contract")
     parts = split(data, site, MOST_SITES[by])
     named = {"contract": contract, "data": data, "graph": graph}
@@ -99,7 +106,7 @@ def simulate(
     lines = run_all(out, places, edge_tests=tested, waits=waits, restarts=restarts, give_up=give_up)
     output().print(status_table(lines))
     say(f"{count(len(sites), 'model')}, one at each site: {sites[0]}/model and so on.")
-    if agreed.rounds.lam == "cv" and orders["lam"] is None:
+    if agreed.rounds.lam == "cv" and lam is None:
         levels = sorted({read_record(place / CHOICE, Choice).lam for place in sites}, reverse=True)
         say(f"lam {', '.join(f'{level:.4g}' for level in levels)}, chosen by the sites, by rows that they held out.")
     if tested:

@@ -31,9 +31,7 @@ from fedkin.federate.program import select_main
 from fedkin.federate.sharing import Shared
 from fedkin.federate.trust import fingerprint as key_fingerprint
 
-site = typer.Typer(
-    no_args_is_help=True, help="Take part in a federation: check rows, join, share, run. Rows stay where they are."
-)
+site = typer.Typer(no_args_is_help=True)
 
 Directory = Annotated[Path, argument("DIR", "The site's directory (fedkin site join).")]
 EitherDirectory = Annotated[Path, argument("DIR", "A site's directory, or one that has some in it.")]

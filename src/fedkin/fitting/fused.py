@@ -81,8 +81,7 @@ def fused_estimate(prepared: Prepared, graph: Graph | None, options: FitOptions,
     problem, reasons = well_posed_problem(prepared, used, options)
     free = prepared.columns.intercepts
     try:
-        level = _chosen_level(problem, options, free, say)
-        solution, groups = _solved(level, options, free, say)
+        level, solution, groups = _solved(problem, options, free, say)
     except SolverError:
         if reasons:
             raise
@@ -91,8 +90,7 @@ def fused_estimate(prepared: Prepared, graph: Graph | None, options: FitOptions,
         alone = options.fuse_intercept is not True
         reasons = dict.fromkeys(sites, "separated classes or a missing one, perhaps only without the rows of a fold")
         problem = _with_light_ridge(problem, Graph.empty(sites) if alone else used, list(sites))
-        level = _chosen_level(problem, options, free, say)
-        solution, groups = _solved(level, options, free, say)
+        level, solution, groups = _solved(problem, options, free, say)
     note_light_ridge(notes, reasons)
     theta = solution.theta
     if options.refit:
@@ -152,13 +150,14 @@ class _Level(NamedTuple):
     fuses: bool = True
 
 
-def _solved(level: _Level, options: FitOptions, free: Mask, say: Say) -> tuple[Solution, Index]:
-    """Return the solution with all parameters, and the groups that share what edges pull at."""
+def _solved(problem: Problem, options: FitOptions, free: Mask, say: Say) -> tuple[_Level, Solution, Index]:
+    """Return the level, the solution there with all parameters, and the groups that share what edges pull at."""
+    level = _chosen_level(problem, options, free, say)
     say(f"solving at lam = {level.lam:.4g}")
     profiled = None if level.fuses else ProfiledProblem(level.problem, free)
     solution = _solution((level.problem if profiled is None else profiled.rest).with_lam(level.lam), options)
     groups = solution.clusters(level.problem.graph)
-    return solution if profiled is None else profiled.lifted(solution), groups
+    return level, solution if profiled is None else profiled.lifted(solution), groups
 
 
 def _solution(problem: Problem, options: FitOptions) -> Solution:

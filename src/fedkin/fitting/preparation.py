@@ -75,11 +75,6 @@ class Prepared:
             )
         return self.data
 
-    @property
-    def site_map(self) -> Array:
-        """The matrix ``(p, p)`` from parameters of prepared columns to those of the columns that sites summed up."""
-        return np.eye(self.columns.n_params) if self.data is self.original else self.columns.A
-
     def model(self, found: Estimate, options: FitOptions) -> FittedModel:
         """Return the model of an estimate, in the user's units."""
         columns = self.columns
@@ -232,13 +227,6 @@ def _encoded(
 # --- models of rounds -------------------------------------------------------------------------------------------
 
 
-def near_groups(theta: Array, graph: Graph) -> Index:
-    """Return labels ``(V,)`` of sites joined by edges along which ``theta (V, ...)`` differs by at most `SAME`."""
-    ends = graph.edges
-    apart = np.abs(theta[ends[:, 0]] - theta[ends[:, 1]]).reshape(len(ends), -1).max(axis=1, initial=0.0)
-    return graph.keep(apart <= SAME).components()
-
-
 def model_from_theta(
     theta: Mapping[Hashable, ArrayLike],
     graph: Graph,
@@ -287,13 +275,14 @@ def join_parts(parts: Sequence[FittedModel], graph: Graph) -> FittedModel:
     if first.schema is not None:
         scale, mean = first.schema.scale, first.schema.mean if first.fit_intercept else mean
     scaled = coef / scale if first.loss.location else coef * scale
-    theta = np.concatenate([scaled, (intercept + coef @ mean)[:, :, None]], axis=2)
+    theta = np.concatenate([scaled, (intercept + coef @ mean)[:, :, None]], axis=2).reshape(len(coef), -1)
+    apart = np.abs(theta[graph.edges[:, 0]] - theta[graph.edges[:, 1]]).max(axis=1, initial=0.0)
     return replace(
         first,
         sites=graph.sites,
         coef=coef,
         intercept=intercept,
-        groups=near_groups(theta, graph),
+        groups=graph.keep(apart <= SAME).components(),
         n_samples=n,
         graph=graph,
         notes={site: lines for part in parts for site, lines in part.notes.items()},

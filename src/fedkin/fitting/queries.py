@@ -294,6 +294,7 @@ def _queries(prepared: Prepared, problem: Problem, point: _Point, number: int, a
     left = problem.terms.gradients(theta) + balance
     u, _ = solve_and_rest(problem.terms.hessians(theta), left)
     balance = balance + ridge * (theta - u)
-    T, give = prepared.site_map, 0.5 * u**2 @ ridge
-    state = RoundState(theta, problem.lam, alpha, ridge, give, accuracy, zeta, **kept)
+    state = RoundState(theta, problem.lam, alpha, ridge, 0.5 * u**2 @ ridge, accuracy, zeta, **kept)
+    # to the parameters of the columns that sites summed up
+    T = np.eye(problem.n_params) if prepared.data is prepared.original else prepared.columns.A
     return make_queries(problem.graph, number, theta @ T.T, balance @ np.linalg.inv(T), state)
