@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from fedkin._base import Mask, count, in_file, listed
+from fedkin._base import count, in_file, listed
 from fedkin.cli.console import flag, note
 from fedkin.core import Summaries, holds_labels, holds_zeros_and_ones, rows_in_files, summarise_files, table_size
 from fedkin.data import (
@@ -347,8 +347,9 @@ def _checked(rows: Federation, how: FitOptions) -> FitOptions:
         return how
     code = np.unique(y, return_inverse=True)[1]
     low, high = (every.reduceat(code, rows.starts[:-1]) for every in (np.minimum, np.maximum))
-    if flat := _named(rows, (low == high) & (rows.n_samples > 2)):
-        note(f"the target {name!r} has one value only at {flat}: check that it was recorded there")
+    if flat := [rows.sites[u] for u in np.flatnonzero((low == high) & (rows.n_samples > 2)).tolist()]:
+        where = f"site {flat[0]!r}" if len(flat) == 1 else f"{len(flat)} sites ({listed(flat)})"
+        note(f"the target {name!r} has one value only at {where}: check that it was recorded there")
     if how.loss != "auto" or y.dtype.kind != "f":
         return how
     if loss_for("class").suits(y):
@@ -365,8 +366,3 @@ def _as_classes(how: FitOptions, target: str | None) -> FitOptions:
     linear = loss_for("number").name
     note(f"the target {target!r} is 0 or 1 everywhere: its probabilities are modelled; --loss {linear} fits numbers")
     return replace(how, loss=loss_for("class").name)
-
-
-def _named(rows: Federation, which: Mask) -> str:
-    sites = [rows.sites[u] for u in np.flatnonzero(which).tolist()]
-    return f"site {sites[0]!r}" if len(sites) == 1 else f"{len(sites)} sites ({listed(sites)})" if sites else ""

@@ -7,7 +7,6 @@ import subprocess
 import sys
 import time
 from collections.abc import Sequence
-from dataclasses import asdict
 from pathlib import Path
 
 from rich.console import Console
@@ -21,9 +20,7 @@ from fedkin.cli.console import (
     ended_like_ctrl_c,
     messages,
     note,
-    output,
     plain_table,
-    print_json,
 )
 from fedkin.errors import ParameterError, SolverError
 from fedkin.federate import (
@@ -38,8 +35,6 @@ from fedkin.federate import (
     check_idle,
     only_supervisor,
     overview,
-    places_in,
-    prometheus,
 )
 
 PROGRAM = "fedkin.cli.site_run"
@@ -151,20 +146,6 @@ def _supervise(supervisor: Supervisor, *, waits: bool) -> None:
 def _tell_news(supervisor: Supervisor, console: Console) -> None:
     while supervisor.news:
         note(supervisor.news.pop(0), console)
-
-
-def print_status(directory: Path, metrics: bool, as_json: bool) -> None:
-    """Print what the sites of a directory last said."""
-    lines = overview(places_in(directory))
-    if metrics:
-        sys.stdout.write(prometheus(lines))
-    elif as_json:
-        print_json({"sites": [asdict(line) for line in lines]})
-    else:
-        output().print(status_table(lines))
-        for line in lines:
-            if line.why:
-                note(f"{line.name}: {line.why}")
 
 
 def status_table(lines: Sequence[Line], most: int | None = None) -> Table:

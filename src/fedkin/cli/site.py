@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
 
@@ -11,8 +12,8 @@ import typer
 
 from fedkin._base import count, listed
 from fedkin.cli.app import Json, argument, option, switch
-from fedkin.cli.console import WRONG_INPUT, note, print_findings, say
-from fedkin.cli.running import become, print_status
+from fedkin.cli.console import WRONG_INPUT, note, output, print_findings, print_json, say
+from fedkin.cli.running import become, status_table
 from fedkin.data import read_columns, row_places
 from fedkin.federate import (
     SELECTION,
@@ -21,6 +22,9 @@ from fedkin.federate import (
     change_settings,
     contract_in,
     describe_summary,
+    overview,
+    places_in,
+    prometheus,
     read_selection,
     sharing,
     site_plan,
@@ -268,7 +272,16 @@ def status(
     as_json: Json = False,
 ) -> None:
     """At the site: show how far the rounds are."""
-    print_status(directory, metrics, as_json)
+    lines = overview(places_in(directory))
+    if metrics:
+        typer.echo(prometheus(lines), nl=False)
+    elif as_json:
+        print_json({"sites": [asdict(line) for line in lines]})
+    else:
+        output().print(status_table(lines))
+        for line in lines:
+            if line.why:
+                note(f"{line.name}: {line.why}")
 
 
 @site.command()

@@ -8,6 +8,7 @@ gives the fits of all ridges and leverages give every row's prediction without i
 from __future__ import annotations
 
 import warnings
+from collections.abc import Iterator
 from typing import NamedTuple
 
 import numpy as np
@@ -116,6 +117,15 @@ class SiteRows(NamedTuple):
         """The site of each row, ``(N,)``."""
         return np.repeat(np.arange(self.n_sites), np.diff(self.starts))
 
+    def by_size(self) -> Iterator[tuple[Index, Index]]:
+        """Yield sites ``(B,)`` with equally many rows n, and the numbers of these rows ``(B, n)``."""
+        sizes = np.diff(self.starts)
+        for size in np.unique(sizes):
+            sites = np.flatnonzero(sizes == size)
+            # as many sites at once as a few hundred thousand numbers hold
+            for part in np.array_split(sites, max(1, int(size) * sites.size * self.X.shape[1] // 2_000_000)):
+                yield part, self.starts[part][:, None] + np.arange(size)
+
 
 # --- least squares ----------------------------------------------------------------------------------------------
 
@@ -126,13 +136,9 @@ def own_ridges(rows: SiteRows) -> Array:
     What `sklearn.linear_model.RidgeCV` finds at each site. Columns are standardised over all sites, so that a column
     that hardly varies at a site has hardly any weight there.
     """
-    sizes, theta = np.diff(rows.starts), np.zeros((rows.n_sites, rows.X.shape[1]))
-    for size in np.unique(sizes):
-        sites = np.flatnonzero(sizes == size)
-        # as many sites at once as a few hundred thousand numbers hold
-        for part in np.array_split(sites, max(1, int(size) * sites.size * rows.X.shape[1] // 2_000_000)):
-            where = rows.starts[part][:, None] + np.arange(size)
-            theta[part] = _own_block(rows.X[where], rows.y[where], rows.weight[where], rows.intercept)
+    theta = np.zeros((rows.n_sites, rows.X.shape[1]))
+    for sites, where in rows.by_size():
+        theta[sites] = _own_block(rows.X[where], rows.y[where], rows.weight[where], rows.intercept)
     return theta
 
 
@@ -226,10 +232,8 @@ class _Pooled:
 
 def own_fits(loss: RowLoss, rows: SiteRows) -> Array:
     """Return a fit at each site with the ridge that is best there: ``theta (V, p)``."""
-    sizes, theta = np.diff(rows.starts), np.zeros((rows.n_sites, loss.n_outputs * rows.X.shape[1]))
-    for size in np.unique(sizes):
-        sites = np.flatnonzero(sizes == size)
-        where = rows.starts[sites][:, None] + np.arange(size)
+    theta = np.zeros((rows.n_sites, loss.n_outputs * rows.X.shape[1]))
+    for sites, where in rows.by_size():
         weight = rows.weight[where]
         shift = None if rows.offset is None else rows.offset[where]
         relative = None if (weight == 1).all() else weight / weight.mean(axis=1, keepdims=True)
