@@ -1,8 +1,8 @@
 """Write the locked versions of all dependencies with their hashes, and the list of them for auditors.
 
 - ``supply.py lock INDEX`` writes requirements.lock (what Fedkin needs) and requirements-dev.lock (all else that its
-  extras and the development need). Versions that are locked stay. To change one, edit or delete its line first. INDEX is
-  the address of a package index: a page of links for each package, as pip reads it.
+  extras and the development need). Versions that are locked stay. To change one, edit or delete its line first.
+  INDEX is the address of a package index: a page of links for each package, as pip reads it.
 - ``supply.py sbom FILE`` writes the locked versions as a CycloneDX 1.5 bill of materials.
 """
 

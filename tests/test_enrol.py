@@ -283,3 +283,21 @@ def test_a_lost_key_gets_no_link_and_its_notices_count_for_nothing(tmp_path):
     assert list(sharing.read_summaries(made.directory / "summaries").summaries) == ["north"]
     assert Site.read(north).renew()[1] and made.admit(Site.read(north).request).path.exists()
     assert "has left" in Site.read(south).accept(Site.read(north).leave())
+
+
+def test_a_federation_with_encrypted_keys(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every command needs the passphrase, and without it no key is on the disk in plain text."""
+    monkeypatch.setenv("FEDKIN_PASSPHRASE", "correct horse")
+    made = heart.organiser(tmp_path)
+    place = heart.admitted(made, "north")
+    Site.read(place).renew()
+    keys = sorted(tmp_path.rglob("*.key"))
+    assert {path.name for path in keys} == {"authority.key", "site.key", "next.key"}
+    assert all(b"ENCRYPTED" in path.read_bytes() for path in keys)
+    assert not any(b"BEGIN PRIVATE KEY" in path.read_bytes() for path in tmp_path.rglob("*") if path.is_file())
+    assert Site.read(place).pair().fits()
+    monkeypatch.delenv("FEDKIN_PASSPHRASE")
+    with pytest.raises(SecurityError, match=r"site\.key is encrypted"):
+        Site.read(place)
+    with pytest.raises(SecurityError, match=r"authority\.key is encrypted"):
+        made.signing()

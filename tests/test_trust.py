@@ -20,7 +20,9 @@ from fedkin.federate.trust import (
     make_key,
     make_request,
     read_authority_files,
+    read_key,
     validity,
+    write_key,
 )
 from flips import flipped
 
@@ -221,3 +223,41 @@ def test_a_request_is_signed_with_the_key_that_it_asks_for_or_by_the_site_that_r
             opened(seal("request", body, signer), form=Asking)
     with pytest.raises(SecurityError, match="in the place of a certificate request"):
         issue(AUTHORITY, north.certificate, [])
+
+
+# --- keys at rest -----------------------------------------------------------------------------------------------------
+
+
+def test_keys_are_encrypted_with_the_passphrase_of_the_environment(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    key, path, secret = make_key(), tmp_path / "site.key", tmp_path / "passphrase"
+    write_key(path, key)
+    assert path.read_bytes() == key == read_key(path)
+    monkeypatch.setenv("FEDKIN_PASSPHRASE", "correct horse")
+    assert read_key(path) == key  # one that was written before
+    write_key(path, key)
+    assert b"ENCRYPTED" in path.read_bytes()
+    assert path.stat().st_mode & 0o777 == 0o600
+    assert read_key(path) == key
+    monkeypatch.setenv("FEDKIN_PASSPHRASE", "wrong")
+    with pytest.raises(SecurityError, match=r"site\.key cannot be decrypted: the passphrase is wrong"):
+        read_key(path)
+    monkeypatch.setenv("FEDKIN_PASSPHRASE", "")
+    with pytest.raises(SecurityError, match="FEDKIN_PASSPHRASE must hold a passphrase of 1 to 1023 bytes, got 0"):
+        write_key(path, key)
+    monkeypatch.delenv("FEDKIN_PASSPHRASE")
+    with pytest.raises(SecurityError, match=r"site\.key is encrypted: say in FEDKIN_PASSPHRASE_FILE"):
+        read_key(path)
+    monkeypatch.setenv("FEDKIN_PASSPHRASE_FILE", str(secret))
+    with pytest.raises(SecurityError, match="passphrase is missing"):
+        read_key(path)
+    secret.write_text("correct horse\n")
+    secret.chmod(0o644)
+    with pytest.raises(SecurityError, match="others may read"):
+        read_key(path)
+    secret.chmod(0o600)
+    assert read_key(path) == key
+    path.write_bytes(flipped(path.read_bytes(), 8 * 100))
+    with pytest.raises(SecurityError, match="or the file is damaged"):
+        read_key(path)

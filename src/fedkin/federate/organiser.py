@@ -118,7 +118,7 @@ class Organiser:
             centre=None if centre is None else _centre_endpoint(centre),
         )
         if authority is None:
-            write_file(directory / messages.AUTHORITY_KEY, own.key, private=True)
+            trust.write_key(directory / messages.AUTHORITY_KEY, own.key)
         charter.write(directory / messages.FEDERATION, own)
         return cls(directory, charter, members)
 
@@ -181,7 +181,7 @@ class Organiser:
         if not path.exists():
             own = "give the key of your own authority with --ca-key FILE, or put it there for commands without it"
             raise SecurityError(f"{path} is missing, so nothing can be signed; {own}")
-        pair = Pair(self.authority, trust.read_private(path))
+        pair = Pair(self.authority, trust.read_key(path))
         with in_file(path, SecurityError):
             fits = pair.fits()
         if not fits:

@@ -176,7 +176,7 @@ class Site:
         place.chmod(PRIVATE_DIRECTORY)
         (place / messages.NOTICES).mkdir(mode=PRIVATE_DIRECTORY, exist_ok=True)
         if known is None:
-            write_file(place / messages.KEY, key.key, private=True)
+            trust.write_key(place / messages.KEY, key.key)
         shutil.rmtree(place / messages.ARRIVED, ignore_errors=True)  # the table has what arrived
         rows.save(place / messages.ROWS)
         settings.write(place / messages.SETTINGS)
@@ -345,7 +345,7 @@ class Site:
         self.take_keys(admit.keys.encode())
         write_file(self.directory / messages.ADMIT, text, private=True, durable=True)
         following = self.directory / messages.NEXT_KEY
-        if following.exists() and trust.read_private(following) == key:
+        if following.exists() and trust.read_key(following) == key:
             following.replace(self.directory / messages.KEY)
         return f"{self.name} is admitted until {trust.validity(certificate)[1]:%Y-%m-%d}"
 
@@ -375,9 +375,10 @@ class Site:
             rows = self.allowed_rows("request")
             self.ledger.record(self.entry("request", rows, note="own estimate and steps"), once=True)
         if not path.exists():
-            write_file(path, trust.make_key(), private=True)
+            trust.write_key(path, trust.make_key())
+        following = trust.read_key(path)
         try:
-            request, key = _request(self.invite, trust.read_private(path), rows, steps)
+            request, key = _request(self.invite, following, rows, steps)
         except SecurityError as error:
             raise SecurityError(f"{path}: {error}; remove it and renew again") from None
         valid = trust.validity(certificate)[1] > datetime.now(UTC)
@@ -425,7 +426,7 @@ def _known_key(place: Path, given: Invite) -> bytes | None:
             )
     elif not (place / messages.KEY).exists():  # with a key it is a join that was cut short
         raise DataError(f"{place} exists and is not a site's directory: choose another place with --into, or remove it")
-    return trust.read_private(place / messages.KEY)
+    return trust.read_key(place / messages.KEY)
 
 
 def _request(invite: Invite, key: bytes, rows: Rows, steps: StepMaker | None) -> tuple[Request, Pair]:
@@ -439,7 +440,7 @@ def _key_of(directory: Path, certificate: bytes) -> bytes:
     """Return the one of the site's keys to which a certificate (or request) belongs."""
     for path in (directory / messages.KEY, directory / messages.NEXT_KEY):
         if path == directory / messages.KEY or path.exists():
-            key = trust.read_private(path)
+            key = trust.read_key(path)
             with in_file(path, SecurityError):
                 if Pair(certificate, key).fits():
                     return key

@@ -1,7 +1,8 @@
 """Certificates, signatures and private files: who is who, and what only its owner may read.
 
 A site makes its key and a certificate request where they stay; the holder of the authority's key issues a certificate
-of 90 days. All keys are Ed25519. Keys, requests and certificates are PEM text.
+of 90 days. All keys are Ed25519. Keys, requests and certificates are PEM text. Files of keys are encrypted where the
+environment has a passphrase: ``FEDKIN_PASSPHRASE_FILE`` names its file, or ``FEDKIN_PASSPHRASE`` holds it.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import IO
 
-from fedkin._base import PRIVATE_FILE, in_file
+from fedkin._base import PRIVATE_FILE, in_file, write_file
 from fedkin.errors import FedkinError, missing_dependency
 
 try:
@@ -29,10 +30,11 @@ try:
 except ImportError:  # the extra "peer" brings it
     _CRYPTOGRAPHY = False
 else:
-    _CRYPTOGRAPHY, _PEM = True, serialization.Encoding.PEM
+    _CRYPTOGRAPHY, _PEM, _PKCS8 = True, serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8
 
 _SITE_DAYS, _AUTHORITY_DAYS = 90, 3650  # how long certificates last
 _RENEW = timedelta(days=30)  # a certificate that lasts less than this should be renewed
+_PASSPHRASE, _LONGEST_PASSPHRASE = "FEDKIN_PASSPHRASE", 1023  # cryptography takes no longer one
 _SKEW = timedelta(days=1)  # clocks of sites may be behind
 _OTHER_TYPE = "is not of the type Ed25519; make one with openssl genpkey -algorithm ed25519"
 
@@ -129,8 +131,45 @@ def make_authority(name: str) -> Pair:
 def make_key() -> bytes:
     """Make a private key."""
     _need_cryptography()
-    form, plain = serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
-    return Ed25519PrivateKey.generate().private_bytes(_PEM, form, plain)
+    return Ed25519PrivateKey.generate().private_bytes(_PEM, _PKCS8, serialization.NoEncryption())
+
+
+def write_key(path: Path, key: bytes) -> None:
+    """Write a private key to a private file, encrypted if the environment has a passphrase."""
+    if (passphrase := _passphrase()) is not None:
+        key = _load_key(key).private_bytes(_PEM, _PKCS8, serialization.BestAvailableEncryption(passphrase))
+    write_file(path, key, private=True)
+
+
+def read_key(path: Path) -> bytes:
+    """Read a private key, decrypted, from a private file; raises `SecurityError` when the passphrase does not fit."""
+    text = read_private(path)
+    if b"ENCRYPTED PRIVATE KEY" not in text:
+        return text
+    _need_cryptography()
+    if (passphrase := _passphrase()) is None:
+        raise SecurityError(
+            f"{path} is encrypted: say in {_PASSPHRASE}_FILE which file has the passphrase, or give it in {_PASSPHRASE}"
+        )
+    try:
+        key = serialization.load_pem_private_key(text, passphrase)
+    except Exception:  # cryptography has no common base of errors
+        raise SecurityError(f"{path} cannot be decrypted: the passphrase is wrong, or the file is damaged") from None
+    return key.private_bytes(_PEM, _PKCS8, serialization.NoEncryption())
+
+
+def _passphrase() -> bytes | None:
+    """Return the passphrase of private keys, None if the environment has none."""
+    file = os.environ.get(f"{_PASSPHRASE}_FILE")
+    if file:
+        found, where = read_private(Path(file)).rstrip(b"\r\n"), file
+    elif _PASSPHRASE in os.environ:
+        found, where = os.environ[_PASSPHRASE].encode(), _PASSPHRASE
+    else:
+        return None
+    if not 1 <= len(found) <= _LONGEST_PASSPHRASE:
+        raise SecurityError(f"{where} must hold a passphrase of 1 to {_LONGEST_PASSPHRASE} bytes, got {len(found)}")
+    return found
 
 
 def make_request(name: str, key: bytes) -> bytes:
@@ -168,7 +207,7 @@ def issue(
 
 def read_authority_files(certificate: Path, key: Path) -> Pair:
     """Read the user's own certificate authority; raises `SecurityError` unless the two files are that of one."""
-    own = Pair(read_whole(certificate), read_private(key))
+    own = Pair(read_whole(certificate), read_key(key))
     with in_file(f"{certificate} and {key}", SecurityError):
         fits = own.fits()
     if not fits:
