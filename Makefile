@@ -8,6 +8,7 @@
 # make sbom   the locked dependencies as build/sbom.json (CycloneDX)
 # make lock   the lock files again, from the package index INDEX=https://...; locked versions stay
 # make bench  the exact solver beside its peers; BENCH=--quick for a minute of it
+# make fuzz   damaged and hostile bytes for all readers of what others send; INPUTS=1000000 takes about 15 minutes
 # make web-check   lints and type-checks web/, and checks that it gives exactly the bundle in src/fedkin/report/static
 # make clean  removes .venv and what the tools left behind
 # PYTHON is the interpreter to make .venv with: make demo PYTHON=python3.12
@@ -20,6 +21,8 @@ FAST ?=
 ONLY ?=
 BENCH ?=
 INDEX ?=
+INPUTS ?= 20000
+SEED ?= 0
 
 BIN := $(VENV)/bin
 BASE := $(VENV)/.base-installed
@@ -29,7 +32,7 @@ QUICK := OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE= PYTHO
 PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet --quiet --no-compile
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint docs dist sbom lock bench web web-check clean
+.PHONY: help demo test lint docs dist sbom lock bench fuzz web web-check clean
 
 help:
 	@sed -n 's/^# //p' Makefile
@@ -81,6 +84,9 @@ lock: | $(BIN)/python
 
 bench: $(DEV)
 	@$(QUICK) $(BIN)/python benchmarks/run.py $(BENCH)
+
+fuzz: $(DEV)
+	@$(QUICK) $(BIN)/python tests/fuzzing.py $(INPUTS) $(SEED)
 
 # for people who change web/: nothing else here needs node
 web: | web/node_modules

@@ -256,9 +256,10 @@ class Contract(
         try:
             plain = msgspec.json.decode(text)
             made = msgspec.convert(plain, cls)
-        except (msgspec.MsgspecError, UnicodeDecodeError, FedkinError) as error:
+            same = msgspec.json.decode(made.to_bytes()) == plain
+        except (msgspec.MsgspecError, ValueError, OverflowError, RecursionError, FedkinError) as error:
             raise ContractError(f"the contract cannot be used: {error}") from None
-        if msgspec.json.decode(made.to_bytes()) != plain:
+        if not same:
             raise ContractError("the contract has entries that this fedkin does not know, or lacks some")
         return made
 
@@ -267,7 +268,7 @@ class Contract(
         """Return the contract that a TOML text states; ``name`` is the file to name in errors."""
         try:
             entries = tomllib.loads(text)
-        except tomllib.TOMLDecodeError as error:
+        except (ValueError, RecursionError) as error:
             raise ContractError(f"{name}: not valid TOML: {error}; check quotes, brackets and commas there") from None
         reading = _Reading(text)
         contract = reading.contract(entries)

@@ -117,7 +117,10 @@ def unseal(
             raise SecurityError(f"it says that {envelope.signer} signed it, but the certificate is that of {name}")
     if (may := by or form.by) != "either" and (own is None) != (may == "organiser"):
         raise SecurityError(f"{name} signed it, but only the {'site itself' if own is None else may} may sign it")
-    signed = canonical({name: part for name, part in plain.items() if name != "signature"})
+    try:
+        signed = canonical({name: part for name, part in plain.items() if name != "signature"})
+    except (OverflowError, RecursionError):
+        raise SecurityError("it has numbers or lists that nobody can have signed; get it again") from None
     trust.check_signature(bytes.fromhex(envelope.signature), signed, own or brought or authority)
     try:
         return msgspec.convert(envelope.body, form), own
@@ -367,9 +370,16 @@ class ModelFile(_OfSite, frozen=True):
 
     def unpack(self, place: Path) -> None:
         """Write the files into a directory, which is replaced as a whole."""
+        try:
+            files = {
+                name: base64.b64decode(text) if name.endswith(".npz") else text.encode()
+                for name, text in self.files.items()
+            }
+        except ValueError:
+            raise SecurityError(f"the model of {self.site} has arrays that are not in base 64; get it again") from None
         with replacing_directory(place) as fresh:
-            for name, text in self.files.items():
-                (fresh / name).write_bytes(base64.b64decode(text) if name.endswith(".npz") else text.encode())
+            for name, content in files.items():
+                (fresh / name).write_bytes(content)
 
 
 class KeyList(Message, frozen=True):

@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import ipaddress
 import os
+import stat
 import warnings
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -73,8 +74,12 @@ def read_private(path: Path) -> bytes:
 def read_whole(path: Path, most: int | None = None) -> bytes:
     """Read a file of at most ``most`` bytes; raises `SecurityError` that names it when that is not possible."""
     try:
-        if most is not None and (size := path.stat().st_size) > most:
-            raise SecurityError(f"{path} has {size} bytes, more than the {most} that such a file may have")
+        if most is not None:
+            about = path.stat()
+            if not stat.S_ISREG(about.st_mode):
+                raise SecurityError(f"{path} is not a file")
+            if about.st_size > most:
+                raise SecurityError(f"{path} has {about.st_size} bytes, more than the {most} that such a file may have")
         return path.read_bytes()
     except FileNotFoundError:
         raise SecurityError(f"{path} is missing") from None

@@ -20,6 +20,7 @@ import json
 import math
 import os
 import shutil
+import stat
 import tempfile
 import time
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
@@ -28,7 +29,6 @@ from dataclasses import asdict, fields, is_dataclass
 from datetime import date, datetime
 from pathlib import Path
 from typing import Any, NoReturn
-from zipfile import BadZipFile
 
 import msgspec
 import numpy as np
@@ -51,6 +51,7 @@ _MORE = (_KIN, _KIN_ARRAYS, *_OPTIONAL.values())
 _FILES = (_MODEL, _COEFFICIENTS, _EDGES, *_MORE)
 _LEADING = ("site", "site_type", "group", "n_samples", "class", "intercept")
 _STALE_SECONDS = 3600.0
+_MOST_BYTES = 2**30  # of a file of a model
 #: What ``kin.json`` may hold beside plain values.
 _TYPES = {kind.__name__: kind for kind in (Diagnostics, Kin, Learned, Pairs, Population, States, Units)}
 
@@ -327,7 +328,7 @@ def _read_head(folder: Path, content: bytes) -> _Head:
 def _decoded(path: Path, content: bytes, kind: Any) -> Any:
     try:
         return msgspec.json.decode(content, type=kind)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         _damaged(path, f"it cannot be read ({error})")
 
 
@@ -337,6 +338,9 @@ def _damaged(path: Path, what: str) -> NoReturn:
 
 def _read_bytes(path: Path) -> bytes:
     try:
+        about = path.stat()
+        if not stat.S_ISREG(about.st_mode) or about.st_size > _MOST_BYTES:
+            raise ModelFileError(f"{path} is not a file of at most {_MOST_BYTES:,} bytes, so it is not read")
         return path.read_bytes()
     except FileNotFoundError:
         again = "copy the whole model directory again or fit the model again"
@@ -350,9 +354,11 @@ def _read_kin(path: Path, contents: Mapping[str, bytes], sites: tuple[Hashable, 
         return None
     try:
         with np.load(io.BytesIO(contents[_KIN_ARRAYS]), allow_pickle=False) as packed:
+            if sum(item.file_size for item in packed.zip.infolist()) > len(contents[_KIN_ARRAYS]):
+                raise ValueError("its arrays are larger than the file")  # nobody but an attacker compresses them
             arrays = {name: packed[name] for name in packed.files}
         found = _unpacked(_decoded(path, contents[_KIN], dict), "", arrays, {"sites": sites, "loss": loss})
-    except (KeyError, TypeError, ValueError, BadZipFile) as error:
+    except Exception as error:  # zipfile, zlib and numpy have no common base of errors
         if isinstance(error, ModelFileError):
             raise
         _damaged(path, f"it does not go with {_KIN_ARRAYS} ({error})")
@@ -362,7 +368,7 @@ def _read_kin(path: Path, contents: Mapping[str, bytes], sites: tuple[Hashable, 
 def _read_fused(path: Path, plain: dict[str, Any] | None) -> FusedFit | None:
     try:
         return None if plain is None else FusedFit(**{**plain, "gap": float(plain["gap"])})
-    except (KeyError, TypeError, ValueError) as error:
+    except (KeyError, TypeError, ValueError, OverflowError) as error:
         _damaged(path, f"its entry fused does not hold together ({error})")
 
 
@@ -409,7 +415,7 @@ def _read_coefficients(
         groups, n_samples = (np.array([int(row[at]) for row in heads], dtype=np.int64) for at in (2, 3))
         sites = tuple(_id_from_cells(row[0], row[1]) for row in heads)
         return sites, groups, n_samples, numbers[:, :, 0], numbers[:, :, 1:]
-    except (ValueError, UnicodeDecodeError) as error:
+    except (ValueError, IndexError, OverflowError, RecursionError, csv.Error) as error:
         if isinstance(error, ModelFileError):
             raise
         _damaged(path, str(error))
@@ -432,7 +438,7 @@ def _read_edges(path: Path, contents: Mapping[str, bytes], sites: tuple[Hashable
         rows = list(csv.reader(io.StringIO(contents[path.name].decode(), newline="")))[1:]
         index = np.array([[int(row[3]), int(row[4])] for row in rows], dtype=np.int64).reshape(-1, 2)
         return Graph.from_indices(sites, index, [float(row[2]) for row in rows])
-    except (IndexError, ValueError, UnicodeDecodeError) as error:
+    except (IndexError, ValueError, OverflowError, csv.Error) as error:
         _damaged(path, str(error))
 
 

@@ -1,0 +1,51 @@
+"""What others send: damaged or hostile bytes end in an error of Fedkin, in little time and memory."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+
+import fedkin
+import fuzzing
+from builders import federation
+from fedkin.errors import ModelFileError
+from fedkin.federate.messages import read_invite
+from fedkin.federate.trust import SecurityError
+from fedkin.fitting import FitOptions, fit
+
+
+@pytest.mark.exhaustive
+def test_readers_of_foreign_bytes_raise_nothing_but_errors_of_fedkin() -> None:
+    """The exit code also says that the process stayed below `fuzzing.MEGABYTES`; make fuzz tries a million inputs."""
+    done = subprocess.run([sys.executable, fuzzing.__file__, "3000"], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "3,000 inputs, 0 kinds of failures" in done.stdout
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    fit(federation("linear", (20, 20), 2), options=FitOptions(seed=0)).save(tmp_path / "model")
+    return tmp_path / "model"
+
+
+def test_an_archive_that_unpacks_to_more_than_its_size_is_not_read(model: Path) -> None:
+    with zipfile.ZipFile(model / "kin.npz", "a", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("more.npy", bytes(10**7))
+    fuzzing.write_checksum(model, "kin.npz")
+    with pytest.raises(ModelFileError, match="its arrays are larger than the file"):
+        fedkin.load(model)
+
+
+def test_what_is_no_file_is_not_waited_for(model: Path, tmp_path: Path) -> None:
+    (model / "coefficients.csv").unlink()
+    os.mkfifo(model / "coefficients.csv")
+    with pytest.raises(ModelFileError, match="is not a file"):
+        fedkin.load(model)
+    os.mkfifo(tmp_path / "north.invite")
+    with pytest.raises(SecurityError, match="is not a file"):
+        read_invite(tmp_path / "north.invite")
