@@ -48,6 +48,24 @@ def test_another_directory_or_lost_files_do_not_allow_sums_of_other_rows(tmp_pat
     sharing.share(other.directory)
 
 
+def test_a_table_with_one_more_row_is_refused_in_another_federation(tmp_path: Path) -> None:
+    """The organisers of both, or one who runs both, would have had the patient as a difference."""
+    north = heart.admitted(heart.organiser(tmp_path), "north")
+    sharing.share(north)
+    made = heart.organiser(tmp_path / "other")
+    tables = {"south": add_row(north), "east": heart.write_table(tmp_path / "east.csv", seed=7)}
+    sites = {}
+    for name, table in tables.items():
+        site, _ = Site.join(heart.invite_of(made, name), table, tmp_path / "other" / name)
+        site.accept(made.admit(site.request).path)
+        sites[name] = site.directory
+    with pytest.raises(DataError, match=r"differs from this one in 1 row have left before \(as north"):
+        sharing.share(sites["south"])
+    sharing.share(sites["east"])  # other patients
+    assert main(["site", "ledger", str(north), "--withdrawn", "the organiser has deleted it"]) == 0
+    sharing.share(sites["south"])
+
+
 def test_the_ledger_says_what_left_and_a_changed_line_is_refused(tmp_path: Path, capsys) -> None:
     made = heart.organiser(tmp_path)
     north = heart.admitted(made, "north")
@@ -139,7 +157,7 @@ def test_shape_and_refusals_of_private_sums_depend_on_no_row(tmp_path: Path) -> 
 
 
 def audited_epsilon(epsilon: float, messages: int, noise: float = 1.0, times: int = 4000) -> float:
-    """Return a lower bound of epsilon (99.9%, for Gaussian noise): a linear test of two tables that differ in an extreme row."""
+    """Return a lower bound of epsilon (99.9%), assuming Gaussian noise: a linear test, tables with an extreme row."""
     delta, rng = 1e-5, np.random.default_rng(0)
     X, y = np.column_stack([np.ones(20), rng.uniform(-1, 1, 20)]), rng.uniform(-1, 1, 20)
     budget, how = Budget(epsilon, delta), {"feature_names": ("(intercept)", "x"), "by_fold": False}

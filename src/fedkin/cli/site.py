@@ -253,7 +253,8 @@ def ledger(
     """At the site: show what has left it, when, to whom, and from which rows."""
     found = Site.read(directory)
     if withdrawn is not None:
-        found.ledger.record(found.entry("withdrawn", found.rows(), note=withdrawn))
+        rows = found.rows()
+        found.ledger.record(found.entry("withdrawn", rows, note=withdrawn), rows)
     entries = found.ledger.entries()
     for one in entries:
         budget = "" if one.epsilon is None else f", epsilon {one.epsilon:g}, delta {one.delta:g}"

@@ -82,16 +82,20 @@ def required(contract: Contract, own: Thresholds | None = None) -> Thresholds:
     return least if own is not None and own.lowers_minima else least.stricter(MINIMA)
 
 
+def fewest_rows(contract: Contract, own: Thresholds | None = None) -> int:
+    """Return how many rows sums must be over, and differences of sums."""
+    least = required(contract, own)
+    return max(least.rows, math.ceil(least.rows_per_parameter * contract.n_params))
+
+
 def check_count(contract: Contract, n: int, own: Thresholds | None = None) -> list[Finding]:
     """Return why n rows are not enough, if they are not."""
-    least = required(contract, own)
-    per_parameter = math.ceil(least.rows_per_parameter * contract.n_params)
-    needed = max(least.rows, per_parameter)
+    least, needed = required(contract, own), fewest_rows(contract, own)
     if n >= needed:
         return []
     words = f"{count(n, 'row')}, but at least {needed} are needed"
     more = f" ({least.rows_per_parameter:g} for each of {count(contract.n_params, 'parameter')})"
-    return [Finding("", words + (more if per_parameter > least.rows else ""), "few_rows")]
+    return [Finding("", words + (more if needed > least.rows else ""), "few_rows")]
 
 
 def check_disclosure(

@@ -3,7 +3,8 @@
 It is append-only and hash-chained: every line has the digest of the line before. There are two copies, one in the
 site's directory and one in a folder of the user (``FEDKIN_LEDGERS``, by default ``~/.local/share/fedkin/ledgers``)
 under the names of run and site. Lines of both count. So a site that joins again in another directory, or whose files
-were removed, is the same site.
+were removed, is the same site. The folder also has short digests of the rows of every table of which something left
+(``DIGEST.rows``), so that a table that differs from it in few rows is recognised in any federation.
 """
 
 from __future__ import annotations
@@ -17,9 +18,11 @@ from pathlib import Path
 from typing import Literal
 
 import msgspec
+import numpy as np
 
-from fedkin._base import PRIVATE_DIRECTORY
+from fedkin._base import PRIVATE_DIRECTORY, count, write_file
 from fedkin.core import composed_epsilon
+from fedkin.data import Rows
 from fedkin.errors import DataError
 from fedkin.federate.trust import open_private
 
@@ -78,27 +81,30 @@ class Ledger:
     def check(
         self,
         what: What,
-        rows: str,
+        table: Rows,
+        fewest: int,
         *,
         private: tuple[float, float] | None = None,
         budget: float = 0.0,
         resend: str = "",
     ) -> None:
-        """Raise `DataError` when something about these rows (their digest) may not leave after what has left before.
+        """Raise `DataError` when something about these rows may not leave after what has left before.
 
+        At least ``fewest`` rows must be in one only of this table and another of which something left, or none.
         ``private`` are its epsilon and delta. All messages with noise about the same rows, in any federation, may have
         ``budget`` together, by default that of the first. ``resend`` is the file that can be sent again where noise
         was added.
         """
-        known = _since_withdrawal(self.entries())
+        known, rows = _since_withdrawal(self.entries()), table.digest
         again = f"If all of it has been withdrawn, record that: fedkin site ledger {self.directory} --withdrawn REASON"
         if any(one.rows != rows for one in known):
             raise DataError(
                 "numbers from other rows have left this site before: the difference would give away the rows that "
                 f"changed. Join with the table of that time. {again}"
             )
+        self._check_differences(table, rows, fewest)
         lost = f": send {resend} again if it was lost" if resend else ""
-        every = {(one.time, one.same): one for one in (*known, *self._elsewhere(rows))}.values()
+        every = {(one.time, one.same): one for one in (*known, *self._elsewhere()) if one.rows == rows}.values()
         exact = [one for one in every if one.epsilon is None]
         noisy = [(one.epsilon, one.delta or 0.0) for one in every if one.epsilon is not None]
         if private is not None and exact:
@@ -116,10 +122,38 @@ class Ledger:
         elif private is not None and budget and private[0] > budget:
             raise DataError(f"epsilon is {private[0]:g}, but this site may spend {budget:g} at most: nothing is shared")
 
-    def record(self, entry: Entry, *, once: bool = False) -> None:
-        """Append an entry to both copies, on disk before this returns; ``once`` unless the last one is the same."""
+    def _check_differences(self, table: Rows, rows: str, fewest: int) -> None:
+        others = {one.rows: one for one in self._elsewhere() if one.rows != rows}
+        known = [(one, self.folder / f"{one.rows}.rows") for one in others.values()]
+        own = table.row_digests() if known else np.zeros(0, dtype=np.uint64)
+        for one, path in known:
+            if not path.exists():
+                continue
+            text = path.read_bytes()
+            if len(text) % 8:
+                raise DataError(f"{path} is damaged, so nobody knows which rows have left; restore it from a copy")
+            if (n := np.setxor1d(own, np.frombuffer(text, dtype="<u8")).size) < fewest:
+                raise DataError(
+                    f"numbers from a table that differs from this one in {count(n, 'row')} have left before (as "
+                    f"{one.site}, {one.time[:10]}, run {one.run}): the difference would give these rows away, at least "
+                    f"{fewest} are needed. Join with the table of that time. If all of it has been withdrawn, record "
+                    "that there: fedkin site ledger DIR --withdrawn REASON"
+                )
+
+    def record(self, entry: Entry, table: Rows, *, once: bool = False) -> None:
+        """Append an entry about a table to both copies, on disk before this returns.
+
+        With ``once`` nothing is appended when the last entry is the same.
+        """
         if once and (known := self.entries()) and known[-1].same == entry.same:
             return
+        path = self.folder / f"{entry.rows}.rows"
+        try:
+            if entry.what in _LEAVES and not path.exists():
+                path.parent.mkdir(parents=True, exist_ok=True, mode=PRIVATE_DIRECTORY)
+                write_file(path, table.row_digests().astype("<u8").tobytes(), private=True)
+        except OSError as error:
+            raise _unwritable(path, error) from None
         for path in self._copies:
             lines = _read_lines(path)
             before = lines[-1].digest if lines else ""
@@ -131,14 +165,18 @@ class Ledger:
                     file.flush()
                     os.fsync(file.fileno())
             except OSError as error:
-                raise DataError(
-                    f"{path} cannot be written ({error.strerror}), so nothing leaves; set {PLACE} to a folder of yours"
-                ) from None
+                raise _unwritable(path, error) from None
 
-    def _elsewhere(self, rows: str) -> Iterable[Entry]:
-        """Yield what left of the same rows under other names, or in other federations."""
+    def _elsewhere(self) -> Iterable[Entry]:
+        """Yield what left under any name, in any federation."""
         for path in sorted(self.folder.glob("*.jsonl")) if self.folder.is_dir() else ():
-            yield from (one for one in _since_withdrawal(read_ledger(path)) if one.rows == rows)
+            yield from _since_withdrawal(read_ledger(path))
+
+
+def _unwritable(path: Path, error: OSError) -> DataError:
+    return DataError(
+        f"{path} cannot be written ({error.strerror}), so nothing leaves; set {PLACE} to a folder of yours"
+    )
 
 
 def now() -> str:

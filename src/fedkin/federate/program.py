@@ -120,7 +120,7 @@ class Program:
             to = "the central machine" if self.plan.placement == "central" else "its neighbours"
             note = "estimate and covariance" if what == "select" else f"thetas, order {self.plan.revision}"
             note += ", and held-out losses by level" if isinstance(self.plan, ChoicePlan) else ""
-            ledger.record(self._site.entry(what, rows, to, note), once=True)
+            ledger.record(self._site.entry(what, rows, to, note), rows, once=True)
 
     def _who_is_out(self) -> frozenset[str]:
         return self.site.out if self._organiser is None else self._organiser.out()

@@ -33,6 +33,7 @@ from fedkin.federate.disclosure import (
     check_count,
     check_disclosure,
     check_query,
+    fewest_rows,
     most_folds,
     refuse_disclosure,
     required,
@@ -79,7 +80,8 @@ def share(
     signer, rows, contract, before = site.pair(), site.rows(), site.contract, _first_summary(site)
     budget = None if epsilon is None else Budget(epsilon, delta, *data_bounds(contract))
     private, resend = None if epsilon is None else (epsilon, delta), str(_sent_file(site, 1))
-    site.ledger.check("share", rows.digest, private=private, budget=site.settings.epsilon, resend=resend)
+    fewest = fewest_rows(contract, site.settings)
+    site.ledger.check("share", rows, fewest, private=private, budget=site.settings.epsilon, resend=resend)
     rank = _chosen_rank(contract, before, rank)
     if budget is None:
         folds = _chosen_folds(site, rows, before, folds if rank is None else 0)
@@ -238,7 +240,7 @@ def _write(
     entry = site.entry("share" if number == 1 else "answer", rows, note=f"message {number}")
     if summary.privacy is not None:
         entry = msgspec.structs.replace(entry, epsilon=summary.privacy.epsilon, delta=summary.privacy.delta)
-    site.ledger.record(entry)
+    site.ledger.record(entry, rows)
     digest, day = site.contract.digest, messages.today()
     body = SummaryFile(site.invite.run, site.name, digest, number, day, named.to_plain(), ask)
     return Shared(named, number, body.write(path, signer))

@@ -22,7 +22,7 @@ from fedkin.data import Finding, Rows, raise_findings, read_columns, row_places
 from fedkin.errors import DataError
 from fedkin.federate import messages, trust
 from fedkin.federate.contract import Contract
-from fedkin.federate.disclosure import Thresholds, check_disclosure, refuse_disclosure
+from fedkin.federate.disclosure import Thresholds, check_disclosure, fewest_rows, refuse_disclosure
 from fedkin.federate.ledger import Entry, Ledger, What, now
 from fedkin.federate.messages import Admit, Invite, KeyList, ModelFile, Notice, Order, Request, Steps, read_invite
 from fedkin.federate.trust import Pair, SecurityError
@@ -111,7 +111,8 @@ def change_settings(directory: Path, *, confirmed: bool = False, **changes: Any)
         if "below_minima" in changes:
             site, note = Site.read(directory), "the custodian lifts the hard minima"
             note = note if wanted.below_minima else "the hard minima hold again"
-            site.ledger.record(site.entry("settings", site.rows(), "nobody", note))
+            rows = site.rows()
+            site.ledger.record(site.entry("settings", rows, "nobody", note), rows)
     return wanted
 
 
@@ -170,7 +171,7 @@ class Site:
         raise_findings(findings)
         rows = contract.prepare(columns)
         if steps is not None and contract.rounds.placement != "peer":
-            Ledger(place, given.run, name).check("request", rows.digest)
+            Ledger(place, given.run, name).check("request", rows, fewest_rows(contract, settings))
         request, key = _request(given, known or trust.make_key(), rows, steps)
         place.mkdir(parents=True, exist_ok=True)
         place.chmod(PRIVATE_DIRECTORY)
@@ -185,9 +186,9 @@ class Site:
         write_file(place / messages.INVITE, trust.read_whole(invite), private=True)
         made = cls.read(place)
         if below_minima:
-            made.ledger.record(made.entry("settings", rows, "nobody", "the custodian lifts the hard minima"))
+            made.ledger.record(made.entry("settings", rows, "nobody", "the custodian lifts the hard minima"), rows)
         if request.steps is not None:
-            made.ledger.record(made.entry("request", rows, note="own estimate and steps"), once=True)
+            made.ledger.record(made.entry("request", rows, note="own estimate and steps"), rows, once=True)
         return made, findings
 
     @classmethod
@@ -282,7 +283,7 @@ class Site:
     def allowed_rows(self, what: What) -> Rows:
         """Read the rows for something without noise that leaves; raises `DataError` unless ledger and gate allow it."""
         rows = self.rows()
-        self.ledger.check(what, rows.digest)
+        self.ledger.check(what, rows, fewest_rows(self.contract, self.settings))
         refuse_disclosure(check_disclosure(self.contract, rows, self.settings), f"{what}: nothing is shared")
         return rows
 
@@ -373,7 +374,7 @@ class Site:
         certificate, rows, path = self._admitted(), self.rows(), self.directory / messages.NEXT_KEY
         if steps is not None and self.contract.rounds.placement != "peer":
             rows = self.allowed_rows("request")
-            self.ledger.record(self.entry("request", rows, note="own estimate and steps"), once=True)
+            self.ledger.record(self.entry("request", rows, note="own estimate and steps"), rows, once=True)
         if not path.exists():
             trust.write_key(path, trust.make_key())
         following = trust.read_key(path)
@@ -398,7 +399,7 @@ class Site:
                 "--share-result"
             )
         rows = self.allowed_rows("publish")
-        self.ledger.record(self.entry("publish", rows, note="coefficients and number of rows"))
+        self.ledger.record(self.entry("publish", rows, note="coefficients and number of rows"), rows)
         sent.mkdir(mode=PRIVATE_DIRECTORY, exist_ok=True)
         packed = ModelFile.pack(self.invite.run, self.name, self.contract.digest, model, tuple(sorted(dropped)))
         return packed.write(sent / f"{self.name}.model", signer)
