@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -38,6 +39,14 @@ def test_an_archive_that_unpacks_to_more_than_its_size_is_not_read(model: Path) 
         archive.writestr("more.npy", bytes(10**7))
     fuzzing.write_checksum(model, "kin.npz")
     with pytest.raises(ModelFileError, match="its arrays are larger than the file"):
+        fedkin.load(model)
+
+
+@pytest.mark.parametrize("loss", [{"name": ["linear"]}, {"name": {}}, {}, {"own": True}])
+def test_a_loss_without_a_name_is_refused(model: Path, loss: dict) -> None:
+    about = json.loads((model / "model.json").read_bytes())
+    (model / "model.json").write_text(json.dumps(about | {"loss": loss}))
+    with pytest.raises(ModelFileError, match="its loss has no name"):
         fedkin.load(model)
 
 

@@ -86,6 +86,8 @@ def described_loss(described: Mapping[str, Any]) -> Loss:
 
 def restore_loss(described: Mapping[str, Any], given: Loss | None, path: Path) -> Loss:
     """Return the loss of a model file; ``given`` is the user's, ``path`` the file to name in errors."""
+    if not isinstance(described.get("name"), str):
+        raise ModelFileError(f"{path}: its loss has no name; the file is damaged, copy the model again or fit it again")
     if described.get("own"):
         if given is not None:
             return given
