@@ -266,6 +266,39 @@ def test_a_thief_with_a_copied_directory_gets_and_says_nothing_once_the_site_is_
         assert fleet.theta().tobytes() == expected.tobytes(), fleet.report()
 
 
+def test_a_copy_of_a_key_in_use_is_noticed(waiting: Fleet) -> None:
+    event = "two links with one key: is there a copy of the site's directory?"
+    with session(waiting.pair("d1"), waiting.heart.authority, waiting.plan.members[0].endpoint, "peer"):
+        wait_for_event(waiting, "d0", event, peer="d1")
+        wait_for(lambda: "have the same key of d1" in str(read_status(waiting.place("d0")).why))
+    assert {entry["peer"] for entry in events(waiting, "d0", event)} == {"d1"}
+    assert events(waiting, "d2", event) == []
+
+
+@pytest.mark.parametrize("placement", ["peer", "central"])
+def test_certificates_that_end_soon_are_renewed_by_themselves(tmp_path: Path, placement: str) -> None:
+    """With a central machine nobody does anything; between peers the organiser says ``federation renew``."""
+    problem, compare = small_problem(3), {"compare_every": 0} if placement == "central" else {}
+    with Fleet.make(tmp_path / "fed", problem, 6000, placement=placement, **compare) as fleet:
+        heart, names = fleet.heart, [one.name for one in fleet.heart.members]
+        for name in names:
+            request = fleet.place(name) / f"{name}.request"
+            old = heart.admit(request, again=True, now=datetime.now(UTC) - timedelta(days=12))
+            Site.read(fleet.place(name)).accept(old.path)
+        keys = {name: Site.read(fleet.place(name)).key for name in names}
+        fleet.start()
+        if placement == "peer":
+            fleet.wait_for_round("d1", 20)
+            assert spread_keys(heart, PATIENCE) == names
+        for name in names:
+            wait_for_event(fleet, name, "certificate renewed: links are opened anew")
+            site = Site.read(fleet.place(name))
+            assert not site.renewal_due() and site.key == keys[name] and fleet.round(name) < 6000
+        if placement == "peer":
+            fleet.join()
+            assert fleet.theta().tobytes() == in_process(problem, fleet.plan).average.tobytes()
+
+
 def test_a_certificate_is_renewed_while_the_rounds_go_on(tmp_path: Path) -> None:
     problem = small_problem(4)
     with Fleet.make(tmp_path / "fed", problem, 8000) as fleet:

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import io
 import json
 import shutil
+import sys
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
 
 import heart
+from fedkin.cli import main
 from fedkin.data import Rows
 from fedkin.errors import DataError, FedkinError
 from fedkin.federate import Organiser, Site, read_charter, read_invite, sharing
@@ -24,6 +27,7 @@ from fedkin.federate.trust import (
     make_authority,
     make_key,
     make_request,
+    validity,
 )
 
 
@@ -301,3 +305,57 @@ def test_a_federation_with_encrypted_keys(tmp_path: Path, monkeypatch: pytest.Mo
         Site.read(place)
     with pytest.raises(SecurityError, match=r"authority\.key is encrypted"):
         made.signing()
+
+
+FUSED = heart.CONTRACT.replace("[features]", 'method = "fused"\n[features]') + "[rounds]\nlam = 0.1\n"
+
+
+@pytest.mark.parametrize(("text", "days"), [(FUSED, 14), (heart.CONTRACT, 90)])
+def test_certificates_that_open_links_last_days_and_the_organiser_renews_them_for_the_same_key(tmp_path, text, days):
+    made = heart.organiser(tmp_path, text, names=("north", "south", "east"))
+    now, places = datetime.now(UTC), {name: heart.admitted(made, name) for name in ("north", "south", "east")}
+    until = validity(Site.read(places["north"]).certificate)[1]
+    assert timedelta(days=days - 0.01) < until - now < timedelta(days=days + 0.01)
+    assert made.renew() == []
+    for name in ("north", "south"):
+        request = places[name] / f"{name}.request"
+        Site.read(places[name]).accept(made.admit(request, again=True, now=now - timedelta(days=0.9 * days)).path)
+        assert Site.read(places[name]).renewal_due()
+    made.expel("south")
+    before, revision = Site.read(places["north"]), made.keys().revision
+    assert made.renew() == ["north"] and made.keys().revision == revision
+    Site.read(places["north"]).accept(made.directory / "admitted" / "north.admit")
+    after = Site.read(places["north"])
+    assert after.key == before.key and validity(after.certificate)[1] > validity(before.certificate)[1]
+    assert not after.renewal_due() and made.renew() == []
+    assert made.admission("north", made.keys().revision) is None
+
+
+class Terminal(io.StringIO):
+    """What somebody types."""
+
+    def isatty(self) -> bool:
+        return True
+
+
+def test_at_a_terminal_join_and_admit_ask_for_the_fingerprint(tmp_path, monkeypatch):
+    """Somebody who intercepted an invite was admitted unless the organiser thought of ``--fingerprint``."""
+    made = heart.organiser(tmp_path)
+    place, invite = tmp_path / "new" / "north", made.directory / "invites" / "north.invite"
+    join = ["site", "join", str(invite), "--data", str(heart.write_table(tmp_path / "t.csv")), "--into", str(place)]
+    admit = ["federation", "admit", str(made.directory), str(place / "north.request")]
+
+    def run(words: list[str], typed: str) -> int:
+        monkeypatch.setattr(sys, "stdin", Terminal(f"{typed}\n"))
+        return main(words)
+
+    wrong, right = "-".join(["1234"] * 8), fingerprint(made.authority)
+    assert run(join, wrong) == 2 and not place.exists()
+    assert run(join, right.replace("-", " ").upper()) == 0
+    assert run(admit, wrong) == 2 and not (made.directory / "admitted" / "north.admit").exists()
+    assert run(admit, Site.read(place).key_fingerprint) == 0
+    Site.read(place).accept(made.directory / "admitted" / "north.admit")
+    Site.read(place).renew()
+    assert run(admit, "nobody asks, since the key of before signed it") == 0
+    assert run([*admit, "--again"], wrong) == 2
+    assert run([*admit, "--again", "--yes"], wrong) == 0

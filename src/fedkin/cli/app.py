@@ -68,6 +68,7 @@ EXAMPLES = {
     "federation new": "fedkin federation new heart.toml --sites sites.csv --graph edges.csv",
     "federation invite": "fedkin federation invite heart north",
     "federation admit": "fedkin federation admit heart north.request",
+    "federation renew": "fedkin federation renew heart",
     "federation order": "fedkin federation order heart --lam 0.02",
     "federation expel": "fedkin federation expel heart north",
     "federation deliver": "fedkin federation deliver heart model",

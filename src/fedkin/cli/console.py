@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import msgspec
+import typer
 from rich.box import SIMPLE_HEAD
 from rich.cells import cell_len
 from rich.console import Console, ConsoleOptions, RenderResult
@@ -78,6 +79,13 @@ def say(*lines: str) -> None:
     """Print sentences on standard output, broken by the terminal only."""
     for line in lines:
         output().print(line, soft_wrap=True)
+
+
+def ask_fingerprint(given: str | None, words: str, unasked: bool) -> str | None:
+    """Return the fingerprint that was given, or that somebody types; None where nobody is to be asked, or can be."""
+    if given is not None or unasked or not sys.stdin.isatty():
+        return given
+    return str(typer.prompt(words))
 
 
 def print_facts(facts: Mapping[str, str]) -> None:

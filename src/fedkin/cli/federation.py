@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tempfile
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
@@ -11,11 +12,12 @@ import numpy as np
 import typer
 from rich.text import Text
 
-from fedkin._base import count, listed, write_file
+from fedkin._base import check_positive, count, listed, write_file
 from fedkin.cli.app import Json, argument, option, switch
 from fedkin.cli.console import (
     WRONG_INPUT,
     add_row,
+    ask_fingerprint,
     messages,
     note,
     output,
@@ -31,10 +33,10 @@ from fedkin.cli.simulate import deliver_model, simulate
 from fedkin.data import Finding, read_columns, row_places, site_ids
 from fedkin.errors import DataError, ParameterError
 from fedkin.federate import Contract, Organiser, Patience, draft_contract
-from fedkin.federate.messages import KEYS
+from fedkin.federate.messages import ADMITTED, KEYS
 from fedkin.federate.program import spread_keys
-from fedkin.federate.trust import ends_soon, read_authority_files
 from fedkin.federate.trust import fingerprint as key_fingerprint
+from fedkin.federate.trust import read_authority_files
 from fedkin.fitting import check_model_place, join_parts, load
 from fedkin.graph import Graph
 from fedkin.report.text import headline
@@ -163,25 +165,50 @@ def admit(
     again: Annotated[
         bool, switch("--again", "Admit with another key a site that lost its directory, after asking it.")
     ] = False,
+    yes: Annotated[bool, switch("--yes", "Do not ask for fingerprints, for automation.")] = False,
     ca_key: CaKey = None,
 ) -> None:
-    """At the organiser: check a site's request against its invite, and give it a certificate of 90 days."""
+    """At the organiser: check a site's request against its invite, and give it a certificate of days."""
     if fingerprint is not None and len(requests) > 1:
         raise ParameterError("--fingerprint is that of one site: admit them one by one")
     organiser = Organiser.read(directory, ca_key)
     for path in requests:
-        done = organiser.admit(path, again=again, expected=fingerprint)
+        heard = fingerprint
+        if organiser.needs_fingerprint(path, again=again):
+            heard = ask_fingerprint(fingerprint, f"Fingerprint of the key in {path}, as the site reads it out", yes)
+        done = organiser.admit(path, again=again, expected=heard)
         if done.until is None:
             _say_out(organiser, done.site, "has left", done.path)
             continue
         say(
             f"{done.site} is {'renewed' if done.renewed else 'admitted'} until {done.until:%Y-%m-%d}, with a key whose "
-            f"fingerprint is {done.fingerprint}" + (": compare it with what the site saw." if not fingerprint else "."),
+            f"fingerprint is {done.fingerprint}" + (": compare it with what the site saw." if not heard else "."),
             f"Send {done.path} to {done.site}; there: fedkin site accept {done.site} {done.path.name}",
         )
         if done.lost:
             say("The lost key gets no link, and what it signs counts for nothing, where the new list of keys is known.")
             _spread(organiser)
+
+
+@federation.command()
+def renew(
+    directory: Directory,
+    every: Annotated[float | None, option("HOURS", "Stay, and do it again so often.")] = None,
+    ca_key: CaKey = None,
+) -> None:
+    """At the organiser: issue certificates anew that end soon, for the same keys, and give them to sites that run."""
+    if every is not None:
+        check_positive("--every", every)
+    while True:
+        organiser = Organiser.read(directory, ca_key)
+        if names := organiser.renew():
+            say(f"renewed {listed(names, 8)}: {directory / ADMITTED}; for those that do not run: fedkin site accept")
+        else:
+            say("No certificate ends soon.")
+        _spread(organiser)
+        if every is None:
+            return
+        time.sleep(3600 * every)
 
 
 @federation.command()
@@ -268,7 +295,7 @@ def status(directory: Directory, as_json: Json = False) -> None:
     for one in standings:
         is_now = "out" if one.out else "admitted" if one.until else "invited" if one.invited else "not invited"
         until = "" if one.until is None else f"{one.until:%Y-%m-%d}"
-        until += " (renew)" if one.until is not None and ends_soon(one.until) and not one.out else ""
+        until += " (renew)" if one.ends_soon else ""
         add_row(table, one.name, is_now, until, str(one.summaries or ""))
     output().print(table)
     output().print(f"authority {key_fingerprint(organiser.authority)}, run {organiser.charter.run}")

@@ -12,7 +12,7 @@ import typer
 
 from fedkin._base import count, listed
 from fedkin.cli.app import Json, argument, option, switch
-from fedkin.cli.console import WRONG_INPUT, note, output, print_findings, print_json, say
+from fedkin.cli.console import WRONG_INPUT, ask_fingerprint, note, output, print_findings, print_json, say
 from fedkin.cli.running import become, status_table
 from fedkin.data import read_columns, row_places
 from fedkin.federate import (
@@ -58,8 +58,10 @@ def join(
     below_minima: Annotated[
         bool, switch("--below-minima", "Let the contract's thresholds alone decide: rows may be recognised.")
     ] = False,
+    yes: Annotated[bool, switch("--yes", "Do not ask for the fingerprint, for automation.")] = False,
 ) -> None:
     """At the site: check the rows against the contract, make a key that never leaves, and write the request."""
+    fingerprint = ask_fingerprint(fingerprint, "Fingerprint of the authority, as the organiser reads it out", yes)
     how = {"expected": fingerprint, "below_minima": below_minima}
     made, remarks = Site.join(invite, data, into, steps=steps_of, **how)  # type: ignore[arg-type]
     for remark in remarks:

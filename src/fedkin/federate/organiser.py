@@ -58,6 +58,7 @@ class Standing:
     until: datetime | None
     out: bool
     summaries: int
+    ends_soon: bool  # whether its certificate should be renewed
 
 
 @dataclass(frozen=True, eq=False)
@@ -202,7 +203,8 @@ class Organiser:
         for name in (member.name for member in self.members):
             certificate = self.certificate(name)
             until = None if certificate is None else trust.validity(certificate)[1]
-            found.append(Standing(name, self._invite_file(name).exists(), until, name in out, summaries[name]))
+            soon = certificate is not None and name not in out and trust.ends_soon(certificate)
+            found.append(Standing(name, self._invite_file(name).exists(), until, name in out, summaries[name], soon))
         return found
 
     # --- what the organiser signs ---------------------------------------------------------------------------------
@@ -338,19 +340,44 @@ class Organiser:
         place = self._admit_file(name)
         if known is not None and trust.fingerprint(known) == mark and not again:
             return Admission(name, place, mark, trust.validity(known)[1], True)
-        signer, hosts = self.signing(), _hosts(self.member(name).endpoint)
         loses = again and known is not None and trust.fingerprint(known) != mark
-        certificate = trust.issue(signer, asked, hosts, now=now)
         write_file(place.with_suffix(".request"), text, private=True)
-        admit = messages.Admit(
-            run=self.charter.run,
-            site=name,
-            contract=self.contract.digest,
-            certificate=certificate.decode(),
-            keys=self._list_keys(name, mark, signer, loses=loses).decode(),
-        )
-        until, renewed = trust.validity(certificate)[1], known is not None
-        return Admission(name, admit.write(place, signer), mark, until, renewed, loses)
+        self._list_keys(name, mark, self.signing(), loses=loses)
+        until = self._issue(name, asked, now)
+        return Admission(name, place, mark, until, known is not None, loses)
+
+    def needs_fingerprint(self, path: Path, *, again: bool = False) -> bool:
+        """Return whether only people can tell that a request comes from the site: no key that counts signed it."""
+        if messages.read_kind(path)[1] != Request.kind:
+            return False
+        request, signed_with = self.charter.read(path, Request)
+        known = self.certificate(request.site)
+        vouching = {trust.fingerprint(one) for one in (request.request.encode(), signed_with) if one is not None}
+        return again or known is None or trust.fingerprint(known) not in vouching
+
+    def renew(self, now: datetime | None = None) -> list[str]:
+        """Issue certificates anew, for the same keys, where they end soon; returns the names of the sites.
+
+        Sites that left, were expelled or lost a key get none for that key.
+        """
+        due = [one.name for one in self.status() if one.ends_soon]
+        for name in due:
+            self._renew(name, now)
+        return due
+
+    def _renew(self, name: str, now: datetime | None = None) -> None:
+        path = self._admit_file(name).with_suffix(".request")
+        self._issue(name, self.charter.read(path, Request, ended=True)[0].request.encode(), now)
+
+    def _issue(self, name: str, asked: bytes, now: datetime | None) -> datetime:
+        """Write the admission of a site with a certificate for the key of its request; returns until when it lasts."""
+        signer, hosts = self.signing(), _hosts(self.member(name).endpoint)
+        days = trust.LINK_DAYS if self.contract.method == "fused" else trust.FILE_DAYS
+        certificate = trust.issue(signer, asked, hosts, days=days, now=now)
+        keys = trust.read_whole(self.directory / messages.KEYS).decode()
+        about = {"run": self.charter.run, "site": name, "contract": self.contract.digest}
+        messages.Admit(**about, certificate=certificate.decode(), keys=keys).write(self._admit_file(name), signer)
+        return trust.validity(certificate)[1]
 
     def certificate(self, name: str) -> bytes | None:
         """Return the newest certificate of a site, PEM; None before it was admitted."""
@@ -362,16 +389,21 @@ class Organiser:
         return self.charter.keys(self.directory)
 
     def admission(self, name: str, revision: int) -> bytes | None:
-        """Return the admission of a site that has this revision of the list of keys; None when that is the newest."""
+        """Return the admission of a site that has this revision of the list of keys; None when that is the newest.
+
+        A site whose certificate ends soon asks as if it had no list, and gets a certificate that lasts longer.
+        """
         keys, path = self.keys(), self._admit_file(name)
         if revision >= keys.revision or not path.exists():
             return None
+        if keys.keys[self.member(name).number] and trust.ends_soon(self.certificate(name) or b""):
+            self._renew(name)
         admit, _ = self.charter.read(path, messages.Admit, site=name)
         newest = msgspec.structs.replace(admit, keys=trust.read_whole(self.directory / messages.KEYS).decode())
         return messages.seal(newest.kind, newest, self.signing())
 
-    def _list_keys(self, name: str, mark: str, signer: Pair, *, loses: bool = False) -> bytes:
-        """Sign the list in which a site has the key with that fingerprint, none if it is out; returns its text.
+    def _list_keys(self, name: str, mark: str, signer: Pair, *, loses: bool = False) -> None:
+        """Sign the list in which a site has the key with that fingerprint, none if it is out.
 
         ``loses``: its key of before was lost.
         """
@@ -382,12 +414,12 @@ class Organiser:
         if (changed := (tuple(keys), lost, tuple(sorted(out)))) != (before.keys, before.lost, before.out):
             stamp = f"{datetime.now(UTC):%Y-%m-%dT%H:%M:%SZ}"
             messages.KeyList(self.charter.run, before.revision + 1, stamp, *changed).write(path, signer)
-        return trust.read_whole(path)
 
     def steps(self) -> dict[str, Steps]:
         """Return the step rules that admitted sites sent with their requests, by name."""
         paths = {one.name: self._admit_file(one.name).with_suffix(".request") for one in self.members}
-        found = {name: self.charter.read(path, Request)[0].steps for name, path in paths.items() if path.exists()}
+        there = {name: path for name, path in paths.items() if path.exists()}
+        found = {name: self.charter.read(path, Request, ended=True)[0].steps for name, path in there.items()}
         return {name: steps for name, steps in found.items() if steps is not None}
 
     def read_published(self, path: Path) -> ModelFile:

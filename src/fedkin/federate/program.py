@@ -94,6 +94,7 @@ class Program:
         self.pair()  # raises unless it is admitted, and its certificate good
         self.out, self.keys = self._who_is_out(), self._keys()
         self._heard: deque[bytes] = deque(maxlen=_MOST_LISTS)
+        self._open: dict[tuple[str, str], float] = {}  # links by common name and address, and since when
         self.transport: ReopeningTransport | None = None
         self._seen: Any = None
         self._looked, self._ticked = time.monotonic(), -math.inf
@@ -145,6 +146,7 @@ class Program:
         def make() -> transports.ZenohTransport:
             about = (self.pair(), self.authority, self.out, self._links())
             links = transports.site_links(self.plan, *about, self._listen, self._lease)
+            self._open = {}
             return transports.ZenohTransport(links, self._on_link, self._on_refused, self.plan.most_bytes)
 
         self._seen = self._files()
@@ -159,6 +161,10 @@ class Program:
 
     def _on_link(self, name: str | None, address: str, opened: bool) -> None:
         site, links = (name or "").partition("~")[0], self._links()
+        if opened:
+            self._open[name or "", address] = time.monotonic()
+        else:
+            self._open.pop((name or "", address), None)
         if opened and name not in links.values():
             words = "link with a key that is not on the list" if site in links else "link from a stranger"
             self.journal.sparingly("warning", f"{words}: all it does is refused", peer=site, key=name, address=address)
@@ -167,6 +173,19 @@ class Program:
             self._looked = -math.inf  # a newer list may have it
         else:
             self.journal.sparingly("info", f"link {'opened' if opened else 'closed'}", peer=site)
+
+    def _warn_of_copies(self) -> None:
+        """Warn where one key has had two links for longer than a broken one lasts: somebody has a copy of it."""
+        ends: dict[str, list[str]] = {}
+        for (name, address), since in list(self._open.items()):
+            if time.monotonic() - since > self._lease and name != CENTRE and name in self._links().values():
+                ends.setdefault(name, []).append(address)
+        for name, places in ends.items():
+            if len(places) > 1:
+                site, where = name.partition("~")[0], " and ".join(sorted(places))
+                event = "two links with one key: is there a copy of the site's directory?"
+                self.journal.sparingly("warning", event, peer=site, addresses=where)
+                self.status.status.why = f"{where} have the same key of {site}: ask {site}, and tell the organiser"
 
     def _newer_keys(self, partner: str, revision: int) -> bytes | None:
         """Return the list of keys for a partner that has this revision of it; None when that is as new."""
@@ -184,9 +203,10 @@ class Program:
             except SecurityError as error:
                 self.journal.sparingly("warning", "list of keys refused", why=str(error))
         if self.transport is not None:
+            due = self._site.renewal_due()
             for name in {CENTRE, *(self.plan.name(v) for v in self.plan.partners())} - self.out:
-                asked = list_key(self.plan.run, name, self.name)
-                self.transport.pull(asked, self.keys.revision, self._heard.append)
+                asked, known = list_key(self.plan.run, name, self.name), self.keys.revision
+                self.transport.pull(asked, 0 if due and name == CENTRE else known, self._heard.append)
 
     def _on_refused(self, key: str, size: int) -> None:
         parts = key.split("/")  # RUN/KIND/SENDER/..., RUN/ask/KIND/SENDER/...
@@ -216,9 +236,11 @@ class Program:
     def _look(self) -> None:
         """Take note of a renewed certificate, keys that changed and who is out: links are closed, and opened anew."""
         self._ask_for_keys()
+        self._warn_of_copies()
         self.pair()  # raises when it has ended
         if self._site is not None and self._site.renewal_due():
-            self.journal.sparingly("warning", f"the certificate ends soon: fedkin site renew {self.place}")
+            cure = "it is renewed when the organiser says fedkin federation renew"
+            self.journal.sparingly("warning", f"the certificate ends soon: {cure}")
         seen = self._files()
         if seen == self._seen:
             return

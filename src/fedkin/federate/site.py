@@ -256,7 +256,7 @@ class Site:
 
     def renewal_due(self, now: datetime | None = None) -> bool:
         """Return whether the certificate ends soon."""
-        return self.certificate is not None and trust.ends_soon(trust.validity(self.certificate)[1], now)
+        return self.certificate is not None and trust.ends_soon(self.certificate, now)
 
     @property
     def ledger(self) -> Ledger:

@@ -1,8 +1,9 @@
 """Certificates, signatures and private files: who is who, and what only its owner may read.
 
 A site makes its key and a certificate request where they stay; the holder of the authority's key issues a certificate
-of 90 days. All keys are Ed25519. Keys, requests and certificates are PEM text. Files of keys are encrypted where the
-environment has a passphrase: ``FEDKIN_PASSPHRASE_FILE`` names its file, or ``FEDKIN_PASSPHRASE`` holds it.
+of days (`LINK_DAYS`; `FILE_DAYS` where it opens no links). All keys are Ed25519. Keys, requests and certificates are
+PEM text. Files of keys are encrypted where the environment has a passphrase: ``FEDKIN_PASSPHRASE_FILE`` names its file,
+or ``FEDKIN_PASSPHRASE`` holds it.
 """
 
 from __future__ import annotations
@@ -33,8 +34,9 @@ except ImportError:  # the extra "peer" brings it
 else:
     _CRYPTOGRAPHY, _PEM, _PKCS8 = True, serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8
 
-_SITE_DAYS, _AUTHORITY_DAYS = 90, 3650  # how long certificates last
-_RENEW = timedelta(days=30)  # a certificate that lasts less than this should be renewed
+LINK_DAYS, FILE_DAYS = 14, 90  #: how long certificates last, of sites that run rounds and of those that sign files only
+_AUTHORITY_DAYS = 3650
+_RENEW = 1 / 3  # a certificate should be renewed in the last third of its days
 _PASSPHRASE, _LONGEST_PASSPHRASE = "FEDKIN_PASSPHRASE", 1023  # cryptography takes no longer one
 _SKEW = timedelta(days=1)  # clocks of sites may be behind
 _OTHER_TYPE = "is not of the type Ed25519; make one with openssl genpkey -algorithm ed25519"
@@ -184,7 +186,13 @@ def make_request(name: str, key: bytes) -> bytes:
 
 
 def issue(
-    authority: Pair, request: bytes, hosts: Iterable[str], *, name: str | None = None, now: datetime | None = None
+    authority: Pair,
+    request: bytes,
+    hosts: Iterable[str],
+    *,
+    name: str | None = None,
+    days: int = FILE_DAYS,
+    now: datetime | None = None,
 ) -> bytes:
     """Issue a certificate for the key of a certificate request.
 
@@ -197,7 +205,7 @@ def issue(
     asked, issuer, when = _loaded(request), _load_certificate(authority.certificate), now or datetime.now(UTC)
     if isinstance(asked, x509.Certificate):
         raise SecurityError("it has a certificate in the place of a certificate request")
-    until = min(when + timedelta(days=_SITE_DAYS), issuer.not_valid_after_utc)
+    until = min(when + timedelta(days=days), issuer.not_valid_after_utc)
     if until <= when:
         raise SecurityError(f"the authority's certificate ended on {issuer.not_valid_after_utc:%Y-%m-%d}")
     subject = _subject(name or link_name(common_name(request), fingerprint(request)))
@@ -260,9 +268,10 @@ def validity(certificate: bytes) -> tuple[datetime, datetime]:
     return read.not_valid_before_utc, read.not_valid_after_utc
 
 
-def ends_soon(until: datetime, now: datetime | None = None) -> bool:
+def ends_soon(certificate: bytes, now: datetime | None = None) -> bool:
     """Return whether a certificate should be renewed."""
-    return until < (now or datetime.now(UTC)) + _RENEW
+    begin, until = validity(certificate)
+    return until < (now or datetime.now(UTC)) + _RENEW * (until - begin)
 
 
 def fingerprint(text: bytes) -> str:
