@@ -19,7 +19,7 @@ from fedkin.fitting.baselines import (
     SMOOTH_RIDGES,
     SiteRows,
     fold_baselines,
-    pooled_ridge,
+    ridge_with_site_intercepts,
     with_site_intercepts,
 )
 from fedkin.losses import make_loss
@@ -70,7 +70,7 @@ def test_site_intercepts_predict_best_without_each_row():
 
     _, ridge, hold = min((score(ridge, hold), ridge, hold) for ridge in RIDGES for hold in HOLDS)
     Z, known = fitted(slice(None), ridge, hold)
-    found = pooled_ridge(rows, HOLDS)
+    found = ridge_with_site_intercepts(rows)
     np.testing.assert_allclose((rows.X * found[fed.site_index]).sum(axis=1), known.predict(Z), rtol=1e-7)
 
 

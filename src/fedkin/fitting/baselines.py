@@ -88,14 +88,19 @@ def _thetas(prepared: Prepared) -> dict[str, Array]:
         return {LOCAL: local_fit(fed, prepared.loss).theta, GLOBAL: np.tile(pooled, (fed.n_sites, 1))}
     weight = np.ones(len(fed.X)) if fed.weight is None else fed.weight
     rows = SiteRows(fed.X, fed.y.astype(np.float64), weight, fed.starts, prepared.columns.intercept, fed.offset)
-    several = rows.intercept and fed.n_sites > 1
-    if loss.quadratic:
-        rows = rows if rows.offset is None else rows._replace(y=rows.y - rows.offset, offset=None)
-        found = {LOCAL: own_ridges(rows), GLOBAL: pooled_ridge(rows)}
-        return found | {INTERCEPTS: pooled_ridge(rows, HOLDS)} if several else found
-    common = own_fits(loss, rows._replace(starts=np.array([0, len(rows.y)])))[0]
-    found = {LOCAL: own_fits(loss, rows), GLOBAL: np.tile(common, (fed.n_sites, 1))}
-    return found | {INTERCEPTS: with_site_intercepts(loss, rows, common)} if several else found
+    if loss.quadratic and rows.offset is not None:
+        rows = rows._replace(y=rows.y - rows.offset, offset=None)
+
+    def own(some: SiteRows) -> Array:
+        return own_ridges(some) if loss.quadratic else own_fits(loss, some)
+
+    common = own(rows._replace(starts=np.array([0, len(rows.y)])))[0]
+    found = {LOCAL: own(rows), GLOBAL: np.tile(common, (fed.n_sites, 1))}
+    if rows.intercept and fed.n_sites > 1:
+        found[INTERCEPTS] = (
+            ridge_with_site_intercepts(rows) if loss.quadratic else with_site_intercepts(loss, rows, common)
+        )
+    return found
 
 
 class SiteRows(NamedTuple):
@@ -166,65 +171,40 @@ def _largest_best(scores: Array) -> Index:
     return np.asarray(scores.shape[1] - 1 - good[:, ::-1].argmax(axis=1))
 
 
-def pooled_ridge(rows: SiteRows, holds: Array | None = None) -> Array:
-    """Return one ridge regression for all sites, tuned: ``theta (V, p)``, with site intercepts for given ``holds``.
+def ridge_with_site_intercepts(rows: SiteRows) -> Array:
+    """Return one ridge regression whose intercepts differ between sites, ridge and hold tuned: ``theta (V, p)``.
 
-    ``holds`` are the strengths that are tried, ``sum_u hold b_u^2`` beside the sum of squares: site u's intercept is
-    the common one plus ``b_u``. Without them all rows of ``theta`` are equal.
+    Site u's intercept is the common one plus ``b_u``, with ``sum_u hold b_u^2`` added to the sum of squares. With the
+    ``b_u`` eliminated, least squares is in the metric ``M = I - share_u 1 1'`` on the rows of site u, so ``M x`` is x
+    less ``share_u`` times the site's sum; ``left`` is what that leaves of ones.
     """
-    first, pooled = int(rows.intercept), _Pooled(rows)
-    shares = [np.zeros(rows.n_sites)] if holds is None else [1.0 / (pooled.total + hold) for hold in holds]
-    _, common, own = min((pooled.tuned(share) for share in shares), key=lambda found: found[0])
-    theta = np.tile(common[1 - first :], (rows.n_sites, 1))
-    if first:
-        theta[:, 0] += own
-    return theta
-
-
-class _Pooled:
-    """Rows times the roots of their weights, ``Z (N, q)`` and ``target (N,)``, and their sums at sites and over all."""
-
-    def __init__(self, rows: SiteRows) -> None:
-        root, plain, first = np.sqrt(rows.weight), rows.X[:, int(rows.intercept) :], rows.starts[:-1]
-        unit = bool((rows.weight == 1).all())
-        Z, target = (plain, rows.y) if unit else (plain * root[:, None], rows.y * root)
-        self.Z, self.target, self.root, self.site, self.intercept = Z, target, root, rows.site, rows.intercept
-        self.total, self.targets = np.add.reduceat(rows.weight, first), np.add.reduceat(target * root, first)
-        self.columns = np.add.reduceat(plain if unit else Z * root[:, None], first, axis=0)
-        self.gram, self.cross = Z.T @ Z, Z.T @ target
-
-    def tuned(self, share: Array) -> tuple[float, Array, Array]:
-        """Return the squared error without each row, common parameters ``(1 + q,)``, and intercepts of sites ``(V,)``.
-
-        With site intercepts eliminated, least squares is in the metric ``M = I - share_u 1 1'`` on the rows of site u,
-        so ``M x`` is x less ``share_u`` times the site's sum; ``left`` is what that leaves of ones.
-        """
-        left = (1.0 - share * self.total) if self.intercept else 0.0 * share
-        mass = float(left @ self.total)
-        has_common = mass > 1e-10 * max(float(self.total.sum()) * self.intercept, 1e-300)
-        mean, middle = np.zeros(self.Z.shape[1]), 0.0
-        if has_common:
-            mean, middle = left @ self.columns / mass, float(left @ self.targets) / mass
-        shrunk_sums = share[:, None] * self.columns
-        size, turn = np.linalg.eigh(self.gram - self.columns.T @ shrunk_sums - mass * np.outer(mean, mean))
-        along = turn.T @ (self.cross - shrunk_sums.T @ self.targets - mass * mean * middle)
+    root, site, first = np.sqrt(rows.weight), rows.site, rows.starts[:-1]
+    Z, target = rows.X[:, 1:] * root[:, None], rows.y * root
+    total, targets = np.add.reduceat(rows.weight, first), np.add.reduceat(target * root, first)
+    sums = np.add.reduceat(Z * root[:, None], first, axis=0)
+    gram, cross, lowest = Z.T @ Z, Z.T @ target, np.inf
+    for hold in HOLDS:
+        share, left = 1.0 / (total + hold), hold / (total + hold)
+        mass = float(left @ total)
+        mean, middle = left @ sums / mass, float(left @ targets) / mass
+        shrunk_sums = share[:, None] * sums
+        size, turn = np.linalg.eigh(gram - sums.T @ shrunk_sums - mass * np.outer(mean, mean))
+        along = turn.T @ (cross - shrunk_sums.T @ targets - mass * mean * middle)
         shrunk = 1.0 / (np.maximum(size, 0.0)[:, None] + RIDGES)
-        U = self.Z @ turn
-        U -= self._at_rows((shrunk_sums + np.outer(left, mean)) @ turn)
-        fitted = U @ (along[:, None] * shrunk)
-        missed = self.target[:, None] - self._at_rows((share * self.targets + left * middle)[:, None]) - fitted
+        U = Z @ turn
+        U -= ((shrunk_sums + np.outer(left, mean)) @ turn)[site] * root[:, None]
+        missed = target - (share * targets + left * middle)[site] * root
+        missed = missed[:, None] - U @ (along[:, None] * shrunk)
         np.square(U, out=U)
-        constant = self.root**2 * (share + (left**2 / mass if has_common else 0.0))[self.site]
+        constant = rows.weight * (share + left**2 / mass)[site]
         missed /= np.maximum((1.0 - constant)[:, None] - U @ shrunk, _FREEDOM)
         score = np.einsum("na,na->a", missed, missed)
         best = int(_largest_best(score[None])[0])
-        slopes = turn @ (along * shrunk[:, best])
-        common = np.concatenate([[middle - float(mean @ slopes)], slopes])
-        own = share * (self.targets - self.total * self.intercept * common[0] - self.columns @ slopes)
-        return float(score[best]), common, own
-
-    def _at_rows(self, of_sites: Array) -> Array:
-        return np.asarray(of_sites[self.site] * self.root[:, None])
+        if score[best] < lowest:
+            lowest, slopes = score[best], turn @ (along * shrunk[:, best])
+            level = middle - float(mean @ slopes)
+            own = share * (targets - total * level - sums @ slopes)
+    return np.column_stack([level + own, np.tile(slopes, (rows.n_sites, 1))])
 
 
 # --- smooth losses ----------------------------------------------------------------------------------------------
