@@ -33,10 +33,6 @@ Backend = Literal["auto", "numpy", "numba"]
 RESTART_FACTOR, MAX_RESTARTS = 4.0, 6
 #: RUNAWAY times the starting value ends a run at once; WORSE is checked after the last round.
 RUNAWAY, WORSE = 1e6, 0.1
-_LITERAL_HINT = (
-    "the paper keeps parameters in a ball: give the problem a radius, more rounds, a smaller kappa or rho, or use "
-    "step='auto'"
-)
 #: Multiplications between two looks at Ctrl-C, and from which on waiting for the compiler pays.
 CHUNK_WORK, COMPILE_WORK = 3e8, 2e9
 
@@ -244,8 +240,9 @@ class _Run:
         """Begin again with shorter steps, or say why that does not help."""
         if self.step != "auto":
             if self.step != "literal":
-                raise SolverError(f"{reason} with step={self.step!r}; use step='auto', or a smaller step") from None
-            raise SolverError(f"{reason} with the literal step kappa/t; {_LITERAL_HINT}") from None
+                given, better = argument("step", self.step), argument("step", "auto")
+                raise SolverError(f"{reason} with {given}; use {better}, or a smaller step") from None
+            raise SolverError(f"{reason} with the literal step kappa/t; {_literal_hint()}") from None
         if self.streams:
             raise SolverError(f"{reason}, and samples of a stream cannot be seen again; give a small step") from None
         if self.restarts >= MAX_RESTARTS:
@@ -267,7 +264,7 @@ class _Run:
                     worse, theta = self._worse(), self.shard.average.copy()
                     if worse is not None and self.step == "literal":
                         # the printed algorithm is not judged: later rounds may converge
-                        warnings.warn(f"{worse}; {_LITERAL_HINT}", ConvergenceWarning, stacklevel=3)
+                        warnings.warn(f"{worse}; {_literal_hint()}", ConvergenceWarning, stacklevel=3)
                     elif worse is not None and status != "interrupted":
                         raise _DivergedError(worse)
                     elif worse is not None:
@@ -310,8 +307,9 @@ class _Run:
                 self.vectors += float(self.listeners.sum()) * count
             self.advance(self.done + 1, count, available, probability)
             self.done += count
-            if not np.isfinite(self.shard.theta).all():
-                raise _DivergedError(f"the parameters became infinite within {self.done} rounds")
+            if not (finite := np.isfinite(self.shard.theta).all(axis=1)).all():
+                site = self.problem.federation.sites[int(finite.argmin())]
+                raise _DivergedError(f"the parameters of site {site!r} became infinite within {self.done} rounds")
             if every is not None and self.done % every == 0:
                 self._save()
 
@@ -479,6 +477,15 @@ def _listeners(problem: Problem, availability: Availability | None) -> Array:
         return np.full(problem.n_sites, 3.0)
     labels = problem.graph.components()
     return np.asarray((np.bincount(labels) - 1.0)[labels], dtype=np.float64)
+
+
+def _literal_hint() -> str:
+    """Return what helps where steps of kappa / t are too long."""
+    kappa, rho, auto = argument("kappa"), argument("rho"), argument("step", "auto")
+    return (
+        f"the paper keeps parameters in a ball: give the problem a radius ({argument('radius')}), more rounds, a smaller "
+        f"{kappa} or {rho}, or use {auto}"
+    )
 
 
 def _stream_message(status: Status, done: int, watch: StreamWatch) -> str:
