@@ -59,9 +59,7 @@ def reduction() -> None:
         for gradient, count in rounds[loss].items():
             run = fed_admm(problem, count, 10, gradient=gradient, reference=exact)  # type: ignore[arg-type]
             rows = run.trace["rows"][-1] / problem.n_sites
-            print(
-                f"| {loss} | {gradient} | {count} | {rows:.0f} per site | {at(run, count) / size:.1e} |", flush=True
-            )
+            print(f"| {loss} | {gradient} | {count} | {rows:.0f} per site | {at(run, count) / size:.1e} |", flush=True)
 
 
 def absence(rounds: int, repeats: int) -> None:

@@ -187,7 +187,6 @@ def _mixed(train: Federation, loss: str) -> Fitted:
                 step = 0.5 * step
             theta = theta + step
 
-
     return _of_model(prepared.model(Estimate(theta, Graph.empty(train.sites)), options))
 
 

@@ -241,9 +241,7 @@ def small_problem(
     for name, theta in zip(names, truth, strict=True):
         X = rng.normal(size=(n, p))
         data[name] = (X, X @ theta + 0.3 * rng.normal(size=n))
-    pairs = {
-        (max(u, (u + step) % n_sites), min(u, (u + step) % n_sites)) for u in range(n_sites) for step in (1, 3)
-    }
+    pairs = {(max(u, (u + step) % n_sites), min(u, (u + step) % n_sites)) for u in range(n_sites) for step in (1, 3)}
     pairs = {(i, j) for i, j in pairs if i != j}
     graph = Graph(names, [(names[i], names[j]) for i, j in sorted(pairs)])
     return Problem(Federation(data), graph, loss="linear", penalty=penalty, lam=lam)

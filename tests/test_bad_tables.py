@@ -1,6 +1,5 @@
 """Tables as people have them: what is accepted, what is refused, and which cells and columns a message names."""
 
-
 import errno
 from pathlib import Path
 

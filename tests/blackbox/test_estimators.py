@@ -329,9 +329,7 @@ def test_a_pipeline_in_front(model):
     X, y = frame(is_classifier(model))
     X["dose"] = 50 * X["dose"]
     scale = ColumnTransformer([("scale", StandardScaler(), ["age", "dose"])], remainder="passthrough")
-    pipe = make_pipeline(
-        scale.set_output(transform="pandas"), clone(model).set_params(site_column="remainder__place")
-    )
+    pipe = make_pipeline(scale.set_output(transform="pandas"), clone(model).set_params(site_column="remainder__place"))
     plain = with_column(model).fit(X, y)
     pipe.fit(X, y)
     how = "predict_proba" if is_classifier(model) else "predict"

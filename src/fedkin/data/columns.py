@@ -49,7 +49,6 @@ _FILE = "(file)"
 _NO_PARTITION = "__HIVE_DEFAULT_PARTITION__"
 
 
-
 # --- columns from frames --------------------------------------------------------------------------------------
 
 
@@ -446,9 +445,7 @@ def _stacked_column(name: str, files: Sequence[Path], tables: Sequence[Mapping[s
             header, cells = read_cells(file)  # ids such as 007, which another file has without zeros
             parts[k] = np.array([cell.strip() or None for cell in cells[header.index(name)]], dtype=object)
         else:
-            raise DataError(
-                f"{file}: column {name!r} is numeric, but text in {files[other].name}: write it in one way"
-            )
+            raise DataError(f"{file}: column {name!r} is numeric, but text in {files[other].name}: write it in one way")
     return np.concatenate(parts)
 
 

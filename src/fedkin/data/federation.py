@@ -127,7 +127,11 @@ class Federation(HasSites):
     ) -> Federation:
         """Set parts that have been checked already; ``more`` are other attributes."""
         parts = {
-            "target_name": None, "schema": None, "notes": (), "ordered": False, **more,
+            "target_name": None,
+            "schema": None,
+            "notes": (),
+            "ordered": False,
+            **more,
             "sites": sites,
             "rows": rows.map(lambda part: frozen(np.ascontiguousarray(part))),
             "starts": frozen(np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)),

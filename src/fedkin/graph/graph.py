@@ -72,9 +72,7 @@ class Graph(HasSites):
     [[1, 0], [2, 1]]
     """
 
-    def __init__(
-        self, sites: Iterable[Hashable], edges: Iterable[Any], weights: npt.ArrayLike | None = None
-    ) -> None:
+    def __init__(self, sites: Iterable[Hashable], edges: Iterable[Any], weights: npt.ArrayLike | None = None) -> None:
         self.sites = distinct_sites(sites)
         flat: list[int] = []
         for pair in edges.tolist() if isinstance(edges, np.ndarray) else edges:

@@ -144,9 +144,7 @@ class Loss(ABC):
         """
         raise NotImplementedError(f"the {self.name} loss is not quadratic")
 
-    def least_squares_rows(
-        self, X: Array, y: Maybe, offset: Maybe, weight: Maybe = None
-    ) -> tuple[Array, Array] | None:
+    def least_squares_rows(self, X: Array, y: Maybe, offset: Maybe, weight: Maybe = None) -> tuple[Array, Array] | None:
         """Return features ``(B, n, p)`` and responses ``(B, n)`` when the loss is least squares on them, else None."""
         return None
 
