@@ -483,8 +483,8 @@ def _literal_hint() -> str:
     """Return what helps where steps of kappa / t are too long."""
     kappa, rho, auto = argument("kappa"), argument("rho"), argument("step", "auto")
     return (
-        f"the paper keeps parameters in a ball: give the problem a radius ({argument('radius')}), more rounds, a smaller "
-        f"{kappa} or {rho}, or use {auto}"
+        f"the paper keeps parameters in a ball: give the problem a radius ({argument('radius')}), more rounds, a "
+        f"smaller {kappa} or {rho}, or use {auto}"
     )
 
 
