@@ -328,7 +328,7 @@ def make_table(spec: Mapping[str, Any], rows: Sequence[Row]) -> Table:
 def mean_and_error(summary: Sample, error: float) -> str:
     """Format as ``0.124 (0.003)``: three digits of the mean, and the number in brackets to the same place."""
     size = abs(summary.mean)
-    if 0 < size < 1e-3:
+    if 0 < size < 1e-3 or size >= 1e6:
         return f"{summary.mean:.2e} ({error:.0e})" if summary.n > 1 else f"{summary.mean:.2e}"
     digits = 3 if size >= 0.1 or size == 0 else 4 if size >= 0.01 else 5
     return f"{summary.mean:.{digits}f} ({error:.{digits}f})" if summary.n > 1 else f"{summary.mean:.{digits}f}"

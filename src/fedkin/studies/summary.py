@@ -246,10 +246,15 @@ class Check:
 
     @property
     def verdict(self) -> str:
-        """``holds``, ``does not hold``, ``too few replications to tell (...)`` or ``observation``."""
+        """``holds``, ``does not hold``, ``too few replications to tell (...)`` or ``observation``.
+
+        Where the interval of the deciding number reaches to both sides of the claim, the verdict has that number.
+        """
         if self.left_open:
             return f"too few replications to tell ({self.doubt})"
-        return "observation" if self.holds is None else "holds" if self.holds else "does not hold"
+        if self.holds is None:
+            return "observation"
+        return ("holds" if self.holds else "does not hold") + (f", within noise ({self.doubt})" if self.doubt else "")
 
     def __str__(self) -> str:
         """Format the verdict, the claim, what was observed, and the reason."""
