@@ -58,6 +58,13 @@ atexit.register(shutil.rmtree, os.environ["FEDKIN_LEDGERS"], ignore_errors=True)
 REPOSITORY = Path(__file__).resolve().parent.parent
 
 
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+    """Say how to repeat the random order of a run that failed."""
+    if terminalreporter.stats.keys() & {"failed", "error"}:
+        seed = config.getoption("randomly_seed", None)
+        terminalreporter.write_line(f"tests ran in random order; the same order again: --randomly-seed={seed}")
+
+
 @pytest.fixture(scope="session")
 def repository() -> Path:
     """The root of the source tree."""
