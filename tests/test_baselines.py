@@ -17,7 +17,7 @@ from fedkin.fitting.baselines import (
     HOLDS,
     RIDGES,
     SMOOTH_RIDGES,
-    SiteRows,
+    StackedRows,
     fold_baselines,
     ridge_with_site_intercepts,
     with_site_intercepts,
@@ -44,7 +44,7 @@ def sites(loss="linear", sizes=(40, 25, 12, 6), q=3, seed=0):
 
 def standardised(fed):
     X = (fed.X - fed.X.mean(axis=0)) / fed.X.std(axis=0)
-    return SiteRows(np.column_stack([np.ones(len(X)), X]), fed.y, np.ones(len(X)), fed.starts, True)
+    return StackedRows(np.column_stack([np.ones(len(X)), X]), fed.y, np.ones(len(X)), fed.starts, True)
 
 
 # --- least squares --------------------------------------------------------------------------------------------

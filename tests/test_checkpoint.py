@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from builders import design_problem
 from fedkin.admm import Availability, fed_admm
-from fedkin.admm.run import fingerprint
+from fedkin.admm.run import digest_of
 from fedkin.errors import ModelFileError, ParameterError
 
 a_problem = partial(design_problem, V=8, n=12, p=3, groups=2)
@@ -122,8 +122,8 @@ def test_another_file_of_that_name_is_replaced_unless_it_is_to_be_resumed(tmp_pa
 
 def test_fingerprints():
     one = np.arange(6.0)
-    known = fingerprint([one, 1, "a"])
-    assert known == fingerprint([one.copy(), 1, "a"])
+    known = digest_of([one, 1, "a"])
+    assert known == digest_of([one.copy(), 1, "a"])
     changed = one.copy()
     changed[3] = np.nextafter(3.0, 4.0)
     for other in (
@@ -134,4 +134,4 @@ def test_fingerprints():
         [one.reshape(2, 3), 1, "a"],
         [one, 1],
     ):
-        assert fingerprint(other) != known
+        assert digest_of(other) != known

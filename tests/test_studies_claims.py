@@ -11,7 +11,7 @@ import pytest
 from fedkin import find_kin, local_fit
 from fedkin.datasets import paper_design
 from fedkin.errors import ParameterError
-from fedkin.studies import Replication, claims, load_study, run_study, write_report
+from fedkin.studies import Replication, claims, load_study, run_study, write_study_report
 from fedkin.studies import kin as peers
 from fedkin.studies.config import task_function
 from fedkin.studies.kin import checks, judged
@@ -315,7 +315,7 @@ def test_a_small_kin_study_from_rows_to_page(tmp_path: Path):
     assert len(set(by_design.values())) == 2
     assert all(row["oracle_error"] == by_design[row["replication"]] for row in run.rows)
     assert all(row["error"] == row["oracle_error"] for row in run.rows if row["estimator"] == "pooled")
-    report = write_report(study, run.folder)
+    report = write_study_report(study, run.folder)
     assert [table.name for table in report.tables] == ["kin", "groups"] and len(report.checks) == 6
     assert {path.name for path in run.folder.glob("*.svg")} == {"kin.svg", "reliability.svg", "coverage.svg"}
 

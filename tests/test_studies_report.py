@@ -7,8 +7,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fedkin.studies import load_study, run_study, write_report
-from fedkin.studies.figures import Table, make_table
+from fedkin.studies import load_study, run_study, write_study_report
+from fedkin.studies.figures import ResultTable, make_table
 from fedkin.studies.summary import Sample, paired_difference
 
 pytestmark = pytest.mark.studies
@@ -28,7 +28,7 @@ def test_tables_are_means_with_standard_errors(tmp_path: Path):
 
 def test_a_table_of_samples_has_a_column_for_each_of_their_numbers(tmp_path: Path):
     cells = [["x", Sample.from_values([1.0, 3.0])], ["y", None]]
-    Table("t", ["name", "log-loss (nats)"], cells, brackets="sd").write(tmp_path)
+    ResultTable("t", ["name", "log-loss (nats)"], cells, brackets="sd").write(tmp_path)
     assert (tmp_path / "t.md").read_text().splitlines()[2:] == ["| x | 2.000 (1.414) |", "| y |  |"]
     head, first, second = (tmp_path / "t.csv").read_text().splitlines()
     assert head.split(",") == ["name", *(f"log_loss_nats_{part}" for part in ("mean", "sd", "standard_error", "n"))]
@@ -60,7 +60,7 @@ def test_the_example_of_the_documentation(repository: Path, tmp_path: Path):
     study = load_study(tmp_path / "chains.toml", quick=True)
     run = run_study(study, tmp_path / "out", jobs=1)
     assert len(run.rows) == 4 * 3 * 5
-    report = write_report(study, run.folder)
+    report = write_study_report(study, run.folder)
     assert report.page.exists() and len(report.tables[0].text) == 4
     # two groups of sites that differ by much: the chain knows, one model for all does not
     far = [row for row in run.rows if row["jump"] == 2.0]

@@ -15,7 +15,7 @@ import fedkin
 from fedkin.errors import ParameterError
 from fedkin.studies import Study, StudyError, launch, load_study, read_rows, run_study, write_rows
 from fedkin.studies import run as running
-from fedkin.studies.run import Store
+from fedkin.studies.run import ResultStore
 from processes import PATIENCE
 from small_studies import SMALL, UNDRAWN
 
@@ -60,10 +60,10 @@ def test_a_worker_that_is_killed_is_reported_and_the_study_goes_on(small_study: 
 
 
 def test_two_runs_in_one_directory_are_kept_apart_and_leftovers_are_swept(tmp_path: Path):
-    store = Store(tmp_path)
+    store = ResultStore(tmp_path)
     leftover = store.cells / ".abc.0123456789abcdef.parquet"
     leftover.write_bytes(b"half")
-    with store.lock(), pytest.raises(StudyError, match="another run is writing"), Store(tmp_path).lock():
+    with store.lock(), pytest.raises(StudyError, match="another run is writing"), ResultStore(tmp_path).lock():
         pass
     assert not leftover.exists()
     broken = store.cells / "abc.parquet"
@@ -71,7 +71,7 @@ def test_two_runs_in_one_directory_are_kept_apart_and_leftovers_are_swept(tmp_pa
     with pytest.raises(StudyError, match=r"abc\.parquet cannot be read .* remove it"):
         read_rows(broken)
     with pytest.raises(StudyError, match=r"--out: the directory /proc/nope/.* cannot be made \(.*; choose another"):
-        Store(Path("/proc/nope"))
+        ResultStore(Path("/proc/nope"))
 
 
 def test_rows_with_different_columns_and_lists_survive(tmp_path: Path):

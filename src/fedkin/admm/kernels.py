@@ -52,8 +52,8 @@ Steps = namedtuple("Steps", "start growth damping ridge sparsity")
 #: Code of the penalty, rho, ``ends (E, 2)`` and radii ``(E,)`` of the dual balls.
 Edges = namedtuple("Edges", "penalty rho ends radius")
 #: What rounds change: `fedkin.admm.shard.ShardState` with the sums of duals as shares ``s (T, V, p)``.
-State = namedtuple(
-    "State", "theta alpha s before average average_balance table anchor_gradient anchor_theta stale looked"
+RoundState = namedtuple(
+    "RoundState", "theta alpha s before average average_balance table anchor_gradient anchor_theta stale looked"
 )
 
 
@@ -324,7 +324,7 @@ class CompiledRounds:
         here = np.empty((0, 0), dtype=np.bool_) if available is None else np.ascontiguousarray(available)
         chance = np.empty((0, 0)) if probability is None else np.ascontiguousarray(probability)
         of_shard = (shard.theta, shard.alpha, s, shard.balance_before, shard.average, shard.average_balance)
-        state = State(*of_shard, kept.table, kept.anchor_gradient, kept.anchor_theta, kept.stale, kept.looked)
+        state = RoundState(*of_shard, kept.table, kept.anchor_gradient, kept.anchor_theta, kept.stale, kept.looked)
         rules, edges = ((here, chance), self._rule, self._samples, self._steps), self._edges
         if self.threads == 1:
             load(rounds_loop, first, count, *rules, edges, state)

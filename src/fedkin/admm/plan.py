@@ -126,7 +126,7 @@ def plan_run(
             f"gradient={gradient!r} looks at rows again, but streams bring new ones; use gradient='plain'"
         )
     rows = site_rows(problem, batch_size, streaming)
-    theta, alpha = starting_point(problem, warm_start)
+    theta, alpha = checked_start(problem, warm_start)
     curvature = local_curvature(problem.terms, rows)
     if noisy is None:
         noisy = availability is not None or bool(streaming) or bool((rows.batch < rows.counts).any())
@@ -229,7 +229,7 @@ def _batches(batch_size: BatchSize, counts: Index, sites: Sequence[Hashable], st
     return batch
 
 
-def starting_point(problem: Problem, warm_start: Solution | None) -> tuple[Array, Array | None]:
+def checked_start(problem: Problem, warm_start: Solution | None) -> tuple[Array, Array | None]:
     """Return theta ``(V, p)`` and edge duals ``(E, p)`` to start from."""
     shape, edges = (problem.n_sites, problem.n_params), problem.fused.dual_shape
     if warm_start is None:

@@ -170,7 +170,7 @@ def fed_admm(
     run = _Run(problem, plan, streams, step, backend, trace, tol, callbacks, record_every, checkpoint_every)
     if checkpoint is None:
         return run.go(fuse)
-    run.file = Store(checkpoint, fingerprint([*_describe(problem, plan, tuple(given.values())), *run.describe()]))
+    run.file = Store(checkpoint, digest_of([*_describe(problem, plan, tuple(given.values())), *run.describe()]))
     run.fresh = not resume
     try:
         if resume:
@@ -430,7 +430,7 @@ class _Run:
         self.trace.lines = [dict(zip(columns, values, strict=True)) for values in zip(*columns.values(), strict=True)]
 
 
-def fingerprint(parts: Iterable[object]) -> str:
+def digest_of(parts: Iterable[object]) -> str:
     """Return a digest of arrays (their dtype, shape and bytes), numbers and strings, the same in every process."""
     digest = hashlib.blake2b(digest_size=16)
     for part in parts:
@@ -443,7 +443,7 @@ def fingerprint(parts: Iterable[object]) -> str:
 
 
 def _describe(problem: Problem, plan: RunPlan, given: tuple[object, ...]) -> list[object]:
-    """Return everything that the course of a run depends on, for `fingerprint`."""
+    """Return everything that the course of a run depends on, for `digest_of`."""
     assert plan.rows is not None
     rows, kinds = plan.rows, {id(loss): loss for loss in problem.losses}
     numbers = {key: k for k, key in enumerate(kinds)}

@@ -28,7 +28,7 @@ from fedkin._base import (
 )
 from fedkin.cli.app import Json, argument, option, switch
 from fedkin.cli.console import add_row, messages, note, output, plain_table, print_facts, print_json, schema_table
-from fedkin.cli.reading import check_new_file, no_sites, read_table, schema_columns
+from fedkin.cli.reading import check_new_file, no_sites, read_by_schema, read_table
 from fedkin.data import DecimalMark, RawColumns, near_name, raise_findings, read_columns, site_ids, write_csv
 from fedkin.errors import DataError, ParameterError, TableWarning, UnknownSiteError
 from fedkin.fitting import FittedModel, load, position_of
@@ -114,7 +114,7 @@ def _rows_to_predict(
     # in a directory the files are named like the sites, whatever the column was called
     site = site if path.is_dir() else site or trained
     needed = schema if offset is None else replace(schema, offset=offset)
-    columns, column, places = schema_columns(path, site, needed, schema.features, decimal)
+    columns, column, places = read_by_schema(path, site, needed, schema.features, decimal)
     if site is not None and site not in columns and (model.n_sites > 1 or site != trained):
         has = ", ".join(list(columns)[:20])
         raise DataError(f"{path}: there is no column {site!r} for the site{near_name(site, columns)}; it has {has}")

@@ -140,7 +140,7 @@ def open_by_contract(
     path: Path, options: Mapping[str, Any], contract: Contract, site: str | None, decimal: DecimalMark = "."
 ) -> Opened:
     """Open the rows of all sites, checked and encoded as the contract says."""
-    columns, column, _ = schema_columns(path, site, contract.schema, contract.schema.columns, decimal)
+    columns, column, _ = read_by_schema(path, site, contract.schema, contract.schema.columns, decimal)
     if column is None:
         raise no_sites(path, list(columns))
     with in_file(path, DataError):
@@ -315,7 +315,7 @@ def read_table(path: Path, **columns: Any) -> Federation:
     return federation
 
 
-def schema_columns(
+def read_by_schema(
     path: Path, site: str | None, schema: Schema, needed: Sequence[Column], decimal: DecimalMark = "."
 ) -> tuple[RawColumns, str | None, RowPlaces]:
     """Read a table as a schema has it: the columns, the name of the site column, and where rows came from."""

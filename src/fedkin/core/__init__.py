@@ -63,9 +63,9 @@ from fedkin.core.summary import (
     Query,
     Summary,
     check_shapes,
-    decode,
-    encode,
+    from_plain,
     refuse,
+    to_plain,
 )
 from fedkin.core.terms import MixedTerms, RowTerms, build_terms, summed_terms
 
@@ -74,10 +74,10 @@ __all__ = [
     "FileRows", "FusedObjective", "LocalFit", "MixedTerms", "OwnEstimate", "Penalty", "PlainMessage", "Privacy",
     "Problem", "QuadraticTerms", "Quadratics", "Query", "RowData", "RowTerms", "RunningSums", "SiteData", "SiteTerms",
     "Solution", "Status", "Streamed", "Summaries", "Summary", "Variance", "alike_groups", "assign_folds", "ball_gap",
-    "bonferroni", "build_terms", "check_shapes", "composed_epsilon", "damped_newton", "decode", "encode",
+    "bonferroni", "build_terms", "check_shapes", "composed_epsilon", "damped_newton", "from_plain",
     "generalized_inverse",
     "global_fit", "holds_labels", "holds_zeros_and_ones", "inverse_trigamma", "least_eigenvalue", "local_fit",
     "make_penalty", "minimise_with_ridge", "oracle_fit", "parameter_names", "private_summary", "refuse",
     "resolve_losses", "rows_in_files", "select_edges", "site_answer", "site_data", "site_summary", "solve_and_rest",
-    "sum_groups", "summarise", "summarise_files", "summed_terms", "table_size", "wald_tests",
+    "sum_groups", "summarise", "summarise_files", "summed_terms", "table_size", "to_plain", "wald_tests",
 ]  # fmt: skip

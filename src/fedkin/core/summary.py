@@ -34,7 +34,7 @@ _T = TypeVar("_T")
 # --- plain names and numbers --------------------------------------------------------------------------------------
 
 
-def encode(message: msgspec.Struct) -> dict[str, Any]:
+def to_plain(message: msgspec.Struct) -> dict[str, Any]:
     """The fields of a message as JSON can hold them, without those that are None or infinite; exact."""
 
     def finite(plain: Any) -> Any:
@@ -48,8 +48,8 @@ def encode(message: msgspec.Struct) -> dict[str, Any]:
     return made
 
 
-def decode(plain: object, kind: type[_T], what: str) -> _T:
-    """Read the message that `encode` wrote; raises `DataError`, which begins with ``what``."""
+def from_plain(plain: object, kind: type[_T], what: str) -> _T:
+    """Read the message that `to_plain` wrote; raises `DataError`, which begins with ``what``."""
     try:
         return msgspec.convert(plain, kind, dec_hook=_array)
     except msgspec.ValidationError as error:
@@ -295,7 +295,7 @@ class Summary:
         gap: float | Literal["infinite"] | None = "infinite" if self.gap == np.inf else self.gap
         head = self.site, describe_loss(self.loss), self.feature_names, self.seed
         sums = self.at, self.column_sums, self.column_squares
-        return encode(_Summary(*head, *sums, self.folds, parts, self.own, self.privacy, curvature, gap))
+        return to_plain(_Summary(*head, *sums, self.folds, parts, self.own, self.privacy, curvature, gap))
 
     @classmethod
     def from_plain(cls, plain: object, loss: Loss | None = None) -> Summary:
@@ -308,7 +308,7 @@ class Summary:
         """
         name = plain.get("site") if isinstance(plain, Mapping) else None
         what = "the summary" if name is None else f"the summary of site {name!r}"
-        said = decode(plain, _Summary, what)
+        said = from_plain(plain, _Summary, what)
         if loss is None or describe_loss(loss) != said.loss:
             try:
                 loss = described_loss(said.loss)
@@ -430,13 +430,13 @@ class Query(PlainMessage, frozen=True):
         """Plain numbers and names, as a file holds them."""
         if not isinstance(self.site, str):
             raise DataError(f"a site that reads files needs a name, but this one is called {self.site!r}")
-        return encode(self)
+        return to_plain(self)
 
     @classmethod
     def from_plain(cls, plain: object) -> Query:
         """Read the question that `to_plain` wrote; raises `DataError` with what is wrong."""
         what = "the question"
-        made = decode(plain, cls, what)
+        made = from_plain(plain, cls, what)
         if not isinstance(made.site, str):
             refuse(what, f"is to the site {made.site!r}, expected a name")
         what = f"the question to site {made.site!r}"

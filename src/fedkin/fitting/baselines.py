@@ -87,11 +87,11 @@ def _thetas(prepared: Prepared) -> dict[str, Array]:
             pooled = global_fit(fed, prepared.loss)
         return {LOCAL: local_fit(fed, prepared.loss).theta, GLOBAL: np.tile(pooled, (fed.n_sites, 1))}
     weight = np.ones(len(fed.X)) if fed.weight is None else fed.weight
-    rows = SiteRows(fed.X, fed.y.astype(np.float64), weight, fed.starts, prepared.columns.intercept, fed.offset)
+    rows = StackedRows(fed.X, fed.y.astype(np.float64), weight, fed.starts, prepared.columns.intercept, fed.offset)
     if loss.quadratic and rows.offset is not None:
         rows = rows._replace(y=rows.y - rows.offset, offset=None)
 
-    def own(some: SiteRows) -> Array:
+    def own(some: StackedRows) -> Array:
         return own_ridges(some) if loss.quadratic else own_fits(loss, some)
 
     common = own(rows._replace(starts=np.array([0, len(rows.y)])))[0]
@@ -103,7 +103,7 @@ def _thetas(prepared: Prepared) -> dict[str, Array]:
     return found
 
 
-class SiteRows(NamedTuple):
+class StackedRows(NamedTuple):
     """Rows ``X (N, p)``, ``y (N,)``, ``weight (N,)`` of V sites, one after the other from ``starts (V + 1,)``."""
 
     X: Array
@@ -135,7 +135,7 @@ class SiteRows(NamedTuple):
 # --- least squares ----------------------------------------------------------------------------------------------
 
 
-def own_ridges(rows: SiteRows) -> Array:
+def own_ridges(rows: StackedRows) -> Array:
     """Return a ridge regression at each site, tuned there: ``theta (V, p)``.
 
     What `sklearn.linear_model.RidgeCV` finds at each site. Columns are standardised over all sites, so that a column
@@ -171,7 +171,7 @@ def _largest_best(scores: Array) -> Index:
     return np.asarray(scores.shape[1] - 1 - good[:, ::-1].argmax(axis=1))
 
 
-def ridge_with_site_intercepts(rows: SiteRows) -> Array:
+def ridge_with_site_intercepts(rows: StackedRows) -> Array:
     """Return one ridge regression whose intercepts differ between sites, ridge and hold tuned: ``theta (V, p)``.
 
     Site u's intercept is the common one plus ``b_u``, with ``sum_u hold b_u^2`` added to the sum of squares. With the
@@ -210,7 +210,7 @@ def ridge_with_site_intercepts(rows: SiteRows) -> Array:
 # --- smooth losses ----------------------------------------------------------------------------------------------
 
 
-def own_fits(loss: RowLoss, rows: SiteRows) -> Array:
+def own_fits(loss: RowLoss, rows: StackedRows) -> Array:
     """Return a fit at each site with the ridge that is best there: ``theta (V, p)``."""
     theta = np.zeros((rows.n_sites, loss.n_outputs * rows.X.shape[1]))
     for sites, where in rows.by_size():
@@ -264,7 +264,7 @@ def _left_out(eta: Array, slope: Array, curvature: Array, leverage: Array) -> Ar
     return np.asarray(eta + np.linalg.solve(freedom, leverage @ slope[..., None])[..., 0])
 
 
-def with_site_intercepts(loss: RowLoss, rows: SiteRows, start: Array) -> Array:
+def with_site_intercepts(loss: RowLoss, rows: StackedRows, start: Array) -> Array:
     """Return one fit whose intercepts differ between sites, ridge and hold tuned in turn: ``theta (V, p)``.
 
     ``start (p,)`` is a fit of all rows.
@@ -296,7 +296,7 @@ _State = tuple[Array, Array]  # common parameters (k, q), intercept first; what 
 class _Intercepts:
     """Newton's method for the common parameters, with the sites' intercepts eliminated."""
 
-    def __init__(self, loss: RowLoss, rows: SiteRows) -> None:
+    def __init__(self, loss: RowLoss, rows: StackedRows) -> None:
         self.loss, self.rows, self.site, self.starts = loss, rows, rows.site, rows.starts[:-1]
 
     def predictors(self, state: _State) -> Array:

@@ -223,7 +223,7 @@ class Comparison:
         }
 
 
-class _Part(NamedTuple):
+class _HeldOut(NamedTuple):
     """A split or a fold: errors by method, of all rows and of each site."""
 
     errors: dict[str, float]
@@ -310,7 +310,7 @@ def compare(
         cuts = [(data.take(~one), data.take(one, allow_empty=True)) for one in held]
     else:  # of rows in time order the last ones are held out, whatever the seed
         cuts = [data.split(test_size, options.seed + k) for k in range(1 if data.ordered else repeats)]
-    parts, metric = list[_Part](), "loss"
+    parts, metric = list[_HeldOut](), "loss"
     try:
         for number, (train, test) in enumerate(tracked(cuts, "comparing on held-out rows"), 1):
             if progress is not None:
@@ -321,7 +321,7 @@ def compare(
             if models[FEDKIN].status == "interrupted":  # solvers end so on Ctrl-C
                 raise KeyboardInterrupt
             metric = models[FEDKIN].loss.metric or "loss"
-            parts.append(_split_part(models, test))
+            parts.append(_held_out_errors(models, test))
     except KeyboardInterrupt:
         if not parts or not keep_best:
             raise
@@ -333,7 +333,7 @@ def _together(
     kind: Literal["splits", "folds"],
     sites: tuple[Hashable, ...],
     n: Index,
-    parts: list[_Part],
+    parts: list[_HeldOut],
     radius: float | None,
 ) -> Comparison:
     names = list(parts[0].errors)
@@ -356,7 +356,7 @@ def _together(
 # --- splits of rows ---------------------------------------------------------------------------------------------
 
 
-def _split_part(models: dict[str, FittedModel], test: Federation) -> _Part:
+def _held_out_errors(models: dict[str, FittedModel], test: Federation) -> _HeldOut:
     check_held_out(models[FEDKIN], test)
     weight = np.ones(len(test.X)) if test.weight is None else test.weight
     mass = np.bincount(test.site_index, weights=weight, minlength=test.n_sites)
@@ -366,7 +366,7 @@ def _split_part(models: dict[str, FittedModel], test: Federation) -> _Part:
         rows[name] = row_errors(model, test, response)
         for metric, value in more_scores(model, test, response, weight).items():
             more.setdefault(metric, {})[name] = value
-    part = _Part({}, {}, len(test.X), row_error, more, models)
+    part = _HeldOut({}, {}, len(test.X), row_error, more, models)
     for name, each in rows.items():
         total = np.bincount(test.site_index, weights=weight * each, minlength=test.n_sites)
         part.errors[name] = float(weight @ each / weight.sum())
@@ -482,7 +482,7 @@ def _compared_by_folds(
     for fold in np.flatnonzero(sums.count[:, :-1].any(axis=0)).tolist():
         seen = np.flatnonzero(sums.count[:, fold])
         n, test = sums.count[seen, fold], sums.take(seen).terms(fold)
-        part = _Part({}, {}, float(n.sum()))
+        part = _HeldOut({}, {}, float(n.sum()))
         thetas = fold_baselines(sums, free, fold)
         thetas[FEDKIN] = method_for(options).from_sums(prepared, model, sums.total(without=fold))
         for name, theta in thetas.items():

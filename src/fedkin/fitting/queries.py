@@ -26,10 +26,10 @@ from fedkin.core import (
     Summaries,
     ball_gap,
     check_shapes,
-    decode,
-    encode,
+    from_plain,
     refuse,
     solve_and_rest,
+    to_plain,
 )
 from fedkin.errors import ConvergenceWarning, DataError, ParameterError, UnknownSiteError, argument
 from fedkin.fitting.fused import chosen_lam, note_light_ridge, used_graph, well_posed_problem
@@ -111,13 +111,13 @@ class Queries:
         """Return plain numbers and names, as a file holds them between two rounds; exact."""
         questions = [question.to_plain() for question in self.questions]
         edges, weights = self.graph.edges.tolist(), self.graph.weights.tolist()
-        return {"questions": questions, "edges": edges, "weights": weights, "state": encode(self.state)}
+        return {"questions": questions, "edges": edges, "weights": weights, "state": to_plain(self.state)}
 
     @classmethod
     def from_plain(cls, plain: object) -> Queries:
         """Return what `to_plain` wrote; raise `DataError` with what is wrong."""
         what = "the file of questions"
-        file = decode(plain, _File, what)
+        file = from_plain(plain, _File, what)
         asked = tuple(map(Query.from_plain, file.questions))
         if not asked:
             refuse(what, "has no questions")

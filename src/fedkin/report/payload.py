@@ -118,8 +118,8 @@ def _edges(model: FittedModel, shares: Array | None) -> dict[str, Any]:
         "what": "kept" if model.kin is None else "likely",
         "n_kept": len(kept),
         "n_candidates": candidates,
-        "kept": packed(kept if complete else [], "i4"),
-        "dropped": packed(dropped, "i4") if 0 < len(dropped) <= MOST_EDGES else None,
+        "kept": base64_of(kept if complete else [], "i4"),
+        "dropped": base64_of(dropped, "i4") if 0 < len(dropped) <= MOST_EDGES else None,
         "n_dropped": None if candidates is None else candidates - len(kept),
         "complete": complete,
     }
@@ -144,13 +144,13 @@ def _coefficients(model: FittedModel) -> dict[str, Any]:
     kin = model.kin
     if kin is not None and kin.theta.shape == theta.shape:
         half, mean, spread = np.ptp(kin.confint(LEVEL), axis=2) / 2, kin.mean, kin.sd
-        halves, differences = packed(half[:, chosen], "f4"), _differences(kin, half, chosen)
+        halves, differences = base64_of(half[:, chosen], "f4"), _differences(kin, half, chosen)
     return {
         "names": [names[j] for j in chosen],
         "units": [units[j] for j in chosen],
         "target": model.target_name,
         "level": LEVEL,
-        "estimates": packed(theta[:, chosen], "f4"),
+        "estimates": base64_of(theta[:, chosen], "f4"),
         "halves": halves,
         "differences": differences,
         "mean": numbers(mean[chosen]),
@@ -171,7 +171,7 @@ def _differences(kin: Kin, half: Array, chosen: Index) -> str | None:
     i, j = np.tril_indices(V, -1)
     apart = np.hypot(half[i][:, chosen], half[j][:, chosen])
     ratio = np.divide(error[i, j], apart, out=np.ones_like(apart), where=(apart > 0) & np.isfinite(apart))
-    return packed(np.rint(255 * np.sqrt(np.minimum(ratio / MOST_RATIO, 1.0))), "u1")
+    return base64_of(np.rint(255 * np.sqrt(np.minimum(ratio / MOST_RATIO, 1.0))), "u1")
 
 
 def _comparison(model: FittedModel) -> dict[str, Any] | None:
@@ -217,7 +217,7 @@ def _path(model: FittedModel) -> dict[str, Any] | None:
 # --- arrays -----------------------------------------------------------------------------------------------------
 
 
-def packed(values: ArrayLike, kind: str) -> str:
+def base64_of(values: ArrayLike, kind: str) -> str:
     """Encode an array in base64: ``kind`` is "f4", "i4" or "u1", little endian."""
     return base64.b64encode(np.ascontiguousarray(values, dtype=np.dtype(kind).newbyteorder("<")).tobytes()).decode()
 
@@ -235,11 +235,11 @@ def pair_matrix(values: Array, order: Index) -> dict[str, Any]:
     n = len(order)
     if n <= MOST_PAIRED_SITES:
         i, j = np.tril_indices(n, -1)
-        return {"kind": "pairs", "values": packed(np.rint(255 * values[i, j]), "u1")}
+        return {"kind": "pairs", "values": base64_of(np.rint(255 * values[i, j]), "u1")}
     starts = np.linspace(0, n, BLOCKS + 1).astype(np.int64)
     sums = np.add.reduceat(np.add.reduceat(values[order], starts[:-1], axis=0)[:, order], starts[:-1], axis=1)
     means = sums / np.outer(np.diff(starts), np.diff(starts))
-    return {"kind": "blocks", "starts": starts.tolist(), "values": packed(np.rint(255 * np.clip(means, 0, 1)), "u1")}
+    return {"kind": "blocks", "starts": starts.tolist(), "values": base64_of(np.rint(255 * np.clip(means, 0, 1)), "u1")}
 
 
 def nearest_kin(values: Array, most: int = 12) -> dict[str, Any]:
@@ -252,8 +252,8 @@ def nearest_kin(values: Array, most: int = 12) -> dict[str, Any]:
     rank = np.argsort(-shares, axis=1, kind="stable")
     return {
         "each": most,
-        "sites": packed(np.take_along_axis(chosen, rank, axis=1), "i4"),
-        "values": packed(np.rint(255 * np.take_along_axis(shares, rank, axis=1)), "u1"),
+        "sites": base64_of(np.take_along_axis(chosen, rank, axis=1), "i4"),
+        "values": base64_of(np.rint(255 * np.take_along_axis(shares, rank, axis=1)), "u1"),
     }
 
 

@@ -190,7 +190,7 @@ class CompiledIteration(Iteration):
         if start is not None:
             y[:] = numbering.internal(start.alpha, numbering.edges)
             z[:] = z if start.zeta is None else internal(start.zeta)
-        self._state = kernels.State(x, y, z, np.empty((crew.size, n, p)), np.empty((n, p)))
+        self._state = kernels.Iterates(x, y, z, np.empty((crew.size, n, p)), np.empty((n, p)))
         self._balance_duals()
         super().__init__(rho)
 

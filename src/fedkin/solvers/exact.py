@@ -354,7 +354,7 @@ class Search:
         other = (best.value - self.lower) / self.scale(best.value)
         if other < best.gap:
             best = replace(best, gap=max(other, 0.0), radius=None)
-        message = verdict(self.status, best.gap, self.tol, self.n_iter)
+        message = ending(self.status, best.gap, self.tol, self.n_iter)
         if self.status == "iteration_limit":
             message += "; " + newton.advice(self.objective, best.pair.theta)
             if not quiet:
@@ -384,7 +384,7 @@ def _value_and_gap(objective: FusedObjective, iteration: Iteration, theta: Array
     return objective.value(pair.theta), gap
 
 
-def verdict(status: Status, gap: float, tol: float, n_iter: int) -> str:
+def ending(status: Status, gap: float, tol: float, n_iter: int) -> str:
     """Return how a solve ended, as a message."""
     if status == "converged":
         return f"converged: relative gap {gap:.1e} after {n_iter} iterations"

@@ -51,7 +51,7 @@ class Edges(NamedTuple):
     kind: Any
 
 
-class State(NamedTuple):
+class Iterates(NamedTuple):
     """Where the iteration stands: ``x (V, p)``, edge duals ``y (E, p)``, site duals ``z (V, p)``.
 
     ``s (T, V, p)`` is the balance ``D'y + z`` as one share per thread: a node step reads the shares and clears them, an
@@ -487,7 +487,7 @@ def load_kernels() -> None:
     one, matrix, cube = np.ones(1), np.ones((1, 1)), np.ones((1, 1, 1))
     ends, order = np.zeros(1, dtype=np.int32), np.zeros(1, dtype=np.int64)
     sites = Sites(order, cube, cube, one, matrix, one, one, matrix, np.inf)
-    edges, state = Edges(ends, ends, one, L1), State(matrix, matrix, matrix, cube, matrix)
+    edges, state = Edges(ends, ends, one, L1), Iterates(matrix, matrix, matrix, cube, matrix)
     load(run, 1, sites, edges, one, cube, state, 1.0, 1.0, one)
     load(node_step, 0, 1, sites, one, cube, state, 1.0, one)
     load(edge_step, 0, 1, edges, one, matrix, matrix, matrix, 1.0)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from fedkin.studies.config import BUILT_IN, Cell, Study, check_study, load_study, parse_study
 from fedkin.studies.designs import Replication
-from fedkin.studies.run import StudyError, launch, read_rows, run_study, write_report, write_rows
+from fedkin.studies.run import StudyError, launch, read_rows, run_study, write_rows, write_study_report
 
 __all__ = [
     "BUILT_IN",
@@ -23,6 +23,6 @@ __all__ = [
     "parse_study",
     "read_rows",
     "run_study",
-    "write_report",
     "write_rows",
+    "write_study_report",
 ]

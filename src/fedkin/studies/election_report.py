@@ -16,7 +16,7 @@ from fedkin._base import Array, Index, count
 from fedkin.datasets.public import read_outlines
 from fedkin.graph import Graph
 from fedkin.studies.election import LABELS
-from fedkin.studies.figures import Table, add_legend
+from fedkin.studies.figures import ResultTable, add_legend
 from fedkin.studies.summary import Check, Row, Sample, distinct, doubt, doubt_of_means, paired_difference, summarize
 
 #: Accuracies of the paper's table, mean and standard deviation.
@@ -36,7 +36,7 @@ MEASURES = {"accuracy": "accuracy", "balanced_accuracy": "balanced accuracy", "l
 CHOSEN = {"inner_log_loss": "inner log-loss", "kept_edges": "edges kept", "lam": "lam", "ridge": "ridge"}
 
 
-def accuracy_table(spec: Mapping[str, Any], rows: Sequence[Row]) -> Table:
+def accuracy_table(spec: Mapping[str, Any], rows: Sequence[Row]) -> ResultTable:
     """Make the table of scores of every method, mean (standard deviation) over splits, as the paper prints them."""
     columns = {**MEASURES, **CHOSEN}
     tables = {name: summarize(rows, ["standardize", "method"], name) for name in columns}
@@ -49,7 +49,7 @@ def accuracy_table(spec: Mapping[str, Any], rows: Sequence[Row]) -> Table:
         "log-loss is that of held-out training rows: the only number that may choose between protocols."
     )
     head = ["protocol", "method", "published accuracy", *columns.values()]
-    return Table(spec["name"], head, cells, caption, brackets="sd")
+    return ResultTable(spec["name"], head, cells, caption, brackets="sd")
 
 
 def _published(method: str) -> str:
@@ -63,7 +63,7 @@ PAIRS = (
 )
 
 
-def difference_table(spec: Mapping[str, Any], rows: Sequence[Row]) -> Table:
+def difference_table(spec: Mapping[str, Any], rows: Sequence[Row]) -> ResultTable:
     """Make the table of Fed-ADMM and kin minus the others, split by split."""
     cells = []
     for protocol in distinct(rows, "standardize"):
@@ -74,10 +74,10 @@ def difference_table(spec: Mapping[str, Any], rows: Sequence[Row]) -> Table:
             found = [paired_difference(chosen, "method", pair, measure) for measure in MEASURES]
             cells.append([PROTOCOLS.get(protocol, protocol), name, *found])
     caption = "Mean paired difference over the splits, with its standard error in brackets."
-    return Table(spec["name"], ["protocol", "difference", *MEASURES.values()], cells, caption)
+    return ResultTable(spec["name"], ["protocol", "difference", *MEASURES.values()], cells, caption)
 
 
-def state_table(spec: Mapping[str, Any], rows: Sequence[Row]) -> Table:
+def state_table(spec: Mapping[str, Any], rows: Sequence[Row]) -> ResultTable:
     """Make the table of what is found about each state, and how stable it is over the splits."""
     found = groups(rows)
     cells = [
@@ -91,7 +91,7 @@ def state_table(spec: Mapping[str, Any], rows: Sequence[Row]) -> Table:
         "deviation) over splits."
     )
     head = ["state", "group in D_loc", "stability", "coefficients shared with most states"]
-    return Table(spec["name"], head, cells, caption, brackets="sd")
+    return ResultTable(spec["name"], head, cells, caption, brackets="sd")
 
 
 @dataclass(frozen=True, eq=False)

@@ -243,7 +243,7 @@ def add_legend(figure: Any, axes: Any, reference: Sequence[Mapping[str, Any]] = 
 
 
 @dataclass(frozen=True)
-class Table:
+class ResultTable:
     """A table whose cells are texts, numbers, `Sample`s or None.
 
     People see means with standard errors (``brackets="sd"``: standard deviations) in brackets. Machines get a line per
@@ -264,7 +264,7 @@ class Table:
 
     def _format(self, cell: Any) -> str:
         if isinstance(cell, Sample):
-            return mean_and_error(cell, cell.sd if self.brackets == "sd" else cell.error)
+            return sample_text(cell, cell.sd if self.brackets == "sd" else cell.error)
         return "" if cell is None else label_of(cell)
 
     def markdown(self) -> str:
@@ -296,7 +296,7 @@ class Table:
         return [re.sub(r"\W+", "_", name).strip("_") for name in names], lines
 
 
-def make_table(spec: Mapping[str, Any], rows: Sequence[Row]) -> Table:
+def make_table(spec: Mapping[str, Any], rows: Sequence[Row]) -> ResultTable:
     """Make the table that an entry of ``[[table]]`` asks for."""
     asked = {name: spec[name] for name in ("value", "columns")}
     asked |= {f"rows[{k}]": name for k, name in enumerate(spec["rows"])}
@@ -322,10 +322,10 @@ def make_table(spec: Mapping[str, Any], rows: Sequence[Row]) -> Table:
     caption = spec.get("caption", f"Mean {value} over the replications, with its standard error in brackets.")
     head = [column_label(name) for name in names] + [label_of(column) for column in columns]
     exact = [*names, across, "mean", "sd", "standard_error", "replications"], long
-    return Table(spec["name"], head, cells, caption, exact=exact)
+    return ResultTable(spec["name"], head, cells, caption, exact=exact)
 
 
-def mean_and_error(summary: Sample, error: float) -> str:
+def sample_text(summary: Sample, error: float) -> str:
     """Format as ``0.124 (0.003)``: three digits of the mean, and the number in brackets to the same place."""
     size = abs(summary.mean)
     if 0 < size < 1e-3 or size >= 1e6:

@@ -22,7 +22,7 @@ from fedkin.errors import ParameterError
 from fedkin.graph import Graph
 from fedkin.kin import Kin, QuadraticLikelihoods, common_units, display_groups, find_kin, fit_mixed
 from fedkin.studies.designs import Replication, Task, make_design
-from fedkin.studies.figures import Table, add_legend
+from fedkin.studies.figures import ResultTable, add_legend
 from fedkin.studies.summary import (
     Check,
     Row,
@@ -311,7 +311,7 @@ TARGET, RIVAL, RELIABLE, COVERAGE = 1.05, 1.02, 0.05, (0.93, 0.97)
 PURE, RIGHT = 0.9, 0.95
 
 
-def ratio_table(spec: Mapping[str, Any], rows: Sequence[Row]) -> Table:
+def ratio_table(spec: Mapping[str, Any], rows: Sequence[Row]) -> ResultTable:
     """Make the table of errors over that of an oracle who is told the groups."""
     names = [name for name in distinct(rows, "estimator") if name != "pooled"]
     ratios = {name: paired_ratios(rows, CELL, "estimator", (name, "pooled"), "error") for name in names}
@@ -325,10 +325,10 @@ def ratio_table(spec: Mapping[str, Any], rows: Sequence[Row]) -> Table:
         "Mean error over the mean error of an oracle who is told the groups, on the same replications, with its "
         "standard error in brackets."
     )
-    return Table(spec["name"], [*map(column_label, CELL), *map(label_of, names), "kin's target"], cells, caption)
+    return ResultTable(spec["name"], [*map(column_label, CELL), *map(label_of, names), "kin's target"], cells, caption)
 
 
-def group_table(spec: Mapping[str, Any], rows: Sequence[Row]) -> Table:
+def group_table(spec: Mapping[str, Any], rows: Sequence[Row]) -> ResultTable:
     """Make the table of what kin says of itself at each grid point, and the truth."""
     mine = _of_kin(rows)
     names = _grid(mine)
@@ -345,7 +345,7 @@ def group_table(spec: Mapping[str, Any], rows: Sequence[Row]) -> Table:
         "Means over the replications, with standard errors in brackets. Where groups are not resolved, one is shown; "
         "pairs inside groups are counted whether they are resolved or not."
     )
-    return Table(spec["name"], [*map(column_label, names), *measures.values()], cells, caption)
+    return ResultTable(spec["name"], [*map(column_label, names), *measures.values()], cells, caption)
 
 
 def reliability(spec: Mapping[str, Any], rows: Sequence[Row], folder: Path | None = None) -> Any:

@@ -31,7 +31,7 @@ from fedkin.report import render
 from fedkin.solvers import load_kernels
 from fedkin.studies.config import BUILT_IN, FIGURES, Cell, Study, check_study, load_study, task_function
 from fedkin.studies.designs import Replication
-from fedkin.studies.figures import Table, draw, make_table
+from fedkin.studies.figures import ResultTable, draw, make_table
 from fedkin.studies.summary import Check, Row
 
 #: The file with all rows of a finished run.
@@ -48,7 +48,7 @@ class StudyError(FedkinError, RuntimeError):
 # --- rows in files ----------------------------------------------------------------------------------------------------
 
 
-class Part(NamedTuple):
+class CellRows(NamedTuple):
     """The content of a file: rows, the seconds that computing them took, and the key of their cell."""
 
     rows: list[dict[str, Any]]
@@ -67,14 +67,14 @@ def write_rows(path: Path, rows: Sequence[Row], seconds: float | None = None, ke
         parquet.write_table(table, temporary, write_page_checksum=True)
 
 
-def read_rows(path: Path) -> Part:
+def read_rows(path: Path) -> CellRows:
     """Read rows and metadata of a Parquet file."""
     _, parquet = _pyarrow()
     try:
         table = parquet.read_table(path, page_checksum_verification=True)
         notes = table.schema.metadata or {}
         seconds = float(notes[_SECONDS]) if _SECONDS in notes else None
-        return Part(table.to_pylist(), seconds, notes[_KEY].decode() if _KEY in notes else None)
+        return CellRows(table.to_pylist(), seconds, notes[_KEY].decode() if _KEY in notes else None)
     except Exception as error:
         words = " ".join(str(error).split())
         raise StudyError(f"{path} cannot be read ({words}): remove it and run the study again") from error
@@ -108,7 +108,7 @@ def _version(package: str) -> str:
         return ""
 
 
-class Store:
+class ResultStore:
     """The directory of one study: a Parquet file per finished cell in ``cells/``."""
 
     def __init__(self, folder: Path) -> None:
@@ -124,7 +124,7 @@ class Store:
         """Return where the rows of a cell belong."""
         return self.cells / f"{cell.key}.parquet"
 
-    def read(self, cell: Cell) -> Part:
+    def read(self, cell: Cell) -> CellRows:
         """Read a finished cell; raises `StudyError` when its file is damaged or holds another cell's rows."""
         part = read_rows(self.part(cell))
         if part.key != cell.key:
@@ -178,7 +178,7 @@ def run_study(
     started = perf_counter()
     check_study(study)
     cells = study.cells(fingerprint)
-    store = Store(out / study.directory)
+    store = ResultStore(out / study.directory)
     with store.lock():
         parts = _finished(study, store, cells)
         missing = [cell for cell in cells if cell.key not in parts]
@@ -240,7 +240,7 @@ def run_cell(cell: Cell, data: Path | None = None, folder: Path | None = None) -
     return cell, rows, perf_counter() - started, None
 
 
-def _finished(study: Study, store: Store, cells: Sequence[Cell]) -> dict[str, Part]:
+def _finished(study: Study, store: ResultStore, cells: Sequence[Cell]) -> dict[str, CellRows]:
     """Read the cells that are on disk, by key. A file that is not what its cell left is named and counts as none."""
     found = {}
     for cell in cells:
@@ -267,7 +267,7 @@ class Report:
 
     study: Study
     page: Path
-    tables: list[Table]
+    tables: list[ResultTable]
     checks: list[Check]
     notes: str  # how the rows were made
     replications: str  # of a grid point: "20", or "10 to 20" where some lack replications
@@ -275,13 +275,13 @@ class Report:
     seconds: float  # that all cells took
 
 
-def write_report(study: Study, folder: Path, notes: str = "") -> Report:
+def write_study_report(study: Study, folder: Path, notes: str = "") -> Report:
     """Write figures, tables and page from ``folder/rows.parquet`` alone; ``notes`` say how the rows were made."""
     rows, seconds, _ = read_rows(folder / ROWS)
     for spec in study.figures:
         kind = spec.get("kind", "lines")
         draw(spec, rows, folder, FIGURES.get(kind) or study.function(kind, f"[[figure]] {spec['name']!r}: kind"))
-    tables: list[Table] = []
+    tables: list[ResultTable] = []
     for spec in study.tables:
         make = study.function(spec["kind"], f"[[table]] {spec['name']!r}: kind") if "kind" in spec else make_table
         tables.append(make(spec, rows))
@@ -366,14 +366,14 @@ def write_paper(reports: Sequence[Report], folder: Path, took: str = "", left_ou
         f"# {title}",
         lead,
         f"{made} {left_out}".strip(),
-        Table("runs", head, list(lines)).markdown(),
+        ResultTable("runs", head, list(lines)).markdown(),
     ]
     for report in reports:
         parts += [f"## {report.study.title}", " ".join(report.study.about.split())]
         claims = [
             [one.claim, one.observed, one.verdict + f": {one.reason}" * bool(one.reason)] for one in report.checks
         ]
-        parts.append(Table("claims", ["claim", "observed", "verdict"], list(claims)).markdown())
+        parts.append(ResultTable("claims", ["claim", "observed", "verdict"], list(claims)).markdown())
         for spec in report.study.figures:
             caption = " ".join(spec.get("caption", "").split())
             parts.append(f"![{spec['name']}]({spec['name']}.svg)\n\n*{caption}*")
@@ -446,7 +446,7 @@ def launch(
             notes = f"{', '.join([*parts, total])} (each in one process)."
         if one.data == "election" and data is not None:
             public.write_outlines(data, folder)
-        report = write_report(one, folder, notes)
+        report = write_study_report(one, folder, notes)
         for check in report.checks:
             say(f"{one.name}: {check}")
         say(f"{one.name}: {notes}")

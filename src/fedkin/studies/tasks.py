@@ -72,7 +72,7 @@ def settings_from(kind: type[Settings], options: Mapping[str, Any]) -> Settings:
 
 
 @dataclass(frozen=True)
-class Estimate:
+class StudyEstimate:
     """What an estimator found on a design: ``theta (V, p)``, lam, graph, and the mean level of the l1 term."""
 
     theta: Array
@@ -94,76 +94,76 @@ class Workbench:
         """The sites' own fits."""
         return local_fit(self.design.federation, self.settings.loss, self.settings.variance)
 
-    def estimate(self, name: str) -> Estimate:
+    def estimate(self, name: str) -> StudyEstimate:
         """Run the estimator of that name."""
         if name not in ESTIMATORS:
             raise ParameterError(f"unknown estimator {name!r}; choose from {', '.join(ESTIMATORS)}")
         return ESTIMATORS[name](self)
 
-    def penalised(self, graph: Graph) -> Estimate:
+    def penalised(self, graph: Graph) -> StudyEstimate:
         """Return the exact minimiser along a graph, with lam by cross-validation within sites."""
         settings, federation = self.settings, self.design.federation
         if graph.n_edges == 0:
-            return Estimate(self.local.theta, 0.0, graph)
+            return StudyEstimate(self.local.theta, 0.0, graph)
         problem = Problem(federation, graph, loss=settings.loss, penalty=settings.penalty)
         # a factor of two is enough: the grid only has to begin where everything is fused
         grid = lam_grid(problem, settings.n_lams, settings.ratio, tol=1.0)
         # one job: the replications of a study run side by side
         how: Any = {"folds": settings.folds, "seed": self.seed, "tol": settings.path_tol, "n_jobs": 1}
         lam = cross_validate_lam(problem, grid, **how).lam
-        return Estimate(solve(problem.with_lam(lam), tol=settings.tol).theta, lam, graph)
+        return StudyEstimate(solve(problem.with_lam(lam), tol=settings.tol).theta, lam, graph)
 
     @cached_property
-    def given(self) -> Estimate:
+    def given(self) -> StudyEstimate:
         """The exact minimiser along the given graph."""
         return self.penalised(self.design.graph)
 
     @cached_property
-    def kept(self) -> Estimate:
+    def kept(self) -> StudyEstimate:
         """The exact minimiser along the edges of the given graph that the test keeps."""
         return self.selected(self.design.graph)
 
-    def problem(self, exact: Estimate, factor: float = 1.0) -> Problem:
+    def problem(self, exact: StudyEstimate, factor: float = 1.0) -> Problem:
         """Return the problem of an exact minimiser, with lam times ``factor``."""
         settings = self.settings
         assert exact.graph is not None and exact.lam is not None
         lam = factor * exact.lam
         return Problem(self.design.federation, exact.graph, settings.loss, settings.penalty, lam=lam)
 
-    def in_rounds(self, exact: Estimate, algorithm: Callable[..., Solution]) -> Estimate:
+    def in_rounds(self, exact: StudyEstimate, algorithm: Callable[..., Solution]) -> StudyEstimate:
         """Return what an algorithm finds in T rounds where the minimiser is ``exact``."""
         settings = self.settings
         found = algorithm(self.problem(exact), settings.rounds, settings.batch_size, seed=self.seed)
-        return Estimate(found.theta, exact.lam, exact.graph)
+        return StudyEstimate(found.theta, exact.lam, exact.graph)
 
-    def selected(self, candidates: Graph | None) -> Estimate:
+    def selected(self, candidates: Graph | None) -> StudyEstimate:
         """Return the same along the edges that the test keeps; all pairs are candidates when None."""
         federation, settings = self.design.federation, self.settings
         chosen = select_edges(federation, candidates, settings.loss, settings.level, local=self.local)
         return self.penalised(chosen.graph)
 
-    def pooled(self, labels: Index, graph: Graph | None = None) -> Estimate:
+    def pooled(self, labels: Index, graph: Graph | None = None) -> StudyEstimate:
         """Return one fit per label."""
-        return Estimate(oracle_fit(self.design.federation, labels.tolist(), self.settings.loss), graph=graph)
+        return StudyEstimate(oracle_fit(self.design.federation, labels.tolist(), self.settings.loss), graph=graph)
 
-    def sparse(self, graph: Graph, **how: Any) -> Estimate:
+    def sparse(self, graph: Graph, **how: Any) -> StudyEstimate:
         """Return the exact minimiser along a graph, with sparsity and lam by cross-validation together."""
         given, folds = Problem(self.design.federation, graph), self.settings.folds
         problem, choice = cross_validate_sparsity(given, folds=folds, seed=self.seed, n_jobs=1, **how)
         theta = solve(problem.with_lam(choice.lam), tol=self.settings.tol).theta
-        return Estimate(theta, choice.lam, graph, float(np.mean(np.asarray(problem.sparsity))))
+        return StudyEstimate(theta, choice.lam, graph, float(np.mean(np.asarray(problem.sparsity))))
 
-    def told_levels(self) -> Estimate:
+    def told_levels(self) -> StudyEstimate:
         """Return the minimiser along the given graph at the sparsity and lam with the least true error."""
         found, graph, settings = [], self.design.graph, self.settings
         for sparsity in settings.sparsities:
             problem = Problem(self.design.federation, graph, sparsity=sparsity)
             grid = lam_grid(problem, settings.n_lams, settings.ratio, tol=1.0)
             path = lam_path(problem, grid, tol=settings.path_tol)
-            found += [Estimate(solution.theta, lam, graph, sparsity) for lam, solution in path]
+            found += [StudyEstimate(solution.theta, lam, graph, sparsity) for lam, solution in path]
         return min(found, key=lambda one: self.design.error(one.theta))
 
-    def attainable(self) -> Estimate:
+    def attainable(self) -> StudyEstimate:
         """Pool each connected part that E and E0 have in common: the best that a choice among the edges of G can do."""
         true = self.design.graph.keep(~_across(self.design, self.design.graph))
         return self.pooled(true.components(), true)
@@ -174,15 +174,15 @@ def _across(design: Design, graph: Graph) -> Mask:
     return np.asarray(np.diff(design.labels[graph.edges])[:, 0] != 0)
 
 
-def _global(bench: Workbench) -> Estimate:
+def _global(bench: Workbench) -> StudyEstimate:
     one = global_fit(bench.design.federation, bench.settings.loss)
-    return Estimate(np.broadcast_to(one, bench.design.theta_star.shape))
+    return StudyEstimate(np.broadcast_to(one, bench.design.theta_star.shape))
 
 
 #: Estimators of a study that names none.
 USUAL = ("local", "global", "oracle", "fedadmm", "es", "local-es", "pooled", "attainable")
-ESTIMATORS: Mapping[str, Callable[[Workbench], Estimate]] = {
-    "local": lambda bench: Estimate(bench.local.theta),
+ESTIMATORS: Mapping[str, Callable[[Workbench], StudyEstimate]] = {
+    "local": lambda bench: StudyEstimate(bench.local.theta),
     "global": _global,
     "oracle": lambda bench: bench.penalised(bench.design.truth),
     "fedadmm": lambda bench: bench.given,
@@ -194,7 +194,7 @@ ESTIMATORS: Mapping[str, Callable[[Workbench], Estimate]] = {
     "es-printed": lambda bench: bench.in_rounds(bench.kept, printed_algorithm),
     "fedadmm-variant": lambda bench: bench.in_rounds(bench.given, fed_admm),
     # one factor |V| too many in lam: objective and algorithm of the paper differ by it
-    "fedadmm-scaled": lambda bench: Estimate(
+    "fedadmm-scaled": lambda bench: StudyEstimate(
         solve(bench.problem(bench.given, bench.design.federation.n_sites), tol=bench.settings.tol).theta
     ),
     "local-lasso": lambda bench: bench.sparse(Graph.empty(bench.design.federation.sites)),
