@@ -30,6 +30,9 @@ LOSSES = {
     "linear": LossCase(lambda cp, eta, y: 0.5 * cp.square(eta - y), "Gaussian"),
     "logistic": LossCase(lambda cp, eta, y: cp.logistic(eta) - cp.multiply(y, eta), "Binomial"),
     "poisson": LossCase(lambda cp, eta, y: cp.exp(eta) - cp.multiply(y, eta), "Poisson"),
+    "negbinomial": LossCase(
+        lambda cp, eta, y: cp.multiply(y + 1, cp.logistic(eta)) - cp.multiply(y, eta), "NegativeBinomial"
+    ),
     "huber": LossCase(),
     "multinomial": LossCase(),
     "gamma": LossCase(lambda cp, eta, y: eta + cp.multiply(y, cp.exp(-eta)), "Gamma"),

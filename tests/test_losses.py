@@ -143,7 +143,9 @@ def test_scores_hessian_and_prediction_agree_with_statsmodels(name):
     loss = make_loss(name)
     theta, X, y, offset = site(loss, seed=8)
     link = {"identity": sm.families.links.Identity(), "log": sm.families.links.Log(), "logit": None}[loss.link]
-    model = sm.GLM(y, X, family=getattr(sm.families, CASES[name].family)(*([link] if link else [])), offset=offset)
+    known = {"alpha": loss.parameter} if loss.parameter else {}
+    family = getattr(sm.families, CASES[name].family)(*([link] if link else []), **known)
+    model = sm.GLM(y, X, family=family, offset=offset)
     n = len(y)
     np.testing.assert_allclose(loss.scores(theta, X, y, offset), -model.score_obs(theta, scale=1.0), atol=1e-12)
     np.testing.assert_allclose(loss.hessian(theta, X, y, offset), -model.hessian(theta, scale=1.0) / n, atol=1e-12)

@@ -18,11 +18,11 @@ from fedkin.data import Federation
 from fedkin.errors import DataError, ParameterError, SolverError
 from fedkin.fitting import FitOptions, FittedModel, Queries, fit
 from fedkin.graph import Graph
-from fedkin.losses import LOSSES, HuberLoss, Loss, make_loss
+from fedkin.losses import LOSSES, HuberLoss, Loss, NegativeBinomialLoss, make_loss
 
 SMOOTH = [name for name in LOSS_NAMES if not LOSSES[name].quadratic]
-#: Sites agree on a threshold beforehand, while fits from rows measure one: it is stated here.
-STATED: dict[str, Loss] = {"huber": HuberLoss()}
+#: Sites agree on a threshold and on alpha beforehand, while fits from rows learn them: they are stated here.
+STATED: dict[str, Loss] = {"huber": HuberLoss(), "negbinomial": NegativeBinomialLoss()}
 
 
 def named(loss: str, sizes: tuple[int, ...], q: int = 3, **how: Any) -> Federation:

@@ -61,7 +61,8 @@ class KinRegressor(_Kin, SiteRegressor):
     Parameters
     ----------
     loss : str or Loss
-        "linear" (also "auto"), "huber", "poisson" or "gamma". The threshold of "huber" is at 1.345 robust standard
+        "linear" (also "auto"), "huber", "poisson", "negbinomial" or "gamma". "negbinomial" learns how much counts vary
+        beyond Poisson counts (`model_.loss.alpha`). The threshold of "huber" is at 1.345 robust standard
         deviations of residuals; ``HuberLoss(delta)`` has it in units of the target.
     fit_intercept : bool
         Whether every site has an intercept.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -13,9 +14,9 @@ import numpy as np
 from scipy.special import ndtri
 
 from fedkin._base import Array, Say, check_level
-from fedkin.core import FileRows, Quadratics, Summaries, local_fit
+from fedkin.core import FileRows, Quadratics, RowData, Summaries, local_fit
 from fedkin.data import Federation, Schema, files_of
-from fedkin.errors import ParameterError, SolverError, argument
+from fedkin.errors import FedkinWarning, ParameterError, SolverError, argument
 from fedkin.fitting.fused import fused_estimate, fused_from_sums, silent
 from fedkin.fitting.model import FittedModel, in_order_of_appearance
 from fedkin.fitting.options import FitOptions
@@ -23,6 +24,7 @@ from fedkin.fitting.preparation import Data, Estimate, Prepared, prepare
 from fedkin.fitting.queries import Queries, RoundState, check_answers, make_queries, next_fused
 from fedkin.graph import Graph
 from fedkin.kin import QUICK, Covariates, Kin, Length, covariate_names, find_kin, hint_of
+from fedkin.kin.sources import Source
 
 #: Answers of all sites to the queries of a round.
 Answer = Callable[[Queries], Summaries]
@@ -206,6 +208,7 @@ def fit(
     if data.has_rows:
         prepared = prepare(data, options, schema)
         estimate = method_for(options).fit(prepared, hint, say, start, quick)
+        warn_of_dispersion(prepared, estimate)
         return with_covariates(prepared.model(estimate, options), covariates)
     for _ in range(max_rounds):
         found = _step(data, hint, options, say, schema, queries)
@@ -216,6 +219,20 @@ def fit(
         data, queries = answer(found), found
     gap = f"{np.inf if queries is None else queries.gap:.1e} after {max_rounds} rounds of messages"
     raise SolverError(f"the gap is {gap}, not {options.tol:.1e}: add {argument('ridge', 0.001)}")
+
+
+def warn_of_dispersion(prepared: Prepared, found: Estimate) -> None:
+    """Give a `FedkinWarning` where rows vary otherwise than the loss has it, and another loss is the cure."""
+    if found.kin is not None:
+        noise = float(np.average(found.kin.noise, weights=found.kin.n_samples))
+    elif prepared.loss.target == "count":
+        rows, groups = RowData(prepared.rows, prepared.loss), np.unique(found.theta, axis=0)
+        noise = Source(rows).dispersion(found.theta, np.eye(groups.shape[1]), float(groups.size))
+    else:
+        return
+    text = prepared.loss.remark(noise)
+    if text is not None:
+        warnings.warn(text, FedkinWarning, stacklevel=3)
 
 
 def _start(model: FittedModel, prepared: Prepared) -> Kin | None:

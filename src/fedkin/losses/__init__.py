@@ -24,19 +24,23 @@ from fedkin.losses.linear import LinearLoss
 from fedkin.losses.logistic import LogisticLoss
 from fedkin.losses.mean import MeanLoss
 from fedkin.losses.multinomial import MultinomialLoss
+from fedkin.losses.negbinomial import NegativeBinomialLoss
 from fedkin.losses.poisson import PoissonLoss
 
 __all__ = [
     "COMPILED_LOSSES", "LOGIT_SIZE", "LOSSES", "LOSS_NAMES", "GammaLoss", "HuberLoss", "LinearLoss", "LogisticLoss",
-    "Loss", "MeanLoss", "MultinomialLoss", "PoissonLoss", "RowLoss", "ScalarLoss", "UserLoss", "by_loss",
-    "describe_loss", "described_loss", "loss_for", "loss_kind", "loss_names", "make_loss", "restore_loss",
+    "Loss", "MeanLoss", "MultinomialLoss", "NegativeBinomialLoss", "PoissonLoss", "RowLoss", "ScalarLoss", "UserLoss",
+    "by_loss", "describe_loss", "described_loss", "loss_for", "loss_kind", "loss_names", "make_loss", "restore_loss",
     "weighted_gram",
 ]  # fmt: skip
 
 #: Losses by name. The first one for a kind of target is the one that "auto" means.
 LOSSES: dict[str, type[Loss]] = {
-    kind.name: kind for kind in (MeanLoss, LinearLoss, LogisticLoss, PoissonLoss, HuberLoss, GammaLoss, MultinomialLoss)
-}
+    kind.name: kind
+    for kind in (
+        MeanLoss, LinearLoss, LogisticLoss, PoissonLoss, NegativeBinomialLoss, HuberLoss, GammaLoss, MultinomialLoss,
+    )
+}  # fmt: skip
 LOSS_NAMES = tuple(LOSSES)
 #: Losses that compiled rounds know; their slopes are compiled in this order.
 COMPILED_LOSSES: tuple[type[ScalarLoss], ...] = tuple(kind for kind in LOSSES.values() if issubclass(kind, ScalarLoss))

@@ -20,6 +20,10 @@ from fedkin.errors import DataError, ParameterError
 #: Mean square of a logit or log rate that is still plausible: 5 is odds of 148 to 1.
 LOGIT_SIZE = 25.0
 
+#: Gauss-Hermite nodes of a standard normal, and their weights.
+_NODES, _WEIGHTS = np.polynomial.hermite_e.hermegauss(15)
+_WEIGHTS = _WEIGHTS / _WEIGHTS.sum()
+
 TargetKind = Literal["number", "count", "positive", "class"]
 Maybe = Array | None  #: an array that rows may not have
 
@@ -129,6 +133,10 @@ class Loss(ABC):
         A row of ``weight (n,)`` w counts as w rows, for losses on linear predictors.
         """
         return 1.0
+
+    def remark(self, noise: float) -> str | None:
+        """Return what a learned dispersion says against this loss, and which one to take instead."""
+        return None
 
     # --- what depends on the kind of loss ---
     @property
@@ -355,18 +363,23 @@ class LogLinkLoss(ScalarLoss):
         return np.exp(eta)
 
     def observation_interval(self, eta: Array, error: Array, noise: float, level: float) -> tuple[Array, Array]:
-        # quantiles over uncertain means, by Gaussian quadrature and bisection of the logarithm
-        nodes, weights = np.polynomial.hermite_e.hermegauss(15)
-        logs, wide = eta[:, None] + error[:, None] * nodes, max(noise, 1.0)
-        ends = []
-        for chance in ((1 - level) / 2, (1 + level) / 2):
-            low, high = logs.min(axis=1) - 60.0 * wide, np.maximum(logs.max(axis=1), 0.0) + 10.0 * wide
-            for _ in range(60):
-                middle = 0.5 * (low + high)
-                enough = self.cdf(np.exp(middle)[:, None], np.exp(logs), noise) @ weights >= chance * weights.sum()
-                high, low = np.where(enough, middle, high), np.where(enough, low, middle)
-            ends.append(np.exp(high))
-        return ends[0], ends[1]
+        low, high = (self.quantile(chance, eta, error, noise) for chance in ((1 - level) / 2, (1 + level) / 2))
+        return low, high
+
+    def averaged_cdf(self, value: Array, eta: Array, error: Array, noise: float) -> Array:
+        """Return `cdf` at values ``(n,)``, averaged over normal predictors by Gaussian quadrature."""
+        logs = eta[:, None] + error[:, None] * _NODES
+        return np.asarray(self.cdf(value[:, None], np.exp(logs), noise) @ _WEIGHTS)
+
+    def quantile(self, chance: Array | float, eta: Array, error: Array, noise: float) -> Array:
+        """Return quantiles ``(n,)`` of observations with normal predictors, by bisection of the logarithm."""
+        reach, wide = error * _NODES.max(), max(noise, 1.0)
+        low, high = eta - reach - 60.0 * wide, np.maximum(eta + reach, 0.0) + 10.0 * wide
+        for _ in range(60):
+            middle = 0.5 * (low + high)
+            enough = self.averaged_cdf(np.exp(middle), eta, error, noise) >= chance
+            high, low = np.where(enough, middle, high), np.where(enough, low, middle)
+        return np.asarray(np.exp(high))
 
     def cautious_at(self, eta: Array, y: Array) -> Array:
         # the secant of the slope between eta and its zero, log y: the model is then least where the row's loss is

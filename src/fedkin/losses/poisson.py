@@ -6,13 +6,16 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.special import logsumexp, pdtr, xlogy
+from scipy.special import betainc, logsumexp, pdtr, xlogy
 
 from fedkin._base import Array, Index, Mask
+from fedkin.errors import argument
 from fedkin.losses.base import LOGIT_SIZE, LogLinkLoss, Maybe, xlogx
 
 #: Whole numbers with a larger mean than this are rarely counts of events, unless 0 is among them.
 _MEAN_OF_COUNTS = 10.0
+#: Variance over mean from which counts are called overdispersed.
+_OVERDISPERSED = 1.5
 
 
 class PoissonLoss(LogLinkLoss):
@@ -46,15 +49,28 @@ class PoissonLoss(LogLinkLoss):
         return xlogx(mu) - mu
 
     def cdf(self, value: Array, mean: Array, noise: float) -> Array:
-        return np.asarray(pdtr(np.floor(value), mean))
+        # counts that vary more have variance noise * mean: negative binomial ones
+        if noise <= 1:
+            return np.where(value < 0, 0.0, pdtr(np.floor(np.maximum(value, 0.0)), mean))
+        return negative_binomial_cdf(value, mean, mean / (noise - 1.0))
 
     def observation_interval(self, eta: Array, error: Array, noise: float, level: float) -> tuple[Array, Array]:
-        low, high = super().observation_interval(eta, error, noise, level)
-        return np.floor(low), np.floor(high)
+        low = np.floor(self.quantile((1 - level) / 2, eta, error, noise))
+        # where 0 alone is likely, less than half of the rest lies below: the upper end then comes nearer
+        below = self.averaged_cdf(low - 1.0, eta, error, noise)
+        return low, np.floor(self.quantile(below + level, eta, error, noise))
 
     def row_errors(self, y: Array, response: Array) -> Array:
         mean = np.maximum(response, np.finfo(float).tiny)
         return np.asarray(2 * (xlogy(y, y / mean) - y + mean))
+
+    def remark(self, noise: float) -> str | None:
+        if noise < _OVERDISPERSED:
+            return None
+        return (
+            f"counts vary {noise:.3g} times as much as Poisson counts with the same means (overdispersion): "
+            f"{argument('loss', 'negbinomial')} learns by how much, and weighs rows accordingly"
+        )
 
     def plausible_size(self, y: Array, offset: Maybe) -> Array:
         exposure = 0.0 if offset is None else logsumexp(offset, axis=1) - np.log(y.shape[1])
@@ -74,3 +90,8 @@ class PoissonLoss(LogLinkLoss):
 
     def refused(self, y: NDArray[Any]) -> Mask:
         return np.asarray(y < 0)
+
+
+def negative_binomial_cdf(value: Array, mean: Array, size: Array | float) -> Array:
+    """Return the probability of counts up to ``value``, for this mean and the variance ``mean + mean^2 / size``."""
+    return np.asarray(betainc(size, np.maximum(np.floor(value) + 1.0, 0.0), size / (size + mean)))

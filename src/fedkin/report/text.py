@@ -113,6 +113,9 @@ def statements(model: FittedModel) -> list[Statement]:
         some = next(iter(model.notes))
         text = f"{count(len(model.notes), 'site')} needed special treatment; site {some}: {model.notes[some][0]}"
         found.append(Statement("notes", "fair", "Notes on single sites", text))
+    noise = 0.0 if model.kin is None else float(np.average(model.kin.noise, weights=model.kin.n_samples))
+    if remark := model.loss.remark(noise):
+        found.append(Statement("dispersion", "fair", "Rows vary more than the model has it", f"{remark}."))
     if model.origin:
         found.append(Statement("from", "good", "Rows stayed where they are", origin_text(model)))
     return found
