@@ -344,16 +344,20 @@ def listening(listener: Listener | None) -> Iterator[None]:
         _listener.reset(before)
 
 
+def report_progress(text: str, done: int, total: int) -> None:
+    """Report to the listener how much of a loop is done."""
+    if (listener := _listener.get()) is not None:
+        listener(text, done, total)
+
+
 def tracked(items: Sequence[T], text: str) -> Iterator[T]:
     """Iterate over the items, and report how many are done to the listener and the logger ``fedkin``."""
-    listener, began = _listener.get(), time.monotonic()
+    began = time.monotonic()
     for done, item in enumerate(items):
-        if listener is not None:
-            listener(text, done, len(items))
+        report_progress(text, done, len(items))
         logger.debug("%s: %d of %d", text, done + 1, len(items))
         yield item
-    if listener is not None:
-        listener(text, len(items), len(items))
+    report_progress(text, len(items), len(items))
     logger.info("%s: %d in %.2f s", text, len(items), time.monotonic() - began)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import tempfile
 import warnings
@@ -40,6 +41,7 @@ from fedkin.kin import Covariates, covariate_graph, covariate_remarks, read_cova
 from fedkin.losses import loss_for, loss_kind
 
 _COPIES = 4  # a fit in memory takes about this many times the numbers of the table
+_MOST_IN_MEMORY = 1e9  # bytes up to which rows are kept in memory where sums suffice
 _GIGABYTE = 1e9
 _MOST_LOG_EXPOSURE = 40.0  # logarithm of the largest exposure that counts may have
 
@@ -240,15 +242,18 @@ def contract_options(given: Mapping[str, Any], contract: Contract) -> FitOptions
 
 
 def stays_in_files(path: Path, how: FitOptions, target: str | None) -> bool:
-    """Return whether rows stay in their Parquet files: where a fit would not fit into half of the free memory."""
+    """Return whether rows stay in their Parquet files: where a fit would take more than half of the free memory.
+
+    For least squares, where one pass suffices, where it would take more than a gigabyte.
+    """
     if not all(file.suffix.lower() in PARQUET_SUFFIXES for file in files_of(path)):
         return False
     rows, columns = table_size(path)
-    needed, free = _COPIES * 8.0 * rows * columns, free_memory()
-    if free is None or needed <= 0.5 * free:
+    needed, free = _COPIES * 8.0 * rows * columns, free_memory() or math.inf
+    sums = _sums_suffice(path, how, target)
+    if needed <= min(0.5 * free, _MOST_IN_MEMORY if sums else math.inf):
         return False
     size = f"{path}: {count(rows, 'row')} of {count(columns, 'column')}, about {needed / _GIGABYTE:.2g} GB in memory"
-    sums = _sums_suffice(path, how, target)
     if sums or how.chosen == "kin":
         way = "read in one pass, of which sums are kept" if sums else "read once for every Newton step, some 25 times"
         note(f"{size}: they stay in their files, {way}")

@@ -163,8 +163,9 @@ def summarise_files(
 
     Notes
     -----
-    Memory is that of one batch of 65,536 rows and of ``8 (folds + 1) (q + 2)^2`` bytes per site. Of a column with mean
-    m and standard deviation s, about ``2 log10(m / s)`` of 16 digits are lost: centre columns that are far from 0.
+    Memory is that of one batch (at most 262,144 rows) and of ``8 (folds + 1) (q + 2)^2`` bytes per site. Of a column
+    with mean m and standard deviation s, about ``2 log10(m / s)`` of 16 digits are lost: centre columns that are far
+    from 0.
 
     Examples
     --------
@@ -213,8 +214,8 @@ def rows_in_files(
 
     Notes
     -----
-    Memory is that of one batch of 65,536 rows and of ``8 p (p + 2)`` bytes per site. A fit by kin reads the files some
-    25 times: once for each Newton step.
+    Memory is that of one batch (at most 262,144 rows) and of ``8 p (p + 2)`` bytes per site. A fit by kin reads the
+    files some 25 times: once for each Newton step.
 
     Examples
     --------

@@ -163,21 +163,23 @@ class RunningSums:
             return
         self.weighted |= weight is not None
         Z = np.column_stack([np.ones(len(y)), X, y])
-        code = np.fromiter((self.number.setdefault(one, len(self.number)) for one in ids), np.int64, len(ids))
+        for one in dict.fromkeys(ids):
+            self.number.setdefault(one, len(self.number))
+        code = np.fromiter(map(self.number.__getitem__, ids), np.int64, len(ids))
         have = len(self._rows)
         if len(self.number) > have:
             more = max(len(self.number), 2 * have) - have
             self._gram = np.concatenate([self._gram, np.zeros((more, *self._gram.shape[1:]))])
             self._rows = np.concatenate([self._rows, np.zeros(more, dtype=np.int64)])
-        order = np.argsort(code, kind="stable")
-        code, Z = code[order], Z[order]
-        weighted = Z if weight is None else Z * weight[order, None]
-        first = np.flatnonzero(np.diff(code, prepend=-1))
-        place = np.arange(code.size) - np.repeat(first, np.diff(first, append=code.size)) + self._rows[code]
-        self._rows += np.bincount(code, minlength=self._rows.size)
-        part = code * self.folds + place % self.folds
+        came = np.bincount(code, minlength=self._rows.size)
+        by_site = np.argsort(code, kind="stable")
+        turn = np.empty_like(code)  # how many rows of the site came before
+        turn[by_site] = np.arange(code.size) - np.repeat(np.cumsum(came) - came - self._rows, came)
+        self._rows += came
+        part = code * self.folds + turn % self.folds
         order = np.argsort(part, kind="stable")
-        self._add_parts(part[order], Z[order], weighted[order])
+        Z = Z[order]
+        self._add_parts(part[order], Z, Z if weight is None else Z * weight[order, None])
 
     def summaries(
         self, names: Sequence[str], keep: Index | None = None, *, intercept: bool = True, seed: int = 0
@@ -200,7 +202,7 @@ class RunningSums:
     def _add_parts(self, part: Index, Z: Array, weighted: Array) -> None:
         flat = self._gram.reshape(-1, self.width, self.width)
         starts = np.flatnonzero(np.diff(part, prepend=-1))
-        if part.size >= 16 * starts.size:
+        if part.size >= 8 * starts.size:
             for a, b in zip(starts.tolist(), [*starts[1:].tolist(), part.size], strict=True):
                 flat[part[a]] += weighted[a:b].T @ Z[a:b]
             return

@@ -20,6 +20,7 @@ import os
 import warnings
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, BinaryIO, get_args
@@ -27,7 +28,7 @@ from urllib.parse import unquote
 
 import numpy as np
 
-from fedkin._base import AnyArray, check_choice, count, in_file, listed, repeated, replacing
+from fedkin._base import AnyArray, T, check_choice, count, in_file, listed, repeated, replacing, report_progress
 from fedkin.data.cells import LARGEST_EXACT_INTEGER, DecimalMark, infer_column, infer_kind, is_missing, unwrapped
 from fedkin.errors import DataError, TableWarning, argument, missing_dependency
 
@@ -36,7 +37,7 @@ RawColumns = dict[str, AnyArray]
 CSV_SUFFIXES = (".csv", ".tsv", ".txt")
 PARQUET_SUFFIXES = (".parquet", ".pq")
 #: Rows of Parquet files that are in memory at once, where they are read in batches.
-_BATCH = 65_536
+_BATCH_CELLS, _BATCH_ROWS = 4_000_000, 262_144
 #: CSV files of more bytes are read by pyarrow, if it is there.
 _LARGE = 2_000_000
 #: Without pyarrow, files of more bytes take so long that a warning is due.
@@ -172,7 +173,19 @@ def _open_parquet(path: Path) -> Any:
     except ImportError:
         raise missing_dependency("pyarrow", f"reading {path.name}", extra="parquet") from None
     # One file, also where a parent folder looks like "key=value", which pyarrow would take for a partition.
-    return _whole_parquet(path, lambda: pyarrow.parquet.ParquetFile(path))
+    return _whole_parquet(path, lambda: pyarrow.parquet.ParquetFile(path, pre_buffer=False))
+
+
+def _column_of_arrow(name: str, cells: Any) -> AnyArray:
+    """Return one column from a batch of pyarrow; of text, Python looks at distinct cells only."""
+    import pyarrow
+
+    kind = cells.type.value_type if isinstance(cells, pyarrow.DictionaryArray) else cells.type
+    if not (pyarrow.types.is_string(kind) or pyarrow.types.is_large_string(kind)) or cells.null_count == len(cells):
+        return columns_of(pyarrow.table({name: cells}))[name]
+    encoded = cells if isinstance(cells, pyarrow.DictionaryArray) else cells.dictionary_encode()
+    distinct = np.array([*encoded.dictionary.to_pylist(), None], dtype=object)
+    return np.asarray(distinct[encoded.indices.fill_null(len(distinct) - 1).to_numpy()])
 
 
 def _whole_parquet(path: Path, read: Callable[[], Any]) -> Any:
@@ -472,18 +485,20 @@ class ParquetTable:
 
     def batches(self, names: Sequence[str]) -> Iterator[RawColumns]:
         """Yield some columns of all files, batch after batch."""
-        import pyarrow
-
         inside = [name for name in names if name not in self.folders]
+        n = max(1024, min(_BATCH_ROWS, _BATCH_CELLS // max(len(names), 1)))
+        done, total = 0, sum(self.places().counts)
         for k, file in enumerate(self.files):
             opened = _open_parquet(file)
             absent = [name for name in inside if name not in opened.schema_arrow.names]
             if absent:
                 raise DataError(f"{file.name} has no column {listed(absent)}")
             folders = {name: self.folders[name][k : k + 1] for name in names if name in self.folders}
-            for batch in opened.iter_batches(_BATCH, columns=inside):
-                found = columns_of(pyarrow.Table.from_batches([batch]))
+            for batch in _read_ahead(opened.iter_batches(n, columns=inside)):
+                found = {name: _column_of_arrow(name, batch.column(name)) for name in inside}
                 yield found | {name: value.repeat(batch.num_rows) for name, value in folders.items()}
+                done += batch.num_rows
+                report_progress("reading rows", done, total)
 
     def head(self, name: str) -> AnyArray:
         """Return the first batch of a column."""
@@ -492,6 +507,15 @@ class ParquetTable:
     def places(self) -> RowPlaces:
         """Return what names the rows of all files."""
         return RowPlaces(self.files, [_open_parquet(file).metadata.num_rows for file in self.files])
+
+
+def _read_ahead(batches: Iterator[T]) -> Iterator[T]:
+    """Yield batches while a thread reads the next one."""
+    with ThreadPoolExecutor(1) as reader:
+        upcoming = reader.submit(next, batches, None)
+        while (found := upcoming.result()) is not None:
+            upcoming = reader.submit(next, batches, None)
+            yield found
 
 
 # --- writing --------------------------------------------------------------------------------------------------

@@ -309,12 +309,13 @@ class SchemaScan:
         y = self.schema.target_of(batch)
         y = np.zeros(len(batch[self._roles.site])) if y is None else y
         X = np.column_stack([*(column.encode(batch[column.name]) for column in self._compared), y])
-        there = ~np.isnan(X)
-        self._low = np.minimum(self._low, np.where(there, X, np.inf).min(axis=0))
-        self._high = np.maximum(self._high, np.where(there, X, -np.inf).max(axis=0))
+        self._low = np.fmin(self._low, np.fmin.reduce(X))
+        self._high = np.fmax(self._high, np.fmax.reduce(X))
+        gaps = np.isnan(X)
         if self._centre is None:  # close to the mean, so that no digits are lost
-            self._centre = np.where(there, X, 0.0).sum(axis=0) / np.maximum(there.sum(axis=0), 1)
-        X = np.where(there, X - self._centre, 0.0)
+            self._centre = np.where(gaps, 0.0, X).sum(axis=0) / np.maximum((~gaps).sum(axis=0), 1)
+        X -= self._centre
+        X[gaps] = 0.0
         self._sums += X.sum(axis=0)
         self._squares += X.T @ X
 
@@ -447,7 +448,8 @@ def _gaps(cells: AnyArray) -> Mask:
     """Return which cells of a column that is not a feature are missing."""
     if cells.dtype.kind in "fb":
         return np.asarray(np.isnan(cells.astype(np.float64)))
-    return np.fromiter((cell is None or cell != cell or cell == "" for cell in cells), dtype=bool, count=len(cells))
+    empty = (cells == np.array(one, dtype=object) for one in (None, ""))
+    return np.asarray(np.any([*empty, cells != cells], axis=0))
 
 
 def dependent_columns(gram: Array, share: float = _OWN_SHARE) -> list[int]:

@@ -116,4 +116,6 @@ def time_left(began: float, last: float, done: int, total: int) -> str:
         return ""
     # less the time since the last turn, so that it never grows while a turn is under way
     seconds = max((last - began) / done * (total - done) - (time.monotonic() - last), 1.0)
-    return f"about {seconds:.0f} s left" if seconds < 100 else f"about {seconds / 60:.0f} min left"
+    rate = done / max(last - began, 1e-3)
+    left = f"about {seconds:.0f} s left" if seconds < 100 else f"about {seconds / 60:.0f} min left"
+    return f"{rate:,.0f} a second, {left}" if rate >= 1000 else left
