@@ -268,11 +268,45 @@ def test_a_column_that_others_add_up_to_changes_nothing(interface):
     assert errors[1] == pytest.approx(errors[0], rel=0.02)
 
 
+@pytest.mark.parametrize("loss", ["huber", "poisson", "logistic"])
+def test_copies_of_columns_change_no_prediction_of_smooth_losses(loss):
+    rng, site = np.random.default_rng(1), np.repeat(np.arange(20), 60)
+    X = rng.normal(size=(1200, 3)) * [1.0, 1e3, 1e-3] + [0.0, 2e3, 0.0]
+    eta = (X - X.mean(axis=0)) / X.std(axis=0) @ [0.6, -0.4, 0.2] + 0.4 * rng.normal(size=20)[site]
+    y = {
+        "huber": eta + 0.3 * rng.standard_t(3, size=1200),
+        "poisson": rng.poisson(np.exp(eta)),
+        "logistic": rng.random(1200) < 1 / (1 + np.exp(-2 * eta)),
+    }[loss]
+    predicted = []
+    for more in ([], [X[:, 0], X[:, 1] + 2000, X[:, 0] + X[:, 2], np.ones(1200)]):
+        rows = np.column_stack([X, *more])
+        estimator = fedkin.KinClassifier() if loss == "logistic" else fedkin.KinRegressor(loss=loss)
+        model = estimator.fit(rows, y, site=site).model_
+        predicted.append(model.averaged_predictor(rows, site)[:, 0])
+    apart = np.sqrt(((predicted[1] - predicted[0]) ** 2).mean()) / predicted[0].std()
+    assert apart < 0.05
+
+
 def test_a_fit_that_leaves_more_than_its_noise_is_refused(monkeypatch):
     made = design(signal=3.0)
     monkeypatch.setattr(find.Grouped, "with_one_model", lambda found, *_: replace(found, theta=found.theta + 5.0))
     with pytest.raises(SolverError, match="times the variance of the noise it has learned"):
         find_kin(made.federation)
+
+
+@pytest.mark.parametrize("loss", ["logistic", "poisson"])
+@pytest.mark.parametrize("interface", ["rows", "summaries"])
+def test_a_smooth_fit_that_suits_rows_less_than_no_model_is_refused(loss, interface, monkeypatch):
+    fed = design(signal=1.0, loss="logistic").federation
+    if loss == "poisson":
+        fed = fed.replaced(y=np.random.default_rng(0).poisson(np.exp(0.5 * fed.X[:, 0])).astype(float))
+    data = fed if interface == "rows" else fedkin.summarise(fed, loss)
+    found = find_kin(data, loss=loss, sweeps=4, chains=2)
+    monkeypatch.setattr(find.Grouped, "with_one_model", lambda found, *_: replace(found, theta=found.theta + 5.0))
+    with pytest.raises(SolverError, match="but one model for all has"):
+        find_kin(data, loss=loss, sweeps=4, chains=2)
+    assert np.isfinite(found.theta).all()
 
 
 @pytest.mark.realdata

@@ -187,7 +187,9 @@ class Population:
         variance = np.einsum("ri,ij,rj->r", A, self.covariance, A)
         parts = A**2 * self.between
         slopes = np.column_stack([parts, variance - parts.sum(axis=1)])  # by log variances, and by the log noise
-        found = 2 * variance**2 / np.einsum("ri,ij,rj->r", slopes, self.uncertainty, slopes)
+        # a known dispersion leaves nothing to doubt about the variance of an effect that is the same at all sites
+        told = np.maximum(np.einsum("ri,ij,rj->r", slopes, self.uncertainty, slopes), 1e-9 * variance**2)
+        found = 2 * variance**2 / np.maximum(told, 1e-300)
         return np.asarray(np.where(found > NO_DEGREES, found, 0.0))
 
 
