@@ -1,4 +1,6 @@
-"""One pass over Parquet files, of which only sums are kept: the same fit as from rows in memory."""
+"""One pass over Parquet files or a CSV file, of which only sums are kept: the same fit as from rows in memory."""
+
+import gzip
 
 import numpy as np
 import pyarrow as pa
@@ -8,7 +10,7 @@ import pytest
 import fedkin
 from fedkin.cli.reading import stays_in_files
 from fedkin.core import rows_in_files
-from fedkin.data import Federation, ParquetTable
+from fedkin.data import Federation, ParquetTable, files
 from fedkin.errors import DataError, ParameterError
 from fedkin.fitting import FitOptions, fit
 
@@ -48,6 +50,33 @@ def test_weights_offsets_and_dropped_rows(tmp_path):
         assert np.allclose(getattr(ours, name), getattr(theirs, name), rtol=1e-10), name
     assert np.allclose(streamed.summaries.column_squares, expected.column_squares)
     assert streamed.notes == ("4 rows of 900 left out, where 'x' is missing",)
+
+
+@pytest.mark.parametrize("suffix", [".csv", ".csv.gz"])
+def test_a_csv_file_in_batches_is_read_as_in_memory(tmp_path, monkeypatch, suffix):
+    columns = table(2000)
+    columns["x"][1500] = np.nan
+    columns["treated"] = np.resize([True, False, False], 2000)
+    lines = [",".join(columns), *(",".join(map(str, row)) for row in zip(*columns.values(), strict=True))]
+    path = tmp_path / f"rows{suffix}"
+    with gzip.open(path, "wt") if suffix.endswith("gz") else path.open("w") as file:
+        file.write("\n".join(lines).replace("nan", "NA") + "\n")
+    monkeypatch.setattr(files, "_BLOCK_BYTES", 8000)
+    streamed = fedkin.summarise_files(path, **ROLES, missing="drop")
+    with pytest.warns(fedkin.errors.TableWarning, match="1 row of 2000 left out"):
+        federation = Federation.read(path, **ROLES, missing="drop")
+    expected = fedkin.summarise(federation.with_intercept(), "linear")
+    assert streamed.schema.names == federation.schema.names and streamed.summaries.sites == expected.sites
+    assert np.allclose(streamed.summaries.sums.total().hessian, expected.sums.total().hessian, rtol=1e-10)
+    with pytest.raises(DataError, match=r"'x' in 1 \(first in line 1502\), of 2,000 rows"):
+        fedkin.summarise_files(path, **ROLES)
+
+
+def test_a_word_among_the_numbers_of_a_csv_file_is_named(tmp_path):
+    path = tmp_path / "rows.csv"
+    path.write_text("site,x,y\n" + "a,1,2\nb,2,1\n" * 40_000 + "a,soon,2\n")
+    with pytest.raises(DataError, match=r"rows\.csv: .*Row #80002: .*invalid value 'soon'"):
+        fedkin.summarise_files(path, **ROLES)
 
 
 def test_folds_are_even_and_single_rows_train(tmp_path):

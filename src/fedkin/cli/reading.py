@@ -43,6 +43,7 @@ from fedkin.losses import loss_for, loss_kind
 _COPIES = 4  # a fit in memory takes about this many times the numbers of the table
 _MOST_IN_MEMORY = 1e9  # bytes up to which rows are kept in memory where sums suffice
 _GIGABYTE = 1e9
+_LARGE_CSV = 10_000_000  # bytes below which a CSV file is always read whole
 _MOST_LOG_EXPOSURE = 40.0  # logarithm of the largest exposure that counts may have
 
 
@@ -132,7 +133,7 @@ def open_table(path: Path, options: Mapping[str, Any], columns: Mapping[str, Any
     if target is not None and not wanted:
         raise DataError(f"the {how.loss} loss has no target: leave out --target {target}, or name it in --features")
     check_exists(path)
-    if stays_in_files(path, how, target):
+    if stays_in_files(path, how, target, columns.get("decimal", ".")):
         return _open_files(path, how, {name: value for name, value in columns.items() if name != "decimal"})
     rows = read_table(path, **columns)
     return Opened(rows, _checked(rows, how), known={"offset_name": columns.get("offset")})
@@ -241,12 +242,15 @@ def contract_options(given: Mapping[str, Any], contract: Contract) -> FitOptions
 # --- Parquet files that stay on disk ----------------------------------------------------------------------------------
 
 
-def stays_in_files(path: Path, how: FitOptions, target: str | None) -> bool:
-    """Return whether rows stay in their Parquet files: where a fit would take more than half of the free memory.
+def stays_in_files(path: Path, how: FitOptions, target: str | None, decimal: DecimalMark = ".") -> bool:
+    """Return whether rows stay in their Parquet files or their CSV file.
 
-    For least squares, where one pass suffices, where it would take more than a gigabyte.
+    They do where a fit would take more than half of the free memory; for least squares, where one pass suffices, more
+    than a gigabyte.
     """
-    if not all(file.suffix.lower() in PARQUET_SUFFIXES for file in files_of(path)):
+    files = files_of(path)
+    tables = all(file.suffix.lower() in PARQUET_SUFFIXES for file in files)
+    if not tables and (len(files) > 1 or files[0].stat().st_size < _LARGE_CSV or decimal != "."):
         return False
     rows, columns = table_size(path)
     needed, free = _COPIES * 8.0 * rows * columns, free_memory() or math.inf

@@ -19,14 +19,16 @@ from fedkin.data import (
     Federation,
     InferredTable,
     Label,
-    ParquetTable,
     RawColumns,
     Roles,
     Schema,
     SchemaScan,
+    Table,
     TableOptions,
     complete_batches,
+    head_of,
     infer_kind,
+    open_files,
     parsed_numbers,
     site_ids,
 )
@@ -62,7 +64,7 @@ class FileRows(SiteData):
     roles: Roles
     column_sums: Array = field(repr=False)  # (V, q), over the rows of each site
     column_squares: Array = field(repr=False)  # (V, q)
-    _table: ParquetTable = field(repr=False)
+    _table: Table = field(repr=False)
 
     @property
     def classes(self) -> tuple[Label, ...] | None:
@@ -119,9 +121,9 @@ class FileRows(SiteData):
 
 
 def table_size(path: str | os.PathLike[str]) -> tuple[int, int]:
-    """Rows and columns of Parquet files, from their footers alone."""
-    table = ParquetTable.open(path)
-    return sum(table.places().counts), len(table.names)
+    """Return the rows and columns of Parquet files, from their footers alone; of a CSV file, about."""
+    table = open_files(path)
+    return table.n_rows, len(table.names)
 
 
 def summarise_files(
@@ -230,7 +232,7 @@ def rows_in_files(
     >>> rows.loss.name, rows.classes, rows.n_samples.tolist()
     ('logistic', ('no', 'yes'), [2, 2])
     """
-    roles, table = Roles(site, target, **others), ParquetTable.open(path)
+    roles, table = Roles(site, target, **others), open_files(path)
     if loss == "auto":
         loss = loss_for("class" if _is_text(table, target) else "number").name
     schema, sums, found = _first_pass(path, roles, loss, 1)
@@ -248,14 +250,14 @@ def rows_in_files(
 
 def holds_labels(path: str | os.PathLike[str], target: str) -> bool:
     """Return whether a column of Parquet files holds labels rather than numbers, by its first rows."""
-    table = ParquetTable.open(path)
+    table = open_files(path)
     return target in table.names and _is_text(table, target)
 
 
 def holds_zeros_and_ones(path: str | os.PathLike[str], target: str) -> bool:
     """Return whether the first rows of a column of Parquet files are 0 or 1, and both are there."""
-    table = ParquetTable.open(path)
-    head = table.head(target) if target in table.names else np.empty(0)
+    table = open_files(path)
+    head = head_of(table, target) if target in table.names else np.empty(0)
     return head.dtype.kind in "iuf" and np.unique(head).tolist() == [0, 1]
 
 
@@ -269,7 +271,7 @@ def _first_pass(
         )
     if roles.time:
         raise ParameterError(f"{argument('time', roles.time)} needs all rows in memory: use Federation.read")
-    table, classes = ParquetTable.open(path), loss_kind(loss).target == "class"
+    table, classes = open_files(path), loss_kind(loss).target == "class"
     asked = replace(roles, categories=(*roles.categories, roles.target or "")) if classes else roles
     try:
         scan = SchemaScan(table, asked, table.places(), _RULES)
@@ -304,6 +306,6 @@ def _weight(table: RawColumns, roles: Roles) -> Array | None:
     return None if roles.weight is None else parsed_numbers(table[roles.weight]).values
 
 
-def _is_text(table: ParquetTable, target: str) -> bool:
-    head = table.head(target)
+def _is_text(table: Table, target: str) -> bool:
+    head = head_of(table, target)
     return head.dtype.kind == "b" or infer_kind(head).kind == "category"

@@ -19,7 +19,6 @@ from fedkin.data.cells import (
 from fedkin.data.columns import (
     CSV_SUFFIXES,
     PARQUET_SUFFIXES,
-    ParquetTable,
     RawColumns,
     RowPlaces,
     columns_of,
@@ -31,6 +30,7 @@ from fedkin.data.columns import (
     write_csv,
 )
 from fedkin.data.federation import INTERCEPT, Federation
+from fedkin.data.files import ParquetTable, head_of, open_files
 from fedkin.data.infer import InferredTable, SchemaScan, complete_batches
 from fedkin.data.rows import HasSites, Rows, block_folds, deal_folds, refuse_dates, site_id, site_ids
 from fedkin.data.schema import Column, Roles, Schema, Table, TableInMemory, TableOptions
@@ -39,7 +39,7 @@ __all__ = [
     "CSV_SUFFIXES", "INTERCEPT", "PARQUET_SUFFIXES", "Column", "DecimalMark", "Federation", "Finding", "HasSites",
     "InferredTable", "Label", "ParquetTable", "RawColumns", "Roles", "RowPlaces", "Rows", "Schema", "SchemaScan",
     "Table", "TableInMemory", "TableOptions", "block_folds", "columns_of", "complete_batches", "deal_folds", "files_of",
-    "infer_column", "infer_kind", "is_missing", "is_missing_text", "level_text", "near_name", "number_of",
-    "parsed_numbers", "raise_findings", "read_cells", "read_columns", "read_files", "refuse_dates", "row_places",
-    "site_id", "site_ids", "write_csv",
+    "head_of", "infer_column", "infer_kind", "is_missing", "is_missing_text", "level_text", "near_name", "number_of",
+    "open_files", "parsed_numbers", "raise_findings", "read_cells", "read_columns", "read_files", "refuse_dates",
+    "row_places", "site_id", "site_ids", "write_csv",
 ]  # fmt: skip

@@ -31,7 +31,7 @@ DATES = "these are dates: turn them into numbers, such as days since a start"
 DecimalMark = Literal[".", ","]
 
 LARGEST_EXACT_INTEGER = 2**53
-_MISSING = frozenset({"", "NA", "nan", "NaN", "NAN"})
+MISSING = frozenset({"", "NA", "nan", "NaN", "NAN"})
 _INTEGER = re.compile(r"[+-]?[0-9]+")
 LEADING_ZERO = re.compile(r"[+-]?0[0-9]+")
 _NUMBER = re.compile(
@@ -80,7 +80,7 @@ def is_missing(value: object) -> bool:
 
 def is_missing_text(cell: str) -> bool:
     """Return whether a cell of text stands for nothing: empty, NA, nan."""
-    return cell.strip() in _MISSING
+    return cell.strip() in MISSING
 
 
 def is_gap(cell: object) -> bool:
@@ -102,7 +102,7 @@ def infer_column(cells: Sequence[str], decimal: DecimalMark = ".") -> AnyArray:
     """Return a column of text as numbers, truth values or text."""
     stripped = {cell: cell.strip() if decimal == "." else _with_point(cell.strip()) for cell in set(cells)}
     distinct = set(stripped.values())
-    values = distinct - _MISSING
+    values = distinct - MISSING
 
     def column(read: Callable[[str], object], dtype: type) -> AnyArray:
         known = {cell: read(text) for cell, text in stripped.items()}
@@ -112,8 +112,8 @@ def infer_column(cells: Sequence[str], decimal: DecimalMark = ".") -> AnyArray:
         return column(_TRUTH.__getitem__, bool)
     if all(map(_NUMBER.fullmatch, values)) and (values or distinct <= {""}):
         if all(map(_INTEGER.fullmatch, values)) and any(abs(int(cell)) > LARGEST_EXACT_INTEGER for cell in values):
-            return column(lambda text: None if text in _MISSING else int(text), object)
-        return column(lambda text: math.nan if text in _MISSING else float(text), np.float64)
+            return column(lambda text: None if text in MISSING else int(text), object)
+        return column(lambda text: math.nan if text in MISSING else float(text), np.float64)
     return column(lambda text: text or None, object)
 
 

@@ -20,24 +20,31 @@ import os
 import warnings
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO, get_args
 from urllib.parse import unquote
 
 import numpy as np
 
-from fedkin._base import AnyArray, T, check_choice, count, in_file, listed, repeated, replacing, report_progress
-from fedkin.data.cells import LARGEST_EXACT_INTEGER, DecimalMark, infer_column, infer_kind, is_missing, unwrapped
+from fedkin._base import AnyArray, check_choice, count, in_file, listed, repeated, replacing
+from fedkin.data.cells import (
+    LARGEST_EXACT_INTEGER,
+    DecimalMark,
+    infer_column,
+    infer_kind,
+    is_missing,
+    unwrapped,
+)
 from fedkin.errors import DataError, TableWarning, argument, missing_dependency
 
 RawColumns = dict[str, AnyArray]
 
+#: Bytes that are read of the first lines of a CSV file.
+HEAD_BYTES = 100_000
+
 CSV_SUFFIXES = (".csv", ".tsv", ".txt")
 PARQUET_SUFFIXES = (".parquet", ".pq")
-#: Rows of Parquet files that are in memory at once, where they are read in batches.
-_BATCH_CELLS, _BATCH_ROWS = 4_000_000, 262_144
 #: CSV files of more bytes are read by pyarrow, if it is there.
 _LARGE = 2_000_000
 #: Without pyarrow, files of more bytes take so long that a warning is due.
@@ -149,7 +156,7 @@ def read_columns(path: str | os.PathLike[str], decimal: DecimalMark = ".") -> Ra
     path = Path(path)
     suffix = split_name(path)[1]
     if suffix in PARQUET_SUFFIXES:
-        table = _whole_parquet(path, _open_parquet(path).read)
+        table = _whole_parquet(path, open_parquet(path).read)
         with in_file(path, DataError):
             return columns_of(table)
     if suffix not in CSV_SUFFIXES:
@@ -164,7 +171,7 @@ def read_columns(path: str | os.PathLike[str], decimal: DecimalMark = ".") -> Ra
     return {name: infer_column(cells, decimal) for name, cells in zip(header, columns, strict=True)}
 
 
-def _open_parquet(path: Path) -> Any:
+def open_parquet(path: Path) -> Any:
     """Open a Parquet file by pyarrow, which reads its footer alone."""
     if not path.is_file():
         raise DataError(f"there is no file {path}: check the path")
@@ -174,18 +181,6 @@ def _open_parquet(path: Path) -> Any:
         raise missing_dependency("pyarrow", f"reading {path.name}", extra="parquet") from None
     # One file, also where a parent folder looks like "key=value", which pyarrow would take for a partition.
     return _whole_parquet(path, lambda: pyarrow.parquet.ParquetFile(path, pre_buffer=False))
-
-
-def _column_of_arrow(name: str, cells: Any) -> AnyArray:
-    """Return one column from a batch of pyarrow; of text, Python looks at distinct cells only."""
-    import pyarrow
-
-    kind = cells.type.value_type if isinstance(cells, pyarrow.DictionaryArray) else cells.type
-    if not (pyarrow.types.is_string(kind) or pyarrow.types.is_large_string(kind)) or cells.null_count == len(cells):
-        return columns_of(pyarrow.table({name: cells}))[name]
-    encoded = cells if isinstance(cells, pyarrow.DictionaryArray) else cells.dictionary_encode()
-    distinct = np.array([*encoded.dictionary.to_pylist(), None], dtype=object)
-    return np.asarray(distinct[encoded.indices.fill_null(len(distinct) - 1).to_numpy()])
 
 
 def _whole_parquet(path: Path, read: Callable[[], Any]) -> Any:
@@ -283,12 +278,8 @@ def _read_large_csv(path: Path, decimal: DecimalMark = ".") -> RawColumns | None
                 stacklevel=2,
             )
         return None
-    with _opened(path) as file:
-        head = file.read(100_000).removeprefix(b"\xef\xbb\xbf").decode("utf-8", errors="replace")
-    delimiter = _delimiter(head, decimal)
-    header = next(csv.reader([head.lstrip("\r\n").partition("\n")[0]], delimiter=delimiter))
+    _, header, delimiter = csv_head(path, decimal)
     names = [name.strip() for name in header]
-    _check_header(path, names)
     parse = pyarrow.csv.ParseOptions(delimiter=delimiter, newlines_in_values=True)
     kinds = dict.fromkeys(header, pyarrow.string())
     convert = pyarrow.csv.ConvertOptions(
@@ -301,6 +292,16 @@ def _read_large_csv(path: Path, decimal: DecimalMark = ".") -> RawColumns | None
     if table.column_names != header:  # a line break within the header, or something else that is rare
         return None
     return {name: _column_of_text(table.column(k), decimal) for k, name in enumerate(names)}
+
+
+def csv_head(path: Path, decimal: DecimalMark = ".") -> tuple[str, list[str], str]:
+    """Return the first lines of a CSV file, the cells of its header, and the delimiter."""
+    with _opened(path) as file:
+        head = file.read(HEAD_BYTES).removeprefix(b"\xef\xbb\xbf").decode("utf-8", errors="replace")
+    delimiter = _delimiter(head, decimal)
+    header = next(csv.reader([head.lstrip("\r\n").partition("\n")[0]], delimiter=delimiter), [])
+    _check_header(path, [name.strip() for name in header])
+    return head, header, delimiter
 
 
 def _column_of_text(cells: Any, decimal: DecimalMark) -> AnyArray:
@@ -346,12 +347,15 @@ def row_places(path: Path, columns: Mapping[str, Sized]) -> RowPlaces:
 
 def _line_of(path: Path, row: int) -> int:
     """Return the line of a CSV file on which a row begins, counting blank lines and quoted line breaks."""
-    try:
-        for number, (last, cells) in enumerate(_csv_rows(_decoded(path))):
-            if number == row + 1:  # the header is the first
-                return last - sum(cell.count("\n") for cell in cells)
-    except csv.Error:
-        pass
+    delimiter = csv_head(path)[2]
+    with _opened(path) as file, io.TextIOWrapper(file, "utf-8-sig", "replace", newline="") as text:
+        reader = csv.reader(text, delimiter=delimiter, strict=True)
+        try:
+            for number, cells in enumerate(filter(None, reader)):
+                if number == row + 1:  # the header is the first
+                    return reader.line_num - sum(cell.count("\n") for cell in cells)
+        except csv.Error:
+            pass
     return row + 2
 
 
@@ -379,7 +383,7 @@ def files_of(path: str | os.PathLike[str]) -> list[Path]:
     return [place]
 
 
-def _partitions(path: str | os.PathLike[str], files: Sequence[Path]) -> RawColumns:
+def partitions(path: str | os.PathLike[str], files: Sequence[Path]) -> RawColumns:
     """Return the columns that folders such as ``clinic=north`` below a path stand for, one value for each file."""
     root = Path(path)
     while glob.has_magic(str(root)):
@@ -414,7 +418,7 @@ def read_files(
         return columns, site, row_places(files[0], columns)
     tables = [read_columns(file, decimal) for file in files]
     counts = [len(next(iter(table.values()), ())) for table in tables]
-    folders = _partitions(path, files)
+    folders = partitions(path, files)
     for k, (table, rows) in enumerate(zip(tables, counts, strict=True)):
         table |= {name: column[k : k + 1].repeat(rows) for name, column in folders.items()}
     if site is None and len(folders) == 1:
@@ -460,62 +464,6 @@ def _stacked_column(name: str, files: Sequence[Path], tables: Sequence[Mapping[s
         else:
             raise DataError(f"{file}: column {name!r} is numeric, but text in {files[other].name}: write it in one way")
     return np.concatenate(parts)
-
-
-@dataclass(frozen=True)
-class ParquetTable:
-    """Parquet files with the same columns as a `fedkin.data.Table`, read in batches."""
-
-    files: tuple[Path, ...]
-    folders: RawColumns = field(default_factory=dict)  # columns that folders stand for, one value for each file
-
-    @classmethod
-    def open(cls, path: str | os.PathLike[str]) -> ParquetTable:
-        """Open the files that a path stands for."""
-        files = files_of(path)
-        for file in (file for file in files if file.suffix.lower() not in PARQUET_SUFFIXES):
-            raise DataError(f"{file} is not a Parquet file, and only those are read in batches")
-        return cls(tuple(files), _partitions(path, files))
-
-    @property
-    def names(self) -> Sequence[str]:
-        """Names of the columns of the first file, and of its folders."""
-        names: list[str] = _open_parquet(self.files[0]).schema_arrow.names
-        return [*(name for name in names if name not in self.folders), *self.folders]
-
-    def batches(self, names: Sequence[str]) -> Iterator[RawColumns]:
-        """Yield some columns of all files, batch after batch."""
-        inside = [name for name in names if name not in self.folders]
-        n = max(1024, min(_BATCH_ROWS, _BATCH_CELLS // max(len(names), 1)))
-        done, total = 0, sum(self.places().counts)
-        for k, file in enumerate(self.files):
-            opened = _open_parquet(file)
-            absent = [name for name in inside if name not in opened.schema_arrow.names]
-            if absent:
-                raise DataError(f"{file.name} has no column {listed(absent)}")
-            folders = {name: self.folders[name][k : k + 1] for name in names if name in self.folders}
-            for batch in _read_ahead(opened.iter_batches(n, columns=inside)):
-                found = {name: _column_of_arrow(name, batch.column(name)) for name in inside}
-                yield found | {name: value.repeat(batch.num_rows) for name, value in folders.items()}
-                done += batch.num_rows
-                report_progress("reading rows", done, total)
-
-    def head(self, name: str) -> AnyArray:
-        """Return the first batch of a column."""
-        return next(self.batches([name]), {name: np.empty(0)})[name]
-
-    def places(self) -> RowPlaces:
-        """Return what names the rows of all files."""
-        return RowPlaces(self.files, [_open_parquet(file).metadata.num_rows for file in self.files])
-
-
-def _read_ahead(batches: Iterator[T]) -> Iterator[T]:
-    """Yield batches while a thread reads the next one."""
-    with ThreadPoolExecutor(1) as reader:
-        upcoming = reader.submit(next, batches, None)
-        while (found := upcoming.result()) is not None:
-            upcoming = reader.submit(next, batches, None)
-            yield found
 
 
 # --- writing --------------------------------------------------------------------------------------------------

@@ -216,7 +216,7 @@ def _fit(source: Source, neighbours: Neighbours, seed: int, sampling: Sampling, 
     else:
         common, slack = np.tile(one.mean, (sums.n_sites, 1)), 0.5 * found.theta.size * float(model.noise[0])
         _refuse_worse(lambda at: float(sums.values(at).sum()), found.theta, common, slack)
-    del first, sums
+    del first
     return make_kin(source, units, model, found, population, had_graph=had_graph)
 
 
