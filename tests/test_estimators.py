@@ -31,6 +31,7 @@ from fedkin.fitting import FitOptions
 # several checks fit classes that can be separated, of which a DegenerateSiteWarning rightly tells; all fit one site
 @pytest.mark.filterwarnings("ignore::fedkin.errors.DegenerateSiteWarning")
 @pytest.mark.filterwarnings("ignore:fit was not told the sites:fedkin.errors.FedkinWarning")
+@pytest.mark.filterwarnings("ignore:counts vary:fedkin.errors.FedkinWarning")
 @parametrize_with_checks(
     [
         FedADMMRegressor(),
