@@ -215,8 +215,8 @@ def _fit(source: Source, neighbours: Neighbours, seed: int, sampling: Sampling, 
         _refuse_residuals(sums, model, found.theta)
     else:
         common, slack = np.tile(one.mean, (sums.n_sites, 1)), 0.5 * found.theta.size * float(model.noise[0])
-        _refuse_worse(lambda at: float(sums.values(at).sum()), found.theta, common, slack)
-    del first
+        _refuse_worse(sums.values, found.theta, common, slack)
+    del first, sums
     return make_kin(source, units, model, found, population, had_graph=had_graph)
 
 
@@ -376,15 +376,15 @@ def fit_smooth(
     source = losses.source
     # one model for all may separate classes without error, so that classes are compared with no model at all
     start = np.zeros_like(found.theta) if source.loss.target == "class" else source.start()
-    _refuse_worse(source.value, losses.units.theta(found.theta), start, slack * len(start))
+    _refuse_worse(source.values, losses.units.theta(found.theta), start, slack * len(start))
     if losses.source.can_average:  # at modes, means of counts come out too large
         sums = losses.averaged(mixed.theta, mixed.covariance)
     return model, found, fit_population(sums, mixed, learned=False)
 
 
-def _refuse_worse(value: Callable[[Array], float], theta: Array, common: Array, slack: float) -> None:
+def _refuse_worse(values: Callable[[Array], Array], theta: Array, common: Array, slack: float) -> None:
     """Raise `SolverError` where estimates suit the rows less than one model for all, both ``(V, p)``."""
-    end, start = value(theta), value(common)
+    end, start = (float(values(at).sum()) for at in (theta, common))
     if not end <= start + slack:
         raise SolverError(f"the fit ended with a loss of {end:.4g}, but one model for all has {start:.4g}: {HINT}")
 
