@@ -12,7 +12,7 @@ import pytest
 import sklearn
 from sklearn.base import clone
 from sklearn.linear_model import LinearRegression
-from sklearn.model_selection import cross_val_predict, cross_val_score
+from sklearn.model_selection import GroupKFold, cross_val_predict, cross_val_score
 from sklearn.utils.estimator_checks import parametrize_with_checks
 
 from fedkin import (
@@ -38,10 +38,10 @@ from fedkin.fitting import FitOptions
         FedADMMClassifier(),
         FedADMMRegressor(loss="huber", select="holm", lam=0.1),
         FedADMMRegressor(loss="poisson"),
+        KinRegressor(unseen="population"),
+        KinRegressor(loss="huber"),
+        KinRegressor(loss="gamma"),
     ],
-    expected_failed_checks=lambda estimator: {
-        "check_sample_weight_equivalence_on_dense_data": "it sets cv to splits of rows; tested with weights below"
-    },
 )
 def test_scikit_learns_own_checks(estimator, check):
     check(estimator)
@@ -89,7 +89,7 @@ def test_random_state_reaches_the_folds():
     X, y, site = three_sites(n=12)
 
     def chosen(state):
-        return FedADMMRegressor(random_state=state, cv=2, select=None).fit(X, y, site=site).lam_
+        return FedADMMRegressor(random_state=state, cv_folds=2, select=None).fit(X, y, site=site).lam_
 
     assert len({chosen(seed) for seed in (0, 1, 2)}) > 1
     assert chosen(None) == chosen(0)
@@ -98,9 +98,57 @@ def test_random_state_reaches_the_folds():
 
 def test_folds_in_parallel_choose_the_same():
     X, y, site = three_sites(n=15)
-    one, two = (FedADMMRegressor(n_jobs=jobs, cv=2, select=None).fit(X, y, site=site) for jobs in (None, 2))
+    one, two = (FedADMMRegressor(n_jobs=jobs, cv_folds=2, select=None).fit(X, y, site=site) for jobs in (None, 2))
     assert one.lam_ == two.lam_
     np.testing.assert_array_equal(one.coef_, two.coef_)
+
+
+# --- sites that were not part of the fit ----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", [KinRegressor, KinClassifier, FedADMMRegressor, FedADMMClassifier])
+def test_unseen_sites_are_predicted_by_the_population(kind, routing):
+    classes = ["no", "yes"] if "Classifier" in kind.__name__ else None
+    X, y, site = three_sites(classes=classes)
+    how = {"lam": 0.1} if "ADMM" in kind.__name__ else {}
+    model = kind(**how).fit(X, y, site=site)
+    here = site == "a"
+    with pytest.raises(UnknownSiteError, match="'new' was not part of the fit"):
+        model.predict(X, site="new")
+    found = model.predict(X, site=np.where(here, "a", "new"), unseen="population")
+    np.testing.assert_array_equal(found[here], model.predict(X[here], site="a"))
+    np.testing.assert_array_equal(found[~here], model.model_.population.predict(X[~here]))
+    scores = cross_val_score(
+        kind(unseen="population", **how), X, y, cv=GroupKFold(3), params={"site": site, "groups": site}
+    )
+    assert np.isfinite(scores).all()
+    with pytest.raises(ParameterError, match="unseen"):
+        model.predict(X, site="new", unseen="mean")
+
+
+def test_a_site_written_in_another_type_is_not_taken_for_an_unseen_one():
+    X, y, _ = three_sites()
+    model = KinRegressor(unseen="population").fit(X, y, site=np.repeat([1, 2, 3], 40))
+    with pytest.raises(UnknownSiteError, match="did you mean 1, int instead of str"):
+        model.predict(X[:1], site="1")
+
+
+def test_intervals_of_unseen_sites_cover():
+    """Ninety per cent intervals of the mean, at sites whose slopes and intercepts are drawn like those of the fit."""
+    inside, wide, narrow = [], [], []
+    for seed in range(10):
+        rng = np.random.default_rng(seed)
+        X, site = rng.normal(size=(1000, 1)), np.repeat(np.arange(50), 20)
+        level, slope = rng.normal(0, 1.0, 50), rng.normal(1, 0.5, 50)
+        truth = level[site] + slope[site] * X[:, 0]
+        y, seen = truth + rng.normal(size=1000), site < 30
+        model = KinRegressor(unseen="population").fit(X[seen], y[seen], site=site[seen])
+        found = model.predict_interval(X, site=site, level=0.9)
+        inside.append(((found.low < truth) & (truth < found.high))[~seen].mean())
+        wide.append((found.high - found.low)[~seen].mean())
+        narrow.append((found.high - found.low)[seen].mean())
+    assert np.mean(inside) == pytest.approx(0.9, abs=0.05)
+    assert np.mean(wide) > 2 * np.mean(narrow)
 
 
 # --- what users get wrong -------------------------------------------------------------------------------------
@@ -113,7 +161,7 @@ def test_folds_in_parallel_choose_the_same():
         (FedADMMRegressor(loss="mean"), "fedkin.Problem"),
         (FedADMMRegressor(loss="cubic"), "unknown loss 'cubic'"),
         (FedADMMClassifier(loss="linear"), "not for classes"),
-        (FedADMMRegressor(cv=1), "at least 2"),
+        (FedADMMRegressor(cv_folds=1), "at least 2"),
     ],
 )
 def test_parameters_out_of_range_are_told_at_fit(estimator, message):
@@ -164,11 +212,11 @@ def test_groups_without_routing_are_told_of():
 
 
 def test_options_are_those_of_fit_options():
-    renamed = {"cv_folds": "cv", "seed": "random_state"}
+    renamed = {"seed": "random_state"}
     for estimator in (FedADMMRegressor, FedADMMClassifier):
         expected = {renamed.get(item.name, item.name): item.default for item in fields(FitOptions)}
         del expected["method"], expected["messages"]  # theirs is the fused estimator
-        expected |= {"warm_start": False, "site_column": None}
+        expected |= {"warm_start": False, "site_column": None, "unseen": "raise"}
         assert estimator().get_params() == expected
         parameters = inspect.signature(estimator).parameters
         assert {name: one.default for name, one in parameters.items()} == expected
@@ -294,7 +342,7 @@ def test_kin_begins_where_it_ended(model):
 def test_warm_start_keeps_lam():
     frame, y, site = sites(classes=False)
     X = frame[["age", "dose"]].to_numpy()
-    model = FedADMMRegressor(select=None, cv=2, warm_start=True).fit(X[:150], y[:150], site=site[:150])
+    model = FedADMMRegressor(select=None, cv_folds=2, warm_start=True).fit(X[:150], y[:150], site=site[:150])
     first = model.lam_
     model.fit(X, y, site=site)
     assert model.lam_ == first

@@ -97,7 +97,7 @@ def test_scale_is_that_of_the_noise():
     rlm = sm.RLM(y, design, M=sm.robust.norms.HuberT(1.345)).fit(scale_est="mad")
     assert HuberLoss.from_rows(X, y, site).delta == pytest.approx(1.345 * rlm.scale, rel=0.02)
     shifted = HuberLoss.from_rows(X, y + 5.0 * site, site, offset=5.0 * site)
-    assert shifted.delta == HuberLoss.from_rows(X, y, site).delta
+    assert shifted.delta == pytest.approx(HuberLoss.from_rows(X, y, site).delta, rel=1e-12)  # y is rounded twice
     twice = [np.concatenate([part, part[:100]]) for part in (X, y, site)]
     heavy = HuberLoss.from_rows(X, y, site, weight=np.where(np.arange(900) < 100, 2.0, 1.0)).delta
     assert heavy == pytest.approx(HuberLoss.from_rows(*twice).delta, rel=0.01)

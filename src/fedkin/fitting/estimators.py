@@ -16,8 +16,10 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 import numpy as np
+from numpy.typing import ArrayLike
 
 from fedkin.core import Correction, Variance
+from fedkin.fitting.inputs import Unseen
 from fedkin.fitting.model import FittedModel
 from fedkin.fitting.options import (
     AUTO,
@@ -30,8 +32,9 @@ from fedkin.fitting.options import (
     Sparsity,
     documented,
 )
-from fedkin.fitting.per_site import PerSite, SiteClassifier, SiteRegressor
+from fedkin.fitting.per_site import PerSite, SiteClassifier, SiteRegressor, Sites
 from fedkin.fitting.scoring import SiteScorer, WithinSiteKFold
+from fedkin.kin import Predicted
 from fedkin.losses import Loss, loss_names
 
 __all__ = ["FedADMMClassifier", "FedADMMRegressor", "KinClassifier", "KinRegressor", "SiteScorer", "WithinSiteKFold"]
@@ -44,12 +47,38 @@ class _Kin(PerSite):
     random_state: int | np.random.RandomState | None = 0
     warm_start: bool = False
     site_column: str | int | None = None
+    unseen: Unseen = "raise"
 
     def _options(self) -> FitOptions:
         return FitOptions(method="kin", loss=self._loss(), fit_intercept=self.fit_intercept, seed=self._seed())
 
     def _keep(self, model: FittedModel) -> None:
         self.kin_ = model.kin
+
+    def predict_interval(
+        self,
+        X: ArrayLike,
+        site: Sites = None,
+        offset: ArrayLike | None = None,
+        unseen: Unseen | None = None,
+        *,
+        level: float = 0.95,
+        target: Literal["mean", "observation"] = "mean",
+    ) -> Predicted:
+        """Predict with intervals; see `FittedModel.predict_interval`.
+
+        Parameters
+        ----------
+        X, site, offset, unseen
+            As in `predict`. Intervals of unseen sites are as wide as sites differ.
+        level : float in (0, 1)
+            Probability that the intervals promise, on average over sites.
+        target : "mean" or "observation"
+            Intervals of the mean response, or of a new observation, which has noise of its own.
+        """
+        rows, site = self._rows(X, site)
+        how: dict[str, Any] = {"level": level, "target": target, "unseen": unseen or self.unseen}
+        return self.model_.predict_interval(rows, site, offset, **how)
 
 
 class KinRegressor(_Kin, SiteRegressor):
@@ -73,6 +102,9 @@ class KinRegressor(_Kin, SiteRegressor):
         but for rounding, and for what the sampler makes of that.
     site_column : str, int or None
         Column of X that holds the sites, by name or number; then ``site=`` need not be passed.
+    unseen : "raise" or "population"
+        What becomes of rows of sites that were not part of the fit: an error, or a prediction by the model of a site
+        without rows (`FittedModel.population`), so that ``GroupKFold`` works.
 
     Attributes
     ----------
@@ -114,7 +146,7 @@ class KinClassifier(_Kin, SiteClassifier):
     ----------
     loss : str or Loss
         "logistic" (also "auto"), which becomes multinomial for more than two classes, or "multinomial".
-    fit_intercept, random_state, warm_start, site_column
+    fit_intercept, random_state, warm_start, site_column, unseen
         As in `KinRegressor`.
 
     Attributes
@@ -148,7 +180,7 @@ class KinClassifier(_Kin, SiteClassifier):
 # --- the fused estimator ----------------------------------------------------------------------------------------
 
 #: Options that scikit-learn's users know by another name.
-_NAMES = {"cv_folds": "cv", "seed": "random_state"}
+_NAMES = {"seed": "random_state"}
 
 
 @dataclass(eq=False, repr=False)
@@ -167,7 +199,7 @@ class _FedADMM(PerSite):
     ridge: float | Literal["cv"] = FitOptions.ridge
     sparsity: float | Sparsity = FitOptions.sparsity
     radius: float | None = FitOptions.radius
-    cv: int = FitOptions.cv_folds
+    cv_folds: int = FitOptions.cv_folds
     cv_rule: CvRule = FitOptions.cv_rule
     tol: float = FitOptions.tol
     max_iter: int = FitOptions.max_iter
@@ -179,6 +211,7 @@ class _FedADMM(PerSite):
     fedadmm: dict[str, Any] | None = FitOptions.fedadmm
     warm_start: bool = False
     site_column: str | int | None = None
+    unseen: Unseen = "raise"
 
     def _options(self) -> FitOptions:
         named = {name: _NAMES.get(name, name) for name in DEFAULTS}
@@ -215,6 +248,9 @@ class FedADMMRegressor(_FedADMM, SiteRegressor):
         together with another level, both are chosen again.
     site_column : str, int or None, default None
         Column of X that holds the sites, by name or number; then ``site=`` need not be passed.
+    unseen : "raise" or "population"
+        What becomes of rows of sites that were not part of the fit: an error, or a prediction by the model of a site
+        without rows (`FittedModel.population`), so that ``GroupKFold`` works.
 
     Attributes
     ----------
@@ -266,6 +302,9 @@ class FedADMMClassifier(_FedADMM, SiteClassifier):
         but for rounding, and for what the sampler makes of that.
     site_column : str, int or None
         Column of X that holds the sites, by name or number; then ``site=`` need not be passed.
+    unseen : "raise" or "population"
+        What becomes of rows of sites that were not part of the fit: an error, or a prediction by the model of a site
+        without rows (`FittedModel.population`), so that ``GroupKFold`` works.
 
     Attributes
     ----------

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterable, Mapping
-from typing import Any
+from typing import Any, Literal, get_args
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from fedkin._base import Array, Index, listed
+from fedkin._base import Array, Index, check_choice, listed
 from fedkin.data import Schema, columns_of, site_id, site_ids
 from fedkin.errors import DataError, UnknownSiteError, argument
 
@@ -48,8 +48,16 @@ def _from_table(columns: Mapping[str, NDArray[Any]], names: tuple[str, ...]) -> 
     return np.column_stack([np.empty((n, 0)), *(columns[name] for name in names)]).astype(np.float64)
 
 
-def site_positions(site: object, n: int, index: Mapping[Hashable, int]) -> Index:
-    """Return the number of each row's site: ``site`` is one id, an id per row, or None for a model of one site."""
+#: What becomes of rows of sites that were not part of the fit: refused, or predicted by the population of sites.
+Unseen = Literal["raise", "population"]
+
+
+def site_positions(site: object, n: int, index: Mapping[Hashable, int], unseen: Unseen = "raise") -> Index:
+    """Return the number of each row's site, that of the last and one more for unseen ones that are allowed.
+
+    ``site`` is one id, an id per row, or None for a model of one site.
+    """
+    check_choice("unseen", unseen, get_args(Unseen))
     if site is None:
         if len(index) == 1:
             return np.zeros(n, dtype=np.int64)
@@ -58,27 +66,32 @@ def site_positions(site: object, n: int, index: Mapping[Hashable, int]) -> Index
             f"{argument('site')} one of {listed(index)}, or a list with an id per row"
         )
     if isinstance(site, str | bytes | tuple) or not isinstance(site, Iterable):
-        return np.full(n, position_of(site_id(site), index))
+        return np.full(n, position_of(site_id(site), index, unseen))
     ids = site_ids(site)
     if len(ids) != n:
         raise DataError(f"site names {len(ids)} rows, but X has {n}: give one id per row, or one id for all")
-    known = {one: position_of(one, index) for one in dict.fromkeys(ids)}
+    known = {one: position_of(one, index, unseen) for one in dict.fromkeys(ids)}
     return np.fromiter((known[one] for one in ids), dtype=np.int64, count=n)
 
 
-def position_of(site: Hashable, index: Mapping[Hashable, int]) -> int:
-    """Return the number of a site; raise `UnknownSiteError` for one that the model does not have."""
+def position_of(site: Hashable, index: Mapping[Hashable, int], unseen: Unseen = "raise") -> int:
+    """Return the number of a site; raise `UnknownSiteError` for one that the model does not have.
+
+    An unseen site that is allowed has the next number, unless a known one is written like it.
+    """
     if site in index:
         return index[site]
     alike = [known for known in index if str(known) == str(site)]
+    if unseen == "population" and not alike:
+        return len(index)
     if alike:
         guess = f" (did you mean {alike[0]!r}, {type(alike[0]).__name__} instead of {type(site).__name__}?)"
         hint = ""
     else:
         guess = ""
         hint = (
-            ". Fit again with rows of this site, or predict with a site like it. In cross-validation use "
-            "cv=fedkin.WithinSiteKFold(), which leaves rows of every site to train on"
+            '. Fit again with rows of this site, or predict it from the population of sites (unseen="population" in '
+            "Python). In cross-validation use cv=fedkin.WithinSiteKFold(), which leaves rows of every site to train on"
         )
     raise UnknownSiteError(
         f"site {site!r}{guess} was not part of the fit, so it has no model; the {len(index)} known sites are "

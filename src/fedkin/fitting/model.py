@@ -3,19 +3,28 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Hashable, Iterable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from fedkin import __version__
-from fedkin._base import Array, Index, check_choice, count, html_card, some_of
+from fedkin._base import Array, Index, Mask, check_choice, count, html_card, some_of
 from fedkin.core import Columns, Summary
 from fedkin.data import HasSites, Rows, Schema, columns_of, raise_findings
 from fedkin.errors import DataError, ParameterError, SolverError
-from fedkin.fitting.inputs import class_numbers, feature_matrix, is_table, offset_column, position_of, site_positions
+from fedkin.fitting.inputs import (
+    Unseen,
+    class_numbers,
+    feature_matrix,
+    is_table,
+    offset_column,
+    position_of,
+    site_positions,
+)
 from fedkin.graph import Graph
 from fedkin.kin import Contrast, Joined, Kin, Kind, Predicted, Sites, predicted
 from fedkin.losses import Loss
@@ -256,8 +265,10 @@ class FittedModel(HasSites):
 
     # --- predictions ------------------------------------------------------------------------------------------
 
-    def predict(self, X: object, site: object = None, offset: ArrayLike | None = None) -> NDArray[Any]:
-        """Predict rows of known sites.
+    def predict(
+        self, X: object, site: object = None, offset: ArrayLike | None = None, *, unseen: Unseen = "raise"
+    ) -> NDArray[Any]:
+        """Predict rows.
 
         Parameters
         ----------
@@ -268,6 +279,9 @@ class FittedModel(HasSites):
             left out when the model has one site only.
         offset : array (n,), optional
             Needed when, and only when, the fit had an offset.
+        unseen : "raise" or "population"
+            Whether rows of sites that were not part of the fit are refused, or predicted by the model of a site
+            without rows: see `population`.
 
         Returns
         -------
@@ -275,13 +289,15 @@ class FittedModel(HasSites):
             Mean responses, or the likeliest classes. For the mean loss, the means ``(n, q)``.
         """
         if self.classes is None:
-            return self._responses(X, site, offset)
+            return self._responses(*self._checked_rows(X, site, offset, unseen))
         labels = np.array(self.classes)
         if labels.dtype.kind not in "biuf":
             labels = np.fromiter(self.classes, dtype=object, count=len(self.classes))
-        return np.asarray(labels[self.predict_proba(X, site, offset).argmax(axis=1)])
+        return np.asarray(labels[self.predict_proba(X, site, offset, unseen=unseen).argmax(axis=1)])
 
-    def predict_proba(self, X: object, site: object = None, offset: ArrayLike | None = None) -> Array:
+    def predict_proba(
+        self, X: object, site: object = None, offset: ArrayLike | None = None, *, unseen: Unseen = "raise"
+    ) -> Array:
         """Return probabilities ``(n, C)`` in the order of `classes`; arguments as in `predict`.
 
         With kin they are averaged over the uncertainty in each site's parameters: nearer to equal than those at the
@@ -291,31 +307,22 @@ class FittedModel(HasSites):
         if self.classes is None:
             named = f"a model with the {self.loss.name} loss"
             raise ParameterError(f"{named} has no classes and so no probabilities: use predict")
-        mean = self._responses(X, site, offset)
-        return np.column_stack([1.0 - mean, mean]) if mean.ndim == 1 else mean
+        return self._probabilities(*self._checked_rows(X, site, offset, unseen))
 
     def linear_predictor(self, X: object, site: object = None, offset: ArrayLike | None = None) -> Array:
         """Return ``X theta + offset`` at the sites' estimates, shape ``(n, k)``; arguments as in `predict`."""
         return self._predictor(*self._checked_rows(X, site, offset))
 
-    def averaged_predictor(self, X: object, site: object = None, offset: ArrayLike | None = None) -> Array:
+    def averaged_predictor(
+        self, X: object, site: object = None, offset: ArrayLike | None = None, *, unseen: Unseen = "raise"
+    ) -> Array:
         """Return predictors ``(n, k)`` whose response is what `predict_proba` gives: log odds against the first class.
 
         Those of `linear_predictor`, but for classes with kin. Arguments as in `predict`.
         """
         if self.loss.rowwise is None:
             raise ParameterError(f"the {self.loss.name} loss has no predictors: use predict")
-        rows, position, shift = self._checked_rows(X, site, offset)
-        eta = self._predictor(rows, position, shift)
-        if self.kin is None:
-            return eta
-        rows, k = self._with_ones(rows), self.coef.shape[1]
-        width, covariance = rows.shape[1], np.empty((len(rows), k, k))
-        for u in np.unique(position).tolist():
-            own = position == u
-            blocks = self.kin.covariance[u].reshape(k, width, k, width).transpose(0, 2, 1, 3)
-            covariance[own] = np.einsum("nklq,nq->nkl", np.einsum("np,klpq->nklq", rows[own], blocks), rows[own])
-        return self.loss.rowwise.averaged_predictor(eta, covariance)
+        return self._averaged(*self._checked_rows(X, site, offset, unseen))
 
     def predict_interval(
         self,
@@ -325,13 +332,14 @@ class FittedModel(HasSites):
         *,
         level: float = 0.95,
         target: Literal["mean", "observation"] = "mean",
+        unseen: Unseen = "raise",
     ) -> Predicted:
         """Predict with intervals, for the mean response or for new observations.
 
         Parameters
         ----------
-        X, site, offset
-            As in `predict`.
+        X, site, offset, unseen
+            As in `predict`. Intervals of unseen sites are as wide as sites differ.
         level : float in (0, 1)
             Probability that the intervals promise, on average over sites.
         target : "mean" or "observation"
@@ -349,48 +357,83 @@ class FittedModel(HasSites):
         True
         """
         check_choice("target", target, ("mean", "observation"))
-        kin = self._kin("intervals")
-        rows, position, shift = self._checked_rows(X, site, offset)
-        rows = self._with_ones(rows)
-        ends = np.empty((3, len(rows)))
-        for u in np.unique(position).tolist():
-            own = position == u
-            given = kin, rows[own], kin.theta[u], kin.covariance[u], float(kin.noise[u])
+        rows, position, shift = self._checked_rows(X, site, offset, unseen)
+        ends, ones = np.empty((3, len(rows))), self._with_ones(rows)
+        for own, model, u in self._by_site(position):
+            kin = model._kin("intervals")
+            given = kin, ones[own], kin.theta[u], kin.covariance[u], float(kin.noise[u])
             found = predicted(*given, level=level, target=target, offset=None if shift is None else shift[own])
             ends[:, own] = found.mean, found.low, found.high
         if self.classes is not None:  # to the last digit what predict_proba gives, which rounds elsewhere
-            mean = self.predict_proba(X, site, offset)[:, 1]
+            mean = self._probabilities(rows, position, shift)[:, 1]
             ends = np.stack([mean, np.minimum(ends[1], mean), np.maximum(ends[2], mean)])
         return Predicted(*ends)
 
     def _with_ones(self, rows: Array) -> Array:
         return np.column_stack([np.ones(len(rows)), rows]) if self.fit_intercept else rows
 
+    @cached_property
+    def population(self) -> FittedModel:
+        """The model of a site without rows, by which unseen sites are predicted.
+
+        With kin it is that of `join`. A fused model has the mean of the sites' parameters, every site with the same
+        weight.
+        """
+        if self.kin is not None:
+            return self.join().model
+        mean = {name: getattr(self, name).mean(axis=0, keepdims=True) for name in ("coef", "intercept")}
+        return replace(self.part(self.sites[:1]), n_samples=np.zeros(1, dtype=np.int64), notes={}, **mean)
+
+    def _by_site(self, position: Index) -> Iterator[tuple[Mask, FittedModel, int]]:
+        """Yield the rows of each site, the model that has its parameters, and its number there."""
+        for u in np.unique(position).tolist():
+            yield position == u, *((self, u) if u < self.n_sites else (self.population, 0))
+
     def _predictor(self, rows: Array, position: Index, shift: Array | None) -> Array:
-        eta = np.einsum("nq,nkq->nk", rows, self.coef[position]) + self.intercept[position]
+        coef, intercept = self.coef, self.intercept
+        if (position == self.n_sites).any():
+            coef = np.concatenate([coef, self.population.coef])
+            intercept = np.concatenate([intercept, self.population.intercept])
+        eta = np.einsum("nq,nkq->nk", rows, coef[position]) + intercept[position]
         return np.asarray(eta if shift is None else eta + shift[:, None])
 
-    def _responses(self, X: object, site: object, offset: ArrayLike | None) -> Array:
+    def _averaged(self, rows: Array, position: Index, shift: Array | None) -> Array:
+        eta = self._predictor(rows, position, shift)
+        if self.kin is None or self.loss.rowwise is None:
+            return eta
+        rows, k = self._with_ones(rows), self.coef.shape[1]
+        width, covariance = rows.shape[1], np.empty((len(rows), k, k))
+        for own, model, u in self._by_site(position):
+            assert model.kin is not None
+            blocks = model.kin.covariance[u].reshape(k, width, k, width).transpose(0, 2, 1, 3)
+            covariance[own] = np.einsum("nklq,nq->nkl", np.einsum("np,klpq->nklq", rows[own], blocks), rows[own])
+        return self.loss.rowwise.averaged_predictor(eta, covariance)
+
+    def _responses(self, rows: Array, position: Index, shift: Array | None) -> Array:
         if self.loss.rowwise is not None:
-            return self.loss.rowwise.response(self.averaged_predictor(X, site, offset))
-        rows, position, shift = self._checked_rows(X, site, offset)
+            return self.loss.rowwise.response(self._averaged(rows, position, shift))
         out = np.empty((len(rows), self.n_features) if self.loss.location else len(rows))
         rows = self._with_ones(rows)
-        for u in np.unique(position):
-            own = position == u
-            out[own] = self.loss.predict(self.theta(u), rows[own], None if shift is None else shift[own])
+        for own, model, u in self._by_site(position):
+            out[own] = self.loss.predict(model.theta(u), rows[own], None if shift is None else shift[own])
         return out
+
+    def _probabilities(self, rows: Array, position: Index, shift: Array | None) -> Array:
+        mean = self._responses(rows, position, shift)
+        return np.column_stack([1.0 - mean, mean]) if mean.ndim == 1 else mean
 
     def theta(self, u: int) -> Array:
         """Return the parameters of site number u, intercept first, of a loss with one block of coefficients."""
         return np.concatenate([self.intercept[u], self.coef[u, 0]]) if self.fit_intercept else self.coef[u, 0]
 
-    def _checked_rows(self, X: object, site: object, offset: ArrayLike | None) -> tuple[Array, Index, Array | None]:
+    def _checked_rows(
+        self, X: object, site: object, offset: ArrayLike | None, unseen: Unseen = "raise"
+    ) -> tuple[Array, Index, Array | None]:
         if offset is None and self.schema is not None and is_table(X):
             raise_findings(self.schema.check(columns := columns_of(X), target=False))
             offset = self.schema.offset_of(columns)
         rows = feature_matrix(X, self.feature_names, self.schema)
-        position = site_positions(site, len(rows), self.index)
+        position = site_positions(site, len(rows), self.index, unseen)
         return rows, position, offset_column(offset, len(rows), needed=self.offset_name is not None)
 
     # --- inference, with kin ------------------------------------------------------------------------------------

@@ -21,6 +21,7 @@ from fedkin.core import RunningSums
 from fedkin.data import Federation
 from fedkin.errors import DataError, FedkinWarning, ParameterError
 from fedkin.fitting.fused import silent
+from fedkin.fitting.inputs import Unseen
 from fedkin.fitting.methods import method_for, warn_of_dispersion, with_covariates
 from fedkin.fitting.model import FittedModel
 from fedkin.fitting.options import AUTO, FitOptions
@@ -135,6 +136,7 @@ class PerSite:
 
     loss: str | Loss
     site_column: str | int | None
+    unseen: Unseen
     model_: FittedModel
     sites_: tuple[Hashable, ...]
     _metric: ClassVar[Callable[..., float]]
@@ -279,7 +281,9 @@ class PerSite:
             return self.model_._repr_html_().replace("FittedModel", type(self).__name__, 1)
         return str(super()._html_repr())  # type: ignore[misc]
 
-    def predict(self, X: ArrayLike, site: Sites = None, offset: ArrayLike | None = None) -> NDArray[Any]:
+    def predict(
+        self, X: ArrayLike, site: Sites = None, offset: ArrayLike | None = None, unseen: Unseen | None = None
+    ) -> NDArray[Any]:
         """Predict mean responses, or class labels.
 
         Parameters
@@ -290,13 +294,15 @@ class PerSite:
             The site of each row, or of all rows. It may be left out only when one site was fitted.
         offset : array (n,), optional
             Needed when the fit had one.
+        unseen : "raise" or "population", optional
+            What becomes of rows of sites that were not part of the fit; by default what the estimator was made with.
 
         Returns
         -------
         array (n,)
         """
         rows, site = self._rows(X, site)
-        return self.model_.predict(rows, site, offset)
+        return self.model_.predict(rows, site, offset, unseen=unseen or self.unseen)
 
     def at(self, site: Sites, offset: ArrayLike | None = None) -> AtSites:
         """Return the fitted model bound to the sites of certain rows, which it predicts without ``site=``.
@@ -408,21 +414,27 @@ class SiteClassifier(PerSite, ClassifierMixin, BaseEstimator):  # type: ignore[m
             raise DataError(f"class {unknown[0]!r} of y is not among classes=: add it there, or leave classes out")
         return super().partial_fit(X, y, site, graph, offset, sample_weight, covariates)
 
-    def predict(self, X: ArrayLike, site: Sites = None, offset: ArrayLike | None = None) -> NDArray[Any]:
+    def predict(
+        self, X: ArrayLike, site: Sites = None, offset: ArrayLike | None = None, unseen: Unseen | None = None
+    ) -> NDArray[Any]:
         """Predict class labels; arguments as in `PerSite.predict`."""
-        chances = self.predict_proba(X, site, offset)  # first: it refuses when nothing was fitted
+        chances = self.predict_proba(X, site, offset, unseen)  # first: it refuses when nothing was fitted
         return np.asarray(self.classes_[chances.argmax(axis=1)])
 
-    def predict_proba(self, X: ArrayLike, site: Sites = None, offset: ArrayLike | None = None) -> Array:
+    def predict_proba(
+        self, X: ArrayLike, site: Sites = None, offset: ArrayLike | None = None, unseen: Unseen | None = None
+    ) -> Array:
         """Return probabilities ``(n, C)`` in the order of `classes_`; arguments as in `predict`."""
         rows, site = self._rows(X, site)
-        return self.model_.predict_proba(rows, site, offset)
+        return self.model_.predict_proba(rows, site, offset, unseen=unseen or self.unseen)
 
-    def decision_function(self, X: ArrayLike, site: Sites = None, offset: ArrayLike | None = None) -> Array:
+    def decision_function(
+        self, X: ArrayLike, site: Sites = None, offset: ArrayLike | None = None, unseen: Unseen | None = None
+    ) -> Array:
         """Return log odds ``(n,)`` of the second class, or ``(n, C)`` with 0 for the first; arguments as in `predict`.
 
         They are those of `predict_proba`, so with kin averaged; `model_.linear_predictor` has those at the estimates.
         """
         rows, site = self._rows(X, site)
-        eta = self.model_.averaged_predictor(rows, site, offset)
+        eta = self.model_.averaged_predictor(rows, site, offset, unseen=unseen or self.unseen)
         return np.asarray(eta[:, 0]) if len(self.classes_) == 2 else np.column_stack([np.zeros(len(eta)), eta])

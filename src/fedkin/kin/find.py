@@ -55,6 +55,8 @@ AGAIN, AGAIN_STEP = 3, 0.02
 BACK = 8
 #: Variances start no lower: from nothing none of them would rise again.
 LEAST_VARIANCE = 1e-4
+#: Least dispersion in standardised units: rows that a fit goes through would have none, and estimates no digits.
+LEAST_DISPERSION = 3e-6
 #: Where the variance of the slopes' means starts, which results do not keep.
 RIDGE = 0.1
 #: What to do about a fit that has gone astray.
@@ -408,7 +410,8 @@ def _mixed_rounds(losses: ScaledLosses, free: Mask, warm: WarmStart | None) -> M
         mean, variance = model.mean, model.variance
         if np.abs(theta - before).max() < STEP and turn >= 2:
             break
-        dispersion = source.dispersion(units.theta(theta), units.A, float(model.degrees.sum())) / units.target**2
+        found = source.dispersion(units.theta(theta), units.A, float(model.degrees.sum())) / units.target**2
+        dispersion = max(found, LEAST_DISPERSION)
         parameters = np.concatenate([model.parameters[:-1], [np.log(dispersion)]])
     model = replace(model, theta=posterior_modes(values, losses.expand, theta, mean, variance, dispersion, NEWTON))
     return _averaged_rounds(losses, free, model) if source.averages else model

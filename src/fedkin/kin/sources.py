@@ -156,7 +156,7 @@ class Source:
             inside = max(share, LEAST_SHARE)
             found *= (1.0 + degrees / n * (1.0 - inside) / inside) ** 2
         likelihood = self.loss.rowwise is not None and not self.loss.estimates_scale
-        return max(found, 1.0) if likelihood else max(found, 1e-12)
+        return max(found, 1.0) if likelihood else found
 
     def shared_dispersion(self) -> float:
         """Return the mean over rows of the dispersions that summaries hold; 1 where the loss has none."""

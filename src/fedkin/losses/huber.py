@@ -53,7 +53,7 @@ class HuberLoss(ScalarLoss):
             return cls()
         y = np.asarray(y, dtype=np.float64) - (0.0 if offset is None else offset)
         w = np.ones(len(y)) if weight is None else np.asarray(weight, dtype=np.float64)
-        several = np.bincount(site)[site] > 1
+        several = np.bincount(site, weights=w)[site] > 1
         if not several.any():  # no site has a level of its own
             several, site = np.ones(len(y), dtype=bool), np.zeros(len(y), dtype=np.int64)
         used = several & (w > 0)
@@ -62,7 +62,7 @@ class HuberLoss(ScalarLoss):
             found = _residual_scale(columns, y[used], sites, w[used])
             if found > 0:
                 return cls(EFFICIENT * found)
-        size = float(np.average(np.abs(y - np.median(y)), weights=w)) if w.sum() > 0 else 0.0
+        size = float(np.average(np.abs(y - _median(y, w)), weights=w)) if w.sum() > 0 else 0.0
         return cls(EFFICIENT * size) if size > 0 else cls()
 
     @property
@@ -118,14 +118,15 @@ class HuberLoss(ScalarLoss):
 
 def _residual_scale(X: Array, y: Array, site: Index, weight: Array) -> float:
     """Estimate the standard deviation about common slopes and levels of sites; 0 where that is not possible."""
-    n, robust, scale = np.bincount(site).astype(np.float64), np.ones(len(y)), 0.0
-    left = len(y) - len(n) - X.shape[1]
+    n, robust, scale = np.bincount(site, weights=weight), np.ones(len(y)), 0.0
+    left = float(n.sum()) - len(n) - X.shape[1]
     if left <= 0:
         return 0.0
     # residuals about a site's own level are too small by what the level and the slopes have taken
     larger = np.sqrt((n / np.maximum(n - 1, 1.0))[site] * (1 + X.shape[1] / left))
-    sd = X.std(axis=0)
-    X, smallest = X / np.where(sd > 0, sd, 1.0), 1e-9 * float(np.abs(y - np.median(y)).mean())
+    share = weight / weight.sum()
+    sd = np.sqrt(share @ (X - share @ X) ** 2)
+    X, smallest = X / np.where(sd > 0, sd, 1.0), 1e-9 * float(share @ np.abs(y - _median(y, weight)))
     for _ in range(_STEPS):
         w = weight * robust
         total = np.bincount(site, weights=w)
@@ -135,11 +136,14 @@ def _residual_scale(X: Array, y: Array, site: Index, weight: Array) -> float:
         root = np.sqrt(w)
         slopes = np.linalg.lstsq(root[:, None] * inner, root * rest, rcond=1e-10)[0]
         size = np.abs(rest - inner @ slopes) * larger
-        median = float(np.quantile(size, 0.5, weights=weight, method="inverted_cdf"))
-        before, scale = scale, median / _MEDIAN_SIZE
+        before, scale = scale, _median(size, weight) / _MEDIAN_SIZE
         if scale <= smallest:
             return 0.0
         if abs(scale - before) <= _CHANGE * scale:
             break
         robust = EFFICIENT * scale / np.maximum(size, EFFICIENT * scale)
     return scale
+
+
+def _median(values: Array, weight: Array) -> float:
+    return float(np.quantile(values, 0.5, weights=weight, method="inverted_cdf"))
