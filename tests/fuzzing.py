@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import random
 import re
 import resource
@@ -326,6 +327,7 @@ def peak_megabytes() -> float:
 def main(inputs: int = 10_000, seed: int = 0) -> int:
     """Print what happened; returns the exit code."""
     with tempfile.TemporaryDirectory() as folder:
+        os.environ["FEDKIN_LEDGERS"] = f"{folder}/ledgers"
         counts, failures = fuzz(inputs, seed, Path(folder))
     megabytes = peak_megabytes()
     lines = [f"{name}: {number:,}" for name, number in sorted(counts.items())]

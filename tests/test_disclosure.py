@@ -128,6 +128,18 @@ def test_queries_of_an_honest_fit_are_answered(loss: str) -> None:
         known.append(theta)
 
 
+def test_sums_of_folds_and_many_answers_count_in_what_was_sent_before() -> None:
+    contract, rows = patients("logistic")
+    own, rng = estimate(contract, rows), np.random.default_rng(3)
+    alone = (np.arange(N) > 0).astype(np.int64)  # a fold of one row: what is left of it in a difference
+    assert check_query(contract, rows, own + 0.1, [own]) == []
+    (found,) = check_query(contract, rows, own + 0.1, [own], fold_of=alone)
+    assert found.code == "query_difference"
+    known = [own, *(own + 0.3 * rng.normal(size=Q) for _ in range(30))]
+    (found,) = check_query(contract, rows, own + 0.1, known)
+    assert found.code == "query_many" and "rows have only 400" in str(found)
+
+
 # --- rows that sums single out ------------------------------------------------------------------------------------
 
 

@@ -48,6 +48,32 @@ def test_another_directory_or_lost_files_do_not_allow_sums_of_other_rows(tmp_pat
     sharing.share(other.directory)
 
 
+def test_answers_and_folds_are_counted_by_the_ledger_and_not_by_a_directory(tmp_path: Path) -> None:
+    """The copy of a site in another directory has no answers, and counted from the beginning."""
+    text = heart.CONTRACT.replace('"linear"', '"logistic"').split("[target]")[0]
+    made = heart.organiser(tmp_path, f'messages = 3\n{text}[target]\nname = "died"\nlevels = ["no", "yes"]\n')
+    rng = np.random.default_rng(0)
+    lines = [f"{rng.uniform(30, 90):.2f},{'ABC'[k % 3]},{'no' if rng.random() < 0.5 else 'yes'}" for k in range(100)]
+    (tmp_path / "t.csv").write_text("age,ward,died\n" + "\n".join(lines) + "\n")
+    for place in ("north", "again"):
+        site, _ = Site.join(heart.invite_of(made, "north"), tmp_path / "t.csv", tmp_path / place)
+        site.accept(made.admit(site.request, again=True).path)
+        start = sharing.share(site.directory).summary.at
+        for number in (2, 3):
+            path = made.directory / "asks" / f"north@{number}.ask"
+            shift = 0.1 * number if place == "north" else 0.05 * number
+            made.write_queries([Query("north", number, start + shift, np.zeros(4))], {})
+            if place == "north":
+                assert sharing.answer(site.directory, path).path is not None
+            else:
+                with pytest.raises(DataError, match=r"north@\d\.ask: 3 messages have left this site"):
+                    sharing.answer(site.directory, path)
+    shutil.rmtree(tmp_path / "again" / "sent")
+    with pytest.raises(DataError, match="in 5 folds of north, seed 0 were shared before"):
+        sharing.share(tmp_path / "again", folds=3)
+    assert sharing.share(tmp_path / "again").summary.count[:5].all()  # the same folds tell nothing new
+
+
 def test_a_table_with_one_more_row_is_refused_in_another_federation(tmp_path: Path) -> None:
     """The organisers of both, or one who runs both, would have had the patient as a difference."""
     north = heart.admitted(heart.organiser(tmp_path), "north")

@@ -13,9 +13,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import heart
+from fedkin import summarise
+from fedkin.cli import main
+from fedkin.core import Summaries
+from fedkin.data import Federation, Rows
 from fedkin.errors import FedkinError
 from fedkin.federate import Site, sharing
 from fedkin.federate.messages import seal
+from fedkin.federate.plausibility import stand_alone
+from fedkin.fitting import FitOptions, fit, load
+from fedkin.report.text import origin_text
 
 N = 100
 
@@ -129,6 +136,55 @@ def test_whatever_is_in_a_summary_is_read_or_refused_in_words(arrived: tuple[Any
         receive(made, north, body)
     except FedkinError as error:
         assert "north.summary" in str(error)
+
+
+def test_a_site_with_wild_sums_that_are_possible_stands_alone_and_moves_nobody(tmp_path: Path, capsys) -> None:
+    """Coefficients of the others were moved by their own standard errors several times."""
+    names = tuple(f"s{k}" for k in range(6))
+    made = heart.organiser(tmp_path, names=(*names, "wild"))
+    for name in names:
+        shared = sharing.share(heart.admitted(made, name, n=N))
+        (made.directory / "summaries" / shared.path.name).write_bytes(shared.path.read_bytes())
+    fitted = ["fit", str(made.directory / "summaries"), "--no-compare", "--out"]
+    assert main([*fitted, str(tmp_path / "honest")]) == 0
+    rng = np.random.default_rng(0)
+    lines = [f"{rng.uniform(30, 90):.2f},{'ABC'[k % 3]},{rng.choice([0, 100])}" for k in range(50 * N)]
+    (tmp_path / "t.csv").write_text("age,ward,days\n" + "\n".join(lines) + "\n")
+    done, _ = Site.join(heart.invite_of(made, "wild"), tmp_path / "t.csv", tmp_path / "wild")
+    done.accept(made.admit(done.request).path)
+    shared = sharing.share(done.directory)
+    (made.directory / "summaries" / shared.path.name).write_bytes(shared.path.read_bytes())
+    assert main([*fitted, str(tmp_path / "model")]) == 0
+    assert "wild stands alone and has no part in this fit: the variance of its noise is" in capsys.readouterr().err
+    honest, model = load(tmp_path / "honest"), load(tmp_path / "model")
+    assert model.sites == honest.sites and model.coef.tobytes() == honest.coef.tobytes()
+    assert "wild stands alone" in origin_text(model)
+
+
+@pytest.mark.parametrize("method", ["kin", "fused"])
+@pytest.mark.parametrize("rows", [40, 4000])
+def test_no_lying_site_moves_others_by_more_than_is_stated(method: str, rows: int) -> None:
+    """Three standard errors of an own fit, as in docs/federation.md; without the rule it was 20 to 100."""
+
+    def coefficients(slope: float | None = None, sd: float = 1.0) -> tuple[np.ndarray, set[str]]:
+        rng, data = np.random.default_rng(0), {}
+        for k in range(12):
+            X = rng.normal(size=(40, 3))
+            data[f"s{k:02}"] = Rows(X, X @ [1 - 2 * (k % 2), 0.5, k % 2 - 0.5] + rng.normal(size=40))
+        if slope is not None:
+            X = rng.normal(size=(rows, 3))
+            data["wild"] = Rows(X, X @ np.full(3, slope) + sd * rng.normal(size=rows))
+        sums = summarise(Federation(data).with_intercept())
+        parts = {str(site): sums[site] for site in sums.sites}
+        alone = stand_alone(parts)
+        kept = Summaries.stack([one for site, one in parts.items() if site not in alone])
+        return fit(kept, None, FitOptions(method=method)).coef[:12], set(alone)
+
+    before, _ = coefficients()
+    for slope, sd in ((0.0, 1e-3), (0.0, 0.5), (3.0, 1.0), (100.0, 1.0), (0.0, 6.0), (0.0, 1000.0)):
+        after, alone = coefficients(slope, sd)
+        assert alone <= {"wild"}
+        assert np.abs(after - before).max() < 3 / np.sqrt(40), (slope, sd)
 
 
 def test_second_derivatives_of_an_answer_are_bounded(tmp_path: Path) -> None:

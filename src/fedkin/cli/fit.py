@@ -315,7 +315,8 @@ def fit_opened(
     if model.status == "converged" and any(one.status != "converged" for one in fits):
         note("in the comparison, the fit of Fedkin did not converge in every split; on all rows it did")
     plain = None if comparison is None else comparison.plain()
-    return replace(with_covariates(model, opened.covariates), comparison=plain, **opened.known)
+    known = {"origin": {**(model.origin or {}), "alone": dict(opened.alone)}} if opened.alone else opened.known
+    return replace(with_covariates(model, opened.covariates), comparison=plain, **known)
 
 
 def _check_converged(model: FittedModel, how: FitOptions, keep_best: bool) -> None:

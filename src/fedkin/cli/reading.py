@@ -106,6 +106,7 @@ class Opened:
     known: Mapping[str, Any] = field(default_factory=dict)  # fields of the model that the data do not tell
     facts: Mapping[str, str] = field(default_factory=dict)
     ask: Callable[[Queries], Sequence[Path]] | None = None  # writes queries for the sites
+    alone: Mapping[str, str] = field(default_factory=dict)  # sites that are left out, and why
 
     def with_edges(self, graph: Path | None, covariates: Path | None, site: str | None) -> Opened:
         """Read which sites may be alike from the file that is given, if any; ``site`` is the column of the sites."""
@@ -173,6 +174,8 @@ def open_summaries(folder: Path, options: Mapping[str, Any], federation: Path | 
         _check_round(1 if queries is None else queries.round, collected.round, list(collected.summaries))
     for name in collected.missing:
         note(f"{name} has sent no summary, so it has no model")
+    for name, why in collected.alone.items():
+        note(f"{name} stands alone and has no part in this fit: {why}")
 
     def ask(queries: Queries) -> Sequence[Path]:
         if organiser is None:
@@ -189,7 +192,7 @@ def open_summaries(folder: Path, options: Mapping[str, Any], federation: Path | 
 
     facts = {"contract": f"{contract.name}, {count(collected.round, 'message')} of every site"}
     how = contract_options(options, contract)
-    return Opened(data, how, contract.schema, graph, queries=queries, facts=facts, ask=ask)
+    return Opened(data, how, contract.schema, graph, queries=queries, facts=facts, ask=ask, alone=collected.alone)
 
 
 def _check_round(asked: int, answered: int, sites: Sequence[str]) -> None:

@@ -144,13 +144,21 @@ def most_folds(contract: Contract, rows: Rows, own: Thresholds | None = None, *,
 
 
 def check_query(
-    contract: Contract, rows: Rows, theta: Array, known: Sequence[Array], own: Thresholds | None = None
+    contract: Contract,
+    rows: Rows,
+    theta: Array,
+    known: Sequence[Array],
+    own: Thresholds | None = None,
+    *,
+    fold_of: Index | None = None,
 ) -> list[Finding]:
     """Return why sums at ``theta (p,)`` may not leave; [] when they may.
 
-    ``known`` are the points of all that was sent before, the site's own estimate first. Weights of rows are the
-    curvatures of their losses. ``(sum w)^2 / sum w^2``, the effective number of rows, must reach the threshold; no row
-    may have nearly all of any sum, nor of any combination of what was sent before.
+    ``known`` are the points of all that was sent before, the site's own estimate first, of which there are sums for
+    each fold of ``fold_of (n,)``. Weights of rows are the curvatures of their losses. ``(sum w)^2 / sum w^2``, the
+    effective number of rows, must reach the threshold; no row may have nearly all of any sum, nor of any combination
+    of what was sent before. All messages together may not have more numbers than the rows, which could then be solved
+    for.
     """
     least, loss = required(contract, own), contract.loss_object()
     size, rowwise = float(np.linalg.norm(theta)), loss.rowwise
@@ -178,7 +186,16 @@ def check_query(
     if (share := float(_row_shares(parts).max())) > MOST_OF_A_SUM:
         words = f"there one row makes up {share:.4f} of a sum, but at most {MOST_OF_A_SUM:g} may leave"
         return [Finding("", words, "query_concentrated")]
-    weights = np.stack([weight, *(np.einsum("nkk->n", one) for one in before)], axis=1)
+    first, *others = (np.einsum("nkk->n", one) for one in before)
+    by_fold = [first] if fold_of is None else [np.where(fold_of == k, first, 0.0) for k in np.unique(fold_of)]
+    weights = np.stack([weight, *by_fold, *others], axis=1)
+    # points that are nearly the same tell the same
+    values = np.linalg.svd(weights / np.linalg.norm(weights, axis=0), compute_uv=False)
+    told, p = int((values > _SAME_WEIGHTS * values[0]).sum()), theta.size
+    told, held = told * (p * (p + 3) // 2 + 1), rows.n_samples * len(contract.column_names)
+    if told > held:
+        words = f"with the answer {told} numbers would have left, but the rows have only {held}"
+        return [Finding("", f"{words}: with so many, rows could be solved for", "query_many")]
     if (share := float(_row_shares(weights[:, None, :], _SAME_WEIGHTS).max())) > MOST_OF_A_SUM:
         words = f"together with what was sent before, one row makes up {share:.4f} of a sum"
         words += "; ask at another point, or with the Huber loss for a larger threshold in the contract"

@@ -35,7 +35,10 @@ _LEAVES = ("share", "answer", "request", "select", "run", "publish")
 
 
 class Entry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One line: what left, to whom, and from which rows (their digest). ``epsilon`` and ``delta`` if it was private."""
+    """One line: what left, to whom, and from which rows (their digest). ``epsilon`` and ``delta`` if it was private.
+
+    Of sums, ``at`` is the point at which they were taken, ``folds`` says which folds they were in, if any.
+    """
 
     what: What
     to: str
@@ -47,6 +50,8 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     note: str = ""
     epsilon: float | None = None
     delta: float | None = None
+    at: tuple[float, ...] = ()
+    folds: str = ""
 
     @property
     def same(self) -> tuple[object, ...]:
@@ -104,7 +109,7 @@ class Ledger:
             )
         self._check_differences(table, rows, fewest)
         lost = f": send {resend} again if it was lost" if resend else ""
-        every = {(one.time, one.same): one for one in (*known, *self._elsewhere()) if one.rows == rows}.values()
+        every = self.sent(rows)
         exact = [one for one in every if one.epsilon is None]
         noisy = [(one.epsilon, one.delta or 0.0) for one in every if one.epsilon is not None]
         if private is not None and exact:
@@ -121,6 +126,12 @@ class Ledger:
                 raise DataError(f"{told} {what.capitalize()} would tell more than was promised then{more}. {again}")
         elif private is not None and budget and private[0] > budget:
             raise DataError(f"epsilon is {private[0]:g}, but this site may spend {budget:g} at most: nothing is shared")
+
+    def sent(self, rows: str) -> list[Entry]:
+        """Return what left of the rows with this digest, under any name, in any federation, oldest first."""
+        known = (*_since_withdrawal(self.entries()), *self._elsewhere())
+        found = {(one.time, one.same): one for one in known if one.rows == rows}
+        return [found[key] for key in sorted(found, key=lambda key: key[0])]
 
     def _check_differences(self, table: Rows, rows: str, fewest: int) -> None:
         others = {one.rows: one for one in self._elsewhere() if one.rows != rows}
@@ -195,8 +206,8 @@ def _read_lines(path: Path) -> list[_Line]:
     before, lines = "", []
     try:
         for text in path.read_bytes().splitlines():
-            line = msgspec.json.decode(text, type=_Line)
-            if line.before != before or line.digest != _digest(before, line.entry):
+            line, written = msgspec.json.decode(text, type=_Line), msgspec.json.decode(text)["entry"]
+            if line.before != before or line.digest != _digest(before, written):
                 raise ValueError
             before = line.digest
             lines.append(line)
@@ -220,5 +231,5 @@ def _since_withdrawal(entries: Iterable[Entry]) -> list[Entry]:
     return known
 
 
-def _digest(before: str, entry: Entry) -> str:
+def _digest(before: str, entry: object) -> str:
     return hashlib.sha256(before.encode() + msgspec.json.encode(entry, order="sorted")).hexdigest()

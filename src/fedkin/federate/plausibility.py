@@ -6,6 +6,8 @@ the products, and products of columns and target are positive semi-definite. Noi
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import numpy as np
 
 from fedkin._base import Array
@@ -17,6 +19,9 @@ from fedkin.federate.contract import Contract
 _ROUNDING = 1e-9
 #: Noise is not larger than this many standard deviations, nor its size than this many times what is needed.
 _FAR_NOISE, _MOST_NOISE = 10.0, 4.0
+#: One site may change the pooled variance of the noise by this factor at most.
+_MOST_INFLUENCE = 5.0
+_FEWEST_SITES = 3  # of which one can be told from the others
 
 
 def impossible(summary: Summary, contract: Contract) -> str | None:
@@ -48,6 +53,43 @@ def impossible(summary: Summary, contract: Contract) -> str | None:
     if (diagonal > bound * squares * (1 + 1e-6) + _ROUNDING).any():
         return "its second derivatives are larger than its columns allow"
     return None
+
+
+def stand_alone(summaries: Mapping[str, Summary]) -> dict[str, str]:
+    """Return the sites whose sums may be true but would distort the fit of all others, and why.
+
+    The noise of a quadratic loss is learned from all sites. One that changes its pooled variance more than 5 times is
+    left out, the worst first, until at least half of the sites are left. Noise for privacy counts for a site.
+    """
+    parts = {site: one for site, one in summaries.items() if one.loss.quadratic and one.n_samples > one.n_params}
+    found = {site: _residuals(one) for site, one in parts.items()}
+    out: dict[str, str] = {}
+    while len(found) >= max(_FEWEST_SITES, len(parts) / 2 + 1):
+        ratios = {}
+        for site, (squares, slack, freedom) in found.items():
+            others = [one for name, one in found.items() if name != site]
+            typical = max(sum(one[0] for one in others) / sum(one[2] for one in others), np.finfo(float).tiny)
+            own = float(np.clip(typical * freedom, squares - slack, squares + slack))
+            total = freedom + sum(one[2] for one in others)
+            ratios[site] = (own / typical + total - freedom) / total, own / freedom / typical
+        worst = max(ratios, key=lambda site: abs(np.log(max(ratios[site][0], np.finfo(float).tiny))))
+        pooled, times = ratios[worst]
+        if 1 / _MOST_INFLUENCE <= pooled <= _MOST_INFLUENCE:
+            break
+        out[worst] = f"the variance of its noise is {times:.3g} times that of the others"
+        del found[worst]
+    return out
+
+
+def _residuals(summary: Summary) -> tuple[float, float, float]:
+    """Return the sum of squared residuals of a site's own fit, how far noise may move it, and its freedom."""
+    gradient, hessian, n = summary.gradient.sum(axis=0), summary.hessian.sum(axis=0), float(summary.n_samples)
+    theta = np.linalg.lstsq(hessian, -gradient, rcond=1e-12)[0]
+    squares = max(2 * float(summary.value.sum()) + float(gradient @ theta), 0.0)
+    privacy, columns = summary.privacy, summary.n_params if summary.loss.location else 1
+    largest = 0.0 if privacy is None else float(np.max(privacy.limits)) ** 2 * (1 + float(np.abs(theta).sum())) ** 2
+    slack = 0.0 if privacy is None else _FAR_NOISE * np.sqrt(summary.folds) * privacy.noise * largest
+    return squares, slack, n * columns - summary.n_params
 
 
 def _impossible_products(summary: Summary, contract: Contract) -> str | None:

@@ -8,7 +8,7 @@ rows that changed.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from fedkin._base import PRIVATE_DIRECTORY, AnyArray, in_file, listed
+from fedkin._base import PRIVATE_DIRECTORY, AnyArray, Array, in_file, listed
 from fedkin.core import (
     Budget,
     Query,
@@ -25,7 +25,7 @@ from fedkin.core import (
     site_answer,
     site_summary,
 )
-from fedkin.data import Rows
+from fedkin.data import Rows, deal_folds
 from fedkin.errors import DataError, ParameterError
 from fedkin.federate import messages
 from fedkin.federate.contract import Contract
@@ -40,7 +40,7 @@ from fedkin.federate.disclosure import (
 )
 from fedkin.federate.messages import QueryFile, SummaryFile, round_file
 from fedkin.federate.organiser import Organiser
-from fedkin.federate.plausibility import data_bounds, impossible
+from fedkin.federate.plausibility import data_bounds, impossible, stand_alone
 from fedkin.federate.site import Site
 from fedkin.federate.trust import Pair, SecurityError
 from fedkin.losses import describe_loss
@@ -113,10 +113,11 @@ def answer(directory: Path, path: Path, *, dry_run: bool = False) -> Shared:
     rows = site.allowed_rows("answer")
     _check_round(site, query, asked.digest, path)
     if query.theta.size == contract.n_params:
-        points = [before.at, *(np.array(one.summary["at"]) for one in _answers_before(site, query.round))]
-        refuse_disclosure(
-            check_query(contract, rows, query.theta, points, site.settings), f"{path} is not answered", "the point"
-        )
+        folds = _folds_of(before)
+        fold_of = deal_folds(site.invite.site.id, rows.n_samples, folds, contract.seed) if folds else None
+        points = _points_before(site, rows, query.theta, path)
+        findings = check_query(contract, rows, query.theta, [before.at, *points], site.settings, fold_of=fold_of)
+        refuse_disclosure(findings, f"{path} is not answered", "the point")
     named = msgspec.structs.replace(query, site=site.invite.site.id)
     summary = site_answer(named, rows, contract.loss_object(), **_how(contract, 0))
     rank = None if before.curvature is None else before.curvature.rank
@@ -136,9 +137,16 @@ def _sent_before(site: Site, number: int) -> SummaryFile | None:
     return site.invite.read(path, SummaryFile, ended=True)[0] if path.exists() else None
 
 
-def _answers_before(site: Site, number: int) -> list[SummaryFile]:
-    """Return the answers of rounds before this one."""
-    return [sent for k in range(2, number) if (sent := _sent_before(site, k)) is not None]
+def _points_before(site: Site, rows: Rows, theta: Array, path: Path) -> list[Array]:
+    """Return the points of all answers about these rows, from any directory and in any federation, but for theta.
+
+    Raises `DataError` when this site has answered as many questions as its contract allows.
+    """
+    sent, point, most = site.ledger.sent(rows.digest), tuple(theta.tolist()), site.contract.messages
+    points = {one.at: one.run for one in sent if one.what == "answer" and len(one.at) == len(point) and one.at != point}
+    if sum(run == site.invite.run for run in points.values()) + 2 > most:
+        raise DataError(f"{path}: {most} messages have left this site, which is as many as the contract allows")
+    return [np.array(one) for one in points]
 
 
 def _first_summary(site: Site) -> Summary | None:
@@ -167,8 +175,15 @@ def _chosen_folds(site: Site, rows: Rows, before: Summary | None, wanted: int | 
     if wanted is not None and (wanted == 1 or not 0 <= wanted <= most):
         raise ParameterError(f"--folds must be 0 or a whole number from 2 to {most}, as in the contract, got {wanted}")
     if before is None:
-        allowed = most_folds(site.contract, rows, site.settings, site=site.invite.site.id)
-        return allowed if wanted is None else wanted
+        if wanted is None:
+            wanted = most_folds(site.contract, rows, site.settings, site=site.invite.site.id)
+        others = {one.folds for one in site.ledger.sent(rows.digest) if one.what == "share" and one.folds}
+        if wanted and (other := others - {_fold_names(site, wanted)}):
+            raise DataError(
+                f"sums of these rows in {min(other)} were shared before; other folds would tell more about single "
+                "rows than either of them: give --folds 0, or put back what was in the folder sent"
+            )
+        return wanted
     shared = _folds_of(before)
     if wanted not in (None, shared):
         words = f"in {shared} folds" if shared else "over all rows only"
@@ -176,6 +191,11 @@ def _chosen_folds(site: Site, rows: Rows, before: Summary | None, wanted: int | 
             f"sums {words} were shared before; other folds would tell more about single rows than either of them"
         )
     return shared
+
+
+def _fold_names(site: Site, folds: int) -> str:
+    """Return what tells the folds of this site's rows from others; nothing for none."""
+    return f"{folds} folds of {site.invite.site.id}, seed {site.contract.seed}" if folds else ""
 
 
 def _public_folds(site: Site, n: int, wanted: int | None) -> int:
@@ -238,6 +258,7 @@ def _write(
     path.parent.mkdir(mode=PRIVATE_DIRECTORY, exist_ok=True)
     # before the sums are there to be sent
     entry = site.entry("share" if number == 1 else "answer", rows, note=f"message {number}")
+    entry = msgspec.structs.replace(entry, at=tuple(summary.at.tolist()), folds=_fold_names(site, _folds_of(summary)))
     if summary.privacy is not None:
         entry = msgspec.structs.replace(entry, epsilon=summary.privacy.epsilon, delta=summary.privacy.delta)
     site.ledger.record(entry, rows)
@@ -254,13 +275,15 @@ class Collected:
     """The summaries of one round, by site id (text), in the order of the organiser's list where that is here.
 
     ``round`` is 1 for first summaries, else that of the queries they answer; ``missing`` are names of sites that are on
-    the organiser's list, not out, and have sent nothing.
+    the organiser's list, not out, and have sent nothing; ``alone`` those whose sums would distort the fit of all
+    others, and why (`plausibility.stand_alone`): their summaries are left out.
     """
 
     contract: Contract
     summaries: dict[str, Summary]
     round: int
     missing: tuple[str, ...] = ()
+    alone: Mapping[str, str] = field(default_factory=dict)
 
 
 def read_summaries(directory: Path, federation: Path | None = None, *, now: datetime | None = None) -> Collected:
@@ -312,7 +335,9 @@ def read_summaries(directory: Path, federation: Path | None = None, *, now: date
         summaries[str(summary.site)] = summary
     _refuse_twins({name: newest[name][0] for name in names}, summaries)
     missing = tuple(name for name in known if name not in names)
-    return Collected(charter.terms, summaries, max(rounds), missing)
+    alone = stand_alone(summaries)
+    kept = {site: summary for site, summary in summaries.items() if site not in alone}
+    return Collected(charter.terms, kept, max(rounds), missing, alone)
 
 
 def _find_charter(directory: Path, federation: Path | None) -> Path:
