@@ -315,7 +315,9 @@ def fit_opened(
     if model.status == "converged" and any(one.status != "converged" for one in fits):
         note("in the comparison, the fit of Fedkin did not converge in every split; on all rows it did")
     plain = None if comparison is None else comparison.plain()
-    known = {"origin": {**(model.origin or {}), "alone": dict(opened.alone)}} if opened.alone else opened.known
+    known = dict(opened.known)
+    if opened.alone:
+        known["origin"] = {**(model.origin or {}), "alone": "; ".join(f"{a}: {why}" for a, why in opened.alone.items())}
     return replace(with_covariates(model, opened.covariates), comparison=plain, **known)
 
 

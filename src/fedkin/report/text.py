@@ -116,6 +116,8 @@ def statements(model: FittedModel) -> list[Statement]:
     noise = 0.0 if model.kin is None else float(np.average(model.kin.noise, weights=model.kin.n_samples))
     if remark := model.loss.remark(noise):
         found.append(Statement("dispersion", "fair", "Rows vary more than the model has it", f"{remark}."))
+    if model.origin and (alone := model.origin.get("alone")):
+        found.append(Statement("alone", "fair", "Sites that stand alone had no part in the fit", f"{alone}."))
     if model.origin:
         found.append(Statement("from", "good", "Rows stayed where they are", origin_text(model)))
     return found
