@@ -276,6 +276,27 @@ def test_copies_of_the_target_in_other_units_or_words_are_refused(tmp_path, tabl
     assert read(path, features=[copy]).schema.features[0].name == copy  # if that is meant
 
 
+def test_a_target_that_others_add_up_to_is_told_of(tmp_path):
+    table = frame().assign(rest=frame()["days"] - 2 * frame()["age"])
+    with pytest.warns(TableWarning, match="the target 'days' is an exact combination of 'age', 'rest': leave out"):
+        assert "rest" in read(saved(tmp_path, table)).feature_names
+
+
+def test_intervals_of_observations_on_the_command_line(tmp_path, capsys):
+    path, out = str(saved(tmp_path, frame())), str(tmp_path / "model")
+    assert main(["fit", path, "--site", "site", "--target", "days", "--test-size", "0", "--out", out]) == 0
+    rows, site, found = frame().drop(columns="days"), frame()["site"].tolist(), {}
+    for target, options in {"mean": ["--level", "0.9"], "observation": ["--interval", "observation"]}.items():
+        capsys.readouterr()
+        assert main(["predict", out, path, *options]) == 0
+        ends = np.array([line.split(",")[3:] for line in capsys.readouterr().out.splitlines()[1:]], dtype=float).T
+        level = 0.9 if target == "mean" else 0.95
+        expected = fedkin.load(out).predict_interval(rows, site, level=level, target=target)
+        np.testing.assert_allclose(ends, [expected.low, expected.high])
+        found[target] = np.ptp(ends, axis=0)
+    assert (found["observation"] > found["mean"]).all()
+
+
 def test_levels_that_follow_from_other_columns_are_named(tmp_path):
     table = frame()
     renamed = table.assign(unit=table["ward"].map({"A": "k3", "B": "k1", "C": "k2"}))

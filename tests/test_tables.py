@@ -4,6 +4,8 @@ import csv
 import datetime
 import gzip
 import sys
+import zipfile
+from types import SimpleNamespace
 
 import numpy as np
 import pandas as pd
@@ -17,7 +19,7 @@ from hypothesis import strategies as st
 from fedkin.core import summarise_files
 from fedkin.data import Federation, columns_of, infer_column, read_columns, site_id, write_csv
 from fedkin.data.columns import _read_large_csv as read_large_csv
-from fedkin.errors import DataError, MissingDependencyError
+from fedkin.errors import DataError, MissingDependencyError, TableWarning
 
 
 def written(tmp_path, content, name="table.csv"):
@@ -240,3 +242,70 @@ def test_folders_of_partitions_are_columns(tmp_path):
     pq.write_table(rows, tmp_path / "sites" / "year=2020" / "a.parquet")
     with pytest.raises(DataError, match="its folders name 'year', but others name 'clinic'"):
         Federation.read(tmp_path / "sites", target="y")
+
+
+# --- Excel ----------------------------------------------------------------------------------------------------
+
+
+def sheets(monkeypatch, *tables):
+    """Stand in for openpyxl, with these rows in the sheets of every file."""
+
+    def load_workbook(path, *, read_only, data_only):
+        assert read_only and data_only
+        if not path.stat().st_size:
+            raise zipfile.BadZipFile("File is not a zip file")
+        pages = [
+            SimpleNamespace(title=f"Sheet{k}", iter_rows=lambda values_only, rows=rows: iter(rows))
+            for k, rows in enumerate(tables, 1)
+        ]
+        return SimpleNamespace(worksheets=pages, close=lambda: None)
+
+    monkeypatch.setitem(sys.modules, "openpyxl", SimpleNamespace(load_workbook=load_workbook))
+
+
+def test_a_sheet_of_excel_is_a_table(tmp_path, monkeypatch):
+    rows = [("site", " age ", "ward", None), ("a", 50, "A", None), ("b", None, "", None), (None, None, None, None)]
+    sheets(monkeypatch, rows, [("notes",)])
+    path = written(tmp_path, "PK", "table.xlsx")
+    with pytest.warns(TableWarning, match=r"table\.xlsx has 2 sheets, and the first one, 'Sheet1', is read"):
+        columns = read_columns(path)
+    assert list(columns) == ["site", "age", "ward"]
+    assert columns["age"].dtype == np.float64 and same_cells(columns["age"], [50.0, None])
+    assert columns["ward"].tolist() == ["A", None]
+
+
+@pytest.mark.parametrize(
+    ("content", "rows", "message"),
+    [
+        ("", [], "is not a whole Excel file"),
+        ("PK", [(None,)], "is empty: expected a row of names"),
+        ("PK", [("a", "a"), (1, 2)], "several columns are called 'a'"),
+    ],
+)
+def test_bad_sheets_are_refused_by_name(tmp_path, monkeypatch, content, rows, message):
+    sheets(monkeypatch, rows)
+    with pytest.raises(DataError, match=rf"table\.xlsx.*{message}"):
+        read_columns(written(tmp_path, content, "table.xlsx"))
+
+
+def test_cells_of_a_sheet_are_named_by_row(tmp_path, monkeypatch):
+    rows = [("site", "x", "y"), *(("ab"[k % 2], k * 1.5, k * 2.0) for k in range(40))]
+    rows[4] = ("a", "?", 3.0)
+    sheets(monkeypatch, rows)
+    with pytest.raises(DataError, match=r"table\.xlsx.*'\?' in row 5"):
+        Federation.read(written(tmp_path, "PK", "table.xlsx"), site="site", target="y")
+
+
+def test_excel_without_openpyxl(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "openpyxl", None)
+    with pytest.raises(MissingDependencyError, match=r"pip install 'fedkin\[excel\]'"):
+        read_columns(written(tmp_path, "PK", "table.xlsx"))
+
+
+def test_a_real_file_of_excel(tmp_path):
+    pytest.importorskip("openpyxl")
+    table = pd.DataFrame({"site": ["a", "b"], "x": [1.5, np.nan], "ok": [True, False]})
+    table.to_excel(tmp_path / "table.xlsx", index=False)
+    columns = read_columns(tmp_path / "table.xlsx")
+    assert columns["site"].tolist() == ["a", "b"] and same_cells(columns["x"], [1.5, None])
+    assert columns["ok"].tolist() == [True, False]

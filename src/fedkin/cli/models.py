@@ -8,7 +8,7 @@ import warnings
 from collections.abc import Hashable, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import numpy as np
 import typer
@@ -47,7 +47,10 @@ from fedkin.report.text import (
 )
 
 Model = Annotated[Path, argument("MODEL", "A model directory that fedkin fit wrote.")]
-Level = Annotated[float | None, option("X", "Add intervals of the mean response at this level.")]
+Level = Annotated[float | None, option("X", "Add intervals at this level.")]
+Interval = Literal["mean", "observation"]
+#: Level of intervals that are asked for without one.
+_LEVEL = 0.95
 _MOST_ROWS, _MOST_COLUMNS = 12, 6  # groups or features below each other, groups side by side
 
 
@@ -61,6 +64,9 @@ def predict(
     ] = False,
     rows: Annotated[Path | None, option("FILE", "Labelled rows of new sites, from which they get models.")] = None,
     level: Level = None,
+    interval: Annotated[
+        Interval | None, typer.Option(help="Add intervals of the mean response (default), or of a new observation.")
+    ] = None,
     decimal: Annotated[
         DecimalMark | None, typer.Option(help="What stands before decimals; by default as in the fit.")
     ] = None,
@@ -68,6 +74,7 @@ def predict(
     as_json: Json = False,
 ) -> None:
     """Predict rows with a fitted model, each with the model of its site."""
+    level = _LEVEL if level is None and interval is not None else level
     if level is not None:
         check_level(level)
     if out is not None:
@@ -84,7 +91,7 @@ def predict(
     models = _models_of(fitted, sites, new_site, {} if rows is None else _rows_by_site(rows, column, mark))
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", TableWarning)  # reading has told of them, with their lines
-        columns = _predictions(models, X, sites, shift, level)
+        columns = _predictions(models, X, sites, shift, level, interval or "mean")
     header = ["row", column or "site", *columns]
     table: list[list[Any]] = [[n, *cells] for n, cells in enumerate(zip(sites, *columns.values(), strict=True))]
     if out is not None:
@@ -177,6 +184,7 @@ def _predictions(
     sites: list[Hashable],
     shift: Array | None,
     level: float | None,
+    target: Interval,
 ) -> dict[str, list[Any]]:
     """Return the columns of predictions, in the order of the rows; each model predicts its own rows at once."""
     owners = {id(model): model for model in models.values()}
@@ -195,7 +203,7 @@ def _predictions(
             chances = model.predict_proba(part, ids, offset)
             found |= {f"probability:{label}": chances[:, k].tolist() for k, label in enumerate(model.classes)}
         if level is not None:
-            interval = model.predict_interval(part, ids, offset, level=level)
+            interval = model.predict_interval(part, ids, offset, level=level, target=target)
             found |= {"low": interval.low.tolist(), "high": interval.high.tolist()}
         for name, values in found.items():
             filled = columns.setdefault(name, [None] * len(sites))

@@ -18,6 +18,7 @@ import itertools
 import math
 import os
 import warnings
+import zipfile
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
 from dataclasses import dataclass
@@ -33,6 +34,7 @@ from fedkin.data.cells import (
     DecimalMark,
     infer_column,
     infer_kind,
+    is_gap,
     is_missing,
     unwrapped,
 )
@@ -45,6 +47,7 @@ HEAD_BYTES = 100_000
 
 CSV_SUFFIXES = (".csv", ".tsv", ".txt")
 PARQUET_SUFFIXES = (".parquet", ".pq")
+EXCEL_SUFFIX = ".xlsx"
 #: CSV files of more bytes are read by pyarrow, if it is there.
 _LARGE = 2_000_000
 #: Without pyarrow, files of more bytes take so long that a warning is due.
@@ -151,7 +154,7 @@ def split_name(path: Path) -> tuple[str, str]:
 
 
 def read_columns(path: str | os.PathLike[str], decimal: DecimalMark = ".") -> RawColumns:
-    """Read the columns of a CSV file, which may be compressed (.csv.gz), or of a Parquet file, by its suffix."""
+    """Read the columns of a CSV file, which may be compressed (.csv.gz), of a Parquet or an Excel file, by suffix."""
     check_choice("decimal", decimal, get_args(DecimalMark))
     path = Path(path)
     suffix = split_name(path)[1]
@@ -159,16 +162,48 @@ def read_columns(path: str | os.PathLike[str], decimal: DecimalMark = ".") -> Ra
         table = _whole_parquet(path, open_parquet(path).read)
         with in_file(path, DataError):
             return columns_of(table)
+    if suffix == EXCEL_SUFFIX:
+        return _read_sheet(path)
     if suffix not in CSV_SUFFIXES:
         raise DataError(
             f"{path}: cannot tell the format from the suffix {path.suffix!r}, "
-            f"expected one of {', '.join(CSV_SUFFIXES + PARQUET_SUFFIXES)}, .csv.gz"
+            f"expected one of {', '.join((*CSV_SUFFIXES, *PARQUET_SUFFIXES, EXCEL_SUFFIX))}, .csv.gz"
         )
     quick = _read_large_csv(path, decimal) if path.is_file() and path.stat().st_size >= _LARGE else None
     if quick is not None:
         return quick
     header, columns = read_cells(path, decimal)
     return {name: infer_column(cells, decimal) for name, cells in zip(header, columns, strict=True)}
+
+
+def _read_sheet(path: Path) -> RawColumns:
+    """Read the first sheet of an Excel file by openpyxl: its first row has the names, formulas have their values."""
+    if not path.is_file():
+        raise DataError(f"there is no file {path}: check the path")
+    try:
+        import openpyxl
+    except ImportError:
+        raise missing_dependency("openpyxl", f"reading {path.name}", extra="excel") from None
+    try:
+        book = openpyxl.load_workbook(path, read_only=True, data_only=True)
+        first, n_sheets = book.worksheets[0], len(book.worksheets)
+        rows = [[None if is_gap(cell) else cell for cell in row] for row in first.iter_rows(values_only=True)]
+        book.close()
+    except (OSError, KeyError, IndexError, ValueError, zipfile.BadZipFile) as error:
+        raise DataError(f"{path} is not a whole Excel file ({error}); save or copy it again") from None
+    if n_sheets > 1:
+        text = f"{path.name} has {n_sheets} sheets, and the first one, {first.title!r}, is read"
+        warnings.warn(text, TableWarning, stacklevel=2)
+    while rows and not any(cell is not None for cell in rows[-1]):
+        rows.pop()
+    if not rows:
+        raise DataError(f"{path} is empty: expected a row of names and at least one row")
+    header = ["" if name is None else str(name).strip() for name in rows[0]]
+    columns = list(zip(*rows[1:], strict=True)) or [()] * len(header)
+    # cells that once held something make columns without name and content
+    kept = [k for k, name in enumerate(header) if name or any(cell is not None for cell in columns[k])]
+    _check_header(path, [header[k] for k in kept])
+    return {header[k]: as_column(columns[k]) for k in kept}
 
 
 def open_parquet(path: Path) -> Any:
@@ -335,8 +370,8 @@ class RowPlaces:
         within = row - int(ends[k] - self.counts[k])
         file = self.files[k]
         name = f"{file.name}, " if len(self.files) > 1 else ""
-        if split_name(file)[1] in PARQUET_SUFFIXES:
-            return f"{name}row {within + 1}"
+        if split_name(file)[1] in (*PARQUET_SUFFIXES, EXCEL_SUFFIX):
+            return f"{name}row {within + 1 + (split_name(file)[1] == EXCEL_SUFFIX)}"
         return f"{name}line {_line_of(file, within)}"
 
 
@@ -369,7 +404,7 @@ def files_of(path: str | os.PathLike[str]) -> list[Path]:
     """
     place = Path(path)
     if place.is_dir():
-        suffixes = CSV_SUFFIXES + PARQUET_SUFFIXES
+        suffixes = (*CSV_SUFFIXES, *PARQUET_SUFFIXES, EXCEL_SUFFIX)
         for pattern in ("*", "*=*/**/*"):
             inside = (file for file in place.glob(pattern) if file.is_file() and not file.name.startswith((".", "_")))
             if files := sorted(file for file in inside if split_name(file)[1] in suffixes):

@@ -349,6 +349,11 @@ class SchemaScan:
             parts = dict.fromkeys(owner[other] for other, w in zip(alone, share, strict=True) if abs(w) > _SHARE_NAMED)
             name = owner[k] if owner[k] in whole else names[k]
             reasons.append((owner[k] in whole, f"{name!r} follows from {listed(parts)}"))
+        share = np.linalg.lstsq(gram[np.ix_(alone, alone)], gram[alone, -1], rcond=None)[0]
+        if varies[-1] and len(alone) < n - 1 and 1 - share @ gram[alone, -1] <= _OWN_SHARE:
+            parts = dict.fromkeys(owner[k] for k, w in zip(alone, share, strict=True) if abs(w) > _SHARE_NAMED)
+            text = f"the target {self._roles.target!r} is an exact combination of {listed(parts)}"
+            self._notes.append(f"{text}: leave out what was computed from it with {argument('drop')}")
         for out, verb in ((True, "left out: "), (False, "")):
             if texts := list(dict.fromkeys(text for left, text in reasons if left == out)):
                 self._notes.append(verb + some_of(texts, 10))
