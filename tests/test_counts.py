@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -10,7 +11,9 @@ from scipy import stats
 
 import fedkin
 from fedkin import FedADMMRegressor, Federation, KinRegressor
-from fedkin.errors import FedkinWarning
+from fedkin.cli import main
+from fedkin.errors import DataError, FedkinError, FedkinWarning
+from fedkin.federate import Contract
 from fedkin.fitting import FitOptions, fit
 from fedkin.losses import NegativeBinomialLoss, PoissonLoss
 
@@ -113,10 +116,71 @@ def test_the_report_says_that_counts_are_overdispersed() -> None:
     assert any("negbinomial" in str(one) for one in statements(model))
 
 
-def test_alpha_is_kept_in_the_model(tmp_path) -> None:
+def test_alpha_is_kept_in_the_model(tmp_path: Path) -> None:
     X, y, site = counts(6, 60)
     model = KinRegressor(loss="negbinomial").fit(X, y, site=site).model_
     assert isinstance(model.loss, NegativeBinomialLoss)
     assert 0.3 < model.loss.alpha < 1.5
     model.save(tmp_path / "model")
     assert fedkin.load(tmp_path / "model").loss == model.loss
+
+
+# --- exposure -----------------------------------------------------------------------------------------------------
+
+
+def exposed(seed: int = 5) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+    X, _, site = counts(5, 60, alpha=0.0, seed=seed)
+    rng = np.random.default_rng(seed)
+    years = rng.uniform(0.5, 20.0, len(X))
+    return X, rng.poisson(years * np.exp(0.3 * X[:, 0] - 1.0)).astype(float), site, years
+
+
+@pytest.mark.parametrize("loss", ["poisson", "negbinomial"])
+def test_exposure_is_an_offset_of_its_logarithm(loss: str) -> None:
+    X, y, site, years = exposed()
+    one = KinRegressor(loss=loss).fit(X, y, site=site, exposure=years)
+    other = KinRegressor(loss=loss).fit(X, y, site=site, offset=np.log(years))
+    np.testing.assert_array_equal(one.coef_, other.coef_)
+    rates = one.predict(X, site=site, exposure=np.ones(len(X)))
+    np.testing.assert_allclose(one.predict(X, site=site, exposure=years), rates * years)
+    assert one.score(X, y, site=site, exposure=years) == other.score(X, y, site=site, offset=np.log(years))
+    with pytest.raises(DataError, match="exposures are above 0, but one is 0"):
+        one.fit(X, y, site=site, exposure=np.where(np.arange(len(X)) == 3, 0.0, years))
+    with pytest.raises(DataError, match="offset"):
+        one.predict(X, site=site)
+
+
+def test_exposure_on_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    X, y, site, years = exposed()
+    lines = [f"s{s},{a},{b},{n:g},{t}" for s, (a, b), n, t in zip(site, X.tolist(), y, years.tolist(), strict=True)]
+    place = tmp_path / "table.csv"
+    place.write_text("\n".join(["site,a,b,events,years", *lines]) + "\n")
+    how = ["fit", str(place), "--site", "site", "--target", "events", "--loss", "poisson", "--test-size", "0"]
+    assert main([*how, "--exposure", "years", "--out", str(tmp_path / "model")]) == 0
+    model = fedkin.load(tmp_path / "model")
+    expected = KinRegressor(loss="poisson").fit(X, y, site=[f"s{s}" for s in site], exposure=years)
+    np.testing.assert_allclose(model.coef[:, 0], expected.coef_, rtol=1e-6)
+    # a table to predict has the exposure, and its logarithm is taken
+    table = {"a": X[:, 0], "b": X[:, 1], "years": years}
+    found = model.predict(table, site=[f"s{s}" for s in site])
+    np.testing.assert_allclose(found, expected.predict(X, site=[f"s{s}" for s in site], exposure=years), rtol=1e-6)
+    assert main([*how, "--exposure", "years", "--offset", "a", "--out", str(tmp_path / "both")]) != 0
+    place.write_text(place.read_text().replace(lines[4], lines[4].rsplit(",", 1)[0] + ",0"))
+    capsys.readouterr()
+    assert main([*how, "--exposure", "years", "--out", str(tmp_path / "zero")]) != 0
+    assert "an exposure is above 0, but it is 0 in line 6" in capsys.readouterr().err.replace("\n", " ")
+
+
+def test_contracts_know_exposures() -> None:
+    text = (
+        'name = "h"\nloss = "negbinomial"\nexposure = "years"\n[features.dose]\n'
+        '[target]\nname = "events"\nkind = "count"\n'
+    )
+    contract = Contract.from_toml(text)
+    assert Contract.from_bytes(contract.to_bytes()) == contract
+    rows = contract.schema.rows({"dose": [0.0, 1.0], "events": [1, 2], "years": [1.0, 10.0]}, intercept=True)
+    np.testing.assert_allclose(rows.offset, [0.0, np.log(10.0)])
+    with pytest.raises(FedkinError, match="above 0"):
+        contract.schema.rows({"dose": [0.0, 1.0], "events": [1, 2], "years": [0.0, 10.0]}, intercept=True)
+    with pytest.raises(FedkinError, match="offset or exposure"):
+        Contract.from_toml(text.replace('exposure = "years"', 'exposure = "years"\noffset = "log_years"'))

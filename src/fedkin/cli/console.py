@@ -133,7 +133,8 @@ def schema_table(schema: Schema) -> Table:
         text = column.description + (" (target)" if column is schema.target else "")
         add_row(table, column.name, text, *(numbers if agreed else ()))
     if schema.offset is not None:
-        add_row(table, schema.offset, "number (offset)", *(("", "") if agreed else ()))
+        role = "exposure" if schema.log_offset else "offset"
+        add_row(table, schema.offset, f"number ({role})", *(("", "") if agreed else ()))
     return table
 
 

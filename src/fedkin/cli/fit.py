@@ -82,6 +82,7 @@ def fit(
     features: Annotated[list[str] | None, option("A,B,...", "Columns to predict from; by default all others.")] = None,
     drop: Annotated[list[str] | None, option("A,B,...", "Columns to leave out, where all others predict.")] = None,
     offset: Annotated[str | None, option("COL", "Column that is added to the linear predictor as it is.")] = None,
+    exposure: Annotated[str | None, option("COL", "Column of the exposure of counts: person-years, area.")] = None,
     weight: Annotated[str | None, option("COL", "Column with weights: how many rows each row stands for.")] = None,
     time: Annotated[str | None, option("COL", "Column that orders rows: train on earlier, test on later ones.")] = None,
     missing: Annotated[
@@ -168,6 +169,7 @@ def fit(
     if graph is not None and covariates is not None:
         raise ParameterError("give --graph or --covariates, not both: covariates are read as a graph")
     columns: dict[str, Any] = {"site": site, "target": target, "offset": offset, "weight": weight, "time": time}
+    columns |= {"exposure": exposure}
     columns |= {"features": _names(features) if features else None, "drop": _names(drop)}
     columns |= {"categories": _names(categories), "missing": missing, "decimal": decimal}
     folder, options = folder_of_summaries(data), given_options(context)

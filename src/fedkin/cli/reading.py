@@ -137,7 +137,7 @@ def open_table(path: Path, options: Mapping[str, Any], columns: Mapping[str, Any
     if stays_in_files(path, how, target, columns.get("decimal", ".")):
         return _open_files(path, how, {name: value for name, value in columns.items() if name != "decimal"})
     rows = read_table(path, **columns)
-    return Opened(rows, _checked(rows, how), known={"offset_name": columns.get("offset")})
+    return Opened(rows, _checked(rows, how), known={"offset_name": columns.get("offset") or columns.get("exposure")})
 
 
 def open_by_contract(
@@ -309,7 +309,8 @@ def _open_files(path: Path, how: FitOptions, columns: Mapping[str, Any]) -> Open
     streamed = summarise_files(path, **columns, fit_intercept=how.fit_intercept, folds=how.cv_folds, seed=how.seed)
     for text in streamed.notes:
         note(text)
-    known = {"schema": streamed.schema, "target_name": target, "offset_name": columns.get("offset"), "origin": None}
+    offset = columns.get("offset") or columns.get("exposure")
+    known = {"schema": streamed.schema, "target_name": target, "offset_name": offset, "origin": None}
     return Opened(streamed.summaries, how, known=known)
 
 
@@ -351,7 +352,7 @@ def _checked(rows: Federation, how: FitOptions) -> FitOptions:
     if counts and offset is not None and np.abs(offset).max() > _MOST_LOG_EXPOSURE:
         raise DataError(
             f"the offset reaches {offset[np.abs(offset).argmax()]:g}, and its exponential is no exposure: an offset of "
-            "counts is the logarithm of the exposure; add a column with it"
+            "counts is the logarithm of the exposure; --exposure takes the exposure itself"
         )
     if rows.n_sites == 1:
         note(f"there is one site only, {rows.sites[0]!r}: kin needs several sites; is --site the right column?")

@@ -231,7 +231,9 @@ class Federation(HasSites):
             Columns of features: numbers, truth values, or text, whose levels become columns of 0 and 1. By default all
             others, without those that are the same in every row or follow from others; a `TableWarning` names them.
         offset : str, optional
-            Column of offsets.
+            Column of offsets: known parts of the linear predictor.
+        exposure : str, optional
+            Column of exposures of counts (person-years, area), above 0; their logarithms are the offsets.
         weight : str, optional
             Column with weights: how many rows each row stands for; rows of weight 0 are left out.
         time : str, optional
@@ -260,8 +262,8 @@ class Federation(HasSites):
         schema = inferred.schema
         sites, codes = grouped(table[roles.site])
         y = None if roles.target is None else _target_cells(table[roles.target], schema)
-        given = [None if one is None else parsed_numbers(table[one]).values for one in (roles.offset, roles.weight)]
-        stacked = Rows(schema.encoded(table), y, *given)
+        weight = None if roles.weight is None else parsed_numbers(table[roles.weight]).values
+        stacked = Rows(schema.encoded(table), y, schema.offset_of(table), weight)
         time = None if roles.time is None else times_of(table[roles.time], len(rows))
         copies = note_of_copies(stacked, codes, time, lambda row: at(int(rows[row])))
         told = (*inferred.notes, copies) if copies else inferred.notes

@@ -112,7 +112,8 @@ class SchemaScan:
                 "sites {} differ in case only, and are taken for different ones",
             )
         known = tuple(column for column in features if column is not None)
-        self.schema = Schema(known, target, roles.offset, roles.missing, agreed=False)
+        offset, logs = roles.offset or roles.exposure, roles.exposure is not None
+        self.schema = Schema(known, target, offset, roles.missing, agreed=False, log_offset=logs)
 
     def _without_index(self, names: list[str]) -> list[str]:
         index = [name for name in names if is_row_number(name, self._head[name])]
@@ -258,7 +259,7 @@ class SchemaScan:
         target = self.schema.target
         if target is not None and target.kind == "number":
             checked[target.name] = Hints(empty=drop, more="; if these are classes, give each a letter (c1, c2)")
-        for role in ("offset", "weight"):
+        for role in ("offset", "exposure", "weight"):
             if getattr(self._roles, role) is not None:
                 checked[getattr(self._roles, role)] = Hints(empty=drop, more=f" (it is the {role})")
         for name, hints in checked.items():
@@ -267,6 +268,8 @@ class SchemaScan:
             values = parsed_numbers(batch[self._roles.weight]).values
             for row in np.flatnonzero(values < 0)[:1].tolist():
                 self._refuse(self._roles.weight, f"a weight is at least 0, but it is {values[row]:g} in {at(row)}")
+        if self._roles.exposure is not None:
+            self._findings += self.schema.exposure_findings(batch[self._roles.exposure], at)
 
     def _complete(self, batch: RawColumns, n: int) -> Mask:
         """Return which rows of a batch are used, and count the gaps."""

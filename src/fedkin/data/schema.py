@@ -257,6 +257,7 @@ class Schema:
     agreed: bool = True  # by sites, before anybody saw rows; otherwise the schema was inferred from a table
     indicators: tuple[str, ...] = ()  # features with a column such as ``age missing``
     fill: tuple[float, ...] = ()  # means of the encoded columns over the training rows; also for unknown levels
+    log_offset: bool = False  # `offset` is a column of exposures: its logarithm is added
 
     def __post_init__(self) -> None:
         check_choice("missing", self.missing, ("refuse", "drop") if self.agreed else get_args(Missing))
@@ -313,6 +314,8 @@ class Schema:
                 findings += self._findings(column, table[column.name], target, at)
             else:
                 findings.append(missing_column(column.name, list(table), [one.name for one in used]))
+        if offset and self.log_offset and self.offset in table:
+            findings += self.exposure_findings(table[self.offset], at)
         if len(next(iter(table.values()), ())) == 0:
             findings.append(Finding("", "the table has no rows", "no_rows"))
         return findings
@@ -321,6 +324,13 @@ class Schema:
         """Return the columns that a table must have."""
         columns = self.columns if target else self.features
         return (*columns, Column(self.offset)) if offset and self.offset is not None else columns
+
+    def exposure_findings(self, cells: AnyArray, at: RowName) -> list[Finding]:
+        """Find the first exposure that has no logarithm."""
+        values = parsed_numbers(cells).values
+        text = "an exposure is above 0, but it is {:g} in {}"
+        first = np.flatnonzero(values <= 0)[:1].tolist()
+        return [Finding(self.offset or "", text.format(values[row], at(row)), "exposure") for row in first]
 
     def _findings(self, column: Column, cells: AnyArray, training: bool, at: RowName) -> list[Finding]:
         feature = column in self.features
@@ -398,7 +408,10 @@ class Schema:
 
     def offset_of(self, columns: Mapping[str, object]) -> Array | None:
         """Return the offset of each row, if the schema has one."""
-        return None if self.offset is None else parsed_numbers(as_columns(columns)[self.offset]).values
+        if self.offset is None:
+            return None
+        values = parsed_numbers(as_columns(columns)[self.offset]).values
+        return np.log(values) if self.log_offset else values
 
     # --- as plain values --------------------------------------------------------------------------------------
 
@@ -456,6 +469,7 @@ class TableOptions(TypedDict, total=False):
 
     features: Sequence[str] | None
     offset: str | None
+    exposure: str | None
     weight: str | None
     time: str | None
     missing: Missing
@@ -476,8 +490,12 @@ class Roles:
     missing: Missing = "refuse"
     categories: Sequence[str] = ()
     drop: Sequence[str] = ()
+    exposure: str | None = None
 
     def __post_init__(self) -> None:
+        if self.offset is not None and self.exposure is not None:
+            both = f"{argument('offset')} and {argument('exposure')}"
+            raise ParameterError(f"give one of {both}: an exposure is the exponential of an offset")
         for name in ("features", "categories", "drop"):  # a word alone is a list of one
             if isinstance(getattr(self, name), str):
                 object.__setattr__(self, name, (getattr(self, name),))
@@ -485,7 +503,7 @@ class Roles:
     @property
     def named(self) -> list[tuple[str, str]]:
         """Columns that are not features, and what each is."""
-        roles = ("site", "target", "offset", "weight", "time")
+        roles = ("site", "target", "offset", "exposure", "weight", "time")
         return [(getattr(self, role), role) for role in roles if getattr(self, role) is not None]
 
     @property

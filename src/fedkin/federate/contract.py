@@ -245,6 +245,7 @@ class Contract(
             "features": [_given(column) for column in schema.features],
             "target": None if schema.target is None else _given(schema.target),
             "offset": schema.offset,
+            **({"log_offset": True} if schema.log_offset else {}),
             "missing": schema.missing,
         }
         plain = {**msgspec.structs.asdict(self), "format": FORMAT, "schema": agreed}
@@ -343,7 +344,7 @@ class Contract(
         return []
 
 
-_OF_SCHEMA = ("features", "target", "offset", "missing")
+_OF_SCHEMA = ("features", "target", "offset", "exposure", "missing")
 _TABLES = {"thresholds": Thresholds, "rounds": Rounds, "select": EdgeTests}
 _EXAMPLES = {
     "name": 'name = "heart"',
@@ -395,7 +396,8 @@ class _Reading:
         return made
 
     def _schema(self, entries: Mapping[str, Any]) -> Schema | None:
-        features, target, offset = entries.get("features", {}), entries.get("target"), entries.get("offset")
+        features, target = entries.get("features", {}), entries.get("target")
+        offset, exposure = entries.get("offset"), entries.get("exposure")
         before, predicted = len(self.wrong), None
         if not isinstance(features, dict) or ("features" in entries and not features):
             self._mistake(("features",), "features must be a table with an entry for each column")
@@ -406,11 +408,15 @@ class _Reading:
             predicted = self._column(target["name"], rest, ("target",))
         elif target is not None:
             self._mistake(("target",), 'target needs the name of a column: name = "days"')
-        if offset is not None and not isinstance(offset, str):
-            self._mistake(("offset",), "offset must be the name of a column")
+        for key, given in (("offset", offset), ("exposure", exposure)):
+            if given is not None and not isinstance(given, str):
+                self._mistake((key,), f"{key} must be the name of a column")
+        if offset is not None and exposure is not None:
+            self._mistake(("exposure",), "give offset or exposure: an exposure is the exponential of an offset")
         with self._noting():
             if len(self.wrong) == before and columns:
-                return Schema(tuple(filter(None, columns)), predicted, offset, entries.get("missing", "refuse"))
+                missing, logs = entries.get("missing", "refuse"), exposure is not None
+                return Schema(tuple(filter(None, columns)), predicted, offset or exposure, missing, log_offset=logs)
         return None
 
     def _column(self, name: str, given: Any, path: tuple[str, ...]) -> Column | None:

@@ -117,6 +117,17 @@ def offset_column(offset: ArrayLike | None, n: int, *, needed: bool) -> Array | 
     return shift
 
 
+def with_exposure(offset: ArrayLike | None, exposure: ArrayLike | None) -> ArrayLike | None:
+    """Return the offset plus the logarithm of the exposure, as far as they are given."""
+    if exposure is None:
+        return offset
+    values = np.asarray(exposure, dtype=np.float64)
+    if not (values > 0).all():
+        bad = values[~(values > 0)].flat[0]
+        raise DataError(f"exposures are above 0, but one is {bad:g}: leave out rows that were not exposed")
+    return np.asarray(np.log(values) + (0.0 if offset is None else np.asarray(offset, dtype=np.float64)))
+
+
 def class_numbers(y: NDArray[Any], classes: tuple[Any, ...]) -> Array:
     """Return the number of each label among the classes of a fit."""
     number = {label: k for k, label in enumerate(classes)}

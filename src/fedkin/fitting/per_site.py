@@ -21,7 +21,7 @@ from fedkin.core import RunningSums
 from fedkin.data import Federation
 from fedkin.errors import DataError, FedkinWarning, ParameterError
 from fedkin.fitting.fused import silent
-from fedkin.fitting.inputs import Unseen
+from fedkin.fitting.inputs import Unseen, with_exposure
 from fedkin.fitting.methods import method_for, warn_of_dispersion, with_covariates
 from fedkin.fitting.model import FittedModel
 from fedkin.fitting.options import AUTO, FitOptions
@@ -168,6 +168,7 @@ class PerSite:
         offset: ArrayLike | None = None,
         sample_weight: ArrayLike | None = None,
         covariates: Covariates | None = None,
+        exposure: ArrayLike | None = None,
     ) -> Self:
         """Fit a model for every site.
 
@@ -183,13 +184,16 @@ class PerSite:
         graph : Graph or networkx graph, optional
             Between the sites; all pairs without it.
         offset : array (n,), optional
-            Known part of the linear predictor, such as the log of an exposure.
+            Known part of the linear predictor.
         sample_weight : array (n,), optional
             How many rows each row stands for; rows of weight 0 are left out.
         covariates : mapping {site: value, row or {name: value}} or pandas table, optional
             What is known about the sites beside their rows, such as size or region, instead of a graph; its index has
             the sites. See `fedkin.kin.covariate_graph`. An array is in the order of `sites_`.
+        exposure : array (n,), optional
+            Exposures of counts (person-years, area); their logarithms are added to the offset.
         """
+        offset = with_exposure(offset, exposure)
         return self._fitted(None, X, y, site, offset, sample_weight, graph, covariates)
 
     def partial_fit(
@@ -282,7 +286,12 @@ class PerSite:
         return str(super()._html_repr())  # type: ignore[misc]
 
     def predict(
-        self, X: ArrayLike, site: Sites = None, offset: ArrayLike | None = None, unseen: Unseen | None = None
+        self,
+        X: ArrayLike,
+        site: Sites = None,
+        offset: ArrayLike | None = None,
+        unseen: Unseen | None = None,
+        exposure: ArrayLike | None = None,
     ) -> NDArray[Any]:
         """Predict mean responses, or class labels.
 
@@ -296,13 +305,15 @@ class PerSite:
             Needed when the fit had one.
         unseen : "raise" or "population", optional
             What becomes of rows of sites that were not part of the fit; by default what the estimator was made with.
+        exposure : array (n,), optional
+            In place of an offset, or in addition to it: 1 for rates.
 
         Returns
         -------
         array (n,)
         """
         rows, site = self._rows(X, site)
-        return self.model_.predict(rows, site, offset, unseen=unseen or self.unseen)
+        return self.model_.predict(rows, site, with_exposure(offset, exposure), unseen=unseen or self.unseen)
 
     def at(self, site: Sites, offset: ArrayLike | None = None) -> AtSites:
         """Return the fitted model bound to the sites of certain rows, which it predicts without ``site=``.
@@ -337,19 +348,21 @@ class PerSite:
         site: Sites = None,
         offset: ArrayLike | None = None,
         sample_weight: ArrayLike | None = None,
+        exposure: ArrayLike | None = None,
     ) -> float:
         """Return R^2 of a regressor, accuracy of a classifier, over all rows.
 
         Parameters
         ----------
-        X, site, offset
+        X, site, offset, exposure
             As in `predict`.
         y : array (n,)
             True targets.
         sample_weight : array (n,), optional
             Weights of the rows.
         """
-        return float(self._metric(y, self.predict(X, site, offset), sample_weight=sample_weight))
+        shift = with_exposure(offset, exposure)
+        return float(self._metric(y, self.predict(X, site, shift), sample_weight=sample_weight))
 
     def _rows(self, X: ArrayLike, site: Sites) -> tuple[Array, Sites]:
         check_is_fitted(self)
@@ -415,10 +428,16 @@ class SiteClassifier(PerSite, ClassifierMixin, BaseEstimator):  # type: ignore[m
         return super().partial_fit(X, y, site, graph, offset, sample_weight, covariates)
 
     def predict(
-        self, X: ArrayLike, site: Sites = None, offset: ArrayLike | None = None, unseen: Unseen | None = None
+        self,
+        X: ArrayLike,
+        site: Sites = None,
+        offset: ArrayLike | None = None,
+        unseen: Unseen | None = None,
+        exposure: ArrayLike | None = None,
     ) -> NDArray[Any]:
         """Predict class labels; arguments as in `PerSite.predict`."""
-        chances = self.predict_proba(X, site, offset, unseen)  # first: it refuses when nothing was fitted
+        shift = with_exposure(offset, exposure)
+        chances = self.predict_proba(X, site, shift, unseen)  # first: it refuses when nothing was fitted
         return np.asarray(self.classes_[chances.argmax(axis=1)])
 
     def predict_proba(

@@ -125,7 +125,7 @@ def prepare(
     if not data.in_memory:
         names, roles = data.schema.names, data.roles
         columns = columns_for(data.loss, names, np.zeros(len(names)), np.ones(len(names)), data.intercept, data.classes)
-        return Prepared(data, data, data.loss, columns, data.classes, roles.target, roles.offset, data.schema)
+        return Prepared(data, data, data.loss, columns, data.classes, roles.target, data.schema.offset, data.schema)
     return _prepared_rows(data, options, schema, scaled)
 
 
