@@ -381,8 +381,8 @@ class FittedModel(HasSites):
         """
         if self.kin is not None:
             return self.join().model
-        mean = {name: getattr(self, name).mean(axis=0, keepdims=True) for name in ("coef", "intercept")}
-        return replace(self.part(self.sites[:1]), n_samples=np.zeros(1, dtype=np.int64), notes={}, **mean)
+        mean: dict[str, Any] = {name: getattr(self, name).mean(axis=0, keepdims=True) for name in ("coef", "intercept")}
+        return replace(self.part(self.sites[:1]), **mean, **_about_new("new site", 0))
 
     def _by_site(self, position: Index) -> Iterator[tuple[Mask, FittedModel, int]]:
         """Yield the rows of each site, the model that has its parameters, and its number there."""
@@ -502,13 +502,9 @@ class FittedModel(HasSites):
             noise=np.array([kin.learned.noise * kin.learned.units.target**2]),
             learned=replace(part.learned, precision=joined.precision[None], score=joined.score[None]),
         )
-        about: dict[str, Any] = {
-            "sites": (name,),
-            "n_samples": np.array([n]),
-            "graph": Graph.empty([name]),
-            "notes": {},
-        }
-        model = replace(self.part([self.sites[0]]), coef=blocks[:, :, first:], intercept=intercept, kin=known, **about)
+        model = replace(
+            self.part([self.sites[0]]), coef=blocks[:, :, first:], intercept=intercept, kin=known, **_about_new(name, n)
+        )
         n_groups = int(kin.groups.max()) + 1 if kin.resolved else 0
         groups = np.array([joined.probability[kin.groups == k].mean() for k in range(n_groups)])
         return NewSite(model, joined.probability, groups)
@@ -567,6 +563,11 @@ class FittedModel(HasSites):
         from fedkin.fitting.store import save
 
         save(self, directory)
+
+
+def _about_new(name: Hashable, n: int) -> dict[str, Any]:
+    """Return what a model of one new site with n rows says about its sites."""
+    return {"sites": (name,), "n_samples": np.array([n]), "graph": Graph.empty([name]), "notes": {}}
 
 
 def in_order_of_appearance(labels: NDArray[Any]) -> Index:
