@@ -1,4 +1,4 @@
-"""Models of kin: scikit-learn's checks, which method is meant, files, parts, covariates of sites, and the way back."""
+"""Models of kin: which method is meant, files, parts, covariates of sites, and the way back."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ import pandas as pd
 import pytest
 from sklearn import config_context
 from sklearn.model_selection import cross_validate
-from sklearn.utils.estimator_checks import parametrize_with_checks
 
 import fedkin
 from fedkin import KinClassifier, KinRegressor, WithinSiteKFold, find_kin
@@ -142,12 +141,6 @@ def test_kin_weights_the_edges_of_the_fused_estimator():
     tested = fit(made.federation, None, replace(options, select="bonferroni"))
     ours, theirs = (((model.coef[:, 0] - made.theta_star) ** 2).sum() for model in (bridged, tested))
     assert ours < theirs
-
-
-@pytest.mark.filterwarnings("ignore:fit was not told the sites:fedkin.errors.FedkinWarning")
-@parametrize_with_checks([KinRegressor(), KinClassifier(), KinRegressor(loss="poisson")])
-def test_scikit_learns_own_checks(estimator, check):
-    check(estimator)
 
 
 # --- covariates of sites
