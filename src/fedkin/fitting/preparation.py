@@ -139,7 +139,7 @@ def _prepared_rows(federation: Federation, options: FitOptions, schema: Schema |
         filled = learned.filled(federation.X)
         federation = federation if filled is federation.X else federation.replaced(X=filled)
     loss, classes, encoded = _encoded(federation, options.loss, schema)
-    intercept = options.fit_intercept and not loss.location
+    intercept = options.fit_intercept and loss.takes_intercept and not loss.location
     about: dict[str, Any] = {"classes": classes, "target_name": federation.target_name, "schema": learned}
     if schema is not None:
         columns = schema_columns(schema, loss, intercept)

@@ -144,7 +144,7 @@ class Source:
     def dispersion(self, theta: Array, A: Array, degrees: float) -> float:
         """Return how much scores scatter beyond what Hessians promise, for scores in the units of ``A``."""
         # 1 for classes, at least 1 for counts: a likelihood is not believed to be less noisy than it says
-        if self.loss.target == "class":
+        if self.loss.target in ("class", "survival"):
             return 1.0
         squares = sum(score_squares(self.loss, part.rows, theta[at], A) for part, at in self._parts())
         promised = float(np.einsum("uij,ik,jk->", self.expand(theta).G, A, A))

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from fedkin.errors import FedkinWarning, ModelFileError, ParameterError
 from fedkin.losses.base import LOGIT_SIZE, Loss, RowLoss, ScalarLoss, TargetKind, by_loss, weighted_gram
+from fedkin.losses.cox import CoxLoss
 from fedkin.losses.custom import UserLoss
 from fedkin.losses.gamma import GammaLoss
 from fedkin.losses.huber import HuberLoss
@@ -28,10 +29,10 @@ from fedkin.losses.negbinomial import NegativeBinomialLoss
 from fedkin.losses.poisson import PoissonLoss
 
 __all__ = [
-    "COMPILED_LOSSES", "LOGIT_SIZE", "LOSSES", "LOSS_NAMES", "GammaLoss", "HuberLoss", "LinearLoss", "LogisticLoss",
-    "Loss", "MeanLoss", "MultinomialLoss", "NegativeBinomialLoss", "PoissonLoss", "RowLoss", "ScalarLoss", "UserLoss",
-    "by_loss", "describe_loss", "described_loss", "loss_for", "loss_kind", "loss_names", "make_loss", "restore_loss",
-    "weighted_gram",
+    "COMPILED_LOSSES", "LOGIT_SIZE", "LOSSES", "LOSS_NAMES", "CoxLoss", "GammaLoss", "HuberLoss", "LinearLoss",
+    "LogisticLoss", "Loss", "MeanLoss", "MultinomialLoss", "NegativeBinomialLoss", "PoissonLoss", "RowLoss",
+    "ScalarLoss", "UserLoss", "by_loss", "describe_loss", "described_loss", "loss_for", "loss_kind", "loss_names",
+    "make_loss", "restore_loss", "weighted_gram",
 ]  # fmt: skip
 
 #: Losses by name. The first one for a kind of target is the one that "auto" means.
@@ -39,6 +40,7 @@ LOSSES: dict[str, type[Loss]] = {
     kind.name: kind
     for kind in (
         MeanLoss, LinearLoss, LogisticLoss, PoissonLoss, NegativeBinomialLoss, HuberLoss, GammaLoss, MultinomialLoss,
+        CoxLoss,
     )
 }  # fmt: skip
 LOSS_NAMES = tuple(LOSSES)

@@ -24,7 +24,7 @@ LOGIT_SIZE = 25.0
 _NODES, _WEIGHTS = np.polynomial.hermite_e.hermegauss(15)
 _WEIGHTS = _WEIGHTS / _WEIGHTS.sum()
 
-TargetKind = Literal["number", "count", "positive", "class"]
+TargetKind = Literal["number", "count", "positive", "class", "survival"]
 Maybe = Array | None  #: an array that rows may not have
 
 
@@ -41,6 +41,7 @@ class Loss(ABC):
     link: ClassVar[Literal["identity", "log", "logit", "softmax"] | None] = None  # from predictor to mean response
     metric: ClassVar[str | None] = None  # names the error of `row_errors`; None where the loss itself scores rows
     purpose: ClassVar[str] = ""  # targets that it is meant for ("counts"), where that is not plain from `target`
+    takes_intercept: bool = True  # predictors have a level of their own
     location: bool = False  # theta is a point among the rows: it moves with them, without intercept or predictor
     quadratic: bool = False  # `quadratic_terms` describes the loss completely; a `RowLoss` then has curvature 1
     strong_convexity: float = 0.0  # a modulus that is certain for all rows
