@@ -8,6 +8,8 @@ import pyarrow.parquet as pq
 import pytest
 
 import fedkin
+import fedkin.data
+from fedkin.cli import main
 from fedkin.cli.reading import stays_in_files
 from fedkin.core import rows_in_files
 from fedkin.data import Federation, ParquetTable, files
@@ -169,3 +171,18 @@ def test_few_passes_and_one_batch_at_a_time(tmp_path, monkeypatch):
     fit(rows)
     assert len(passes) <= 40
     assert max(largest) <= 200  # the files have 200 rows each: never more than one of them
+
+
+def test_predictions_of_files_in_batches_are_those_of_rows_in_memory(tmp_path, monkeypatch, capsys):
+    columns = table(400)
+    path, small = written(tmp_path / "rows", columns), tmp_path / "rows.csv"
+    fedkin.data.write_csv(small, list(columns), zip(*columns.values(), strict=True))
+    assert main(["fit", str(small), "--target", "y", "--site", "site", "--out", str(tmp_path / "model")]) == 0
+    monkeypatch.setattr(files, "_BATCH_CELLS", 1024)
+    found = {}
+    for source, out in ((small, "a.csv"), (path, "b.csv"), (path, "c.parquet")):
+        assert main(["predict", str(tmp_path / "model"), str(source), "--out", str(tmp_path / out)]) == 0
+        found[out] = fedkin.data.read_columns(tmp_path / out)
+    assert "400 predictions for 6 sites" in capsys.readouterr().err
+    for name, cells in found["a.csv"].items():
+        assert cells.tolist() == found["b.csv"][name].tolist() == found["c.parquet"][name].tolist(), name

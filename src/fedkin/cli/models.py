@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import sys
 import warnings
-from collections.abc import Hashable, Mapping
+from collections.abc import Hashable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -28,10 +28,11 @@ from fedkin._base import (
 )
 from fedkin.cli.app import Json, argument, option, switch
 from fedkin.cli.console import add_row, messages, note, output, plain_table, print_facts, print_json, schema_table
-from fedkin.cli.reading import check_new_file, no_sites, read_by_schema, read_table
-from fedkin.data import DecimalMark, RawColumns, near_name, raise_findings, read_columns, site_ids, write_csv
+from fedkin.cli.reading import batches_by_schema, check_new_file, no_sites, read_table
+from fedkin.data import DecimalMark, RawColumns, near_name, raise_findings, read_columns, site_ids, write_batches
 from fedkin.errors import DataError, ParameterError, TableWarning, UnknownSiteError
 from fedkin.fitting import FittedModel, load, position_of
+from fedkin.fitting.progress import progress
 from fedkin.kin import Kin, population_tests
 from fedkin.report import model_card, read_coordinates, report_page
 from fedkin.report.text import (
@@ -70,7 +71,9 @@ def predict(
     decimal: Annotated[
         DecimalMark | None, typer.Option(help="What stands before decimals; by default as in the fit.")
     ] = None,
-    out: Annotated[Path | None, option("FILE.csv", "File for the predictions; by default standard output.")] = None,
+    out: Annotated[
+        Path | None, option("FILE", "CSV or Parquet file for the predictions; by default standard output.")
+    ] = None,
     as_json: Json = False,
 ) -> None:
     """Predict rows with a fitted model, each with the model of its site."""
@@ -84,63 +87,83 @@ def predict(
     fitted = load(model)
     column = site or fitted.options.get("site_column")
     mark: DecimalMark = decimal or fitted.options.get("decimal") or "."
-    found, X, shift = _rows_to_predict(data, site, fitted, offset, mark)
+    labelled = {} if rows is None else _rows_by_site(rows, column, mark)
     # a file of whole numbers reads as ints what another file had as text
     by_text = {str(known): known for known in fitted.sites}
-    sites = [one if one in fitted.index else by_text.get(str(one), one) for one in found]
-    models = _models_of(fitted, sites, new_site, {} if rows is None else _rows_by_site(rows, column, mark))
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", TableWarning)  # reading has told of them, with their lines
-        columns = _predictions(models, X, sites, shift, level, interval or "mean")
-    header = ["row", column or "site", *columns]
-    table: list[list[Any]] = [[n, *cells] for n, cells in enumerate(zip(sites, *columns.values(), strict=True))]
-    if out is not None:
-        write_csv(out, header, table)
+    models: dict[Hashable, FittedModel] = {}
+    done = 0
+
+    def predicted() -> Iterator[dict[str, list[Any]]]:
+        nonlocal done
+        for found, X, shift in _rows_to_predict(data, site, fitted, offset, mark):
+            sites = [one if one in fitted.index else by_text.get(str(one), one) for one in found]
+            models.update(_models_of(fitted, [one for one in sites if one not in models], new_site, labelled))
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore", TableWarning)  # reading has told of them, with their lines
+                columns = _predictions(models, X, sites, shift, level, interval or "mean")
+            numbers = list(range(done, done + len(sites)))
+            done += len(sites)
+            yield {"row": numbers, column or "site": sites, **columns}
+
+    if out is not None and not as_json:
+        with progress(f"predicting {data}"):
+            write_batches(out, predicted())
+        messages().print(f"{out}: {count(done, 'prediction')} for {count(len(models), 'site')}")
+        return
+    batches = list(predicted())
+    header = list(batches[0])
+    table = [list(cells) for batch in batches for cells in zip(*batch.values(), strict=True)]
     if as_json:
+        if out is not None:
+            write_batches(out, batches)
         place = {"model": str(model), "data": str(data), "written": None if out is None else str(out)}
         print_json({**place, "columns": header, "predictions": table})
-    elif out is None:
-        csv.writer(sys.stdout, lineterminator="\n").writerows([header, *table])
     else:
-        messages().print(f"{out}: {count(len(table), 'prediction')} for {count(len(set(sites)), 'site')}")
+        csv.writer(sys.stdout, lineterminator="\n").writerows([header, *table])
 
 
 def _rows_to_predict(
     path: Path, site: str | None, model: FittedModel, offset: str | None, decimal: DecimalMark
-) -> tuple[list[Hashable], AnyArray | RawColumns, Array | None]:
-    """Return the site of each row, the rows, and the offset if another column has it; one site need not be named."""
+) -> Iterator[tuple[list[Hashable], AnyArray | RawColumns, Array | None]]:
+    """Yield the site of each row, the rows, and the offset if another column has it; one site need not be named.
+
+    Parquet files and large CSV files come in batches.
+    """
     schema, trained = model.schema, model.options.get("site_column")
     if schema is None:
         names, offset = model.feature_names, offset or model.offset_name
         federation = read_table(path, site=site or trained, features=names, offset=offset, decimal=decimal)
         order = np.argsort(federation.row_order)  # back to the order of the file
         ids: list[Hashable] = [federation.sites[u] for u in federation.site_index[order].tolist()]
-        return ids, federation.X[order], None if federation.offset is None else federation.offset[order]
+        yield ids, federation.X[order], None if federation.offset is None else federation.offset[order]
+        return
     if offset is not None and schema.agreed:
         raise ParameterError(f"--offset is for the contract to say ({schema.offset}): leave it out")
     # in a directory the files are named like the sites, whatever the column was called
     site = site if path.is_dir() else site or trained
     needed = schema if offset is None else replace(schema, offset=offset)
-    columns, column, places = read_by_schema(path, site, needed, schema.features, decimal)
-    if site is not None and site not in columns and (model.n_sites > 1 or site != trained):
-        has = ", ".join(list(columns)[:20])
-        raise DataError(f"{path}: there is no column {site!r} for the site{near_name(site, columns)}; it has {has}")
-    if column is not None and column in columns:
-        gap = next((row for row, cell in enumerate(columns[column].tolist()) if cell is None or cell != cell), None)
-        if gap is not None:
-            raise DataError(f"{path}, {places(gap)}: the site is missing (column {column!r}): fill it in")
-        ids = site_ids(columns[column])
-    elif model.n_sites == 1:
-        ids = [model.sites[0]] * len(next(iter(columns.values()), ()))
-    else:
-        raise no_sites(path, list(columns))
-    with in_file(path, DataError):
-        findings = needed.check(columns, target=False, at=places)
-        raise_findings(findings)
-    for one in findings:
-        if one.code == "unknown_level":
-            note(str(one))
-    return ids, columns, None if offset is None else needed.offset_of(columns)
+    told: set[str] = set()
+    for columns, column, places in batches_by_schema(path, site, needed, schema.features, decimal):
+        if site is not None and site not in columns and (model.n_sites > 1 or site != trained):
+            has = ", ".join(list(columns)[:20])
+            raise DataError(f"{path}: there is no column {site!r} for the site{near_name(site, columns)}; it has {has}")
+        if column is not None and column in columns:
+            gap = next((row for row, cell in enumerate(columns[column].tolist()) if cell is None or cell != cell), None)
+            if gap is not None:
+                raise DataError(f"{path}, {places(gap)}: the site is missing (column {column!r}): fill it in")
+            ids = site_ids(columns[column])
+        elif model.n_sites == 1:
+            ids = [model.sites[0]] * len(next(iter(columns.values()), ()))
+        else:
+            raise no_sites(path, list(columns))
+        with in_file(path, DataError):
+            findings = needed.check(columns, target=False, at=places)
+            raise_findings(findings)
+        for one in findings:
+            if one.code == "unknown_level" and one.column not in told:
+                told.add(one.column)
+                note(str(one))
+        yield ids, columns, None if offset is None else needed.offset_of(columns)
 
 
 def _rows_by_site(path: Path, column: str | None, decimal: DecimalMark) -> dict[str, RawColumns]:
@@ -192,8 +215,13 @@ def _predictions(
     columns: dict[str, list[Any]] = {}
     for key, model in owners.items():
         own = np.flatnonzero(of == key)
-        part = X[own] if isinstance(X, np.ndarray) else {name: column[own] for name, column in X.items()}
-        ids, offset = [sites[k] for k in own], None if shift is None else shift[own]
+        if not own.size and len(sites):
+            continue
+        whole = own.size == len(sites)
+        part: Any = X
+        if not whole:
+            part = X[own] if isinstance(X, np.ndarray) else {name: column[own] for name, column in X.items()}
+        ids, offset = [sites[k] for k in own.tolist()], None if shift is None else shift[own]
         predicted = model.predict(part, ids, offset)
         if predicted.ndim == 2:  # the means of the features
             found = {name: predicted[:, k].tolist() for k, name in enumerate(model.feature_names)}
@@ -205,6 +233,8 @@ def _predictions(
         if level is not None:
             interval = model.predict_interval(part, ids, offset, level=level, target=target)
             found |= {"low": interval.low.tolist(), "high": interval.high.tolist()}
+        if whole:
+            return found
         for name, values in found.items():
             filled = columns.setdefault(name, [None] * len(sites))
             for k, value in zip(own, values, strict=True):

@@ -6,7 +6,7 @@ import math
 import os
 import tempfile
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from glob import glob, has_magic
 from pathlib import Path
@@ -28,6 +28,7 @@ from fedkin.data import (
     files_of,
     level_text,
     near_name,
+    open_files,
     read_columns,
     read_files,
     row_places,
@@ -251,9 +252,7 @@ def stays_in_files(path: Path, how: FitOptions, target: str | None, decimal: Dec
     They do where a fit would take more than half of the free memory; for least squares, where one pass suffices, more
     than a gigabyte.
     """
-    files = files_of(path)
-    tables = all(file.suffix.lower() in PARQUET_SUFFIXES for file in files)
-    if not tables and (len(files) > 1 or files[0].stat().st_size < _LARGE_CSV or decimal != "."):
+    if not in_batches(path, decimal):
         return False
     rows, columns = table_size(path)
     needed, free = _COPIES * 8.0 * rows * columns, free_memory() or math.inf
@@ -338,6 +337,32 @@ def read_by_schema(
         return columns, site, row_places(path, columns)
     offset = [schema.offset] if schema.offset else []
     return read_files(path, site, [*(column.name for column in needed), *offset], decimal)
+
+
+def batches_by_schema(
+    path: Path, site: str | None, schema: Schema, needed: Sequence[Column], decimal: DecimalMark = "."
+) -> Iterator[tuple[RawColumns, str | None, Callable[[int], str]]]:
+    """Yield what `read_by_schema` returns, of Parquet files and large CSV files in batches."""
+    check_exists(path)
+    if site is not None and in_batches(path, decimal):
+        table, start = open_files(path), 0
+        names = [site, *(column.name for column in needed), *([schema.offset] if schema.offset else [])]
+        if set(names) <= set(table.names):
+            places = table.places()
+            for columns in table.batches(names):
+                yield columns, site, lambda row, start=start: places(start + row)  # type: ignore[misc]
+                start += len(columns[site])
+            if start:
+                return
+    yield read_by_schema(path, site, schema, needed, decimal)
+
+
+def in_batches(path: Path, decimal: DecimalMark = ".") -> bool:
+    """Return whether files are worth reading in batches: Parquet, or one large CSV file."""
+    files = files_of(path)
+    if len(files) > 1 or files[0].suffix.lower() in PARQUET_SUFFIXES:
+        return all(file.suffix.lower() in PARQUET_SUFFIXES for file in files)
+    return files[0].is_file() and files[0].stat().st_size >= _LARGE_CSV and decimal == "."
 
 
 def _checked(rows: Federation, how: FitOptions) -> FitOptions:

@@ -30,7 +30,7 @@ from fedkin.data.columns import (
     write_csv,
 )
 from fedkin.data.federation import INTERCEPT, Federation
-from fedkin.data.files import ParquetTable, head_of, open_files
+from fedkin.data.files import ParquetTable, head_of, open_files, write_batches
 from fedkin.data.infer import InferredTable, SchemaScan, complete_batches
 from fedkin.data.rows import HasSites, Rows, block_folds, deal_folds, refuse_dates, site_id, site_ids
 from fedkin.data.schema import Column, Roles, Schema, Table, TableInMemory, TableOptions
@@ -41,5 +41,5 @@ __all__ = [
     "Table", "TableInMemory", "TableOptions", "block_folds", "columns_of", "complete_batches", "deal_folds", "files_of",
     "head_of", "infer_column", "infer_kind", "is_missing", "is_missing_text", "level_text", "near_name", "number_of",
     "open_files", "parsed_numbers", "raise_findings", "read_cells", "read_columns", "read_files", "refuse_dates",
-    "row_places", "site_id", "site_ids", "write_csv",
+    "row_places", "site_id", "site_ids", "write_batches", "write_csv",
 ]  # fmt: skip

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import csv
 import io
+import itertools
 import os
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -14,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from fedkin._base import AnyArray, T, listed, report_progress
+from fedkin._base import AnyArray, T, listed, replacing, report_progress
 from fedkin.data.cells import MISSING, infer_column
 from fedkin.data.columns import (
     CSV_SUFFIXES,
@@ -28,6 +29,7 @@ from fedkin.data.columns import (
     open_parquet,
     partitions,
     split_name,
+    write_csv,
 )
 from fedkin.data.schema import Table
 from fedkin.errors import DataError, missing_dependency
@@ -55,6 +57,25 @@ def _read_ahead(batches: Iterator[T]) -> Iterator[T]:
         while (found := upcoming.result()) is not None:
             upcoming = reader.submit(next, batches, None)
             yield found
+
+
+def write_batches(path: Path, batches: Iterable[Mapping[str, Sequence[object]]]) -> None:
+    """Write columns, batch after batch, to a CSV file, or to a Parquet file, by the suffix; whole or not at all."""
+    turn = iter(batches)
+    first = next(turn)
+    every = itertools.chain([first], turn)
+    if path.suffix.lower() not in PARQUET_SUFFIXES:
+        write_csv(path, list(first), itertools.chain.from_iterable(zip(*one.values(), strict=True) for one in every))
+        return
+    try:
+        import pyarrow.parquet
+    except ImportError:
+        raise missing_dependency("pyarrow", f"writing {path.name}", extra="parquet") from None
+    with replacing(path) as temporary:
+        schema = pyarrow.table(dict(first)).schema
+        with pyarrow.parquet.ParquetWriter(temporary, schema) as writer:
+            for one in every:
+                writer.write_table(pyarrow.table(dict(one), schema=schema))
 
 
 def head_of(table: Table, name: str) -> AnyArray:

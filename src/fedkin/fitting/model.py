@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from fedkin import __version__
-from fedkin._base import Array, Index, Mask, check_choice, count, html_card, some_of
+from fedkin._base import Array, Index, check_choice, count, html_card, some_of
 from fedkin.core import Columns, Summary
 from fedkin.data import HasSites, Rows, Schema, columns_of, raise_findings
 from fedkin.errors import DataError, ParameterError, SolverError
@@ -384,10 +384,13 @@ class FittedModel(HasSites):
         mean: dict[str, Any] = {name: getattr(self, name).mean(axis=0, keepdims=True) for name in ("coef", "intercept")}
         return replace(self.part(self.sites[:1]), **mean, **_about_new("new site", 0))
 
-    def _by_site(self, position: Index) -> Iterator[tuple[Mask, FittedModel, int]]:
-        """Yield the rows of each site, the model that has its parameters, and its number there."""
-        for u in np.unique(position).tolist():
-            yield position == u, *((self, u) if u < self.n_sites else (self.population, 0))
+    def _by_site(self, position: Index) -> Iterator[tuple[Index, FittedModel, int]]:
+        """Yield where the rows of each site are, the model that has its parameters, and its number there."""
+        order = np.argsort(position, kind="stable")
+        starts = np.flatnonzero(np.diff(position[order], prepend=-1))
+        for own in np.split(order, starts[1:]) if len(order) else ():
+            u = int(position[own[0]])
+            yield own, *((self, u) if u < self.n_sites else (self.population, 0))
 
     def _predictor(self, rows: Array, position: Index, shift: Array | None) -> Array:
         coef, intercept = self.coef, self.intercept
@@ -399,7 +402,7 @@ class FittedModel(HasSites):
 
     def _averaged(self, rows: Array, position: Index, shift: Array | None) -> Array:
         eta = self._predictor(rows, position, shift)
-        if self.kin is None or self.loss.rowwise is None:
+        if self.kin is None or self.loss.rowwise is None or self.loss.quadratic:  # predictors average as parameters do
             return eta
         rows, k = self._with_ones(rows), self.coef.shape[1]
         width, covariance = rows.shape[1], np.empty((len(rows), k, k))
