@@ -116,11 +116,11 @@ def test_rows_that_do_not_fit_are_refused_before_they_are_read(tmp_path, capsys,
     path = written(tmp_path / "rows", {**columns, "y": np.where(columns["y"] > 10, "high", "low").tolist()})
     fused = FitOptions(method="fused", loss="logistic")
     monkeypatch.setattr("fedkin.cli.reading.free_memory", lambda: 1e9)
-    assert not stays_in_files(path, fused, "y")
+    assert not stays_in_files(path, fused, ROLES)
     monkeypatch.setattr("fedkin.cli.reading.free_memory", lambda: 1e5)
     with pytest.raises(ParameterError, match=r"900 rows .* GB are free, but the fused estimator keeps all"):
-        stays_in_files(path, fused, "y")
-    assert stays_in_files(path, FitOptions(loss="logistic"), "y"), "kin reads again"
+        stays_in_files(path, fused, ROLES)
+    assert stays_in_files(path, FitOptions(loss="logistic"), ROLES), "kin reads again"
     assert "read once for every Newton step" in capsys.readouterr().err
 
 

@@ -135,7 +135,7 @@ def open_table(path: Path, options: Mapping[str, Any], columns: Mapping[str, Any
     if target is not None and not wanted:
         raise DataError(f"the {how.loss} loss has no target: leave out --target {target}, or name it in --features")
     check_exists(path)
-    if stays_in_files(path, how, target, columns.get("decimal", ".")):
+    if stays_in_files(path, how, columns):
         return _open_files(path, how, {name: value for name, value in columns.items() if name != "decimal"})
     rows = read_table(path, **columns)
     return Opened(rows, _checked(rows, how), known={"offset_name": columns.get("offset") or columns.get("exposure")})
@@ -246,20 +246,21 @@ def contract_options(given: Mapping[str, Any], contract: Contract) -> FitOptions
 # --- Parquet files that stay on disk ----------------------------------------------------------------------------------
 
 
-def stays_in_files(path: Path, how: FitOptions, target: str | None, decimal: DecimalMark = ".") -> bool:
+def stays_in_files(path: Path, how: FitOptions, columns: Mapping[str, Any]) -> bool:
     """Return whether rows stay in their Parquet files or their CSV file.
 
     They do where a fit would take more than half of the free memory; for least squares, where one pass suffices, more
-    than a gigabyte.
+    than a gigabyte, unless gaps are to be filled or rows have an order in time.
     """
-    if not in_batches(path, decimal):
+    if not in_batches(path, columns.get("decimal", ".")):
         return False
-    rows, columns = table_size(path)
-    needed, free = _COPIES * 8.0 * rows * columns, free_memory() or math.inf
-    sums = _sums_suffice(path, how, target)
-    if needed <= min(0.5 * free, _MOST_IN_MEMORY if sums else math.inf):
+    rows, width = table_size(path)
+    needed, free = _COPIES * 8.0 * rows * width, free_memory() or math.inf
+    sums = _sums_suffice(path, how, columns.get("target"))
+    one_pass = sums and columns.get("missing", "refuse") in ("refuse", "drop") and columns.get("time") is None
+    if needed <= min(0.5 * free, _MOST_IN_MEMORY if one_pass else math.inf):
         return False
-    size = f"{path}: {count(rows, 'row')} of {count(columns, 'column')}, about {needed / _GIGABYTE:.2g} GB in memory"
+    size = f"{path}: {count(rows, 'row')} of {count(width, 'column')}, about {needed / _GIGABYTE:.2g} GB in memory"
     if sums or how.chosen == "kin":
         way = "read in one pass, of which sums are kept" if sums else "read once for every Newton step, some 25 times"
         note(f"{size}: they stay in their files, {way}")
