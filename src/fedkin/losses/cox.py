@@ -47,7 +47,7 @@ class CoxLoss(Loss):
         return out
 
     def hessian(self, theta: Array, X: Array, y: Maybe, offset: Maybe = None) -> Array:
-        risk, means, expected = self._means(theta, X, y, offset)
+        _, means, expected = self._means(theta, X, y, offset)
         return np.asarray(((X * expected[:, None]).T @ X - means.T @ means) / len(X))
 
     def predict(self, theta: Array, X: Array, offset: Maybe = None) -> Array:
