@@ -17,7 +17,7 @@ from fedkin.data import Federation
 from fedkin.kin import Priors, QuadraticLikelihoods, common_units, fit_mixed
 from fedkin.kin.chains import Sampling
 from fedkin.kin.groups import chance_of_none, find_groups
-from fedkin.kin.inference import intraclass_correlation, r_squared
+from fedkin.kin.inference import intraclass_correlation, population_sd, r_squared, restricted_log_likelihood
 from fedkin.kin.likelihoods import Dense
 from fedkin.kin.partitions import Neighbours
 from fedkin.kin.sources import Source
@@ -293,6 +293,25 @@ def test_population_effects_of_balanced_sites_are_the_analysis_of_variance():
     assert [low, high] == pytest.approx(stats.t(V - 1, y.mean(), error).interval(0.9), rel=0.01)
 
 
+def test_population_effects_of_random_intercepts_are_statsmodels_own():
+    """Estimate, standard error, standard deviations and log-likelihood, from rows and from summaries.
+
+    The peer has one noise for all sites. Kin has one where they scatter alike, so every site's noise is standardised.
+    """
+    rng = np.random.default_rng(1)
+    V, n = 30, 12
+    site, noise = np.repeat(np.arange(V), n), stats.zscore(rng.normal(size=(V, n)), axis=1)
+    y = (2 + 3 * rng.normal(size=(V, 1)) + 2 * noise).ravel()
+    peer = MixedLM(y, np.ones((V * n, 1)), site).fit()
+    fed = Federation.from_arrays(np.ones((V * n, 1)), y, site, feature_names=["(intercept)"])
+    for data in (fed, fedkin.summarise(fed)):
+        kin = fedkin.find_kin(data, sweeps=4)
+        assert kin.population()[0, 0] == pytest.approx(peer.fe_params[0], abs=1e-4)
+        assert np.sqrt(kin.mean_covariance[0, 0]) == pytest.approx(peer.bse_fe[0], rel=2e-3)
+        assert population_sd(kin) == pytest.approx(np.sqrt(np.diag(peer.cov_re)), rel=2e-3)
+        assert restricted_log_likelihood(kin) == pytest.approx(peer.llf, abs=1e-3)
+
+
 @pytest.mark.realdata
 @pytest.mark.skipif(not EXAM.is_file(), reason=f"{EXAM} is not here: set FEDKIN_DATA to the directory of the data sets")
 def test_population_effects_of_pupils_in_schools_are_statsmodels_own():
@@ -306,6 +325,7 @@ def test_population_effects_of_pupils_in_schools_are_statsmodels_own():
     assert np.abs(kin.mean - peer.fe_params).max() < 0.15 * peer.bse_fe.min()  # kin has a noise for every school
     assert error == pytest.approx(peer.bse_fe, rel=0.02)
     assert np.abs(kin.degrees - 62).max() < 3  # of 65 schools
+    assert population_sd(kin) == pytest.approx(np.sqrt(np.diag(peer.cov_re)), rel=0.03)
     assert kin.population()[1] == pytest.approx([0.556, 0.516, 0.596], abs=0.003)
 
 
@@ -365,7 +385,24 @@ def test_a_summary_has_the_parts_of_the_variance():
     expected = [kin.mean[1], error, kin.degrees[1], kin.mean[1] / error, 0.0, *ends]
     assert [float(cell) for cell in text["x1"]] == pytest.approx(expected, rel=0.01, abs=0.0005)
     assert float(text["Residual"][0]) == pytest.approx(1.0, abs=0.03)
+    assert float(text["Log-likelihood"][0]) == pytest.approx(restricted_log_likelihood(kin), rel=1e-4)
     assert text["Rows:"][0] == "4000" and text["Sites:"][0] == "200"
     classes = fedkin.find_kin(population("logistic", 200, 20, 0.5, sd, rng), loss="logistic", sweeps=4)
     assert intraclass_correlation(classes) == pytest.approx(0.64 / (0.64 + np.pi**2 / 3), abs=0.04)
-    assert r_squared(classes) is None and "Residual" not in classes.summary()
+    assert r_squared(classes) is None and restricted_log_likelihood(classes) is None
+    assert "Residual" not in classes.summary()
+
+
+def test_estimators_print_the_summary_of_their_fit():
+    X, y, _ = sites(V=6, n=20)
+    model = fedkin.KinRegressor().fit(X[:, :, 1:].reshape(-1, 2), y.ravel(), site=np.repeat(np.arange(6), 20))
+    assert model.summary(0.9) == model.kin_.summary(0.9)
+
+
+def test_means_of_rare_classes_are_not_biased_away_from_zero():
+    """Of sites without effects of their own it is Firth's logistic regression, whose bias is of second order."""
+    rng, found = np.random.default_rng(5), []
+    for _ in range(150):
+        fed = population("logistic", 8, 15, 2.0, np.array([1e-3]), rng)
+        found.append(fedkin.find_kin(fed, loss="logistic", sweeps=4, chains=2).mean[0])
+    assert np.mean(found) == pytest.approx(2.0, abs=3 * np.std(found) / np.sqrt(150))

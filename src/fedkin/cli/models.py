@@ -33,7 +33,7 @@ from fedkin.data import DecimalMark, RawColumns, near_name, raise_findings, read
 from fedkin.errors import DataError, ParameterError, TableWarning, UnknownSiteError
 from fedkin.fitting import FittedModel, load, position_of
 from fedkin.fitting.progress import progress
-from fedkin.kin import Kin, population_tests
+from fedkin.kin import Kin, population_sd, population_tests
 from fedkin.report import model_card, read_coordinates, report_page
 from fedkin.report.text import (
     comparison_table,
@@ -403,11 +403,11 @@ def print_groups(model: FittedModel) -> None:
 def print_population(kin: Kin) -> None:
     """Print the population effects with intervals and tests, and how much sites differ, in the order of columns."""
     heads = ("parameter", "population mean", "std err", "95% interval", "df", "p", "sd between sites")
-    table, error = plain_table(*heads), np.sqrt(np.diag(kin.mean_covariance))
+    table, error, between = plain_table(*heads), np.sqrt(np.diag(kin.mean_covariance)), population_sd(kin)
     ends, (_, tails) = kin.population(0.95), population_tests(kin)
     for j, name in enumerate(kin.names[:_MOST_ROWS]):
         decimals = decimals_for([float(error[j])])
-        mean, low, high, se, sd = (fixed(float(one), decimals) for one in (*ends[j], error[j], kin.sd[j]))
+        mean, low, high, se, sd = (fixed(float(one), decimals) for one in (*ends[j], error[j], between[j]))
         tail = "<0.001" if tails[j] < 0.001 else fixed(float(tails[j]), 3)
         add_row(table, name, mean, se, f"{low} to {high}", fixed(float(kin.degrees[j]), 1), tail, sd)
     if len(kin.names) > _MOST_ROWS:
@@ -497,8 +497,9 @@ def model_document(model: FittedModel) -> dict[str, Any]:
 def _kin_document(kin: Kin, covariates: Any) -> dict[str, Any]:
     found = kin.diagnostics
     inside = kin.cohesion()[0].tolist() if kin.resolved else []
-    errors = np.sqrt(np.diag(kin.mean_covariance)).tolist()
-    rows = zip(kin.names, kin.mean.tolist(), errors, kin.sd.tolist(), strict=True)
+    errors, tails = np.sqrt(np.diag(kin.mean_covariance)), population_tests(kin)[1]
+    numbers = np.column_stack([kin.mean, errors, *kin.population(0.95).T[1:], kin.degrees, tails, population_sd(kin)])
+    heads = ("name", "mean", "standard_error", "low", "high", "df", "p", "sd")
     names = {"chains": "starts", "sweeps": "draws", "rhat": "rhat", "effective_size": "size"}
     return {
         "resolved": kin.resolved,
@@ -509,6 +510,8 @@ def _kin_document(kin: Kin, covariates: Any) -> dict[str, Any]:
         "covariates": covariates,
         "graph_rates": kin.rates,
         "sure": kin.sure,
-        "parameters": [dict(zip(("name", "mean", "standard_error", "sd"), row, strict=True)) for row in rows],
+        "parameters": [
+            dict(zip(heads, (name, *row), strict=True)) for name, row in zip(kin.names, numbers.tolist(), strict=True)
+        ],
         "sampler": found and {name: getattr(found, own) for name, own in names.items()},
     }

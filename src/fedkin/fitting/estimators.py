@@ -17,6 +17,7 @@ from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import ArrayLike
+from sklearn.utils.validation import check_is_fitted
 
 from fedkin.core import Correction, Variance
 from fedkin.fitting.inputs import Unseen
@@ -79,6 +80,12 @@ class _Kin(PerSite):
         rows, site = self._rows(X, site)
         how: dict[str, Any] = {"level": level, "target": target, "unseen": unseen or self.unseen}
         return self.model_.predict_interval(rows, site, offset, **how)
+
+    def summary(self, level: float = 0.95) -> str:
+        """Return the population effects, what differs between sites, and groups as text; see `Kin.summary`."""
+        check_is_fitted(self)
+        assert self.kin_ is not None
+        return self.kin_.summary(level)
 
 
 class KinRegressor(_Kin, SiteRegressor):

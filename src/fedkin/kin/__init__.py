@@ -18,7 +18,7 @@ from fedkin.kin.covariates import (
     read_covariates,
 )
 from fedkin.kin.find import find_kin
-from fedkin.kin.inference import Contrast, Kind, Predicted, Sites, population_tests, predicted
+from fedkin.kin.inference import Contrast, Kind, Predicted, Sites, population_sd, population_tests, predicted
 from fedkin.kin.learned import Joined, Learned
 from fedkin.kin.likelihoods import QuadraticLikelihoods, Units, common_units
 from fedkin.kin.mixed import Population, Priors, fit_mixed
@@ -54,6 +54,7 @@ __all__ = [
     "find_kin",
     "fit_mixed",
     "hint_of",
+    "population_sd",
     "population_tests",
     "predicted",
     "read_covariates",

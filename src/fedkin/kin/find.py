@@ -17,7 +17,7 @@ from fedkin.kin.chains import Given, Sampling, effective_size, kmeans, modularit
 from fedkin.kin.covariates import Covariates, hint_of
 from fedkin.kin.groups import ALL_MIXED, Grouped, find_groups
 from fedkin.kin.learned import Learned
-from fedkin.kin.likelihoods import FEW, QuadraticLikelihoods, Units, apply, common_units
+from fedkin.kin.likelihoods import FEW, QuadraticLikelihoods, Units, apply, common_units, given_mean
 from fedkin.kin.mixed import (
     MixedModel,
     Population,
@@ -31,7 +31,7 @@ from fedkin.kin.partitions import SHARES, Neighbours, display_groups, resolved
 from fedkin.kin.result import Diagnostics, Kin
 from fedkin.kin.sampler import MANY_SITES, WHOLE_GROUPS, load_kernels
 from fedkin.kin.sources import ScaledLosses, Source, canonical_order, intercepts_of
-from fedkin.losses import Loss
+from fedkin.losses import LOGIT_SIZE, Loss
 
 #: What a fit may start from: an earlier result, a graph of who seems alike, or a label for each site.
 StartFrom = Kin | Graph | Mapping[Hashable, Any] | Sequence[Any] | Array
@@ -45,6 +45,8 @@ MOST_LEFT = 2.0
 ROUNDS, STEP = 20, 2e-3
 #: The same for rounds with averaged losses, and their Newton steps.
 AVERAGED_STEP, AVERAGED_NEWTON = 0.01, 3
+#: Rounds of the population effects of smooth losses, and the change in standard errors that ends them.
+POPULATION_ROUNDS, POPULATION_STEP = 6, 0.01
 #: Newton steps of a site given mean and variance, and the decrement, relative to the loss, that ends them.
 NEWTON, NEWTON_TOL = 12, 1e-9
 #: The same for averaged losses, whose values cost as much as their derivatives.
@@ -211,7 +213,7 @@ def _fit(source: Source, neighbours: Neighbours, seed: int, sampling: Sampling, 
         model = with_noise(sums, free, noise * factor, parameters)
         found = find_groups(model, ~free, neighbours, seed, sampling)
     one = fit_one_model(sums, free, model, learned=dispersion is None)
-    population = fit_population(sums, model, learned=dispersion is None)
+    population = fit_population(sums, model.noise, model.variance, learned=dispersion is None)
     found = replace(found, full=None).with_one_model(model, one)
     if loss.quadratic:
         _refuse_residuals(sums, model, found.theta)
@@ -379,9 +381,30 @@ def fit_smooth(
     # one model for all may separate classes without error, so that classes are compared with no model at all
     start = np.zeros_like(found.theta) if source.loss.target == "class" else source.start()
     _refuse_worse(source.values, losses.units.theta(found.theta), start, slack * len(start))
-    if losses.source.can_average:  # at modes, means of counts come out too large
-        sums = losses.averaged(mixed.theta, mixed.covariance)
-    return model, found, fit_population(sums, mixed, learned=False)
+    return model, found, _fit_population(losses, sums, mixed)
+
+
+def _fit_population(losses: ScaledLosses, sums: QuadraticLikelihoods, mixed: MixedModel) -> Population:
+    """Fit the population effects of a smooth loss, with losses averaged where that population puts the sites.
+
+    At modes, means of counts come out too large. A mean that maximises a likelihood is biased, too, away from zero for
+    classes: scores are adjusted as Firth (1993) does.
+    """
+    if not losses.source.can_average:
+        return fit_population(sums, mixed.noise, mixed.variance, learned=False)
+    noise = float(mixed.noise[0])
+    sums = losses.averaged(mixed.theta, mixed.covariance)
+    found = fit_population(sums, mixed.noise, mixed.variance, learned=False)
+    for _ in range(POPULATION_ROUNDS):
+        if not np.diag(found.covariance).max() < LOGIT_SIZE:  # rows hardly tell the mean
+            break
+        own, left = given_mean(found.variance, sums.G / noise)
+        theta = found.mean + apply(own, sums.c - sums.G @ found.mean) / noise
+        sums = losses.averaged(theta, own, left @ found.covariance @ np.swapaxes(left, 1, 2))
+        before, found = found, fit_population(sums, mixed.noise, found.variance, learned=False)
+        if (np.abs(found.mean - before.mean) < POPULATION_STEP * np.sqrt(np.diag(before.covariance))).all():
+            break
+    return found
 
 
 def _refuse_worse(values: Callable[[Array], Array], theta: Array, common: Array, slack: float) -> None:

@@ -255,13 +255,15 @@ def _population(kin: Kin, level: float) -> list[str]:
         tested = f"{error[j]:>7.3g} {kin.degrees[j]:>7.4g} {t[j]:>7.2f} {tails[j]:>7.3f}"
         lines.append(f"{name[:18]:<19}{kin.mean[j]:>11.4g} {tested} {ends[j, 1]:>7.3g} {ends[j, 2]:>7.3g}")
     lines += ["-" * _WIDTH, f"{'Between sites':<19}{'sd':>11}", "-" * _WIDTH]
-    lines += [f"{name[:18]:<19}{sd:>11.4g}" for name, sd in zip(kin.names, kin.sd, strict=True)]
+    lines += [f"{name[:18]:<19}{sd:>11.4g}" for name, sd in zip(kin.names, population_sd(kin), strict=True)]
     if kin.loss.quadratic:
         lines.append(f"{'Residual':<19}{np.sqrt(residual_variance(kin)):>11.4g}")
     if (share := intraclass_correlation(kin)) is not None:
         lines.append(f"{'ICC':<19}{share:>11.4g}  of the intercepts, at the means of the columns")
     if (explained := r_squared(kin)) is not None:
         lines.append(f"{'R2':<19}{explained[0]:>11.4g}  marginal, {explained[1]:.4g} conditional on the site")
+    if (likelihood := restricted_log_likelihood(kin)) is not None:
+        lines.append(f"{'Log-likelihood':<19}{likelihood:>11.6g}  restricted, without groups")
     return lines
 
 
@@ -270,6 +272,23 @@ def population_tests(kin: Kin) -> tuple[Array, Array]:
     error = np.sqrt(np.diag(kin.mean_covariance))
     t = np.divide(kin.mean, error, out=np.full(len(error), np.nan), where=error > 0)
     return t, np.where(kin.degrees > 0, 2 * stdtr(np.maximum(kin.degrees, 1e-3), -np.abs(t)), 1.0)
+
+
+def population_sd(kin: Kin) -> Array:
+    """Return standard deviations ``(p,)`` between sites by restricted maximum likelihood, in the units of columns."""
+    return np.asarray(np.sqrt(np.diag(kin.learned.units.covariance(np.diag(kin.learned.population.variance)))))
+
+
+def restricted_log_likelihood(kin: Kin) -> float | None:
+    """Return the restricted log-likelihood of least squares, as lme4 and statsmodels count it; None for other losses.
+
+    Noises are those of the fit, which may differ between sites.
+    """
+    units = kin.learned.units
+    if not kin.loss.quadratic or kin.loss.location:
+        return None
+    scale = float(np.linalg.slogdet(units.A)[1] - kin.n_samples.sum() * np.log(units.target))
+    return kin.learned.population.log_likelihood + scale
 
 
 def residual_variance(kin: Kin) -> float:
@@ -286,7 +305,8 @@ def intraclass_correlation(kin: Kin) -> float | None:
     if kin.names[0] != INTERCEPT or not (kin.loss.quadratic or classes):
         return None
     left = residual_variance(kin) / kin.learned.units.target**2 if kin.loss.quadratic else np.pi**2 / 3
-    return float(kin.learned.variance[0] / (kin.learned.variance[0] + left))
+    own = float(kin.learned.population.variance[0])
+    return own / (own + left)
 
 
 def r_squared(kin: Kin) -> tuple[float, float] | None:
@@ -300,8 +320,8 @@ def r_squared(kin: Kin) -> tuple[float, float] | None:
         return None
     noise, n = kin.noise / learned.units.target**2, float(kin.n_samples.sum())
     squares = np.tensordot(noise, learned.precision, 1) / n  # of standardised columns, the first of ones
-    effects = learned.population.mean[1:]
-    common, own = float(effects @ squares[1:, 1:] @ effects), float(learned.variance @ np.diag(squares))
+    effects, variance = learned.population.mean[1:], learned.population.variance
+    common, own = float(effects @ squares[1:, 1:] @ effects), float(variance @ np.diag(squares))
     total = common + own + residual_variance(kin) / learned.units.target**2
     return common / total, (common + own) / total
 

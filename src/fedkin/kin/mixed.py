@@ -179,30 +179,31 @@ class Population:
 
     mean: Array  # (p,)
     covariance: Array  # (p, p) given the variances
+    variance: Array  # (p,) of the coefficients between sites, held by no prior
     between: Array  # (p,) of each diagonal entry of the covariance, what is owed to the variance between sites
     uncertainty: Array  # (p + 1, p + 1) covariance of the estimated log variances and of the log noise
+    log_likelihood: float  # restricted, of least squares
 
     def degrees(self, A: Array) -> Array:
         """Return degrees of freedom ``(r,)`` of the variances of ``A mean`` (Satterthwaite 1946), for ``A (r, p)``."""
         variance = np.einsum("ri,ij,rj->r", A, self.covariance, A)
         parts = A**2 * self.between
         slopes = np.column_stack([parts, variance - parts.sum(axis=1)])  # by log variances, and by the log noise
-        # a known dispersion leaves nothing to doubt about the variance of an effect that is the same at all sites
-        told = np.maximum(np.einsum("ri,ij,rj->r", slopes, self.uncertainty, slopes), 1e-9 * variance**2)
-        found = 2 * variance**2 / np.maximum(told, 1e-300)
+        known = np.einsum("ri,ij,rj->r", slopes, self.uncertainty, slopes)
+        found = 2 * variance**2 / np.maximum(known, 1e-9 * variance**2 + np.finfo(float).tiny)
         return np.asarray(np.where(found > NO_DEGREES, found, 0.0))
 
 
-def fit_population(sums: QuadraticLikelihoods, model: MixedModel, *, learned: bool) -> Population:
-    """Fit the population effects given the noise of a mixed model; ``learned`` says whether that was learned.
+def fit_population(sums: QuadraticLikelihoods, noise: Array, variance: Array, *, learned: bool) -> Population:
+    """Fit the population effects given the noises ``(V,)``; ``learned`` says whether these were.
 
-    Variances have no prior here but that they exist.
+    ``variance (p,)`` is where variances start; they have no prior here but that they exist.
     """
     V, p = sums.n_sites, sums.n_params
     priors, flat = Priors(likeness=np.inf, ridge=1.0, level=0.0), np.ones(p, dtype=bool)
-    noise = float(np.exp(np.log(model.noise).mean()))
-    evidence = _Evidence(sums, flat, noise, priors, model.noise)
-    start = np.append(model.parameters[:p], [0.0, np.log(noise)])
+    middle = float(np.exp(np.log(noise).mean()))
+    evidence = _Evidence(sums, flat, middle, priors, noise)
+    start = np.append(np.log(np.maximum(variance, np.exp(LEAST_LOG))), [0.0, np.log(middle)])
     parameters = evidence.of_some_sites().maximise(start, enough=NEARLY)
     at = evidence.solve(parameters)
     outer = at.root[:, None] * at.root
@@ -219,7 +220,17 @@ def fit_population(sums: QuadraticLikelihoods, model: MixedModel, *, learned: bo
     uncertainty[kept, kept] = np.linalg.inv(information[kept, kept]) * V / max(V - 1, 1e-9)
     scaled = sums.c * (at.weight[:, None] * at.root)
     mean = seen @ ((scaled - at.away.apply(scaled)).sum(axis=0) / at.root)
-    return Population(mean, covariance, at.root**2 * (np.array(weights) ** 2).sum(axis=1), uncertainty)
+    # the evidence leaves out the noises and powers of 2 pi, and has a normal prior in place of a flat one
+    n = float(sums.n.sum())
+    constant = p * np.log(FLAT) + (n - p) * np.log(2 * np.pi) + float(sums.n @ np.log(noise))
+    return Population(
+        mean=mean,
+        covariance=covariance,
+        variance=at.root**2,
+        between=at.root**2 * (np.array(weights) ** 2).sum(axis=1),
+        uncertainty=uncertainty,
+        log_likelihood=float(at.log_likelihood - 0.5 * constant),
+    )
 
 
 def _inverses(A: Array) -> tuple[Array, Array]:

@@ -82,7 +82,8 @@ class Kin:
         Effects of the population of sites, which nothing shrinks: generalised least squares given the variances between
         sites, with Satterthwaite's degrees of freedom for their standard errors. See `population`.
     sd : array (p,)
-        Standard deviation of each coefficient between sites.
+        Standard deviation of each coefficient between sites, as their estimates use it: lightly held by a prior.
+        `summary` has that of restricted maximum likelihood.
     theta, covariance : arrays (V, p), (V, p, p)
         Posterior means and covariances of the sites' parameters, averaged over all groupings. Intervals from them
         cover as often as they promise on average over sites; a site unlike all others is covered less often. Where

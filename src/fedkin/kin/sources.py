@@ -104,8 +104,20 @@ class Source:
         """Whether sites' estimates need averaged expansions: rows of two classes say little each."""
         return self.can_average and self.loss.target == "class"
 
-    def averaged(self, theta: Array, covariance: Array) -> QuadraticLikelihoods:
+    @cached_property
+    def canonical(self) -> bool:
+        """Whether curvatures do not depend on targets, as those of canonical links."""
+        rowwise, eta = self.loss.rowwise, np.linspace(-1.0, 1.0, 5)[:, None]
+        if rowwise is None or rowwise.n_outputs > 1:
+            return False
+        none, one = (rowwise.curvature_at(eta, np.full(len(eta), y)) for y in (0.0, 1.0))
+        return bool(np.array_equal(none, one))
+
+    def averaged(self, theta: Array, covariance: Array, shared: Array | None = None) -> QuadraticLikelihoods:
         """Return quadratics with value, gradient and Hessian averaged over ``N(theta (V, p), covariance (V, p, p))``.
+
+        ``shared (V, p, p)`` is the covariance of what sites owe to an estimated mean, for which gradients of losses
+        with canonical links are adjusted (Firth 1993).
 
         At a point alone, losses of classes look steeper than they are for parameters that are still uncertain, so that
         variances and means come out too small (Breslow and Lin 1995); averaged, they are those of a Gaussian
@@ -114,7 +126,8 @@ class Source:
         sums = Quadratics.zeros(theta, 1)
         for part, at in self._parts():
             for u, site in zip(at.tolist(), part.sites, strict=True):
-                value, gradient, hessian = _averages(self.loss, part.rows[site], theta[u], covariance[u])
+                owed = shared[u] if shared is not None and self.canonical else None
+                value, gradient, hessian = _averages(self.loss, part.rows[site], theta[u], covariance[u], owed)
                 sums.value[u] += value
                 sums.gradient[u] += gradient
                 sums.hessian[u] += hessian
@@ -238,9 +251,10 @@ class ScaledLosses(NamedTuple):
         """Return quadratics around ``at (V, p)``."""
         return self.units.fitted(self.source.expand(self.units.theta(at)))
 
-    def averaged(self, at: Array, covariance: Array) -> QuadraticLikelihoods:
-        """Return quadratics averaged around ``at (V, p)`` with ``covariance (V, p, p)``."""
-        return self.units.fitted(self.source.averaged(self.units.theta(at), self.units.covariance(covariance)))
+    def averaged(self, at: Array, covariance: Array, shared: Array | None = None) -> QuadraticLikelihoods:
+        """Return quadratics averaged around ``at (V, p)`` with ``covariance (V, p, p)``; ``shared`` as of a source."""
+        units, owed = self.units, None if shared is None else self.units.covariance(shared)
+        return units.fitted(self.source.averaged(units.theta(at), units.covariance(covariance), owed))
 
     def sums(self, at: Array, covariance: Array) -> QuadraticLikelihoods:
         """Return quadratics at a point, averaged around it where sites' estimates need that."""
@@ -266,15 +280,26 @@ def score_squares(loss: Loss, federation: Federation, theta: Array, A: Array) ->
     return squares
 
 
-def _averages(loss: Loss, rows: Rows, theta: Array, covariance: Array) -> tuple[float, Array, Array]:
-    """Return value, gradient and Hessian of the rows' loss, averaged over ``N(theta (p,), covariance (p, p))``."""
+def _averages(
+    loss: Loss, rows: Rows, theta: Array, covariance: Array, shared: Array | None = None
+) -> tuple[float, Array, Array]:
+    """Return value, gradient and Hessian of the rows' loss, averaged over ``N(theta (p,), covariance (p, p))``.
+
+    Averaging over ``shared (p, p)``, too, would change slopes; Firth's adjustment is that change with the other sign.
+    """
     rowwise, (X, y, offset) = loss.rowwise, rows.arrays
     assert rowwise is not None and y is not None
     eta = X @ theta + (0.0 if offset is None else offset)
-    width = np.sqrt(np.maximum(((X @ covariance) * X).sum(axis=1), 0.0))
-    at = (eta + NODES[:, None] * width)[:, :, None]
     weight = SHARE_OF_NODES[:, None] * (1.0 if rows.weight is None else rows.weight)
+
+    def nodes(spread: Array) -> Array:
+        width = np.sqrt(np.maximum(((X @ spread) * X).sum(axis=1), 0.0))
+        return np.asarray((eta + NODES[:, None] * width)[:, :, None])
+
+    at = nodes(covariance)
     slope = (weight * rowwise.slope_at(at, y)[:, :, 0]).sum(axis=0)
+    if shared is not None:
+        slope = 2 * slope - (weight * rowwise.slope_at(nodes(covariance + shared), y)[:, :, 0]).sum(axis=0)
     curvature = (weight * rowwise.curvature_at(at, y)[:, :, 0, 0]).sum(axis=0)
     return float((weight * rowwise.value_at(at, y)).sum()), slope @ X, (X * curvature[:, None]).T @ X
 
