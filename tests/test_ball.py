@@ -163,6 +163,7 @@ def answers(asked: Queries, fed: Federation, loss: str) -> Summaries:
     return Summaries.stack([site_answer(asked[s], fed[s], one, feature_names=fed.feature_names) for s in fed.sites])
 
 
+@pytest.mark.filterwarnings("ignore:counts vary")
 @pytest.mark.parametrize("loss", ["linear", "logistic", "poisson"])
 def test_fits_of_rows_and_summaries_solve_the_constrained_problem(loss: str) -> None:
     fed = federation(loss, (40, 35, 30, 45), q=2, seed=1)

@@ -323,7 +323,7 @@ def test_claims_hold_and_fail():
         return {check.claim: check.holds for check in election_report.checks(rows)}
 
     good, bad = holds(_rows(0.944, [[0, 0, 1]] * 10)), holds(_rows(0.934, [[0, 0, 0]] * 10))
-    best = 'Section 6: "FedADMM with D_loc performs best" of the four of Table 1'
+    best = 'Section 6: "FedADMM with D_loc performs best" of the four of Table 1, by more than two standard errors'
     two = "Supplement, map: D_loc has two main groups of states"
     alone = "Supplement, map: some states are connected to no other"
     assert not bad[best] and not bad[two] and not good[two]

@@ -108,6 +108,7 @@ def melanoma() -> Federation:
     return load_table("melanoma", DATA).federation
 
 
+@pytest.mark.filterwarnings("ignore:counts vary")
 def test_melanoma():
     federation = melanoma()
     train, test = federation.split(0.3, seed=0)
@@ -121,6 +122,7 @@ def test_melanoma():
     assert np.corrcoef(with_offset, test.y)[0, 1] > 0.9 > np.corrcoef(forgotten.predict(test.X, ids), test.y)[0, 1]
 
 
+@pytest.mark.filterwarnings("ignore:counts vary")
 def test_melanoma_slopes_change_sign():
     """The textbook reversal: mortality rises with UV-B in Britain and falls with it over Europe as a whole."""
     model = fit(melanoma(), None, FitOptions(loss="poisson", lam=0.003))

@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 
 #: Seconds between two lines where there is no terminal.
 EVERY = 5.0
+#: Turns of a loop from which on it says how many it does in a second: rows, not folds.
+_MANY = 100_000
 
 
 @contextmanager
@@ -116,6 +118,5 @@ def time_left(began: float, last: float, done: int, total: int) -> str:
         return ""
     # less the time since the last turn, so that it never grows while a turn is under way
     seconds = max((last - began) / done * (total - done) - (time.monotonic() - last), 1.0)
-    rate = done / max(last - began, 1e-3)
     left = f"about {seconds:.0f} s left" if seconds < 100 else f"about {seconds / 60:.0f} min left"
-    return f"{rate:,.0f} a second, {left}" if rate >= 1000 else left
+    return f"{done / max(last - began, 1e-3):,.0f} a second, {left}" if total >= _MANY else left
