@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+from dataclasses import replace
+
 import numpy as np
 import pandas as pd
 import pytest
@@ -11,10 +14,12 @@ import heart
 from cvxpy_reference import reference
 from fedkin import FedADMMRegressor, Federation, Graph, Problem, solve
 from fedkin.cli import main
+from fedkin.core import Summaries, site_answer
 from fedkin.errors import ParameterError
 from fedkin.federate import Contract
 from fedkin.federate.contract import ContractError
-from fedkin.fitting import FitOptions, compare, fit
+from fedkin.fitting import FitOptions, Queries, compare, fit
+from fedkin.losses import make_loss
 from fedkin.solvers import cross_validate_lam, cross_validate_sparsity
 
 PLAIN = {"select": "none", "standardize": False, "fit_intercept": False}
@@ -134,7 +139,26 @@ def test_what_cannot_be_chosen_is_refused():
     fed, _, graph = sparse_sites(V=4, n=25, p=4, nonzero=1)
     with pytest.raises(ParameterError, match="weights must be 4 numbers"):
         cross_validate_sparsity(Problem(fed, graph), weights=np.zeros(4))
-    classes = Federation.from_arrays(fed.X, (fed.y > 0).astype(float), [f"s{u}" for u in fed.site_index])
-    summaries = fedkin.summarise(classes, "logistic")
-    with pytest.raises(ParameterError, match="needs the rows of the logistic loss"):
-        fit(summaries, None, FitOptions("logistic", sparsity="cv"))
+
+
+@pytest.mark.parametrize("how", ["cv", "cv-sites"])
+def test_rounds_of_messages_choose_it_from_expansions_by_fold(how):
+    """Sites with labels: levels near those of the rows, and the minimum that rows give at the chosen levels."""
+    fed, _, graph = sparse_sites(V=6, n=120, p=8, nonzero=2)
+    names = [f"s{u}" for u in range(6)]
+    rows = Federation.from_arrays(fed.X, (fed.y > 0).astype(float), [names[u] for u in fed.site_index])
+    graph, options = Graph.from_indices(names, graph.edges), FitOptions("logistic", sparsity=how, **PLAIN)
+    loss = make_loss("logistic")
+
+    def answer(asked):
+        asked = Queries.from_plain(json.loads(json.dumps(asked.to_plain())))
+        return Summaries.stack([site_answer(asked[s], rows[s], loss, feature_names=rows.feature_names) for s in names])
+
+    model = fit(fedkin.summarise(rows, "logistic"), graph, options, answer=answer)
+    levels, known = (np.array(one.history["choice"]["sparsity"]) for one in (model, fit(rows, graph, options)))
+    assert levels.shape == known.shape and (levels > 0).all()
+    problem = Problem(rows, graph, "logistic", lam=model.fused.lam, sparsity=levels if levels.ndim else float(levels))
+    assert model.fused.gap <= options.tol
+    np.testing.assert_allclose(model.coef[:, 0], solve(problem, 1e-10).theta, atol=1e-2)
+    score = [cross_validate_lam(replace(problem, sparsity=one)).mean.min() for one in (levels, known)]
+    assert score[0] <= 1.01 * score[1]

@@ -188,9 +188,11 @@ def _choice_record(level: _Level, scores: LamChoice, options: FitOptions) -> dic
     return choice
 
 
-def chosen_lam(problem: Problem, options: FitOptions, say: Say) -> float:
-    """Return the given ``lam``, or that of cross-validation."""
-    return _with_intercepts_fused(problem, options, say).lam
+def at_chosen_level(problem: Problem, options: FitOptions, say: Say) -> tuple[Problem, dict[str, Any] | None]:
+    """Return the problem at the given level, or at that of cross-validation with what that saw."""
+    level = _with_intercepts_fused(problem, options, say)
+    seen = None if level.scores is None else _choice_record(level, level.scores, options)
+    return level.problem.with_lam(level.lam), seen
 
 
 def _chosen_level(problem: Problem, options: FitOptions, free: Mask, say: Say) -> _Level:
@@ -263,7 +265,7 @@ def _with_intercepts_fused(problem: Problem, options: FitOptions, say: Say, *, c
 # --- a problem with a minimiser ---------------------------------------------------------------------------------
 
 
-def _extras(
+def extras(
     columns: Columns, graph: Graph, options: FitOptions, choice: Mapping[str, Any] | None = None
 ) -> dict[str, Any]:
     """Return radius, ridge ``(p,)`` and sparsity ``(V, p)`` of a problem: given numbers, or those of a ``choice``."""
@@ -275,7 +277,7 @@ def _extras(
 
 def well_posed_problem(prepared: Prepared, graph: Graph, options: FitOptions) -> tuple[Problem, Reasons]:
     """Return the problem, with a light ridge where it would have no minimiser, and the reasons for that."""
-    how = _extras(prepared.columns, graph, options)
+    how = extras(prepared.columns, graph, options)
     problem = Problem(prepared.solvable, graph, prepared.loss, options.penalty, **how)
     if options.radius is not None:  # a ball holds a minimiser
         return problem, {}
@@ -372,7 +374,7 @@ def with_history(
         prepared = prepare(data, options, schema)
         options = replace(options, ridge=choice.get("ridge", options.least_ridge), sparsity=options.least_sparsity)
         problem, _ = well_posed_problem(prepared, model.graph, options)
-        problem = replace(problem, sparsity=_extras(prepared.columns, model.graph, options, choice)["sparsity"])
+        problem = replace(problem, sparsity=extras(prepared.columns, model.graph, options, choice)["sparsity"])
         if choice.get("fuse_intercept") is False:
             problem = ProfiledProblem(problem, prepared.columns.intercepts).rest
         with warnings.catch_warnings(action="ignore", category=ConvergenceWarning):  # only a picture
@@ -387,7 +389,7 @@ def fused_from_sums(prepared: Prepared, model: FittedModel, options: FitOptions,
     data, columns = prepared.summaries, prepared.columns
     assert model.fused is not None
     choice = (model.history or {}).get("choice", {})
-    how = _extras(columns, model.graph, options, choice)
+    how = extras(columns, model.graph, options, choice)
     fused = Problem(data, model.graph, penalty=model.fused.penalty, lam=model.fused.lam, **how).fused
     terms, lift = rest.terms(ridge=how["ridge"]), None
     if not choice.get("fuse_intercept", options.fuse_intercept is not False):

@@ -32,14 +32,14 @@ from fedkin.core import (
     to_plain,
 )
 from fedkin.errors import ConvergenceWarning, DataError, ParameterError, UnknownSiteError, argument
-from fedkin.fitting.fused import chosen_lam, note_light_ridge, used_graph, well_posed_problem
+from fedkin.fitting.fused import at_chosen_level, extras, note_light_ridge, used_graph, well_posed_problem
 from fedkin.fitting.model import FusedFit
 from fedkin.fitting.options import FitOptions
 from fedkin.fitting.preparation import Estimate, Prepared
 from fedkin.graph import Graph
 from fedkin.solvers import solve
 
-#: ``lam`` is chosen anew from the answers of rounds up to this one, if it is chosen at all, and they come by fold.
+#: Levels are chosen anew from the answers of rounds up to this one, if at all, and if answers come by fold.
 LAST_CHOICE = 2
 #: Models are minimised to this share of the gap that is wanted in the end, and further where that does not do.
 MODEL_SHARE, FURTHER, FINEST = 1e-3, 1e-3, 1e-15
@@ -66,6 +66,7 @@ class RoundState(PlainMessage, frozen=True):
     gap: float = np.inf  # relative gap of the point before
     selection: dict[str, Any] | None = None  # summary of the edge selection
     notes: tuple[tuple[Any, tuple[str, ...]], ...] = ()  # on sites
+    choice: dict[str, Any] | None = None  # what cross-validation saw
 
 
 @dataclass(frozen=True, eq=False)
@@ -185,7 +186,6 @@ def next_fused(
         (argument("debias"), options.debias != "none"),
         (argument("fuse_intercept"), options.fuse_intercept is False),
         (argument("ridge", "cv"), options.ridge == "cv"),
-        (argument("sparsity", options.sparsity), isinstance(options.sparsity, str)),
     ):
         if given:
             raise ParameterError(f"{name} needs the rows of the {prepared.loss.name} loss: leave it out")
@@ -193,29 +193,29 @@ def next_fused(
         used, selection, notes = used_graph(prepared, graph, options, say)
         problem, reasons = well_posed_problem(prepared, used, options)
         note_light_ridge(notes, reasons)
-        problem = problem.with_lam(chosen_lam(problem, options, say))
+        problem, choice = at_chosen_level(problem, options, say)
         start, accuracy = prepared.summaries.sums.at, MODEL_SHARE * options.tol
-        kept: dict[str, Any] = {"selection": selection, "notes": tuple(notes.items())}
+        kept: dict[str, Any] = {"selection": selection, "notes": tuple(notes.items()), "choice": choice}
         if np.array_equal(start, problem.fused.inside(start)):
             kept |= {"best_theta": start, "best_value": problem.fused.value(start)}
         return _queries(prepared, problem, _minimised(problem, options, accuracy, say), 2, accuracy, **kept)
-    state, lam = queries.state, queries.state.lam
-    sparsity = np.broadcast_to(prepared.columns.per_parameter(options.least_sparsity), state.theta.shape)
-    how: dict[str, Any] = {"sparsity": sparsity, "ridge": state.ridge, "radius": options.radius}
-    problem = Problem(prepared.summaries, queries.graph, prepared.loss, options.penalty, lam, **how)
+    state, choice = queries.state, queries.state.choice
+    how = {**extras(prepared.columns, queries.graph, options, choice), "ridge": state.ridge}
+    before = problem = Problem(prepared.summaries, queries.graph, prepared.loss, options.penalty, state.lam, **how)
     by_fold = bool(prepared.summaries.sums.count[:, :-1].any())
     if queries.round <= LAST_CHOICE and options.lam == "cv" and by_fold:
-        lam = chosen_lam(problem, options, say)
-        problem = problem.with_lam(lam)
+        problem, choice = at_chosen_level(before, options, say)
     value = problem.fused.value(state.theta)
     gap, best = np.inf, (state.best_theta, state.best_value)
-    if lam == state.lam:
+    levels = [(one or {}).get("sparsity") for one in (choice, state.choice)]
+    if problem.lam == before.lam and levels[0] == levels[1]:
         gap = certified_gap(problem, state, value)
         say(f"round {queries.round} of messages: relative gap {gap:.1e}")
         if gap <= options.tol:
-            fused = FusedFit(options.penalty, lam, gap, queries.round, selection=state.selection)
-            return Estimate(state.theta, queries.graph, fused=fused, notes=dict(state.notes))
-    else:  # a value at another lam is that of another objective
+            fused = FusedFit(options.penalty, problem.lam, gap, queries.round, selection=state.selection)
+            history = None if choice is None else {"choice": choice}
+            return Estimate(state.theta, queries.graph, fused=fused, notes=dict(state.notes), history=history)
+    else:  # a value at another level is that of another objective
         best = (None, np.inf)
     accuracy = state.accuracy
     if best[0] is not None and value > best[1] + ROUNDING * abs(best[1]):
@@ -226,7 +226,7 @@ def next_fused(
             accuracy = max(FURTHER * accuracy, FINEST)
         point, best = _minimised(problem, options, accuracy, say), (state.theta, value)
     kept = {"best_theta": best[0], "best_value": best[1], "gap": gap}
-    kept |= {"selection": state.selection, "notes": state.notes}
+    kept |= {"selection": state.selection, "notes": state.notes, "choice": choice}
     return _queries(prepared, problem, point, queries.round + 1, accuracy, **kept)
 
 
