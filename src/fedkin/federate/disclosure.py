@@ -24,7 +24,8 @@ from fedkin._base import Array, Index, Mask, count
 from fedkin.core import Summary
 from fedkin.data import Finding, Rows, deal_folds, level_text
 from fedkin.errors import DataError
-from fedkin.losses import RowLoss
+from fedkin.losses import Loss
+from fedkin.losses.cox import RiskSets, log_hazards
 
 if TYPE_CHECKING:
     from fedkin.federate.contract import Contract
@@ -115,13 +116,14 @@ def check_disclosure(
             hint = "leave them out, or join levels in the contract"
             findings.append(Finding(name, f"{words}; {hint}", "few_in_cell"))
     findings += _rare_pairs(contract, cells, least.pair, np.zeros(rows.n_samples, dtype=np.int64))
+    findings += _few_events(contract, rows, fewest := max(least.rows, contract.n_params + 1))
     dominated = _Dominance(contract, rows, least.cell) if own is None or not own.lowers_minima else None
     if not findings and dominated is not None:
         findings += dominated.check()
     if findings or not folds:
         return findings
     fold_of = deal_folds(site, rows.n_samples, folds, contract.seed)
-    smallest, fewest = int(np.bincount(fold_of, minlength=folds).min()), max(least.rows, contract.n_params + 1)
+    smallest = int(np.bincount(fold_of, minlength=folds).min())
     if smallest < fewest:
         words = f"{count(len(fold_of), 'row')} in {folds} folds are only {smallest} in one of them"
         findings.append(Finding("", f"{words}, and at least {fewest} are needed", "few_in_fold"))
@@ -131,6 +133,8 @@ def check_disclosure(
             words = f"{count(int(inside.sum()), 'row')} with {value!r}, but only {smallest} in one of {folds} folds"
             findings.append(Finding(name, f"{words}, and {needed}", "few_in_fold"))
     findings += _rare_pairs(contract, cells, least.pair, fold_of)
+    for k in range(folds):
+        findings += _few_events(contract, rows.take(fold_of == k), fewest, f" in fold {k + 1} of {folds}")
     for k in range(folds if dominated is not None and not findings else 0):
         assert dominated is not None
         findings += dominated.check(fold_of == k, f" in fold {k + 1} of {folds}")
@@ -143,6 +147,29 @@ def most_folds(contract: Contract, rows: Rows, own: Thresholds | None = None, *,
     return next((k for k in range(most, 1, -1) if not check_disclosure(contract, rows, own, site=site, folds=k)), 0)
 
 
+def check_point(
+    contract: Contract, rows: Rows, theta: Array, own: Thresholds | None = None, fold_of: Index | None = None
+) -> list[Finding]:
+    """Return why sums at ``theta (p,)``, also in each fold of ``fold_of (n,)``, may not leave; [] when they may.
+
+    A loss that is not quadratic weighs rows by its curvature. ``(sum w)^2 / sum w^2``, the effective number of rows,
+    must reach the threshold, and no row may have nearly all of any sum of second derivatives.
+    """
+    least, loss = required(contract, own).effective_rows, contract.loss_object()
+    if loss.quadratic:
+        return []  # weights are those of `check_disclosure`
+    for part in [None] if fold_of is None else [None, *np.unique(fold_of).tolist()]:
+        one = _told(loss, theta, rows if part is None else rows.take(fold_of == part))
+        where = "there" if part is None else f"there, in fold {part + 1},"
+        if not one.effective >= least:
+            words = f"{where} {one.effective:.3g} rows in effect have the weight, but {least:g} are needed"
+            return [Finding("", words, "concentrated")]
+        if one.share > MOST_OF_A_SUM:
+            words = f"{where} one row makes up {one.share:.4f} of a sum, but at most {MOST_OF_A_SUM:g} may leave"
+            return [Finding("", words, "concentrated")]
+    return []
+
+
 def check_query(
     contract: Contract,
     rows: Rows,
@@ -152,55 +179,124 @@ def check_query(
     *,
     fold_of: Index | None = None,
 ) -> list[Finding]:
-    """Return why sums at ``theta (p,)`` may not leave; [] when they may.
+    """Return why sums at ``theta (p,)`` may not leave after others; [] when they may.
 
     ``known`` are the points of all that was sent before, the site's own estimate first, of which there are sums for
-    each fold of ``fold_of (n,)``. Weights of rows are the curvatures of their losses. ``(sum w)^2 / sum w^2``, the
-    effective number of rows, must reach the threshold; no row may have nearly all of any sum, nor of any combination
-    of what was sent before. All messages together may not have more numbers than the rows, which could then be solved
-    for.
+    each fold of ``fold_of (n,)``. Beyond `check_point`, no row may have nearly all of any combination of the new sums
+    with those that were sent before. All messages together may not have more numbers than the rows, which could then
+    be solved for.
     """
-    least, loss = required(contract, own), contract.loss_object()
-    size, rowwise = float(np.linalg.norm(theta)), loss.rowwise
+    loss, size = contract.loss_object(), float(np.linalg.norm(theta))
     if not size <= contract.radius:
         words = f"the point has length {size:.3g}, outside the contract's ball of radius {contract.radius:.3g}"
         return [Finding("", words, "query_outside")]
-    if loss.quadratic or rowwise is None:
+    if loss.quadratic:
         return []  # the sums follow from those that were shared
-    with np.errstate(over="ignore", invalid="ignore"):
+    with np.errstate(all="ignore"):
         here, start, zero = (loss.value(at, *rows.arrays) for at in (theta, known[0], np.zeros_like(theta)))
-        curvature, *before = (_curvatures(rowwise, at, rows) for at in (theta, *known))
     most = start + _FAR * (max(zero - start, 0.0) + abs(start))
-    if not here <= most or not np.isfinite(curvature).all():
+    if not here <= most:
         words = f"there the mean loss is {here:.3g}, but at most {most:.3g} is plausible for these rows"
         return [Finding("", words, "query_far")]
-    weight = np.einsum("nkk->n", curvature)
-    effective = float(weight.sum()) ** 2 / max(float(weight @ weight), _TINY)
-    if not effective >= least.effective_rows:
-        words = f"there {effective:.3g} rows in effect have the weight, but {least.effective_rows:g} are needed"
-        return [Finding("", words, "query_concentrated")]
-    # factors of each row's Hessian
-    values, vectors = np.linalg.eigh(curvature)
-    root = np.sqrt(np.maximum(values, 0.0))[:, :, None] * np.swapaxes(vectors, 1, 2)
-    parts = np.einsum("nkj,nq->nkjq", root, rows.X).reshape(*root.shape[:2], -1)
-    if (share := float(_row_shares(parts).max())) > MOST_OF_A_SUM:
-        words = f"there one row makes up {share:.4f} of a sum, but at most {MOST_OF_A_SUM:g} may leave"
-        return [Finding("", words, "query_concentrated")]
-    first, *others = (np.einsum("nkk->n", one) for one in before)
-    by_fold = [first] if fold_of is None else [np.where(fold_of == k, first, 0.0) for k in np.unique(fold_of)]
-    weights = np.stack([weight, *by_fold, *others], axis=1)
+    if findings := check_point(contract, rows, theta, own):
+        return findings
+    folds = [np.ones(rows.n_samples, dtype=bool)] if fold_of is None else [fold_of == k for k in np.unique(fold_of)]
+    blocks = [_told(loss, at, rows) for at in (theta, *known[1:])]
+    weights, factors = [one.weight for one in blocks], [np.ones((rows.n_samples, 1)), *(one.factors for one in blocks)]
+    for fold in folds:
+        part, whole = _told(loss, known[0], rows.take(fold)), np.zeros((rows.n_samples, blocks[0].factors.shape[1] + 1))
+        whole[fold] = np.column_stack([part.weight, part.factors])
+        weights.append(whole[:, 0])
+        factors.append(whole[:, 1:])
+    columns = np.stack(weights, axis=1)
     # points that are nearly the same tell the same
-    values = np.linalg.svd(weights / np.linalg.norm(weights, axis=0), compute_uv=False)
+    values = np.linalg.svd(columns / np.maximum(np.linalg.norm(columns, axis=0), _TINY), compute_uv=False)
     told, p = int((values > _SAME_WEIGHTS * values[0]).sum()), theta.size
     told, held = told * (p * (p + 3) // 2 + 1), rows.n_samples * len(contract.column_names)
     if told > held:
         words = f"with the answer {told} numbers would have left, but the rows have only {held}"
         return [Finding("", f"{words}: with so many, rows could be solved for", "query_many")]
-    if (share := float(_row_shares(weights[:, None, :], _SAME_WEIGHTS).max())) > MOST_OF_A_SUM:
+    if (share := float(_row_shares(np.hstack(factors)[:, None, :], _SAME_WEIGHTS).max())) > MOST_OF_A_SUM:
         words = f"together with what was sent before, one row makes up {share:.4f} of a sum"
         words += "; ask at another point, or with the Huber loss for a larger threshold in the contract"
         return [Finding("", words, "query_difference")]
     return []
+
+
+@dataclass(frozen=True)
+class _Told:
+    """What sums of n rows at a point tell of each row."""
+
+    weight: Array  # (n,) of the row in the second derivatives
+    factors: Array  # (n, c) by which the row's columns are multiplied in any of the sums
+    share: float  # the largest of one row in the second derivatives, along any direction
+    effective: float  # number of rows that have the weight
+
+
+def _told(loss: Loss, theta: Array, rows: Rows) -> _Told:
+    """Return what sums of rows at ``theta (p,)`` tell of each row, of a loss that is not quadratic."""
+    with np.errstate(all="ignore"):
+        if loss.target == "survival":
+            return _told_by_risk_sets(theta, rows)
+        rowwise = loss.rowwise
+        if rowwise is None or rows.y is None:
+            raise DataError(f"nobody knows what sums of the {loss.name} loss tell about single rows: none may leave")
+        eta = rowwise.predictors(theta, rows.X, rows.offset)
+        slope, curvature = rowwise.slope_at(eta, rows.y), rowwise.curvature_at(eta, rows.y)
+    n, k = slope.shape
+    weight = np.einsum("nkk->n", curvature)
+    if not (np.isfinite(curvature).all() and np.isfinite(slope).all()):
+        return _Told(np.zeros(n), np.full((n, 1), np.nan), 1.0, 0.0)
+    first, second = np.triu_indices(k)
+    # factors of each row's Hessian
+    values, vectors = np.linalg.eigh(curvature)
+    root = np.sqrt(np.maximum(values, 0.0))[:, :, None] * np.swapaxes(vectors, 1, 2)
+    parts = np.einsum("nkj,nq->nkjq", root, rows.X).reshape(n, k, -1)
+    factors = np.hstack([slope, curvature[:, first, second]])
+    return _Told(weight, factors, float(_row_shares(parts).max()), _effective(weight))
+
+
+def _told_by_risk_sets(theta: Array, rows: Rows) -> _Told:
+    """Return what sums of the Cox loss tell: a row is in the sum of every event at which it is at risk.
+
+    With p the share of a row in the hazard of a risk set and m the mean of the set, the gradient has the row p times
+    (the expected number of its events), and the second derivatives have ``p (x - m) (x - m)'`` of it.
+    """
+    assert rows.y is not None
+    risk, eta = RiskSets.of(rows.y), log_hazards(theta, rows.X, rows.offset)
+    hazard = np.exp(eta - eta.max(initial=0.0))
+    sums = risk.sums(hazard[:, None] * np.column_stack([np.ones(rows.n_samples), rows.X]))
+    total, means = sums[:, 0], sums[:, 1:] / sums[:, :1]
+    expected = hazard * risk.cumulated(1.0 / total)
+    weight = np.maximum(expected - hazard**2 * risk.cumulated(total**-2.0), 0.0)
+    factors = np.column_stack([expected, rows.y > 0])
+    if not (np.isfinite(factors).all() and np.isfinite(means).all()):
+        return _Told(np.zeros_like(eta), np.full((eta.size, 1), np.nan), 1.0, 0.0)
+    values, vectors = np.linalg.eigh((rows.X * expected[:, None]).T @ rows.X - means.T @ means)
+    seen = values > _SMALLEST * max(float(values[-1]), _TINY)
+    Z, centre = (one @ (vectors[:, seen] / np.sqrt(values[seen])) for one in (rows.X, means))
+    about = np.column_stack([centre / total[:, None], (centre**2).sum(axis=1) / total])
+    of_means = hazard[:, None] * np.column_stack([risk.cumulated(one) for one in about.T])
+    trace = expected * (Z**2).sum(axis=1) - 2 * (Z * of_means[:, :-1]).sum(axis=1) + of_means[:, -1]
+    time, share = np.abs(rows.y), 0.0
+    for k in np.flatnonzero(trace > MOST_OF_A_SUM).tolist():  # at most as many as there are directions
+        away = (Z[k] - centre) * np.sqrt(hazard[k] / total * (time[risk.deaths] <= time[k]))[:, None]
+        share = max(share, float(np.linalg.norm(away, ord=2)) ** 2)
+    return _Told(weight, factors, share, min(_effective(weight), _effective(expected)))
+
+
+def _effective(weight: Array) -> float:
+    return float(weight.sum()) ** 2 / max(float(weight @ weight), _TINY)
+
+
+def _few_events(contract: Contract, rows: Rows, fewest: int, where: str = "") -> list[Finding]:
+    """Return why sums over the events of survival times tell too much, if they do."""
+    if contract.loss_object().target != "survival" or rows.y is None:
+        return []
+    if (events := int((rows.y > 0).sum())) >= fewest:
+        return []
+    words = f"only {count(events, 'event')}{where}, but at least {fewest} are needed: sums are over events"
+    return [Finding("", words, "few_events")]
 
 
 def _rare_pairs(
@@ -270,12 +366,6 @@ class _Dominance:
         names = " and ".join(self.names[k] for k in order.tolist() if abs(direction[k]) > 0.1 * np.abs(direction).max())
         hint = "leave these rows or a column out, or join levels in the contract"
         return Finding("", f"{words}{where}, along {names}: so few could be recognised; {hint}", "dominated")
-
-
-def _curvatures(loss: RowLoss, theta: Array, rows: Rows) -> Array:
-    """Return the second derivatives ``(n, k, k)`` of each row's loss in its predictors."""
-    assert rows.y is not None
-    return loss.curvature_at(loss.predictors(theta, rows.X, rows.offset), rows.y)
 
 
 def _row_shares(parts: Array, accuracy: float = _SMALLEST) -> Array:

@@ -16,7 +16,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from fedkin._base import PRIVATE_DIRECTORY, AnyArray, Array, in_file, listed
+from fedkin._base import PRIVATE_DIRECTORY, AnyArray, Array, Index, in_file, listed
 from fedkin.core import (
     Budget,
     Query,
@@ -32,6 +32,7 @@ from fedkin.federate.contract import Contract
 from fedkin.federate.disclosure import (
     check_count,
     check_disclosure,
+    check_point,
     check_query,
     fewest_rows,
     most_folds,
@@ -83,16 +84,20 @@ def share(
     fewest = fewest_rows(contract, site.settings)
     site.ledger.check("share", rows, fewest, private=private, budget=site.settings.epsilon, resend=resend)
     rank = _chosen_rank(contract, before, rank)
+    wanted, member, loss = folds if rank is None else 0, site.invite.site.id, contract.loss_object()
     if budget is None:
-        folds = _chosen_folds(site, rows, before, folds if rank is None else 0)
-        _check_rows(site, rows, folds)
+        folds = _chosen_folds(site, rows, before, wanted)
+        findings = check_disclosure(contract, rows, site.settings, site=member, folds=folds)
+        refuse_disclosure(findings, "nothing is shared")
+        summary = site_summary(member, rows, loss, **_how(contract, folds))
+        findings = check_point(contract, rows, summary.at, site.settings, _folds(site, rows, folds))
+        if findings and folds and wanted is None and before is None:
+            folds, summary = 0, site_summary(member, rows, loss, **_how(contract, 0))
+            findings = check_point(contract, rows, summary.at, site.settings)
+        refuse_disclosure(findings, "nothing is shared", "the sums at this site's own estimate")
     else:
-        folds = _public_folds(site, rows.n_samples, folds if rank is None else 0)
-    member, loss, how = site.invite.site.id, contract.loss_object(), _how(contract, folds)
-    if budget is None:
-        summary = site_summary(member, rows, loss, **how)
-    else:
-        summary = private_summary(member, rows, loss, budget, **how, by_fold=folds > 0)
+        folds = _public_folds(site, rows.n_samples, wanted)
+        summary = private_summary(member, rows, loss, budget, **_how(contract, folds), by_fold=folds > 0)
     made = _formed(summary, folds, contract, rank)
     return _write(site, signer, rows, made, 1, None, dry_run)
 
@@ -113,8 +118,7 @@ def answer(directory: Path, path: Path, *, dry_run: bool = False) -> Shared:
     rows = site.allowed_rows("answer")
     _check_round(site, query, asked.digest, path)
     if query.theta.size == contract.n_params:
-        folds = _folds_of(before)
-        fold_of = deal_folds(site.invite.site.id, rows.n_samples, folds, contract.seed) if folds else None
+        fold_of = _folds(site, rows, _folds_of(before))
         points = _points_before(site, rows, query.theta, path)
         findings = check_query(contract, rows, query.theta, [before.at, *points], site.settings, fold_of=fold_of)
         refuse_disclosure(findings, f"{path} is not answered", "the point")
@@ -210,6 +214,11 @@ def _public_folds(site: Site, n: int, wanted: int | None) -> int:
     return wanted if wanted is not None else most if n // most >= fewest else 0
 
 
+def _folds(site: Site, rows: Rows, folds: int) -> Index | None:
+    """Return in which fold each row is; None without folds."""
+    return deal_folds(site.invite.site.id, rows.n_samples, folds, site.contract.seed) if folds else None
+
+
 def _folds_of(summary: Summary) -> int:
     """Return in how many folds a summary has given sums."""
     return int((summary.count[: summary.folds] > 0).sum())
@@ -227,12 +236,6 @@ def _formed(summary: Summary, folds: int, contract: Contract, rank: int | None) 
     sums: dict[str, Any] = {name: moved(getattr(summary, name)) for name in names}
     made = replace(summary, **sums)
     return made if rank is None else made.short(rank)
-
-
-def _check_rows(site: Site, rows: Rows, folds: int) -> None:
-    """Refuse rows that are too few, or that sums would single out."""
-    findings = check_disclosure(site.contract, rows, site.settings, site=site.invite.site.id, folds=folds)
-    refuse_disclosure(findings, "nothing is shared")
 
 
 def _check_round(site: Site, query: Query, digest: str, path: Path) -> None:
