@@ -25,7 +25,7 @@ from fedkin.datasets.public import (
 )
 from fedkin.errors import DataError
 from fedkin.graph import Graph
-from fedkin.studies import Replication, election_report, launch
+from fedkin.studies import Replication, claims, launch
 from fedkin.studies.config import FIGURES
 from fedkin.studies.election import (
     LABELS,
@@ -33,6 +33,7 @@ from fedkin.studies.election import (
     Protocol,
     Split,
     election,
+    groups,
     scores,
 )
 from fedkin.studies.figures import draw
@@ -311,7 +312,7 @@ def _rows(fed: float, groups: list[list[int]], states: Sequence[str] = "ABC") ->
 
 
 def test_groups_are_what_most_splits_say():
-    found = election_report.groups(_rows(0.94, [[0, 0, 1], [0, 0, 1], [0, 1, 1], [0, 0, 1]]))
+    found = groups(_rows(0.94, [[0, 0, 1], [0, 0, 1], [0, 1, 1], [0, 0, 1]]))
     assert found.labels.tolist() == [0, 0, 1]
     assert found.together[0, 1] == 0.75 and found.together[0, 2] == 0.0 and found.together[1, 2] == 0.25
     # A: B is with it in 3 of 4 splits, C apart in all: (3/4 + 1) / 2
@@ -320,7 +321,7 @@ def test_groups_are_what_most_splits_say():
 
 def test_claims_hold_and_fail():
     def holds(rows: list[dict[str, object]]) -> dict[str, bool | None]:
-        return {check.claim: check.holds for check in election_report.checks(rows)}
+        return {check.claim: check.holds for check in claims.election(rows)}
 
     good, bad = holds(_rows(0.944, [[0, 0, 1]] * 10)), holds(_rows(0.934, [[0, 0, 0]] * 10))
     best = 'Section 6: "FedADMM with D_loc performs best" of the four of Table 1, by more than two standard errors'
@@ -359,7 +360,7 @@ def test_maps_are_drawn(folder: Path, tmp_path: Path):
     for kind, note in (("state_map", "in 0 of 3 splits the test keeps all 1 edges"), ("kin_map", "resolved in 3 of 3")):
         draw({"name": kind, "kind": kind}, rows, tmp_path, FIGURES[kind])
         assert (tmp_path / f"{kind}.svg").stat().st_size > 0
-        assert note in election_report.groups(rows, "kin" if kind == "kin_map" else "fed-loc").note
+        assert note in groups(rows, "kin" if kind == "kin_map" else "fed-loc").note
 
 
 @pytest.mark.realdata

@@ -13,9 +13,10 @@ from fedkin.datasets import paper_design
 from fedkin.errors import ParameterError
 from fedkin.studies import Replication, claims, load_study, run_study, write_study_report
 from fedkin.studies import kin as peers
+from fedkin.studies.claims import Check
 from fedkin.studies.config import task_function
+from fedkin.studies.figures import paired_ratios
 from fedkin.studies.kin import checks, judged
-from fedkin.studies.summary import Check, paired_ratios
 
 
 def _paper_rows(fed: float, es: float, growth: float = -0.5, **changed: float) -> list[dict[str, object]]:

@@ -9,7 +9,7 @@ import pytest
 from fedkin.errors import ParameterError
 from fedkin.studies import BUILT_IN, launch, load_study, parse_study, run_study
 from fedkin.studies.config import replication_seed
-from fedkin.studies.designs import find_function
+from fedkin.studies.tasks import find_function
 from small_studies import OWN, SMALL, UNDRAWN
 
 

@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 
 from fedkin.studies import load_study, run_study, write_study_report
-from fedkin.studies.figures import ResultTable, make_table
-from fedkin.studies.summary import Sample, paired_difference
+from fedkin.studies.figures import ResultTable, Sample, make_table, paired_difference
 
 pytestmark = pytest.mark.studies
 

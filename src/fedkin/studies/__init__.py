@@ -8,8 +8,8 @@ as Parquet; figures, tables, claims and one HTML page are made from the rows alo
 from __future__ import annotations
 
 from fedkin.studies.config import BUILT_IN, Cell, Study, check_study, load_study, parse_study
-from fedkin.studies.designs import Replication
 from fedkin.studies.run import StudyError, launch, read_rows, run_study, write_rows, write_study_report
+from fedkin.studies.tasks import Replication
 
 __all__ = [
     "BUILT_IN",

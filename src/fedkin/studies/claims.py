@@ -1,27 +1,26 @@
-"""The claims that the paper's studies put to the test, with what was observed."""
+"""Claims and their verdicts, and the claims of the paper's studies."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 
+from fedkin._base import count
 from fedkin.core import FAMILY_WISE
-from fedkin.studies.summary import (
-    Check,
+from fedkin.studies.election import LABELS, MAIN, MODELS, PUBLISHED, groups
+from fedkin.studies.figures import (
     Interval,
     Point,
     Row,
     Sample,
-    bound_check,
     distinct,
-    doubt,
-    doubt_of_means,
     group,
     label_of,
-    largest,
     paired,
     paired_difference,
     paired_ratios,
@@ -29,6 +28,101 @@ from fedkin.studies.summary import (
     student,
     summarize,
 )
+
+
+@dataclass(frozen=True)
+class Check:
+    """A claim, what was observed, and whether the claim holds in these rows."""
+
+    claim: str
+    observed: str
+    holds: bool | None  # by the claim's own criterion; None for an observation, which is evidence for no claim
+    doubt: str = ""  # the deciding number with its 95% interval, where that reaches to both sides of the claim
+    left_open: bool = False  # whether, with few replications, the doubt is the verdict
+    reason: str = ""  # why a claim of the paper does not hold here
+
+    def from_few_replications(self) -> Check:
+        """Return the check with fewer replications than the study asks for: a claim in doubt is left open."""
+        return replace(self, holds=None, left_open=True, reason="") if self.doubt else self
+
+    @property
+    def verdict(self) -> str:
+        """``holds``, ``does not hold``, ``too few replications to tell (...)`` or ``observation``.
+
+        Where the interval of the deciding number reaches to both sides of the claim, the verdict has that number.
+        """
+        if self.left_open:
+            return f"too few replications to tell ({self.doubt})"
+        if self.holds is None:
+            return "observation"
+        return ("holds" if self.holds else "does not hold") + (f", within noise ({self.doubt})" if self.doubt else "")
+
+    def __str__(self) -> str:
+        """Format the verdict, the claim, what was observed, and the reason."""
+        verdict = self.verdict.upper() if self.holds is False else self.verdict
+        return f"{verdict}: {self.claim} ({self.observed})" + (f": {self.reason}" if self.reason else "")
+
+
+def doubt(
+    intervals: Iterable[Interval], low: float = -math.inf, high: float = math.inf, form: str = ".3g", unit: str = ""
+) -> str:
+    """Say why intervals do not settle whether all numbers lie between ``low`` and ``high``; "" when they do.
+
+    They do when all lie between the two, or when one lies outside as a whole.
+    """
+    found = list(intervals)
+    reaching = [one for one in found if one.high > high or one.low < low]
+    if not reaching or any(one.low > high or one.high < low for one in found):
+        return ""
+
+    def outside(one: Interval) -> tuple[float, float]:
+        """By how much the estimate, as a reader sees it among what was observed, and else the interval is outside."""
+        return max(one.estimate - high, low - one.estimate, 0.0), max(one.high - high, low - one.low)
+
+    return max(reaching, key=outside).text(form) + unit
+
+
+def doubt_of_means(
+    found: Mapping[Any, Sample], low: float = -math.inf, high: float = math.inf, form: str = ".3g", unit: str = ""
+) -> str:
+    """Apply `doubt` to means, by intervals that hold together."""
+    return doubt((one.interval(len(found)) for one in found.values()), low, high, form, unit)
+
+
+def largest(ratios: Mapping[Point, Sample], names: Sequence[str], form: str = ".3f") -> str:
+    """Format the largest mean and where it is."""
+    worst = max(ratios, key=lambda point: ratios[point].mean)
+    return f"{ratios[worst].mean:{form}} at {point_label(names, worst)}"
+
+
+def bound_check(
+    claim: str,
+    found: Mapping[Point, Sample],
+    names: Sequence[str],
+    high: float = math.inf,
+    *,
+    low: float = -math.inf,
+    reason: str = "",
+    form: str = ".3f",
+) -> list[Check]:
+    """Check that all means lie between ``low`` and ``high``; no check where there are none.
+
+    ``reason`` says why, where they do not.
+    """
+    if not found:
+        return []
+    within = sum(low <= one.mean <= high for one in found.values())
+    ends = f"the largest is {largest(found, names, form)}"
+    if math.isfinite(low):
+        least = min(found, key=lambda point: found[point].mean)
+        smallest = f"the smallest is {found[least].mean:{form}} at {point_label(names, least)}"
+        ends = smallest if math.isinf(high) else f"{smallest}, {ends}"
+    observed = f"{within} of {count(len(found), 'cell')}; {ends}"
+    holds = within == len(found)
+    return [Check(claim, observed, holds, doubt_of_means(found, low, high, form), reason="" if holds else reason)]
+
+
+# --- the paper's claims -----------------------------------------------------------------------------------------------
 
 #: What "Fed-ADMM" can mean in the paper: the estimator, and the output of Algorithm 1.
 OUTPUTS = ("fedadmm", "fedadmm-printed")
@@ -362,6 +456,77 @@ def availability(rows: Sequence[Row]) -> list[Check]:
         in_doubt = doubt_of_means(price, 0.5, 2.0, ".2f", " of 1/p")
         checks.append(Check(claim, observed, all(0.5 <= value <= 2 for value in means.values()), in_doubt))
     return checks
+
+
+def election(rows: Sequence[Row]) -> list[Check]:
+    """Check the sentences of section 6 and the numbers of its table, under the default protocol; then kin."""
+    main = [row for row in rows if row["standardize"] == MAIN]
+    accuracy = {key[0]: one for key, one in summarize(main, ["method"], "accuracy").items()}
+
+    def apart(first: str, second: str) -> Sample:
+        return paired_difference(main, "method", (first, second), "accuracy")
+
+    def words(one: Sample) -> str:
+        return f"{one.mean:+.4f}, standard error {one.error:.4f} ({one.n} splits)"
+
+    floor = accuracy["always-republican"].mean
+    ahead = {(name,): apart("fed-loc", name) for name in ("local", "global", "fed-his")}
+    closest = min(ahead, key=lambda key: ahead[key].mean)
+    observed = f"least ahead of {LABELS[closest[0]]}: {words(ahead[closest])}"
+    claim = 'Section 6: "FedADMM with D_loc performs best" of the four of Table 1, by more than two standard errors'
+    best = all(one.mean > 2 * one.error for one in ahead.values())
+    why = "" if best else f"it is not clearly ahead of {LABELS[closest[0]]}, whose graph is nearly as good here"
+    out = [Check(claim, observed, best, doubt_of_means(ahead, low=0.0, form="+.4f"), reason=why)]
+    one = apart("global", "local")
+    claim = 'Section 6: "Global estimator outperforms the local one"'
+    out.append(Check(claim, words(one), one.mean > 0, doubt([one.interval()], low=0.0, form="+.4f")))
+    one = apart("fed-his", "local")
+    claim = 'Section 6: "FedADMM with D_his performs on par with local estimator" (within two standard errors)'
+    on_par = abs(one.mean) <= 2 * one.error
+    out.append(Check(claim, words(one), on_par, reason="" if on_par else "sharing along D_his helps here, by a little"))
+    for name, (value, sd) in PUBLISHED.items():
+        method = LABELS[name].removesuffix(", ridge validated")
+        claim = f"Table 1: accuracy of {method} is {value:.3f}, within its standard deviation {sd:.3f}"
+        mine, holds = accuracy[name], abs(accuracy[name].mean - value) <= sd
+        in_doubt = doubt([mine.interval()], value - sd, value + sd, ".3f")
+        why = "" if holds else f"the published number lies below a constant answer, which is right in {floor:.1%}"
+        out.append(Check(claim, f"{mine.mean:.3f}", holds, in_doubt, reason=why))
+    found = groups(rows)
+    sizes = np.bincount(found.labels)
+    edges = [int(row["kept_edges"]) for row in main if row["method"] == "fed-loc"]
+    n_pairs = len(found.states) * (len(found.states) - 1) // 2
+    kept = f"{min(edges)} to {max(edges)} of {n_pairs} edges kept; "
+    why = "with as many predictors as counties, local fits are so uncertain that the test keeps nearly all edges"
+    several, alone = int((sizes > 1).sum()), int((sizes == 1).sum())
+    for claim, seen, holds in (
+        ("D_loc has two main groups of states", count(several, "group"), several == 2),
+        ("some states are connected to no other", count(alone, "state") + " alone", alone > 0),
+    ):
+        out.append(Check(f"Supplement, map: {claim}", kept + seen, holds, reason="" if holds else why))
+    below = [name for name, (value, _) in PUBLISHED.items() if value < floor]
+    observed = f"{len(below)} of the 4 published accuracies lie below it"
+    out.append(Check(f"A constant answer is right in {floor:.1%} of the test counties", observed, None))
+    return out + _winners(main)
+
+
+def _winners(main: Sequence[Row]) -> list[Check]:
+    """Compare kin with every other model, and say who is best."""
+    names = [name for name in MODELS if any(row["method"] == name for row in main)]
+    if "kin" not in names:
+        return []
+    apart = {(name,): paired_difference(main, "method", ("kin", name), "log_loss") for name in names if name != "kin"}
+    ahead = sum(one.mean < -2 * one.error for one in apart.values())
+    nearest = max(apart, key=lambda key: apart[key].mean)
+    close = f"{LABELS[nearest[0]]}, {apart[nearest].mean:+.4f}, standard error {apart[nearest].error:.4f}"
+    observed = f"{ahead} of {len(apart)}; the nearest is {close}"
+    claim = "Ours: kin below every other model in log-loss by more than two standard errors of the paired mean"
+    out = [Check(claim, observed, ahead == len(apart), doubt_of_means(apart, high=0.0, form="+.4f"))]
+    for measure, sign, words in (("accuracy", -1, "highest accuracy"), ("log_loss", 1, "lowest log-loss")):
+        table = {key[0]: one.mean for key, one in summarize(main, ["method"], measure).items() if key[0] in names}
+        order = sorted(table, key=lambda name: sign * table[name])
+        observed = ", ".join(f"{LABELS[name]} {table[name]:.4f}" for name in order)
+        out.append(Check(f"The {words} of the models", observed, None))
+    return out
 
 
 def _slope(x: Sequence[float], y: Sequence[float], error: Sequence[float]) -> tuple[float, float]:

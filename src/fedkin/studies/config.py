@@ -1,29 +1,6 @@
 """A study as data: its TOML file becomes a checked `Study`, its grid points become `Cell`s with derived seeds.
 
-::
-
-    [study]
-    name = "estimation"                  # of its directory (with --quick: estimation-quick); letters, digits, - and _
-    title = "Estimation error"
-    task = "estimation"                  # what one replication does: a built-in name or "module:function"
-    seed = 1
-    replications = 100
-    block = 5                            # replications per cell, the unit that is cached
-    shared = ["level"]                   # grid entries that are compared on the same random numbers; optional
-
-    [[grid]]                             # each [[grid]] is a product of lists; several are put one after the other
-    n_sites = [20, 40]
-    varrho = [0.1, 0.2]
-
-    [options]                            # handed to the task as they are
-    generator = "paper"                  # or "module:function"
-
-    [quick]                              # what --quick changes
-    replications = 2
-    grid = [{n_sites = [20], varrho = [0.1]}]
-
-    [[figure]]                           # figures and tables: see `fedkin.studies.figures`
-    kind = "lines"
+docs/running-studies.md has the entries of the file.
 """
 
 from __future__ import annotations
@@ -44,8 +21,8 @@ import msgspec
 
 import fedkin
 from fedkin.errors import ParameterError
-from fedkin.studies import election, election_report, figures, kin, tasks
-from fedkin.studies.designs import GENERATORS, Task, code_digest, find_function, generator_arguments
+from fedkin.studies import election, figures, kin, tasks
+from fedkin.studies.tasks import GENERATORS, Task, code_digest, find_function, generator_arguments
 
 #: The studies that come with Fedkin, in the order in which ``fedkin study all`` runs them.
 BUILT_IN = (
@@ -57,9 +34,9 @@ TASKS = {**tasks.TASKS, **kin.TASKS, **election.TASKS}
 FIGURES: Mapping[str, figures.Drawer] = {
     "lines": figures.line_panels,
     "scaling": figures.scaling,
-    "state_map": election_report.state_map,
-    "kin_map": election_report.kin_map,
-    "accuracy": election_report.accuracy,
+    "state_map": election.state_map,
+    "kin_map": election.kin_map,
+    "accuracy": election.accuracy,
 }
 SUFFIX = "-quick"  # of the directory of a quick run
 
@@ -357,8 +334,10 @@ def _check_options(study: Study, options: Mapping[str, Sequence[str]]) -> None:
     _check_names(study.options, list(options), where)
     if "generator" in options:
         name = study.options.get("generator", "paper")
-        custom = GENERATORS.get(name) or _check_function(study, "[options]", "generator", name, (), GENERATORS)
-        _check_generator(study, f"generator {name!r}", custom)
+        known = GENERATORS.get(name, name)
+        _check_generator(
+            study, f"generator {name!r}", _check_function(study, "[options]", "generator", known, (), GENERATORS)
+        )
     for entry, known in options.items():
         if not known or entry not in study.options:
             continue

@@ -17,33 +17,61 @@ import numpy as np
 from fedkin._base import Array, Index
 from fedkin.core import oracle_fit
 from fedkin.data import Federation
-from fedkin.datasets import Design
+from fedkin.datasets import Design, paper_design
 from fedkin.errors import ParameterError
 from fedkin.graph import Graph
 from fedkin.kin import Kin, QuadraticLikelihoods, common_units, display_groups, find_kin, fit_mixed
-from fedkin.studies.designs import Replication, Task, make_design
-from fedkin.studies.figures import ResultTable, add_legend
-from fedkin.studies.summary import (
-    Check,
+from fedkin.studies.claims import Check, bound_check, doubt, doubt_of_means, largest
+from fedkin.studies.figures import (
+    ResultTable,
     Row,
     Sample,
-    bound_check,
+    add_legend,
     column_label,
     distinct,
-    doubt,
-    doubt_of_means,
     label_of,
-    largest,
     paired_ratios,
     point_label,
     ratio_of_sums,
     summarize,
 )
-from fedkin.studies.tasks import TUNED_OPTIONS, Tuning, Workbench, settings_from
+from fedkin.studies.tasks import TUNED_OPTIONS, Replication, Task, Tuning, Workbench, make_design, settings_from
 
 BINS = np.linspace(0.0, 1.0, 11)  # ends of the bins of stated probabilities in a reliability diagram
 LEVEL = 0.95  # of the intervals whose coverage is looked at
 CELL = ["varrho", "signal"]
+
+
+def differing_design(
+    n_sites: int = 30,
+    n_samples: int = 50,
+    n_features: int = 8,
+    *,
+    truth: str = "groups",
+    loss: str = "linear",
+    signal: float = 1.0,
+    seed: int = 0,
+) -> Design:
+    """Draw sites that differ in one of three ways, ``truth``: in three groups, not at all, or continuously.
+
+    Parameters of "continuous" sites are ``N(centre, signal^2 / (4 sqrt(p)))``, and edges between them are drawn by lot;
+    otherwise it is the paper's design with a fifth of the edges flipped.
+    """
+    if truth not in ("groups", "none", "continuous"):
+        raise ParameterError(f'truth must be "groups", "none" or "continuous", got {truth!r}')
+    if truth != "continuous":
+        sizes = (n_sites, n_samples, n_features, 3 if truth == "groups" else 1)
+        return paper_design(*sizes, varrho=0.2, loss=loss, signal=signal, seed=seed)
+    rng = np.random.default_rng(seed)
+    scale = signal * n_features**-0.25
+    theta = scale * (rng.normal(size=n_features) + 0.5 * rng.normal(size=(n_sites, n_features)))
+    graph = Graph.empty(range(n_sites)).corrupt(0.3, seed=rng)
+    data = {}
+    for u in range(n_sites):
+        X = rng.normal(size=(n_samples, n_features))
+        mean, noise = X @ theta[u], rng.normal(size=n_samples)
+        data[u] = X, mean + noise if loss == "linear" else (mean + rng.logistic(size=n_samples) > 0).astype(np.float64)
+    return Design(Federation(data), graph, Graph.empty(range(n_sites)), theta, np.arange(n_sites))
 
 
 def least_squares(federation: Federation) -> QuadraticLikelihoods:

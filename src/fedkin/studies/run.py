@@ -29,10 +29,10 @@ from fedkin.errors import DataError, FedkinError, GraphError, MissingDependencyE
 from fedkin.fitting.progress import progress
 from fedkin.report import render
 from fedkin.solvers import load_kernels
+from fedkin.studies.claims import Check
 from fedkin.studies.config import BUILT_IN, FIGURES, Cell, Study, check_study, load_study, task_function
-from fedkin.studies.designs import Replication
-from fedkin.studies.figures import ResultTable, draw, make_table
-from fedkin.studies.summary import Check, Row
+from fedkin.studies.figures import ResultTable, Row, draw, make_table
+from fedkin.studies.tasks import Replication
 
 #: The file with all rows of a finished run.
 ROWS = "rows.parquet"
