@@ -50,7 +50,7 @@ def test_the_defaults_are_those_of_python(place: Path, capsys: pytest.CaptureFix
 def test_every_option_of_a_fit_is_an_option_of_the_command(capsys: pytest.CaptureFixture[str]) -> None:
     from typer.main import get_command
 
-    from fedkin.cli.app import make_app
+    from fedkin.cli.console import make_app
 
     command = get_command(make_app(["fit"])).commands["fit"]
     known = {one.name: one for one in command.params}

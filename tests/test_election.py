@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 import fedkin
-from fedkin.datasets.public import (
+from fedkin.datasets import (
     EARLIER,
     FACTS,
     MAP,

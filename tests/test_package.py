@@ -21,8 +21,8 @@ import typer
 import fedkin
 import fedkin.errors
 from fedkin.cli import main
-from fedkin.cli.app import COMMANDS
-from fedkin.cli.app import EXAMPLES as EXAMPLES_OF_HELP
+from fedkin.cli.console import COMMANDS
+from fedkin.cli.console import EXAMPLES as EXAMPLES_OF_HELP
 from processes import PATIENCE
 
 REPOSITORY = Path(__file__).resolve().parent.parent

@@ -23,7 +23,7 @@ from fedkin.cli import main, running
 from fedkin.cli import simulate as simulating
 from fedkin.cli.console import StopRequested
 from fedkin.federate import Site, site_plan
-from fedkin.federate.status import is_running
+from fedkin.federate.supervisor import is_running
 from fedkin.fitting import load
 from processes import PATIENCE, capped, free_ports, on_terminal, wait_for
 

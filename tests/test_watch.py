@@ -16,7 +16,7 @@ from urllib.request import Request, urlopen
 import pytest
 
 from browser import Page, chromium, needs_browser, serious_findings
-from fedkin.report.live import LiveServer
+from fedkin.report.pages import LiveServer
 from processes import capped, wait_for
 
 STATE: dict[str, Any] = {
@@ -55,7 +55,7 @@ def test_only_who_has_the_token_sees_anything():
 
 
 def test_a_look_that_fails_once_does_not_end_the_page(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("fedkin.report.live.LOOK_SECONDS", 0.05)
+    monkeypatch.setattr("fedkin.report.pages.LOOK_SECONDS", 0.05)
     looks: list[int] = []
 
     def look() -> dict[str, Any]:

@@ -12,13 +12,15 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from fedkin.admm.availability import Availability, StandIns, site_keys
-from fedkin.admm.gradients import GradientKind, Gradients, SiteRows
+from fedkin.admm.gradients import ChangeTest, GradientKind, Gradients, SiteRows
 from fedkin.admm.plan import Average, RunPlan, StepRule, check_steps, plan_run, site_rows
 from fedkin.admm.rounds import (
     MOST_PARAMS,
     DirectLink,
     Link,
     RoundConfig,
+    Shard,
+    ShardState,
     Share,
     ShareTaker,
     Wire,
@@ -26,9 +28,7 @@ from fedkin.admm.rounds import (
     run_rounds,
     together,
 )
-from fedkin.admm.shard import Shard, ShardState
 from fedkin.admm.store import Saved, Sent, Store
-from fedkin.admm.streams import ChangeTest
 
 if TYPE_CHECKING:
     from fedkin.admm.run import fed_admm

@@ -7,19 +7,264 @@ has the same bits wherever it is computed.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy.special import ndtri, stdtr
 
-from fedkin._base import AnyArray, Array, Index, Mask
+from fedkin._base import AnyArray, Array, Index, Mask, count
 from fedkin.admm.availability import draw_batches, round_states
-from fedkin.admm.streams import SampleStream
-from fedkin.data import Rows
-from fedkin.errors import DataError
+from fedkin.core import Problem
+from fedkin.data import Federation, Rows
+from fedkin.errors import DataError, SolverError, UnknownSiteError
 from fedkin.losses import Loss
+
+#: Rows of a block, blocks before the test begins, and standard deviations that a block counts for at most.
+BLOCK, FIRST_BLOCKS, MOST_SDS = 16, 10, 3.0
+#: Shifts below twice this many standard deviations of a block are ignored; blocks between two false alarms.
+SLACK, ALARM_BLOCKS = 0.5, 1e6
+#: Estimates are compared after this many rounds, and again each time that rounds have grown by this factor.
+FIRST_LOOK, LOOK_GROWTH = 30, 1.2
+
+
+class SampleStream:
+    """Batches of fixed size, cut from an iterator of new samples.
+
+    Samples are ``(x, y)``, ``(x, y, offset)`` or ``x`` alone (the mean loss), where ``x`` is one row ``(q,)`` or some
+    rows ``(k, q)``. The site id is for messages.
+    """
+
+    def __init__(self, site: object, samples: Iterable[Any], n_features: int) -> None:
+        self.site, self.n_features = site, n_features
+        self._samples: Iterator[Any] = iter(samples)
+        self._left: list[Rows] = []
+        #: Rows handed out so far, and who looks at a batch before it is used.
+        self.used = 0
+        self.look: Callable[[Rows], None] | None = None
+
+    def batch(self, size: int, t: int) -> Rows:
+        """Return the next ``size`` samples as arrays with a leading axis of length 1."""
+        rows = self._next_rows(size, t)
+        if self.look is not None:
+            self.look(rows)
+        return rows.map(lambda part: part[None])
+
+    def _next_rows(self, size: int, t: int) -> Rows:
+        parts, missing = [], size
+        while missing:
+            part = self._left.pop() if self._left else self._next(t)
+            if part.n_samples > missing:
+                self._left.append(part.take(slice(missing, None)))
+                part = part.take(slice(0, missing))
+            missing -= part.n_samples
+            parts.append(part)
+        self.used += size
+        return Rows.stack(parts)
+
+    def skip(self, rows: int) -> None:
+        """Pass over samples that an earlier run has seen."""
+        if rows:
+            self._next_rows(rows, 0)
+
+    def _next(self, t: int) -> Rows:
+        try:
+            item = next(self._samples)
+        except StopIteration:
+            raise SolverError(
+                f"the samples of site {self.site!r} ended in round {t} after {count(self.used, 'row')}; "
+                "give an endless iterator, or ask for fewer rounds"
+            ) from None
+        parts = item if isinstance(item, tuple) else (item,)
+        X = np.atleast_2d(np.asarray(parts[0], dtype=np.float64))
+        if X.ndim != 2 or X.shape[1] != self.n_features:
+            raise DataError(
+                f"a sample of site {self.site!r} has shape {np.shape(parts[0])}, expected ({self.n_features},) "
+                f"or (k, {self.n_features})"
+            )
+        rest = [np.asarray(part, dtype=np.float64).reshape(-1) for part in parts[1:] if part is not None]
+        for part in (X, *rest):
+            if part.shape[0] != X.shape[0]:
+                raise DataError(
+                    f"a sample of site {self.site!r} has {count(X.shape[0], 'row')} but {part.shape[0]} targets"
+                )
+            if not np.isfinite(part).all():
+                raise DataError(f"a sample of site {self.site!r} (row {self.used} of its stream) is not finite")
+        return Rows(X, *rest[:2])
+
+
+def sample_streams(federation: Federation, streams: Mapping[Any, Iterable[Any]] | None) -> dict[int, SampleStream]:
+    """Return the streams of sites by their number, checked."""
+    out = {}
+    for site, samples in (streams or {}).items():
+        if site not in federation:
+            raise UnknownSiteError(f"streams names site {site!r}, which the federation does not have")
+        if not isinstance(samples, Iterable):
+            raise DataError(f"the stream of site {site!r} must be an iterable of samples, got {type(samples).__name__}")
+        out[federation.index[site]] = SampleStream(site, samples, federation.n_features)
+    return out
+
+
+class ChangeTest:
+    """Notices that rows begin to follow other parameters: a CUSUM of their scores at one fixed ``point (p,)``.
+
+    As long as nothing changes, the scores (residuals times features, for least squares) have the same mean in every
+    block of rows, whether the point is the minimiser or not. Each block is compared with all before it (the
+    self-starting CUSUM of Hawkins, 1987), coordinate by coordinate in both directions. A single block, however far
+    away, does not raise the alarm.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> scores, test = np.random.default_rng(0).normal(size=(200, 2)), ChangeTest(np.zeros(2))
+    >>> scores[100:, 1] += 2.0  # from row 1600 on
+    >>> found = [test.add(score, 16) for score in scores]
+    >>> next(row for row in found if row is not None)
+    1584
+    """
+
+    def __init__(self, point: Array) -> None:
+        p = point.size
+        self.point, self.total, self.mean, self.squares = point.copy(), np.zeros(p), np.zeros(p), np.zeros(p)
+        self.sums, self.began = np.zeros((2, p)), np.zeros((2, p))
+        #: Blocks, rows in them, and rows that wait for a block.
+        self.counts = np.zeros(3, dtype=np.int64)
+        self.threshold = float(np.log(ALARM_BLOCKS * p) - 1.166)  # Siegmund's approximation, for both directions
+
+    def add(self, score: Array, rows: int) -> int | None:
+        """Take in the mean score ``(p,)`` of some rows; return the row at which a change began, when one is noticed."""
+        self.total += rows * score
+        self.counts[2] += rows
+        if self.counts[2] < BLOCK:
+            return None
+        n, first, size = self.counts.tolist()
+        block, self.total = self.total / size, np.zeros_like(self.total)
+        found = None
+        if n >= FIRST_BLOCKS:
+            scale = np.sqrt(self.squares / (n - 1) * (1 + 1 / n))
+            t = np.divide(block - self.mean, scale, out=np.zeros_like(block), where=scale > 0)
+            z = np.clip(np.sign(t) * -ndtri(stdtr(n - 1, -np.abs(t))), -MOST_SDS, MOST_SDS)
+            self.began = np.where(self.sums > 0, self.began, first)
+            self.sums = np.maximum(self.sums + np.stack([z, -z]) - SLACK, 0.0)
+            if self.sums.max() > self.threshold:
+                found = int(self.began.ravel()[self.sums.argmax()])
+        off = block - self.mean
+        self.mean = self.mean + off / (n + 1)
+        self.squares = self.squares + off * (block - self.mean)
+        self.counts = np.array([n + 1, first + size, 0])
+        return found
+
+
+class StreamWatch:
+    """How well streams are predicted, and whether they change; `look` is asked after some rounds.
+
+    New rows are predicted, before they are used, by two averages that have not seen them: that of the last look, and
+    that of half as many rounds. The difference is what the second half of the rounds has gained; where the error falls
+    like 1 / rounds, as much is still missing.
+    """
+
+    def __init__(self, problem: Problem, streams: Mapping[int, SampleStream]) -> None:
+        self.problem, self.streams, self.due = problem, streams, FIRST_LOOK
+        self.federation = problem.rows_for("Fed-ADMM")
+        #: Rounds of the looks that are still needed and the averages then ``(V, p)``.
+        self.looks: list[tuple[int, Array]] = []
+        self.tests: dict[int, ChangeTest] = {}
+        #: Streamed site, by number, and row of its stream at which a change began.
+        self.changes: list[tuple[int, int]] = []
+        self.columns = dict.fromkeys(("new_objective", "new_error", "gain", "gain_error"), np.nan)
+        self._begin_again()
+        for u, stream in streams.items():
+            stream.look = partial(self._predict, u)
+
+    def _begin_again(self) -> None:
+        #: By stream: batches, sums of the losses and of the gains, and sums of their squares.
+        self.sums = {u: np.zeros(5) for u in self.streams}
+
+    @property
+    def _half(self) -> Array | None:
+        """The newest average of at most half as many rounds as the last."""
+        rounds = self.looks[-1][0]
+        return next((theta for t, theta in reversed(self.looks) if t <= rounds / 2), None)
+
+    def _predict(self, u: int, rows: Rows) -> None:
+        if not self.looks:
+            return
+        loss, now, half = self.problem.losses[u], self.looks[-1][1][u], self._half
+        value = loss.value(now, *rows.arrays)
+        gain = 0.0 if half is None else loss.value(half[u], *rows.arrays) - value
+        self.sums[u] += (1.0, value, gain, value**2, gain**2)
+        test = self.tests.setdefault(u, ChangeTest(now))
+        began = test.add(loss.gradient(test.point, *rows.arrays), rows.n_samples)
+        if began is not None:
+            first = self.streams[u].used - int(test.counts[1])
+            self.changes.append((u, first + began))
+            del self.tests[u]  # the next one begins with what has been learnt by then
+
+    def look(self, t: int, average: Array) -> dict[str, float]:
+        """Return objective and gain on new rows with their standard errors, as of the last look; NaN where unknown."""
+        if t >= self.due:
+            if self.looks and all(sums[0] > 1 for sums in self.sums.values()):
+                self._compare()
+            self.looks.append((t, average.copy()))
+            self.due = max(t + 1, int(np.ceil(LOOK_GROWTH * t)))
+            keep = max((k for k, (then, _) in enumerate(self.looks) if then <= t / 2), default=0)
+            self.looks = self.looks[keep:]
+            self._begin_again()
+        return {**self.columns, "changes": float(len(self.changes))}
+
+    def _compare(self) -> None:
+        V, sums = self.problem.n_sites, np.stack(list(self.sums.values()))
+        n, means = sums[:, :1], sums[:, 1:3] / sums[:, :1]
+        errors = np.sqrt(((sums[:, 3:] / n - means**2) / (n - 1)).clip(0.0).sum(axis=0)) / V
+        now, half = self.looks[-1][1], self._half
+        rest = self._without_streams(now)
+        self.columns |= {"new_objective": rest + means[:, 0].sum() / V, "new_error": errors[0]}
+        if half is not None:
+            gain = self._without_streams(half) - rest + means[:, 1].sum() / V
+            self.columns |= {"gain": gain, "gain_error": errors[1]}
+
+    def _without_streams(self, theta: Array) -> float:
+        """Return the objective without the losses of the streamed sites, whose stored rows do not count."""
+        stored = [
+            self.problem.losses[u].value(theta[u], *self.federation[self.federation.sites[u]].arrays)
+            for u in self.streams
+        ]
+        return self.problem.objective(theta) - sum(stored) / self.problem.n_sites
+
+    def is_enough(self, tol: float) -> bool:
+        """Return whether the gain is below ``tol`` times the objective, with two standard errors to spare.
+
+        A gain below 0 shows how much averages still vary, so its size counts.
+        """
+        seen = self.columns
+        return bool(abs(seen["gain"]) + 2 * seen["gain_error"] <= tol * abs(seen["new_objective"]))
+
+    def state(self) -> dict[str, Any]:
+        """Return everything that changes, as arrays."""
+        parts: dict[str, Any] = {"due": np.array([self.due]), "columns": np.array(list(self.columns.values()))}
+        parts["rounds"] = np.array([t for t, _ in self.looks], dtype=np.int64)
+        parts["averages"] = np.array([theta for _, theta in self.looks])
+        parts["changes"] = np.array(self.changes, dtype=np.int64).reshape(-1, 2)
+        parts |= {f"sums_{u}": sums for u, sums in self.sums.items()}
+        for u, test in self.tests.items():
+            parts |= {f"test_{u}_{name}": part for name, part in vars(test).items() if name != "threshold"}
+        return parts
+
+    def restore(self, parts: Mapping[str, Any]) -> None:
+        """Go back to a `state`."""
+        self.due, self.columns = int(parts["due"][0]), dict(zip(self.columns, parts["columns"].tolist(), strict=True))
+        self.changes = [(u, row) for u, row in parts["changes"].tolist()]
+        self.looks = list(zip(parts["rounds"].tolist(), parts["averages"], strict=True))
+        for u in self.streams:
+            self.sums[u] = parts[f"sums_{u}"]
+            if f"test_{u}_point" in parts:
+                self.tests[u] = ChangeTest(parts[f"test_{u}_point"])
+                for name in vars(self.tests[u]).keys() - {"threshold"}:
+                    setattr(self.tests[u], name, parts[f"test_{u}_{name}"])
+
 
 GradientKind = Literal["plain", "saga", "svrg"]
 GRADIENT_KINDS = ("plain", "saga", "svrg")
@@ -97,7 +342,7 @@ class Gradients:
         self._looks = (2 if kind == "svrg" else 1) * rows.batch
 
     def memory(self) -> Memory:
-        """Return what changes, as it is now, in the order of the last fields of `fedkin.admm.shard.ShardState`."""
+        """Return what changes, as it is now, in the order of the last fields of `fedkin.admm.rounds.ShardState`."""
         if self.kind == "plain":  # only `looked` changes, and it is made anew
             return self.table, self.anchor_gradient, self.anchor_theta, self.stale, self.looked
         anchors = (self.anchor_gradient.copy(), self.anchor_theta.copy())

@@ -1,6 +1,6 @@
 """The rounds of Fed-ADMM as compiled loops (numba), for one shard that hosts every site.
 
-The same batches and the same steps as `fedkin.admm.shard`; sums are taken in another order, so results agree to
+The same batches and the same steps as `fedkin.admm.rounds`; sums are taken in another order, so results agree to
 rounding and not to the bit. A round has two loops, over sites and over edges; each works on a range and releases the
 GIL, so that plain threads share a large round.
 
@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from fedkin._base import Array, Mask, available_threads
 from fedkin._compiling import kernel, load
 from fedkin.admm.availability import FLOYD_LIMIT, site_roots
-from fedkin.admm.shard import TAIL_POWER, Shard, averaging_weight
+from fedkin.admm.rounds import TAIL_POWER, Shard, averaging_weight
 from fedkin.core import make_penalty
 from fedkin.losses import COMPILED_LOSSES, Loss, MeanLoss
 from fedkin.solvers import Crew
@@ -51,7 +51,7 @@ Samples = namedtuple("Samples", "X y offset starts counts batch roots")
 Steps = namedtuple("Steps", "start growth damping ridge sparsity")
 #: Code of the penalty, rho, ``ends (E, 2)`` and radii ``(E,)`` of the dual balls.
 Edges = namedtuple("Edges", "penalty rho ends radius")
-#: What rounds change: `fedkin.admm.shard.ShardState` with the sums of duals as shares ``s (T, V, p)``.
+#: What rounds change: `fedkin.admm.rounds.ShardState` with the sums of duals as shares ``s (T, V, p)``.
 RoundState = namedtuple(
     "RoundState", "theta alpha s before average average_balance table anchor_gradient anchor_theta stale looked"
 )
@@ -100,7 +100,7 @@ _SLOPES = zlib.crc32(repr([(code.co_code, code.co_consts) for code in _CODES]).e
 
 @kernel
 def _weight(average: int, t: int) -> float:
-    """`fedkin.admm.shard.averaging_weight`."""
+    """`fedkin.admm.rounds.averaging_weight`."""
     if average == LAST:
         return 1.0
     return 1.0 / t if average == PAPER else (TAIL_POWER + 1.0) / (TAIL_POWER + t)

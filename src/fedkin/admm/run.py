@@ -15,13 +15,11 @@ from numpy.typing import ArrayLike, NDArray
 from fedkin._base import Array, Mask, check_choice, check_positive, check_whole
 from fedkin.admm import trace as tracing
 from fedkin.admm.availability import Availability
-from fedkin.admm.gradients import GradientKind
+from fedkin.admm.gradients import GradientKind, StreamWatch, sample_streams
 from fedkin.admm.kernels import CompiledRounds, unsupported
 from fedkin.admm.plan import Average, BatchSize, RunPlan, StepRule, plan_run
-from fedkin.admm.rounds import DirectLink, run_rounds
-from fedkin.admm.shard import Shard, ShardState, edge_update
+from fedkin.admm.rounds import DirectLink, Shard, ShardState, edge_update, run_rounds
 from fedkin.admm.store import Store
-from fedkin.admm.streams import StreamWatch, sample_streams
 from fedkin.admm.trace import Callback, Interrupt, Progress, Trace, certify
 from fedkin.core import Problem, Solution, Status
 from fedkin.errors import ChangeWarning, ConvergenceWarning, ModelFileError, ParameterError, SolverError, argument

@@ -16,7 +16,7 @@ from numpy.typing import ArrayLike
 from fedkin._base import Array, check_choice, check_positive, check_whole
 from fedkin.admm.gradients import Gradients
 from fedkin.admm.plan import AVERAGES, Average, BatchSize, local_curvature, site_rows
-from fedkin.admm.shard import averaging_weight
+from fedkin.admm.rounds import averaging_weight
 from fedkin.core import SCALE_FLOOR, FusedObjective, Problem, Solution, Status
 from fedkin.errors import ParameterError, SolverError
 from fedkin.solvers import MinimizerBall

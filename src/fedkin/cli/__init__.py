@@ -1,7 +1,7 @@
 """The command line, ``fedkin COMMAND``: reads arguments, calls the packages below, and prints.
 
-Results go to standard output; progress, notes and errors to standard error. `app` is the table of commands. To add one:
-a function in a module here, and a line in `app`.
+Results go to standard output; progress, notes and errors to standard error. To add a command: a function in a
+module here, and a line in `console.COMMANDS`.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
     def run() -> None:
         with interrupts_later():
-            from fedkin.cli.app import make_app
+            from fedkin.cli.console import make_app
 
             app = make_app(words)
         app(args=words, prog_name="fedkin", obj=words)

@@ -13,8 +13,7 @@ import typer
 
 from fedkin import __version__
 from fedkin._base import Array, Say, count, write_file
-from fedkin.cli.app import Json, argument, option, switch
-from fedkin.cli.console import add_row, output, plain_table, print_facts, print_json
+from fedkin.cli.console import Json, add_row, argument, option, output, plain_table, print_facts, print_json, switch
 from fedkin.cli.fit import command_line
 from fedkin.cli.models import write_report
 from fedkin.core import global_fit, local_fit, oracle_fit

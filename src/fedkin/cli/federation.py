@@ -13,13 +13,15 @@ import typer
 from rich.text import Text
 
 from fedkin._base import check_positive, count, listed, write_file
-from fedkin.cli.app import Json, argument, option, switch
 from fedkin.cli.console import (
     WRONG_INPUT,
+    Json,
     add_row,
+    argument,
     ask_fingerprint,
     messages,
     note,
+    option,
     output,
     plain_table,
     print_facts,
@@ -27,6 +29,7 @@ from fedkin.cli.console import (
     print_json,
     say,
     schema_table,
+    switch,
 )
 from fedkin.cli.running import become
 from fedkin.cli.simulate import deliver_model, simulate

@@ -15,8 +15,7 @@ import typer
 
 from fedkin import __version__
 from fedkin._base import Say, count, listed
-from fedkin.cli.app import Json, argument, option, switch
-from fedkin.cli.console import flag, note, print_facts, print_json, say, stopping_early
+from fedkin.cli.console import Json, argument, flag, note, option, print_facts, print_json, say, stopping_early, switch
 from fedkin.cli.models import model_document, print_comparison, print_groups, write_report
 from fedkin.cli.reading import Opened, check_new_file, folder_of_summaries, open_by_contract, open_summaries, open_table
 from fedkin.core import Correction, Variance

@@ -26,8 +26,20 @@ from fedkin._base import (
     some_of,
     write_file,
 )
-from fedkin.cli.app import Json, argument, option, switch
-from fedkin.cli.console import add_row, messages, note, output, plain_table, print_facts, print_json, schema_table
+from fedkin.cli.console import (
+    Json,
+    add_row,
+    argument,
+    messages,
+    note,
+    option,
+    output,
+    plain_table,
+    print_facts,
+    print_json,
+    schema_table,
+    switch,
+)
 from fedkin.cli.reading import batches_by_schema, check_new_file, no_sites, read_table
 from fedkin.data import DecimalMark, RawColumns, near_name, raise_findings, read_columns, site_ids, write_batches
 from fedkin.errors import DataError, ParameterError, TableWarning, UnknownSiteError

@@ -1,4 +1,4 @@
-"""Sites that run on this machine: started, supervised, shown."""
+"""Sites that run on this machine: started, supervised, shown in the terminal and by ``fedkin watch``."""
 
 from __future__ import annotations
 
@@ -6,9 +6,12 @@ import os
 import subprocess
 import sys
 import time
+import webbrowser
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Annotated
 
+import typer
 from rich.console import Console
 from rich.live import Live
 from rich.table import Table
@@ -17,12 +20,14 @@ from fedkin.cli.console import (
     Interrupted,
     StopRequested,
     add_row,
+    argument,
     ended_like_ctrl_c,
     messages,
     note,
     plain_table,
+    say,
 )
-from fedkin.errors import ParameterError, SolverError
+from fedkin.errors import DataError, ParameterError, SolverError
 from fedkin.federate import (
     SELECTION,
     STDERR,
@@ -35,7 +40,10 @@ from fedkin.federate import (
     check_idle,
     only_supervisor,
     overview,
+    places_in,
+    snapshot,
 )
+from fedkin.report import LiveServer
 
 PROGRAM = "fedkin.cli.site_run"
 _LOOK_SECONDS = 0.3
@@ -164,3 +172,29 @@ def status_table(lines: Sequence[Line], most: int | None = None) -> Table:
         rounds = [line.round for line in hidden]
         add_row(table, f"and {len(hidden)} more", "", f"{min(rounds)} to {max(rounds)}", *[""] * 5, style="dim")
     return table
+
+
+def watch(
+    directory: Annotated[
+        Path, argument("DIR", "A site's directory, or one with several in it (as federation simulate).")
+    ],
+    port: Annotated[int, typer.Option(min=0, max=65535, help="Port on 127.0.0.1; 0 for any that is free.")] = 0,
+    browser: Annotated[bool, typer.Option(help="Open the page in a browser.")] = True,
+) -> None:
+    """Follow a federation in the browser: rounds, who waits for whom, who is absent, bytes, residuals, certificate.
+
+    It reads what sites write into their directories, once a second, and changes nothing. Only this machine can
+    open the page, with the token in its address.
+    """
+    if not directory.exists():
+        raise DataError(f"there is no directory {directory}: check the path")
+    if not directory.is_dir():
+        raise DataError(f"{directory} is a file: give the directory of a site or of a federation")
+    snapshot(places_in(directory))  # checked once before anything is served; sites may come later
+    with LiveServer(directory.resolve().name, lambda: snapshot(places_in(directory)), port) as server:
+        say(f"watching {directory}: {server.url}", "Ctrl-C ends the page; the run goes on")
+        if browser:
+            webbrowser.open(server.url)
+        with ended_like_ctrl_c():
+            while True:
+                time.sleep(3600)

@@ -23,17 +23,15 @@ import numpy as np
 import typer
 
 from fedkin._base import PRIVATE_DIRECTORY, count, tracked, write_file
-from fedkin.cli.app import argument, option
-from fedkin.cli.console import ended_like_ctrl_c, note, output, say
+from fedkin.cli.console import argument, ended_like_ctrl_c, note, option, output, say
 from fedkin.cli.fit import fit_opened, print_result
 from fedkin.cli.reading import Opened, open_summaries
 from fedkin.cli.running import run_all, status_table
 from fedkin.data import read_columns, site_ids, write_csv
 from fedkin.errors import DataError, FedkinError, ParameterError
 from fedkin.federate import SELECTION, STOP_SIGNAL, Contract, Organiser, Site, only_supervisor, sharing, steps_of
-from fedkin.federate.ledger import PLACE
 from fedkin.federate.messages import ADMIT, ADMITTED, INVITE, INVITES, KEYS, ORDER, QUERIES, SENT, SUMMARIES
-from fedkin.federate.records import CHOICE, Choice, read_record, write_record
+from fedkin.federate.records import CHOICE, PLACE, Choice, read_record, write_record
 from fedkin.federate.trust import fingerprint
 from fedkin.fitting import FittedModel, Queries, load
 from fedkin.fitting.progress import progress

@@ -11,8 +11,19 @@ import msgspec
 import typer
 
 from fedkin._base import count, listed
-from fedkin.cli.app import Json, argument, option, switch
-from fedkin.cli.console import WRONG_INPUT, ask_fingerprint, note, output, print_findings, print_json, say
+from fedkin.cli.console import (
+    WRONG_INPUT,
+    Json,
+    argument,
+    ask_fingerprint,
+    note,
+    option,
+    output,
+    print_findings,
+    print_json,
+    say,
+    switch,
+)
 from fedkin.cli.running import become, status_table
 from fedkin.data import read_columns, row_places
 from fedkin.federate import (

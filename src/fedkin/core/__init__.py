@@ -6,14 +6,6 @@
 from __future__ import annotations
 
 from fedkin.core.local import LocalFit, Variance, global_fit, local_fit, oracle_fit
-from fedkin.core.newton import (
-    RANK_TOLERANCE,
-    damped_newton,
-    generalized_inverse,
-    least_eigenvalue,
-    solve_and_rest,
-    sum_groups,
-)
 from fedkin.core.ownfits import minimise_with_ridge
 from fedkin.core.parquet import (
     FileRows,
@@ -26,7 +18,18 @@ from fedkin.core.parquet import (
 )
 from fedkin.core.penalties import L1, Penalty, make_penalty
 from fedkin.core.problem import SCALE_FLOOR, FusedObjective, Problem, Solution, Status
-from fedkin.core.quadratics import Quadratics, QuadraticTerms, SiteTerms, ball_gap
+from fedkin.core.quadratics import (
+    RANK_TOLERANCE,
+    Quadratics,
+    QuadraticTerms,
+    SiteTerms,
+    ball_gap,
+    damped_newton,
+    generalized_inverse,
+    least_eigenvalue,
+    solve_and_rest,
+    sum_groups,
+)
 from fedkin.core.selection import (
     FAMILY_WISE,
     Correction,

@@ -14,8 +14,8 @@ from typing import Any, Literal, get_args
 import numpy as np
 
 from fedkin._base import Array, Index, Mask, check_choice, check_positive
-from fedkin.core.newton import RANK_TOLERANCE, inverse_of, least_eigenvalue
 from fedkin.core.ownfits import OwnFits, fit_sites, minimise_functions
+from fedkin.core.quadratics import RANK_TOLERANCE, inverse_of, least_eigenvalue
 from fedkin.core.sitedata import LossLike, RowData, site_data
 from fedkin.core.summaries import Summaries
 from fedkin.data import Federation

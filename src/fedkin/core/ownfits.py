@@ -8,15 +8,15 @@ from functools import partial
 import numpy as np
 
 from fedkin._base import Array, Index, Mask
-from fedkin.core.newton import (
+from fedkin.core.quadratics import (
     RANK_TOLERANCE,
+    SiteTerms,
     damped_newton,
     inverse_of,
     least_eigenvalue,
     solve_positive,
     unit_diagonal,
 )
-from fedkin.core.quadratics import SiteTerms
 from fedkin.core.sitedata import RowData
 from fedkin.core.summaries import Summaries
 from fedkin.core.terms import RowTerms, SummedTerms, row_batches

@@ -12,9 +12,8 @@ from numpy.typing import ArrayLike
 from scipy import sparse
 
 from fedkin._base import Array, Index, check_nonnegative, check_positive, count, html_card
-from fedkin.core.newton import sum_groups
 from fedkin.core.penalties import Penalty, make_penalty
-from fedkin.core.quadratics import QuadraticTerms, SiteTerms
+from fedkin.core.quadratics import QuadraticTerms, SiteTerms, sum_groups
 from fedkin.core.sitedata import LossLike, RowData, site_data
 from fedkin.core.summaries import Summaries
 from fedkin.data import Federation

@@ -14,7 +14,7 @@ from scipy.special import chdtrc, chdtri, digamma, fdtrc, polygamma
 
 from fedkin._base import Array, Index, Mask
 from fedkin.core.local import LocalFit, Variance, local_fit
-from fedkin.core.newton import unit_diagonal
+from fedkin.core.quadratics import unit_diagonal
 from fedkin.core.sitedata import LossLike
 from fedkin.core.summaries import Summaries
 from fedkin.data import Federation

@@ -11,7 +11,7 @@ import numpy as np
 from msgspec.structs import replace as replace_in
 
 from fedkin._base import AnyArray, Array, Index, check_whole
-from fedkin.core.newton import least_eigenvalue
+from fedkin.core.quadratics import least_eigenvalue
 from fedkin.core.sitedata import parameter_names
 from fedkin.errors import DataError, ParameterError
 from fedkin.losses import Loss, describe_loss, described_loss

@@ -8,8 +8,18 @@ from functools import cached_property
 import numpy as np
 
 from fedkin._base import Array, Index, Mask
-from fedkin.core.newton import RANK_TOLERANCE, solve_and_rest, sum_groups, surely_regular, unit_diagonal
-from fedkin.core.quadratics import QuadraticTerms, RowFactors, SiteTerms, ball_gap, new_places
+from fedkin.core.quadratics import (
+    RANK_TOLERANCE,
+    QuadraticTerms,
+    RowFactors,
+    SiteTerms,
+    ball_gap,
+    new_places,
+    solve_and_rest,
+    sum_groups,
+    surely_regular,
+    unit_diagonal,
+)
 from fedkin.data import Federation, Rows
 from fedkin.losses import Loss, RowLoss, by_loss, weighted_gram
 

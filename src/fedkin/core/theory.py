@@ -23,10 +23,9 @@ from scipy.sparse.linalg import splu
 from scipy.special import chdtri
 
 from fedkin._base import Array, Index, Mask, check_choice, check_positive, check_whole
-from fedkin.core.newton import sum_groups
 from fedkin.core.penalties import L1, Penalty, make_penalty
 from fedkin.core.problem import Problem, Solution
-from fedkin.core.quadratics import SiteTerms
+from fedkin.core.quadratics import SiteTerms, sum_groups
 from fedkin.core.sitedata import LossLike, RowData
 from fedkin.data import Federation
 from fedkin.errors import ParameterError

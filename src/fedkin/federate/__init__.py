@@ -3,7 +3,7 @@
 | module | what is in it |
 |---|---|
 | `contract`, `draft` | what all sites agree on; a draft from a table |
-| `disclosure`, `ledger` | what may leave a site; what has left it |
+| `disclosure` | what may leave a site |
 | `trust`, `messages` | certificates and private files; every signed file that travels |
 | `organiser`, `site` | the organiser's directory; a site's directory |
 | `sharing`, `plausibility` | a site's summary, its answers to queries, and all summaries checked |
@@ -11,8 +11,8 @@
 | `participant`, `links` | who takes part in the rounds, and which theta goes where: neighbours, central, replicated |
 | `endpoint`, `inbox` | what was sent and has come, how to wait for it, how it is written |
 | `transports` | what moves frames between machines, and who may do what |
-| `records` | a site's log and small files |
-| `program`, `supervisor`, `status` | the process of a site, edge tests; several sites on one machine |
+| `records` | a site's log and small files, and the ledger of what has left it |
+| `program`, `supervisor` | the process of a site, edge tests; several sites on one machine |
 
 Names are imported on first use: a contract needs no cryptography, and a site's process stays light.
 """
@@ -41,8 +41,20 @@ if TYPE_CHECKING:
         write_record,
     )
     from fedkin.federate.site import Site, SiteSettings, change_settings, contract_in
-    from fedkin.federate.status import TROUBLE, Line, overview, places_in, prometheus, snapshot
-    from fedkin.federate.supervisor import STOP_SIGNAL, Supervisor, all_done, check_idle, only_supervisor, stop_all
+    from fedkin.federate.supervisor import (
+        STOP_SIGNAL,
+        TROUBLE,
+        Line,
+        Supervisor,
+        all_done,
+        check_idle,
+        only_supervisor,
+        overview,
+        places_in,
+        prometheus,
+        snapshot,
+        stop_all,
+    )
     from fedkin.federate.trust import SecurityError
 
 _MODULES = {
@@ -54,11 +66,11 @@ _MODULES = {
     "site": "Site SiteSettings change_settings contract_in",
     "trust": "SecurityError",
     "inbox": "Patience",
-    "status": "TROUBLE Line overview places_in prometheus snapshot",
     "participant": "Participant",
     "plan": "SitePlan centre_plan site_plan steps_of whole_plan",
     "records": "SELECTION STDERR Journal read_record read_selection read_status write_record",
-    "supervisor": "STOP_SIGNAL Supervisor all_done check_idle only_supervisor stop_all",
+    "supervisor": "STOP_SIGNAL TROUBLE Line Supervisor all_done check_idle only_supervisor overview places_in "
+    "prometheus snapshot stop_all",
 }
 _WHERE = {name: f"fedkin.federate.{module}" for module, names in _MODULES.items() for name in names.split()}
 

@@ -23,8 +23,8 @@ from fedkin.errors import DataError
 from fedkin.federate import messages, trust
 from fedkin.federate.contract import Contract
 from fedkin.federate.disclosure import Thresholds, check_disclosure, fewest_rows, refuse_disclosure
-from fedkin.federate.ledger import Entry, Ledger, What, now
 from fedkin.federate.messages import Admit, Invite, KeyList, ModelFile, Notice, Order, Request, Steps, read_invite
+from fedkin.federate.records import Entry, Ledger, What, now
 from fedkin.federate.trust import Pair, SecurityError
 
 #: Makes a site's step numbers, which the placements central and replicas need, from its invite and rows.

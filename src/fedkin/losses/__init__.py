@@ -16,9 +16,8 @@ from typing import Any, NoReturn
 from numpy.typing import NDArray
 
 from fedkin.errors import FedkinWarning, ModelFileError, ParameterError
-from fedkin.losses.base import LOGIT_SIZE, Loss, RowLoss, ScalarLoss, TargetKind, by_loss, weighted_gram
+from fedkin.losses.base import LOGIT_SIZE, Loss, RowLoss, ScalarLoss, TargetKind, UserLoss, by_loss, weighted_gram
 from fedkin.losses.cox import CoxLoss
-from fedkin.losses.custom import UserLoss
 from fedkin.losses.gamma import GammaLoss
 from fedkin.losses.huber import HuberLoss
 from fedkin.losses.linear import LinearLoss

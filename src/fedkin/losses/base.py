@@ -6,8 +6,10 @@ rows are scored, when it suits a target. Other packages ask the loss and never w
 
 from __future__ import annotations
 
+import inspect
 from abc import ABC, abstractmethod
-from collections.abc import Hashable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, Self
 
 import numpy as np
@@ -446,3 +448,111 @@ def squared_dispersion(residual: Array, n_params: int, weight: Maybe) -> float:
     """Return the mean square of Pearson residuals ``(n,)``, with ``n - n_params`` degrees of freedom."""
     n = len(residual) if weight is None else float(weight.sum())
     return float(residual**2 @ (np.ones(len(residual)) if weight is None else weight) / max(n - n_params, 1))
+
+
+@dataclass(frozen=True)
+class UserLoss(Loss):
+    """A custom loss, from functions of ``(theta, X, y, offset)`` of one site.
+
+    Parameters
+    ----------
+    value_fn : callable
+        Mean loss over the rows, convex in theta.
+    gradient_fn : callable
+        Its gradient ``(p,)``.
+    hessian_fn : callable, optional
+        Its Hessian ``(p, p)``; differences of the gradient are used without it.
+    predict_fn : callable, optional
+        ``(theta, X, offset) -> (n,)``; the linear predictor without it.
+    scores_fn : callable, optional
+        Per-row derivatives ``(n, p)``; without it they are obtained by calling ``gradient_fn`` row by row.
+    params : int, optional
+        Length of theta; the number of features without it.
+    strong_convexity : float
+        A modulus that is certain for every site. With it the certificate is unconditional; without it the
+        certificate holds for minimisers inside the parameter ball (`Problem.radius`).
+    name : str
+
+    Examples
+    --------
+    Expectile regression:
+
+    >>> import numpy as np
+    >>> from fedkin.losses import UserLoss
+    >>> def value(theta, X, y, offset):
+    ...     r = y - X @ theta
+    ...     return float(np.mean(np.where(r > 0, 0.8, 0.2) * r**2))
+    >>> def gradient(theta, X, y, offset):
+    ...     r = y - X @ theta
+    ...     return -2 * X.T @ (np.where(r > 0, 0.8, 0.2) * r) / len(y)
+    >>> expectile = UserLoss(value, gradient, name="expectile")
+    >>> expectile.value(np.zeros(1), np.ones((2, 1)), np.array([1.0, -1.0]))
+    0.5
+    """
+
+    value_fn: Callable[..., float]
+    gradient_fn: Callable[..., Array]
+    hessian_fn: Callable[..., Array] | None = None
+    predict_fn: Callable[..., Array] | None = None
+    scores_fn: Callable[..., Array] | None = None
+    params: int | None = None
+    strong_convexity: float = 0.0
+    name: str = "user"
+
+    def __post_init__(self) -> None:
+        for name in ("value_fn", "gradient_fn", "hessian_fn", "scores_fn"):
+            _check_arguments(name, getattr(self, name), ("theta", "X", "y", "offset"))
+        _check_arguments("predict_fn", self.predict_fn, ("theta", "X", "offset"))
+
+    def n_params(self, n_features: int) -> int:
+        return n_features if self.params is None else self.params
+
+    @property
+    def has_prediction(self) -> bool:  # type: ignore[override]
+        return self.predict_fn is not None
+
+    def check_target(self, y: NDArray[Any] | None, site: object) -> None:
+        """Accept any target: the given functions know what they need."""
+
+    def value(self, theta: Array, X: Array, y: Maybe, offset: Maybe = None) -> float:
+        return float(self.value_fn(theta, X, y, offset))
+
+    def gradient(self, theta: Array, X: Array, y: Maybe, offset: Maybe = None) -> Array:
+        return np.asarray(self.gradient_fn(theta, X, y, offset), dtype=np.float64)
+
+    def scores(self, theta: Array, X: Array, y: Maybe, offset: Maybe = None) -> Array:
+        if self.scores_fn is not None:
+            return np.asarray(self.scores_fn(theta, X, y, offset), dtype=np.float64)
+        single_rows = each(*(part if part is None else part[:, None] for part in (X, y, offset)))
+        return np.stack([self.gradient(theta, *row) for row in single_rows])
+
+    def hessian(self, theta: Array, X: Array, y: Maybe, offset: Maybe = None) -> Array:
+        if self.hessian_fn is not None:
+            return np.asarray(self.hessian_fn(theta, X, y, offset), dtype=np.float64)
+        step = np.cbrt(np.finfo(float).eps) * max(1.0, float(np.abs(theta).max()))
+        up, down = (
+            np.array([self.gradient(theta + sign * shift, X, y, offset) for shift in step * np.eye(theta.size)])
+            for sign in (1.0, -1.0)
+        )
+        return np.asarray((up - down + (up - down).T) / (4 * step))
+
+    def predict(self, theta: Array, X: Array, offset: Maybe = None) -> Array:
+        if self.predict_fn is not None:
+            return np.asarray(self.predict_fn(theta, X, offset), dtype=np.float64)
+        return np.asarray(X @ theta + (0.0 if offset is None else offset))
+
+    def batch_gradients(self, theta: Array, X: Array, y: Maybe, offset: Maybe) -> Array:
+        # scores may be one call per row
+        return np.stack([self.gradient(t, *rows) for t, *rows in each(theta, X, y, offset)])
+
+
+def _check_arguments(name: str, function: Callable[..., Any] | None, wanted: tuple[str, ...]) -> None:
+    try:
+        if function is not None:
+            inspect.signature(function).bind(*wanted)
+    except TypeError as error:
+        raise ParameterError(
+            f"{name} is called as {name}({', '.join(wanted)}), which the given function does not accept: {error}"
+        ) from None
+    except ValueError:
+        return  # built-in functions do not tell their arguments

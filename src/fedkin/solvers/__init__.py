@@ -17,9 +17,9 @@ from fedkin.solvers.crossvalidation import (
     mean_and_error,
 )
 from fedkin.solvers.exact import solve, solve_fused
-from fedkin.solvers.fusing import MinimizerBall, fused_parameters
 from fedkin.solvers.kernels import load_kernels
 from fedkin.solvers.path import lam_grid, lam_max, lam_path
+from fedkin.solvers.pdhg import MinimizerBall, fused_parameters
 from fedkin.solvers.variants import Debias, ProfiledProblem, minimised_out, solve_debiased
 
 __all__ = [

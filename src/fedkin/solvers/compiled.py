@@ -24,8 +24,7 @@ from fedkin.core import FusedObjective, QuadraticTerms, SiteTerms
 from fedkin.errors import ParameterError
 from fedkin.graph import Graph
 from fedkin.solvers import kernels
-from fedkin.solvers.fusing import INTERIOR
-from fedkin.solvers.pdhg import RELAXATION, Iteration, Moves, PrimalDual, starting_point, weights_of_sites
+from fedkin.solvers.pdhg import INTERIOR, RELAXATION, Iteration, Moves, PrimalDual, starting_point, weights_of_sites
 
 Backend = Literal["auto", "numpy", "numba"]
 T = TypeVar("T")

@@ -8,17 +8,176 @@ from __future__ import annotations
 
 import warnings
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 import numpy as np
 
 from fedkin._base import Array, check_positive, check_whole
 from fedkin.core import SCALE_FLOOR, FusedObjective, Problem, QuadraticTerms, SiteTerms, Solution, Status
-from fedkin.errors import ConvergenceWarning, ParameterError
-from fedkin.solvers import newton
+from fedkin.errors import ConvergenceWarning, ParameterError, SolverError, argument
+from fedkin.graph import Graph
 from fedkin.solvers.compiled import Backend, CompiledIteration, uses_kernels
-from fedkin.solvers.fusing import MinimizerBall, far_from_fused, fused_components, fused_parameters
-from fedkin.solvers.newton import Expansion
-from fedkin.solvers.pdhg import CliqueIteration, Iteration, NumpyIteration, PrimalDual, check_after, initial_rho
+from fedkin.solvers.pdhg import (
+    CliqueIteration,
+    Iteration,
+    MinimizerBall,
+    NumpyIteration,
+    PrimalDual,
+    check_after,
+    far_from_fused,
+    fused_components,
+    fused_parameters,
+    initial_rho,
+)
+
+#: A model is trusted less when it misses by this share of its quadratic part, and more when by at most that one.
+POOR, GOOD = 0.5, 0.1
+#: Caution rises at least to this, and beyond the last number there is nothing to gain.
+RAISED, HOPELESS = 0.1, 1e8
+#: What slows the solver down: sizes of features that differ by more than this factor, and Gram matrices (in units of
+#: their diagonals) with a larger condition number than this.
+UNEVEN, COLLINEAR = 1e3, 1e6
+#: Share of its mean curvature that a model gets in all directions where it is flat in some.
+CURB = 1e-5
+#: Hessians with more entries than this are not looked at.
+ROOM = 20_000_000
+
+
+@dataclass(frozen=True, eq=False)
+class Expansion:
+    """Second-order expansion of ``M_u`` around ``theta (V, p)``, with a cautious Hessian beside the Hessian."""
+
+    terms: SiteTerms
+    theta: Array
+
+    @cached_property
+    def values(self) -> Array:
+        return self.terms.values(self.theta)
+
+    @cached_property
+    def gradients(self) -> Array:
+        return self.terms.gradients(self.theta)
+
+    @cached_property
+    def hessians(self) -> Array:
+        return self.terms.hessians(self.theta)
+
+    @cached_property
+    def cautious(self) -> Array:
+        return self.terms.cautious_hessians(self.theta)
+
+    def model(self, caution: Array) -> QuadraticTerms:
+        """Return the model with that share ``(V,)`` of the cautious Hessian; above 1, with a multiple of it."""
+        A = self.hessians.copy()
+        wary = caution > 0
+        if wary.any():
+            share = caution[wary, None, None]
+            A[wary] = np.maximum(1.0 - share, 0.0) * A[wary] + share * self.cautious[wary]
+        model = self._quadratic(A)
+        if model.singular.any():
+            # where a model is flat, nothing but a ball certifies it, and slowly: curb steps there instead
+            bad, one = model.singular, np.eye(self.terms.n_params)
+            A[bad] += (CURB * np.einsum("vii->v", A[bad]) / self.terms.n_params)[:, None, None] * one
+            model = self._quadratic(A)
+        return model
+
+    def _quadratic(self, A: Array) -> QuadraticTerms:
+        b = np.einsum("vij,vj->vi", A, self.theta) - self.gradients
+        return QuadraticTerms(A, b, np.zeros(self.terms.n_sites))
+
+    def compare(self, model: QuadraticTerms, target: Expansion) -> tuple[Array, Array, Array]:
+        """Return the model's change to the target, linear and quadratic part, and how much more ``M_u`` changes."""
+        step = target.theta - self.theta
+        linear = np.einsum("vp,vp->v", self.gradients, step)
+        quadratic = 0.5 * np.einsum("vp,vp->v", step, model.apply(step))
+        with np.errstate(over="ignore", invalid="ignore"):
+            true = target.values - self.values
+        return linear, quadratic, np.where(np.isfinite(true), true - (linear + quadratic), np.inf)
+
+
+def raised(caution: Array, error: Array, quadratic: Array) -> Array:
+    """Return more caution for the sites whose models were too low, at least for the worst of them."""
+    poor = error > POOR * quadratic
+    poor[error.argmax()] = True
+    return np.where(poor, np.maximum(10.0 * caution, RAISED), caution)
+
+
+def lowered(caution: Array, error: Array, quadratic: Array, least: Array) -> Array:
+    """Return less caution for the sites whose models were right, quadratically less in the end."""
+    less = np.where(caution > RAISED, 0.1 * caution, np.minimum(0.1 * caution, caution**2))
+    less = np.where(less < 1e-8, 0.0, less)
+    return np.where(error <= GOOD * quadratic, np.maximum(less, least), caution)
+
+
+def advice(objective: FusedObjective, theta: Array) -> str:
+    """Return what helps where the iteration limit came first, given the parameters ``theta (V, p)`` that were found."""
+    cures = []
+    if theta.shape[0] * theta.shape[1] ** 2 <= ROOM:
+        hessians = objective.terms.hessians(theta)
+        diagonal = np.sqrt(np.einsum("vii->vi", hessians).clip(np.finfo(float).tiny))
+        sizes = diagonal.mean(axis=0)
+        if sizes.max() > UNEVEN * sizes.min():
+            cures.append(f"standardise the features, whose sizes differ by a factor of {sizes.max() / sizes.min():.0e}")
+        values = np.linalg.eigvalsh(hessians / (diagonal[:, :, None] * diagonal[:, None, :]))
+        poor = values[:, 0] * COLLINEAR < values[:, -1]
+        if poor.any():
+            site = objective.graph.sites[int(poor.argmax())]
+            who = f"site {site!r} and {poor.sum() - 1} others" if poor.sum() > 1 else f"site {site!r}"
+            cures.append(f"drop features or add a small ridge (features of {who} are nearly collinear)")
+    return ", ".join([*cures, "raise max_iter" if not cures else "or raise max_iter"])
+
+
+def raise_if_not_finite(graph: Graph, values: Array, what: str) -> None:
+    """Raise `SolverError` for the first site whose ``values (V,)`` or ``(V, ...)`` are not all finite."""
+    bad = ~np.isfinite(values.reshape(graph.n_sites, -1)).all(axis=1)
+    if bad.any():
+        raise SolverError(
+            f"the {what} of site {graph.sites[int(bad.argmax())]!r} is not finite; scale its features and offsets "
+            "down, or check the functions of a custom loss"
+        )
+
+
+def raise_if_unbounded(objective: FusedObjective, before: Expansion, at: Expansion) -> None:
+    """Raise when the last step ran along a direction in which a likelihood keeps losing curvature."""
+    if objective.radius is not None:  # no parameters leave the ball
+        return
+    graph = objective.graph
+    # one without a maximum nears its supremum exponentially: gaps vanish, but Newton's steps do not get shorter
+    step = at.theta - before.theta
+    moving = np.linalg.norm(step, axis=1) > 1e-3 * np.linalg.norm(at.theta, axis=1)
+    # other losses may be flat where they please
+    moving &= at.terms.caution()[1] == 0
+    if not moving.any():
+        return
+
+    def along(hessians: Array) -> Array:
+        return np.asarray(np.einsum("vp,vpq,vq->v", step, hessians, step))
+
+    now, at_zero = along(at.hessians), along(at.terms.hessians(np.zeros_like(step)))
+    lost = moving & (now < 1e-6 * at_zero) & (now < 0.6 * along(before.hessians))
+    if not lost.any():
+        return
+    first, labels = int(lost.argmax()), graph.components()
+    kin = labels == labels[first]
+    who, cure = f"the parameters of site {graph.sites[first]!r}", f"add {argument('ridge', 1e-3)} or so"
+    if not lost[kin].all():
+        cure += ", or connect the site to others with a larger lam"
+    elif kin.sum() > 1:
+        who += " and of all sites it is connected to"
+    raise SolverError(
+        f"{who} run away: the objective has no finite minimiser there (separable classes, all-zero counts); {cure}"
+    )
+
+
+def raise_if_no_descent(graph: Graph, values: Array, linear: Array, error: Array) -> None:
+    """Raise when a short step changes a site's loss by ``error (V,)`` more than its gradient says, ``linear``."""
+    wrong = (error > 0.25 * np.abs(linear)) & (error > 1e-11 * np.abs(values))
+    if wrong.any():
+        raise SolverError(
+            f"the loss of site {graph.sites[int(wrong.argmax())]!r} does not fall as its gradient says, however "
+            "short the step: check that the loss is convex, and its gradient_fn against value_fn"
+        )
+
 
 #: A loss that has come down to this share of what it was at theta = 0 may be unbounded below.
 VANISHED = 1e-10
@@ -75,7 +234,7 @@ def solve(
     The gap is relative to ``max(|F(theta)|, 1e-6 |F(0)|)``. Of singular designs (fewer rows than parameters on a
     site) without regular neighbours it needs a ball that holds a minimiser. For quadratic losses, and with sparsity
     everywhere, that is proven; otherwise ``solution.radius`` says for which ball the certificate holds (see
-    `fedkin.solvers.fusing`).
+    `fedkin.solvers.pdhg`).
 
     Examples
     --------
@@ -159,7 +318,7 @@ class Search:
         self.objective, self.tol, self.max_iter, self.compiled = objective, tol, max_iter, compiled
         terms, theta = objective.terms, start.theta
         values = terms.c if isinstance(terms, QuadraticTerms) else terms.values(np.zeros_like(theta))
-        newton.raise_if_not_finite(objective.graph, values, "loss at theta = 0")
+        raise_if_not_finite(objective.graph, values, "loss at theta = 0")
         self.at_zero = float(values.sum())
         self.floor = SCALE_FLOOR * abs(self.at_zero) + np.finfo(float).tiny
         self.ball = MinimizerBall(objective)
@@ -255,8 +414,8 @@ class Search:
         caution = least if warm else caution
         at, penalty = Expansion(terms, pair.theta), self.objective.penalty_value(pair.theta)
         tuned: Array | float = 1.0
-        while self.n_iter < self.max_iter and caution.max() < newton.HOPELESS:
-            newton.raise_if_not_finite(self.objective.graph, at.gradients, "gradient")
+        while self.n_iter < self.max_iter and caution.max() < HOPELESS:
+            raise_if_not_finite(self.objective.graph, at.gradients, "gradient")
             model = at.model(caution)
             # what tuning found out carries over to the next model, whose curvature may be another
             rho = initial_rho(self.objective, model)
@@ -267,17 +426,17 @@ class Search:
             new_penalty = self.objective.penalty_value(pair.theta)
             promised = penalty - new_penalty - float((linear + quadratic).sum())
             # an exact minimiser of the model promises at least the quadratic part, an inexact one may not
-            allowed = max((1.0 - SUFFICIENT) * promised, newton.POOR * float(quadratic.sum()))
+            allowed = max((1.0 - SUFFICIENT) * promised, POOR * float(quadratic.sum()))
             if not float(error.sum()) <= allowed + ROUNDING * self.scale(float(at.values.sum()) + penalty):
-                caution = newton.raised(caution, error, quadratic)
-                if caution.max() >= newton.HOPELESS:
-                    newton.raise_if_no_descent(self.objective.graph, at.values, linear, error)
+                caution = raised(caution, error, quadratic)
+                if caution.max() >= HOPELESS:
+                    raise_if_no_descent(self.objective.graph, at.values, linear, error)
                 continue
-            caution = newton.lowered(caution, error, quadratic, least)
+            caution = lowered(caution, error, quadratic, least)
             before, at, penalty = at, target, new_penalty
             value = float(at.values.sum()) + penalty
             if value <= VANISHED * self.at_zero:
-                newton.raise_if_unbounded(self.objective, before, at)
+                raise_if_unbounded(self.objective, before, at)
             decrease = promised - float(error.sum())
             early = max(min(EARLY, 100.0 * self.tol), 10.0 * self.tol)
             if decrease > early * self.scale(value) and self.n_iter < self.max_iter:
@@ -291,7 +450,7 @@ class Search:
                 # nothing left to gain but a better certificate, which the models' duals must give
                 self.strict *= 0.1
             if self.status == "converged" or self.n_iter >= self.max_iter:
-                newton.raise_if_unbounded(self.objective, before, at)
+                raise_if_unbounded(self.objective, before, at)
                 return
 
     def _minimize_model(self, model: QuadraticTerms, at: Expansion, start: PrimalDual, rho: Array) -> PrimalDual:
@@ -356,7 +515,7 @@ class Search:
             best = replace(best, gap=max(other, 0.0), radius=None)
         message = ending(self.status, best.gap, self.tol, self.n_iter)
         if self.status == "iteration_limit":
-            message += "; " + newton.advice(self.objective, best.pair.theta)
+            message += "; " + advice(self.objective, best.pair.theta)
             if not quiet:
                 warnings.warn(message, ConvergenceWarning, stacklevel=4)
         columns = np.array(self.rows, dtype=np.float64).reshape(-1, 3).T

@@ -19,7 +19,7 @@ from sklearn.ensemble import HistGradientBoostingClassifier
 from fedkin._base import Array, Index, Mask
 from fedkin.core import Problem, select_edges
 from fedkin.data import INTERCEPT, Federation
-from fedkin.datasets.public import Election, load_election, read_outlines
+from fedkin.datasets import Election, load_election, read_outlines
 from fedkin.errors import ParameterError
 from fedkin.graph import Graph
 from fedkin.kin import find_kin

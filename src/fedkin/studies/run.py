@@ -23,8 +23,8 @@ from joblib.externals.loky import get_reusable_executor
 from joblib.externals.loky.process_executor import TerminatedWorkerError
 
 import fedkin
+from fedkin import datasets
 from fedkin._base import available_cores, count, lock, one_blas_thread, replacing, tracked, write_file
-from fedkin.datasets import public
 from fedkin.errors import DataError, FedkinError, GraphError, MissingDependencyError, ParameterError, missing_dependency
 from fedkin.fitting.progress import progress
 from fedkin.report import render
@@ -445,7 +445,7 @@ def launch(
             total = f"all {run.computed + run.cached} took {duration(run.process_seconds)} in total"
             notes = f"{', '.join([*parts, total])} (each in one process)."
         if one.data == "election" and data is not None:
-            public.write_outlines(data, folder)
+            datasets.write_outlines(data, folder)
         report = write_study_report(one, folder, notes)
         for check in report.checks:
             say(f"{one.name}: {check}")
@@ -482,10 +482,10 @@ def _check_data(study: Study, data: Path | None) -> str:
     if study.data != "election":
         raise ParameterError(f'study {study.name!r}: data = {study.data!r} is not known; "election" is')
     if data is None:
-        files = "\n".join(f"  {file}: from {source}" for file, source in public.ELECTION.items())
+        files = "\n".join(f"  {file}: from {source}" for file, source in datasets.ELECTION.items())
         raise ParameterError(f"study {study.name!r} needs --data DIR, a directory with\n{files}")
     allow = study.options.get("allow_incomplete", False)
     if not isinstance(allow, bool):
         raise ParameterError(f"{study.source}, [options]: allow_incomplete must be true or false, got {allow!r}")
-    public.check_election(data, study.options.get("more_than", 50), allow_incomplete=allow)
-    return public.election_digest(data)
+    datasets.check_election(data, study.options.get("more_than", 50), allow_incomplete=allow)
+    return datasets.election_digest(data)
