@@ -123,6 +123,7 @@ def fit(
     loss: Annotated[Loss, fit_option("loss", _MODEL)] = "auto",
     fit_intercept: Annotated[bool, fit_option("fit_intercept", _MODEL)] = True,
     messages: Annotated[int, fit_option("messages", _MODEL)] = FitOptions.messages,
+    fixed: Annotated[list[str] | None, fit_option("fixed", _MODEL, "A,B,...")] = None,
     penalty: Annotated[PenaltyName, fit_option("penalty", _FUSED)] = FitOptions.penalty,
     lam: Annotated[str, fit_option("lam", _FUSED, "cv|X")] = "cv",
     fuse_intercept: Annotated[Literal["yes", "no", "auto"], fit_option("fuse_intercept", _FUSED)] = "yes",
@@ -234,6 +235,8 @@ def given_options(context: typer.Context) -> dict[str, Any]:
         options["cv_rule"] = "1se" if options["cv_rule"] else DEFAULTS["cv_rule"]
     if "fuse_intercept" in options:
         options["fuse_intercept"] = {"yes": True, "no": False}.get(options["fuse_intercept"], "auto")
+    if "fixed" in options:
+        options["fixed"] = tuple(_names(options["fixed"]))
     if "fedadmm" in options:
         options["fedadmm"] = _assignments(options["fedadmm"])
     for name in {"lam", "ridge", "sparsity"} & options.keys():

@@ -12,6 +12,7 @@ or is a column of X, which ``site_column`` names; then everything of scikit-lear
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -49,9 +50,11 @@ class _Kin(PerSite):
     warm_start: bool = False
     site_column: str | int | None = None
     unseen: Unseen = "raise"
+    fixed: Sequence[str] = ()
 
     def _options(self) -> FitOptions:
-        return FitOptions(method="kin", loss=self._loss(), fit_intercept=self.fit_intercept, seed=self._seed())
+        how: dict[str, Any] = {"fit_intercept": self.fit_intercept, "seed": self._seed(), "fixed": self.fixed}
+        return FitOptions(method="kin", loss=self._loss(), **how)
 
     def _keep(self, model: FittedModel) -> None:
         self.kin_ = model.kin
@@ -112,6 +115,9 @@ class KinRegressor(_Kin, SiteRegressor):
     unseen : "raise" or "population"
         What becomes of rows of sites that were not part of the fit: an error, or a prediction by the model of a site
         without rows (`FittedModel.population`), so that ``GroupKFold`` works.
+    fixed : sequence of str
+        Columns with one effect, the same at all sites (``"x0"``, ``"x1"``, ... for an array): a population effect. So
+        have columns that are constant within nearly all sites; a `FedkinWarning` names them.
 
     Attributes
     ----------
@@ -153,7 +159,7 @@ class KinClassifier(_Kin, SiteClassifier):
     ----------
     loss : str or Loss
         "logistic" (also "auto"), which becomes multinomial for more than two classes, or "multinomial".
-    fit_intercept, random_state, warm_start, site_column, unseen
+    fit_intercept, random_state, warm_start, site_column, unseen, fixed
         As in `KinRegressor`.
 
     Attributes

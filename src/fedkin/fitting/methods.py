@@ -13,7 +13,7 @@ from typing import Any, overload
 import numpy as np
 from scipy.special import ndtri
 
-from fedkin._base import Array, Say, check_level
+from fedkin._base import Array, Say, check_level, listed
 from fedkin.core import FileRows, Quadratics, RowData, Summaries, local_fit
 from fedkin.data import Federation, Schema, files_of
 from fedkin.errors import FedkinWarning, ParameterError, SolverError, argument
@@ -64,7 +64,8 @@ class KinMethod(Method):
         say("finding kin")
         length: Length = QUICK if quick else {}
         earlier = None if start is None else _start(start, prepared)
-        how: dict[str, Any] = {"loss": prepared.loss, "seed": self.options.seed, "start": earlier}
+        how: dict[str, Any] = {"loss": prepared.loss, "seed": self.options.seed, "fixed": prepared.fixed}
+        how["start"] = earlier
         found = find_kin(prepared.data, graph, **how, **length)
         # groups that are resolved; where none are, every site is on its own
         groups = in_order_of_appearance(found.groups) if found.resolved else np.arange(len(found.sites))
@@ -85,7 +86,8 @@ class KinMethod(Method):
 
     def from_sums(self, prepared: Prepared, model: FittedModel, rest: Quadratics) -> Array:
         hint = model.graph if model.graph.n_edges else None
-        return find_kin(replace(prepared.summaries, sums=rest), hint, seed=self.options.seed, **QUICK).theta
+        part, seed = replace(prepared.summaries, sums=rest), self.options.seed
+        return find_kin(part, hint, seed=seed, fixed=prepared.fixed, **QUICK).theta
 
 
 class FusedMethod(Method):
@@ -208,7 +210,7 @@ def fit(
     if data.has_rows:
         prepared = prepare(data, options, schema)
         estimate = method_for(options).fit(prepared, hint, say, start, quick)
-        warn_of_dispersion(prepared, estimate)
+        warn_of_rows(prepared, estimate)
         return with_covariates(prepared.model(estimate, options), covariates)
     for _ in range(max_rounds):
         found = _step(data, hint, options, say, schema, queries)
@@ -221,9 +223,10 @@ def fit(
     raise SolverError(f"the gap is {gap}, not {options.tol:.1e}: add {argument('ridge', 0.001)}")
 
 
-def warn_of_dispersion(prepared: Prepared, found: Estimate) -> None:
-    """Give a `FedkinWarning` where rows vary otherwise than the loss has it, and another loss is the cure."""
+def warn_of_rows(prepared: Prepared, found: Estimate) -> None:
+    """Give a `FedkinWarning` where columns are constant within sites, or rows vary otherwise than the loss has it."""
     if found.kin is not None:
+        _warn_of_constant(prepared, found.kin)
         noise = float(np.average(found.kin.noise, weights=found.kin.n_samples))
     elif prepared.loss.target == "count":
         rows, groups = RowData(prepared.rows, prepared.loss), np.unique(found.theta, axis=0)
@@ -233,6 +236,14 @@ def warn_of_dispersion(prepared: Prepared, found: Estimate) -> None:
     text = prepared.loss.remark(noise)
     if text is not None:
         warnings.warn(text, FedkinWarning, stacklevel=3)
+
+
+def _warn_of_constant(prepared: Prepared, kin: Kin) -> None:
+    constant = [name for name in kin.fixed_columns if name not in prepared.fixed]
+    if constant:
+        what = "is constant" if len(constant) == 1 else "are constant"
+        text = f"{listed(constant)} {what} within nearly all sites: one effect for all sites is estimated (fixed)"
+        warnings.warn(text, FedkinWarning, stacklevel=4)
 
 
 def _start(model: FittedModel, prepared: Prepared) -> Kin | None:
@@ -258,6 +269,8 @@ def _step(
     step = method.fit(prepared, graph, say) if data.loss.quadratic else method.advance(prepared, graph, say, queries)
     if isinstance(step, Queries):
         return step
+    if step.kin is not None:
+        _warn_of_constant(prepared, step.kin)
     model = prepared.model(step, method.options)
     origin: dict[str, Any] = {"from": "summaries", "rounds": rounds}
     promised = [one for one in data.privacy or () if one is not None]

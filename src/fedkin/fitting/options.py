@@ -26,8 +26,9 @@ AUTO = "auto"
 #: Keys of the option ``fedadmm``: those of `fedkin.fed_admm` with the same meaning, and others.
 STEP_OPTIONS = ("step", "kappa", "rho", "average", "gradient")
 ROUND_OPTIONS = (*STEP_OPTIONS, "availability", "weighting", "fuse", "stop")
-#: Options that both methods have; all others are the fused estimator's.
-SHARED = frozenset({"method", "loss", "messages", "fit_intercept", "standardize", "seed", "n_jobs"})
+#: Options that both methods have, and those of kin; all others are the fused estimator's.
+SHARED = frozenset({"method", "loss", "messages", "fixed", "fit_intercept", "standardize", "seed", "n_jobs"})
+KIN_ONLY = frozenset({"messages", "fixed"})
 
 
 @dataclass(frozen=True)
@@ -75,6 +76,11 @@ class FitOptions:
         int,
         "Messages of every site from which kin is fitted, where only messages are known and the loss is not quadratic.",
     ] = 2
+    fixed: Annotated[
+        tuple[str, ...],
+        "Columns with one effect, the same at all sites: a population effect. So have columns that are constant within "
+        "nearly all sites.",
+    ] = ()
     penalty: Annotated[
         PenaltyName,
         "Norm of the difference between two neighbours: l1 fuses single coefficients, l2 and linf whole sites.",
@@ -179,6 +185,12 @@ class FitOptions:
             if given and self.solver != "exact":
                 exact = argument("solver", "exact")
                 raise ParameterError(f"{argument(name)} is for {exact}, not for {self.solver!r}: leave one of them out")
+        if isinstance(self.fixed, str) or not all(isinstance(name, str) for name in self.fixed):
+            raise ParameterError(f"fixed takes the names of columns, got {self.fixed!r}: give a list of names")
+        object.__setattr__(self, "fixed", tuple(self.fixed))
+        if self.fixed and self.chosen == "fused":
+            what = f"{argument('fixed')} is for kin; the fused estimator has no columns that never differ"
+            raise ParameterError(f"{what}: leave it out, or take {argument('method', 'kin')}")
         if self.method == "kin" and self._fused_only:
             what = f"{argument(self._fused_only[0])} is for the fused estimator, not for kin"
             raise ParameterError(f"{what}: leave it out, or take {argument('method', 'fused')}")
@@ -209,7 +221,9 @@ class FitOptions:
     def plain(self) -> dict[str, Any]:
         """The options that count, in plain values, as a model file keeps them."""
         kin = self.chosen == "kin"
-        made = {item.name: getattr(self, item.name) for item in fields(self) if not kin or item.name in SHARED}
+        left_out = () if kin else KIN_ONLY - {"messages"}
+        kept = [item.name for item in fields(self) if (not kin or item.name in SHARED) and item.name not in left_out]
+        made: dict[str, Any] = {name: getattr(self, name) for name in kept}
         made["method"] = self.chosen
         made["loss"] = self.loss if isinstance(self.loss, str) else describe_loss(self.loss)
         return made
@@ -251,7 +265,7 @@ def documented(doc: str | None, names: Mapping[str, str] | None = None, losses: 
     """
     lines, loss = [], f"{' | '.join(map(repr, (AUTO, *losses)))} | Loss"
     for name, description in DESCRIPTIONS.items():
-        if names is None or name not in ("method", "messages"):
+        if names is None or name not in KIN_ONLY | {"method"}:
             kind = loss if name == "loss" else _type_words(get_args(_TYPES[name])[0])
             called = (names or {}).get(name, name)
             lines.append(f"    {called} : {kind}, default {DEFAULTS[name]!r}\n        {description}")
@@ -259,6 +273,8 @@ def documented(doc: str | None, names: Mapping[str, str] | None = None, losses: 
 
 
 def _type_words(kind: Any) -> str:
+    if get_origin(kind) is tuple:
+        return f"tuple of {_type_words(get_args(kind)[0])}"
     if get_origin(kind) is Literal:
         return " | ".join(map(repr, get_args(kind)))
     if kind is NoneType:

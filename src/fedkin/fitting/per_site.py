@@ -22,7 +22,7 @@ from fedkin.data import Federation
 from fedkin.errors import DataError, FedkinWarning, ParameterError
 from fedkin.fitting.fused import silent
 from fedkin.fitting.inputs import Unseen, with_exposure
-from fedkin.fitting.methods import method_for, warn_of_dispersion, with_covariates
+from fedkin.fitting.methods import method_for, warn_of_rows, with_covariates
 from fedkin.fitting.model import FittedModel
 from fedkin.fitting.options import AUTO, FitOptions
 from fedkin.fitting.preparation import Prepared, prepare
@@ -268,7 +268,7 @@ class PerSite:
         hint = hint_of(graph, covariates, prepared.data.sites)
         start = getattr(self, "model_", None) if self.warm_start else None
         estimate = method_for(options).fit(prepared, hint, silent, start)
-        warn_of_dispersion(prepared, estimate)
+        warn_of_rows(prepared, estimate)
         model = with_covariates(prepared.model(estimate, options), covariates)
         self._keep(model)
         if isinstance(rows, _RowsSoFar):

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike
 
-from fedkin._base import Array, Index, count
+from fedkin._base import Array, Index, count, listed
 from fedkin.core import Columns, FileRows, Summaries
 from fedkin.data import INTERCEPT, Federation, Schema
 from fedkin.errors import DataError, ParameterError, argument
@@ -52,6 +52,7 @@ class Prepared:
     target_name: str | None = None
     offset_name: str | None = None
     schema: Schema | None = None
+    fixed: tuple[str, ...] = ()  # columns whose coefficients are the same at all sites
 
     @property
     def rows(self) -> Federation:
@@ -121,12 +122,25 @@ def prepare(
     """
     scaled = options.standardize and options.chosen == "fused" if standardize is None else standardize
     if not data.has_rows:
-        return _prepared_summaries(data, options, schema, scaled)
-    if not data.in_memory:
+        made = _prepared_summaries(data, options, schema, scaled)
+    elif not data.in_memory:
         names, roles = data.schema.names, data.roles
         columns = columns_for(data.loss, names, np.zeros(len(names)), np.ones(len(names)), data.intercept, data.classes)
-        return Prepared(data, data, data.loss, columns, data.classes, roles.target, data.schema.offset, data.schema)
-    return _prepared_rows(data, options, schema, scaled)
+        made = Prepared(data, data, data.loss, columns, data.classes, roles.target, data.schema.offset, data.schema)
+    else:
+        made = _prepared_rows(data, options, schema, scaled)
+    return replace(made, fixed=(*made.fixed, *_fixed_columns(made, options.fixed)))
+
+
+def _fixed_columns(prepared: Prepared, named: Sequence[str]) -> tuple[str, ...]:
+    """Return the prepared columns that are meant: a category has several."""
+    columns, schema = [name for name in prepared.columns.names if name != INTERCEPT], prepared.schema
+    several = {} if schema is None else {column.name: column.encoded for column in schema.features}
+    for name in named:
+        if name not in columns and name not in several:
+            near = listed([*several, *(column for column in columns if column not in several)], 12)
+            raise ParameterError(f"{argument('fixed')} names {name!r}, which is no column: there are {near}")
+    return tuple(column for name in named for column in ((name,) if name in columns else several[name]))
 
 
 def _prepared_rows(federation: Federation, options: FitOptions, schema: Schema | None, scaled: bool) -> Prepared:

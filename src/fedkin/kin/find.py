@@ -75,6 +75,7 @@ def find_kin(
     chains: int = 3,
     start: StartFrom | None = None,
     covariates: Covariates | None = None,
+    fixed: Sequence[str] = (),
 ) -> Kin:
     """Find which sites are alike, and estimate every site's parameters with as much pooling as the data support.
 
@@ -110,6 +111,9 @@ def find_kin(
         What is known about the sites beside their rows: coordinates, size, region. Sites that are near each other, or
         have the same label, are joined by a graph, which may be wrong like any other (`fedkin.kin.covariate_graph`).
         An array is in the order of the sites. Give either a graph or covariates.
+    fixed : sequence of str
+        Columns with one effect, the same at all sites. So are columns that are constant within nearly all sites, where
+        there is an intercept: how their effects differ between sites cannot be told. `Kin.fixed` has them all.
 
     Returns
     -------
@@ -138,6 +142,7 @@ def find_kin(
     source.refuse_small_threshold()
     graph = hint_of(graph, covariates, source.sites)
     first = source.first()
+    source = source.with_fixed(fixed, first)
     order = canonical_order(first, source.sites)
     neighbours = _neighbours(graph, source.sites, order)
     sampling = replace(Sampling.for_sites(len(order), sweeps, chains), given=given_groups(start, source.sites, order))
@@ -197,13 +202,14 @@ def _fit(source: Source, neighbours: Neighbours, seed: int, sampling: Sampling, 
     free = np.ones_like(intercepts) if loss.location else intercepts
     has_scale = loss.quadratic or loss.threshold is not None
     units = common_units(first, intercepts, has_scale=has_scale, location=loss.location)
+    units = replace(units, fixed=source.fixed if source.fixed.any() else None)
     if source.has_rows and not loss.quadratic:
         model, found, population = fit_smooth(ScaledLosses(source, units), free, neighbours, seed, sampling, warm)
         return make_kin(source, units, model, found, population, had_graph=had_graph)
     dispersion = None if loss.quadratic else source.shared_dispersion() / units.target**2
     sums = units.fitted(first)
     model = fit_mixed(sums, free, dispersion=dispersion, start=None if warm is None else warm.parameters)
-    found = find_groups(model, ~free, neighbours, seed, sampling)
+    found = _groups_of(model, ~free, neighbours, seed, sampling)
     for _ in range(NOISES if dispersion is None and sums.n_params > FEW else 0):
         factor = _noise_factor(sums, model, found)
         if abs(np.log(factor)) < NOISE_STEP:
@@ -211,7 +217,7 @@ def _fit(source: Source, neighbours: Neighbours, seed: int, sampling: Sampling, 
         noise, parameters = model.noise, model.parameters
         del model, found  # of many coefficients they are large
         model = with_noise(sums, free, noise * factor, parameters)
-        found = find_groups(model, ~free, neighbours, seed, sampling)
+        found = _groups_of(model, ~free, neighbours, seed, sampling)
     one = fit_one_model(sums, free, model, learned=dispersion is None)
     population = fit_population(sums, model.noise, model.variance, learned=dispersion is None)
     found = replace(found, full=None).with_one_model(model, one)
@@ -222,6 +228,48 @@ def _fit(source: Source, neighbours: Neighbours, seed: int, sampling: Sampling, 
         _refuse_worse(sums.values, found.theta, common, slack)
     del first, sums
     return make_kin(source, units, model, found, population, had_graph=had_graph)
+
+
+def _groups_of(
+    model: MixedModel, slopes: Mask, neighbours: Neighbours, seed: int, sampling: Sampling, *, guard: bool = True
+) -> Grouped:
+    """Find groups by the coefficients that vary, and return the estimates of all."""
+    fixed, varying = model.fixed, ~model.fixed
+    found = find_groups(model.given_fixed(), slopes[varying], neighbours, seed, sampling, guard=guard)
+    if not fixed.any():
+        return found
+    given, lean = np.zeros((1 + len(model.theta), len(fixed), len(fixed))), model.lean()
+    given[:, varying[:, None] & varying] = np.concatenate([found.mean_covariance[None], found.covariance]).reshape(
+        len(given), -1
+    )
+    # how everything leans on the fixed ones
+    border = np.zeros((len(given), len(fixed), int(fixed.sum())))
+    border[:, varying], border[:, fixed] = lean, np.eye(int(fixed.sum()))
+    more = border @ model.mean_covariance[np.ix_(fixed, fixed)] @ np.swapaxes(border, 1, 2)
+    theta, variance, F = model.theta.copy(), model.variance.copy(), np.zeros((len(fixed), found.F.shape[1]))
+    theta[:, varying], variance[varying], F[varying] = found.theta, found.variance, found.F
+    return replace(
+        found,
+        theta=theta,
+        covariance=given[1:] + more[1:],
+        degrees=found.degrees + float(np.vdot(model.precision, more[1:])),
+        variance=variance,
+        mean_covariance=given[0] + more[0],
+        F=F,
+    )
+
+
+def _with_population(found: Grouped, model: MixedModel, population: Population) -> tuple[Grouped, MixedModel]:
+    """Return both with the population's fixed coefficients, and others as these let them be."""
+    fixed = model.fixed
+    if not fixed.any():
+        return found, model
+    moved, shift = np.zeros((1 + len(found.theta), len(fixed))), population.mean[fixed] - found.theta[0, fixed]
+    moved[:, fixed], moved[:, ~fixed] = shift, model.lean() @ shift
+    mean = model.mean.copy()
+    mean[fixed] = population.mean[fixed]
+    mean[~fixed] += model.lean()[0] @ (population.mean - model.mean)[fixed]
+    return replace(found, theta=found.theta + moved[1:]), replace(model, mean=mean)
 
 
 def _refuse_residuals(sums: QuadraticLikelihoods, model: MixedModel, theta: Array) -> None:
@@ -249,6 +297,7 @@ def make_kin(
     source: Source, units: Units, model: MixedModel, found: Grouped, population: Population, *, had_graph: bool
 ) -> Kin:
     """Return the result in the user's units, sites in canonical order."""
+    found, model = _with_population(found, model, population)
     V, p, blend = len(model.theta), len(model.mean), found.blend
     same, n_groups, weight = found.kinship()
     labels = display_groups(same)
@@ -277,6 +326,7 @@ def make_kin(
     return Kin(
         sites=source.sites,
         names=source.names,
+        fixed=tuple(name for name, one in zip(source.names, source.fixed, strict=True) if one),
         loss=source.loss,
         n_samples=source.n_samples,
         mean=units.theta(population.mean),
@@ -333,9 +383,10 @@ class WarmStart(NamedTuple):
         mean = start.learned.units.theta(start.learned.mean)
         known = dict(zip(start.sites, start.theta, strict=True))
         theta = np.array([known.get(one, mean) for one in sites])
-        variance = np.maximum(start.learned.variance, LEAST_VARIANCE)
+        fixed = start.learned.units.fixed_mask
+        variance = np.where(fixed, 0.0, np.maximum(start.learned.variance, LEAST_VARIANCE))
         noise = max(start.learned.noise, LEAST_VARIANCE)
-        return cls(theta, mean, variance, np.log(np.concatenate([variance, [RIDGE, noise]])))
+        return cls(theta, mean, variance, np.log(np.concatenate([variance[~fixed], [RIDGE, noise]])))
 
 
 def fit_smooth(
@@ -353,10 +404,10 @@ def fit_smooth(
     def again_at(there: MixedModel, length: Sampling) -> Grouped | None:
         """Find groups again with what the guard has left of the graph; None where the quadratics do not hold so far."""
         kept = neighbours if found.with_graph else Neighbours.none(len(mixed.theta))
-        again = find_groups(there, ~free, kept, seed, length, guard=False)
+        again = _groups_of(there, ~free, kept, seed, length, guard=False)
         return again if losses.value(again.theta) <= limits.sum() else None
 
-    found = find_groups(model, ~free, neighbours, seed, brief)
+    found = _groups_of(model, ~free, neighbours, seed, brief)
     for turn in range(1, AGAIN + 1):
         if found.blend is None or found.blend.weight > ALL_MIXED or last:
             break
@@ -420,6 +471,7 @@ def _mixed_rounds(losses: ScaledLosses, free: Mask, warm: WarmStart | None) -> M
     source, units = losses
     theta = units.to_fitted(source.start() if warm is None else warm.theta)
     mean, variance, parameters, dispersion = theta[0], np.where(free, 0.3, 0.03), None, 1.0
+    variance[source.fixed] = 0.0
     if warm is not None:
         mean, variance, parameters = units.to_fitted(warm.mean), warm.variance, warm.parameters
 

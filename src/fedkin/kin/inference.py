@@ -242,7 +242,8 @@ def _header(kin: Kin) -> list[str]:
         ("Rows", int(n.sum()), "Rows per site", f"{n.min()} to {n.max()}"),
     ]
     lines = [f"{a + ':':<16}{b:>20}    {c + ':':<20}{d:>18}" for a, b, c, d in facts]
-    return [*lines, f"{'Graph:':<16}{_GRAPHS[kin.graph_use]}"]
+    fixed = [f"{'Fixed:':<16}{some_of(kin.fixed)}"] if kin.fixed else []
+    return [*lines, f"{'Graph:':<16}{_GRAPHS[kin.graph_use]}", *fixed]
 
 
 def _population(kin: Kin, level: float) -> list[str]:
@@ -255,7 +256,8 @@ def _population(kin: Kin, level: float) -> list[str]:
         tested = f"{error[j]:>7.3g} {kin.degrees[j]:>7.4g} {t[j]:>7.2f} {tails[j]:>7.3f}"
         lines.append(f"{name[:18]:<19}{kin.mean[j]:>11.4g} {tested} {ends[j, 1]:>7.3g} {ends[j, 2]:>7.3g}")
     lines += ["-" * _WIDTH, f"{'Between sites':<19}{'sd':>11}", "-" * _WIDTH]
-    lines += [f"{name[:18]:<19}{sd:>11.4g}" for name, sd in zip(kin.names, population_sd(kin), strict=True)]
+    varying = [(name, sd) for name, sd in zip(kin.names, population_sd(kin), strict=True) if name not in kin.fixed]
+    lines += [f"{name[:18]:<19}{sd:>11.4g}" for name, sd in varying]
     if kin.loss.quadratic:
         lines.append(f"{'Residual':<19}{np.sqrt(residual_variance(kin)):>11.4g}")
     if (share := intraclass_correlation(kin)) is not None:

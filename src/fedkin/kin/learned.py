@@ -53,14 +53,26 @@ class Learned:
         return replace(self, precision=self.precision[order], score=self.score[order], states=states)
 
     def own(self) -> tuple[Array, Array]:
-        """Estimates ``(V, p)`` from a site's own rows and their covariances, infinite where the rows do not tell."""
-        values, vectors = np.linalg.eigh(self.precision)
+        """Estimates ``(V, p)`` from a site's own rows and their covariances, infinite where the rows do not tell.
+
+        Fixed coefficients are those of the population.
+        """
+        fixed, free = np.flatnonzero(self.units.fixed_mask), np.flatnonzero(~self.units.fixed_mask)
+        beta, C = self.mean[fixed], self.mean_covariance[np.ix_(fixed, fixed)]
+        cross = self.precision[:, free[:, None], fixed]
+        values, vectors = np.linalg.eigh(self.precision[:, free[:, None], free])
         full = values[:, 0] > 1e-9 * values[:, -1]
         safe = np.where(full[:, None], values, 1.0)
         inverse = (vectors / safe[:, None, :]) @ np.swapaxes(vectors, 1, 2)
-        covariance = self.units.covariance(inverse)
+        lean = np.tile(np.eye(len(self.mean))[:, fixed], (len(values), 1, 1))
+        lean[:, free] = -inverse @ cross
+        covariance = lean @ C @ np.swapaxes(lean, 1, 2)
+        covariance[:, free[:, None], free] += inverse
+        theta = np.tile(self.mean, (len(values), 1))
+        theta[:, free] = apply(inverse, self.score[:, free] - cross @ beta)
+        covariance = self.units.covariance(covariance)
         covariance[~full] = np.inf
-        return self.units.theta(apply(inverse, self.score)), covariance
+        return self.units.theta(theta), covariance
 
     @cached_property
     def group_sums(self) -> tuple[tuple[Index, Array, Array], ...]:

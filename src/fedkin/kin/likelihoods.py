@@ -42,6 +42,8 @@ class QuadraticLikelihoods:
         Numbers behind the noise: rows, or rows times columns for the mean loss.
     known : LowRank, optional
         ``G`` as diagonal plus low rank, where sites have said it so.
+    fixed : bool array (p,), optional
+        Coefficients that are the same at all sites; none of them by default.
 
     Examples
     --------
@@ -57,6 +59,7 @@ class QuadraticLikelihoods:
     yy: Array
     n: Array
     known: LowRank | None = field(default=None, repr=False)
+    fixed: Mask | None = None
 
     @cached_property
     def matrices(self) -> Matrices:
@@ -78,7 +81,24 @@ class QuadraticLikelihoods:
     def take(self, sites: Index) -> QuadraticLikelihoods:
         """Return some sites, in that order."""
         known = None if self.known is None else self.known.take(sites)
-        return QuadraticLikelihoods(self.G[sites], self.c[sites], self.yy[sites], self.n[sites], known)
+        return QuadraticLikelihoods(self.G[sites], self.c[sites], self.yy[sites], self.n[sites], known, self.fixed)
+
+    def varying(self) -> tuple[QuadraticLikelihoods, Array, Array]:
+        """Return the likelihoods of coefficients that vary between sites, and what they make of several responses.
+
+        The first response is the target, the others are the k fixed columns: ``responses (V, p - k, 1 + k)`` are their
+        products with varying columns, and ``products (V, 1 + k, 1 + k)`` those with each other.
+        """
+        if self.fixed is None or not self.fixed.any():
+            return self, self.c[:, :, None], self.yy[:, None, None]
+        free, fixed = np.flatnonzero(~self.fixed), np.flatnonzero(self.fixed)
+        k, rows = len(fixed), self.G[:, free]
+        products = np.empty((self.n_sites, 1 + k, 1 + k))
+        products[:, 0, 0], products[:, 1:, 1:] = self.yy, self.G[:, fixed[:, None], fixed]
+        products[:, 0, 1:] = products[:, 1:, 0] = self.c[:, fixed]
+        known = None if self.known is None else LowRank(self.known.diagonal[:, free], self.known.factor[:, free])
+        alone = QuadraticLikelihoods(rows[:, :, free], self.c[:, free], self.yy, self.n, known)
+        return alone, np.concatenate([self.c[:, free, None], rows[:, :, fixed]], axis=2), products
 
 
 @dataclass(frozen=True, eq=False)
@@ -92,6 +112,12 @@ class Units:
     A: Array  # (p, p), the target's scale included
     shift: Array  # (p,)
     target: float  # scale of the target; 1 for losses with units of their own
+    fixed: Mask | None = None  # (p,), coefficients that are the same at all sites
+
+    @property
+    def fixed_mask(self) -> Mask:
+        """Which coefficients are the same at all sites, ``(p,)``."""
+        return np.zeros(len(self.shift), dtype=bool) if self.fixed is None else self.fixed
 
     def fitted(self, sums: QuadraticLikelihoods) -> QuadraticLikelihoods:
         """Return the losses as functions of the fitted parameters, divided by the square of the target's scale."""
@@ -99,7 +125,7 @@ class Units:
         c = (sums.c - sums.G @ self.shift) @ scaled / self.target
         yy = (sums.yy - (2 * sums.c - sums.G @ self.shift) @ self.shift) / self.target**2
         known = None if sums.known is None else sums.known.congruent(scaled)
-        return QuadraticLikelihoods(scaled.T @ sums.G @ scaled, c, np.maximum(yy, 0.0), sums.n, known)
+        return QuadraticLikelihoods(scaled.T @ sums.G @ scaled, c, np.maximum(yy, 0.0), sums.n, known, self.fixed)
 
     def theta(self, fitted: Array) -> Array:
         """Return parameters ``(..., p)`` in the user's units."""
@@ -169,25 +195,21 @@ class Sums(NamedTuple):
     """Sums over sites, of ``A = M (I + M)^-1`` and of ``I - A``, that the evidence of variances needs.
 
     ``spent (p,)`` the diagonal of ``A C A``; ``left (p,)`` that of ``I - A``; ``squares (p, p)`` the squared entries of
-    ``A``; ``inner (p,)`` the diagonal of ``A (I - A)``, and ``pull`` the trace of that matrix times ``C``; ``trace``
-    that of ``A``, and ``rest`` that of the square of ``I - A``.
+    ``A``; ``inner (p,)`` the diagonal of ``A (I - A)``; ``rest`` the trace of the square of ``I - A``.
     """
 
     spent: Array
     left: Array
     squares: Array
     inner: Array
-    pull: float
-    trace: float
     rest: float
 
     @classmethod
-    def from_total(cls, total: Array, spent: Array, squares: Array, C: Array, V: int) -> Sums:
+    def from_total(cls, total: Array, spent: Array, squares: Array, V: int) -> Sums:
         """Return all of them from the sum ``total (p, p)`` of ``A``, and those that need each site."""
-        trace, inner = float(np.trace(total)), np.diag(total) - squares.sum(axis=1)
-        pull = float((C * total).sum() - spent.sum())
-        rest = V * len(C) - 2 * trace + float(squares.sum())
-        return cls(spent, V - np.diag(total), squares, inner, pull, trace, rest)
+        diagonal = np.diag(total)
+        rest = V * len(total) - 2 * float(diagonal.sum()) + float(squares.sum())
+        return cls(spent, V - diagonal, squares, diagonal - squares.sum(axis=1), rest)
 
 
 @dataclass(frozen=True, eq=False)
@@ -213,7 +235,11 @@ class Dense:
 
     def apply(self, vectors: Array) -> Array:
         """Return ``M_u v_u`` for ``(V, p)`` or one ``(p,)``."""
-        return np.asarray(np.matmul(self.matrices, vectors[..., None])[..., 0])
+        return self.multiply(vectors[..., None])[..., 0]
+
+    def multiply(self, blocks: Array) -> Array:
+        """Return ``M_u X_u`` for ``(V, p, m)`` or one ``(p, m)``."""
+        return np.asarray(np.matmul(self.matrices, blocks))
 
     def times(self, u: int, matrix: Array) -> Array:
         """Return ``M_u X`` of one site, for ``X (p, k)``."""
@@ -237,7 +263,7 @@ class Dense:
         A = self.matrices
         rows = A.reshape(-1, len(C))
         spent = ((rows @ C) * rows).reshape(A.shape).sum(axis=(0, 2))
-        return Sums.from_total(self.sum(), spent, np.einsum("ujk,ujk->jk", A, A), C, len(A))
+        return Sums.from_total(self.sum(), spent, np.einsum("ujk,ujk->jk", A, A), len(A))
 
 
 @dataclass(frozen=True, eq=False)
@@ -277,8 +303,11 @@ class LowRank:
         return LowRank(self.diagonal / diagonal, N), np.asarray(logs)
 
     def apply(self, vectors: Array) -> Array:
-        inside = np.matmul(np.swapaxes(self.factor, 1, 2), vectors[..., None])
-        return np.asarray(self.diagonal * vectors + np.matmul(self.factor, inside)[..., 0])
+        return self.multiply(vectors[..., None])[..., 0]
+
+    def multiply(self, blocks: Array) -> Array:
+        inside = np.matmul(np.swapaxes(self.factor, 1, 2), blocks)
+        return np.asarray(self.diagonal[:, :, None] * blocks + np.matmul(self.factor, inside))
 
     def times(self, u: int, matrix: Array) -> Array:
         return np.asarray(self.diagonal[u][:, None] * matrix + self.factor[u] @ (self.factor[u].T @ matrix))
@@ -302,7 +331,7 @@ class LowRank:
             CN = C @ N
             # the diagonal of (a + N N') C (a + N N')
             spent += a**2 * np.diag(C) + 2 * a * (CN * N).sum(axis=1) + ((N @ (N.T @ CN)) * N).sum(axis=1)
-        return Sums.from_total(self.sum(), spent, squares, C, len(self.diagonal))
+        return Sums.from_total(self.sum(), spent, squares, len(self.diagonal))
 
     def congruent(self, A: Array) -> LowRank | None:
         """Return ``A'M_u A`` where that is of low rank: few rows of A have entries off its diagonal."""

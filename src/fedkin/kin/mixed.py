@@ -6,6 +6,9 @@ noise maximise the likelihood with mean and effects integrated out (restricted m
 held by `Priors`, which also keep slopes' variances away from nothing. With ``T = diag sqrt(variance)`` only ``B_u = I +
 T S_u T`` is ever inverted, where ``S_u = G_u / sigma2_u``: one row, collinear columns, constant columns and sites with
 one class are harmless.
+
+Fixed coefficients ``beta`` are the same at all sites, with a flat prior. They are profiled out: what the model without
+them makes of the target and of each fixed column as a response gives the normal equations of generalised least squares.
 """
 
 from __future__ import annotations
@@ -124,6 +127,37 @@ class MixedModel:
     log_likelihood: float
     parameters: Array  # (p + 2,) log variance, log ridge, log noise: where the next fit may start
     matrices: Matrices  # the precision, perhaps as diagonal plus low rank
+    fixed: Mask  # (p,) coefficients that are the same at all sites, with variance 0
+
+    def given_fixed(self) -> MixedModel:
+        """Return the model of the coefficients that vary, given the others."""
+        fixed, free = self.fixed, np.flatnonzero(~self.fixed)
+        if not fixed.any():
+            return self
+        square, lean, C = np.ix_(free, free), self.lean(), self.mean_covariance[np.ix_(fixed, fixed)]
+        precision, matrices = self.precision[:, free][:, :, free], self.matrices
+        if isinstance(matrices, LowRank):
+            matrices = LowRank(matrices.diagonal[:, free], matrices.factor[:, free])
+        else:
+            matrices = Dense(precision)
+        return replace(
+            self,
+            mean=self.mean[free],
+            mean_covariance=self.mean_covariance[square] - lean[0] @ C @ lean[0].T,
+            variance=self.variance[free],
+            theta=self.theta[:, free],
+            covariance=self.covariance[:, free][:, :, free] - lean[1:] @ C @ np.swapaxes(lean[1:], 1, 2),
+            precision=precision,
+            score=self.score[:, free] - self.precision[:, free][:, :, fixed] @ self.mean[fixed],
+            matrices=matrices,
+            fixed=np.zeros(len(free), dtype=bool),
+        )
+
+    def lean(self) -> Array:
+        """Return how much the others, of the mean and of each site, change with fixed ones ``(1 + V, p - k, k)``."""
+        fixed, free = self.fixed, ~self.fixed
+        both = np.concatenate([self.mean_covariance[None], self.covariance])[:, free][:, :, fixed]
+        return np.asarray(both @ np.linalg.pinv(self.mean_covariance[np.ix_(fixed, fixed)], hermitian=True))
 
 
 def fit_mixed(
@@ -180,14 +214,14 @@ class Population:
     mean: Array  # (p,)
     covariance: Array  # (p, p) given the variances
     variance: Array  # (p,) of the coefficients between sites, held by no prior
-    between: Array  # (p,) of each diagonal entry of the covariance, what is owed to the variance between sites
-    uncertainty: Array  # (p + 1, p + 1) covariance of the estimated log variances and of the log noise
+    between: Array  # (p, q) of each diagonal entry of the covariance, what is owed to each of q variances between sites
+    uncertainty: Array  # (q + 1, q + 1) covariance of the estimated log variances and of the log noise
     log_likelihood: float  # restricted, of least squares
 
     def degrees(self, A: Array) -> Array:
         """Return degrees of freedom ``(r,)`` of the variances of ``A mean`` (Satterthwaite 1946), for ``A (r, p)``."""
         variance = np.einsum("ri,ij,rj->r", A, self.covariance, A)
-        parts = A**2 * self.between
+        parts = A**2 @ self.between
         slopes = np.column_stack([parts, variance - parts.sum(axis=1)])  # by log variances, and by the log noise
         known = np.einsum("ri,ij,rj->r", slopes, self.uncertainty, slopes)
         found = 2 * variance**2 / np.maximum(known, 1e-9 * variance**2 + np.finfo(float).tiny)
@@ -203,42 +237,49 @@ def fit_population(sums: QuadraticLikelihoods, noise: Array, variance: Array, *,
     priors, flat = Priors(likeness=np.inf, ridge=1.0, level=0.0), np.ones(p, dtype=bool)
     middle = float(np.exp(np.log(noise).mean()))
     evidence = _Evidence(sums, flat, middle, priors, noise)
-    start = np.append(np.log(np.maximum(variance, np.exp(LEAST_LOG))), [0.0, np.log(middle)])
+    free, start = evidence.free, np.append(np.log(np.maximum(variance, np.exp(LEAST_LOG))), [0.0, np.log(middle)])
+    start = start[np.append(free, [True, True])]
     parameters = evidence.of_some_sites().maximise(start, enough=NEARLY)
-    at = evidence.solve(parameters)
-    outer = at.root[:, None] * at.root
-    seen, unseen = _inverses(at.away.sum() / outer)
-    covariance = seen + unseen
-    weights = [at.away.apply(covariance[j] / at.root)[:, j] / at.root[j] for j in range(p)]  # of sites in the mean
-    found = at.away.sums(covariance / outer)
-    information = np.zeros((p + 1, p + 1))
-    information[:p, :p] = 0.5 * found.squares + priors.log_density(parameters[:p], ~flat, V)[2]
-    information[:p, p] = information[p, :p] = 0.5 * found.inner
-    information[p, p] = 0.5 * max(float(sums.n.sum() - V * p + found.rest), 1.0)
-    uncertainty, kept = np.zeros_like(information), slice(None if learned else p)
+    at, q = evidence.solve(parameters), int(free.sum())
+    mean, covariance = evidence.whole(at)
+    # weights of the effects of sites: in means, which lean on fixed coefficients, and in these
+    between = np.empty((p, q))
+    by_fixed = at.lean @ at.fixed_covariance
+    rows = zip(np.flatnonzero(free), at.covariance / at.root, at.lean_mean, strict=True)
+    for j, row, lean in rows:
+        between[j] = ((at.away.apply(row) - by_fixed @ lean) ** 2).sum(axis=0)
+    between[~free] = (by_fixed**2).sum(axis=0).T
+    found = at.away.sums(covariance[np.ix_(free, free)] / (at.root[:, None] * at.root))
+    information = np.zeros((q + 1, q + 1))
+    information[:q, :q] = 0.5 * found.squares + priors.log_density(parameters[:q], ~flat[free], V)[2]
+    information[:q, q] = information[q, :q] = 0.5 * found.inner
+    information[q, q] = 0.5 * max(float(sums.n.sum() - V * q + found.rest), 1.0)
+    uncertainty, kept = np.zeros_like(information), slice(None if learned else q)
     # the mean is estimated, too, which costs one of V sites
     uncertainty[kept, kept] = np.linalg.inv(information[kept, kept]) * V / max(V - 1, 1e-9)
-    scaled = sums.c * (at.weight[:, None] * at.root)
-    mean = seen @ ((scaled - at.away.apply(scaled)).sum(axis=0) / at.root)
     # the evidence leaves out the noises and powers of 2 pi, and has a normal prior in place of a flat one
     n = float(sums.n.sum())
     constant = p * np.log(FLAT) + (n - p) * np.log(2 * np.pi) + float(sums.n @ np.log(noise))
     return Population(
         mean=mean,
         covariance=covariance,
-        variance=at.root**2,
-        between=at.root**2 * (np.array(weights) ** 2).sum(axis=1),
+        variance=evidence.spread(at.root**2),
+        between=between,
         uncertainty=uncertainty,
         log_likelihood=float(at.log_likelihood - 0.5 * constant),
     )
 
 
-def _inverses(A: Array) -> tuple[Array, Array]:
-    """Return the inverse in directions about which ``A`` says something but rounding, and ``1 / FLAT`` in others."""
+def _inverses(A: Array) -> tuple[Array, Array, float]:
+    """Return the inverse in directions about which ``A`` says something but rounding, and ``1 / FLAT`` in others.
+
+    The last is the log determinant of the inverse of their sum.
+    """
     scale = 1.0 / np.sqrt(np.maximum(np.diag(A), FLAT))
     values, vectors = np.linalg.eigh(A * np.outer(scale, scale))
     vectors, seen = scale[:, None] * vectors, values > UNSEEN
-    return (vectors[:, seen] / values[seen]) @ vectors[:, seen].T, vectors[:, ~seen] @ vectors[:, ~seen].T / FLAT
+    logs = float(np.log(np.where(seen, values, FLAT)).sum() - 2 * np.log(scale).sum())
+    return (vectors[:, seen] / values[seen]) @ vectors[:, seen].T, vectors[:, ~seen] @ vectors[:, ~seen].T / FLAT, logs
 
 
 class OneModel(NamedTuple):
@@ -261,14 +302,14 @@ def fit_one_model(sums: QuadraticLikelihoods, intercepts: Mask, model: MixedMode
         return fit_one_model(sums.take(some), intercepts, replace(model, noise=model.noise[some]), learned=learned)
     evidence = _Evidence(sums, intercepts, None if learned else float(model.noise[0]), Priors(), model.noise)
     start = model.parameters.copy()
-    start[: sums.n_params] = LEAST_LOG
+    start[:-2] = LEAST_LOG
     alone = evidence.solve(evidence.maximise(start, variance=LEAST_LOG))
-    levels = int(intercepts.any()) + int((~intercepts).any())
+    levels = int((~evidence.slopes).any()) + int(evidence.slopes.any())
     gain = evidence.solve(model.parameters).log_likelihood - alone.log_likelihood
     told = evidence.information(model.parameters)
-    freedom = evidence.priors.freedom(model.parameters[: len(told)], ~intercepts, told)
+    freedom = evidence.priors.freedom(model.parameters[: len(told)], evidence.slopes, told)
     cost = 0.5 * levels * np.log(sums.n_sites) + freedom
-    return OneModel(float(gain - cost), alone.mean, alone.covariance)
+    return OneModel(float(gain - cost), *evidence.whole(alone))
 
 
 def _some_sites(sums: QuadraticLikelihoods) -> Index | None:
@@ -296,7 +337,10 @@ class _Evidence:
         priors: Priors,
         noise: Array | None = None,
     ) -> None:
-        self.sums, self.intercepts, self.slopes, self.priors = sums, intercepts, ~intercepts, priors
+        self.sums, self.priors = sums, priors
+        self.free = np.ones(sums.n_params, dtype=bool) if sums.fixed is None else ~sums.fixed
+        self.intercepts, self.slopes = intercepts[self.free], ~intercepts[self.free]
+        self.alone, self.responses, self.products = sums.varying()
         self.learned = dispersion is None
         self.log_noise = 0.0 if dispersion is None else float(np.log(dispersion))
         # of each site's noise in the common one
@@ -307,7 +351,8 @@ class _Evidence:
         """Return the evidence of the sites from which variances are learned."""
         made = copy.copy(self)
         if (some := _some_sites(self.sums)) is not None:
-            made.sums, made.share = self.sums.take(some), self.share[some]
+            made.sums, made.share, made.alone = self.sums.take(some), self.share[some], self.alone.take(some)
+            made.responses, made.products = self.responses[some], self.products[some]
         return made
 
     def hold_noise(self, start: Array) -> Array:
@@ -325,7 +370,7 @@ class _Evidence:
         return np.asarray(np.log(np.concatenate([variance, [ridge, noise]])))
 
     def maximise(self, start: Array, variance: float | None = None, enough: float = ENOUGH) -> Array:
-        p = self.sums.n_params
+        p = self.alone.n_params
         low, high = np.full(p + 2, LEAST_LOG), np.full(p + 2, 8.0)
         if variance is not None:
             low[:p] = high[:p] = variance
@@ -337,31 +382,72 @@ class _Evidence:
 
     def solve(self, parameters: Array) -> _Solved:
         """Return the model at given parameters."""
-        p = self.sums.n_params
+        p = self.alone.n_params
         root = np.exp(0.5 * parameters[:p])
         weight = 1.0 / (np.exp(parameters[p + 1]) * self.share)
-        away, logs = self.sums.matrices.scaled(root, weight).resolved()  # I - B^-1
-        scaled = self.sums.c * (weight[:, None] * root)  # T c
-        seen = scaled - away.apply(scaled)
+        away, logs = self.alone.matrices.scaled(root, weight).resolved()  # I - B^-1
+        scaled = self.responses * (weight[:, None] * root)[:, :, None]  # T c
+        seen = scaled - away.multiply(scaled)
         # sum of S - S C S = T^-1 (I - B^-1) T^-1, and of c - S C c = T^-1 B^-1 T c
         prior = np.where(self.intercepts, FLAT, np.exp(-parameters[p]))
         A = away.sum() / (root[:, None] * root) + np.diag(prior)
-        A = 0.5 * (A + A.T)
-        covariance = np.linalg.inv(A)
-        pulled = seen.sum(axis=0) / root
-        mean = covariance @ pulled
+        A, pulled = 0.5 * (A + A.T), seen.sum(axis=0) / root[:, None]
+        if self.slopes.any():
+            covariance, log_mean = np.linalg.inv(A), float(np.linalg.slogdet(A)[1])
+            means = covariance @ pulled
+        else:  # nothing holds the mean in directions that nobody sees
+            told, untold, log_mean = _inverses(A)
+            covariance, means = told + untold, told @ pulled
+        left = np.tensordot(weight, self.products, 1) - np.tensordot(scaled, seen, ((0, 1), (0, 1))) - pulled.T @ means
+        known, unknown, log_fixed = _inverses(left[1:, 1:])
+        beta = known @ left[1:, 0]
+        misfit, spent = float(left[0, 0] - left[0, 1:] @ beta), float((known * left[1:, 1:]).sum())
         log_likelihood = -0.5 * (
             (self.sums.n @ np.log(1.0 / weight) if self.learned else 0.0)
             + logs.sum()
-            + self.sums.yy @ weight
-            - (scaled * seen).sum()
-            - pulled @ mean
-            + np.linalg.slogdet(A)[1]
+            + misfit
+            + log_mean
             - np.log(prior).sum()
+            + log_fixed
+            - len(beta) * np.log(FLAT)
         )
         # effects in units of their standard deviation: B^-1 T (c - S mean) = B^-1 T c - (I - B^-1) T^-1 mean
-        effects = seen - away.apply(mean / root)
-        return _Solved(root, weight, away, covariance, mean, effects, float(log_likelihood))
+        each = seen - away.multiply(means / root[:, None])
+        apart = np.append(1.0, -beta)
+        return _Solved(
+            root,
+            weight,
+            away,
+            covariance,
+            means @ apart,
+            each @ apart,
+            float(log_likelihood),
+            misfit,
+            spent,
+            beta,
+            known + unknown,
+            means[:, 1:],
+            each[:, :, 1:],
+        )
+
+    def spread(self, varying: Array, fixed: Array | float = 0.0) -> Array:
+        """Return numbers ``(..., p)`` of all coefficients, from those that vary and those that are fixed."""
+        made = np.zeros((*varying.shape[:-1], len(self.free)))
+        made[..., self.free], made[..., ~self.free] = varying, fixed
+        return made
+
+    def whole(self, at: _Solved) -> tuple[Array, Array]:
+        """Return mean ``(p,)`` and its covariance, fixed coefficients included."""
+        return self.spread(at.mean, at.beta), self.bordered(at.covariance[None], at.lean_mean[None], at)[0]
+
+    def bordered(self, given: Array, lean: Array, at: _Solved) -> Array:
+        """Return covariances ``(n, p, p)`` from those given fixed coefficients, and how these lean on them."""
+        made, free, fixed = np.empty((len(lean), *2 * self.free.shape)), *map(np.flatnonzero, (self.free, ~self.free))
+        both = -lean @ at.fixed_covariance
+        made[:, free[:, None], free] = given - both @ np.swapaxes(lean, 1, 2)
+        made[:, free[:, None], fixed], made[:, fixed[:, None], free] = both, np.swapaxes(both, 1, 2)
+        made[:, fixed[:, None], fixed] = at.fixed_covariance
+        return made
 
     def _negative(self, parameters: Array) -> tuple[float, Array, Array]:
         """Minus the log evidence, its gradient, and its expected second derivatives, those by way of the mean left out.
@@ -369,22 +455,25 @@ class _Evidence:
         A site's covariance is ``V = sigma2 (I + Z T T Z' / sigma2)``, so that ``tau_j z_j'V^-1 z_k tau_k`` is
         ``I - B^-1`` at j and k: half its square, summed over sites, is the information about log variances.
         """
-        p, priors = self.sums.n_params, self.priors
+        p, priors = self.alone.n_params, self.priors
         at = self.solve(parameters)
         value, gradient = at.log_likelihood, np.zeros(p + 2)
         V, sums = self.sums.n_sites, at.away.sums(at.covariance / (at.root[:, None] * at.root))
-        square = (at.effects**2).sum(axis=0) + sums.left + sums.spent
+        by_fixed = ((at.lean @ at.fixed_covariance) * at.lean).sum(axis=(0, 2))
+        square = (at.effects**2).sum(axis=0) + sums.left + sums.spent + by_fixed
         gradient[:p] = 0.5 * (square - V)
         information = np.zeros((p + 2, p + 2))
         information[:p, :p] = 0.5 * sums.squares
-        if self.slopes.any():
-            means = at.mean[self.slopes] ** 2 + np.diag(at.covariance)[self.slopes]
-            gradient[p] = 0.5 * (means * np.exp(-parameters[p]) - 1).sum()
-            told = 1.0 - np.diag(at.covariance)[self.slopes] * np.exp(-parameters[p])
+        spread = np.diag(at.covariance) + ((at.lean_mean @ at.fixed_covariance) * at.lean_mean).sum(axis=1)
+        means, slopes = at.mean**2 + spread, self.slopes
+        if slopes.any():
+            gradient[p] = 0.5 * (means[slopes] * np.exp(-parameters[p]) - 1).sum()
+            told = 1.0 - spread[slopes] * np.exp(-parameters[p])
             information[p, p] = 0.5 * float(told @ told)
         if self.learned:
-            misfit = 2 * self.sums.values(at.mean + at.effects * at.root) @ at.weight
-            gradient[p + 1] = 0.5 * (misfit + (sums.trace + sums.pull) - self.sums.n.sum())
+            # with all variances the misfit scales, but for what is flat
+            flat = at.spent + (1.0 - FLAT * means[~slopes]).sum()
+            gradient[p + 1] = 0.5 * (at.misfit + flat - self.sums.n.sum()) - gradient[: p + 1].sum()
             information[:p, p + 1] = information[p + 1, :p] = 0.5 * sums.inner
             information[p + 1, p + 1] = 0.5 * float(self.sums.n.sum() - V * p + sums.rest)
         held, pull, curvature = priors.log_density(parameters[:p], self.slopes, V)
@@ -394,24 +483,27 @@ class _Evidence:
 
     def information(self, parameters: Array) -> Array:
         """Return the expected information of the likelihood alone about log variances ``(p, p)``."""
-        p = self.sums.n_params
+        p = self.alone.n_params
         held = self.priors.log_density(parameters[:p], self.slopes, self.sums.n_sites)[2]
         return np.asarray(self._negative(parameters)[2][:p, :p] - held)
 
     def model(self, parameters: Array) -> MixedModel:
-        at, p = self.solve(parameters), self.sums.n_params
+        at, p, fixed = self.solve(parameters), self.sums.n_params, ~self.free
         outer = at.root[:, None] * at.root
         precision = self.sums.G * at.weight[:, None, None]
-        covariance = np.empty_like(precision)
+        covariance = np.empty((len(precision), *outer.shape))
         for u, one in enumerate(at.away.posterior_cov(at.covariance / outer)):
             covariance[u] = outer * one
+        if fixed.any():
+            covariance = self.bordered(covariance, at.lean_mean + at.root[:, None] * at.lean, at)
         matrices = self.sums.matrices
+        mean, mean_covariance = self.whole(at)
         return MixedModel(
-            mean=at.mean,
-            mean_covariance=at.covariance,
-            variance=at.root**2,
+            mean=mean,
+            mean_covariance=mean_covariance,
+            variance=self.spread(at.root**2),
             noise=1.0 / at.weight,
-            theta=at.mean + at.effects * at.root,
+            theta=self.spread(at.mean + at.effects * at.root, at.beta),
             covariance=covariance,
             precision=precision,
             score=self.sums.c * at.weight[:, None],
@@ -419,6 +511,7 @@ class _Evidence:
             log_likelihood=at.log_likelihood,
             parameters=parameters,
             matrices=matrices.scaled(np.ones(p), at.weight) if isinstance(matrices, LowRank) else Dense(precision),
+            fixed=fixed,
         )
 
 
@@ -432,6 +525,12 @@ class _Solved(NamedTuple):
     mean: Array
     effects: Array
     log_likelihood: float
+    misfit: float  # of the target, given variances and ridge
+    spent: float  # number of fixed coefficients that rows tell
+    beta: Array  # (k,) fixed coefficients
+    fixed_covariance: Array  # (k, k)
+    lean_mean: Array  # (q, k) by how much the mean falls with fixed coefficients
+    lean: Array  # (V, q, k) the same of effects, in their units
 
 
 def fisher_scoring(

@@ -76,6 +76,8 @@ class Kin:
     sites : tuple of V ids
     names : tuple of p str
         Of the parameters.
+    fixed : tuple of str
+        Parameters that are the same at all sites: population effects.
     loss : Loss
     n_samples : int array (V,)
     mean, mean_covariance, degrees : arrays (p,), (p, p), (p,)
@@ -118,6 +120,7 @@ class Kin:
 
     sites: tuple[Hashable, ...]
     names: tuple[str, ...]
+    fixed: tuple[str, ...]
     loss: Loss
     n_samples: Index | Array
     mean: Array
@@ -137,6 +140,11 @@ class Kin:
     sure: dict[str, float]
     diagnostics: Diagnostics | None
     learned: Learned = field(repr=False)
+
+    @property
+    def fixed_columns(self) -> list[str]:
+        """The columns of `fixed`, which have a parameter for each class where there are several."""
+        return list(dict.fromkeys(name.split(" [class ")[0] for name in self.fixed))
 
     def __repr__(self) -> str:
         groups = count(int(self.groups.max()) + 1, "group") if self.resolved else "no groups resolved"
@@ -178,6 +186,7 @@ class Kin:
         return replace(
             self,
             names=names,
+            fixed=tuple(name for name, one in zip(names, self.learned.units.fixed_mask, strict=True) if one),
             mean=A @ self.mean + shift,
             mean_covariance=A @ self.mean_covariance @ A.T,
             degrees=self.learned.population.degrees(units.A),

@@ -10,18 +10,18 @@ from __future__ import annotations
 
 import copy
 import warnings
-from collections.abc import Hashable, Iterator
+from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import replace
 from functools import cached_property
 from typing import NamedTuple
 
 import numpy as np
 
-from fedkin._base import Array, Index, Mask
+from fedkin._base import Array, Index, Mask, listed
 from fedkin.core import Quadratics, RowData, SiteData, damped_newton, global_fit
 from fedkin.data import INTERCEPT, Federation, Rows
-from fedkin.errors import DataError, DegenerateSiteWarning
-from fedkin.kin.likelihoods import FEW, SHORT, LowRank, QuadraticLikelihoods, Units
+from fedkin.errors import DataError, DegenerateSiteWarning, ParameterError, argument
+from fedkin.kin.likelihoods import CONSTANT, FEW, SHORT, LowRank, QuadraticLikelihoods, Units
 from fedkin.losses import Loss
 
 #: Steps of Newton's method for one model of all rows, and its tolerance, where rows are in files.
@@ -33,6 +33,8 @@ THRESHOLDS = 240
 #: Share of rows that tells how dense residuals are: a smaller threshold is judged by a wider one, since fits of few
 #: rows pass through some of them.
 LEAST_SHARE = 0.5
+#: A column that is constant within this share of the sites is fixed.
+NEARLY_ALL = 0.95
 #: Rows of the average site that are added to those of a site.
 LENT = 4.0
 #: Gauss-Hermite nodes of a standard normal, and their shares.
@@ -52,11 +54,14 @@ class Source:
         self.gram: Array | None = None  # X'X (V, q, q), for losses with a threshold
         self._first: QuadraticLikelihoods | None = None
         self._last: tuple[Array, Quadratics] | None = None
+        self.fixed = np.zeros(len(self.names), dtype=bool)  # coefficients that are the same at all sites
 
     def take(self, order: Index) -> Source:
         """Return some sites, in that order. Quadratics say all about a quadratic loss, so that rows are not copied."""
         if not self.loss.quadratic:
-            return Source(self.data.take(order))
+            made = Source(self.data.take(order))
+            made.fixed = self.fixed
+            return made
         made = copy.copy(self)
         made.sites, made.n_samples = tuple(self.sites[u] for u in order.tolist()), self.n_samples[order]
         made._first, made._last = self.first().take(order), None
@@ -78,6 +83,38 @@ class Source:
             made = QuadraticLikelihoods(sums.G / share, sums.c / share, sums.yy / share, sums.n)
         self._first = made if self.loss.quadratic else None  # others need the memory
         return made
+
+    def with_fixed(self, named: Sequence[str], first: QuadraticLikelihoods) -> Source:
+        """Return the source with these columns fixed, and those that are constant within sites."""
+        columns = self.data.feature_names
+        unknown = [name for name in named if name not in columns[int(columns[0] == INTERCEPT) :]]
+        if unknown:
+            known = listed([name for name in columns if name != INTERCEPT], 12)
+            raise ParameterError(f"fixed names {unknown[0]!r}, which is no column: there are {known}")
+        if named and self.loss.location:
+            raise ParameterError(f"the {self.loss.name} loss has no effects of columns: leave {argument('fixed')} out")
+        fixed = np.isin(columns, list(named)) | self._constant_within(first)
+        if fixed.all():
+            raise ParameterError(
+                "all columns are fixed, so that sites do not differ: leave one out, or add an intercept"
+            )
+        made = copy.copy(self)
+        made.fixed = np.tile(fixed, len(self.names) // len(columns))
+        return made
+
+    def _constant_within(self, first: QuadraticLikelihoods) -> Mask:
+        """Columns ``(q,)`` that are constant within nearly all sites of several rows, where there is an intercept."""
+        columns, several = self.data.feature_names, self.n_samples > 1
+        if columns[0] != INTERCEPT or self.loss.location or several.sum() < 2:
+            return np.zeros(len(columns), dtype=bool)
+        G = first.G[several][:, : len(columns), : len(columns)]
+        square = np.einsum("ujj->uj", G)
+        left = square - G[:, 0] ** 2 / np.maximum(G[:, :1, 0], 1e-300)
+        constant = (left <= CONSTANT * square).mean(axis=0) >= NEARLY_ALL
+        # a column that never varies is no effect at all
+        whole = G.sum(axis=0)
+        varies = np.diag(whole) - whole[0] ** 2 / max(whole[0, 0], 1e-300) > CONSTANT * np.diag(whole)
+        return np.asarray(constant & varies & (np.array(columns) != INTERCEPT))
 
     def expand(self, theta: Array) -> QuadraticLikelihoods:
         """Return quadratics around ``theta (V, p)``."""
