@@ -56,7 +56,7 @@ def test_every_option_of_a_fit_is_an_option_of_the_command(capsys: pytest.Captur
     known = {one.name: one for one in command.params}
     for item in fields(FitOptions):
         assert flag(item.name) in known[item.name].opts
-        words = {"fuse_intercept": "yes", "ridge": "0.0", "sparsity": "0.0"}  # where values are of several types
+        words = {"fuse_intercept": "yes", "ridge": "0.0", "sparsity": "0.0", "fixed": None}  # several types
         if item.name != "cv_rule":  # a flag for one of two rules
             assert known[item.name].default == words.get(item.name, item.default)
 

@@ -230,7 +230,9 @@ def contract_options(given: Mapping[str, Any], contract: Contract) -> FitOptions
     if method != contract.method:
         note(f'the contract says method = "{contract.method}"; this is fitted by {method}, as the options ask for')
     agreed = {"loss": contract.loss["name"], "fit_intercept": contract.intercept, "seed": contract.seed}
-    if method == "fused":
+    if method == "kin":
+        agreed["fixed"] = contract.fixed
+    else:
         agreed |= {"penalty": contract.penalty, "ridge": contract.ridge, "sparsity": contract.sparsity}
         agreed |= {"standardize": False, "cv_folds": contract.folds}
     for name, value in agreed.items():

@@ -99,6 +99,7 @@ class Contract(
     - ``method``: "kin" finds similar sites from one summary of each, with probabilities; "fused" draws edges together
       by a penalty, with rounds and a certified gap. ``penalty``, ``ridge`` and ``sparsity`` (on scaled features) are
       its.
+    - ``fixed``: columns with one effect at all sites, where the method is "kin".
     - ``folds``, ``seed``: of the sums by fold, from which ``lam`` is chosen.
     - ``messages``: how often a site may give sums of its rows at most, the first time included: each answer tells more.
 
@@ -130,6 +131,7 @@ class Contract(
     penalty: Literal["l1", "l2", "linf"] = "l1"
     ridge: Nonnegative = 0.0
     sparsity: Nonnegative | Literal["cv", "cv-sites"] = 0.0
+    fixed: tuple[str, ...] = ()
     folds: Annotated[int, Meta(ge=2, le=60)] = 5
     seed: Whole = 0
     messages: Count = 12
@@ -293,6 +295,13 @@ class Contract(
         rounds = self.rounds
         inferred = not self.schema.agreed or self.schema.fill or self.schema.indicators
         wrong = ["its schema was inferred from rows, not agreed on"] if inferred else []
+        unknown = [name for name in self.fixed if name not in [column.name for column in self.schema.features]]
+        if unknown:
+            wrong.append(
+                f"fixed names {unknown[0]!r}, which is not among [features]: correct the name, or leave it out"
+            )
+        if self.fixed and self.method != "kin":
+            wrong.append('fixed is of kin, but method is "fused": set method = "kin", or leave it out')
         given = [name for name in ("penalty", "ridge", "sparsity") if getattr(self, name) not in ("l1", 0.0)]
         if self.method == "kin" and given:
             wrong.append(

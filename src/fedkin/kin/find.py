@@ -20,6 +20,7 @@ from fedkin.kin.learned import Learned
 from fedkin.kin.likelihoods import FEW, QuadraticLikelihoods, Units, apply, common_units, given_mean
 from fedkin.kin.mixed import (
     MixedModel,
+    OneModel,
     Population,
     fit_mixed,
     fit_one_model,
@@ -264,12 +265,23 @@ def _with_population(found: Grouped, model: MixedModel, population: Population) 
     fixed = model.fixed
     if not fixed.any():
         return found, model
-    moved, shift = np.zeros((1 + len(found.theta), len(fixed))), population.mean[fixed] - found.theta[0, fixed]
-    moved[:, fixed], moved[:, ~fixed] = shift, model.lean() @ shift
-    mean = model.mean.copy()
-    mean[fixed] = population.mean[fixed]
-    mean[~fixed] += model.lean()[0] @ (population.mean - model.mean)[fixed]
-    return replace(found, theta=found.theta + moved[1:]), replace(model, mean=mean)
+    square = np.ix_(fixed, fixed)
+    C = population.covariance[square]
+
+    def leaning(theta: Array, covariance: Array) -> tuple[Array, Array]:
+        own = covariance[:, fixed][:, :, fixed]
+        lean = covariance[:, :, fixed] @ np.linalg.pinv(own, hermitian=True)
+        moved = theta + apply(lean, population.mean[fixed] - theta[:, fixed])
+        moved[:, fixed] = population.mean[fixed]
+        return moved, covariance + lean @ (C - own) @ np.swapaxes(lean, 1, 2)
+
+    theta, covariance = leaning(found.theta, found.covariance)
+    mean, mean_covariance = leaning(model.mean[None], found.mean_covariance[None])
+    found = replace(found, theta=theta, covariance=covariance, mean_covariance=mean_covariance[0])
+    if (one := found.common) is not None:
+        one_mean, one_covariance = leaning(one.mean[None], one.covariance[None])
+        found = replace(found, common=OneModel(one.log_odds, one_mean[0], one_covariance[0]))
+    return found, replace(model, mean=mean[0])
 
 
 def _refuse_residuals(sums: QuadraticLikelihoods, model: MixedModel, theta: Array) -> None:
