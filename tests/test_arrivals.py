@@ -16,8 +16,9 @@ from federations import in_threads, make_sites, side_by_side, split
 from fedkin.data import Rows
 from fedkin.errors import DataError, FedkinError, ParameterError
 from fedkin.federate import Journal, Participant, Patience, Site, site_plan, whole_plan
-from fedkin.federate.arrivals import Arrivals, read_arrived
+from fedkin.federate.participant import Arrivals
 from fedkin.federate.plan import planned_rows
+from fedkin.federate.site import read_arrived
 from memory_network import MemoryNetwork
 
 QUICK = Patience(first_pull=0.02, last_pull=0.2, complain=0.3, give_up=20.0, linger=5.0)

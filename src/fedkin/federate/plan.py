@@ -24,14 +24,13 @@ from fedkin.admm import RunPlan, Shard, SiteRows, StepRule, Wire, plan_run, site
 from fedkin.core import Problem, SiteTerms, build_terms, local_fit, make_penalty
 from fedkin.data import Federation, Rows, deal_folds
 from fedkin.errors import DataError, DegenerateSiteWarning, FedkinError, ParameterError
-from fedkin.federate.arrivals import rows_before
 from fedkin.federate.contract import Contract, EdgeTests, Placement
 from fedkin.federate.disclosure import Thresholds, check_count, check_disclosure, most_folds, refuse_disclosure
 from fedkin.federate.inbox import HEADER_BYTES, RUN_BYTES, Kind
 from fedkin.federate.messages import CENTRE, Invite, Member, Order, Steps
 from fedkin.federate.organiser import Organiser
 from fedkin.federate.records import Choice, read_choice
-from fedkin.federate.site import Site
+from fedkin.federate.site import Site, rows_before
 from fedkin.graph import Graph
 from fedkin.losses import Loss, described_loss
 

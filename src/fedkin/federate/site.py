@@ -448,3 +448,52 @@ def _key_of(directory: Path, certificate: bytes) -> bytes:
     raise SecurityError(
         f"it is for another key than {directory / messages.KEY}; ask the organiser to admit the newest request"
     )
+
+
+# --- rows that arrived while the site ran -----------------------------------------------------------------------------
+
+ARRIVED_LIST = "list.json"
+
+
+class Part(msgspec.Struct, frozen=True):
+    """Rows that were taken in together: the file in which they are, and the revision and round from which they count.
+
+    ``loss`` and ``error`` are the mean loss of these rows before they were used, and its standard error.
+    """
+
+    file: str
+    revision: int
+    round: int
+    loss: float
+    error: float
+
+
+class Seen(msgspec.Struct, frozen=True):
+    """How many rows of a file were taken in, and their digest."""
+
+    rows: int
+    digest: str
+
+
+class Arrived(msgspec.Struct, frozen=True):
+    """All that has arrived at a site, ``arrived/list.json``."""
+
+    parts: tuple[Part, ...] = ()
+    seen: dict[str, Seen] = {}
+
+
+def read_arrived(directory: Path) -> Arrived:
+    """Read the list in a site's directory; an empty one where nothing has arrived."""
+    path = directory / messages.ARRIVED / ARRIVED_LIST
+    if not path.exists():
+        return Arrived()
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=Arrived)
+    except msgspec.DecodeError as error:
+        raise DataError(f"{path} is damaged ({error}); put a copy back, or join again") from None
+
+
+def rows_before(site: Site, revision: int) -> Rows:
+    """Return the rows with which a run of this revision begins: those of the join, and what arrived in runs before."""
+    earlier = [part for part in read_arrived(site.directory).parts if part.revision < revision]
+    return Rows.stack([site.rows(), *(Rows.load(site.directory / messages.ARRIVED / part.file) for part in earlier)])

@@ -11,10 +11,9 @@ from __future__ import annotations
 from fedkin.fitting.baselines import baseline_models
 from fedkin.fitting.comparison import REPEATS, Comparison, compare
 from fedkin.fitting.fused import fit_after_kin, with_history
-from fedkin.fitting.inputs import position_of
 from fedkin.fitting.methods import data_record, fit, naive_confint, with_covariates
 from fedkin.fitting.model import FittedModel, FusedFit, NewSite
-from fedkin.fitting.options import DEFAULTS, DESCRIPTIONS, SHARED, FitOptions, choices
+from fedkin.fitting.options import DEFAULTS, DESCRIPTIONS, SHARED, FitOptions, choices, position_of
 from fedkin.fitting.preparation import Data, join_parts, model_from_theta, prepare
 from fedkin.fitting.queries import Queries
 from fedkin.fitting.store import check_model_place, load

@@ -16,10 +16,9 @@ from fedkin.core import FileRows, Summaries
 from fedkin.data import Federation, Schema
 from fedkin.errors import DataError, ParameterError
 from fedkin.fitting.baselines import GLOBAL, INTERCEPTS, LOCAL, baseline_models, fold_baselines
-from fedkin.fitting.inputs import class_numbers
 from fedkin.fitting.methods import fit, method_for
 from fedkin.fitting.model import FittedModel
-from fedkin.fitting.options import FitOptions
+from fedkin.fitting.options import FitOptions, class_numbers
 from fedkin.fitting.preparation import Data, prepare
 from fedkin.graph import Graph
 

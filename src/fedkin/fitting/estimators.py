@@ -21,7 +21,6 @@ from numpy.typing import ArrayLike
 from sklearn.utils.validation import check_is_fitted
 
 from fedkin.core import Correction, Variance
-from fedkin.fitting.inputs import Unseen
 from fedkin.fitting.model import FittedModel
 from fedkin.fitting.options import (
     AUTO,
@@ -32,6 +31,7 @@ from fedkin.fitting.options import (
     PenaltyName,
     Solver,
     Sparsity,
+    Unseen,
     documented,
 )
 from fedkin.fitting.per_site import PerSite, SiteClassifier, SiteRegressor, Sites

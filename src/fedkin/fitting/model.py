@@ -16,7 +16,7 @@ from fedkin._base import Array, Index, check_choice, count, html_card, some_of
 from fedkin.core import Columns, Summary
 from fedkin.data import HasSites, Rows, Schema, columns_of, raise_findings
 from fedkin.errors import DataError, ParameterError, SolverError
-from fedkin.fitting.inputs import (
+from fedkin.fitting.options import (
     Unseen,
     class_numbers,
     feature_matrix,

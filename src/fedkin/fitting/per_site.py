@@ -21,10 +21,9 @@ from fedkin.core import RunningSums
 from fedkin.data import Federation
 from fedkin.errors import DataError, FedkinWarning, ParameterError
 from fedkin.fitting.fused import silent
-from fedkin.fitting.inputs import Unseen, with_exposure
 from fedkin.fitting.methods import method_for, warn_of_rows, with_covariates
 from fedkin.fitting.model import FittedModel
-from fedkin.fitting.options import AUTO, FitOptions
+from fedkin.fitting.options import AUTO, FitOptions, Unseen, with_exposure
 from fedkin.fitting.preparation import Prepared, prepare
 from fedkin.fitting.scoring import AtSites, refuse_text, request_all, split_column
 from fedkin.graph import Graph

@@ -13,9 +13,8 @@ from fedkin._base import Array, Index, count, listed
 from fedkin.core import Columns, FileRows, Summaries
 from fedkin.data import INTERCEPT, Federation, Schema
 from fedkin.errors import DataError, ParameterError, argument
-from fedkin.fitting.inputs import class_numbers
 from fedkin.fitting.model import FittedModel, FusedFit, columns_for, schema_columns
-from fedkin.fitting.options import AUTO, FitOptions
+from fedkin.fitting.options import AUTO, FitOptions, class_numbers
 from fedkin.graph import Graph
 from fedkin.kin import Kin
 from fedkin.losses import Loss, loss_for, loss_kind, make_loss
