@@ -151,7 +151,7 @@ def _about_fused(model: FittedModel) -> Iterator[Statement]:
     if chosen and chosen.get("candidates"):
         level = f", level {chosen['level']:g}" if "level" in chosen else ""
         kept = f"{chosen['kept']} of {chosen['candidates']} edges kept ({chosen['method']}{level}); {parts}"
-        text = f"{kept}. A chain of kept edges makes one group even when its ends differ."
+        text = f"{kept}. Sites of a group have equal estimates; an edge that was kept does not suffice."
         yield Statement(topic, "good", "Edges were tested", text)
     elif model.n_sites > 1:
         text = f"{count(model.graph.n_edges, 'edge')}; {parts}."
