@@ -230,8 +230,7 @@ def test_the_mixed_model_is_that_of_find_kin():
 def test_the_limit_where_groups_are_certain_is_a_ridge_per_group():
     sums = peers.least_squares(GROUPS.federation)
     variance = 4.0**2 * 3**-0.5
-    truth = peers.Truth(n_groups=3, variance=variance, noise=1.0, inside=0.9, between=0.1)
-    found = peers.limit(GROUPS, sums, truth, seed=0, sweeps=20, burn=5)
+    found = peers.limit(GROUPS, sums, 0, variance=variance, noise=1.0, rates=(0.9, 0.1), sweeps=20, burn=5)
     mine = GROUPS.labels == 1
     ridge = np.linalg.solve(sums.G[mine].sum(axis=0) + np.eye(3) / variance, sums.c[mine].sum(axis=0))
     np.testing.assert_allclose(found[mine], np.tile(ridge, (4, 1)), rtol=1e-9)
@@ -241,17 +240,16 @@ def test_the_limit_is_the_posterior_mean():
     # two sites, one parameter: the four groupings can be counted out
     design = paper_design(n_sites=2, n_samples=4, n_features=1, n_clusters=2, signal=1.0, seed=2)
     sums = peers.least_squares(design.federation)
-    truth = peers.Truth(n_groups=2, variance=1.0, noise=1.0, inside=0.8, between=0.3)
     G, c, edge = sums.G[:, 0, 0], sums.c[:, 0], design.graph.n_edges == 1
     means, weights = [], []
     for together in (True, False):
         g, b = (np.array([G.sum()] * 2), np.array([c.sum()] * 2)) if together else (G, c)
-        rate = truth.inside if together else truth.between
+        rate = 0.8 if together else 0.3
         each = 0.5 * b**2 / (g + 1) - 0.5 * np.log(g + 1)
         weights.append(np.exp(each.sum() / (2 if together else 1)) * (rate if edge else 1 - rate))
         means.append(b / (g + 1))
     exact = (weights[0] * means[0] + weights[1] * means[1]) / sum(weights)
-    found = peers.limit(design, sums, truth, seed=0, sweeps=4000, burn=100)
+    found = peers.limit(design, sums, 0, variance=1.0, noise=1.0, rates=(0.8, 0.3), sweeps=4000, burn=100)
     np.testing.assert_allclose(found[:, 0], exact, atol=0.02)
     assert np.abs(means[0] - means[1]).max() > 0.2  # else it would say nothing
 

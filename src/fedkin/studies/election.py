@@ -264,8 +264,6 @@ def election(replication: Replication) -> Iterator[dict[str, Any]]:
     loaded = _loaded(replication.data, protocol.more_than)
     split = Split(loaded, protocol, replication.seed % 2**31)
     for name in replication.options.get("methods", list(LABELS)):
-        if name not in METHODS:
-            raise ParameterError(f"unknown method {name!r}; choose from {', '.join(METHODS)}")
         started = process_time()
         probability, about = METHODS[name](split)
         row = {"method": name, **scores(split.test.y, probability), "states": list(split.train.sites)}

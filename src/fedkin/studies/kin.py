@@ -7,7 +7,6 @@ methods take least-squares sums alone: greedy clustering, IFCA, the mixed model,
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from time import process_time
 from typing import Any
@@ -203,29 +202,28 @@ def ifca(sums: QuadraticLikelihoods, n_groups: int, seed: int, restarts: int = 2
 # --- the information limit --------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class Truth:
-    """What the design was drawn with, and nobody knows."""
-
-    n_groups: int
-    variance: float  # of every coefficient of a group's parameters
-    noise: float
-    inside: float  # share of pairs in one group that have an edge
-    between: float
-
-
 def limit(
-    design: Design, sums: QuadraticLikelihoods, truth: Truth, seed: int, sweeps: int = 400, burn: int = 50
+    design: Design,
+    sums: QuadraticLikelihoods,
+    seed: int,
+    *,
+    variance: float,
+    noise: float,
+    rates: tuple[float, float],
+    sweeps: int = 400,
+    burn: int = 50,
 ) -> Array:
     """Return posterior means under the true model, ``(V, p)``: no method can do better on average.
 
+    ``variance`` is that of every coefficient of a group's parameters, ``noise`` that of the rows, ``rates`` the shares
+    of pairs with an edge, inside groups and between them.
     A Gibbs sampler that begins at the true groups, so that it need not find them: groups' parameters given labels,
     then labels one by one given parameters and the edges to all others.
     """
     rng = np.random.default_rng(seed)
-    K, p = truth.n_groups, sums.n_params
-    G, c = sums.G / truth.noise, sums.c / truth.noise
-    inside, between = (float(np.clip(rate, 1e-9, 1 - 1e-9)) for rate in (truth.inside, truth.between))
+    K, p = len(np.unique(design.labels)), sums.n_params
+    G, c = sums.G / noise, sums.c / noise
+    inside, between = (float(np.clip(rate, 1e-9, 1 - 1e-9)) for rate in rates)
     i, j = design.graph.edges.T
     weight = np.full((sums.n_sites, sums.n_sites), np.log((1 - inside) / (1 - between)))
     weight[i, j] = weight[j, i] = np.log(inside / between)
@@ -233,7 +231,7 @@ def limit(
     member = np.eye(K)[design.labels]  # (V, K)
     total = np.zeros((sums.n_sites, p))
     for sweep in range(burn + sweeps):
-        precision = np.einsum("uk,upq->kpq", member, G, optimize=True) + np.eye(p) / truth.variance
+        precision = np.einsum("uk,upq->kpq", member, G, optimize=True) + np.eye(p) / variance
         mean = np.linalg.solve(precision, (member.T @ c)[:, :, None])[:, :, 0]
         if sweep >= burn:
             total += member @ mean
@@ -310,10 +308,8 @@ def _limit(sums: QuadraticLikelihoods, bench: Workbench, replication: Replicatio
     if replication.options.get("generator", "paper") != "paper":
         raise ParameterError('the limit is known for generator = "paper" alone; leave "limit" out of the grid')
     given = {"signal": 1.0, "noise": 1.0, "varrho": 0.1, **replication.options.get("design", {}), **replication.params}
-    variance = given["signal"] ** 2 * sums.n_params**-0.5
-    rates = (1 - given["varrho"], given["varrho"])
-    truth = Truth(len(np.unique(bench.design.labels)), variance, given["noise"] ** 2, *rates)
-    return limit(bench.design, sums, truth, bench.seed)
+    rates, variance = (1 - given["varrho"], given["varrho"]), given["signal"] ** 2 * sums.n_params**-0.5
+    return limit(bench.design, sums, bench.seed, variance=variance, noise=given["noise"] ** 2, rates=rates)
 
 
 #: Estimators of this task, from the sites' sums; all others are those of `fedkin.studies.tasks`.

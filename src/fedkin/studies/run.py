@@ -12,7 +12,7 @@ from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
-from importlib.metadata import PackageNotFoundError, version
+from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
 from time import perf_counter
@@ -91,7 +91,7 @@ def _pyarrow() -> tuple[Any, Any]:
 
 def environment() -> dict[str, str]:
     """Return versions and CPU: the columns `ENVIRONMENT` of the rows that are computed here."""
-    packages = [_version(name) for name in ("numpy", "scipy", "scikit-learn", "numba")]
+    packages = [version(name) for name in ("numpy", "scipy", "scikit-learn", "numba")]
     try:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
         cpu = next(line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
@@ -99,13 +99,6 @@ def environment() -> dict[str, str]:
         cpu = platform.processor() or platform.machine()
     machine = (f"{sys.platform} {platform.machine()}", cpu)
     return dict(zip(ENVIRONMENT, (fedkin.__version__, platform.python_version(), *packages, *machine), strict=True))
-
-
-def _version(package: str) -> str:
-    try:
-        return version(package)
-    except PackageNotFoundError:
-        return ""
 
 
 class ResultStore:

@@ -358,41 +358,35 @@ SPARSE = ("local-lasso", "fused", "sparse-fused", "sparse-sites", "sparse-oracle
 
 def estimation(replication: Replication) -> Iterator[dict[str, Any]]:
     """Yield a row per estimator: error ``||Theta - Theta*||_F^2 / |V|``, lam, edges and parts of its graph, seconds."""
-    options = replication.options
-    design = make_design(replication)
-    bench = Workbench(design, settings_from(Tuning, options), replication.seed % 2**31)
-    rate = theorem_rate(design)
-    for name in options.get("estimators", USUAL):
-        started = process_time()
-        estimate = bench.estimate(name)
+    rate = theorem_rate(make_design(replication))
+    for design, estimate, row in _estimated(replication, USUAL):
         graph = estimate.graph
         yield {
-            "estimator": name,
-            "error": design.error(estimate.theta),
+            **row,
             "rate": rate,
-            "lam": estimate.lam,
             "edges": None if graph is None else graph.n_edges,
             "edges_across": None if graph is None else int(_across(design, graph).sum()),
             "components": None if graph is None else graph.n_components,
-            "cpu_seconds": process_time() - started,
         }
 
 
 def sparse(replication: Replication) -> Iterator[dict[str, Any]]:
     """Yield a row per estimator: error, levels, and how the support that it finds compares with the true one."""
-    options, design = replication.options, make_design(replication)
+    for design, estimate, row in _estimated(replication, SPARSE):
+        yield {**row, "sparsity": estimate.sparsity, **support(estimate.theta, design.theta_star)}
+
+
+def _estimated(
+    replication: Replication, usual: Sequence[str]
+) -> Iterator[tuple[Design, StudyEstimate, dict[str, Any]]]:
+    """Yield the design, what each estimator found on it, and what every row has."""
+    design, options = make_design(replication), replication.options
     bench = Workbench(design, settings_from(Tuning, options), replication.seed % 2**31)
-    for name in options.get("estimators", SPARSE):
+    for name in options.get("estimators", usual):
         started = process_time()
         estimate = bench.estimate(name)
-        yield {
-            "estimator": name,
-            "error": design.error(estimate.theta),
-            "sparsity": estimate.sparsity,
-            "lam": estimate.lam,
-            **support(estimate.theta, design.theta_star),
-            "cpu_seconds": process_time() - started,
-        }
+        row = {"estimator": name, "error": design.error(estimate.theta), "lam": estimate.lam}
+        yield design, estimate, {**row, "cpu_seconds": process_time() - started}
 
 
 def support(theta: Array, truth: Array) -> dict[str, float]:
@@ -504,8 +498,6 @@ def convergence(replication: Replication) -> Iterator[dict[str, Any]]:
     """
     design, problem, exact, settings = _setting(replication)
     for name in replication.options.get("methods", list(METHODS)):
-        if name not in METHODS:
-            raise ParameterError(f"unknown method {name!r}; choose from {', '.join(METHODS)}")
         curve: dict[int, dict[str, float]] = {}
 
         def note(progress: Progress, curve: dict[int, dict[str, float]] = curve) -> None:
