@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 import warnings
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
@@ -19,8 +19,10 @@ from fedkin.admm.gradients import GradientKind, StreamWatch, sample_streams
 from fedkin.admm.kernels import CompiledRounds, unsupported
 from fedkin.admm.plan import Average, BatchSize, RunPlan, StepRule, plan_run
 from fedkin.admm.rounds import DirectLink, Shard, ShardState, edge_update, run_rounds
+from fedkin.admm.sharded import ShardedRounds
 from fedkin.admm.store import Store
 from fedkin.admm.trace import Callback, Interrupt, Progress, Trace, certify
+from fedkin.cluster import Engine, On, engine_of
 from fedkin.core import Problem, Solution, Status
 from fedkin.errors import ChangeWarning, ConvergenceWarning, ModelFileError, ParameterError, SolverError, argument
 from fedkin.solvers import fused_parameters
@@ -58,6 +60,7 @@ def fed_admm(
     resume: bool = False,
     fuse: bool = False,
     backend: Backend = "auto",
+    on: On = "local",
 ) -> Solution:
     """Minimise the objective of ``problem`` by Fed-ADMM: each round, a site looks at a batch and tells its
     neighbours its theta.
@@ -118,6 +121,9 @@ def fed_admm(
     backend : "auto", "numpy" or "numba"
         "numpy" is the reference, with the same bits in every engine; "numba" is faster and agrees to 1e-10; "auto"
         compiles when the work pays.
+    on : "local", "ray", "ray://host:port" or RayEngine
+        Where the rounds run: in this process, or in shards on a Ray cluster, with the bits of "numpy" whatever their
+        number. A machine that is lost costs at most ``save_every`` rounds of the engine, or those since the last line.
 
     Returns
     -------
@@ -166,8 +172,12 @@ def fed_admm(
     plan = plan_run(problem, rounds, batch_size, warm_start=warm_start, **more)
     trace = Trace(problem, reference)
     run = _Run(problem, plan, streams, step, backend, trace, tol, callbacks, record_every, checkpoint_every)
+    run.place(engine_of(on))
     if checkpoint is None:
-        return run.go(fuse)
+        try:
+            return run.go(fuse)
+        finally:
+            run.close()
     run.file = Store(checkpoint, digest_of([*_describe(problem, plan, tuple(given.values())), *run.describe()]))
     run.fresh = not resume
     try:
@@ -175,6 +185,7 @@ def fed_admm(
             run.resume()
         return run.go(fuse)
     finally:
+        run.close()
         run.file.close()
 
 
@@ -200,6 +211,7 @@ class _Run:
     fresh: bool = True
     caution: float = 1.0
     restarts: int = 0
+    engine: Engine | None = None
 
     def __post_init__(self) -> None:
         self.listeners = _listeners(self.problem, self.plan.availability)
@@ -228,14 +240,34 @@ class _Run:
         if reason is not None and self.backend == "numba":
             raise ParameterError(f"backend='numba' cannot do this run: {reason}; use backend='numpy'")
         self.compiled = compiled and reason is None
-        self.advance = CompiledRounds(self.shard) if self.compiled else self._plain_rounds
+        self.advance: Callable[[int, int, Mask | None, Array | None], None] = self._plain_rounds
+        if self.engine is not None:
+            self.advance = ShardedRounds(self.shard, self.engine)
+        elif self.compiled:
+            self.advance = CompiledRounds(self.shard)
         self.done, self.vectors, self.available = 0, 0.0, 1.0
+
+    def place(self, engine: Engine | None) -> None:
+        """Do the rounds in shards on an engine, if there is one."""
+        if engine is None:
+            return
+        if self.streams or self.backend == "numba":
+            given = argument("streams") if self.streams else argument("backend", "numba")
+            raise ParameterError(f"rounds on a cluster take no {given}: leave it out, or use {argument('on', 'local')}")
+        self.engine, self.backend = engine, "numpy"
+        self.begin()
+
+    def close(self) -> None:
+        """End the shards on the engine, if any."""
+        if isinstance(self.advance, ShardedRounds):
+            self.advance.close()
 
     def _plain_rounds(self, first: int, count: int, available: Mask | None, probability: Array | None) -> None:
         run_rounds(self.shard, DirectLink(first + count - 1, first - 1, available, probability))
 
     def restart(self, reason: str) -> None:
         """Begin again with shorter steps, or say why that does not help."""
+        self.close()
         if self.step != "auto":
             if self.step != "literal":
                 given, better = argument("step", self.step), argument("step", "auto")

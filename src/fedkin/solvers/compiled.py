@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any, Literal, TypeVar, get_args
 
@@ -146,6 +146,59 @@ class Numbering:
         return out
 
 
+@dataclass(frozen=True, eq=False)
+class Part:
+    """What an iteration on kernels starts from: some sites, and the edges that touch them, in internal numbers.
+
+    Hosted sites come first; of ``n_known`` sites the others are neighbours that another shard hosts. The first
+    ``n_counted`` edges count here for sums over edges. ``head`` and ``tail (E,)`` are ends of edges, ``radius (E,)``
+    the radii of their dual balls, and ``kind`` the penalty's code. Of the hosted sites ``order (B,)`` are the places in
+    ``terms``, ``b (B, p)``, ``linked (B,)`` the number of duals, and ``box (B, p)`` the levels of sparsity, if any.
+    ``start`` has parameters of hosted sites, and duals.
+    """
+
+    terms: QuadraticTerms
+    order: Index
+    n_known: int
+    n_counted: int
+    head: Any
+    tail: Any
+    radius: Array
+    kind: int
+    b: Array
+    linked: Array
+    box: Array
+    ball: float
+    start: PrimalDual | None
+    in_order: bool  # whether all sites are here, in the order of the terms
+
+    @classmethod
+    def of(
+        cls, objective: FusedObjective, quadratic: QuadraticTerms, numbering: Numbering, start: PrimalDual | None
+    ) -> Part:
+        """Return all sites of an objective."""
+        internal, sites, edges = numbering.internal, numbering.sites, numbering.edges
+        if start is not None:
+            zeta = None if start.zeta is None else internal(start.zeta, sites)
+            start = replace(start, theta=internal(start.theta, sites), alpha=internal(start.alpha, edges), zeta=zeta)
+        return cls(
+            terms=quadratic,
+            order=sites,
+            n_known=sites.size,
+            n_counted=numbering.head.size,
+            head=numbering.head,
+            tail=numbering.tail,
+            radius=np.array(internal(objective.edge_radius, edges)),
+            kind=kernels.L1 if quadratic.n_params == 1 else kernels.KINDS[objective.penalty.name],
+            b=internal(quadratic.b, sites),
+            linked=internal(weights_of_sites(objective), sites),
+            box=np.empty((0, quadratic.n_params)) if objective.box is None else internal(objective.box, sites),
+            ball=float(objective.radius or np.inf),
+            start=start,
+            in_order=not numbering.changed,
+        )
+
+
 class CompiledIteration(Iteration):
     """`fedkin.solvers.pdhg.NumpyIteration` on kernels, with as many threads as pay."""
 
@@ -154,25 +207,27 @@ class CompiledIteration(Iteration):
     def __init__(
         self, objective: FusedObjective, quadratic: QuadraticTerms, rho: Array, start: PrimalDual | None = None
     ) -> None:
-        kernels.load_kernels()
         self._objective = objective
-        self._crew = crew = Crew(available_threads() if iteration_is_shared(objective, quadratic) else 1)
         self._numbering = numbering = Numbering(objective.graph)
-        self._site_ranges, self._edge_ranges = crew.split(quadratic.n_sites), crew.split(objective.graph.n_edges)
-        radius = np.array(numbering.internal(objective.edge_radius, numbering.edges))
-        kind = kernels.L1 if quadratic.n_params == 1 else kernels.KINDS[objective.penalty.name]
-        self._edges = kernels.Edges(numbering.head, numbering.tail, radius, kind)
-        internal, (n, p) = self.arranged, quadratic.b.shape
-        self._linked = internal(weights_of_sites(objective))
-        alone = self._linked == 0
+        part = Part.of(objective, quadratic, numbering, start)
+        self._stand(part, available_threads() if iteration_is_shared(objective, quadratic) else 1)
+        super().__init__(rho)
+
+    def _stand(self, part: Part, threads: int) -> None:
+        """Go to where the part starts."""
+        kernels.load_kernels()
+        self._part, self._crew, quadratic, b = part, Crew(threads), part.terms, part.b
+        n, p = b.shape
+        self._site_ranges, self._edge_ranges = self._crew.split(n), self._crew.split(part.head.size)
+        self._edges = kernels.Edges(part.head, part.tail, part.radius, part.kind)
         A = inverse = self._resolvent = np.empty((0, p, p))
-        curvature, b = np.empty(0), internal(quadratic.b)
+        curvature = np.empty(0)
         # what follows from the matrices alone is the same along a path
-        self._keeps = quadratic.A.size <= KEPT and not numbering.changed
+        self._keeps = quadratic.A.size <= KEPT and part.in_order
         self._known = quadratic.shared if self._keeps else {}
         own: Array | None = None
         if quadratic.isotropic:
-            curvature = internal(quadratic.A)
+            curvature = np.ascontiguousarray(quadratic.A[part.order])
             own = b / curvature[:, None] if (curvature > 0).all() else None
         else:
             A = np.ascontiguousarray(quadratic.A)
@@ -180,18 +235,22 @@ class CompiledIteration(Iteration):
         self.regular = own is not None
         singular = np.zeros(n, dtype=bool)
         if own is None:
-            own, singular = internal(quadratic.minimizers()), internal(quadratic.singular)
-        box = np.empty((0, p)) if objective.box is None else internal(objective.box)
-        weight, ball = np.where(alone, 1.0, self._linked), float(objective.radius or np.inf)
-        self._sites = kernels.Sites(numbering.sites, A, inverse, curvature, b, quadratic.c, weight, box, ball)
-        x, y, z = np.empty((n, p)), np.zeros((numbering.head.size, p)), np.zeros(box.shape)
-        x[:] = starting_point(start and replace(start, theta=internal(start.theta)), own, singular, alone)
+            own, singular = quadratic.minimizers()[part.order], quadratic.singular[part.order]
+        weight = np.where(part.linked == 0, 1.0, part.linked)
+        self._sites = kernels.Sites(part.order, A, inverse, curvature, b, quadratic.c, weight, part.box, part.ball)
+        state = kernels.Iterates(
+            np.zeros((part.n_known, p)),
+            np.zeros((part.head.size, p)),
+            np.zeros(part.box.shape),
+            np.zeros((self._crew.size, part.n_known, p)),
+            np.zeros((part.n_known, p)),
+        )
+        self._state, start = state, part.start
+        state.x[:n] = starting_point(start, own, singular, part.linked == 0)
         if start is not None:
-            y[:] = numbering.internal(start.alpha, numbering.edges)
-            z[:] = z if start.zeta is None else internal(start.zeta)
-        self._state = kernels.Iterates(x, y, z, np.empty((crew.size, n, p)), np.empty((n, p)))
+            state.y[:] = start.alpha
+            state.z[:] = state.z if start.zeta is None else start.zeta
         self._balance_duals()
-        super().__init__(rho)
 
     def _minimizers(self, A: Array, b: Array) -> tuple[Array | None, Array]:
         """Return each site's own minimiser, None when one may not be unique, and inverses."""
@@ -204,7 +263,7 @@ class CompiledIteration(Iteration):
         return known["own"], known["inverse"]
 
     def _invert(self, A: Array, weight: Array, rho: Array, out: Array) -> float:
-        order = self._numbering.sites
+        order = self._part.order
         pivots = self._crew.run(lambda _, lo, hi: kernels.invert(lo, hi, order, A, weight, rho, out), self._site_ranges)
         return float(min(pivots))
 
@@ -228,7 +287,7 @@ class CompiledIteration(Iteration):
         edges, (_, y, z, s, _) = self._edges, self._state
         s[:] = 0.0
         if z.size:
-            s[0] = z
+            s[0, : len(z)] = z
         self._crew.run(lambda t, lo, hi: kernels.add_balance(lo, hi, edges, y, s[t]), self._edge_ranges)
 
     def advance(self, n: int) -> None:
@@ -243,38 +302,47 @@ class CompiledIteration(Iteration):
 
     def _run(self, n: int, last: float, measure: bool) -> Moves | None:
         state, moves = self._state, np.zeros((self._crew.size, self._rho.size if measure else 0))
-        if self._crew.size == 1:
+        if self._crew.size == 1 and self._part.n_known == self._part.linked.size:
             given = (self._sites, self._edges, self._rho, self._resolvent, state)
             kernels.run(n, *given, RELAXATION, last, moves[0])
         else:
             for _ in range(n - 1):
                 self._shared_step(RELAXATION, moves[:, :0])
             self._shared_step(last, moves)
+        return self._moves(moves, last) if measure else None
+
+    def _moves(self, dual: Array, last: float) -> Moves:
+        """Return the moves of the last step, given those of the duals by thread."""
+        state, n = self._state, self._part.linked.size
         # ahead = x + 2 dx and the new x = x + last dx
-        moved = (state.ahead - state.x) / (2.0 - last) if measure else None
-        return None if moved is None else (moves.sum(axis=0), self._linked @ moved**2)
+        moved = (state.ahead[:n] - state.x[:n]) / (2.0 - last)
+        return dual.sum(axis=0), self._part.linked @ moved**2
 
     def _shared_step(self, relax: float, moves: Array) -> None:
         """Take one step on all threads, and add its moves to those of each thread, ``moves (T, p)``, unless empty."""
         sites, edges, rho, resolvent, state = self._sites, self._edges, self._rho, self._resolvent, self._state
-        _, y, _, s, ahead = state
+        (_, y, _, s, ahead), counted = state, self._part.n_counted
 
         def step_edges(t: int, lo: int, hi: int) -> None:
             if moves.size:
-                kernels.edge_moves(lo, hi, edges, rho, ahead, y, moves[t])
+                kernels.edge_moves(lo, min(hi, counted), edges, rho, ahead, y, moves[t])
             kernels.edge_step(lo, hi, edges, rho, ahead, y, s[t], relax)
 
         self._crew.run(
             lambda t, lo, hi: kernels.node_step(lo, hi, sites, rho, resolvent, state, relax, moves[t]),
             self._site_ranges,
         )
+        self._meet(ahead)
         self._crew.run(step_edges, self._edge_ranges)
+
+    def _meet(self, values: Array) -> None:
+        """Learn values ``(n_known, p)`` of sites that others host."""
 
     def inside(self) -> Array | None:
         return None if self._objective.radius is None else self._objective.inside(self._state.x)
 
     def certificate(self, theta: Array | None = None) -> tuple[float, float]:
-        sites, edges, state, parts = self._sites, self._edges, self._state, self._edge_ranges
+        sites, edges, state, parts = self._sites, self._edges, self._state, self._crew.split(self._part.n_counted)
         x = state.x if theta is None else theta
         found = self._crew.run(
             lambda t, lo, hi: kernels.gap((lo, hi), parts[t], sites, edges, x, state), self._site_ranges

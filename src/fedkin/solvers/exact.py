@@ -13,6 +13,7 @@ from functools import cached_property
 import numpy as np
 
 from fedkin._base import Array, check_positive, check_whole
+from fedkin.cluster import On, engine_of
 from fedkin.core import SCALE_FLOOR, FusedObjective, Problem, QuadraticTerms, SiteTerms, Solution, Status
 from fedkin.errors import ConvergenceWarning, ParameterError, SolverError, argument
 from fedkin.graph import Graph
@@ -29,6 +30,7 @@ from fedkin.solvers.pdhg import (
     fused_parameters,
     initial_rho,
 )
+from fedkin.solvers.shards import Sharding
 
 #: A model is trusted less when it misses by this share of its quadratic part, and more when by at most that one.
 POOR, GOOD = 0.5, 0.1
@@ -202,6 +204,7 @@ def solve(
     max_iter: int = 20_000,
     warm_start: Solution | None = None,
     backend: Backend = "auto",
+    on: On = "local",
 ) -> Solution:
     """Minimise the objective of ``problem`` and certify the result.
 
@@ -217,6 +220,9 @@ def solve(
         Of a similar problem (another ``lam``, other rows) on the same graph.
     backend : "auto", "numpy" or "numba"
         What carries out the iterations, numpy or compiled kernels; by default kernels where the penalty has some.
+    on : "local", "ray", "ray://host:port" or RayEngine
+        Where iterations on edges run: in threads of this process, or in shards on a Ray cluster (docs/scaling.md).
+        Large cliques are always sorted here.
 
     Returns
     -------
@@ -249,7 +255,7 @@ def solve(
     check_whole("max_iter", max_iter, least=1)
     if not isinstance(warm_start, Solution | None):
         raise ParameterError(f"warm_start must be a Solution, as solve returns it, got {warm_start!r}")
-    solution = solve_fused(problem.fused, tol, max_iter=max_iter, warm_start=warm_start, backend=backend)
+    solution = solve_fused(problem.fused, tol, max_iter=max_iter, warm_start=warm_start, backend=backend, on=on)
     return scaled(solution, problem.n_sites)
 
 
@@ -269,18 +275,26 @@ def solve_fused(
     fuse_components: bool = True,
     certify: bool = True,
     backend: Backend = "auto",
+    on: On = "local",
 ) -> Solution:
     """Solve on arrays, as `solve` does; the objective is |V| times the public one.
 
     ``quiet`` leaves out the convergence warning. Without ``fuse_components`` what is fused at the optimum need only be
     almost so. Where not to ``certify``, Newton also ends with a step that lowers the objective by less than ``tol``.
     """
-    compiled = uses_kernels(backend, objective)
+    compiled, engine = uses_kernels(backend, objective), engine_of(on)
     search = Search(objective, tol, max_iter, _start(objective, warm_start), compiled, certify)
+    if engine is not None and objective.cliques is None and objective.graph.n_edges:
+        if not compiled:
+            raise ParameterError(f"{argument('on', on)} needs compiled kernels: leave out {argument('backend')}")
+        search.sharding = Sharding(engine, objective.graph)
     try:
         search.run(warm=warm_start is not None, fuse_components=fuse_components)
     except KeyboardInterrupt:
         search.status = "interrupted"
+    finally:
+        if search.sharding is not None:
+            search.sharding.close()
     return search.finish(quiet)
 
 
@@ -328,20 +342,22 @@ class Search:
         #: Whether the gap has to show that it is done; and how much closer models are minimised for that.
         self.certify, self.strict = certify, 1.0
         self.lower = -np.inf
+        #: The shards on a cluster that take the steps, if any.
+        self.sharding: Sharding | None = None
         #: Whether a certificate needed to know a ball that holds a minimiser.
         self.conditional = False
         # where an interruption before the first check would leave us: nothing is certified yet
         self.best = _Certified(start, np.nan, np.inf, None)
 
     def run(self, warm: bool, fuse_components: bool) -> None:
-        terms, pair = self.objective.terms, self.best.pair
+        terms, pair = self.objective.terms, self.pair
         if isinstance(terms, QuadraticTerms):
             self._run_quadratic(terms, pair if warm else None, fuse_components)
             return
         self._run_newton(terms, pair, warm)
         if fuse_components:
             if self.objective.cliques is None:  # cliques fuse as they go
-                pair = self.best.pair
+                pair = self.pair
                 fused = fused_parameters(self.objective, pair.theta, pair.alpha, pair.zeta)
                 self.best = self._or_fused(self.best, self.objective.inside(fused))
             self.fuse_components()
@@ -376,31 +392,48 @@ class Search:
                 ahead = check_after(self.n_iter, self.rows, self.tol)
                 iteration.advance(min(ahead, self.max_iter - self.n_iter))
                 self._certify_iteration(iteration)
+            self._collect(iteration)
             if fuse_components:
                 self.fuse_components(iteration)
+                self._collect(iteration)
         except KeyboardInterrupt:
             if iteration.recovers and iteration.n_iter:
                 self._certify_iteration(iteration)
+                self._collect(iteration)
             raise
         finally:
             iteration.close()
+
+    @property
+    def pair(self) -> PrimalDual:
+        """The best pair, once it is fetched."""
+        assert isinstance(self.best.pair, PrimalDual)
+        return self.best.pair
+
+    def _collect(self, iteration: Iteration) -> None:
+        """Fetch the best pair, which is where the iteration stands."""
+        if isinstance(self.best.pair, _Standing):
+            self.best = replace(self.best, pair=iteration.pair(self.best.pair.theta))
 
     def _start_iteration(
         self, objective: FusedObjective, terms: QuadraticTerms, rho: Array, start: PrimalDual | None
     ) -> Iteration:
         if objective.cliques is not None:
             return CliqueIteration(objective, terms, rho, start)
+        if self.sharding is not None:
+            return self.sharding.iteration(objective, terms, rho, start)
         return (CompiledIteration if self.compiled else NumpyIteration)(objective, terms, rho, start)
 
     def _certify_iteration(self, iteration: Iteration) -> None:
         """Certify the pair that the iteration stands at, and the same with sites fused where that may help."""
         inside = iteration.inside()
-        self.n_iter, pair = iteration.n_iter, iteration.pair(inside)
+        self.n_iter = iteration.n_iter
         if iteration.regular:
             value, gap = iteration.certificate(inside)
+            pair = _Standing(inside) if iteration.recovers else iteration.pair(inside)
             found = _Certified(pair, value, max(gap, 0.0) / self.scale(value), None)
         else:
-            found = self._certified(pair)
+            found = self._certified(iteration.pair(inside))
         if self._fusing_may_help(found.gap):
             found = self._or_fused(found, iteration.fused(), iteration)
         # an iteration's pair changes when it goes on: earlier ones are lost
@@ -483,7 +516,7 @@ class Search:
         rows, p = self.objective.dual_shape
         if self.status != "converged" or self.objective.strength == 0 or rows * p > LARGE:
             return
-        theta = self.best.pair.theta
+        theta = self.pair.theta
         if isinstance(terms, QuadraticTerms) and far_from_fused(terms, graph, theta):
             return
         slack = min(FUSING_HELPS * self.tol, NEARLY) * self.scale(self.best.value)
@@ -498,9 +531,16 @@ class Search:
         Duals bound the objective from below whatever the parameters are, so the value is all there is to compute. An
         ``iteration`` has its own order of sites.
         """
-        pair = replace(found.pair, theta=theta) if iteration is None else iteration.pair(theta)
-        quick = iteration is not None and iteration.regular
-        value = iteration.certificate(theta)[0] if quick and iteration else self.objective.value(pair.theta)
+        if iteration is None:
+            assert isinstance(found.pair, PrimalDual)
+            pair: PrimalDual | _Standing = replace(found.pair, theta=theta)
+            value = self.objective.value(theta)
+        elif iteration.regular:
+            pair = _Standing(theta) if iteration.recovers else iteration.pair(theta)
+            value = iteration.certificate(theta)[0]
+        else:
+            pair = iteration.pair(theta)
+            value = self.objective.value(pair.theta)
         lower = found.value - found.gap * self.scale(found.value)
         gap = max(value - lower, 0.0) / self.scale(value)
         return _Certified(pair, value, gap, found.radius) if gap <= max(found.gap, self.tol) else found
@@ -508,19 +548,19 @@ class Search:
     def finish(self, quiet: bool) -> Solution:
         best = self.best
         if np.isnan(best.value):
-            best = replace(best, value=self.objective.value(best.pair.theta))
+            best = replace(best, value=self.objective.value(self.pair.theta))
         # duals of another pair may say more about the best parameters than their own
         other = (best.value - self.lower) / self.scale(best.value)
         if other < best.gap:
             best = replace(best, gap=max(other, 0.0), radius=None)
         message = ending(self.status, best.gap, self.tol, self.n_iter)
         if self.status == "iteration_limit":
-            message += "; " + advice(self.objective, best.pair.theta)
+            message += "; " + advice(self.objective, self.pair.theta)
             if not quiet:
                 warnings.warn(message, ConvergenceWarning, stacklevel=4)
         columns = np.array(self.rows, dtype=np.float64).reshape(-1, 3).T
         trace = dict(zip(("n_iter", "objective", "gap"), columns, strict=True))
-        theta, alpha = best.pair.theta, best.pair.alpha
+        theta, alpha = self.pair.theta, self.pair.alpha
         return Solution(theta, best.value, best.gap, self.status, self.n_iter, trace, alpha, message, best.radius)
 
 
@@ -528,10 +568,17 @@ class Search:
 class _Certified:
     """A pair, its objective value and relative gap, and the radius if the gap depends on an unproven one."""
 
-    pair: PrimalDual
+    pair: PrimalDual | _Standing
     value: float
     gap: float
     radius: float | None
+
+
+@dataclass(frozen=True)
+class _Standing:
+    """The pair where an iteration stands, perhaps with other parameters; fetched when the iteration ends."""
+
+    theta: Array | None
 
 
 def _value_and_gap(objective: FusedObjective, iteration: Iteration, theta: Array | None = None) -> tuple[float, float]:

@@ -142,8 +142,16 @@ def path_stretch(
     ahead = (part[::-1] if part[0] == 0 else part).tolist()
     for k in ahead:
         at = replace(objective, strength=float(strengths[k]))
-        how = {"fuse_components": fuse_components, "certify": fuse_components, "quiet": True}
-        solution = solve_fused(at, tol, max_iter=max_iter, warm_start=_predicted(known, at), backend=backend, **how)
+        solution = solve_fused(
+            at,
+            tol,
+            max_iter=max_iter,
+            warm_start=_predicted(known, at),
+            quiet=True,
+            fuse_components=fuse_components,
+            certify=fuse_components,
+            backend=backend,
+        )
         yield k, uninterrupted(solution)
         known = [*known[-1:], (at.strength, solution)]
 

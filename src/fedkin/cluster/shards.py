@@ -1,0 +1,208 @@
+"""Shards: objects with a state, each in a process or a thread of its own, that take steps together.
+
+All shards of a set run the same method at the same time, and exchange arrays with their neighbours on the way. A shard
+that is lost with its process or machine is made again, and so are all others: each from its last saved state, after
+which the calls since then are repeated. The result is the same to the bit.
+"""
+
+from __future__ import annotations
+
+import threading
+import uuid
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, Protocol
+
+from fedkin._base import Array
+from fedkin.cluster.storage import read_state, remove_states, write_state
+from fedkin.errors import SolverError
+
+#: A set of shards that is lost so often in a row, without a call that succeeds, is given up.
+RESTARTS = 5
+
+
+class Peers(Protocol):
+    """How a shard reaches its neighbours."""
+
+    def exchange(self, messages: Mapping[int, Array]) -> Mapping[int, Array]:
+        """Send an array to each neighbour, by number, and return theirs; all neighbours must do so, too."""
+
+
+class Hosted(Protocol):
+    """What an object needs to be a shard, besides the methods that are called."""
+
+    def state(self) -> dict[str, Array]:
+        """Return everything that changes."""
+
+    def restore(self, state: Mapping[str, Array]) -> None:
+        """Go back to a `state`."""
+
+
+class LostError(Exception):
+    """A process or a machine ended, and the shards with it."""
+
+
+class AbortedError(Exception):
+    """Another shard failed, so that there is nothing to wait for."""
+
+
+class Host:
+    """The place of one shard: its inbox, and the object itself."""
+
+    def __init__(self, number: int) -> None:
+        self.number, self._turn, self._aborted = number, 0, False
+        self._arrived = threading.Condition()
+        self._messages: dict[tuple[int, int], Array] = {}
+        self._senders: Sequence[Callable[[int, int, Array], object]] = ()
+        self._shard: Any = None
+
+    def connect(self, senders: Sequence[Callable[[int, int, Array], object]]) -> None:
+        """Learn how to send ``(turn, number of the sender, array)`` to each shard."""
+        self._senders = senders
+
+    def make(self, factory: Callable[..., Any], parts: Sequence[object]) -> None:
+        """Make the shard, ``factory(peers, *parts)``."""
+        self._shard = factory(self, *parts)
+
+    def put(self, turn: int, sender: int, message: Array) -> None:
+        """Take a message of another shard."""
+        with self._arrived:
+            self._messages[turn, sender] = message
+            self._arrived.notify()
+
+    def abort(self) -> None:
+        """End the exchange that waits."""
+        with self._arrived:
+            self._aborted = True
+            self._arrived.notify()
+
+    def exchange(self, messages: Mapping[int, Array]) -> Mapping[int, Array]:
+        """Send and receive, as `Peers` say."""
+        self._turn += 1
+        for number, message in messages.items():
+            self._senders[number](self._turn, self.number, message)
+        wanted = [(self._turn, number) for number in messages]
+        with self._arrived:
+            self._arrived.wait_for(lambda: self._aborted or all(key in self._messages for key in wanted))
+            if self._aborted:
+                raise AbortedError
+            return {key[1]: self._messages.pop(key) for key in wanted}
+
+    def do(self, method: str, arguments: Sequence[object]) -> Any:
+        """Call a method of the shard."""
+        return getattr(self._shard, method)(*arguments)
+
+    def save(self, root: str, name: str) -> None:
+        """Write the state of the shard to a directory of a file system."""
+        write_state(root, name, self._shard.state())
+
+    def restore(self, root: str, name: str) -> None:
+        """Go back to a state that was saved."""
+        self._shard.restore(read_state(root, name))
+
+
+class Hosts(ABC):
+    """Some hosts that an engine started, and how their methods are called."""
+
+    @abstractmethod
+    def run(self, method: str, arguments: Sequence[Sequence[object]]) -> list[Any]:
+        """Call a method of each `Host` at the same time, each with its own arguments; may raise `LostError`."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """End them."""
+
+
+class Shards:
+    """A set of shards as their caller sees it.
+
+    ``make(k)`` returns factory and arguments of shard ``k``, which is ``factory(peers, *arguments)``. It is called
+    again after a loss and may then return what the shard has become. ``storage`` is an address of a directory for
+    `pyarrow.fs`; without one a loss costs all calls since ``make``.
+    """
+
+    def __init__(
+        self,
+        start: Callable[[int], Hosts],
+        make: Callable[[int], tuple[Callable[..., Any], Sequence[object]]],
+        count: int,
+        storage: str | None = None,
+    ) -> None:
+        self.count, self._start, self._make, self._storage = count, start, make, storage
+        self._name, self._saved, self._saves = uuid.uuid4().hex, "", 0
+        self._calls: list[tuple[str, Sequence[Sequence[object]]]] = []
+        #: How often shards were lost.
+        self.lost = 0
+        self._hosts: Hosts | None = None
+        self._recover()
+
+    def call(
+        self, method: str, *shared: object, each: Sequence[Sequence[object]] | None = None, changes: bool = True
+    ) -> list[Any]:
+        """Call a method of every shard with ``shared`` arguments and ``each`` shard's own; return what they return.
+
+        A call that ``changes`` nothing is not repeated after a loss.
+        """
+        arguments = [[*shared, *(each[k] if each else ())] for k in range(self.count)]
+        call = "do", [(method, given) for given in arguments]
+        with ThreadPoolExecutor(1) as waiting:
+            task = waiting.submit(self._surely, *call)
+            try:
+                return task.result()
+            finally:  # also after Ctrl-C all shards have done the same calls
+                if task.exception() is None and changes:
+                    self._calls.append(call)
+
+    def save(self) -> None:
+        """Save the state of every shard, where there is a storage."""
+        if self._storage is None:
+            return
+        self._saves += 1
+        names = [f"{self._name}-{self._saves % 2}-{k}" for k in range(self.count)]
+        self._surely("save", [(self._storage, name) for name in names])
+        self._saved, self._calls = f"{self._name}-{self._saves % 2}", []
+
+    def remake(self, make: Callable[[int], tuple[Callable[..., Any], Sequence[object]]]) -> None:
+        """Make other shards in the same places."""
+        self._make, self._calls, self._saved = make, [], ""
+        self._surely("make", [make(k) for k in range(self.count)])
+
+    def renewed(self) -> None:
+        """Forget calls and saved states: from now on ``make`` makes the shards as they are."""
+        self._calls, self._saved = [], ""
+
+    def close(self) -> None:
+        """End all shards and remove what they saved."""
+        if self._hosts is not None:
+            self._hosts.close()
+        if self._storage is not None:
+            remove_states(self._storage, [f"{self._name}-{turn}-{k}" for turn in (0, 1) for k in range(self.count)])
+
+    def _surely(self, what: str, arguments: Sequence[Sequence[object]]) -> list[Any]:
+        for _ in range(RESTARTS):
+            assert self._hosts is not None
+            try:
+                return self._hosts.run(what, arguments)
+            except LostError:
+                self.lost += 1
+                self._recover()
+        raise SolverError(f"shards were lost {RESTARTS} times in a row: look at the logs of the cluster")
+
+    def _recover(self) -> None:
+        """Make all shards, and bring them to where they should be."""
+        for _ in range(RESTARTS):
+            if self._hosts is not None:
+                self._hosts.close()
+            try:
+                self._hosts = hosts = self._start(self.count)
+                hosts.run("make", [self._make(k) for k in range(self.count)])
+                if self._saved:
+                    assert self._storage is not None
+                    hosts.run("restore", [(self._storage, f"{self._saved}-{k}") for k in range(self.count)])
+                for what, arguments in self._calls:
+                    hosts.run(what, arguments)
+                return
+            except LostError:
+                self.lost += 1
+        raise SolverError(f"shards were lost {RESTARTS} times in a row: look at the logs of the cluster")
