@@ -38,6 +38,7 @@ from fedkin.federate import Organiser, Site, site_plan
 from fedkin.federate.inbox import Kind
 from fedkin.federate.records import read_status
 from fedkin.federate.transports import site_links
+from fedkin.federate.trust import link_name
 from fedkin.graph import Graph
 
 PORT, BARE_PORT, ROUNDS = 21_000, 22_000, 10_000_000
@@ -78,8 +79,10 @@ def prepare_bare(place: Path) -> None:
     """What the bare side needs to know, beside the site."""
     site = Site.read(place)
     plan = site_plan(site)
+    keys = Organiser.read(place.parent / "organiser").keys().keys
+    links = {plan.name(v): link_name(plan.name(v), keys[v]) for v in plan.partners()}
     told = {
-        "configuration": site_links(plan, site.pair(), site.authority),
+        "configuration": site_links(plan, site.pair(), site.authority, site.out, links),
         "write": plan.key(Kind.THETA, plan.here, plan.here),
         "read": [plan.key(Kind.THETA, v, plan.here) for v in plan.partners()],
         "numbers": plan.n_params,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sqlite3
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -12,13 +13,23 @@ import pytest
 from builders import small_problem
 from federations import in_process, in_threads, part_of, plan_of
 from fedkin.admm import Store
+from fedkin.data import Rows
 from fedkin.errors import DataError, ModelFileError
-from fedkin.federate import Journal, Participant, Patience, read_record, write_record
+from fedkin.federate import Contract, Journal, Participant, Patience, read_record, whole_plan, write_record
 from fedkin.federate.inbox import Kind, PeerError, encode
+from fedkin.graph import Graph
 from memory_network import MemoryNetwork
 
 pytestmark = [pytest.mark.exhaustive, pytest.mark.clocks]
 
+LOGISTIC = '''
+name = "heart"
+method = "fused"
+loss = "logistic"
+features.age = {}
+target = {name = "died", levels = ["no", "yes"]}
+rounds.lam = 0.5
+'''
 QUICK = Patience(first_pull=0.02, last_pull=0.2, complain=0.3, give_up=20.0, linger=5.0)
 HASTY = Patience(first_pull=0.02, last_pull=0.2, complain=0.2, give_up=1.0, linger=0.0)
 
@@ -60,6 +71,32 @@ def test_a_theta_outside_the_ball_does_not_count_and_its_sender_is_named(
     assert "but at most 1e+06 is possible" in refused[0]["why"]
     right = in_process(problem, plan).average
     assert all(sites[u].shard.average[0].tobytes() == right[u].tobytes() for u in range(3))
+
+
+def test_a_site_that_is_drawn_to_where_single_rows_have_the_weight_stops(network: MemoryNetwork) -> None:
+    """A neighbour that lies inside the ball, with a strong penalty: the site goes no further, nor after a restart."""
+    contract, n, rows = Contract.from_toml(LOGISTIC), 60, {}
+    for u in range(2):
+        rng = np.random.default_rng(u)
+        X = np.column_stack([np.ones(n), rng.normal(size=(n, 1))])
+        rows[u] = Rows(X, (rng.random(n) < 1 / (1 + np.exp(-X @ [0.2, 1.0]))).astype(float))
+    plan = replace(whole_plan(contract, Graph([0, 1], [(0, 1)]), rows, run="0" * 16), effective_rows=5.0)
+    liar, asked = network.join(), []
+
+    def drawn(t: int) -> bytes:
+        asked.append(t)
+        return encode(plan.run_bytes, Kind.THETA, 0, t, np.array([0.0, 900.0]))
+
+    liar.answer(plan.asking_key(Kind.THETA, 0, 1), drawn)
+    site = Participant(part_of(plan, 1), network.join(), Journal("site-1"), patience=QUICK)
+    with pytest.raises(DataError, match=r"drawn its parameters to a point at which \S+ rows in effect have the weight"):
+        site.run()
+    assert 1 < len(set(asked)) < plan.rounds
+    there = replace(part_of(plan, 1), theta=site.shard.theta.copy())
+    again, before = Participant(there, network.join(), Journal("site-1"), patience=QUICK), len(asked)
+    with pytest.raises(DataError, match="drawn its parameters"):
+        again.run()
+    assert len(asked) == before
 
 
 def test_who_waits_says_of_each_neighbour_what_is_the_matter(network: MemoryNetwork) -> None:

@@ -16,6 +16,7 @@ from fedkin.core.summarising import noise_multiplier
 from fedkin.data import Rows
 from fedkin.errors import DataError, ParameterError
 from fedkin.federate import Contract, ContractError, SitePlan, describe_summary, whole_plan
+from fedkin.federate.disclosure import concentration
 from fedkin.fitting import FitOptions, fit
 from fedkin.graph import Graph
 from fedkin.losses import LinearLoss, LogisticLoss, MeanLoss
@@ -121,6 +122,33 @@ def test_a_neighbour_learns_the_products_of_columns_and_neither_small_moves_nor_
     """The officer's page says so: limits on rounds, moves or noise would promise more than they keep."""
     assert gram_error(30, 100.0) < 1e-9 and gram_error(30, 0.01) < 1e-9
     assert 1e-4 < gram_error(1200, 100.0, noise=0.1) < 0.2
+
+
+LOGISTIC = CONTRACT.split("[target]")[0].replace("linear", "logistic") + (
+    '[target]\nname = "died"\nlevels = ["no", "yes"]\n[rounds]\nlam = 0.5\n'
+)
+
+
+def test_a_site_stops_before_a_neighbour_has_drawn_it_to_where_single_rows_have_the_weight() -> None:
+    """A strong penalty draws a theta to a point that is steep in age: gradients change there by single rows."""
+    contract, n, rows = Contract.from_toml(LOGISTIC), 60, {}
+    for u in range(2):
+        rng = np.random.default_rng(u)
+        X = np.column_stack([np.ones(n), rng.normal(size=(n, 3))])
+        rows[u] = Rows(X, (rng.random(n) < 1 / (1 + np.exp(-X @ [0.2, 1.0, -0.5, 0.3]))).astype(float))
+    plan = whole_plan(contract, Graph([0, 1], [(0, 1)]), rows, run="0" * 16)
+    shard, gradients, stopped = Shard(plan, ONE), [], 0
+    for t in range(1, 1001):
+        before, pull = shard.theta[0].copy(), shard.pull()[0].copy()
+        if not stopped and concentration(contract.loss_object(), rows[1], before, 5.0) is not None:
+            stopped = t
+        shard.node_step(t)
+        gradients.append((before - shard.theta[0]) / shard.steps.eta(t)[0] - pull)
+        shard.take({0: 500.0 * np.array([2.0 - t / 250, 1.0, 0.0, 0.0])})
+        shard.edge_step()
+    found = [nearest(one, rows[1]) < 0.01 for one in np.diff(np.array(gradients), axis=0)]
+    assert sum(found) > 20 and not any(found[: stopped - 2])
+    assert concentration(contract.loss_object(), rows[1], plan.theta[1], 5.0) is None
 
 
 # --- noisy sums

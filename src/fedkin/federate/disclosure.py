@@ -156,18 +156,27 @@ def check_point(
     must reach the threshold, and no row may have nearly all of any sum of second derivatives.
     """
     least, loss = required(contract, own).effective_rows, contract.loss_object()
-    if loss.quadratic:
-        return []  # weights are those of `check_disclosure`
     for part in [None] if fold_of is None else [None, *np.unique(fold_of).tolist()]:
-        one = _told(loss, theta, rows if part is None else rows.take(fold_of == part))
-        where = "there" if part is None else f"there, in fold {part + 1},"
-        if not one.effective >= least:
-            words = f"{where} {one.effective:.3g} rows in effect have the weight, but {least:g} are needed"
-            return [Finding("", words, "concentrated")]
-        if one.share > MOST_OF_A_SUM:
-            words = f"{where} one row makes up {one.share:.4f} of a sum, but at most {MOST_OF_A_SUM:g} may leave"
-            return [Finding("", words, "concentrated")]
+        words = concentration(loss, rows if part is None else rows.take(fold_of == part), theta, least)
+        if words is not None:
+            where = "there" if part is None else f"there, in fold {part + 1},"
+            return [Finding("", f"{where} {words}", "concentrated")]
     return []
+
+
+def concentration(loss: Loss, rows: Rows, theta: Array, least: float) -> str | None:
+    """Return why sums of rows at ``theta (p,)`` say too much of few; None when ``least`` rows or more have the weight.
+
+    The weights of a quadratic loss are those that `check_disclosure` has seen.
+    """
+    if loss.quadratic:
+        return None
+    one = _told(loss, theta, rows)
+    if not one.effective >= least:
+        return f"{one.effective:.3g} rows in effect have the weight, but {least:g} are needed"
+    if one.share > MOST_OF_A_SUM:
+        return f"one row makes up {one.share:.4f} of a sum, but at most {MOST_OF_A_SUM:g} may leave"
+    return None
 
 
 def check_query(

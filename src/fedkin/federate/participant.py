@@ -40,7 +40,7 @@ from fedkin.admm import (
 )
 from fedkin.data import CSV_SUFFIXES, PARQUET_SUFFIXES, Rows, raise_findings, read_columns, row_places
 from fedkin.errors import DataError, FedkinError, ModelFileError, ParameterError
-from fedkin.federate.disclosure import check_disclosure
+from fedkin.federate.disclosure import check_disclosure, concentration
 from fedkin.federate.endpoint import Endpoint
 from fedkin.federate.inbox import Patience, Stopped
 from fedkin.federate.links import Arrays, ReplicatedLink, make_link
@@ -58,6 +58,7 @@ Hold = Callable[[Callable[[], None], Path, int], None]
 MOST_BYTES = 4 << 20
 #: Work that a process may lose when it is killed, and does again: quick rounds are written together.
 LAG_SECONDS = 0.05
+_LITTLE = 0.02  # moves of a theta, relative to its length, that do not change who has the weight
 
 
 class CheckpointFile:
@@ -167,6 +168,7 @@ class Participant:
         self._rows = None if plan.rows is None else plan.rows.data.digest
         self.endpoint = Endpoint(plan, transport, journal, patience=patience, tick=self.tick, idle=self.settle)
         self.link = make_link(self.endpoint, self.shard, record)
+        self._loss, self._moved = plan.loss_object(), math.inf  # since its theta was looked at
         self._taker: ShareTaker | None = None
         if self.link.certifies and plan.n_params <= MOST_PARAMS:
             self._taker = ShareTaker(self.shard)
@@ -206,6 +208,7 @@ class Participant:
         plan, status, link = self.plan, self.status, self.link
         link.gather()
         status.state, status.round = "running", self.done
+        self._look_at_theta()
         config = RoundConfig(
             plan.rounds,
             plan.wire,
@@ -230,6 +233,8 @@ class Participant:
 
     def _after(self, t: int, change: float) -> None:
         self.status.round, self.status.change = t, change if math.isfinite(change) else None
+        self._moved += change
+        self._look_at_theta()
         if self._taker is not None and (is_shared(t) or t == self.plan.rounds):
             share = vars(self._taker.take(t)).values()
             self.status.shares.append([one if math.isfinite(one) else None for one in share])
@@ -239,6 +244,23 @@ class Participant:
                 self.arrivals.look(t, self.shard.average[0])
             self._take_arrived(t)
         self.tick()
+
+    def _look_at_theta(self) -> None:
+        """Stop where few rows carry the weight, before a theta has the gradient there: others may have drawn it there.
+
+        Only after moves that can change the weights, so that rounds stay quick.
+        """
+        plan, gradients = self.plan, self.shard.gradients
+        if not plan.effective_rows or self._loss.quadratic or gradients is None or plan.is_centre:
+            return
+        theta = self.shard.theta[int(np.flatnonzero(plan.sites == plan.here)[0])]
+        if not self._moved <= _LITTLE * (1.0 + float(np.linalg.norm(theta))):
+            self._moved = 0.0
+            if (words := concentration(self._loss, gradients.rows.of(0), theta, plan.effective_rows)) is not None:
+                raise DataError(
+                    f"its neighbours have drawn its parameters to a point at which {words}: the next theta would tell "
+                    "of single rows. A smaller lam draws less; if no lam explains it, ask who sends what"
+                )
 
     def _take_arrived(self, t: int) -> None:
         """Go on, after round t, with the rows that count from the next round on."""

@@ -25,7 +25,15 @@ from fedkin.core import Problem, SiteTerms, build_terms, local_fit, make_penalty
 from fedkin.data import Federation, Rows, deal_folds
 from fedkin.errors import DataError, DegenerateSiteWarning, FedkinError, ParameterError
 from fedkin.federate.contract import Contract, EdgeTests, Placement
-from fedkin.federate.disclosure import Thresholds, check_count, check_disclosure, most_folds, refuse_disclosure
+from fedkin.federate.disclosure import (
+    Thresholds,
+    check_count,
+    check_disclosure,
+    check_point,
+    most_folds,
+    refuse_disclosure,
+    required,
+)
 from fedkin.federate.inbox import HEADER_BYTES, RUN_BYTES, Kind
 from fedkin.federate.messages import CENTRE, Invite, Member, Order, Steps
 from fedkin.federate.organiser import Organiser
@@ -65,6 +73,7 @@ class SitePlan(RunPlan):
       every site of the component.
     - ``select``: the edge selection that comes before the rounds, among ``n_edges`` edges of the whole graph.
     - ``constrained``: whether the ball of ``radius`` is a constraint that the contract states, not a limit by default.
+    - ``effective_rows``: how many rows of the site must carry the weight at any of its thetas, 0 for no such check.
     - ``phase``: "" for the rounds that end with a model; messages of other phases have other keys and marks.
     """
 
@@ -84,6 +93,7 @@ class SitePlan(RunPlan):
     revision: int = 0
     phase: str = ""
     constrained: bool = False
+    effective_rows: float = 0.0
 
     def __post_init__(self) -> None:
         """Raise `PlanError` when two fields do not fit together."""
@@ -310,6 +320,8 @@ def site_plan(directory: Path | Site) -> SitePlan:
     members = tuple(sorted({one.number: one for one in (*members, own)}.values(), key=lambda one: one.number))
     rho = _rho(contract, site.order)
     planned, every = plan_site(contract, rows, given.degree, rho)
+    findings = check_point(contract, rows, np.array(planned.theta), site.settings)
+    refuse_disclosure(findings, f"{site.directory}: no rounds", "thetas at this site's own estimate")
     steps = {own.number: others.get(own.name, planned)}  # as the others know it, also when rows were replaced
     if placement == "replicas":
         for member in members:
@@ -323,6 +335,7 @@ def site_plan(directory: Path | Site) -> SitePlan:
     degrees = {u: sum(u in edge[:2] for edge in edges) for u in steps} | {own.number: given.degree}
     facts: dict[str, Any] = {"run": given.run, "here": own.number, "federation_size": given.n_sites}
     facts |= {"snapshot_every": every, "centre": given.centre, "n_edges": given.n_edges, "where": str(site.directory)}
+    facts["effective_rows"] = required(contract, site.settings).effective_rows
     lam = _lam(contract, site.order)
     if lam == "cv":
         lam = read_choice(site.directory, given.run, 0 if site.order is None else site.order.revision)
