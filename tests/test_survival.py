@@ -3,13 +3,20 @@
 from __future__ import annotations
 
 import warnings
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 from scipy.optimize import minimize
+from sklearn.base import clone
+from sklearn.model_selection import KFold, cross_val_score
 
 import fedkin
-from fedkin import Federation
+from fedkin import Federation, KinRegressor, KinSurvival
+from fedkin.errors import DataError, ParameterError
+from fedkin.fitting import FitOptions, compare, fit
+from fedkin.fitting.survival import integrated_brier, site_concordances
 from fedkin.losses import CoxLoss
 
 LOSS = CoxLoss()
@@ -81,3 +88,223 @@ def test_one_model_for_all_sites_is_stratified_phreg() -> None:
     X, y, site = trial()
     pooled = fedkin.global_fit(federation(X, y, site), LOSS)
     np.testing.assert_allclose(pooled, phreg(X, y, site), atol=1e-6)
+
+
+# --- held-out scores --------------------------------------------------------------------------------------------------
+
+
+def test_parts_of_events_add_up_to_the_partial_likelihood() -> None:
+    X, y, _ = trial(1, 60)
+    theta = np.array([0.3, 0.5])
+    each = LOSS.row_errors(y, LOSS.predict(theta, X))
+    assert each.sum() == pytest.approx(plain_efron(theta, X, y), rel=1e-12)
+    assert not each[y < 0].any()
+
+
+@pytest.mark.parametrize("ties", [True, False])
+def test_baseline_hazards_are_those_of_statsmodels(ties: bool) -> None:
+    from statsmodels.duration.hazard_regression import PHReg
+
+    X, y, _ = trial(1, 60, ties)
+    theta = phreg(X, y)
+    times, hazard = LOSS.cumulative_hazard(theta, X, y)
+    if (
+        ties
+    ):  # statsmodels has Breslow's estimate only: with Efron's ties, hazards of a time are the sum over its events
+        weight, time = np.exp(X @ theta), np.abs(y)
+        steps = []
+        for t in times:
+            dead = (time == t) & (y > 0)
+            gone = np.arange(dead.sum()) / max(dead.sum(), 1) * weight[dead].sum()
+            steps.append((1.0 / (weight[time >= t].sum() - gone)).sum())
+        np.testing.assert_allclose(hazard, np.cumsum(steps), rtol=1e-10)
+        return
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        fit = PHReg(np.abs(y), X, status=(y > 0).astype(int)).fit(disp=False)
+        at, expected, _ = fit.baseline_cumulative_hazard[0]
+    known = np.searchsorted(times, at, side="left")  # the hazard before each time
+    np.testing.assert_allclose(np.append(0.0, hazard)[known], expected, rtol=1e-4)
+
+
+def test_concordance_is_the_share_of_ordered_pairs() -> None:
+    rng = np.random.default_rng(0)
+    y, risk = np.where(rng.random(40) < 0.6, 1, -1) * np.ceil(10 * rng.random(40)), np.round(rng.normal(size=40), 1)
+    good = pairs = 0.0
+    for i in range(40):
+        for j in range(40):
+            if y[i] > 0 and (abs(y[j]) > y[i] or (abs(y[j]) == y[i] and y[j] < 0)):
+                pairs += 1
+                good += 1.0 if risk[i] > risk[j] else 0.5 if risk[i] == risk[j] else 0.0
+    found = site_concordances(y, risk, np.array([0, 40]))
+    assert found.pairs.tolist() == [pairs]
+    assert found.pooled == pytest.approx(good / pairs, rel=1e-12)
+
+
+def test_brier_score_without_censoring_is_the_mean_square_and_does_not_move_with_censoring() -> None:
+    rng = np.random.default_rng(1)
+    time, ends, times = rng.exponential(size=4000), rng.exponential(2.0, size=4000), np.linspace(0.1, 1.0, 10)
+    curves, starts = np.tile(np.exp(-times), (4000, 1)), (np.array([0, 4000]), np.array([0, 4000]))
+    whole = integrated_brier(time, time, curves, times, starts)
+    plain = ((time[:, None] > times) - curves) ** 2
+    assert whole == pytest.approx(np.trapezoid(plain.mean(axis=0), times) / 0.9, rel=1e-12)
+    y = np.where(time <= ends, time, -ends)
+    assert integrated_brier(y, y, curves, times, starts) == pytest.approx(whole, abs=0.005)
+
+
+def test_comparison_scores_events_and_names_the_simpler_model() -> None:
+    X, y, site = trial(6, 60)
+    found = compare(federation(X, y, site), None, FitOptions(loss="cox"), repeats=2)
+    assert found.metric == "partial log-loss"
+    assert set(found.errors) == {"Local", "Global", "Fedkin"}
+    assert found.mean("Global") < found.mean("Local")
+    assert {"concordance", "C per site", "Brier score"} == set(found.more)
+    assert 0.6 < found.more["concordance"]["Global"] < 0.8
+    assert 0.05 < found.more["Brier score"]["Global"] < 0.25
+    model = found.models[0]["Global"]
+    np.testing.assert_allclose(model.coef, np.tile(model.coef[:1], (6, 1, 1)), rtol=1e-12)
+
+
+def test_without_events_there_is_nothing_to_compare() -> None:
+    X, y, site = trial(3, 30)
+    fed = federation(X, y, site)
+    held = np.zeros(len(y), dtype=bool)
+    held[fed.y < 0] = True
+    with pytest.raises(DataError, match="no events among the held-out rows"):
+        compare(fed, None, FitOptions(loss="cox"), splits=[held])
+
+
+# --- models -----------------------------------------------------------------------------------------------------------
+
+
+def test_survival_curves_of_sites_and_of_a_new_site(tmp_path: Path) -> None:
+    X, y, site = trial(5, 80)
+    model = fit(federation(X, y, site), None, FitOptions(loss="cox"))
+    times = np.array([0.5, 1.0, 3.0])
+    curves = model.predict_survival(X, site, times)
+    assert (np.diff(curves, axis=1) <= 0).all() and curves.min() >= 0 and curves.max() <= 1
+    # at the average row, the curve is that of the site's hazard
+    u, rows = 2, site == 2
+    moments, hazard = LOSS.cumulative_hazard(model.coef[u, 0], X[rows] - X.mean(axis=0), y[rows])
+    expected = np.exp(-np.append(0.0, hazard)[np.searchsorted(moments, times, side="right")])
+    np.testing.assert_allclose(model.predict_survival(X.mean(axis=0)[None], 2, times)[0], expected, rtol=1e-10)
+    assert model.predict(X.mean(axis=0)[None], 2) == pytest.approx(1.0)
+    new = model.predict_survival(X.mean(axis=0)[None], "new", times, unseen="population")[0]
+    each = model.predict_survival(np.tile(X.mean(axis=0), (5, 1)), list(range(5)), times)
+    # sites all observe these times, so hazards average
+    assert model.baseline is not None
+    assert min(one[-1] for one in model.baseline.times) > 1
+    np.testing.assert_allclose(np.log(new)[:2], np.log(each).mean(axis=0)[:2], rtol=1e-10)
+    model.save(tmp_path / "m")
+    back = fedkin.load(tmp_path / "m")
+    np.testing.assert_array_equal(back.predict_survival(X, site, times), curves)
+    assert back.part([3]).baseline.times[0].tolist() == model.baseline.times[3].tolist()  # type: ignore[union-attr]
+
+
+def test_intervals_of_relative_hazards_hold_the_coefficients() -> None:
+    X, y, site = trial(5, 80)
+    model = fit(federation(X, y, site), None, FitOptions(loss="cox"))
+    row = X.mean(axis=0) + np.array([1.0, 0.0])
+    found = model.predict_interval(row[None], 1)
+    np.testing.assert_allclose([found.low[0], found.high[0]], np.exp(model.confint()[1, 0]), rtol=1e-8)
+    with pytest.raises(ParameterError, match="new observations"):
+        model.predict_interval(row[None], 1, target="observation")
+
+
+def test_new_sites_join_with_their_own_baseline() -> None:
+    X, y, site = trial(5, 80)
+    model = fit(federation(X[site < 4], y[site < 4], site[site < 4]), None, FitOptions(loss="cox"))
+    rows = site == 4
+    target = np.array(list(zip(y[rows] > 0, np.abs(y[rows]), strict=True)), dtype=[("event", "?"), ("time", "f8")])
+    joined = model.join((X[rows], target), name="e").model
+    assert joined.baseline is not None
+    assert joined.baseline.times[0][-1] == np.abs(y[rows]).max()
+    np.testing.assert_allclose(joined.coef[0, 0], model.coef[0, 0], atol=0.5)
+
+
+# --- tables -----------------------------------------------------------------------------------------------------------
+
+
+def table(n_sites: int = 4, n: int = 60, **more: Any) -> dict[str, Any]:
+    X, y, site = trial(n_sites, n, **more)
+    return {"hospital": site, "x0": X[:, 0], "x1": X[:, 1], "months": np.abs(y), "died": (y > 0).astype(int)}
+
+
+def test_tables_have_times_and_events() -> None:
+    columns = table()
+    fed = Federation.from_frame(columns, site="hospital", target="months", event="died")
+    _, y, _ = trial(4, 60)
+    np.testing.assert_array_equal(fed.y[np.argsort(fed.row_order)], y)
+    truth = Federation.from_frame(columns | {"died": y > 0}, site="hospital", target="months", event="died")
+    np.testing.assert_array_equal(truth.y, fed.y)
+    assert fed.schema is not None and fed.schema.event == "died" and fed.feature_names == ("x0", "x1")
+
+
+@pytest.mark.parametrize(
+    ("changed", "match"),
+    [
+        ({"died": [2] + [1] * 239}, "died: unknown level '2'"),
+        ({"months": [0.0] + [1.0] * 239}, "a time is above 0, but it is 0 in row 0"),
+        ({"died": [None] + [1] * 239}, "died"),
+    ],
+)
+def test_wrong_times_and_events_are_named(changed: dict[str, Any], match: str) -> None:
+    with pytest.raises(DataError, match=match):
+        Federation.from_frame(table() | changed, site="hospital", target="months", event="died")
+    with pytest.raises(ParameterError, match="needs the column of times"):
+        Federation.from_frame(table(), site="hospital", event="died")
+
+
+# --- the estimator ----------------------------------------------------------------------------------------------------
+
+
+def structured(y: np.ndarray) -> np.ndarray:
+    return np.array(list(zip(y > 0, np.abs(y), strict=True)), dtype=[("status", "?"), ("months", "f8")])
+
+
+def test_estimator_takes_targets_of_scikit_survival() -> None:
+    X, y, site = trial(4, 60)
+    model = KinSurvival().fit(X, structured(y), site=site)
+    other = KinSurvival().fit(X, np.column_stack([y > 0, np.abs(y)]), site=site)
+    np.testing.assert_array_equal(model.coef_, other.coef_)
+    risk = model.predict(X, site)
+    order = np.array([site_concordances(y, risk, np.arange(0, 241, 60)).pooled])
+    assert model.score(X, structured(y), site) == pytest.approx(order[0], rel=1e-12)
+    shuffled = np.random.default_rng(0).permutation(240)
+    assert model.score(X[shuffled], structured(y)[shuffled], site[shuffled]) == pytest.approx(order[0], rel=1e-12)
+    hazard = model.predict_cumulative_hazard_function(X[:5], site[:5])
+    assert hazard.shape == (5, len(model.unique_times_))
+    np.testing.assert_allclose(np.exp(-hazard), model.predict_survival_function(X[:5], site[:5]), rtol=1e-12)
+    # twice the hazard for a row whose risk is log 2 higher
+    np.testing.assert_allclose(hazard[1] / hazard[0], np.exp(risk[1] - risk[0]), rtol=1e-10)
+    assert model.predict(X[:2], "new", unseen="population").shape == (2,)
+    text = model.summary()
+    estimate = np.exp(model.kin_.population()[0])
+    assert "Hazard ratios" in text and all(f"{one:.3g}" in text for one in estimate.tolist())
+
+
+def test_estimator_follows_the_conventions_of_scikit_learn() -> None:
+    X, y, site = trial(3, 100)
+    model = KinSurvival(unseen="population", site_column=2)
+    assert model.get_params() == {"random_state": 0, "warm_start": False, "site_column": 2, "unseen": "population"}
+    again = clone(model).set_params(random_state=1)
+    assert again.random_state == 1 and again.unseen == "population"
+    rows = np.column_stack([X, site])
+    scores = cross_val_score(model, rows, structured(y), cv=KFold(3, shuffle=True, random_state=0))
+    assert 0.6 < scores.mean() < 0.8  # at the true coefficients 0.70
+
+
+@pytest.mark.parametrize(
+    ("y", "match"),
+    [
+        (np.array([1.0, 2.0]), "structured array"),
+        (np.array([[2, 1.0], [1, 3.0]]), "1 for an event and 0"),
+        (np.array([(True, -1.0), (True, 1.0)], dtype=[("e", "?"), ("t", "f8")]), "row 0: the time is -1"),
+        (np.array([(1.0, 1.0)], dtype=[("e", "f8"), ("t", "f8")]), "boolean field"),
+    ],
+)
+def test_other_targets_are_refused(y: np.ndarray, match: str) -> None:
+    with pytest.raises(DataError, match=match):
+        KinSurvival().fit(np.zeros((len(y), 1)), y, site=["a"] * len(y))
+    with pytest.raises(ParameterError, match="KinSurvival"):
+        KinRegressor(loss="cox").fit(np.zeros((2, 1)), [1.0, 2.0], site=["a", "b"])

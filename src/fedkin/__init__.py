@@ -22,6 +22,7 @@ __all__ = [
     "Kin",
     "KinClassifier",
     "KinRegressor",
+    "KinSurvival",
     "Problem",
     "SiteScorer",
     "Solution",
@@ -68,6 +69,7 @@ if TYPE_CHECKING:
         FedADMMRegressor,
         KinClassifier,
         KinRegressor,
+        KinSurvival,
         SiteScorer,
         WithinSiteKFold,
     )

@@ -133,7 +133,8 @@ def schema_table(schema: Schema) -> Table:
     for column in schema.columns:
         scaled = column.kind != "category" and column is not schema.target
         numbers = [f"{one:g}" if scaled else "" for one in column.centre_and_scale]
-        text = column.description + (" (target)" if column is schema.target else "")
+        role = " (target)" if column is schema.target else " (event)" if column.name == schema.event else ""
+        text = column.description + role
         add_row(table, column.name, text, *(numbers if agreed else ()))
     if schema.offset is not None:
         role = "exposure" if schema.log_offset else "offset"

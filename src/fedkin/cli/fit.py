@@ -78,6 +78,9 @@ def fit(
     ],
     site: Annotated[str | None, option("COL", "Column that names the site of a row; a directory needs none.")] = None,
     target: Annotated[str | None, option("COL", "Column to predict.")] = None,
+    event: Annotated[
+        str | None, option("COL", "Column of 1 where the event came at the time in --target, 0 where it is censored.")
+    ] = None,
     features: Annotated[list[str] | None, option("A,B,...", "Columns to predict from; by default all others.")] = None,
     drop: Annotated[list[str] | None, option("A,B,...", "Columns to leave out, where all others predict.")] = None,
     offset: Annotated[str | None, option("COL", "Column that is added to the linear predictor as it is.")] = None,
@@ -169,7 +172,7 @@ def fit(
     if graph is not None and covariates is not None:
         raise ParameterError("give --graph or --covariates, not both: covariates are read as a graph")
     columns: dict[str, Any] = {"site": site, "target": target, "offset": offset, "weight": weight, "time": time}
-    columns |= {"exposure": exposure}
+    columns |= {"exposure": exposure, "event": event}
     columns |= {"features": _names(features) if features else None, "drop": _names(drop)}
     columns |= {"categories": _names(categories), "missing": missing, "decimal": decimal}
     folder, options = folder_of_summaries(data), given_options(context)

@@ -30,6 +30,7 @@ from fedkin.cli.console import (
     Json,
     add_row,
     argument,
+    flag,
     messages,
     note,
     option,
@@ -80,6 +81,9 @@ def predict(
     interval: Annotated[
         Interval | None, typer.Option(help="Add intervals of the mean response (default), or of a new observation.")
     ] = None,
+    survival: Annotated[
+        str | None, option("T,T,...", "Add the probability that the event comes later than each time (cox).")
+    ] = None,
     decimal: Annotated[
         DecimalMark | None, typer.Option(help="What stands before decimals; by default as in the fit.")
     ] = None,
@@ -97,6 +101,10 @@ def predict(
     if rows is not None and not new_site:
         raise ParameterError("--rows are the labelled rows of new sites: add --new-site")
     fitted = load(model)
+    times = _times(survival)
+    if times and fitted.baseline is None:
+        why = "it is not of the cox loss, or not from rows"
+        raise ParameterError(f"{flag('survival')}: {model} has no baseline hazards ({why}): leave it out")
     column = site or fitted.options.get("site_column")
     mark: DecimalMark = decimal or fitted.options.get("decimal") or "."
     labelled = {} if rows is None else _rows_by_site(rows, column, mark)
@@ -112,7 +120,7 @@ def predict(
             models.update(_models_of(fitted, [one for one in sites if one not in models], new_site, labelled))
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore", TableWarning)  # reading has told of them, with their lines
-                columns = _predictions(models, X, sites, shift, level, interval or "mean")
+                columns = _predictions(models, X, sites, shift, level, interval or "mean", times)
             numbers = list(range(done, done + len(sites)))
             done += len(sites)
             yield {"row": numbers, column or "site": sites, **columns}
@@ -132,6 +140,14 @@ def predict(
         print_json({**place, "columns": header, "predictions": table})
     else:
         csv.writer(sys.stdout, lineterminator="\n").writerows([header, *table])
+
+
+def _times(given: str | None) -> dict[str, float]:
+    """Return the times of ``--survival`` by their spelling."""
+    try:
+        return {} if given is None else {part.strip(): float(part) for part in given.split(",")}
+    except ValueError:
+        raise ParameterError(f"{flag('survival')} takes times with commas between them, got {given!r}") from None
 
 
 def _rows_to_predict(
@@ -220,6 +236,7 @@ def _predictions(
     shift: Array | None,
     level: float | None,
     target: Interval,
+    times: Mapping[str, float],
 ) -> dict[str, list[Any]]:
     """Return the columns of predictions, in the order of the rows; each model predicts its own rows at once."""
     owners = {id(model): model for model in models.values()}
@@ -245,6 +262,9 @@ def _predictions(
         if level is not None:
             interval = model.predict_interval(part, ids, offset, level=level, target=target)
             found |= {"low": interval.low.tolist(), "high": interval.high.tolist()}
+        if times:
+            curves = model.predict_survival(part, ids, list(times.values()), offset)
+            found |= {f"survival:{name}": curves[:, k].tolist() for k, name in enumerate(times)}
         if whole:
             return found
         for name, values in found.items():
@@ -426,6 +446,14 @@ def print_population(kin: Kin) -> None:
         add_row(table, f"and {len(kin.names) - _MOST_ROWS} more", *[""] * (len(heads) - 1))
     output().print("\nThe population of sites: its estimated mean, and how far sites depart from it", style="bold")
     output().print(table)
+    if kin.loss.ratio is None:
+        return
+    ratios = plain_table("parameter", kin.loss.ratio, "95% interval")
+    for name, ends_of in zip(kin.names[:_MOST_ROWS], np.exp(ends), strict=False):
+        mean, low, high = (f"{one:.3g}" for one in ends_of.tolist())
+        add_row(ratios, name, mean, f"{low} to {high}")
+    output().print(f"\n{kin.loss.ratio.capitalize()}s of the population, per unit of a column", style="bold")
+    output().print(ratios)
 
 
 def print_coefficients(model: FittedModel) -> None:
@@ -525,5 +553,7 @@ def _kin_document(kin: Kin, covariates: Any) -> dict[str, Any]:
         "parameters": [
             dict(zip(heads, (name, *row), strict=True)) for name, row in zip(kin.names, numbers.tolist(), strict=True)
         ],
+        "ratios": kin.loss.ratio
+        and {"what": kin.loss.ratio, **dict(zip(kin.names, np.exp(kin.population(0.95)).tolist(), strict=True))},
         "sampler": found and {name: getattr(found, own) for name, own in names.items()},
     }

@@ -37,9 +37,10 @@ from fedkin.errors import DataError, ParameterError, SolverError, TableWarning
 from fedkin.federate import Contract, Organiser
 from fedkin.federate.sharing import read_summaries
 from fedkin.fitting import Data, FitOptions, Queries
+from fedkin.fitting.options import AUTO
 from fedkin.graph import Graph
 from fedkin.kin import Covariates, covariate_graph, covariate_remarks, read_covariates
-from fedkin.losses import loss_for, loss_kind
+from fedkin.losses import loss_for, loss_kind, loss_names
 
 _COPIES = 4  # a fit in memory takes about this many times the numbers of the table
 _MOST_IN_MEMORY = 1e9  # bytes up to which rows are kept in memory where sums suffice
@@ -127,8 +128,14 @@ class Opened:
 
 def open_table(path: Path, options: Mapping[str, Any], columns: Mapping[str, Any]) -> Opened:
     """Open a table: in memory, or in its Parquet files where memory is short; ``columns`` are `Federation.read`'s."""
-    how = FitOptions(**options)
-    target = columns.get("target")
+    how, target = FitOptions(**options), columns.get("target")
+    survival, event = loss_names("survival"), columns.get("event")
+    if event is not None and how.loss == AUTO:
+        how = replace(how, loss=survival[0])
+    if (how.loss in survival) != (event is not None):
+        text = f"the {how.loss} loss has no events: leave {flag('event')} out" if event else f"add {flag('event')} COL"
+        roles = f"times as {flag('target')} and events as {flag('event')}"
+        raise DataError(f"{text}; {flag('loss', survival[0])} takes {roles}")
     wanted = how.loss == "auto" or loss_kind(how.loss).target is not None
     if target is None and wanted:
         raise DataError("no target given: add --target COL (or --loss mean, which estimates the means of the features)")
@@ -254,7 +261,7 @@ def stays_in_files(path: Path, how: FitOptions, columns: Mapping[str, Any]) -> b
     They do where a fit would take more than half of the free memory; for least squares, where one pass suffices, more
     than a gigabyte, unless gaps are to be filled or rows have an order in time.
     """
-    if not in_batches(path, columns.get("decimal", ".")):
+    if not in_batches(path, columns.get("decimal", ".")) or (how.loss != AUTO and not loss_kind(how.loss).additive):
         return False
     rows, width = table_size(path)
     needed, free = _COPIES * 8.0 * rows * width, free_memory() or math.inf
@@ -371,6 +378,8 @@ def in_batches(path: Path, decimal: DecimalMark = ".") -> bool:
 def _checked(rows: Federation, how: FitOptions) -> FitOptions:
     """Refuse what would give nonsense, remark on odd sites, and choose the loss that suits the target."""
     y, offset, name = rows.y, rows.offset, rows.target_name
+    if rows.schema is not None and rows.schema.event is not None and y is not None and not (y > 0).any():
+        raise DataError(f"{rows.schema.event!r} is 0 in every row: without an event there is nothing to fit")
     if y is not None and len(y) > 1 and (y == y[0]).all():
         raise DataError(
             f"the target {name!r} is {level_text(y[0])} in all {count(len(y), 'row')}: there is nothing to predict; "

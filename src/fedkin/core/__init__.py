@@ -70,14 +70,14 @@ from fedkin.core.summary import (
     refuse,
     to_plain,
 )
-from fedkin.core.terms import MixedTerms, RowTerms, build_terms, summed_terms
+from fedkin.core.terms import MixedTerms, RowTerms, SummedTerms, build_terms, summed_terms
 
 __all__ = [
     "FAMILY_WISE", "L1", "RANK_TOLERANCE", "SCALE_FLOOR", "Budget", "Columns", "Correction", "EdgeSelection",
     "FileRows", "FusedObjective", "LocalFit", "MixedTerms", "OwnEstimate", "Penalty", "PlainMessage", "Privacy",
     "Problem", "QuadraticTerms", "Quadratics", "Query", "RowData", "RowTerms", "RunningSums", "SiteData", "SiteTerms",
-    "Solution", "Status", "Streamed", "Summaries", "Summary", "Variance", "alike_groups", "assign_folds", "ball_gap",
-    "bonferroni", "build_terms", "check_shapes", "composed_epsilon", "damped_newton", "from_plain",
+    "Solution", "Status", "Streamed", "Summaries", "Summary", "SummedTerms", "Variance", "alike_groups", "assign_folds",
+    "ball_gap", "bonferroni", "build_terms", "check_shapes", "composed_epsilon", "damped_newton", "from_plain",
     "generalized_inverse",
     "global_fit", "holds_labels", "holds_zeros_and_ones", "inverse_trigamma", "least_eigenvalue", "local_fit",
     "make_penalty", "minimise_with_ridge", "oracle_fit", "parameter_names", "private_summary", "refuse",

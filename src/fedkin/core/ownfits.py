@@ -452,12 +452,13 @@ def minimise(batch: RowTerms) -> tuple[Array, Mask]:
     return theta, np.asarray(exists)
 
 
-def minimise_with_ridge(batch: RowTerms, ridge: Array, *, start: Array | None = None, tol: float = 1e-15) -> Array:
+def minimise_with_ridge(batch: SiteTerms, ridge: Array, *, start: Array | None = None, tol: float = 1e-15) -> Array:
     """Minimisers ``(B, p)`` of the mean loss plus ``sum_c ridge_c theta_c^2 / 2``, ``ridge (B, p)`` positive.
 
     ``start (B, p)`` may be the minimisers of a similar problem; ``tol`` is that of `damped_newton`.
     """
-    return newton(batch, ridge, _start(batch) if start is None else start, tol)[0]
+    start = _start(batch) if start is None and isinstance(batch, RowTerms) else start
+    return newton(batch, ridge, start, tol)[0]
 
 
 def newton(terms: SiteTerms, ridge: Array, start: Array | None = None, tol: float = 1e-15) -> tuple[Array, Mask]:

@@ -238,7 +238,8 @@ class RowData(SiteData):
     def expand(self, theta: Array, folds: int = 1, seed: int = 0) -> Quadratics:
         if folds == 1:
             return Quadratics.from_terms(self._terms, self.n.astype(np.float64), theta)
-        return self.expand_folds(theta, assign_folds(self.rows, folds, seed), folds)
+        whole = np.full(len(self.rows.X), -1)  # parts of a loss that does not add up tell less than the whole
+        return self.expand_folds(theta, assign_folds(self.rows, folds, seed) if self.loss.additive else whole, folds)
 
     def expand_folds(self, at: Array, fold_of: Index, folds: int) -> Quadratics:
         """Sums around ``at (V, p)`` of rows with a fold ``(N,)`` each; -1 is the last part."""

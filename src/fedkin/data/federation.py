@@ -230,6 +230,9 @@ class Federation(HasSites):
         features : sequence of str, optional
             Columns of features: numbers, truth values, or text, whose levels become columns of 0 and 1. By default all
             others, without those that are the same in every row or follow from others; a `TableWarning` names them.
+        event : str, optional
+            Column of 1 (or true) where the event came at the time in the target, 0 where the time is censored. The
+            target of such a row is the time with a minus sign.
         offset : str, optional
             Column of offsets: known parts of the linear predictor.
         exposure : str, optional
@@ -261,7 +264,7 @@ class Federation(HasSites):
         inferred = scan.result()
         schema = inferred.schema
         sites, codes = grouped(table[roles.site])
-        y = None if roles.target is None else _target_cells(table[roles.target], schema)
+        y = None if roles.target is None else _target_cells(table, schema, roles.target)
         weight = None if roles.weight is None else parsed_numbers(table[roles.weight]).values
         stacked = Rows(schema.encoded(table), y, schema.offset_of(table), weight)
         time = None if roles.time is None else times_of(table[roles.time], len(rows))
@@ -300,7 +303,7 @@ class Federation(HasSites):
 
         Other Parameters
         ----------------
-        features, offset, weight, time, missing, categories, drop
+        features, event, offset, exposure, weight, time, missing, categories, drop
             As in `from_frame`.
 
         Examples
@@ -565,9 +568,10 @@ class Federation(HasSites):
         return self.replaced(X=centred / scale), mean, scale
 
 
-def _target_cells(cells: AnyArray, schema: Schema) -> AnyArray:
-    if cells.dtype.kind in "fb":
+def _target_cells(table: RawColumns, schema: Schema, target: str) -> AnyArray:
+    cells = table[target]
+    if cells.dtype.kind in "fb" and schema.event is None:
         return cells
-    if schema.target is not None and schema.target.kind == "number":
-        return parsed_numbers(cells).values
+    if schema.target is not None and schema.target.kind == "number" and (y := schema.target_of(table)) is not None:
+        return y
     return np.array([cell.strip() if isinstance(cell, str) else cell for cell in cells.tolist()], dtype=object)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import get_args
+from typing import Any, get_args
 
 import numpy as np
 
@@ -33,7 +33,7 @@ from fedkin.data.cells import (
     too_many_levels,
 )
 from fedkin.data.columns import RawColumns
-from fedkin.data.schema import FILLING, Column, Missing, Roles, Schema, Table
+from fedkin.data.schema import FILLING, Column, Missing, Roles, Schema, Table, event_column, positive_findings
 from fedkin.errors import DataError, argument
 
 #: Fewer rows than this say nothing about columns that are alike by chance.
@@ -113,7 +113,10 @@ class SchemaScan:
             )
         known = tuple(column for column in features if column is not None)
         offset, logs = roles.offset or roles.exposure, roles.exposure is not None
-        self.schema = Schema(known, target, offset, roles.missing, agreed=False, log_offset=logs)
+        if roles.event is not None and target is not None and target.kind != "number":
+            self._refuse(target.name, f"times are numbers, but this is a {target.kind}")
+        how: dict[str, Any] = {"agreed": False, "log_offset": logs, "event": roles.event}
+        self.schema = Schema(known, target, offset, roles.missing, **how)
 
     def _without_index(self, names: list[str]) -> list[str]:
         index = [name for name in names if is_row_number(name, self._head[name])]
@@ -269,7 +272,11 @@ class SchemaScan:
             for row in np.flatnonzero(values < 0)[:1].tolist():
                 self._refuse(self._roles.weight, f"a weight is at least 0, but it is {values[row]:g} in {at(row)}")
         if self._roles.exposure is not None:
-            self._findings += self.schema.exposure_findings(batch[self._roles.exposure], at)
+            self._findings += positive_findings(self._roles.exposure, "an exposure", batch[self._roles.exposure], at)
+        if self._roles.event is not None and self._roles.target is not None:
+            self._findings += positive_findings(self._roles.target, "a time", batch[self._roles.target], at)
+            found = event_column(self._roles.event).findings(batch[self._roles.event], "fill", at, Hints(empty=drop))
+            self._findings += [one for one in found if one.refuses]
 
     def _complete(self, batch: RawColumns, n: int) -> Mask:
         """Return which rows of a batch are used, and count the gaps."""
@@ -311,6 +318,7 @@ class SchemaScan:
             return
         y = self.schema.target_of(batch)
         y = np.zeros(len(batch[self._roles.site])) if y is None else y
+        y = y if self.schema.event is None else np.abs(y)
         X = np.column_stack([*(column.encode(batch[column.name]) for column in self._compared), y])
         self._low = np.fmin(self._low, np.fmin.reduce(X))
         self._high = np.fmax(self._high, np.fmax.reduce(X))

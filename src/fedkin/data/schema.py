@@ -258,6 +258,7 @@ class Schema:
     indicators: tuple[str, ...] = ()  # features with a column such as ``age missing``
     fill: tuple[float, ...] = ()  # means of the encoded columns over the training rows; also for unknown levels
     log_offset: bool = False  # `offset` is a column of exposures: its logarithm is added
+    event: str | None = None  # column that is 1 where the event came at the time of the target, 0 where it was censored
 
     def __post_init__(self) -> None:
         check_choice("missing", self.missing, ("refuse", "drop") if self.agreed else get_args(Missing))
@@ -265,7 +266,7 @@ class Schema:
             raise ParameterError("a schema needs at least one feature")
         columns = [column.name for column in self.columns] + ([] if self.offset is None else [self.offset])
         if twice := repeated(columns):
-            raise ParameterError(f"the column {twice[0]!r} is named twice among features, target and offset")
+            raise ParameterError(f"the column {twice[0]!r} is named twice among features, target, event and offset")
         if twice := repeated(self.names):
             raise ParameterError(f"two encoded columns would be called {twice[0]!r}: rename a feature or a level")
         for column in self.features:
@@ -274,8 +275,9 @@ class Schema:
 
     @property
     def columns(self) -> tuple[Column, ...]:
-        """Features, then the target if there is one."""
-        return self.features if self.target is None else (*self.features, self.target)
+        """Features, then the target and the column of events if there are any."""
+        event = () if self.event is None else (event_column(self.event),)
+        return (*self.features, *(() if self.target is None else (self.target,)), *event)
 
     @cached_property
     def names(self) -> tuple[str, ...]:
@@ -315,7 +317,9 @@ class Schema:
             else:
                 findings.append(missing_column(column.name, list(table), [one.name for one in used]))
         if offset and self.log_offset and self.offset in table:
-            findings += self.exposure_findings(table[self.offset], at)
+            findings += positive_findings(self.offset, "an exposure", table[self.offset], at)
+        if target and self.event is not None and self.target is not None and self.target.name in table:
+            findings += positive_findings(self.target.name, "a time", table[self.target.name], at)
         if len(next(iter(table.values()), ())) == 0:
             findings.append(Finding("", "the table has no rows", "no_rows"))
         return findings
@@ -324,13 +328,6 @@ class Schema:
         """Return the columns that a table must have."""
         columns = self.columns if target else self.features
         return (*columns, Column(self.offset)) if offset and self.offset is not None else columns
-
-    def exposure_findings(self, cells: AnyArray, at: RowName) -> list[Finding]:
-        """Find the first exposure that has no logarithm."""
-        values = parsed_numbers(cells).values
-        text = "an exposure is above 0, but it is {:g} in {}"
-        first = np.flatnonzero(values <= 0)[:1].tolist()
-        return [Finding(self.offset or "", text.format(values[row], at(row)), "exposure") for row in first]
 
     def _findings(self, column: Column, cells: AnyArray, training: bool, at: RowName) -> list[Finding]:
         feature = column in self.features
@@ -398,13 +395,16 @@ class Schema:
         return (X - self.mean) / self.scale if intercept else X / self.scale
 
     def target_of(self, table: Mapping[str, AnyArray]) -> Array | None:
-        """Return the target of each row, classes numbered from 0; None without a target."""
+        """Return the target of each row, classes numbered from 0, times with a minus sign where they are censored."""
         if self.target is None:
             return None
         cells = table[self.target.name]
         if self.classes is not None:
             return level_codes(cells, self.classes).astype(np.float64)
-        return parsed_numbers(cells).values
+        values = parsed_numbers(cells).values
+        if self.event is None:
+            return values
+        return np.where(level_codes(table[self.event], event_column(self.event).levels) == 0, -values, values)
 
     def offset_of(self, columns: Mapping[str, object]) -> Array | None:
         """Return the offset of each row, if the schema has one."""
@@ -427,6 +427,18 @@ class Schema:
             return msgspec.convert(dict(plain), cls)
         except msgspec.ValidationError as error:
             raise ParameterError(str(error)) from None
+
+
+def event_column(name: str) -> Column:
+    """Return the column of whether an event came."""
+    return Column(name, "category", levels=(0, 1))
+
+
+def positive_findings(name: str, what: str, cells: AnyArray, at: RowName) -> list[Finding]:
+    """Find the first number that is not above 0."""
+    values = parsed_numbers(cells).values
+    first = np.flatnonzero(values <= 0)[:1].tolist()
+    return [Finding(name, f"{what} is above 0, but it is {values[row]:g} in {at(row)}", "positive") for row in first]
 
 
 def as_columns(columns: object) -> dict[str, AnyArray]:
@@ -468,6 +480,7 @@ class TableOptions(TypedDict, total=False):
     """What may be said about a table apart from its site and target columns; `Federation.from_frame` explains it."""
 
     features: Sequence[str] | None
+    event: str | None
     offset: str | None
     exposure: str | None
     weight: str | None
@@ -491,8 +504,11 @@ class Roles:
     categories: Sequence[str] = ()
     drop: Sequence[str] = ()
     exposure: str | None = None
+    event: str | None = None
 
     def __post_init__(self) -> None:
+        if self.event is not None and self.target is None:
+            raise ParameterError(f"{argument('event')} needs the column of times: {argument('target')}")
         if self.offset is not None and self.exposure is not None:
             both = f"{argument('offset')} and {argument('exposure')}"
             raise ParameterError(f"give one of {both}: an exposure is the exponential of an offset")
@@ -503,7 +519,7 @@ class Roles:
     @property
     def named(self) -> list[tuple[str, str]]:
         """Columns that are not features, and what each is."""
-        roles = ("site", "target", "offset", "exposure", "weight", "time")
+        roles = ("site", "target", "event", "offset", "exposure", "weight", "time")
         return [(getattr(self, role), role) for role in roles if getattr(self, role) is not None]
 
     @property

@@ -14,7 +14,17 @@ from typing import NamedTuple
 import numpy as np
 
 from fedkin._base import Array, Index, Mask
-from fedkin.core import Quadratics, RowTerms, global_fit, local_fit, minimise_with_ridge, resolve_losses
+from fedkin.core import (
+    Quadratics,
+    RowData,
+    RowTerms,
+    SiteTerms,
+    SummedTerms,
+    global_fit,
+    local_fit,
+    minimise_with_ridge,
+    resolve_losses,
+)
 from fedkin.data import Federation, Rows, Schema
 from fedkin.errors import DegenerateSiteWarning
 from fedkin.fitting.model import FittedModel
@@ -81,6 +91,9 @@ def baseline_models(
 def _thetas(prepared: Prepared) -> dict[str, Array]:
     fed, loss = prepared.rows, prepared.loss.rowwise
     resolve_losses(prepared.loss, fed)  # which checks the targets
+    if not prepared.loss.additive:
+        data = RowData(fed, prepared.loss)
+        return {LOCAL: _by_freedom(data), GLOBAL: np.tile(_by_freedom(data, pooled=True), (fed.n_sites, 1))}
     if loss is None or fed.y is None:
         # its rescue is as good as Local's, which is silent
         with warnings.catch_warnings(action="ignore", category=DegenerateSiteWarning):
@@ -101,6 +114,29 @@ def _thetas(prepared: Prepared) -> dict[str, Array]:
             ridge_with_site_intercepts(rows) if loss.quadratic else with_site_intercepts(loss, rows, common)
         )
     return found
+
+
+def _by_freedom(data: RowData, pooled: bool = False) -> Array:
+    """Return parameters ``(V, p)`` with the ridge of the least Akaike criterion; ``(1, p)`` of all sites ``pooled``.
+
+    Of partial likelihoods rows cannot be left out one at a time. The criterion takes the effective degrees of freedom
+    of a ridge fit, and approximates the cross-validated partial likelihood (Verweij and van Houwelingen 1994).
+    """
+    n = data.n.astype(np.float64)
+    terms: SiteTerms = data.terms(np.zeros(data.n_params))
+    if pooled:
+        n, terms = n.sum(keepdims=True), SummedTerms(terms, np.zeros(n.size, dtype=np.int64), n / n.sum())
+    theta, chosen = np.zeros((n.size, data.n_params)), np.zeros((n.size, data.n_params))
+    best = np.full(n.size, np.inf)
+    for ridge in SMOOTH_RIDGES:
+        held = np.broadcast_to(ridge / n[:, None], theta.shape)
+        theta = minimise_with_ridge(terms, held, start=theta)
+        hessian = terms.hessians(theta)
+        freedom = np.linalg.solve(hessian + held[:, :, None] * np.eye(data.n_params), hessian)
+        score = n * terms.values(theta) + np.einsum("vpp->v", freedom)
+        better = score < best
+        best, chosen = np.where(better, score, best), np.where(better[:, None], theta, chosen)
+    return chosen
 
 
 class StackedRows(NamedTuple):

@@ -20,6 +20,7 @@ from fedkin.fitting.methods import fit, method_for
 from fedkin.fitting.model import FittedModel
 from fedkin.fitting.options import FitOptions, class_numbers
 from fedkin.fitting.preparation import Data, prepare
+from fedkin.fitting.survival import brier_times, integrated_brier, site_concordances
 from fedkin.graph import Graph
 
 FEDKIN = "Fedkin"
@@ -48,8 +49,9 @@ class Comparison:
     ----------
     metric : str
         Mean over the held-out rows of the squared error (linear), absolute error (Huber), deviance (Poisson), log-loss
-        (classes), squared distance (mean), or the loss itself. For summaries of losses that are not quadratic, the
-        loss expanded around the fit.
+        (classes), squared distance (mean), partial log-loss (Cox: minus the log partial likelihood per event, among the
+        held-out rows of a site), or the loss itself. For summaries of losses that are not quadratic, the loss expanded
+        around the fit.
     kind : "splits" or "folds"
         Random splits of rows, or folds of which each is held out once.
     sites : tuple of V ids
@@ -64,8 +66,8 @@ class Comparison:
     row_error : dict {name: float}
         Standard error of the Winsorised difference to Fedkin in one split, from the differences of single rows.
     more : dict {metric: {name: float}}
-        Metrics where higher is better, means over splits: explained variance, accuracy, AUC averaged over the sites
-        with both classes.
+        Other metrics, means over splits, higher is better: explained variance, accuracy, AUC averaged over the sites
+        with both classes, concordance; but lower for the integrated Brier score of survival.
     models : tuple of R dicts {name: FittedModel}
         The models of every split.
     radius : float or None
@@ -320,7 +322,7 @@ def compare(
             if models[FEDKIN].status == "interrupted":  # solvers end so on Ctrl-C
                 raise KeyboardInterrupt
             metric = models[FEDKIN].loss.metric or "loss"
-            parts.append(_held_out_errors(models, test))
+            parts.append(_held_out_errors(models, train, test))
     except KeyboardInterrupt:
         if not parts or not keep_best:
             raise
@@ -355,15 +357,21 @@ def _together(
 # --- splits of rows ---------------------------------------------------------------------------------------------
 
 
-def _held_out_errors(models: dict[str, FittedModel], test: Federation) -> _HeldOut:
+def _held_out_errors(models: dict[str, FittedModel], train: Federation, test: Federation) -> _HeldOut:
     check_held_out(models[FEDKIN], test)
+    model = models[FEDKIN]
     weight = np.ones(len(test.X)) if test.weight is None else test.weight
+    if test.y is not None and not model.loss.additive:
+        weight = weight * model.loss.scored(test.y.astype(np.float64))
+        if not weight.any():
+            raise DataError("there are no events among the held-out rows to compare on")
     mass = np.bincount(test.site_index, weights=weight, minlength=test.n_sites)
     rows, more, row_error = dict[str, Array](), dict[str, dict[str, float]](), dict[str, float]()
     for name, model in models.items():
         response = responses(model, test)
         rows[name] = row_errors(model, test, response)
-        for metric, value in more_scores(model, test, response, weight).items():
+        found = more_scores(model, test, response, weight) | survival_scores(model, train, test)
+        for metric, value in found.items():
             more.setdefault(metric, {})[name] = value
     part = _HeldOut({}, {}, len(test.X), row_error, more, models)
     for name, each in rows.items():
@@ -413,7 +421,11 @@ def row_errors(model: FittedModel, test: Federation, response: Array) -> Array:
         target = test.X if test.y is None else test.y
         if model.classes is not None:
             target = class_numbers(target, model.classes)
-        return model.loss.row_errors(target.astype(np.float64), response)
+        y = target.astype(np.float64)
+        if model.loss.additive:
+            return model.loss.row_errors(y, response)
+        ends = pairwise(test.starts.tolist())
+        return np.concatenate([model.loss.row_errors(y[first:last], response[first:last]) for first, last in ends])
     out = np.empty(len(test.X))
     for u in np.unique(test.site_index).tolist():
         rows, theta = test[test.sites[u]], model.theta(model.index[test.sites[u]])
@@ -424,7 +436,7 @@ def row_errors(model: FittedModel, test: Federation, response: Array) -> Array:
 
 def more_scores(model: FittedModel, test: Federation, response: Array, weight: Array) -> dict[str, float]:
     """Return scores of all rows where higher is better; none for losses that have none."""
-    if test.y is None:
+    if test.y is None or model.baseline is not None:
         return {}
     if model.classes is None:
         y = test.y.astype(np.float64)
@@ -438,6 +450,26 @@ def more_scores(model: FittedModel, test: Federation, response: Array, weight: A
         areas = site_areas(codes, response[:, 1], test.starts)
         if not np.isnan(areas).all():
             scores["AUC per site"] = float(np.nanmean(areas))
+    return scores
+
+
+def survival_scores(model: FittedModel, train: Federation, test: Federation) -> dict[str, float]:
+    """Return concordance within sites, and the integrated Brier score; nothing for models without hazards."""
+    if model.baseline is None or test.y is None or train.y is None:
+        return {}
+    sites = [test.sites[u] for u in test.site_index.tolist()]
+    y, risk = test.y.astype(np.float64), model.predict(test.X, sites, test.offset)
+    own = site_concordances(y, risk, test.starts)
+    scores = {}
+    if own.pairs.any():
+        scores["concordance"] = own.pooled
+        if own.pairs.astype(bool).sum() > 1:
+            scores["C per site"] = float(np.nanmean(own.each))
+    times = brier_times(train.y.astype(np.float64), y)
+    if times.size > 1:
+        survival = model.predict_survival(test.X, sites, times, test.offset)
+        starts = train.starts, test.starts
+        scores["Brier score"] = integrated_brier(train.y.astype(np.float64), y, survival, times, starts)
     return scores
 
 

@@ -1,4 +1,4 @@
-"""Estimators with scikit-learn's interface: `KinRegressor`, `KinClassifier`, `FedADMMRegressor`, `FedADMMClassifier`.
+"""Estimators with scikit-learn's interface: `KinRegressor`, `KinClassifier`, `KinSurvival`, and the fused ones.
 
 The site of each row is passed with X, as scikit-learn's metadata is::
 
@@ -34,12 +34,20 @@ from fedkin.fitting.options import (
     Unseen,
     documented,
 )
-from fedkin.fitting.per_site import PerSite, SiteClassifier, SiteRegressor, Sites
+from fedkin.fitting.per_site import PerSite, SiteClassifier, SiteRegressor, Sites, SiteSurvival
 from fedkin.fitting.scoring import SiteScorer, WithinSiteKFold
 from fedkin.kin import Predicted
 from fedkin.losses import Loss, loss_names
 
-__all__ = ["FedADMMClassifier", "FedADMMRegressor", "KinClassifier", "KinRegressor", "SiteScorer", "WithinSiteKFold"]
+__all__ = [
+    "FedADMMClassifier",
+    "FedADMMRegressor",
+    "KinClassifier",
+    "KinRegressor",
+    "KinSurvival",
+    "SiteScorer",
+    "WithinSiteKFold",
+]
 
 
 @dataclass(eq=False, repr=False)
@@ -188,6 +196,57 @@ class KinClassifier(_Kin, SiteClassifier):
     >>> KinClassifier().fit(X, y, site=site).predict([[3.0], [-3.0]], site=[1, 2]).tolist()
     ['yes', 'no']
     """
+
+
+class KinSurvival(_Kin, SiteSurvival):
+    """Cox's proportional hazards for every site, pooled as far as the sites are alike.
+
+    Every site has its own baseline hazard. Ties are Efron's. See the guide on survival.
+
+    Parameters
+    ----------
+    random_state, warm_start, site_column, unseen
+        As in `KinRegressor`.
+
+    Attributes
+    ----------
+    coef_ : array (V, q)
+        Log hazard ratios per unit of a column, a row per site.
+    unique_times_ : array (T,)
+        All times of events, and the last time of each site.
+    kin_, sites_, groups_, graph_, model_, n_features_in_, feature_names_in_
+        As in `KinRegressor`.
+
+    Notes
+    -----
+    Targets are those of scikit-survival: a structured array with a boolean field (whether the event came) and a field
+    of times; or an array (n, 2) of events and times. `predict` gives risks, higher for earlier events, `score` the
+    concordance within sites, and `summary` hazard ratios.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from fedkin import KinSurvival
+    >>> rng = np.random.default_rng(0)
+    >>> X, site = rng.normal(size=(300, 1)), np.repeat(["a", "b", "c"], 100)
+    >>> time, ends = rng.exponential(np.exp(-X[:, 0])), rng.exponential(2.0, size=300)
+    >>> y = np.column_stack([time <= ends, np.minimum(time, ends)])
+    >>> model = KinSurvival().fit(X, y, site=site)
+    >>> model.predict([[1.0]], site="a") > model.predict([[0.0]], site="a")
+    array([ True])
+    >>> model.predict_survival_function([[0.0]], site="b", times=[0.5, 1.0]).shape
+    (1, 2)
+    """
+
+    def __init__(
+        self,
+        *,
+        random_state: int | np.random.RandomState | None = 0,
+        warm_start: bool = False,
+        site_column: str | int | None = None,
+        unseen: Unseen = "raise",
+    ) -> None:
+        super().__init__(AUTO, False, random_state, warm_start, site_column, unseen)
 
 
 # --- the fused estimator ----------------------------------------------------------------------------------------

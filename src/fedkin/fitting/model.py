@@ -14,7 +14,7 @@ from numpy.typing import ArrayLike, NDArray
 from fedkin import __version__
 from fedkin._base import Array, Index, check_choice, count, html_card, some_of
 from fedkin.core import Columns, Summary
-from fedkin.data import HasSites, Rows, Schema, columns_of, raise_findings
+from fedkin.data import Federation, HasSites, Rows, Schema, columns_of, raise_findings
 from fedkin.errors import DataError, ParameterError, SolverError
 from fedkin.fitting.options import (
     Unseen,
@@ -25,6 +25,7 @@ from fedkin.fitting.options import (
     position_of,
     site_positions,
 )
+from fedkin.fitting.survival import Baselines, survival_target
 from fedkin.graph import Graph
 from fedkin.kin import Contrast, Joined, Kin, Kind, Predicted, Sites, predicted
 from fedkin.losses import Loss
@@ -122,6 +123,8 @@ class FittedModel(HasSites):
         Where the model comes from, if not from rows: ``{"from": "summaries", "rounds": 3}`` and what was promised.
     comparison : mapping or None
         Errors of Local, Global, site intercepts and this method on held-out rows, in plain values.
+    baseline : Baselines or None
+        Of losses with hazards: every site's baseline, where rows were at hand; see `with_baseline`.
     history : mapping or None
         How the fit came about, in plain values, for its report: the curve of the cross-validation (``choice``), groups
         along the path (``path``), edges that were dropped, the digest of the data, the command.
@@ -158,6 +161,7 @@ class FittedModel(HasSites):
     origin: Mapping[str, Any] | None = None
     comparison: Mapping[str, Any] | None = None
     history: Mapping[str, Any] | None = None
+    baseline: Baselines | None = None
 
     def __post_init__(self) -> None:
         wrong = ~(np.isfinite(self.coef).all(axis=(1, 2)) & np.isfinite(self.intercept).all(axis=1))
@@ -214,6 +218,7 @@ class FittedModel(HasSites):
             graph=self.graph.subset(kept),
             notes={site: lines for site, lines in self.notes.items() if site in kept},
             kin=None if self.kin is None else self.kin.part(np.array(chosen)),
+            baseline=None if self.baseline is None else self.baseline.take(chosen),
             comparison=None,
             history=None,
         )
@@ -286,7 +291,8 @@ class FittedModel(HasSites):
         Returns
         -------
         array (n,)
-            Mean responses, or the likeliest classes. For the mean loss, the means ``(n, q)``.
+            Mean responses, or the likeliest classes. For the mean loss, the means ``(n, q)``; for the Cox loss, hazards
+            relative to a row with the features ``baseline.at``.
         """
         if self.classes is None:
             return self._responses(*self._checked_rows(X, site, offset, unseen))
@@ -309,6 +315,48 @@ class FittedModel(HasSites):
             raise ParameterError(f"{named} has no classes and so no probabilities: use predict")
         return self._probabilities(*self._checked_rows(X, site, offset, unseen))
 
+    def predict_survival(
+        self,
+        X: object,
+        site: object = None,
+        times: ArrayLike = (),
+        offset: ArrayLike | None = None,
+        *,
+        unseen: Unseen = "raise",
+    ) -> Array:
+        """Return the probability ``(n, T)`` that the event comes later than each of the T times.
+
+        Parameters
+        ----------
+        X, site, offset, unseen
+            As in `predict`. Unseen sites have the pooled baseline (`Baselines.pooled`).
+        times : array (T,)
+            Beyond the last time of a site its curve stays where it is.
+        """
+        if self.baseline is None:
+            raise ParameterError(
+                "the model has no baseline hazards, which take rows: with_baseline(rows) computes them where the rows "
+                "are (survival curves are for the cox loss)"
+            )
+        rows, position, shift = self._checked_rows(X, site, offset, unseen)
+        moments = np.atleast_1d(np.asarray(times, dtype=np.float64))
+        out = np.empty((len(rows), moments.size))
+        for own, model, u in self._by_site(position):
+            assert model.baseline is not None
+            hazard = model.loss.predict(
+                model.theta(u), model._with_ones(rows[own]), None if shift is None else shift[own]
+            )
+            out[own] = np.exp(-np.outer(hazard, model.baseline.cumulative(u, moments)))
+        return out
+
+    def with_baseline(self, rows: Federation) -> FittedModel:
+        """Return the model of the sites of these rows, with the baseline hazards that the rows have.
+
+        For models from summaries or rounds, which hold none: a site computes its own, and nothing leaves it.
+        """
+        part = self.part(rows.sites)
+        return replace(part, baseline=Baselines.from_rows(self.loss, part.coef[:, 0], rows))
+
     def linear_predictor(self, X: object, site: object = None, offset: ArrayLike | None = None) -> Array:
         """Return ``X theta + offset`` at the sites' estimates, shape ``(n, k)``; arguments as in `predict`."""
         return self._predictor(*self._checked_rows(X, site, offset))
@@ -321,7 +369,7 @@ class FittedModel(HasSites):
         Those of `linear_predictor`, but for classes with kin. Arguments as in `predict`.
         """
         if self.loss.rowwise is None:
-            raise ParameterError(f"the {self.loss.name} loss has no predictors: use predict")
+            raise ParameterError(f"the {self.loss.name} loss has no averaged predictors: use linear_predictor")
         return self._averaged(*self._checked_rows(X, site, offset, unseen))
 
     def predict_interval(
@@ -370,6 +418,7 @@ class FittedModel(HasSites):
         return Predicted(*ends)
 
     def _with_ones(self, rows: Array) -> Array:
+        rows = rows if self.baseline is None else rows - self.baseline.at  # hazards are relative to this row
         return np.column_stack([np.ones(len(rows)), rows]) if self.fit_intercept else rows
 
     @cached_property
@@ -382,7 +431,8 @@ class FittedModel(HasSites):
         if self.kin is not None:
             return self.join().model
         mean: dict[str, Any] = {name: getattr(self, name).mean(axis=0, keepdims=True) for name in ("coef", "intercept")}
-        return replace(self.part(self.sites[:1]), **mean, **_about_new("new site", 0))
+        baseline = None if self.baseline is None else self.baseline.pooled()
+        return replace(self.part(self.sites[:1]), **mean, **_about_new("new site", 0), baseline=baseline)
 
     def _by_site(self, position: Index) -> Iterator[tuple[Index, FittedModel, int]]:
         """Yield where the rows of each site are, the model that has its parameters, and its number there."""
@@ -505,9 +555,14 @@ class FittedModel(HasSites):
             noise=np.array([kin.learned.noise * kin.learned.units.target**2]),
             learned=replace(part.learned, precision=joined.precision[None], score=joined.score[None]),
         )
-        model = replace(
-            self.part([self.sites[0]]), coef=blocks[:, :, first:], intercept=intercept, kin=known, **_about_new(name, n)
-        )
+        baseline = self.baseline
+        if baseline is not None and n and not isinstance(site, Summary):
+            alone = Federation({name: self._labelled(site)}, self.feature_names)
+            baseline = Baselines.from_rows(self.loss, blocks[:, 0], alone, baseline.at)
+        elif baseline is not None:
+            baseline = baseline.pooled()
+        about = {**_about_new(name, n), "baseline": baseline}
+        model = replace(self.part([self.sites[0]]), coef=blocks[:, :, first:], intercept=intercept, kin=known, **about)
         n_groups = int(kin.groups.max()) + 1 if kin.resolved else 0
         groups = np.array([joined.probability[kin.groups == k].mean() for k in range(n_groups)])
         return NewSite(model, joined.probability, groups)
@@ -538,7 +593,11 @@ class FittedModel(HasSites):
             parts = *site, None, None
         elif is_table(site):
             table = columns_of(site)
-            parts = table, table.get(self.target_name or ""), table.get(self.offset_name or ""), None
+            y = table.get(self.target_name or "")
+            if y is not None and self.schema is not None and self.schema.event is not None:
+                raise_findings(self.schema.check(table))
+                y = self.schema.target_of(table)
+            parts = table, y, table.get(self.offset_name or ""), None
         else:
             kind = type(site).__name__
             raise DataError(f"a new site comes with Rows, (X, y), a table, a Summary or nothing, got {kind}")
@@ -548,6 +607,8 @@ class FittedModel(HasSites):
             if y is None:
                 raise DataError(f"the rows of the new site have no target {self.target_name or 'y'!r}")
             y = np.asarray(y)
+            if self.loss.target == "survival" and (y.dtype.names or y.ndim == 2):
+                y = survival_target(y)
             y = y.astype(np.float64) if self.classes is None else class_numbers(y, self.classes)
             if len(y) != len(rows):
                 raise DataError(f"the new site has {len(rows)} rows, but {len(y)} targets")

@@ -14,7 +14,7 @@ from sklearn.base import BaseEstimator, ClassifierMixin, RegressorMixin
 from sklearn.metrics import accuracy_score, r2_score
 from sklearn.utils.metadata_routing import MetadataRequest
 from sklearn.utils.multiclass import check_classification_targets
-from sklearn.utils.validation import check_is_fitted, validate_data
+from sklearn.utils.validation import check_consistent_length, check_is_fitted, validate_data
 
 from fedkin._base import Array, listed
 from fedkin.core import RunningSums
@@ -26,6 +26,7 @@ from fedkin.fitting.model import FittedModel
 from fedkin.fitting.options import AUTO, FitOptions, Unseen, with_exposure
 from fedkin.fitting.preparation import Prepared, prepare
 from fedkin.fitting.scoring import AtSites, refuse_text, request_all, split_column
+from fedkin.fitting.survival import site_concordances, survival_target
 from fedkin.graph import Graph
 from fedkin.kin import Covariates, hint_of
 from fedkin.losses import LOSSES, Loss, loss_kind, loss_names
@@ -384,9 +385,10 @@ class SiteRegressor(PerSite, RegressorMixin, BaseEstimator):  # type: ignore[mis
 
     def _checked(self, X: ArrayLike, y: ArrayLike, reset: bool = True) -> tuple[Array, NDArray[Any]]:
         kind = loss_kind(self._loss()).target
-        if self.loss in LOSSES and kind in (None, "class"):
+        if self.loss in LOSSES and kind in (None, "class", "survival"):
             other = type(self).__name__.replace("Regressor", "Classifier")
-            hint = other if kind == "class" else "fedkin.Problem, as it has no target"
+            hints = {"class": other, "survival": "KinSurvival", None: "fedkin.Problem, as it has no target"}
+            hint = hints[kind]
             raise ParameterError(f"loss={self.loss!r} is not for regression; use it with {hint}")
         refuse_text(X, self.site_column)
         rows, target = validate_data(self, X, y, reset=reset, dtype=np.float64, y_numeric=True)
@@ -456,3 +458,98 @@ class SiteClassifier(PerSite, ClassifierMixin, BaseEstimator):  # type: ignore[m
         rows, site = self._rows(X, site)
         eta = self.model_.averaged_predictor(rows, site, offset, unseen=unseen or self.unseen)
         return np.asarray(eta[:, 0]) if len(self.classes_) == 2 else np.column_stack([np.zeros(len(eta)), eta])
+
+
+class SiteSurvival(PerSite, BaseEstimator):  # type: ignore[misc]
+    _auto_loss = loss_names("survival")[0]
+
+    def _checked(self, X: ArrayLike, y: ArrayLike, reset: bool = True) -> tuple[Array, NDArray[Any]]:
+        refuse_text(X, self.site_column)
+        rows, target = validate_data(self, X, reset=reset, dtype=np.float64), survival_target(y)
+        check_consistent_length(rows, target)
+        return rows, target
+
+    def predict(
+        self,
+        X: ArrayLike,
+        site: Sites = None,
+        offset: ArrayLike | None = None,
+        unseen: Unseen | None = None,
+        exposure: ArrayLike | None = None,
+    ) -> Array:
+        """Return risks ``(n,)``: log hazards relative to a row with average features.
+
+        Arguments are as in `PerSite.predict`. Risks of one site can be compared, those of two sites cannot: each has
+        its own baseline.
+        """
+        ratios = super().predict(X, site, offset, unseen, exposure)
+        return np.asarray(np.log(np.maximum(ratios, np.finfo(float).tiny)))
+
+    def predict_survival_function(
+        self,
+        X: ArrayLike,
+        site: Sites = None,
+        times: ArrayLike | None = None,
+        offset: ArrayLike | None = None,
+        unseen: Unseen | None = None,
+    ) -> Array:
+        """Return the probability ``(n, T)`` that the event comes later than each time.
+
+        Parameters
+        ----------
+        X, site, offset, unseen
+            As in `predict`. Unseen sites have the pooled baseline of all sites.
+        times : array (T,), optional
+            By default `unique_times_`. Beyond the last time of a site its curve stays where it is.
+        """
+        rows, site = self._rows(X, site)
+        moments = self.unique_times_ if times is None else times
+        return self.model_.predict_survival(rows, site, moments, offset, unseen=unseen or self.unseen)
+
+    def predict_cumulative_hazard_function(
+        self,
+        X: ArrayLike,
+        site: Sites = None,
+        times: ArrayLike | None = None,
+        offset: ArrayLike | None = None,
+        unseen: Unseen | None = None,
+    ) -> Array:
+        """Return the cumulative hazard ``(n, T)`` up to each time; arguments as in `predict_survival_function`."""
+        with np.errstate(divide="ignore"):
+            return np.asarray(-np.log(self.predict_survival_function(X, site, times, offset, unseen)))
+
+    @property
+    def unique_times_(self) -> Array:
+        """All times of events, and the last time of each site, ascending."""
+        check_is_fitted(self)
+        assert self.model_.baseline is not None
+        return np.unique(np.concatenate(self.model_.baseline.times))
+
+    def score(
+        self,
+        X: ArrayLike,
+        y: ArrayLike,
+        site: Sites = None,
+        offset: ArrayLike | None = None,
+        sample_weight: ArrayLike | None = None,
+        exposure: ArrayLike | None = None,
+    ) -> float:
+        """Return Harrell's concordance: of pairs of rows of one site, over all sites.
+
+        Parameters
+        ----------
+        X, site, offset, exposure
+            As in `predict`.
+        y : structured array (n,), or array (n, 2)
+            As in `fit`.
+        sample_weight : None
+            Pairs have no weights.
+        """
+        if sample_weight is not None:
+            raise ParameterError("concordance takes no weights of rows: leave sample_weight out")
+        risk, target = self.predict(X, site, offset, exposure=exposure), survival_target(y)
+        ids: Any = self._rows(X, site)[1]
+        if ids is None or isinstance(ids, str | bytes | tuple) or not isinstance(ids, Iterable):
+            ids = [ids] * len(risk)
+        rows = Federation.from_arrays(np.column_stack([risk]), target, ids)
+        return site_concordances(np.asarray(rows.y), rows.X[:, 0], rows.starts).pooled

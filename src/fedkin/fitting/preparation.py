@@ -15,6 +15,7 @@ from fedkin.data import INTERCEPT, Federation, Schema
 from fedkin.errors import DataError, ParameterError, argument
 from fedkin.fitting.model import FittedModel, FusedFit, columns_for, schema_columns
 from fedkin.fitting.options import AUTO, FitOptions, class_numbers
+from fedkin.fitting.survival import Baselines
 from fedkin.graph import Graph
 from fedkin.kin import Kin
 from fedkin.losses import Loss, loss_for, loss_kind, make_loss
@@ -83,7 +84,10 @@ class Prepared:
         about = {name: getattr(self, name) for name in ("classes", "target_name", "offset_name", "schema")}
         about |= {name: getattr(found, name) for name in ("fused", "notes", "history")}
         how = {"kin": kin, "options": options.plain()}
-        return build_model(found.theta, columns, self.loss, found.graph, n, found.groups, **about, **how)
+        model = build_model(found.theta, columns, self.loss, found.graph, n, found.groups, **about, **how)
+        if self.original.in_memory and not self.loss.additive:
+            model = replace(model, baseline=Baselines.from_rows(self.loss, model.coef[:, 0], self.original))
+        return model
 
 
 def build_model(

@@ -7,7 +7,8 @@ It holds nothing that can run code when it is read:
 - ``edges.csv``: the graph that was used. The ends are named by id and by row number of the site;
 - ``kin.json`` and ``kin.npz``, with the method kin: its result, numbers and names in JSON, arrays by field;
 - ``comparison.json``, where there was one: errors of the other methods on held-out rows;
-- ``history.json``, where it is known: how the fit came about, for its report.
+- ``history.json``, where it is known: how the fit came about, for its report;
+- ``baseline.json``, of losses with hazards: the cumulative baseline hazard of every site, in steps.
 """
 
 from __future__ import annotations
@@ -38,6 +39,7 @@ from fedkin._base import Array, Index, listed, replacing_directory
 from fedkin.data import Schema
 from fedkin.errors import ModelFileError, ParameterError
 from fedkin.fitting.model import FittedModel, FusedFit
+from fedkin.fitting.survival import Baselines
 from fedkin.graph import Graph
 from fedkin.kin import Diagnostics, Kin, Learned, Pairs, Population, States, Units
 from fedkin.losses import Loss, describe_loss, restore_loss
@@ -47,7 +49,8 @@ _MODEL, _COEFFICIENTS, _EDGES = "model.json", "coefficients.csv", "edges.csv"
 _KIN, _KIN_ARRAYS = "kin.json", "kin.npz"
 #: Files of plain values that a model need not have, by the attribute that they hold.
 _OPTIONAL = {"comparison": "comparison.json", "history": "history.json"}
-_MORE = (_KIN, _KIN_ARRAYS, *_OPTIONAL.values())
+_BASELINE = "baseline.json"
+_MORE = (_KIN, _KIN_ARRAYS, *_OPTIONAL.values(), _BASELINE)
 _FILES = (_MODEL, _COEFFICIENTS, _EDGES, *_MORE)
 _LEADING = ("site", "site_type", "group", "n_samples", "class", "intercept")
 _STALE_SECONDS = 3600.0
@@ -93,6 +96,8 @@ def save(model: FittedModel, directory: str | os.PathLike[str]) -> None:
     for attribute, name in _OPTIONAL.items():
         if getattr(model, attribute) is not None:
             contents[name] = _json(getattr(model, attribute))
+    if model.baseline is not None:
+        contents[_BASELINE] = _json(model.baseline.plain())
     description = _Description(
         format=FORMAT,
         format_version=FORMAT_VERSION,
@@ -276,6 +281,14 @@ def load(directory: str | os.PathLike[str], *, loss: Loss | None = None) -> Fitt
     kept |= {name: getattr(about, name) for name in same}
     present = {attribute: name for attribute, name in _OPTIONAL.items() if name in contents}
     kept |= {one: _decoded(folder / name, contents[name], dict[str, Any]) for one, name in present.items()}
+    if _BASELINE in contents:
+        path = folder / _BASELINE
+        try:
+            kept["baseline"] = Baselines.from_plain(_decoded(path, contents[_BASELINE], dict[str, Any]))
+        except ModelFileError as error:
+            _damaged(path, str(error))
+        if len(kept["baseline"].times) != len(sites):
+            _damaged(path, f"it has {len(kept['baseline'].times)} sites, expected {len(sites)}")
     return FittedModel(
         sites=sites,
         coef=coef,

@@ -150,20 +150,22 @@ def predicted(
     offset: Array | None = None,
 ) -> Predicted:
     """Return intervals for rows ``X (n, p)``, intercept included, of one site."""
-    loss = kin.loss.rowwise
-    if loss is None or loss.n_outputs > 1 or X.shape[1] != len(kin.names):
-        raise ParameterError(f"the {kin.loss.name} loss has no single predictor, so no intervals for predictions")
+    loss, rowwise = kin.loss, kin.loss.rowwise
+    if (rowwise is None and loss.link is None) or loss.n_outputs > 1 or X.shape[1] != len(kin.names):
+        raise ParameterError(f"the {loss.name} loss has no single predictor, so no intervals for predictions")
+    if rowwise is None and target == "observation":
+        raise ParameterError(f'there are no intervals for new observations of the {loss.name} loss: take target="mean"')
     eta = X @ theta + (0.0 if offset is None else offset)
     error = np.sqrt(np.maximum(np.einsum("np,pq,nq->n", X, covariance, X), 0.0))
 
     def response(values: Array) -> Array:
-        return np.asarray(loss.response(values[:, None])).reshape(len(values), -1)[:, 0]
+        return np.asarray(loss.predict(np.ones(1), values[:, None]))
 
-    averaged = loss.averaged_predictor(eta[:, None], (error**2)[:, None, None])[:, 0]
-    if target == "mean":
+    averaged = eta if rowwise is None else rowwise.averaged_predictor(eta[:, None], (error**2)[:, None, None])[:, 0]
+    if rowwise is None or target == "mean":
         low, high = (response(end) for end in _around(eta, error, averaged, level))
     else:
-        low, high = loss.observation_interval(eta, error, noise, level)
+        low, high = rowwise.observation_interval(eta, error, noise, level)
     return Predicted(response(averaged), low, high)
 
 
@@ -255,6 +257,16 @@ def _population(kin: Kin, level: float) -> list[str]:
     for j, name in enumerate(kin.names):
         tested = f"{error[j]:>7.3g} {kin.degrees[j]:>7.4g} {t[j]:>7.2f} {tails[j]:>7.3f}"
         lines.append(f"{name[:18]:<19}{kin.mean[j]:>11.4g} {tested} {ends[j, 1]:>7.3g} {ends[j, 2]:>7.3g}")
+    if kin.loss.ratio:
+        lines += [
+            "-" * _WIDTH,
+            f"{kin.loss.ratio.capitalize() + 's':<19}{'ratio':>11}{'':>32}{low:>8}{high:>8}",
+            "-" * _WIDTH,
+        ]
+        with np.errstate(over="ignore"):
+            ratios = np.exp(ends)
+        for name, (ratio, least, most) in zip(kin.names, ratios.tolist(), strict=True):
+            lines.append(f"{name[:18]:<19}{ratio:>11.4g}{'':>32} {least:>7.3g} {most:>7.3g}")
     lines += ["-" * _WIDTH, f"{'Between sites':<19}{'sd':>11}", "-" * _WIDTH]
     varying = [(name, sd) for name, sd in zip(kin.names, population_sd(kin), strict=True) if name not in kin.fixed]
     lines += [f"{name[:18]:<19}{sd:>11.4g}" for name, sd in varying]

@@ -42,9 +42,11 @@ class Loss(ABC):
     wanted: str = "a target"  # numbers that may be targets, for messages
     link: ClassVar[Literal["identity", "log", "logit", "softmax"] | None] = None  # from predictor to mean response
     metric: ClassVar[str | None] = None  # names the error of `row_errors`; None where the loss itself scores rows
+    ratio: ClassVar[str | None] = None  # what the exponential of a coefficient is called, where results show it
     purpose: ClassVar[str] = ""  # targets that it is meant for ("counts"), where that is not plain from `target`
     takes_intercept: bool = True  # predictors have a level of their own
     location: bool = False  # theta is a point among the rows: it moves with them, without intercept or predictor
+    additive: bool = True  # the loss of rows adds up from parts of them; else rows count among those of their site
     quadratic: bool = False  # `quadratic_terms` describes the loss completely; a `RowLoss` then has curvature 1
     strong_convexity: float = 0.0  # a modulus that is certain for all rows
     n_outputs: int = 0  # linear predictors of a row; 0 for losses that are not a `RowLoss`
@@ -126,9 +128,18 @@ class Loss(ABC):
     def row_errors(self, y: Array, response: Array) -> Array:
         """Return the error ``(n,)`` of held-out rows, where `metric` names it; lower is better.
 
-        ``response`` is what `predict` gives; losses without a target compare the features ``y (n, p)`` with it.
+        ``response`` is what `predict` gives; losses without a target compare the features ``y (n, p)`` with it. Where
+        the loss is not `additive`, the rows are those of one site.
         """
         raise NotImplementedError(f"the {self.name} loss has no error of single rows")
+
+    def scored(self, y: Array) -> Array:
+        """Return weights ``(n,)`` of held-out rows in a mean error."""
+        return np.ones(len(y))
+
+    def cumulative_hazard(self, theta: Array, X: Array, y: Maybe, offset: Maybe = None) -> tuple[Array, Array]:
+        """Return times ``(K,)`` and the cumulative hazard up to each, of a row of this site whose predictor is 0."""
+        raise NotImplementedError(f"the {self.name} loss has no hazards")
 
     def dispersion(self, theta: Array, X: Array, y: Maybe, offset: Maybe = None, weight: Maybe = None) -> float:
         """Return the factor by which the score covariance exceeds the Hessian; 1 for likelihoods without a free scale.

@@ -22,9 +22,12 @@ class CoxLoss(Loss):
     name = "cox"
     target = "survival"
     link = "log"
+    ratio = "hazard ratio"
+    metric = "partial log-loss"
     purpose = "times until an event"
     wanted = "times above 0, with a minus sign where they are censored"
     takes_intercept = False
+    additive = False
 
     def refused(self, y: NDArray[Any]) -> Mask:
         return np.asarray(y == 0)
@@ -32,7 +35,7 @@ class CoxLoss(Loss):
     def value(self, theta: Array, X: Array, y: Maybe, offset: Maybe = None) -> float:
         eta = log_hazards(theta, X, offset)
         risk = RiskSets.of(given(y))
-        with np.errstate(over="ignore"):
+        with np.errstate(over="ignore", divide="ignore", invalid="ignore"):
             top = eta.max(initial=0.0)
             weight = np.exp(eta - top)
             return float((np.log(risk.sums(weight[:, None])[:, 0]) + top).sum() - eta[risk.deaths].sum()) / len(X)
@@ -52,7 +55,30 @@ class CoxLoss(Loss):
 
     def predict(self, theta: Array, X: Array, offset: Maybe = None) -> Array:
         """Return hazards over the baseline."""
-        return np.asarray(np.exp(log_hazards(theta, X, offset)))
+        with np.errstate(over="ignore"):
+            return np.asarray(np.exp(log_hazards(theta, X, offset)))
+
+    def row_errors(self, y: Array, response: Array) -> Array:
+        """Return minus each event's part of the log partial likelihood among these rows, 0 where they are censored."""
+        risk, ends = RiskSets.of(y), np.finfo(float)
+        eta = np.log(np.clip(response, ends.tiny, ends.max))
+        out, top = np.zeros(len(y)), eta.max(initial=0.0)
+        at_risk = np.log(risk.sums(np.exp(eta - top)[:, None])) + top
+        out[risk.deaths] = risk.shared(at_risk)[:, 0] - eta[risk.deaths]
+        return out
+
+    def scored(self, y: Array) -> Array:
+        return np.asarray(y > 0, dtype=np.float64)
+
+    def cumulative_hazard(self, theta: Array, X: Array, y: Maybe, offset: Maybe = None) -> tuple[Array, Array]:
+        """Return Breslow's estimate with Efron's ties; the last time is that of the last row."""
+        times, risk = given(y), RiskSets.of(given(y))
+        hazard = 1.0 / risk.sums(np.exp(log_hazards(theta, X, offset))[:, None])[:, 0]
+        steps = np.cumsum(np.bincount(risk.tie, weights=hazard))
+        moments, last = np.unique(times[risk.deaths]), np.abs(times).max(initial=0.0)
+        if not moments.size or last > moments[-1]:
+            moments, steps = np.append(moments, last), np.append(steps, steps[-1:] if steps.size else 0.0)
+        return moments, np.asarray(steps, dtype=np.float64)
 
     def _means(self, theta: Array, X: Array, y: Maybe, offset: Maybe) -> tuple[RiskSets, Array, Array]:
         """Return the risk sets, the weighted means of their rows, and the cumulated hazard ``(n,)`` of every row."""
