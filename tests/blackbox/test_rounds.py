@@ -6,6 +6,7 @@ import json
 import re
 import shutil
 import signal
+import struct
 import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -122,6 +123,16 @@ def minimiser(names: tuple[str, ...], edges: list[tuple[int, int]], penalty: int
     return theta.value
 
 
+def check_rows_stayed(folder: Path) -> None:
+    """No file has a number of a site's rows, as text or as eight bytes, but its table and files in its directory."""
+    files = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+    for k, name in enumerate(NAMES):
+        numbers = np.column_stack(rows_of(k)).ravel().tolist()
+        marks = [mark for number in numbers for mark in (repr(number).encode(), struct.pack("<d", number))]
+        found = {path.relative_to(folder).parts[0] for path in files if any(mark in files[path] for mark in marks)}
+        assert found == {name, f"{name}.csv"}
+
+
 def thetas(folder: Path, names: tuple[str, ...] = NAMES) -> np.ndarray:
     return np.stack([fedkin.load(folder / name / "model").coef.ravel() for name in names])
 
@@ -214,6 +225,7 @@ def test_sites_that_are_stopped_continue_with_the_same_command_and_publish_if_th
     gathered = fedkin.load(tmp_path / "model")
     assert gathered.sites == NAMES
     np.testing.assert_array_equal(gathered.coef.reshape(3, 2), thetas(tmp_path))
+    check_rows_stayed(tmp_path)
 
 
 @pytest.mark.processes

@@ -7,7 +7,6 @@ other. `local` and `ray` have one each; `engine_of` makes it of an argument ``on
 from __future__ import annotations
 
 from fedkin.cluster.engine import Engine, LocalEngine, On, engine_of
-from fedkin.cluster.partition import partition
-from fedkin.cluster.shards import Peers, Shards
+from fedkin.cluster.shards import Peers, Shards, partition
 
 __all__ = ["Engine", "LocalEngine", "On", "Peers", "Shards", "engine_of", "partition"]

@@ -3,20 +3,71 @@
 All shards of a set run the same method at the same time, and exchange arrays with their neighbours on the way. A shard
 that is lost with its process or machine is made again, and so are all others: each from its last saved state, after
 which the calls since then are repeated. The result is the same to the bit.
+
+Their states are in a directory of any file system that `pyarrow.fs` knows: local, S3, GCS, HDFS.
 """
 
 from __future__ import annotations
 
+import io
 import threading
 import uuid
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any, Protocol
 
-from fedkin._base import Array
-from fedkin.cluster.storage import read_state, remove_states, write_state
-from fedkin.errors import SolverError
+import numpy as np
+from scipy.sparse import coo_array, csr_array
+
+from fedkin._base import Array, Index
+from fedkin.errors import DataError, SolverError, missing_dependency
+
+
+def file_system(address: str) -> tuple[Any, str]:
+    """Return the file system and the path that an address such as ``s3://bucket/directory`` stands for."""
+    try:
+        from pyarrow import ArrowException, fs
+    except ImportError:
+        raise missing_dependency("pyarrow", f"storage at {address}", extra="parquet") from None
+    try:
+        place = address if "://" in address else str(Path(address).absolute())
+        found: tuple[Any, str] = fs.FileSystem.from_uri(place)
+    except (ArrowException, ValueError) as error:
+        raise DataError(f"{address} is no address of a directory that pyarrow.fs knows: {error}") from None
+    return found
+
+
+def write_state(address: str, name: str, state: Mapping[str, Array]) -> None:
+    """Write arrays to a file of that name, whole or not at all."""
+    system, root = file_system(address)
+    system.create_dir(root, recursive=True)
+    held = io.BytesIO()
+    arrays: dict[str, Any] = dict(state)
+    np.savez(held, **arrays)
+    with system.open_output_stream(f"{root}/{name}.part") as stream:
+        stream.write(held.getbuffer())
+    system.move(f"{root}/{name}.part", f"{root}/{name}.npz")
+
+
+def read_state(address: str, name: str) -> dict[str, Array]:
+    """Return the arrays of a file of that name."""
+    system, root = file_system(address)
+    with system.open_input_file(f"{root}/{name}.npz") as stream, np.load(io.BytesIO(stream.read())) as arrays:
+        return dict(arrays)
+
+
+def remove_states(address: str, names: Sequence[str]) -> None:
+    """Remove the files of these names, where there are any."""
+    from pyarrow import fs
+
+    system, root = file_system(address)
+    for name in names:
+        path = f"{root}/{name}.npz"
+        if system.get_file_info(path).type != fs.FileType.NotFound:
+            system.delete_file(path)
+
 
 #: A set of shards that is lost so often in a row, without a call that succeeds, is given up.
 RESTARTS = 5
@@ -206,3 +257,25 @@ class Shards:
             except LostError:
                 self.lost += 1
         raise SolverError(f"shards were lost {RESTARTS} times in a row: look at the logs of the cluster")
+
+
+def partition(n_sites: int, edges: Index, shards: int) -> Index:
+    """Return the number of the shard of each site ``(V,)``, by METIS on the graph with ``edges (E, 2)``.
+
+    Examples
+    --------
+    >>> labels = partition(4, np.array([[1, 0], [3, 2]]), 2)
+    >>> bool(labels[0] == labels[1] != labels[2] == labels[3])
+    True
+    """
+    if shards == 1 or not len(edges):
+        return np.arange(n_sites, dtype=np.int64) * shards // max(n_sites, 1)
+    try:
+        import pymetis
+    except ImportError:
+        raise missing_dependency("pymetis", "cutting a graph into shards", extra="ray") from None
+    i, j = edges.T
+    ones = np.ones(2 * i.size, dtype=np.int8)
+    pattern = csr_array(coo_array((ones, (np.r_[i, j], np.r_[j, i])), shape=(n_sites, n_sites)))
+    adjacency = pymetis.CSRAdjacency(pattern.indptr, pattern.indices)
+    return np.asarray(pymetis.part_graph(shards, adjacency=adjacency)[1], dtype=np.int64)

@@ -310,7 +310,7 @@ class FedADMMRegressor(_FedADMM, SiteRegressor):
 
     Minimises ``(1/|V|) sum_u M_u(theta_u) + lam sum_e w_e phi(theta_i - theta_j)`` over the edges of a graph between
     the sites, M_u being the mean loss of site u. All options, their names and defaults are those of
-    `fedkin.fitting.FitOptions`, except that `cv` stands for `cv_folds` and `random_state` for `seed`.
+    `fedkin.fitting.FitOptions`, except that `random_state` stands for `seed`.
 
     Parameters
     ----------
@@ -369,14 +369,8 @@ class FedADMMClassifier(_FedADMM, SiteClassifier):
     Parameters
     ----------
     <options>
-    warm_start : bool
-        Begin where the fit before ended, which saves time for losses other than least squares. The result is the same
-        but for rounding, and for what the sampler makes of that.
-    site_column : str, int or None
-        Column of X that holds the sites, by name or number; then ``site=`` need not be passed.
-    unseen : "raise" or "population"
-        What becomes of rows of sites that were not part of the fit: an error, or a prediction by the model of a site
-        without rows (`FittedModel.population`), so that ``GroupKFold`` works.
+    warm_start, site_column, unseen
+        As in `FedADMMRegressor`.
 
     Attributes
     ----------
