@@ -11,10 +11,12 @@ import numpy as np
 import pytest
 
 import fedkin
-from fedkin.cluster import Engine, LocalEngine, Shards, engine_of, partition
+import fedkin.core
+import fedkin.fitting
+from fedkin.cluster import Engine, LocalEngine, Shards, engine_of, partition, running_engine, running_on
 from fedkin.cluster.shards import Hosts, LostError
 from fedkin.datasets import paper_design
-from fedkin.errors import ParameterError, SolverError
+from fedkin.errors import DataError, ParameterError, SolverError
 
 
 def _problem(loss: str = "linear", penalty: str = "l1", **options: Any) -> fedkin.Problem:
@@ -279,3 +281,97 @@ def test_a_killed_actor_and_a_killed_node_change_nothing(
     assert sets[0].lost >= 2 and not list(tmp_path.iterdir())
     rounds = fedkin.fed_admm(problem, 40, 5, gradient="saga", on=_ray())  # on the core that is left
     np.testing.assert_array_equal(rounds.theta, fedkin.fed_admm(problem, 40, 5, gradient="saga", backend="numpy").theta)
+
+
+# --- sums -------------------------------------------------------------------------------------------------------------
+
+
+def _files(folder: Path, n: int = 600) -> tuple[Path, dict[str, Any]]:
+    """Write rows of 6 sites, one of them with a single row, to four Parquet files."""
+    pq = pytest.importorskip("pyarrow.parquet")
+    import pyarrow as pa
+
+    rng = np.random.default_rng(0)
+    site = rng.integers(5, size=n)
+    site[n // 2] = 5
+    X = rng.normal(size=(n, 2))
+    y = X @ [1.0, -1.0] + 0.3 * site + rng.normal(size=n)
+    columns = {"site": site, "a": X[:, 0], "b": X[:, 1], "y": y, "sick": np.where(y > 0, "yes", "no")}
+    for k, part in enumerate(np.array_split(np.arange(n), 4)):
+        pq.write_table(pa.table({name: values[part] for name, values in columns.items()}), folder / f"{k}.parquet")
+    return folder, columns
+
+
+@pytest.mark.parametrize("folds", [1, 4])
+def test_passes_over_files_are_shared_out_and_give_the_same_sums(tmp_path: Path, folds: int) -> None:
+    folder, _ = _files(tmp_path)
+    rows = fedkin.core.rows_in_files(folder, site="site", target="sick", features=["a", "b"])
+    theta = np.random.default_rng(1).normal(size=(6, 3))
+    alone = rows.expand(theta, folds)
+    with running_on(LocalEngine(2)):
+        found = rows.expand(theta, folds)
+    np.testing.assert_array_equal(found.count, alone.count)
+    for name in ("value", "gradient", "hessian"):
+        np.testing.assert_allclose(getattr(found, name), getattr(alone, name), rtol=1e-12, atol=1e-12)
+    assert running_engine() is None
+
+
+def test_a_fit_runs_its_final_solve_where_it_is_told() -> None:
+    problem, engine = _problem(), _Faulty(2, set())
+    options = fedkin.fitting.FitOptions(method="fused", lam=0.02)
+    alone = fedkin.fit(problem.federation, problem.graph, options)
+    with running_on(engine):
+        found = fedkin.fit(problem.federation, problem.graph, options)
+    assert engine.iterations > 0
+    np.testing.assert_allclose(found.coef, alone.coef, atol=1e-6)
+
+
+_COLUMNS: dict[str, Any] = {"site": "site", "target": "y", "features": ["a", "b"]}
+
+
+def _batches(kind: str, columns: dict[str, Any]) -> Iterator[Any]:
+    """Yield rows as engines hand them over: Arrow batches (Ray Data, Spark, DuckDB), pandas (Dask), polars, arrays."""
+    import pandas
+    import polars
+    import pyarrow as pa
+
+    for some in np.array_split(np.arange(len(columns["y"])), 7):
+        part = {name: values[some] for name, values in columns.items()}
+        makers: dict[str, Any] = {"arrow": pa.table, "pandas": pandas.DataFrame, "polars": polars.DataFrame}
+        made = makers.get(kind, dict)(part)
+        yield from made.to_batches() if kind == "arrow" else [made]
+
+
+@pytest.mark.parametrize("kind", ["arrow", "pandas", "polars", "arrays"])
+def test_partial_sums_of_any_engine_add_up_to_the_summaries_of_all_rows(tmp_path: Path, kind: str) -> None:
+    import pyarrow as pa
+
+    _, columns = _files(tmp_path)
+    parts = [fedkin.partial_sums(batch, **_COLUMNS) for batch in _batches(kind, columns)]
+    found = fedkin.merge_sums(parts, features=["a", "b"])
+    X = np.column_stack([columns["a"], columns["b"]])
+    whole = fedkin.Federation.from_arrays(X, columns["y"], columns["site"], feature_names=["a", "b"]).with_intercept()
+    expected = fedkin.summarise(whole)
+    order = [found.sites.index(site) for site in expected.sites]
+    zero = np.zeros((6, 3))
+    one, other = found.expand(zero).take(np.array(order)), expected.expand(zero)
+    for name in ("count", "value", "gradient", "hessian"):
+        np.testing.assert_allclose(getattr(one, name), getattr(other, name), rtol=1e-11, atol=1e-11)
+    # a site's rows go to folds in turn, over all batches; a single row trains
+    counts = found.expand(zero, 5).count
+    assert np.ptp(counts[counts.sum(axis=1) > 1][:, :5], axis=1).max() <= 1
+    assert counts[found.sites.index(5)].tolist() == [0, 0, 0, 0, 0, 1]
+    # parts may be joined to one table on the way
+    again = fedkin.merge_sums([pa.concat_tables(parts)], features=["a", "b"])
+    np.testing.assert_allclose(again.expand(zero).hessian, found.expand(zero).hessian, rtol=1e-12)
+
+
+def test_partial_sums_refuse_what_they_cannot_add() -> None:
+    table = {"site": ["u", "v"], "a": [1.0, np.nan], "b": [0.0, 1.0], "y": [1.0, 2.0]}
+    with pytest.raises(DataError, match="column 'a' has missing or infinite cells: drop these rows"):
+        fedkin.partial_sums(table, **_COLUMNS)
+    part = fedkin.partial_sums({**table, "a": [1.0, 2.0]}, **_COLUMNS)
+    with pytest.raises(DataError, match="not those of 1 feature in 5 folds"):
+        fedkin.merge_sums([part], features=["a"])
+    with pytest.raises(DataError, match="there are no sums to add"):
+        fedkin.merge_sums([], features=["a"])

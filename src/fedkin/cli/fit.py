@@ -18,6 +18,7 @@ from fedkin._base import Say, count, listed
 from fedkin.cli.console import Json, argument, flag, note, option, print_facts, print_json, say, stopping_early, switch
 from fedkin.cli.models import model_document, print_comparison, print_groups, write_report
 from fedkin.cli.reading import Opened, check_new_file, folder_of_summaries, open_by_contract, open_summaries, open_table
+from fedkin.cluster import running_on
 from fedkin.core import Correction, Variance
 from fedkin.data import DecimalMark
 from fedkin.errors import (
@@ -119,6 +120,9 @@ def fit(
             "After Ctrl-C keep what is done: the splits of the comparison, or what the fused estimator has reached.",
         ),
     ] = False,
+    on: Annotated[
+        str, option("PLACE", "Where to run: local, ray or ray://host:port (passes over files, exact solver, Fed-ADMM).")
+    ] = "local",
     out: Annotated[Path, option("DIR", "Directory for the model.")] = Path("fedkin-model"),
     report: Annotated[Path | None, option("PAGE.html", "Also write the HTML report of the model.")] = None,
     as_json: Json = False,
@@ -188,7 +192,7 @@ def fit(
         replaced, failed = check_model_place(out), None
     except ModelFileError as error:
         raise ModelFileError(f"--out: {error}") from None
-    with progress(f"reading {source}") as tell:
+    with running_on(on), progress(f"reading {source}") as tell:
         if folder is not None:
             opened = open_summaries(folder, options, federation)
         elif contract is not None:

@@ -6,7 +6,7 @@ other. `local` and `ray` have one each; `engine_of` makes it of an argument ``on
 
 from __future__ import annotations
 
-from fedkin.cluster.engine import Engine, LocalEngine, On, engine_of
+from fedkin.cluster.engine import Engine, LocalEngine, On, engine_of, running_engine, running_on
 from fedkin.cluster.shards import Peers, Shards, partition
 
-__all__ = ["Engine", "LocalEngine", "On", "Peers", "Shards", "engine_of", "partition"]
+__all__ = ["Engine", "LocalEngine", "On", "Peers", "Shards", "engine_of", "partition", "running_engine", "running_on"]

@@ -5,6 +5,8 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from contextvars import ContextVar
 from functools import cache
 from typing import Any, TypeVar
 
@@ -104,6 +106,31 @@ def gathered(results: Sequence[Callable[[], Any]]) -> list[Any]:
     if errors:
         raise min(errors, key=lambda error: isinstance(error, AbortedError))
     return found
+
+
+_running: ContextVar[Engine | None] = ContextVar("running", default=None)
+
+
+@contextmanager
+def running_on(on: On) -> Iterator[None]:
+    """Run what follows on an engine: the final solve of a fit, its rounds of Fed-ADMM, and passes over files.
+
+    Examples
+    --------
+    >>> with running_on(LocalEngine(2)):
+    ...     running_engine().workers
+    2
+    """
+    before = _running.set(engine_of(on))
+    try:
+        yield
+    finally:
+        _running.reset(before)
+
+
+def running_engine() -> Engine | None:
+    """Return the engine of `running_on`; None outside of it, where nothing is shared out."""
+    return _running.get()
 
 
 @cache

@@ -5,11 +5,13 @@ from __future__ import annotations
 import os
 from collections.abc import Hashable, Iterator
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import ClassVar, Literal, Unpack
 
 import numpy as np
 
-from fedkin._base import Array, Index, check_whole, listed
+from fedkin._base import Array, Index, check_whole, listed, report_progress
+from fedkin.cluster import running_engine
 from fedkin.core.quadratics import Quadratics
 from fedkin.core.sitedata import RowData, SiteData
 from fedkin.core.summaries import Summaries
@@ -17,6 +19,7 @@ from fedkin.core.summarising import RunningSums
 from fedkin.data import (
     Column,
     Federation,
+    FileTable,
     InferredTable,
     Label,
     RawColumns,
@@ -64,7 +67,7 @@ class FileRows(SiteData):
     roles: Roles
     column_sums: Array = field(repr=False)  # (V, q), over the rows of each site
     column_squares: Array = field(repr=False)  # (V, q)
-    _table: Table = field(repr=False)
+    _table: FileTable = field(repr=False)
 
     @property
     def classes(self) -> tuple[Label, ...] | None:
@@ -99,25 +102,45 @@ class FileRows(SiteData):
 
     def expand(self, theta: Array, folds: int = 1, seed: int = 0) -> Quadratics:
         """Sums around ``theta (V, p)``, in one pass; a site's rows go to folds in turn, in the order of the files."""
-        sums = Quadratics.zeros(theta, 1 if folds == 1 else folds + 1)
-        came = np.zeros(len(self.sites), dtype=np.int64)
-        with np.errstate(over="ignore", invalid="ignore"):
-            for part in self.batches():
-                place, batch = np.array([self.index[site] for site in part.sites], dtype=np.int64), part.rows
-                if folds == 1:
-                    sums.add(place, part.expand(theta[place]))
-                    continue
-                turn = np.arange(len(batch.X)) - np.repeat(batch.starts[:-1] - came[place], batch.n_samples)
-                came[place] += batch.n_samples
-                sums.add(place, part.expand_folds(theta[place], turn % folds, folds))
+        sums, came = Quadratics.zeros(theta, 1 if folds == 1 else folds + 1), np.zeros(len(self.sites), dtype=np.int64)
+        engine, pieces = running_engine(), self._table.pieces()
+        if engine is None or len(pieces) == 1:
+            self._add(sums, came, folds)
+        else:
+            found = engine.map(partial(_sums_of_piece, self, theta, folds), pieces)
+            for done, (sites, more, rows) in enumerate(found, 1):
+                sums.add(sites, more.turned(came[sites] % folds) if folds > 1 else more)
+                came[sites] += rows
+                report_progress("reading files", done, len(pieces))
         if folds > 1:
             sums.single_rows_train(came == 1)
         return sums
+
+    def _add(self, sums: Quadratics, came: Index, folds: int) -> None:
+        """Add all rows to sums by site, and to the number of rows that ``came (V,)``, in place."""
+        with np.errstate(over="ignore", invalid="ignore"):
+            for part in self.batches():
+                place, batch = np.array([self.index[site] for site in part.sites], dtype=np.int64), part.rows
+                at, n = sums.at[place], batch.n_samples
+                if folds == 1:
+                    sums.add(place, part.expand(at))
+                else:
+                    turn = np.arange(len(batch.X)) - np.repeat(batch.starts[:-1] - came[place], n)
+                    sums.add(place, part.expand_folds(at, turn % folds, folds))
+                came[place] += n
 
     def summaries(self, at: Array, folds: int = 5, seed: int = 0) -> Summaries:
         """What sites would say about their rows at ``at (V, p)``, in one pass."""
         sums, names = self.expand(at, folds), self.feature_names
         return Summaries(self.sites, self.loss, names, seed, sums, self.column_sums, self.column_squares)
+
+
+def _sums_of_piece(rows: FileRows, theta: Array, folds: int, table: FileTable) -> tuple[Index, Quadratics, Index]:
+    """Return the sites of a piece of the table, their sums, and their numbers of rows."""
+    sums, came = Quadratics.zeros(theta, 1 if folds == 1 else folds + 1), np.zeros(len(theta), dtype=np.int64)
+    replace(rows, _table=table)._add(sums, came, folds)
+    sites = np.flatnonzero(came)
+    return sites, sums.take(sites), came[sites]
 
 
 def table_size(path: str | os.PathLike[str]) -> tuple[int, int]:

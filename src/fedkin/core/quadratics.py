@@ -505,6 +505,12 @@ class Quadratics:
             each = getattr(self, name)
             each[single, -1], each[single, :-1] = each[single].sum(axis=1), 0.0
 
+    def turned(self, by: Index) -> Quadratics:
+        """The sums with fold ``k`` of each site as fold ``k + by (V,)``, modulo their number."""
+        k = (np.arange(self.folds) - by[:, None]) % self.folds
+        order = np.concatenate([k, np.full((len(k), 1), self.folds)], axis=1)
+        return replace(self, **{name: getattr(self, name)[np.arange(len(k))[:, None], order] for name in _SUMS})
+
     def pooled(self) -> Quadratics:
         """Sums over all sites, as one; every ``at`` is 0."""
         return Quadratics(self.at[:1], *(getattr(self, name).sum(axis=0, keepdims=True) for name in _SUMS))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from scipy.special import ndtri
 
-from fedkin._base import Array, Index, check_positive, check_whole
+from fedkin._base import Array, Index, check_positive, check_whole, count
 from fedkin.core.local import local_fit
 from fedkin.core.quadratics import Quadratics
 from fedkin.core.sitedata import RowData, assign_folds, site_data
@@ -163,14 +163,7 @@ class RunningSums:
             return
         self.weighted |= weight is not None
         Z = np.column_stack([np.ones(len(y)), X, y])
-        for one in dict.fromkeys(ids):
-            self.number.setdefault(one, len(self.number))
-        code = np.fromiter(map(self.number.__getitem__, ids), np.int64, len(ids))
-        have = len(self._rows)
-        if len(self.number) > have:
-            more = max(len(self.number), 2 * have) - have
-            self._gram = np.concatenate([self._gram, np.zeros((more, *self._gram.shape[1:]))])
-            self._rows = np.concatenate([self._rows, np.zeros(more, dtype=np.int64)])
+        code = self._codes(ids)
         came = np.bincount(code, minlength=self._rows.size)
         by_site = np.argsort(code, kind="stable")
         turn = np.empty_like(code)  # how many rows of the site came before
@@ -180,6 +173,17 @@ class RunningSums:
         order = np.argsort(part, kind="stable")
         Z = Z[order]
         self._add_parts(part[order], Z, Z if weight is None else Z * weight[order, None])
+
+    def _codes(self, ids: Sequence[Hashable]) -> Index:
+        """Return the numbers of sites, with room for those that are new."""
+        for one in dict.fromkeys(ids):
+            self.number.setdefault(one, len(self.number))
+        have = len(self._rows)
+        if len(self.number) > have:
+            more = max(len(self.number), 2 * have) - have
+            self._gram = np.concatenate([self._gram, np.zeros((more, *self._gram.shape[1:]))])
+            self._rows = np.concatenate([self._rows, np.zeros(more, dtype=np.int64)])
+        return np.fromiter(map(self.number.__getitem__, ids), np.int64, len(ids))
 
     def summaries(
         self, names: Sequence[str], keep: Index | None = None, *, intercept: bool = True, seed: int = 0
@@ -199,6 +203,18 @@ class RunningSums:
         columns, sizes = (INTERCEPT, *names) if intercept else tuple(names), (total[:, 0, used], total[:, used, used])
         return Summaries(tuple(self.number), LinearLoss(), columns, seed, folded, *sizes)
 
+    def merge(self, ids: Sequence[Hashable], rows: Index, sums: Array) -> None:
+        """Add sums ``(n, folds, q + 2, q + 2)`` over ``rows (n,)`` rows of the sites ``ids``, each named once."""
+        code = self._codes(ids)
+        k = (np.arange(self.folds) - self._rows[code, None]) % self.folds  # a site's next row goes to the next fold
+        self._gram[code] += sums[np.arange(len(code))[:, None], k]
+        self._rows[code] += rows
+
+    def parts(self) -> tuple[tuple[Hashable, ...], Index, Array]:
+        """Return what `merge` takes."""
+        v = len(self.number)
+        return self.sites, self._rows[:v], self._gram[:v]
+
     def _add_parts(self, part: Index, Z: Array, weighted: Array) -> None:
         flat = self._gram.reshape(-1, self.width, self.width)
         starts = np.flatnonzero(np.diff(part, prepend=-1))
@@ -210,6 +226,103 @@ class RunningSums:
         for a in range(0, part.size, step):  # many parts with few rows
             some = slice(a, a + step)
             np.add.at(flat, part[some], weighted[some, :, None] * Z[some, None, :])
+
+
+def partial_sums(
+    batch: Any,
+    *,
+    site: str,
+    target: str,
+    features: Sequence[str],
+    weight: str | None = None,
+    folds: int = 5,
+) -> Any:
+    """Sum up some rows for least squares, wherever they are: a task of any engine. `merge_sums` adds the results.
+
+    Parameters
+    ----------
+    batch : table
+        A pyarrow table or record batch, a pandas or polars table, or a mapping {column: array}.
+    site, target, weight : str
+        Columns of sites, of targets, and of weights of rows.
+    features : sequence of str
+        Columns of numbers.
+    folds : int
+        A site's rows go to so many folds in turn.
+
+    Returns
+    -------
+    pyarrow.Table
+        A line for each site of the batch: ``site``, ``rows``, and ``sums``, a list of ``folds (q + 2)^2`` numbers.
+
+    Examples
+    --------
+    >>> import pyarrow
+    >>> import fedkin
+    >>> table = pyarrow.table({"clinic": ["a", "b", "a"], "age": [1.0, 2.0, 3.0], "days": [2.0, 4.0, 5.0]})
+    >>> columns = {"site": "clinic", "target": "days", "features": ["age"]}
+    >>> parts = [fedkin.partial_sums(batch, **columns) for batch in table.to_batches(max_chunksize=2)]
+    >>> summaries = fedkin.merge_sums(parts, features=["age"])
+    >>> summaries.sites, summaries.n_samples.tolist()
+    (('a', 'b'), [2, 1])
+    """
+    try:
+        import pyarrow
+    except ImportError:
+        raise missing_dependency("pyarrow", "sums of batches", extra="parquet") from None
+    named = [*features, target, *([] if weight is None else [weight])]
+    numbers = {name: np.asarray(batch[name], dtype=np.float64) for name in named}
+    for name, values in numbers.items():
+        if not np.isfinite(values).all():
+            raise DataError(f"column {name!r} has missing or infinite cells: drop these rows, or fill them in")
+    ids = batch[site].to_pylist() if hasattr(batch[site], "to_pylist") else np.asarray(batch[site]).tolist()
+    sums = RunningSums(len(features), folds)
+    X = np.column_stack([np.empty((len(ids), 0)), *(numbers[name] for name in features)])
+    sums.add(ids, X, numbers[target], None if weight is None else numbers[weight])
+    sites, rows, gram = sums.parts()
+    flat = pyarrow.FixedSizeListArray.from_arrays(pyarrow.array(gram.ravel()), folds * sums.width**2)
+    lists = flat.cast(pyarrow.list_(pyarrow.float64()))
+    return pyarrow.table({"site": pyarrow.array(sites), "rows": rows, "sums": lists})
+
+
+def merge_sums(
+    parts: Iterable[Any], *, features: Sequence[str], fit_intercept: bool = True, folds: int = 5, weighted: bool = False
+) -> Summaries:
+    """Add the results of `partial_sums`; the summaries take the place of rows in `fit`, `find_kin` and `Problem`.
+
+    Parameters
+    ----------
+    parts : iterable of tables
+        What `partial_sums` returned, in any order, also several of them in one table.
+    features, folds
+        As for `partial_sums`.
+    fit_intercept : bool
+        Whether to put a column of ones first.
+    weighted : bool
+        Whether rows had weights.
+
+    Returns
+    -------
+    Summaries
+    """
+    total = RunningSums(len(features), folds)
+    total.weighted = weighted
+    for part in parts:
+        for batch in part.to_batches():
+            sites, rows = batch["site"].to_pylist(), np.asarray(batch["rows"])
+            flat = np.asarray(batch["sums"].flatten())
+            if flat.size != len(sites) * folds * total.width**2:
+                what = f"{count(len(features), 'feature')} in {count(folds, 'fold')}"
+                raise DataError(
+                    f"the sums are not those of {what}: name the same features and folds as in partial_sums"
+                )
+            gram = flat.reshape(-1, folds, total.width, total.width)
+            step = len(sites) if len(set(sites)) == len(sites) else 1  # a table may have several lines of a site
+            for k in range(0, len(sites), step):
+                total.merge(sites[k : k + step], rows[k : k + step], gram[k : k + step])
+    if not total.number:
+        raise DataError("there are no sums to add")
+    return total.summaries(tuple(features), intercept=fit_intercept)
 
 
 # --- with noise ------------------------------------------------------------------------------------------------

@@ -30,13 +30,14 @@ from fedkin.data.columns import (
     write_csv,
 )
 from fedkin.data.federation import INTERCEPT, Federation
-from fedkin.data.files import ParquetTable, head_of, open_files, write_batches
+from fedkin.data.files import FileTable, ParquetTable, head_of, open_files, write_batches
 from fedkin.data.infer import InferredTable, SchemaScan, complete_batches
 from fedkin.data.rows import HasSites, Rows, block_folds, deal_folds, refuse_dates, site_id, site_ids
 from fedkin.data.schema import Column, Roles, Schema, Table, TableInMemory, TableOptions
 
 __all__ = [
-    "CSV_SUFFIXES", "INTERCEPT", "PARQUET_SUFFIXES", "Column", "DecimalMark", "Federation", "Finding", "HasSites",
+    "CSV_SUFFIXES", "INTERCEPT", "PARQUET_SUFFIXES", "Column", "DecimalMark", "Federation", "FileTable", "Finding",
+    "HasSites",
     "InferredTable", "Label", "ParquetTable", "RawColumns", "Roles", "RowPlaces", "Rows", "Schema", "SchemaScan",
     "Table", "TableInMemory", "TableOptions", "block_folds", "columns_of", "complete_batches", "deal_folds", "files_of",
     "head_of", "infer_column", "infer_kind", "is_missing", "is_missing_text", "level_text", "near_name", "number_of",

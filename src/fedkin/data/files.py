@@ -113,6 +113,11 @@ class ParquetTable:
                 done += batch.num_rows
                 report_progress("reading rows", done, total)
 
+    def pieces(self) -> list[ParquetTable]:
+        """Return a table for each file."""
+        folders = [{name: values[k : k + 1] for name, values in self.folders.items()} for k in range(len(self.files))]
+        return [ParquetTable((file,), folder) for file, folder in zip(self.files, folders, strict=True)]
+
     @property
     def n_rows(self) -> int:
         """Number of rows, from the footers of the files."""
@@ -141,6 +146,10 @@ class CsvTable:
         head, header, _ = csv_head(file)
         lines, size = max(head.count("\n"), 1), file.stat().st_size * (_COMPRESSION if file.suffix == ".gz" else 1)
         return cls(file, [name.strip() for name in header], int(size * lines / max(len(head), 1)))
+
+    def pieces(self) -> list[CsvTable]:
+        """Return the table as it is: one file is read from its first line on."""
+        return [self]
 
     def _kinds(self) -> dict[str, str]:
         """Return the kind of numpy type of each column, by the first lines."""
@@ -183,6 +192,10 @@ class CsvTable:
     def places(self) -> RowPlaces:
         """Return what names the rows."""
         return RowPlaces((self.file,), [sys.maxsize])
+
+
+#: A table that stays in its files.
+FileTable = ParquetTable | CsvTable
 
 
 def _column_of_words(cells: Any, truth: bool) -> AnyArray:

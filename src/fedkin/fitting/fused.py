@@ -12,6 +12,7 @@ import numpy as np
 
 from fedkin._base import Array, Index, Mask, Say
 from fedkin.admm import Availability, fed_admm
+from fedkin.cluster import running_engine
 from fedkin.core import (
     RANK_TOLERANCE,
     Columns,
@@ -164,14 +165,14 @@ def _solution(problem: Problem, options: FitOptions) -> Solution:
     if options.debias != "none":
         return solve_debiased(problem, options.debias, tol=options.tol)[-1]
     if options.solver == "exact":
-        return solve(problem, options.tol, max_iter=options.max_iter)
+        return solve(problem, options.tol, max_iter=options.max_iter, on=running_engine() or "local")
     how: dict[str, Any] = {"fuse": True, "seed": options.seed, **(options.fedadmm or {})}
     tol = options.tol if how.pop("stop", "gap") == "gap" else None
     present, weighting = how.pop("availability", None), how.pop("weighting", "known")
     if present is not None:
         make = Availability.recorded if isinstance(present, str | os.PathLike) else Availability.bernoulli
         how["availability"] = make(present, weighting=weighting)
-    return fed_admm(problem, options.rounds, options.batch_size, tol=tol, **how)
+    return fed_admm(problem, options.rounds, options.batch_size, tol=tol, on=running_engine() or "local", **how)
 
 
 def _choice_record(level: _Level, scores: LamChoice, options: FitOptions) -> dict[str, Any]:
