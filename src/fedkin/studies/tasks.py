@@ -42,7 +42,7 @@ from fedkin.core import (
     oracle_fit,
     select_edges,
 )
-from fedkin.core.theory import kappa
+from fedkin.core.theory import Sizes, kappa, theorem2_rate
 from fedkin.data import Federation
 from fedkin.datasets import Design, paper_design
 from fedkin.errors import ParameterError, SolverError
@@ -358,12 +358,11 @@ SPARSE = ("local-lasso", "fused", "sparse-fused", "sparse-sites", "sparse-oracle
 
 def estimation(replication: Replication) -> Iterator[dict[str, Any]]:
     """Yield a row per estimator: error ``||Theta - Theta*||_F^2 / |V|``, lam, edges and parts of its graph, seconds."""
-    rate = theorem_rate(make_design(replication))
     for design, estimate, row in _estimated(replication, USUAL):
-        graph = estimate.graph
+        graph, sizes = estimate.graph, Sizes.of(design.federation, design.graph, design.theta_star)
         yield {
             **row,
-            "rate": rate,
+            "rate": theorem2_rate(sizes),
             "edges": None if graph is None else graph.n_edges,
             "edges_across": None if graph is None else int(_across(design, graph).sum()),
             "components": None if graph is None else graph.n_components,
@@ -397,13 +396,6 @@ def support(theta: Array, truth: Array) -> dict[str, float]:
         "false": float((found & ~true).sum() / max(found.sum(), 1)),
         "exact_sites": float((found == true).all(axis=1).mean()),
     }
-
-
-def theorem_rate(design: Design) -> float:
-    """Return ``p (K(E) + |E minus E0|) / (n |V|)`` of Theorem 2; K(E) is the number of connected parts of the graph."""
-    graph, (n_sites, p) = design.graph, design.theta_star.shape
-    wrong, n = int(_across(design, graph).sum()), int(design.federation.n_samples.min())
-    return float(p * (graph.n_components + wrong) / (n * n_sites))
 
 
 def edge_selection(replication: Replication) -> Iterator[dict[str, Any]]:
