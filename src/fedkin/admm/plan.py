@@ -10,14 +10,13 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 import numpy as np
-from numpy.typing import NDArray
 
 from fedkin._base import Array, Index, check_choice, check_positive, check_whole, count
 from fedkin.admm.availability import Availability, check_seed, site_keys
 from fedkin.admm.gradients import GRADIENT_KINDS, GradientKind, SiteRows
 from fedkin.core import Penalty, Problem, QuadraticTerms, SiteTerms, Solution, damped_newton
 from fedkin.errors import ParameterError, argument
-from fedkin.losses import Loss, by_loss
+from fedkin.losses import by_loss
 
 BatchSize = int | Sequence[int] | None
 Average = Literal["tail", "paper", "last"]
@@ -331,21 +330,15 @@ def _rough_fit(terms: SiteTerms) -> Array:
 
 def _row_curvature(rows: SiteRows, theta: Array) -> tuple[Array, Array]:
     """Return typical and largest curvature of one row on each site, infinite where the loss has no rows of its own."""
-    typical, worst = np.empty(rows.starts.size), np.empty(rows.starts.size)
+    typical, worst = (np.full(rows.starts.size, np.inf) for _ in range(2))
     for members, loss in by_loss(rows.losses):
-        typical[members], worst[members] = _row_curvature_of(loss, rows, members, theta)
-    return typical, worst
-
-
-def _row_curvature_of(loss: Loss, rows: SiteRows, members: NDArray[np.int64], theta: Array) -> tuple[Array, Array]:
-    ridge, counts = rows.ridge.max(), rows.counts[members]
-    first = np.concatenate([[0], np.cumsum(counts)[:-1]])
-    numbers = np.repeat(rows.starts[members] - first, counts) + np.arange(counts.sum())
-    each = loss.row_curvatures(theta[np.repeat(members, counts)], *rows.data.take(numbers).arrays)
-    if each is None:
-        unknown = np.full(members.size, np.inf)
-        return unknown, unknown
-    total = np.maximum(np.add.reduceat(each, first), np.finfo(float).tiny)
-    # the trace of E(curvature^2 x x' / ...) over that of the Hessian: heavy rows count as much as they can hurt
-    typical = np.add.reduceat(each * each, first) / total
-    return typical + ridge, np.maximum.reduceat(each, first) + ridge
+        counts = rows.counts[members]
+        first = np.concatenate([[0], np.cumsum(counts)[:-1]])
+        numbers = np.repeat(rows.starts[members] - first, counts) + np.arange(counts.sum())
+        each = loss.row_curvatures(theta[np.repeat(members, counts)], *rows.data.take(numbers).arrays)
+        if each is not None:
+            total = np.maximum(np.add.reduceat(each, first), np.finfo(float).tiny)
+            # the trace of E(curvature^2 x x' / ...) over that of the Hessian: heavy rows count as much as they can hurt
+            typical[members] = np.add.reduceat(each * each, first) / total
+            worst[members] = np.maximum.reduceat(each, first)
+    return typical + rows.ridge.max(), worst + rows.ridge.max()
