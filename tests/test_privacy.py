@@ -220,6 +220,19 @@ def test_noise_has_the_size_that_the_summary_states() -> None:
 
 
 @pytest.mark.exhaustive
+def test_private_sums_lie_on_a_grid_that_depends_on_no_row() -> None:
+    """The last bits of a sum of floats tell which sums were possible before noise (Mironov, 2012)."""
+    budget, grids = Budget(1.0, 1e-5), []
+    for seed in range(2):
+        said = noisy(rows_of(seed=seed), budget, seed)
+        assert said.privacy is not None
+        grid = 2.0 ** (np.floor(np.log2(said.privacy.noise)) - 20)
+        for sums in (said.hessian, said.gradient, 2 * said.value):
+            np.testing.assert_array_equal(sums / grid, np.round(sums / grid))
+        grids.append(grid)
+    assert grids[0] == grids[1]
+
+
 def test_estimates_are_as_uncertain_as_they_say() -> None:
     scores = []
     for seed in range(120):

@@ -23,6 +23,7 @@ from fedkin.losses import LinearLoss, Loss, by_loss
 
 #: Numbers that the outer products of a chunk of rows may take.
 _CHUNK = 2**21
+_GRID_BITS = 20  # by which the grid of private sums is finer than their noise
 
 
 def summarise(
@@ -383,14 +384,14 @@ def private_summary(
     fold_of = assign_folds(federation, folds, seed) if by_fold else np.full(len(Z), -1)
     normals = secure_normals if rng is None else rng.standard_normal
     count, sums = np.zeros(folds + 1, dtype=np.int64), np.zeros((folds + 1, Z.shape[1], Z.shape[1]))
-    upper = np.triu_indices(Z.shape[1])
+    upper, grid = np.triu_indices(Z.shape[1]), 2.0 ** (np.floor(np.log2(noise)) - _GRID_BITS)
     for fold in np.unique(fold_of):
         own, drawn = Z[fold_of == fold], np.zeros_like(sums[0])
         drawn[upper] = noise * normals(upper[0].size)
-        drawn = drawn + np.triu(drawn, 1).T
+        # on a grid: the last bits of a float would tell what the noise was added to
+        count[fold], sums[fold] = len(own), np.round((own.T @ own + drawn + np.triu(drawn, 1).T) / grid) * grid
         if constant is not None:
-            drawn[constant, constant] = 0.0
-        count[fold], sums[fold] = len(own), own.T @ own + drawn
+            sums[fold, constant, constant] = len(own)
     sums = 0.5 * (sums + np.swapaxes(sums, 1, 2)) * np.outer(limits, limits)
     # everything else follows from sums of products
     names, last, second = federation.feature_names, sums[:, :-1, -1], sums[:, :-1, :-1]

@@ -135,6 +135,8 @@ class Program:
 
     def gone(self) -> frozenset[int]:
         """Return the numbers of partners that are out, for good."""
+        if not self.out:  # as in nearly every round
+            return frozenset()
         return frozenset(v for v in self.plan.partners() if self.plan.name(v) in self.out)
 
     @contextmanager
