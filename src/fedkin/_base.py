@@ -94,12 +94,12 @@ def count(number: int, word: str) -> str:
     return f"{number:,} {word}" if number == 1 else f"{number:,} {word}s"
 
 
-def decimals_for(errors: Iterable[float], digits: int = 2) -> int:
-    """Return how many decimals a column of estimates needs: the smallest standard error shows ``digits`` digits."""
+def decimals_for(errors: Iterable[float]) -> int:
+    """Return how many decimals a column of estimates needs: the smallest standard error shows two digits."""
     usable = [error for error in errors if 0 < error < math.inf]
     if not usable:
         return 3
-    return min(max(digits - 1 - math.floor(math.log10(min(usable))), 0), _MOST_DECIMALS)
+    return min(max(1 - math.floor(math.log10(min(usable))), 0), _MOST_DECIMALS)
 
 
 def fixed(value: float | None, decimals: int = 3, *, sign: bool = False) -> str:
@@ -111,12 +111,9 @@ def fixed(value: float | None, decimals: int = 3, *, sign: bool = False) -> str:
     return f"{round(value, decimals) + 0.0:{'+' if sign else ''},.{decimals}f}"
 
 
-def probability(value: float, decimals: int = 2) -> str:
+def probability(value: float) -> str:
     """Format a probability; one that rounds to 0 or 1 is given as a bound: ``>0.99``."""
-    least = 10.0**-decimals
-    if value < least:
-        return f"<{least:.{decimals}f}"
-    return f">{1 - least:.{decimals}f}" if value > 1 - least else fixed(value, decimals)
+    return "<0.01" if value < 0.01 else ">0.99" if value > 1 - 0.01 else fixed(value, 2)
 
 
 def percent(share: float, decimals: int = 0, *, sign: bool = False) -> str:

@@ -402,11 +402,10 @@ class LogLinkLoss(ScalarLoss):
         return np.maximum(secant, curvature)[..., None]
 
 
-def by_loss(losses: Sequence[Loss], members: Index | None = None) -> list[tuple[Index, Loss]]:
-    """Group sites (all, or those numbered ``members``) by loss; equal losses count as one."""
+def by_loss(losses: Sequence[Loss]) -> list[tuple[Index, Loss]]:
+    """Group sites by loss; equal losses count as one."""
     groups: dict[object, list[int]] = {}
-    for u in range(len(losses)) if members is None else members.tolist():
-        loss = losses[u]
+    for u, loss in enumerate(losses):
         groups.setdefault(loss if isinstance(loss, Hashable) else id(loss), []).append(u)
     return [(np.asarray(group, dtype=np.int64), losses[group[0]]) for group in groups.values()]
 
