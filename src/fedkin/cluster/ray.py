@@ -21,7 +21,7 @@ except ImportError:
 S = TypeVar("S")
 T = TypeVar("T")
 #: Tasks that wait for each worker; seconds that actors may take to start before the cores are counted again.
-QUEUED, START = 2, 60.0
+QUEUED, START = 2, 120.0
 
 
 class RayEngine(Engine):
