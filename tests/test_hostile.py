@@ -22,14 +22,14 @@ from memory_network import MemoryNetwork
 
 pytestmark = [pytest.mark.exhaustive, pytest.mark.clocks]
 
-LOGISTIC = '''
+LOGISTIC = """
 name = "heart"
 method = "fused"
 loss = "logistic"
 features.age = {}
 target = {name = "died", levels = ["no", "yes"]}
 rounds.lam = 0.5
-'''
+"""
 QUICK = Patience(first_pull=0.02, last_pull=0.2, complain=0.3, give_up=20.0, linger=5.0)
 HASTY = Patience(first_pull=0.02, last_pull=0.2, complain=0.2, give_up=1.0, linger=0.0)
 

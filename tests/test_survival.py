@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +14,13 @@ from sklearn.base import clone
 from sklearn.model_selection import KFold, cross_val_score
 
 import fedkin
-from fedkin import Federation, KinRegressor, KinSurvival
+import heart
+from fedkin import Federation, Graph, KinRegressor, KinSurvival, Problem, Summaries, solve
+from fedkin.cli import main
+from fedkin.core import site_answer
 from fedkin.errors import DataError, ParameterError
-from fedkin.fitting import FitOptions, compare, fit
+from fedkin.federate import Contract, ContractError, Site, sharing
+from fedkin.fitting import FitOptions, Queries, compare, fit
 from fedkin.fitting.survival import integrated_brier, site_concordances
 from fedkin.losses import CoxLoss
 
@@ -308,3 +313,116 @@ def test_other_targets_are_refused(y: np.ndarray, match: str) -> None:
         KinSurvival().fit(np.zeros((len(y), 1)), y, site=["a"] * len(y))
     with pytest.raises(ParameterError, match="KinSurvival"):
         KinRegressor(loss="cox").fit(np.zeros((2, 1)), [1.0, 2.0], site=["a", "b"])
+
+
+# --- federations ------------------------------------------------------------------------------------------------------
+
+CONTRACT = """
+name = "trial"
+loss = "cox"
+intercept = false
+[features]
+x0 = {low = -5, high = 5}
+x1 = {low = -5, high = 5}
+[target]
+name = "months"
+event = "died"
+low = 0
+high = 500
+"""
+
+
+def test_contracts_have_events() -> None:
+    contract = Contract.from_toml(CONTRACT)
+    assert Contract.from_bytes(contract.to_bytes()) == contract
+    columns = table()
+    _, y, _ = trial(4, 60)
+    np.testing.assert_array_equal(contract.prepare(columns).y, y)
+    assert not [one for one in contract.check(columns) if one.refuses]
+    with pytest.raises(ContractError, match="set intercept = false"):
+        Contract.from_toml(CONTRACT.replace("intercept = false\n", ""))
+    with pytest.raises(ContractError, match="needs a column of events"):
+        Contract.from_toml(CONTRACT.replace('event = "died"\n', ""))
+    with pytest.raises(ContractError, match="is for cox"):
+        Contract.from_toml(CONTRACT.replace('"cox"', '"linear"'))
+    with pytest.raises(ContractError, match="take all rows"):
+        Contract.from_toml(CONTRACT + "[rounds]\nbatch_size = 30\n")
+
+
+def test_rows_summaries_and_rounds_have_the_same_coefficients() -> None:
+    X, y, site = trial(3, 100)
+    fed, graph = federation(X, y, site), Graph.from_indices(range(3), [[1, 0], [2, 1], [2, 0]])
+    one = phreg(X, y, site)
+    for lam, close in ((1.0, True), (0.004, False)):
+        exact = solve(Problem(fed, graph, LOSS, "l2", lam), 1e-13).theta
+        options = FitOptions("cox", "fused", lam=lam, select="none", penalty="l2", standardize=False, tol=1e-13)
+        rows = fit(fed, graph, options).coef[:, 0]
+
+        def answer(asked: Queries) -> Summaries:
+            said = [site_answer(asked[u], fed[u], LOSS, feature_names=fed.feature_names) for u in (0, 1, 2)]
+            return Summaries.stack(said)
+
+        told = fedkin.summarise(fed, LOSS)
+        assert not told.sums.count[:, :-1].any()  # parts of risk sets would tell less
+        # the certificate of a loss without a modulus is linear in what is left, so this is less than 1e-7 of theta
+        summaries = fit(told, graph, replace(options, tol=1e-6), answer=answer).coef[:, 0]
+        rounds = fedkin.fed_admm(Problem(fed, graph, LOSS, "l2", lam), rounds=4000).theta
+        for found in (rows, summaries):
+            np.testing.assert_allclose(found, exact, atol=1e-6)
+        np.testing.assert_allclose(rounds, exact, atol=1e-6)
+        assert np.allclose(exact, one, atol=1e-6) == close  # all alike: the stratified model
+
+
+def test_one_message_and_a_query_give_the_fit_of_rows() -> None:
+    X, y, site = trial(6, 100, spread=0.3)
+    fed = federation(X, y, site)
+
+    def answer(asked: Queries) -> Summaries:
+        said = [site_answer(asked[u], fed[u], LOSS, feature_names=fed.feature_names) for u in range(6)]
+        return Summaries.stack(said)
+
+    rows, found = fit(fed, None, FitOptions("cox")), fit(fedkin.summarise(fed, LOSS), None, answer=answer)
+    assert rows.kin is not None and found.kin is not None
+    error = np.sqrt(np.einsum("vpp->vp", rows.kin.covariance))
+    assert (np.abs(rows.coef - found.coef)[:, 0] < 0.02 * error).all()
+    assert found.baseline is None
+    with pytest.raises(ParameterError, match="with_baseline"):
+        found.predict_survival(X[:1], 0, [1.0])
+    alone = found.part([2]).with_baseline(fed.subset([2]))
+    expected = rows.predict_survival(X[site == 2], 2, [0.5, 1.0])
+    np.testing.assert_allclose(alone.predict_survival(X[site == 2], 2, [0.5, 1.0]), expected, atol=0.01)
+
+
+def test_between_hospitals_one_summary_then_one_answer(tmp_path: Path) -> None:
+    names = ("north", "south", "east")
+    made = heart.organiser(tmp_path, CONTRACT, names)
+    places = {}
+    for u, name in enumerate(names):
+        columns = table(1, 100, seed=u)
+        path = tmp_path / f"{name}.csv"
+        rows = zip(*(columns[one] for one in ("x0", "x1", "months", "died")), strict=True)
+        path.write_text("x0,x1,months,died\n" + "\n".join(",".join(map(repr, map(float, row))) for row in rows) + "\n")
+        joined, _ = Site.join(heart.invite_of(made, name), path, tmp_path / name)
+        joined.accept(made.admit(joined.request).path)
+        places[name] = joined.directory
+        shared = sharing.share(joined.directory)
+        assert shared.path is not None and not shared.summary.count[:-1].any()
+        (made.directory / "summaries" / shared.path.name).write_bytes(shared.path.read_bytes())
+    runner = ["fit", str(made.directory), "--out", str(tmp_path / "model")]
+    assert main(runner) == 0 and not (tmp_path / "model").exists()
+    for name in names:
+        said = sharing.answer(places[name], made.directory / "asks" / f"{name}@2.ask")
+        assert said.path is not None
+        (made.directory / "summaries" / said.path.name).write_bytes(said.path.read_bytes())
+    assert main(runner) == 0
+    model = fedkin.load(tmp_path / "model")
+    assert model.baseline is None and model.sites == names
+    whole = {"hospital": [n for n in names for _ in range(100)]}
+    each = [table(1, 100, seed=u) for u in range(3)]
+    whole |= {one: np.concatenate([part[one] for part in each]) for one in ("x0", "x1", "months", "died")}
+    contract = Contract.from_toml(CONTRACT)
+    fed = Federation.from_schema(whole, contract.schema, site="hospital")
+    rows = fit(fed, None, FitOptions("cox"), schema=contract.schema)
+    assert rows.kin is not None
+    error = np.sqrt(np.einsum("vpp->vp", rows.kin.covariance))
+    assert (np.abs(model.coef - rows.coef)[:, 0] < 0.05 * error).all()

@@ -42,7 +42,16 @@ from fedkin.cli.console import (
     switch,
 )
 from fedkin.cli.reading import batches_by_schema, check_new_file, no_sites, read_table
-from fedkin.data import DecimalMark, RawColumns, near_name, raise_findings, read_columns, site_ids, write_batches
+from fedkin.data import (
+    DecimalMark,
+    Federation,
+    RawColumns,
+    near_name,
+    raise_findings,
+    read_columns,
+    site_ids,
+    write_batches,
+)
 from fedkin.errors import DataError, ParameterError, TableWarning, UnknownSiteError
 from fedkin.fitting import FittedModel, load, position_of
 from fedkin.fitting.progress import progress
@@ -76,7 +85,10 @@ def predict(
     new_site: Annotated[
         bool, switch("--new-site", "Predict sites that were not part of the fit, too (method kin).")
     ] = False,
-    rows: Annotated[Path | None, option("FILE", "Labelled rows of new sites, from which they get models.")] = None,
+    rows: Annotated[
+        Path | None,
+        option("FILE", "Labelled rows: new sites get models from them, known sites the baselines that a model lacks."),
+    ] = None,
     level: Level = None,
     interval: Annotated[
         Interval | None, typer.Option(help="Add intervals of the mean response (default), or of a new observation.")
@@ -98,15 +110,13 @@ def predict(
         check_level(level)
     if out is not None:
         check_new_file(out, "predictions.csv", data, rows, model)
-    if rows is not None and not new_site:
+    fitted, times = load(model), _times(survival)
+    if rows is not None and not new_site and (not times or fitted.baseline is not None):
         raise ParameterError("--rows are the labelled rows of new sites: add --new-site")
-    fitted = load(model)
-    times = _times(survival)
-    if times and fitted.baseline is None:
-        why = "it is not of the cox loss, or not from rows"
-        raise ParameterError(f"{flag('survival')}: {model} has no baseline hazards ({why}): leave it out")
     column = site or fitted.options.get("site_column")
     mark: DecimalMark = decimal or fitted.options.get("decimal") or "."
+    if times and fitted.baseline is None:
+        fitted, rows = _with_baseline(fitted, model, rows, column, mark), None
     labelled = {} if rows is None else _rows_by_site(rows, column, mark)
     # a file of whole numbers reads as ints what another file had as text
     by_text = {str(known): known for known in fitted.sites}
@@ -140,6 +150,32 @@ def predict(
         print_json({**place, "columns": header, "predictions": table})
     else:
         csv.writer(sys.stdout, lineterminator="\n").writerows([header, *table])
+
+
+def _with_baseline(
+    fitted: FittedModel, model: Path, rows: Path | None, column: str | None, decimal: DecimalMark
+) -> FittedModel:
+    """Return the model of the sites of labelled rows, with baseline hazards of these rows."""
+    schema = fitted.schema
+    if schema is None or schema.event is None:
+        raise ParameterError(
+            f"{flag('survival')} is for models of times until an event, and {model} is none: leave it out"
+        )
+    if rows is None:
+        raise ParameterError(
+            f"{model} has no baseline hazards, which are not in summaries: add --rows FILE, labelled rows"
+        )
+    with in_file(rows, DataError):
+        columns = read_columns(rows, decimal)
+        if fitted.n_sites == 1 and (column is None or column not in columns):
+            column = column or "site"
+            columns = {**columns, column: np.full(len(next(iter(columns.values()), ())), fitted.sites[0], dtype=object)}
+        if column is None:
+            raise no_sites(rows, list(columns))
+        found = Federation.from_schema(columns, schema, site=column)
+    by_text = {str(known): known for known in fitted.sites}
+    sites = [by_text.get(str(one), one) for one in found.sites]
+    return fitted.with_baseline(Federation(dict(zip(sites, map(found.__getitem__, found.sites), strict=True))))
 
 
 def _times(given: str | None) -> dict[str, float]:

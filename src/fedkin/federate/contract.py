@@ -29,7 +29,7 @@ from fedkin.admm import Average, GradientKind, StandIns, Wire
 from fedkin.data import INTERCEPT, Column, Finding, Rows, Schema, columns_of, level_text
 from fedkin.errors import FedkinError
 from fedkin.federate.disclosure import Thresholds, check_count, check_disclosure
-from fedkin.losses import LOSS_NAMES, LOSSES, Loss, describe_loss, described_loss, loss_for
+from fedkin.losses import LOSS_NAMES, LOSSES, Loss, describe_loss, described_loss, loss_for, loss_names
 
 FORMAT = "fedkin-contract-1"
 
@@ -247,6 +247,7 @@ class Contract(
             "features": [_given(column) for column in schema.features],
             "target": None if schema.target is None else _given(schema.target),
             "offset": schema.offset,
+            **({} if schema.event is None else {"event": schema.event}),
             **({"log_offset": True} if schema.log_offset else {}),
             "missing": schema.missing,
         }
@@ -322,6 +323,9 @@ class Contract(
             wrong.append(f'rounds.lam = "cv" is for placement "peer", not for "{rounds.placement}": set a number')
         numbers = [rounds.lam, rounds.rho, rounds.radius, self.ridge, self.sparsity, self.thresholds.rows_per_parameter]
         numbers += rounds.levels or ()
+        batches = rounds.batch_size is not None or rounds.gradient != "plain"
+        if batches and self.loss.get("name") in LOSSES and not self.loss_object().additive:
+            wrong.append(f"rounds of the {self.loss['name']} loss take all rows: leave out batch_size and gradient")
         if not all(math.isfinite(number) for number in numbers if isinstance(number, float | int)):
             wrong.append("a number is not finite")
         return wrong
@@ -337,6 +341,13 @@ class Contract(
             return [*wrong, f"the {name} loss has no intercept: set intercept = false"] if self.intercept else wrong
         if target is None:
             return [f"the {name} loss needs a [target]"]
+        if (loss.target == "survival") != (self.schema.event is not None):
+            has = f'event = "{self.schema.event}" is for {", ".join(loss_names("survival"))}'
+            return [
+                f"the {name} loss needs a column of events: event in [target]" if self.schema.event is None else has
+            ]
+        if self.intercept and not loss.takes_intercept:
+            return [f"the {name} loss has no intercept: set intercept = false"]
         if loss.target == "class":
             if target.kind != "category":
                 return [f'the {name} loss predicts classes, so target.kind must be "category", with levels']
@@ -407,13 +418,15 @@ class _Reading:
     def _schema(self, entries: Mapping[str, Any]) -> Schema | None:
         features, target = entries.get("features", {}), entries.get("target")
         offset, exposure = entries.get("offset"), entries.get("exposure")
-        before, predicted = len(self.wrong), None
+        before, predicted, event = len(self.wrong), None, None
         if not isinstance(features, dict) or ("features" in entries and not features):
             self._mistake(("features",), "features must be a table with an entry for each column")
             return None
         columns = [self._column(name, given, ("features", name)) for name, given in features.items()]
         if isinstance(target, dict) and isinstance(target.get("name"), str):
-            rest = {key: value for key, value in target.items() if key != "name"}
+            rest = {key: value for key, value in target.items() if key not in ("name", "event")}
+            if "event" in target and not isinstance(event := target["event"], str):
+                self._mistake(("target", "event"), "event must be the name of a column")
             predicted = self._column(target["name"], rest, ("target",))
         elif target is not None:
             self._mistake(("target",), 'target needs the name of a column: name = "days"')
@@ -425,7 +438,8 @@ class _Reading:
         with self._noting():
             if len(self.wrong) == before and columns:
                 missing, logs = entries.get("missing", "refuse"), exposure is not None
-                return Schema(tuple(filter(None, columns)), predicted, offset or exposure, missing, log_offset=logs)
+                how: dict[str, Any] = {"log_offset": logs, "event": event}
+                return Schema(tuple(filter(None, columns)), predicted, offset or exposure, missing, **how)
         return None
 
     def _column(self, name: str, given: Any, path: tuple[str, ...]) -> Column | None:

@@ -175,12 +175,12 @@ def _chosen_rank(contract: Contract, before: Summary | None, wanted: int | None)
 
 def _chosen_folds(site: Site, rows: Rows, before: Summary | None, wanted: int | None) -> int:
     """Return the number of folds: those that were shared before, those wanted, or as many as there may be."""
-    most = site.contract.folds
+    most = site.contract.folds if site.contract.loss_object().additive else 0
     if wanted is not None and (wanted == 1 or not 0 <= wanted <= most):
         raise ParameterError(f"--folds must be 0 or a whole number from 2 to {most}, as in the contract, got {wanted}")
     if before is None:
         if wanted is None:
-            wanted = most_folds(site.contract, rows, site.settings, site=site.invite.site.id)
+            wanted = most_folds(site.contract, rows, site.settings, site=site.invite.site.id) if most else 0
         others = {one.folds for one in site.ledger.sent(rows.digest) if one.what == "share" and one.folds}
         if wanted and (other := others - {_fold_names(site, wanted)}):
             raise DataError(

@@ -393,6 +393,11 @@ class Site:
         signer, model, sent = self.pair(), self.directory / messages.MODEL, self.directory / messages.SENT
         if not model.is_dir():
             raise DataError(f"{self.directory} has no model yet: fedkin site run makes one")
+        if (model / "baseline.json").exists():
+            raise DataError(
+                f"{model} has baseline hazards, whose steps are the times of single events: keep that model elsewhere, "
+                "and publish the one that fedkin site run made"
+            )
         if not self.settings.share_result:
             raise DataError(
                 f"the rules of {self.name} keep its parameters to itself: fedkin site settings {self.directory} "
