@@ -349,7 +349,7 @@ def _spread(organiser: Organiser) -> None:
 
 
 def _findings_by_site(contract: Contract, data: Path, site_column: str | None) -> dict[str, list[Finding]]:
-    """What does not fit, of the table as a whole ("") or of each site in it."""
+    """Return what does not fit, of the table as a whole ("") or of each site in it."""
     columns = read_columns(data)
     places = row_places(data, columns)
     if site_column is None:

@@ -152,7 +152,7 @@ def local_fit(
 
 
 def _covariances(fits: OwnFits, variance: Variance) -> tuple[Array, Array, Mask]:
-    """Covariances ``(M, p, p)``, their degrees of freedom, and where a sandwich was used."""
+    """Return covariances ``(M, p, p)``, their degrees of freedom, and where a sandwich was used."""
     n = fits.n[:, None, None]
     bread = inverse_of(fits.curvature + fits.ridge[:, :, None] * np.eye(fits.n_params))
     none = np.zeros(fits.members.size, dtype=bool)
@@ -180,7 +180,7 @@ def global_fit(
     weights: Weights = "samples",
     radius: float | None = None,
 ) -> Array:
-    """One parameter for all sites.
+    """Fit one parameter for all sites.
 
     Parameters
     ----------
@@ -221,7 +221,7 @@ def oracle_fit(
     weights: Weights = "samples",
     radius: float | None = None,
 ) -> Array:
-    """One parameter for each group of sites: what one could do knowing who is alike.
+    """Fit one parameter for each group of sites: what one could do knowing who is alike.
 
     Parameters
     ----------
@@ -267,7 +267,7 @@ def oracle_fit(
 
 
 def _pooled(data: RowData | Summaries, members: Index, weights: Weights, radius: float | None) -> tuple[Array, str]:
-    """Common minimiser ``(p,)`` of some sites, and why it is not an ordinary one ("" when it is)."""
+    """Return the common minimiser ``(p,)`` of some sites, and why it is not an ordinary one ("" when it is)."""
     group = data.take(members)
     if not group.in_memory:
         group = group.pooled()

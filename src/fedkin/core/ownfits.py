@@ -367,7 +367,7 @@ def _take_estimates(fits: OwnFits, sums: Summaries) -> None:
 
 
 def _noise_covariances(sums: Summaries, fits: OwnFits) -> Array:
-    """Covariances ``(V, p, p)`` that the sites' noise gives to their estimates, to first order.
+    """Return covariances ``(V, p, p)`` that the sites' noise gives to their estimates, to first order.
 
     With noise E in the mean of ``x x'`` and e in that of ``x y``, an estimate moves by ``A^{-1} (e - E theta)``.
     """
@@ -496,7 +496,7 @@ def _least_squares(batch: RowTerms) -> Array:
 
 
 def _start(batch: RowTerms) -> Array:
-    """A start with finite value, close enough for counts of any size."""
+    """Return a start with finite value, close enough for counts of any size."""
     zero = np.zeros((batch.n_sites, batch.n_params))
     working = batch.loss.working_response(batch.y)
     if working is None:

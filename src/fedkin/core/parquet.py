@@ -87,7 +87,7 @@ class FileRows(SiteData):
         return self.counts
 
     def take(self, order: Index) -> FileRows:
-        """Some sites, in that order."""
+        """Return some sites, in that order."""
         sites, n = tuple(self.sites[u] for u in order.tolist()), self.counts[order]
         sums, squares = self.column_sums[order], self.column_squares[order]
         return replace(self, sites=sites, counts=n, column_sums=sums, column_squares=squares)
@@ -130,7 +130,7 @@ class FileRows(SiteData):
                 came[place] += n
 
     def summaries(self, at: Array, folds: int = 5, seed: int = 0) -> Summaries:
-        """What sites would say about their rows at ``at (V, p)``, in one pass."""
+        """Return what sites would say about their rows at ``at (V, p)``, in one pass."""
         sums, names = self.expand(at, folds), self.feature_names
         return Summaries(self.sites, self.loss, names, seed, sums, self.column_sums, self.column_squares)
 
@@ -287,7 +287,7 @@ def holds_zeros_and_ones(path: str | os.PathLike[str], target: str) -> bool:
 def _first_pass(
     path: str | os.PathLike[str], roles: Roles, loss: str | Loss, folds: int
 ) -> tuple[Schema, RunningSums, InferredTable]:
-    """The schema with the means of its columns, sums of ``[1, X, y]``, and what the table turned out to be."""
+    """Return the schema with the means of its columns, sums of ``[1, X, y]``, and what the table turned out to be."""
     if roles.missing not in _RULES:
         raise ParameterError(
             f"{argument('missing', roles.missing)} needs all rows in memory; of files rows are dropped or refused"

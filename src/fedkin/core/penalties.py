@@ -153,7 +153,7 @@ PENALTY_NAMES = tuple(_NAMED)
 
 
 def make_penalty(penalty: str | Penalty) -> Penalty:
-    """The penalty of that name."""
+    """Return the penalty of that name."""
     if isinstance(penalty, Penalty):
         return penalty
     if penalty not in _NAMED:

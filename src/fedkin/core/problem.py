@@ -202,7 +202,7 @@ class FusedObjective:
         return self.sparsity
 
     def inside(self, theta: Array) -> Array:
-        """The parameters ``(V, p)`` of the ball that are nearest to ``theta``; equal rows stay equal."""
+        """Return the parameters ``(V, p)`` of the ball that are nearest to ``theta``; equal rows stay equal."""
         return theta if self.radius is None else _EUCLIDEAN.project(theta, self.radius)
 
     def site_duals(self, theta: Array, pull: Array) -> Array | None:
@@ -217,7 +217,7 @@ class FusedObjective:
         return zeta
 
     def site_slack(self, theta: Array, zeta: Array) -> float:
-        """The part of a duality gap that sparsity and ball have; ``theta`` is in the ball."""
+        """Return the part of a duality gap that sparsity and ball have; ``theta`` is in the ball."""
         if self.box is None:
             return 0.0
         slack = float((self.box * np.abs(theta) - zeta * theta).sum())
@@ -226,7 +226,7 @@ class FusedObjective:
         return slack
 
     def value(self, theta: Array) -> float:
-        """The objective at ``theta (V, p)``, which should be in the ball."""
+        """Return the objective at ``theta (V, p)``, which should be in the ball."""
         return float(self.terms.values(theta).sum()) + self.penalty_value(theta)
 
     def gap(
@@ -390,7 +390,7 @@ class Problem:
         return html_card("Problem", facts)
 
     def with_lam(self, lam: float) -> Problem:
-        """The same problem at another ``lam``; what was computed from the rows is shared."""
+        """Return the same problem at another ``lam``; what was computed from the rows is shared."""
         other = replace(self, lam=lam)
         # without a penalty more sites are alone, whose minimisers have to be exact
         other._shared["terms"] = None if self.lam > 0 and lam == 0 else self.terms

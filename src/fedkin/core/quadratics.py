@@ -213,7 +213,7 @@ class SiteTerms(ABC):
         """Shape ``(V, p, p)``."""
 
     def hessian_blocks(self, theta: Array, columns: Mask) -> Array:
-        """The rows and columns ``columns (p,)`` of the Hessians, where all of them would cost more."""
+        """Return the rows and columns ``columns (p,)`` of the Hessians, where all of them would cost more."""
         return self.hessians(theta)[:, columns][:, :, columns]
 
     def cautious_hessians(self, theta: Array) -> Array:
@@ -250,7 +250,7 @@ class SiteTerms(ABC):
 
     @abstractmethod
     def take(self, sites: Index) -> SiteTerms:
-        """The terms of some sites, in that order."""
+        """Return the terms of some sites, in that order."""
 
 
 def times(matrices: Array, v: Array) -> Array:
@@ -304,7 +304,7 @@ class QuadraticTerms(SiteTerms):
         return float(np.abs(self.b).max(initial=0.0)) / curvature
 
     def resolvent(self, weight: Array) -> Callable[[Array], Array]:
-        """The map ``v -> (A_u + diag(weight_u))^{-1} v_u`` for positive ``weight (V, p)``."""
+        """Return the map ``v -> (A_u + diag(weight_u))^{-1} v_u`` for positive ``weight (V, p)``."""
         if self.isotropic:
             scale = 1.0 / (self.A[:, None] + weight)
             return lambda v: v * scale
@@ -404,7 +404,7 @@ class RowFactors:
 
     @classmethod
     def joined(cls, parts: list[RowFactors]) -> RowFactors | None:
-        """The factors of all parts, by site; None when there are none."""
+        """Return the factors of all parts, by site; None when there are none."""
         if not parts:
             return None
         arrays = [np.concatenate([getattr(one, item.name) for one in parts]) for item in fields(cls)]
@@ -412,7 +412,7 @@ class RowFactors:
         return cls(*(array[order] for array in arrays))
 
     def take(self, place: Index) -> RowFactors | None:
-        """The factors of sites whose new ``place`` is not negative; None when there are none."""
+        """Return the factors of sites whose new ``place`` is not negative; None when there are none."""
         chosen = np.flatnonzero(place[self.sites] >= 0)
         _, *others = (getattr(self, item.name)[chosen] for item in fields(self))
         return RowFactors.joined([RowFactors(place[self.sites[chosen]], *others)] if chosen.size else [])
@@ -446,7 +446,7 @@ def ball_gap(left: Array, theta: Array, radius: float) -> Array:
 
 
 def new_places(sites: Index, n_sites: int) -> Index:
-    """Where each of ``n_sites`` is in ``sites``, -1 for those that are not."""
+    """Return where each of ``n_sites`` is in ``sites``, -1 for those that are not."""
     place = np.full(n_sites, -1)
     place[sites] = np.arange(sites.size)
     return place
@@ -491,7 +491,7 @@ class Quadratics:
         return int(self.count.shape[1]) - 1
 
     def take(self, sites: Index) -> Quadratics:
-        """The sums of some sites, in that order."""
+        """Return the sums of some sites, in that order."""
         return Quadratics(*(getattr(self, item.name)[sites] for item in fields(self)))
 
     def add(self, sites: Index, more: Quadratics) -> None:
@@ -506,7 +506,7 @@ class Quadratics:
             each[single, -1], each[single, :-1] = each[single].sum(axis=1), 0.0
 
     def turned(self, by: Index) -> Quadratics:
-        """The sums with fold ``k`` of each site as fold ``k + by (V,)``, modulo their number."""
+        """Return the sums with fold ``k`` of each site as fold ``k + by (V,)``, modulo their number."""
         k = (np.arange(self.folds) - by[:, None]) % self.folds
         order = np.concatenate([k, np.full((len(k), 1), self.folds)], axis=1)
         return replace(self, **{name: getattr(self, name)[np.arange(len(k))[:, None], order] for name in _SUMS})
@@ -516,7 +516,7 @@ class Quadratics:
         return Quadratics(self.at[:1], *(getattr(self, name).sum(axis=0, keepdims=True) for name in _SUMS))
 
     def total(self, without: int | None = None, *, forward: bool = False) -> Quadratics:
-        """The sums over all rows (or all but those of one fold and, ``forward``, of later ones), as one part."""
+        """Return the sums over all rows (or all but those of one fold and, ``forward``, of later ones), as one part."""
         last = self.folds if without is None or not forward else without
         kept = [k for k in (*range(last), self.folds) if k != without]  # the last part always trains
         parts = (getattr(self, name)[:, kept] for name in ("count", "value", "gradient"))
@@ -527,7 +527,7 @@ class Quadratics:
         return Quadratics(self.at, count, value, gradient, hessian)
 
     def map(self, A: Array, shift: Array | float = 0.0) -> Quadratics:
-        """The sums as functions of ``phi``, where ``theta = A phi + shift``."""
+        """Return the sums as functions of ``phi``, where ``theta = A phi + shift``."""
         at = (self.at - shift) @ np.linalg.inv(A).T
         H = self.hessian[..., None, None] * np.eye(len(A)) if self.hessian.ndim == 2 else self.hessian
         return replace(self, at=at, gradient=self.gradient @ A, hessian=A.T @ H @ A)

@@ -139,12 +139,12 @@ def select_edges(
 
 
 def bonferroni(level: float, n_edges: int) -> float:
-    """The p-value below which edges are dropped, which needs no p-values of other edges: sites can use it."""
+    """Return the p-value below which edges are dropped, which needs no p-values of other edges: sites can use it."""
     return level / max(n_edges, 1)
 
 
 def threshold_of(p_value: Array, level: float, method: Correction) -> float:
-    """The p-value below which edges are dropped."""
+    """Return the p-value below which edges are dropped."""
     m = p_value.size
     if m == 0 or method == "bonferroni":
         return bonferroni(level, m)

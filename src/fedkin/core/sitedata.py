@@ -79,7 +79,7 @@ class Columns:
         return np.tile(np.arange(len(self.names)) == (0 if self.intercept else -1), self.outputs)
 
     def per_parameter(self, value: float) -> Array:
-        """A penalty level for each parameter ``(p,)``, 0 for intercepts."""
+        """Return a penalty level for each parameter ``(p,)``, 0 for intercepts."""
         return np.where(self.intercepts, 0.0, value)
 
     @cached_property
@@ -104,7 +104,7 @@ class Columns:
         return np.asarray((theta - self.shift) @ np.linalg.inv(self.A).T)
 
     def covariance(self, fitted: Array) -> Array:
-        """Covariances ``(..., p, p)`` of the user's parameters."""
+        """Return covariances ``(..., p, p)`` of the user's parameters."""
         return np.asarray(self.A @ fitted @ self.A.T)
 
 
@@ -128,7 +128,7 @@ class SiteData(HasSites, ABC):
 
     @abstractmethod
     def take(self, order: Index) -> SiteData:
-        """Some sites, in that order."""
+        """Return some sites, in that order."""
 
     @abstractmethod
     def expand(self, theta: Array, folds: int = 1, seed: int = 0) -> Quadratics:
@@ -167,11 +167,11 @@ class SiteData(HasSites, ABC):
         raise DataError("this needs rows, and summaries have none")
 
     def values(self, theta: Array) -> Array:
-        """The losses ``(V,)`` at ``theta (V, p)``, sums over rows."""
+        """Return the losses ``(V,)`` at ``theta (V, p)``, sums over rows."""
         return self.expand(theta).value[:, 0]
 
     def terms(self, ridge: Array, alone: Mask | None = None) -> SiteTerms:
-        """The mean losses with a ridge, see `build_terms`."""
+        """Return the mean losses with a ridge, see `build_terms`."""
         needs = f"the rows of the {self.loss.name} loss in memory"
         raise ParameterError(f"the fused estimator needs {needs}: leave its options out, or read the table as a whole")
 
@@ -270,7 +270,7 @@ class RowData(SiteData):
 
 
 def site_data(data: Federation | SiteDataT, loss: LossLike) -> RowData | SiteDataT:
-    """The data with the losses of its sites; files and summaries know theirs."""
+    """Return the data with the losses of its sites; files and summaries know theirs."""
     if isinstance(data, SiteData):
         return data
     if not isinstance(data, Federation):
@@ -291,7 +291,7 @@ def assign_folds(federation: Federation, folds: int, seed: int) -> Index:
 
 
 def resolve_losses(loss: LossLike, federation: Federation) -> tuple[Loss, ...]:
-    """One loss per site, in site order, each checked against the site's target."""
+    """Return one loss per site, in site order, each checked against the site's target."""
     if isinstance(loss, Mapping):
         losses = _losses_by_site(loss, federation)
     else:

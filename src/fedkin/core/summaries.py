@@ -73,7 +73,7 @@ class Summaries(SiteData):
 
     @classmethod
     def stack(cls, summaries: Iterable[Summary]) -> Summaries:
-        """The summaries of several sites in that order.
+        """Return the summaries of several sites in that order.
 
         Raises
         ------
@@ -153,7 +153,7 @@ class Summaries(SiteData):
     # --- making another one -------------------------------------------------------------------------------------
 
     def subset(self, sites: Sequence[Hashable]) -> Summaries:
-        """The summaries of some sites, in that order."""
+        """Return the summaries of some sites, in that order."""
         unknown = [site for site in sites if site not in self.index]
         if unknown:
             raise UnknownSiteError(f"there is no summary of site {unknown[0]!r}, only of {listed(self.sites)}")
@@ -162,7 +162,7 @@ class Summaries(SiteData):
         return self.take(np.array([self.index[site] for site in sites], dtype=np.int64))
 
     def take(self, order: Index) -> Summaries:
-        """The summaries of some sites by position, in that order."""
+        """Return the summaries of some sites by position, in that order."""
         entries: dict[str, Any] = {"sums": self.sums.take(order), "sites": tuple(self.sites[u] for u in order)}
         for name in ("column_sums", "column_squares", "scores", "gaps"):
             entries[name] = None if (each := getattr(self, name)) is None else each[order]
@@ -172,7 +172,7 @@ class Summaries(SiteData):
         return replace(self, **entries)
 
     def pooled(self) -> Summaries:
-        """What all sites would have said as one, for quadratic losses."""
+        """Return what all sites would have said as one, for quadratic losses."""
         if self.privacy is not None:
             raise DataError("noisy sums of several sites are not added up: their noise would be forgotten")
         if not self.loss.quadratic:
@@ -234,15 +234,15 @@ class Summaries(SiteData):
             raise DataError("no site has given its sums by fold, so there is nothing to hold out: give lam as a number")
 
     def expand(self, theta: Array, folds: int = 1, seed: int = 0) -> Quadratics:
-        """The sums, which are around the point that the sites chose or were asked about."""
+        """Return the sums, which are around the point that the sites chose or were asked about."""
         return self.sums if folds > 1 else self.sums.total()
 
     def terms(self, ridge: Array, alone: Mask | None = None) -> QuadraticTerms:
-        """The sites' mean losses as quadratics around ``at``; exact everywhere for quadratic losses."""
+        """Return the sites' mean losses as quadratics around ``at``; exact everywhere for quadratic losses."""
         return self.sums.total().terms(ridge=ridge)
 
     def standardized(self) -> tuple[Summaries, Array, Array]:
-        """What the sites would have summed up of columns with standard deviation 1 over all rows.
+        """Return what the sites would have summed up of columns with standard deviation 1 over all rows.
 
         Returns
         -------
@@ -318,7 +318,7 @@ def _raised(value: Array, matrices: Array, gradient: Array, count: Array, privac
 
 
 def _agreed(summary: Summary) -> dict[str, object]:
-    """What the summaries of all sites have in common."""
+    """Return what the summaries of all sites have in common."""
     return {
         "loss": describe_loss(summary.loss),
         "columns": summary.feature_names,

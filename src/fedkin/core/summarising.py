@@ -35,7 +35,7 @@ def summarise(
     at: Array | None = None,
     rank: int | None = None,
 ) -> Summaries:
-    """The summary of every site of a federation, each from its own rows alone.
+    """Return the summary of every site of a federation, each from its own rows alone.
 
     Parameters
     ----------
@@ -100,14 +100,14 @@ def summarise(
 def site_summary(
     site: Hashable, rows: Rows, loss: Loss, *, feature_names: Sequence[str], folds: int = 5, seed: int = 0
 ) -> Summary:
-    """The summary of one site from its prepared rows (as `summarise`); `Summary.short` makes it short."""
+    """Return the summary of one site from its prepared rows (as `summarise`); `Summary.short` makes it short."""
     return summarise(Federation({site: rows}, feature_names), loss, folds=folds, seed=seed)[site]
 
 
 def site_answer(
     ask: Query, rows: Rows, loss: Loss, *, feature_names: Sequence[str], folds: int = 5, seed: int = 0
 ) -> Summary:
-    """The summary of one site at the point that it was asked about, with its Young gap there."""
+    """Return the summary of one site at the point that it was asked about, with its Young gap there."""
     federation = Federation({ask.site: rows}, feature_names)
     p = loss.n_params(federation.n_features)
     if ask.theta.size != p:
@@ -122,7 +122,7 @@ def site_answer(
 
 
 def _own_estimates(federation: Federation, loss: Loss) -> tuple[Array, tuple[OwnEstimate, ...]]:
-    """Each site's estimate from its own rows, and how it was found."""
+    """Return each site's estimate from its own rows, and how it was found."""
     theta, own = [], []
     for site in federation.sites:
         fit = local_fit(federation.subset([site]), loss)
@@ -368,7 +368,7 @@ def private_summary(
     by_fold: bool = True,
     rng: np.random.Generator | None = None,
 ) -> Summary:
-    """The summary of one site with noise, so that nobody can tell whether any row was replaced by another."""
+    """Return the summary of one site with noise, so that nobody can tell whether any row was replaced by another."""
     if not loss.quadratic:
         raise ParameterError(
             f"noise is for the sums of the linear and the mean loss; the {loss.name} loss takes several messages, each "
@@ -466,7 +466,7 @@ def _clipped_entries(federation: Federation, limits: Array, location: bool) -> A
 
 
 def _constant(federation: Federation, location: bool) -> int | None:
-    """The column that is 1 in every row, which tells nothing."""
+    """Return the column that is 1 in every row, which tells nothing."""
     if location:
         return federation.n_features
     if federation.feature_names[0] != INTERCEPT:

@@ -35,7 +35,7 @@ _T = TypeVar("_T")
 
 
 def to_plain(message: msgspec.Struct) -> dict[str, Any]:
-    """The fields of a message as JSON can hold them, without those that are None or infinite; exact."""
+    """Return the fields of a message as JSON can hold them, without those that are None or infinite; exact."""
 
     def finite(plain: Any) -> Any:
         if isinstance(plain, list) and plain and isinstance(plain[0], dict):
@@ -123,11 +123,11 @@ class LowRankCurvature(PlainMessage, frozen=True):
         return not self.left_out and not self.diagonal.any()
 
     def dense(self) -> Array:
-        """The matrix ``(p, p)``."""
+        """Return the matrix ``(p, p)``."""
         return np.asarray(np.diag(self.diagonal) + self.factor @ self.factor.T)
 
     def apply(self, vector: Array) -> Array:
-        """The matrix times ``vector (p,)``."""
+        """Return the matrix times ``vector (p,)``."""
         return np.asarray(self.diagonal * vector + self.factor @ (vector @ self.factor))
 
 

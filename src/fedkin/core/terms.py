@@ -330,7 +330,7 @@ class SummedTerms(SiteTerms):
 
 
 def summed_terms(terms: SiteTerms, labels: Index) -> SiteTerms:
-    """The terms of groups whose sites share one parameter; ``labels (V,)`` number the groups from 0."""
+    """Return the terms of groups whose sites share one parameter; ``labels (V,)`` number the groups from 0."""
     if not isinstance(terms, QuadraticTerms):
         return SummedTerms(terms, labels)
     groups = int(labels.max()) + 1
@@ -358,7 +358,7 @@ def build_terms(federation: Federation, losses: Sequence[Loss], ridge: Array, al
 def _quadratic_terms(
     federation: Federation, members: Index, loss: Loss, ridge: Array, alone: Mask | None
 ) -> QuadraticTerms:
-    """The terms of a quadratic loss at the sites ``members``."""
+    """Return the terms of a quadratic loss at the sites ``members``."""
     p, place, factors = ridge.size, new_places(members, federation.n_sites), []
     A, b, c = np.empty(0), np.empty((members.size, p)), np.empty(members.size)
     for some, rows, weight in row_batches(federation, members):

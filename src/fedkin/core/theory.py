@@ -94,7 +94,7 @@ def theorem1_lambda(
 
 
 def objective_lam(lam: float, n_sites: int) -> float:
-    """The ``lam`` of the objective that belongs to the theorem's lambda: ``lambda / |V|^{1/2}``.
+    """Return the ``lam`` of the objective that belongs to the theorem's lambda: ``lambda / |V|^{1/2}``.
 
     Examples
     --------
@@ -535,12 +535,12 @@ def _at_truth(federation: Federation, theta_star: ArrayLike, loss: LossLike) -> 
 
 
 def _joins_different(graph: Graph, theta: Array) -> Mask:
-    """Which edges are false: those between different rows of ``theta (V, p)``."""
+    """Return the edges that are false: those between different rows of ``theta (V, p)``."""
     return np.asarray((theta[graph.edges[:, 0]] != theta[graph.edges[:, 1]]).any(axis=1))
 
 
 def _component_means(graph: Graph, values: Array) -> Array:
-    """The projection onto ker(D): every row replaced by the mean over its connected component."""
+    """Return the projection onto ker(D): every row replaced by the mean over its connected component."""
     labels = graph.components()
     sizes = np.bincount(labels)
     return np.asarray((sum_groups(values, labels, sizes.size) / sizes[:, None])[labels])

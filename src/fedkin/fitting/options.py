@@ -223,7 +223,7 @@ class FitOptions:
         return [item.name for item in apart if getattr(self, item.name) != item.default]
 
     def plain(self) -> dict[str, Any]:
-        """The options that count, in plain values, as a model file keeps them."""
+        """Return the options that count, in plain values, as a model file keeps them."""
         kin = self.chosen == "kin"
         left_out = () if kin else KIN_ONLY - {"messages"}
         kept = [item.name for item in fields(self) if (not kin or item.name in SHARED) and item.name not in left_out]
@@ -253,7 +253,7 @@ DESCRIPTIONS: dict[str, str] = {name: _TYPES[name].__metadata__[0] for name in D
 
 
 def choices(name: str) -> tuple[str, ...]:
-    """The values by name that an option may have; () where there is no list of them."""
+    """Return the values by name that an option may have; () where there is no list of them."""
     if name == "loss":
         return (AUTO, *LOSS_NAMES)
     kind = get_args(_TYPES[name])[0]
@@ -262,7 +262,7 @@ def choices(name: str) -> tuple[str, ...]:
 
 
 def documented(doc: str | None, names: Mapping[str, str] | None = None, losses: tuple[str, ...] = LOSS_NAMES) -> str:
-    """A docstring with its line ``<options>`` replaced by the parameters of `FitOptions`.
+    """Return a docstring with its line ``<options>`` replaced by the parameters of `FitOptions`.
 
     ``names`` are {option: name} where an estimator, which has one method, has another name for an option; ``losses``
     those that it takes.

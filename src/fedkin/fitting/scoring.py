@@ -67,7 +67,7 @@ class SiteScorer:
         return float(np.mean(scores)) if scores else float("nan")
 
     def get_metadata_routing(self) -> MetadataRequest:
-        """What scikit-learn should hand to this scorer."""
+        """Return what scikit-learn should hand to this scorer."""
         request = MetadataRequest(owner=self)
         for name in ("site", "offset"):
             request.score.add_request(param=name, alias=True)

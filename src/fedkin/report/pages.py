@@ -201,7 +201,7 @@ class LiveServer:
             self._changed.notify_all()
 
     def page(self) -> str:
-        """The page, with what is known now."""
+        """Return the page, with what is known now."""
         with self._changed:
             told = json.loads(self._event)
         return page_with_script("watch", self.title, told)
@@ -224,7 +224,7 @@ class History:
         self._points: list[tuple[float, Any, Any, Any]] = []
 
     def add(self, state: Mapping[str, Any], now: float) -> dict[str, Any]:
-        """The state with the news and the curves up to now."""
+        """Return the state with the news and the curves up to now."""
         for site in state.get("sites", ()):
             name, kind = str(site["name"]), str(site["kind"])
             words = _news(self._kinds.get(name), kind, name in self._started)
@@ -246,7 +246,7 @@ _THERE = ("running", "waiting", "elsewhere")
 
 
 def _news(before: str | None, kind: str, started: bool) -> str | None:
-    """What to say about a site whose kind has changed; ``started`` if it was there at some time."""
+    """Return what to say about a site whose kind has changed; ``started`` if it was there at some time."""
     if before in (None, kind) or (kind in _THERE and before in _THERE):
         return None
     if kind in _THERE:

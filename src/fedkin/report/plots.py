@@ -30,7 +30,7 @@ _PLAIN, _RAMP = "#5f6b76", ["#f3f1ec", "#0b4f49"]
 
 
 def plot_kin(model: FittedModel, ax: Axes | None = None) -> Axes:
-    """The ordered matrix of a model: how probable it is that two sites are kin.
+    """Draw the ordered matrix of a model: how probable it is that two sites are kin.
 
     Of a fused model, the share of coefficients that two sites have in common.
 
@@ -83,7 +83,7 @@ def plot_kin(model: FittedModel, ax: Axes | None = None) -> Axes:
 def plot_coefficients(
     model: FittedModel, feature: str | int = 0, ax: Axes | None = None, *, level: float = LEVEL, most: int = 60
 ) -> Axes:
-    """One coefficient at every site, with intervals where the model has them, sites sorted by group and size.
+    """Draw one coefficient at every site, with intervals where the model has them, sites sorted by group and size.
 
     Parameters
     ----------
@@ -117,7 +117,7 @@ def plot_coefficients(
 
 
 def plot_path(model: FittedModel, ax: Axes | None = None) -> Axes:
-    """How the sites of a fused model fuse as ``lam`` grows: a line per site, which meet where parameters are equal.
+    """Draw how sites fuse as ``lam`` grows: a line per site; lines meet where parameters are equal.
 
     Parameters
     ----------
@@ -150,7 +150,7 @@ def plot_path(model: FittedModel, ax: Axes | None = None) -> Axes:
 def plot_graph(
     graph: Graph, groups: ArrayLike | None = None, coordinates: ArrayLike | None = None, ax: Axes | None = None
 ) -> Axes:
-    """A graph of sites: at their coordinates, or on a circle, sorted by group.
+    """Draw a graph of sites: at their coordinates, or on a circle, sorted by group.
 
     Parameters
     ----------
