@@ -131,7 +131,7 @@ def schema_table(schema: Schema) -> Table:
     heads = ("column", "what it must be", "centre", "scale") if agreed else ("column", "what it is")
     table = plain_table(*heads, numbers_from=2)
     for column in schema.columns:
-        scaled = column.kind != "category" and column is not schema.target
+        scaled = column.kind != "category" and not column.knots and column is not schema.target
         numbers = [f"{one:g}" if scaled else "" for one in column.centre_and_scale]
         role = " (target)" if column is schema.target else " (event)" if column.name == schema.event else ""
         text = column.description + role

@@ -93,6 +93,7 @@ def fit(
         typer.Option(help="Missing cells: refuse the table, drop their rows, fill in means, or also mark them."),
     ] = "refuse",
     categories: Annotated[list[str] | None, option("A,B,...", "Columns whose numbers are names: codes, types.")] = None,
+    spline: Annotated[list[str] | None, option("A,B,...", "Columns whose effects are curves: natural splines.")] = None,
     decimal: Annotated[DecimalMark, typer.Option(help="What stands before decimals in CSV files.")] = ".",
     graph: Annotated[
         Path | None,
@@ -178,7 +179,7 @@ def fit(
     columns: dict[str, Any] = {"site": site, "target": target, "offset": offset, "weight": weight, "time": time}
     columns |= {"exposure": exposure, "event": event}
     columns |= {"features": _names(features) if features else None, "drop": _names(drop)}
-    columns |= {"categories": _names(categories), "missing": missing, "decimal": decimal}
+    columns |= {"categories": _names(categories), "spline": _names(spline), "missing": missing, "decimal": decimal}
     folder, options = folder_of_summaries(data), given_options(context)
     source = folder or data
     if folder is not None:

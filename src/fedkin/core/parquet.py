@@ -176,7 +176,7 @@ def summarise_files(
 
     Other Parameters
     ----------------
-    features, offset, weight, categories
+    features, offset, weight, categories, spline
         Columns, as in `Federation.from_frame`. The levels of text are found first, in a pass over those columns alone.
     missing : "refuse" | "drop"
         As in `Federation.from_frame`; means are not known before the pass ends.
@@ -230,7 +230,7 @@ def rows_in_files(
 
     Other Parameters
     ----------------
-    features, offset, weight, missing, categories
+    features, offset, weight, missing, categories, spline
         As in `summarise_files`.
 
     Returns

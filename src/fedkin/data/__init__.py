@@ -31,16 +31,16 @@ from fedkin.data.columns import (
 )
 from fedkin.data.federation import INTERCEPT, Federation
 from fedkin.data.files import FileTable, ParquetTable, head_of, open_files, write_batches
-from fedkin.data.infer import InferredTable, SchemaScan, complete_batches
+from fedkin.data.infer import InferredTable, SchemaScan, complete_batches, with_curves
 from fedkin.data.rows import HasSites, Rows, block_folds, deal_folds, refuse_dates, site_id, site_ids
-from fedkin.data.schema import Column, Roles, Schema, Table, TableInMemory, TableOptions
+from fedkin.data.schema import Column, Roles, Schema, Spline, Table, TableInMemory, TableOptions
 
 __all__ = [
     "CSV_SUFFIXES", "INTERCEPT", "PARQUET_SUFFIXES", "Column", "DecimalMark", "Federation", "FileTable", "Finding",
     "HasSites",
     "InferredTable", "Label", "ParquetTable", "RawColumns", "Roles", "RowPlaces", "Rows", "Schema", "SchemaScan",
-    "Table", "TableInMemory", "TableOptions", "block_folds", "columns_of", "complete_batches", "deal_folds", "files_of",
-    "head_of", "infer_column", "infer_kind", "is_missing", "is_missing_text", "level_text", "near_name", "number_of",
-    "open_files", "parsed_numbers", "raise_findings", "read_cells", "read_columns", "read_files", "refuse_dates",
-    "row_places", "site_id", "site_ids", "write_batches", "write_csv",
+    "Spline", "Table", "TableInMemory", "TableOptions", "block_folds", "columns_of", "complete_batches", "deal_folds",
+    "files_of", "head_of", "infer_column", "infer_kind", "is_missing", "is_missing_text", "level_text", "near_name",
+    "number_of", "open_files", "parsed_numbers", "raise_findings", "read_cells", "read_columns", "read_files",
+    "refuse_dates", "row_places", "site_id", "site_ids", "with_curves", "write_batches", "write_csv",
 ]  # fmt: skip

@@ -246,6 +246,8 @@ class Federation(HasSites):
             train, or do that and add a column that says where.
         categories : sequence of str
             Columns of numbers that are names: zip codes, types.
+        spline : sequence of str, or mapping {str: number of knots, or knots}
+            Columns of numbers whose effects are curves, natural cubic splines; by default with 5 knots at quantiles.
         drop : sequence of str
             Columns to leave out, where the features are all others.
 
@@ -303,7 +305,7 @@ class Federation(HasSites):
 
         Other Parameters
         ----------------
-        features, event, offset, exposure, weight, time, missing, categories, drop
+        features, event, offset, exposure, weight, time, missing, categories, spline, drop
             As in `from_frame`.
 
         Examples
@@ -318,7 +320,7 @@ class Federation(HasSites):
         roles = Roles(site or "", target, **others)
         wanted = None
         if roles.features is not None:
-            wanted = [*(name for name in roles.taken if name), *roles.features, *roles.categories]
+            wanted = [*(name for name in roles.taken if name), *roles.features, *roles.categories, *roles.spline]
         columns, found, places = read_files(path, site or None, wanted, decimal)
         with in_file(path, DataError):
             return cls._from_columns(columns, replace(roles, site=found), places)

@@ -7,13 +7,13 @@ of a column depends on the counts of its cells alone (`infer_kind`), and all tha
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, get_args
 
 import numpy as np
 
-from fedkin._base import AnyArray, Array, Index, Mask, check_choice, count, listed, some_of
+from fedkin._base import AnyArray, Array, Index, Mask, check_choice, check_whole, count, listed, some_of
 from fedkin.data.cells import (
     DATES,
     ColumnKind,
@@ -33,7 +33,8 @@ from fedkin.data.cells import (
     too_many_levels,
 )
 from fedkin.data.columns import RawColumns
-from fedkin.data.schema import FILLING, Column, Missing, Roles, Schema, Table, event_column, positive_findings
+from fedkin.data.schema import FILLING, Column, Missing, Roles, Schema, Spline, Table, event_column, positive_findings
+from fedkin.data.splines import N_KNOTS, quantile_knots
 from fedkin.errors import DataError, argument
 
 #: Fewer rows than this say nothing about columns that are alike by chance.
@@ -58,6 +59,24 @@ class InferredTable:
     filled: str  # how many cells are to be filled because that was asked for; "" for none
     kept: Index  # positions of the schema's encoded columns among those of the scan's
     n_rows: int  # of the table, those that are left out included
+
+
+def with_curves(
+    columns: Sequence[Column], wanted: Spline, values: Callable[[Sequence[str]], Mapping[str, Array]]
+) -> tuple[Column, ...]:
+    """Return the columns with knots where curves are wanted: those given, or quantiles of the ``values`` of columns."""
+    given: dict[str, Any] = dict(wanted) if isinstance(wanted, Mapping) else dict.fromkeys(wanted, N_KNOTS)
+    numbers, argued = {column.name for column in columns if column.kind == "number"}, argument("spline")
+    if words := [name for name in given if name not in numbers]:
+        raise DataError(f"{words[0]!r} is no column of numbers, so it has no curve: leave it out of {argued}")
+    found = values([name for name, one in given.items() if isinstance(one, int)])
+    for name, cells in found.items():
+        check_whole(f"the number of knots of {name!r}", given[name], least=3)
+        given[name] = quantile_knots(cells, given[name])
+        if not given[name]:
+            raise DataError(f"{name!r} has fewer than three different values: leave it out of {argued}")
+    known = {name: tuple(map(float, knots)) for name, knots in given.items()}
+    return tuple(replace(one, knots=known[one.name]) if one.name in known else one for one in columns)
 
 
 def complete_batches(table: Table, schema: Schema, roles: Roles) -> Iterator[RawColumns]:
@@ -112,11 +131,20 @@ class SchemaScan:
                 "sites {} differ in case only, and are taken for different ones",
             )
         known = tuple(column for column in features if column is not None)
+        if not self._findings:
+            known = with_curves(known, roles.spline, self._values)
         offset, logs = roles.offset or roles.exposure, roles.exposure is not None
         if roles.event is not None and target is not None and target.kind != "number":
             self._refuse(target.name, f"times are numbers, but this is a {target.kind}")
         how: dict[str, Any] = {"agreed": False, "log_offset": logs, "event": roles.event}
         self.schema = Schema(known, target, offset, roles.missing, **how)
+
+    def _values(self, names: Sequence[str]) -> dict[str, Array]:
+        parts: dict[str, list[Array]] = {name: [np.empty(0)] for name in names}
+        for batch in self._table.batches(names) if names else ():
+            for name in names:
+                parts[name].append(parsed_numbers(batch[name]).values)
+        return {name: np.concatenate(some) for name, some in parts.items()}
 
     def _without_index(self, names: list[str]) -> list[str]:
         index = [name for name in names if is_row_number(name, self._head[name])]
@@ -375,7 +403,8 @@ class SchemaScan:
         classes = self.schema.classes
         copies = []
         for name, block in blocks.items():
-            if len(block) == 1 or (classes is not None and len(block) == len(classes) - 1 > 0):
+            same = classes is not None and len(block) == len(classes) - 1 > 0
+            if len(block) == 1 or same or name in self._roles.spline:
                 share = np.linalg.lstsq(gram[np.ix_(block, block)], gram[block, -1], rcond=None)[0]
                 if 1 - share @ gram[block, -1] <= _OWN_SHARE:
                     copies.append(name)

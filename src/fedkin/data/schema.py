@@ -13,6 +13,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import pairwise
 from typing import Any, Literal, Protocol, TypedDict, get_args
 
 import msgspec
@@ -39,9 +40,12 @@ from fedkin.data.cells import (
 )
 from fedkin.data.columns import RawColumns, columns_of
 from fedkin.data.rows import Rows
+from fedkin.data.splines import basis_range, natural_basis
 from fedkin.errors import DataError, ParameterError, TableWarning, argument
 
 Missing = Literal["refuse", "drop", "mean", "indicator"]
+#: Columns whose effects are curves; also with how many knots, or with the knots themselves.
+Spline = Sequence[str] | Mapping[str, int | Sequence[float]]
 #: Rules for missing cells that put a number in their place; they need the rows of all sites.
 FILLING = ("mean", "indicator")
 #: Numbers that people write where there is none.
@@ -64,6 +68,7 @@ class Column:
     levels: tuple[Label, ...] = ()  # of a category, the reference first
     mean: float | None = None  # centre in preparation; by default the middle of the plausible range, or 0
     scale: float | None = None  # by default half the width of the plausible range, or 1
+    knots: tuple[float, ...] = ()  # of a number whose effect is a curve, a natural cubic spline
 
     def __post_init__(self) -> None:
         if not self.name:
@@ -74,6 +79,7 @@ class Column:
         given = {key: getattr(self, key) for key in ("low", "high", "mean", "scale") if getattr(self, key) is not None}
         if self.kind == "category":
             self._check_levels(name)
+            given |= {"knots": self.knots} if self.knots else {}
             if given:
                 raise ParameterError(f"{name} is a category, so it has no {' and no '.join(given)}")
             return
@@ -86,6 +92,8 @@ class Column:
             raise ParameterError(f"{name}: low ({self.low:g}) must be less than high ({self.high:g})")
         if self.scale is not None and not self.scale > 0:
             raise ParameterError(f"{name}: scale must be greater than 0, got {self.scale:g}")
+        if self.knots:
+            self._check_knots(name)
 
     def _check_levels(self, name: str) -> None:
         texts = [level_text(level) for level in self.levels]
@@ -99,9 +107,18 @@ class Column:
         if twice := repeated(texts):
             raise ParameterError(f"{name} has the level {twice[0]!r} twice")
 
+    def _check_knots(self, name: str) -> None:
+        finite, rising = all(map(math.isfinite, self.knots)), all(a < b for a, b in pairwise(self.knots))
+        if self.kind != "number" or len(self.knots) < 3 or not (finite and rising):
+            raise ParameterError(f"{name} has knots {listed(self.knots)}: a curve has a number's, at least 3, rising")
+        if self.mean is not None or self.scale is not None:
+            raise ParameterError(f"{name} has knots, so it has no mean and no scale: its columns are about 0 to 1")
+
     @property
     def encoded(self) -> tuple[str, ...]:
-        """Names of the numeric columns that it becomes: itself, or one for each level but the first."""
+        """Names of the numeric columns that it becomes: itself, or one for each level or knot but the first."""
+        if self.knots:
+            return tuple(f"{self.name} at {knot:.12g}" for knot in self.knots[1:])
         if self.kind != "category":
             return (self.name,)
         return tuple(f"{self.name}={level_text(level)}" for level in self.levels[1:])
@@ -110,9 +127,20 @@ class Column:
     def centre_and_scale(self) -> tuple[float, float]:
         """By what preparation centres and scales each of the encoded columns."""
         centre, scale = 0.0, 1.0
-        if self.low is not None and self.high is not None:
+        if self.low is not None and self.high is not None and not self.knots:
             centre, scale = (self.low + self.high) / 2, (self.high - self.low) / 2
         return centre if self.mean is None else self.mean, scale if self.scale is None else self.scale
+
+    @property
+    def ranges(self) -> tuple[Array, Array]:
+        """Least and largest values of the encoded columns, infinite where there is no plausible range."""
+        k = len(self.encoded)
+        if self.kind == "category":
+            return np.zeros(k), np.ones(k)
+        if self.knots and self.low is not None and self.high is not None:
+            return basis_range(self.knots, self.low, self.high)
+        low, high = (-np.inf, np.inf) if self.knots else (self.low, self.high)
+        return np.full(k, -np.inf if low is None else low), np.full(k, np.inf if high is None else high)
 
     @property
     def description(self) -> str:
@@ -123,6 +151,7 @@ class Column:
         parts += [f"in {self.unit}"] if self.unit else []
         parts += [] if self.low is None else [f"from {self.low:g}"]
         parts += [] if self.high is None else [f"to {self.high:g}"]
+        parts += [f"as a curve with knots {listed(f'{knot:g}' for knot in self.knots)}"] if self.knots else []
         return " ".join(parts)
 
     def findings(
@@ -234,7 +263,8 @@ class Column:
     def encode(self, column: AnyArray) -> Array:
         """Return the numeric columns ``(n, k)`` in the user's units; NaN where a cell is missing or unknown."""
         if self.kind != "category":
-            return parsed_numbers(column).values[:, None]
+            values = parsed_numbers(column).values
+            return natural_basis(values, self.knots) if self.knots else values[:, None]
         codes = level_codes(column, self.levels)
         encoded = np.asarray(codes[:, None] == np.arange(1, len(self.levels)), dtype=np.float64)
         encoded[codes < 0] = np.nan
@@ -487,6 +517,7 @@ class TableOptions(TypedDict, total=False):
     time: str | None
     missing: Missing
     categories: Sequence[str]
+    spline: Spline
     drop: Sequence[str]
 
 
@@ -505,6 +536,7 @@ class Roles:
     drop: Sequence[str] = ()
     exposure: str | None = None
     event: str | None = None
+    spline: Spline = ()
 
     def __post_init__(self) -> None:
         if self.event is not None and self.target is None:
@@ -512,7 +544,7 @@ class Roles:
         if self.offset is not None and self.exposure is not None:
             both = f"{argument('offset')} and {argument('exposure')}"
             raise ParameterError(f"give one of {both}: an exposure is the exponential of an offset")
-        for name in ("features", "categories", "drop"):  # a word alone is a list of one
+        for name in ("features", "categories", "drop", "spline"):  # a word alone is a list of one
             if isinstance(getattr(self, name), str):
                 object.__setattr__(self, name, (getattr(self, name),))
 
@@ -533,6 +565,7 @@ class Roles:
         roles = [(name, f"the {role}") for name, role in self.named]
         roles += [(name, "the features") for name in self.features or ()]
         named = [*roles, *((name, "the categories") for name in self.categories)]
+        named += [(name, "the curves") for name in self.spline]
         wanted = [*((name, f"for {role}") for name, role in named), *((name, "to drop") for name in self.drop)]
         absent = [(name, use) for name, use in wanted if name not in present]
         if absent:
@@ -548,7 +581,11 @@ class Roles:
                 )
                 raise DataError(f"column {name!r} cannot be both {first} and {second}")
             seen[name] = role
-        seen = dict.fromkeys(self.categories, "the features") | seen
+        for name in self.spline:
+            taken = "a category" if name in self.categories else seen.get(name, "the features")
+            if taken != "the features":
+                raise DataError(f"column {name!r} cannot be both {taken} and a curve")
+        seen = dict.fromkeys([*self.categories, *self.spline], "the features") | seen
         for name in self.drop:
             if name in seen:
                 use = "a feature" if seen[name] == "the features" else seen[name]

@@ -408,7 +408,7 @@ def _cells(contract: Contract, rows: Rows) -> Iterator[tuple[str, str, Mask]]:
             yield column.name, level_text(column.levels[0]), (block == 0).all(axis=1)
             for k, level in enumerate(column.levels[1:]):
                 yield column.name, level_text(level), block[:, k] != 0
-        elif (values := np.unique(block)).size == 2:
+        elif (values := np.unique(block[:, 0])).size == 2:
             centre, scale = column.centre_and_scale
             for value in values.tolist():
                 shown = value * scale + (centre if contract.intercept else 0.0)

@@ -126,19 +126,14 @@ def _prepared_ranges(contract: Contract) -> tuple[Array, Array]:
     low, high = ([1.0], [1.0]) if contract.intercept else ([], [])
     for column in contract.schema.features:
         centre, scale = column.centre_and_scale
-        shift = centre if contract.intercept else 0.0
-        if column.kind == "category":
-            low += [0.0] * len(column.encoded)
-            high += [1.0] * len(column.encoded)
-        else:
-            low.append(-np.inf if column.low is None else (column.low - shift) / scale)
-            high.append(np.inf if column.high is None else (column.high - shift) / scale)
+        for ends, found in zip((low, high), column.ranges, strict=True):
+            ends.extend(((found - (centre if contract.intercept else 0.0)) / scale).tolist())
     return np.array(low), np.array(high)
 
 
 def data_bounds(contract: Contract) -> tuple[list[float], float]:
     """Return the largest absolute values of prepared columns and of the target: what noise is measured by."""
-    schema, bounds = contract.schema, [1.0] if contract.intercept else []
+    schema = contract.schema
     if not contract.loss_object().quadratic:
         raise ParameterError(
             f"--epsilon is for the linear and the mean loss; the {contract.loss['name']} loss of the contract takes "
@@ -149,11 +144,10 @@ def data_bounds(contract: Contract) -> tuple[list[float], float]:
             f"noise needs bounds on all numbers, but the contract gives none for the offset {schema.offset!r}"
         )
     for column in schema.features:
-        if column.kind == "category":
-            bounds += [1.0] * len(column.encoded)
-        else:
-            centre, scale = column.centre_and_scale
-            bounds.append(max(abs(end - (centre if contract.intercept else 0.0)) for end in _range(column)) / scale)
+        if column.kind != "category":
+            _range(column)
+    low, high = _prepared_ranges(contract)
+    bounds = np.maximum(np.abs(low), np.abs(high)).tolist()
     return bounds, 1.0 if schema.target is None else max(map(abs, _range(schema.target)))
 
 

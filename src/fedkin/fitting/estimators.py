@@ -21,6 +21,7 @@ from numpy.typing import ArrayLike
 from sklearn.utils.validation import check_is_fitted
 
 from fedkin.core import Correction, Variance
+from fedkin.data import Spline
 from fedkin.fitting.model import FittedModel
 from fedkin.fitting.options import (
     AUTO,
@@ -59,6 +60,7 @@ class _Kin(PerSite):
     site_column: str | int | None = None
     unseen: Unseen = "raise"
     fixed: Sequence[str] = ()
+    spline: Spline | None = None
 
     def _options(self) -> FitOptions:
         how: dict[str, Any] = {"fit_intercept": self.fit_intercept, "seed": self._seed(), "fixed": self.fixed}
@@ -126,6 +128,9 @@ class KinRegressor(_Kin, SiteRegressor):
     fixed : sequence of str
         Columns with one effect, the same at all sites (``"x0"``, ``"x1"``, ... for an array): a population effect. So
         have columns that are constant within nearly all sites; a `FedkinWarning` names them.
+    spline : sequence of str or int, or mapping, optional
+        Columns of X, by name or number, whose effects are curves: natural cubic splines with 5 knots at quantiles. A
+        mapping has other numbers of knots, or knots.
 
     Attributes
     ----------
@@ -167,7 +172,7 @@ class KinClassifier(_Kin, SiteClassifier):
     ----------
     loss : str or Loss
         "logistic" (also "auto"), which becomes multinomial for more than two classes, or "multinomial".
-    fit_intercept, random_state, warm_start, site_column, unseen, fixed
+    fit_intercept, random_state, warm_start, site_column, unseen, fixed, spline
         As in `KinRegressor`.
 
     Attributes
@@ -284,6 +289,7 @@ class _FedADMM(PerSite):
     warm_start: bool = False
     site_column: str | int | None = None
     unseen: Unseen = "raise"
+    spline: Spline | None = None
 
     def _options(self) -> FitOptions:
         named = {name: _NAMES.get(name, name) for name in DEFAULTS}
@@ -323,6 +329,9 @@ class FedADMMRegressor(_FedADMM, SiteRegressor):
     unseen : "raise" or "population"
         What becomes of rows of sites that were not part of the fit: an error, or a prediction by the model of a site
         without rows (`FittedModel.population`), so that ``GroupKFold`` works.
+    spline : sequence of str or int, or mapping, optional
+        Columns of X, by name or number, whose effects are curves: natural cubic splines with 5 knots at quantiles. A
+        mapping has other numbers of knots, or knots.
 
     Attributes
     ----------
@@ -369,7 +378,7 @@ class FedADMMClassifier(_FedADMM, SiteClassifier):
     Parameters
     ----------
     <options>
-    warm_start, site_column, unseen
+    warm_start, site_column, unseen, spline
         As in `FedADMMRegressor`.
 
     Attributes

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Hashable, Iterable
+from collections.abc import Callable, Hashable, Iterable, Mapping
 from copy import deepcopy
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Self
@@ -18,7 +18,7 @@ from sklearn.utils.validation import check_consistent_length, check_is_fitted, v
 
 from fedkin._base import Array, listed
 from fedkin.core import RunningSums
-from fedkin.data import Federation
+from fedkin.data import Column, Federation, Schema, Spline, with_curves
 from fedkin.errors import DataError, FedkinWarning, ParameterError
 from fedkin.fitting.fused import silent
 from fedkin.fitting.methods import method_for, warn_of_rows, with_covariates
@@ -128,6 +128,16 @@ def _weighted(federation: Federation, sample_weight: ArrayLike) -> Federation:
     return federation.replaced(weight=weight)
 
 
+def _curves(rows: Federation, spline: Spline) -> Schema:
+    """Return the schema of arrays some of whose columns, by name or number, have curves."""
+    names = rows.feature_names
+    keys = {one: names[one] if isinstance(one, int) and -len(names) <= one < len(names) else one for one in spline}
+    wanted = {keys[one]: n for one, n in spline.items()} if isinstance(spline, Mapping) else list(keys.values())
+    cells = dict(zip(names, rows.X.T, strict=True))
+    made = with_curves([Column(name) for name in names], wanted, lambda some: {name: cells[name] for name in some})
+    return Schema(made, agreed=False)
+
+
 # --- what all estimators share ----------------------------------------------------------------------------------
 
 
@@ -142,6 +152,7 @@ class PerSite:
     _metric: ClassVar[Callable[..., float]]
     _auto_loss: ClassVar[str]
     _so_far: _RowsSoFar | _SumsSoFar
+    spline: Spline | None
     warm_start: bool
     random_state: int | np.random.RandomState | None
     _options: Callable[[], FitOptions]
@@ -258,6 +269,12 @@ class PerSite:
         came = came if sample_weight is None else _weighted(came, sample_weight)
         if earlier is not None and (came.offset is None) != (self.model_.offset_name is None):
             raise DataError("rows of one model have an offset all or none: give offset= as before")
+        schema = None if earlier is None else self.model_.schema
+        if schema is None and self.spline:
+            schema = _curves(came, self.spline)
+        if schema is not None:
+            table = dict(zip(came.feature_names, came.X.T, strict=True))
+            came = came.replaced(X=schema.encoded(table), feature_names=schema.names)
         rows = _RowsSoFar(came) if earlier is None else earlier.with_rows(came)
         if graph is not None and not isinstance(graph, Graph):
             if not hasattr(graph, "is_directed"):
@@ -269,7 +286,7 @@ class PerSite:
         start = getattr(self, "model_", None) if self.warm_start else None
         estimate = method_for(options).fit(prepared, hint, silent, start)
         warn_of_rows(prepared, estimate)
-        model = with_covariates(prepared.model(estimate, options), covariates)
+        model = with_covariates(replace(prepared.model(estimate, options), schema=schema), covariates)
         self._keep(model)
         if isinstance(rows, _RowsSoFar):
             rows = rows.shortened(options, quadratic=prepared.loss.quadratic)
@@ -371,6 +388,8 @@ class PerSite:
         rows: Array = validate_data(self, X, reset=False, dtype=np.float64)
         if site is None and len(self.sites_) > 1:
             raise DataError(_SAY_SITE.format(n=len(self.sites_), some=listed(self.sites_)))
+        if (schema := self.model_.schema) is not None:
+            rows = schema.encoded({column.name: cells for column, cells in zip(schema.features, rows.T, strict=True)})
         return rows, site
 
 
