@@ -130,6 +130,7 @@ def fit(
     method: Annotated[FitMethod, fit_option("method", _MODEL)] = "auto",
     loss: Annotated[Loss, fit_option("loss", _MODEL)] = "auto",
     fit_intercept: Annotated[bool, fit_option("fit_intercept", _MODEL)] = True,
+    boost: Annotated[bool, fit_option("boost", _MODEL)] = False,
     messages: Annotated[int, fit_option("messages", _MODEL)] = FitOptions.messages,
     fixed: Annotated[list[str] | None, fit_option("fixed", _MODEL, "A,B,...")] = None,
     penalty: Annotated[PenaltyName, fit_option("penalty", _FUSED)] = FitOptions.penalty,

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
@@ -80,7 +81,7 @@ def baseline_models(
     ['Local', 'Global', 'Site intercepts']
     """
     options = FitOptions() if options is None else options
-    prepared = prepare(federation, options, schema, standardize=True)
+    prepared = prepare(federation, replace(options, boost=False), schema, standardize=True)
     alone, each = Graph.empty(federation.sites), np.arange(federation.n_sites)
     return {
         name: prepared.model(Estimate(theta, alone, each if name == LOCAL else 0 * each), options)

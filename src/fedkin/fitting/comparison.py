@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import Any, Literal, NamedTuple
 
@@ -14,7 +15,7 @@ from scipy.stats import rankdata
 from fedkin._base import Array, Index, Say, check_whole, count, one_blas_thread, tracked
 from fedkin.core import FileRows, Summaries
 from fedkin.data import Federation, Schema
-from fedkin.errors import DataError, ParameterError
+from fedkin.errors import DataError, FedkinWarning, ParameterError, argument
 from fedkin.fitting.baselines import GLOBAL, INTERCEPTS, LOCAL, baseline_models, fold_baselines
 from fedkin.fitting.methods import fit, method_for
 from fedkin.fitting.model import FittedModel
@@ -35,10 +36,20 @@ RELEVANT = 0.05
 EXTREME = 0.05
 #: Smaller shares round to 0.0%.
 _SHOWN = 0.0005
-_NAMES = {GLOBAL: "one model for all", INTERCEPTS: "site intercepts", LOCAL: "the sites' own models"}
-_SIMPLER = dict(
-    zip(_NAMES, ("One model for all sites", "One model with site intercepts", "Every site's own model"), strict=True)
-)
+#: Fedkin without the column of the boosting model, where the options ask for it.
+PLAIN = "Without boosting"
+_NAMES = {
+    GLOBAL: "one model for all",
+    INTERCEPTS: "site intercepts",
+    LOCAL: "the sites' own models",
+    PLAIN: "the model without boosting",
+}
+_SIMPLER = {
+    GLOBAL: "One model for all sites",
+    INTERCEPTS: "One model with site intercepts",
+    LOCAL: "Every site's own model",
+    PLAIN: "Fedkin without boosting",
+}
 
 
 @dataclass(frozen=True, eq=False)
@@ -153,7 +164,7 @@ class Comparison:
             self.mean(FEDKIN),
             {name: float(np.average(each, weights=self.held_out)) for name, each in robust.items()},
             {name: self._error_of(name, each) for name, each in robust.items()},
-            how="in Python with fedkin.fitting.baseline_models" if self.kind == "splits" else "",
+            how=_how if self.kind == "splits" else lambda name: "",
             gains=f", and {int((gains[known] > 0).sum())} of {int(known.sum())} sites gain over their own models",
             remark=self._outweighed,
         )
@@ -318,6 +329,10 @@ def compare(
                 progress(f"split {number} of {len(cuts)}")
             with one_blas_thread():
                 models = baseline_models(train, options, schema)
+            if options.boost:
+                plain = replace(options, boost=False)
+                with warnings.catch_warnings(action="ignore", category=FedkinWarning):
+                    models[PLAIN] = fit(train, graph, plain, progress, schema, quick=True)
             models[FEDKIN] = fit(train, graph, options, progress, schema, quick=True)
             if models[FEDKIN].status == "interrupted":  # solvers end so on Ctrl-C
                 raise KeyboardInterrupt
@@ -534,7 +549,7 @@ def verdict(
     apart: Mapping[str, float],
     error: Mapping[str, float],
     *,
-    how: str = "",
+    how: Callable[[str], str] = lambda name: "",
     gains: str = "",
     remark: Callable[[str], str] = lambda name: "",
 ) -> str:
@@ -546,7 +561,7 @@ def verdict(
     better = [name for name in apart if apart[name] < -max(CLEAR * error[name], level)]
     if better:
         best = min(better, key=lambda name: apart[name])
-        return f"{_SIMPLER[best]} predicts better than Fedkin here: use it{how and f', {how}'}{remark(best)}."
+        return f"{_SIMPLER[best]} predicts better than Fedkin here: use it{_clause(how(best))}{remark(best)}."
     best = min(apart, key=lambda name: apart[name])
     open_ones = [name for name in _NAMES if name in apart and not apart[name] > max(CLEAR * error[name], level)]
     if not open_ones:
@@ -563,9 +578,18 @@ def verdict(
     if apart[name] - apart[best] > float(np.hypot(error[name], error[best])):
         name = best
     if apart[name] - CLEAR * error[name] < -RELEVANT * abs(scale):
-        return f"{_SIMPLER[name]} does as well or better, and is simpler: use it{how and f', {how}'}{remark(name)}."
-    said = f"{_SIMPLER[name]} does as well and is simpler{how and f' ({how})'}"
+        return f"{_SIMPLER[name]} does as well or better, and is simpler: use it{_clause(how(name))}{remark(name)}."
+    said = f"{_SIMPLER[name]} does as well and is simpler{_clause(how(name))}"
     return f"{said}; Fedkin's model loses next to nothing{remark(name)}."
+
+
+def _how(name: str) -> str:
+    """Return how a simpler model is made."""
+    return f"leave out {argument('boost')}" if name == PLAIN else "in Python with fedkin.fitting.baseline_models"
+
+
+def _clause(text: str) -> str:
+    return text and f" ({text})"
 
 
 def _unknown(scale: float, names: list[str], apart: Mapping[str, float], error: Mapping[str, float]) -> str:

@@ -61,10 +61,11 @@ class _Kin(PerSite):
     unseen: Unseen = "raise"
     fixed: Sequence[str] = ()
     spline: Spline | None = None
+    boost: bool = False
 
     def _options(self) -> FitOptions:
         how: dict[str, Any] = {"fit_intercept": self.fit_intercept, "seed": self._seed(), "fixed": self.fixed}
-        return FitOptions(method="kin", loss=self._loss(), **how)
+        return FitOptions(method="kin", loss=self._loss(), boost=self.boost, **how)
 
     def _keep(self, model: FittedModel) -> None:
         self.kin_ = model.kin
@@ -131,6 +132,9 @@ class KinRegressor(_Kin, SiteRegressor):
     spline : sequence of str or int, or mapping, optional
         Columns of X, by name or number, whose effects are curves: natural cubic splines with 5 knots at quantiles. A
         mapping has other numbers of knots, or knots.
+    boost : bool
+        Whether to add a column: the cross-fitted prediction of one boosting model of all rows (LightGBM), for effects
+        that are not linear. For the losses "linear", "logistic" and "poisson".
 
     Attributes
     ----------
@@ -172,7 +176,7 @@ class KinClassifier(_Kin, SiteClassifier):
     ----------
     loss : str or Loss
         "logistic" (also "auto"), which becomes multinomial for more than two classes, or "multinomial".
-    fit_intercept, random_state, warm_start, site_column, unseen, fixed, spline
+    fit_intercept, random_state, warm_start, site_column, unseen, fixed, spline, boost
         As in `KinRegressor`.
 
     Attributes
@@ -290,6 +294,7 @@ class _FedADMM(PerSite):
     site_column: str | int | None = None
     unseen: Unseen = "raise"
     spline: Spline | None = None
+    boost: bool = False
 
     def _options(self) -> FitOptions:
         named = {name: _NAMES.get(name, name) for name in DEFAULTS}

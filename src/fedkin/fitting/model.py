@@ -16,6 +16,7 @@ from fedkin._base import Array, Index, check_choice, count, html_card, some_of
 from fedkin.core import Columns, Summary
 from fedkin.data import Federation, HasSites, Rows, Schema, columns_of, raise_findings
 from fedkin.errors import DataError, ParameterError, SolverError
+from fedkin.fitting.boosting import Boosting
 from fedkin.fitting.options import (
     Unseen,
     class_numbers,
@@ -128,6 +129,8 @@ class FittedModel(HasSites):
     history : mapping or None
         How the fit came about, in plain values, for its report: the curve of the cross-validation (``choice``), groups
         along the path (``path``), edges that were dropped, the digest of the data, the command.
+    boosting : Boosting or None
+        The boosting model whose prediction is the last of the features.
 
     Examples
     --------
@@ -162,6 +165,7 @@ class FittedModel(HasSites):
     comparison: Mapping[str, Any] | None = None
     history: Mapping[str, Any] | None = None
     baseline: Baselines | None = None
+    boosting: Boosting | None = None
 
     def __post_init__(self) -> None:
         wrong = ~(np.isfinite(self.coef).all(axis=(1, 2)) & np.isfinite(self.intercept).all(axis=1))
@@ -417,6 +421,13 @@ class FittedModel(HasSites):
             ends = np.stack([mean, np.minimum(ends[1], mean), np.maximum(ends[2], mean)])
         return Predicted(*ends)
 
+    def _features(self, X: object) -> Array:
+        """Return the features ``(n, q)``, the prediction of the boosting model among them if there is one."""
+        if self.boosting is None:
+            return feature_matrix(X, self.feature_names, self.schema)
+        rows = feature_matrix(X, self.feature_names[:-1], self.schema)
+        return np.column_stack([rows, self.boosting.predict(rows)])
+
     def _with_ones(self, rows: Array) -> Array:
         rows = rows if self.baseline is None else rows - self.baseline.at  # hazards are relative to this row
         return np.column_stack([np.ones(len(rows)), rows]) if self.fit_intercept else rows
@@ -485,7 +496,7 @@ class FittedModel(HasSites):
         if offset is None and self.schema is not None and is_table(X):
             raise_findings(self.schema.check(columns := columns_of(X), target=False))
             offset = self.schema.offset_of(columns)
-        rows = feature_matrix(X, self.feature_names, self.schema)
+        rows = self._features(X)
         position = site_positions(site, len(rows), self.index, unseen)
         return rows, position, offset_column(offset, len(rows), needed=self.offset_name is not None)
 
@@ -602,7 +613,7 @@ class FittedModel(HasSites):
             kind = type(site).__name__
             raise DataError(f"a new site comes with Rows, (X, y), a table, a Summary or nothing, got {kind}")
         X, y, offset, weight = parts
-        rows = feature_matrix(X, self.feature_names, self.schema)
+        rows = self._features(X)
         if self.loss.target is not None:
             if y is None:
                 raise DataError(f"the rows of the new site have no target {self.target_name or 'y'!r}")

@@ -31,7 +31,7 @@ AUTO = "auto"
 STEP_OPTIONS = ("step", "kappa", "rho", "average", "gradient")
 ROUND_OPTIONS = (*STEP_OPTIONS, "availability", "weighting", "fuse", "stop")
 #: Options that both methods have, and those of kin; all others are the fused estimator's.
-SHARED = frozenset({"method", "loss", "messages", "fixed", "fit_intercept", "standardize", "seed", "n_jobs"})
+SHARED = frozenset({"method", "loss", "messages", "fixed", "boost", "fit_intercept", "standardize", "seed", "n_jobs"})
 KIN_ONLY = frozenset({"messages", "fixed"})
 
 
@@ -85,6 +85,10 @@ class FitOptions:
         "Columns with one effect, the same at all sites: a population effect. So have columns that are constant within "
         "nearly all sites.",
     ] = ()
+    boost: Annotated[
+        bool,
+        "Add a column for effects that are not linear: the cross-fitted prediction of a boosting model of all rows.",
+    ] = False
     penalty: Annotated[
         PenaltyName,
         "Norm of the difference between two neighbours: l1 fuses single coefficients, l2 and linf whole sites.",

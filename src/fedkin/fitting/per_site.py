@@ -102,7 +102,7 @@ class _RowsSoFar:
         """Return sums where they tell everything and take less memory than the rows."""
         rows, folds = self.rows, options.cv_folds if options.chosen == "fused" else 1
         small = len(rows.X) <= rows.n_sites * folds * (rows.n_features + 2)
-        if not quadratic or options.solver != "exact" or small:
+        if not quadratic or options.solver != "exact" or options.boost or small:
             return self
         # without an intercept a shift of the features would be another model
         shift = np.average(rows.X, axis=0, weights=rows.weight) if options.fit_intercept else 0 * rows.X[0]
@@ -136,6 +136,15 @@ def _curves(rows: Federation, spline: Spline) -> Schema:
     cells = dict(zip(names, rows.X.T, strict=True))
     made = with_curves([Column(name) for name in names], wanted, lambda some: {name: cells[name] for name in some})
     return Schema(made, agreed=False)
+
+
+def _with_fixed_curves(options: FitOptions, schema: Schema) -> FitOptions:
+    """Return the options of kin with the columns of curves among the fixed ones."""
+    if options.chosen != "kin":
+        return options
+    curves = {column.name: column.encoded for column in schema.features if column.knots}
+    named = [name for name in options.fixed if name not in curves]
+    return replace(options, fixed=(*named, *(name for names in curves.values() for name in names)))
 
 
 # --- what all estimators share ----------------------------------------------------------------------------------
@@ -275,6 +284,7 @@ class PerSite:
         if schema is not None:
             table = dict(zip(came.feature_names, came.X.T, strict=True))
             came = came.replaced(X=schema.encoded(table), feature_names=schema.names)
+            options = _with_fixed_curves(options, schema)
         rows = _RowsSoFar(came) if earlier is None else earlier.with_rows(came)
         if graph is not None and not isinstance(graph, Graph):
             if not hasattr(graph, "is_directed"):

@@ -13,6 +13,7 @@ from fedkin._base import Array, Index, count, listed
 from fedkin.core import Columns, FileRows, Summaries
 from fedkin.data import INTERCEPT, Federation, Schema
 from fedkin.errors import DataError, ParameterError, argument
+from fedkin.fitting.boosting import BOOSTING, Boosting, fit_boosting
 from fedkin.fitting.model import FittedModel, FusedFit, columns_for, schema_columns
 from fedkin.fitting.options import AUTO, FitOptions, class_numbers
 from fedkin.fitting.survival import Baselines
@@ -53,6 +54,7 @@ class Prepared:
     offset_name: str | None = None
     schema: Schema | None = None
     fixed: tuple[str, ...] = ()  # columns whose coefficients are the same at all sites
+    boosting: Boosting | None = None
 
     @property
     def rows(self) -> Federation:
@@ -81,7 +83,7 @@ class Prepared:
         columns = self.columns
         kin = None if found.kin is None else found.kin.in_units(columns.A, columns.shift, columns.parameter_names)
         n = np.rint(self.original.n_samples).astype(np.int64)
-        about = {name: getattr(self, name) for name in ("classes", "target_name", "offset_name", "schema")}
+        about = {name: getattr(self, name) for name in ("classes", "target_name", "offset_name", "schema", "boosting")}
         about |= {name: getattr(found, name) for name in ("fused", "notes", "history")}
         how = {"kin": kin, "options": options.plain()}
         model = build_model(found.theta, columns, self.loss, found.graph, n, found.groups, **about, **how)
@@ -123,6 +125,8 @@ def prepare(
     `Federation.from_schema`, or the sites have summed up rows that it prepared; then classes, centre and scale are what
     was agreed on. Otherwise the means that stand in for missing cells are learned from these rows.
     """
+    if options.boost and (schema is not None or not data.in_memory):
+        raise ParameterError(f"{argument('boost')} needs all rows in memory, and no contract: leave it out")
     scaled = options.standardize and options.chosen == "fused" if standardize is None else standardize
     if not data.has_rows:
         made = _prepared_summaries(data, options, schema, scaled)
@@ -132,7 +136,10 @@ def prepare(
         made = Prepared(data, data, data.loss, columns, data.classes, roles.target, data.schema.offset, data.schema)
     else:
         made = _prepared_rows(data, options, schema, scaled)
-    return replace(made, fixed=(*made.fixed, *_fixed_columns(made, options.fixed)))
+    features = () if made.schema is None else made.schema.features
+    curves = (name for column in features if column.knots for name in column.encoded)
+    fixed = dict.fromkeys([*made.fixed, *curves, *_fixed_columns(made, options.fixed)])
+    return replace(made, fixed=tuple(fixed))
 
 
 def _fixed_columns(prepared: Prepared, named: Sequence[str]) -> tuple[str, ...]:
@@ -157,7 +164,13 @@ def _prepared_rows(federation: Federation, options: FitOptions, schema: Schema |
         federation = federation if filled is federation.X else federation.replaced(X=filled)
     loss, classes, encoded = _encoded(federation, options.loss, schema)
     intercept = options.fit_intercept and loss.takes_intercept and not loss.location
+    boosting = None
+    if options.boost:
+        boosting, column = fit_boosting(encoded, loss, options.seed)
+        X, names = np.column_stack([encoded.X, column]), (*encoded.feature_names, BOOSTING)
+        federation, encoded = (one.replaced(X=X, feature_names=names) for one in (federation, encoded))
     about: dict[str, Any] = {"classes": classes, "target_name": federation.target_name, "schema": learned}
+    about["boosting"] = boosting
     if schema is not None:
         columns = schema_columns(schema, loss, intercept)
         encoded = encoded.replaced(X=schema.scaled(encoded.X, intercept))

@@ -7,6 +7,7 @@ It holds nothing that can run code when it is read:
 - ``edges.csv``: the graph that was used. The ends are named by id and by row number of the site;
 - ``kin.json`` and ``kin.npz``, with the method kin: its result, numbers and names in JSON, arrays by field;
 - ``comparison.json``, where there was one: errors of the other methods on held-out rows;
+- ``boosting-1.txt`` to ``boosting-5.txt``, with a boosting model: its parts in LightGBM's text format;
 - ``history.json``, where it is known: how the fit came about, for its report;
 - ``baseline.json``, of losses with hazards: the cumulative baseline hazard of every site, in steps.
 """
@@ -38,6 +39,7 @@ from fedkin import __version__
 from fedkin._base import Array, Index, listed, replacing_directory
 from fedkin.data import Schema
 from fedkin.errors import ModelFileError, ParameterError
+from fedkin.fitting.boosting import PARTS, Boosting
 from fedkin.fitting.model import FittedModel, FusedFit
 from fedkin.fitting.survival import Baselines
 from fedkin.graph import Graph
@@ -50,7 +52,8 @@ _KIN, _KIN_ARRAYS = "kin.json", "kin.npz"
 #: Files of plain values that a model need not have, by the attribute that they hold.
 _OPTIONAL = {"comparison": "comparison.json", "history": "history.json"}
 _BASELINE = "baseline.json"
-_MORE = (_KIN, _KIN_ARRAYS, *_OPTIONAL.values(), _BASELINE)
+_BOOSTING = tuple(f"boosting-{k}.txt" for k in range(1, PARTS + 1))
+_MORE = (_KIN, _KIN_ARRAYS, *_OPTIONAL.values(), _BASELINE, *_BOOSTING)
 _FILES = (_MODEL, _COEFFICIENTS, _EDGES, *_MORE)
 _LEADING = ("site", "site_type", "group", "n_samples", "class", "intercept")
 _STALE_SECONDS = 3600.0
@@ -93,6 +96,8 @@ def save(model: FittedModel, directory: str | os.PathLike[str]) -> None:
         stream = io.BytesIO()
         np.savez(stream, allow_pickle=False, **arrays)
         contents[_KIN_ARRAYS] = stream.getvalue()
+    if model.boosting is not None:
+        contents |= {name: text.encode() for name, text in zip(_BOOSTING, model.boosting.texts, strict=True)}
     for attribute, name in _OPTIONAL.items():
         if getattr(model, attribute) is not None:
             contents[name] = _json(getattr(model, attribute))
@@ -301,6 +306,7 @@ def load(directory: str | os.PathLike[str], *, loss: Loss | None = None) -> Fitt
         fused=_read_fused(folder / _MODEL, about.fused),
         notes={sites[u]: lines for u, lines in about.notes},
         schema=_read_schema(folder / _MODEL, about),
+        boosting=_read_boosting(folder, contents),
         **kept,
     )
 
@@ -385,12 +391,20 @@ def _read_fused(path: Path, plain: dict[str, Any] | None) -> FusedFit | None:
         _damaged(path, f"its entry fused does not hold together ({error})")
 
 
+def _read_boosting(folder: Path, contents: Mapping[str, bytes]) -> Boosting | None:
+    present = [name for name in _BOOSTING if name in contents]
+    if present and len(present) < PARTS:
+        _damaged(folder / _MODEL, f"it has {len(present)} of {PARTS} parts of a boosting model")
+    return Boosting(tuple(contents[name].decode(errors="replace") for name in present)) if present else None
+
+
 def _read_schema(path: Path, about: _Description) -> Schema | None:
     try:
         schema = None if about.table_schema is None else Schema.from_plain(about.table_schema)
     except ParameterError as error:
         _damaged(path, f"its schema does not hold together: {error}")
-    if schema is not None and schema.names != about.features:
+    boosted = _BOOSTING[0] in about.checksums
+    if schema is not None and schema.names != (about.features[:-1] if boosted else about.features):
         _damaged(path, "its schema does not match its features")
     return schema
 

@@ -44,6 +44,7 @@ class Loss(ABC):
     metric: ClassVar[str | None] = None  # names the error of `row_errors`; None where the loss itself scores rows
     ratio: ClassVar[str | None] = None  # what the exponential of a coefficient is called, where results show it
     purpose: ClassVar[str] = ""  # targets that it is meant for ("counts"), where that is not plain from `target`
+    boosting: ClassVar[str | None] = None  # objective of LightGBM with the same mean response, where there is one
     takes_intercept: bool = True  # predictors have a level of their own
     location: bool = False  # theta is a point among the rows: it moves with them, without intercept or predictor
     additive: bool = True  # the loss of rows adds up from parts of them; else rows count among those of their site

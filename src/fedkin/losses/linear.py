@@ -17,6 +17,7 @@ class LinearLoss(ScalarLoss):
     name = "linear"
     link = "identity"
     metric = "mean squared error"
+    boosting = "regression"
     curvature_bound = 1.0
     quadratic = True
     strictly_convex = True

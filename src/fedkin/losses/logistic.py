@@ -26,6 +26,7 @@ class LogisticLoss(ScalarLoss):
     target = "class"
     link = "logit"
     metric = "log-loss"
+    boosting = "binary"
     curvature_bound = 0.25
     wanted = "targets 0 and 1"
     strictly_convex = True

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 from scipy.optimize import brentq
@@ -33,6 +33,7 @@ class NegativeBinomialLoss(PoissonLoss):
 
     name = "negbinomial"
     metric = "mean negative binomial deviance"
+    boosting: ClassVar[str | None] = None
     purpose = "counts that vary more than Poisson counts"
 
     def __post_init__(self) -> None:

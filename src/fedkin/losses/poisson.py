@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,6 +24,7 @@ class PoissonLoss(LogLinkLoss):
     name = "poisson"
     target = "count"
     metric = "mean Poisson deviance"
+    boosting: ClassVar[str | None] = "poisson"
     purpose = "counts of events"
     wanted = "counts of at least 0"
     minimiser = "separable"
