@@ -38,6 +38,7 @@ from fedkin.federate import Contract, Organiser
 from fedkin.federate.sharing import read_summaries
 from fedkin.fitting import Data, FitOptions, Queries
 from fedkin.fitting.options import AUTO
+from fedkin.fitting.preparation import with_fixed_curves
 from fedkin.graph import Graph
 from fedkin.kin import Covariates, covariate_graph, covariate_remarks, read_covariates
 from fedkin.losses import loss_for, loss_kind, loss_names
@@ -320,7 +321,7 @@ def _open_files(path: Path, how: FitOptions, columns: Mapping[str, Any]) -> Open
         note(text)
     offset = columns.get("offset") or columns.get("exposure")
     known = {"schema": streamed.schema, "target_name": target, "offset_name": offset, "origin": None}
-    return Opened(streamed.summaries, how, known=known)
+    return Opened(streamed.summaries, with_fixed_curves(how, streamed.schema), known=known)
 
 
 # --- tables in memory -------------------------------------------------------------------------------------------------

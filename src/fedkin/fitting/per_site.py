@@ -24,7 +24,7 @@ from fedkin.fitting.fused import silent
 from fedkin.fitting.methods import method_for, warn_of_rows, with_covariates
 from fedkin.fitting.model import FittedModel
 from fedkin.fitting.options import AUTO, FitOptions, Unseen, with_exposure
-from fedkin.fitting.preparation import Prepared, prepare
+from fedkin.fitting.preparation import Prepared, prepare, with_fixed_curves
 from fedkin.fitting.scoring import AtSites, refuse_text, request_all, split_column
 from fedkin.fitting.survival import site_concordances, survival_target
 from fedkin.graph import Graph
@@ -136,15 +136,6 @@ def _curves(rows: Federation, spline: Spline) -> Schema:
     cells = dict(zip(names, rows.X.T, strict=True))
     made = with_curves([Column(name) for name in names], wanted, lambda some: {name: cells[name] for name in some})
     return Schema(made, agreed=False)
-
-
-def _with_fixed_curves(options: FitOptions, schema: Schema) -> FitOptions:
-    """Return the options of kin with the columns of curves among the fixed ones."""
-    if options.chosen != "kin":
-        return options
-    curves = {column.name: column.encoded for column in schema.features if column.knots}
-    named = [name for name in options.fixed if name not in curves]
-    return replace(options, fixed=(*named, *(name for names in curves.values() for name in names)))
 
 
 # --- what all estimators share ----------------------------------------------------------------------------------
@@ -284,7 +275,7 @@ class PerSite:
         if schema is not None:
             table = dict(zip(came.feature_names, came.X.T, strict=True))
             came = came.replaced(X=schema.encoded(table), feature_names=schema.names)
-            options = _with_fixed_curves(options, schema)
+            options = with_fixed_curves(options, schema)
         rows = _RowsSoFar(came) if earlier is None else earlier.with_rows(came)
         if graph is not None and not isinstance(graph, Graph):
             if not hasattr(graph, "is_directed"):

@@ -142,6 +142,15 @@ def prepare(
     return replace(made, fixed=tuple(fixed))
 
 
+def with_fixed_curves(options: FitOptions, schema: Schema) -> FitOptions:
+    """Return the options of kin with the columns of a table's curves among the fixed ones, for data without a schema."""
+    if options.chosen != "kin":
+        return options
+    curves = {column.name: column.encoded for column in schema.features if column.knots}
+    named = [name for name in options.fixed if name not in curves]
+    return replace(options, fixed=(*named, *(name for names in curves.values() for name in names)))
+
+
 def _fixed_columns(prepared: Prepared, named: Sequence[str]) -> tuple[str, ...]:
     """Return the prepared columns that are meant: a category has several."""
     columns, schema = [name for name in prepared.columns.names if name != INTERCEPT], prepared.schema
