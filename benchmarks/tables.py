@@ -38,6 +38,7 @@ from solvers.measure import surroundings
 from solvers.tables import insert
 from table_methods import METHODS, Method, score
 from table_pages import render
+from table_sources import MORE, load_more
 
 DOCS = Path(__file__).resolve().parent.parent / "docs" / "real-data.md"
 
@@ -96,7 +97,7 @@ BRIEF = ("table", "method", "split", "error", "seconds", "failed", "groups")
 
 def wanted(options: argparse.Namespace) -> list[Task]:
     """All fits, split by split."""
-    names = [name for name in table_names() if any(word in name for word in options.only.split(","))]
+    names = [name for name in (*table_names(), *MORE) if any(word in name for word in options.only.split(","))]
     methods = [one for one in METHODS if any(one.name.startswith(word) for word in options.methods.split(","))]
     return [
         Task(name, options.data, options.generated, split, method.name)
@@ -159,7 +160,9 @@ def settle_down(cores: Any) -> None:
 
 
 @cache
-def tables(name: str, folder: Path | None, generated: bool) -> PublicTable:
+def tables(name: str, folder: Path | None, generated: bool) -> PublicTable | None:
+    if name in MORE:
+        return None if generated else load_more(name, folder)
     if not generated:
         try:
             return load_table(name, folder)
@@ -172,6 +175,8 @@ def one_row(task: Task, limit: float) -> dict[str, Any]:
     """What a fit gives, or why there is none."""
     table = tables(task.table, task.folder, task.generated)
     method = next(one for one in METHODS if one.name == task.method)
+    if table is None:
+        return {"failed": "the file is not there", "table": task.table, "method": task.method, "split": task.split}
     held_out = table.held_out(task.split)
     train, test = table.federation.take(~held_out), table.federation.take(held_out, allow_empty=True)
     why = method.skip(table.loss, train)

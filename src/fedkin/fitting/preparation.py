@@ -143,7 +143,7 @@ def prepare(
 
 
 def with_fixed_curves(options: FitOptions, schema: Schema) -> FitOptions:
-    """Return the options of kin with the columns of a table's curves among the fixed ones, for data without a schema."""
+    """Return the options of kin with the columns of curves among the fixed ones, for data without a schema."""
     if options.chosen != "kin":
         return options
     curves = {column.name: column.encoded for column in schema.features if column.knots}
