@@ -192,7 +192,7 @@ def test_fit_and_report_write_the_same_page(tmp_path: Path, capsys: pytest.Captu
     assert told["command"].startswith("fedkin fit '") and "my rows.csv' --site site" in told["command"]
     assert told["facts"]["SHA-256 of the data"] == hashlib.sha256(table.read_bytes()).hexdigest()
     assert told["facts"]["Fedkin"] == fedkin.__version__ and told["options"]["select"] == "holm"
-    assert sorted(load(tmp_path / "model").history) == ["choice", "command", "data", "dropped", "path"]
+    assert sorted(load(tmp_path / "model").history) == ["choice", "command", "data", "deviations", "dropped", "path"]
 
 
 @pytest.fixture(scope="module")

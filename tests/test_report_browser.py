@@ -6,6 +6,7 @@ FEDKIN_PICTURES=DIR keeps a screenshot of every page, light and dark, wide and a
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -178,6 +179,9 @@ def frame_of(page: Any, selector: str) -> dict[str, float]:
 def test_pages_are_drawn(name: str, dark: bool, width: int, request: pytest.FixtureRequest, shown: Any) -> None:
     page = shown(request.getfixturevalue(name), dark=dark, width=width)
     assert page.inner_text("h1") and page.inner_text(".lead")
+    if name == "unresolved":
+        assert page.locator(".ranked circle").count() == 15 and not page.is_visible(".matrix canvas")
+        page.click("text=Every pair of sites")
     assert drawn(page, ".graph canvas") and drawn(page, ".matrix canvas")
     assert page.evaluate("document.documentElement.scrollWidth <= window.innerWidth"), "nothing sticks out"
     background = page.evaluate("getComputedStyle(document.body).backgroundColor")
@@ -215,7 +219,8 @@ def test_the_comparison_and_the_path(demo: str, shown: Any) -> None:
     words = page.inner_text("#comparison")
     for method in ("Local", "Global", "Site intercepts", "Fedkin"):
         assert method in words
-    assert "gain over going alone" in words
+    assert "gain over their own models" in words
+    assert page.locator("#comparison .gains circle, #comparison .gains .loss path").count() == 20
     page.click("#comparison summary")
     assert page.locator("#comparison tbody tr[data-site]").count() == 12
     assert page.locator("#path svg").count() == 2 and "lam =" in page.inner_text("#path")
@@ -229,7 +234,7 @@ def test_matrix_graph_and_table_are_linked(landmine: str, shown: Any) -> None:
     page = shown(landmine)
     box = frame_of(page, ".matrix canvas")
     page.mouse.move(box["x"] + box["width"] * 0.5, box["y"] + box["height"] * 0.3)
-    assert "kin with probability" in page.inner_text(".matrix .said")
+    assert "alike with probability" in page.inner_text(".matrix .said")
     hovered = page.inner_text(".graph .said").split(":")[0]
     assert page.inner_text(".matrix .said").startswith(f"{hovered} and ")
     page.mouse.click(box["x"] + box["width"] * 0.5, box["y"] + box["height"] * 0.3)
@@ -260,6 +265,7 @@ def test_coefficients_are_sorted_and_searched(landmine: str, shown: Any) -> None
     assert "13" in page.inner_text("#coefficients .count")
     page.fill("#coefficients input[type=search] >> nth=0", "no such site")
     assert page.inner_text("#coefficients .count") == "0 sites"
+    assert "No site or group is called “no such site”." in page.inner_text("#coefficients tbody >> nth=0")
 
 
 def test_the_map_of_states(election: str, shown: Any) -> None:
@@ -316,13 +322,14 @@ def test_huge_errors_do_not_flatten_the_others(width: int, shown: Any, folder: P
     }
     page = shown(written(folder, f"huge-{width}", replace(model, comparison=found)), width=width)
     assert "8.90e10" in page.inner_text("#comparison")
-    assert page.locator("#comparison .cut").count() == 1 and "(\u00d7 10\u2079)" in page.inner_text("#comparison")
-    bars = page.evaluate("document.querySelector('#comparison path.gain').getBBox().height")
-    frame = page.evaluate("document.querySelectorAll('#comparison svg')[1].getBBox().height")
-    second = page.evaluate(
-        "Number(document.querySelector('#comparison path.gain').getAttribute('d').split('z')[1].match(/V([0-9.]+)/)[1])"
-    )
-    assert bars > 0.3 * frame and second < 0.7 * frame, "the second bar is not a hair line"
+    assert page.locator("#comparison .cut").count() == 2 and "(\u00d7 10\u2079)" in page.inner_text("#comparison")
+    places = [
+        float(x)
+        for x in page.locator("#comparison .gains circle").evaluate_all("all => all.map(one => one.getAttribute('cx'))")
+    ]
+    wide = page.evaluate("document.querySelector('#comparison .gains svg').viewBox.baseVal.width")
+    assert max(places) - min(places) > 0.1 * wide, "the other sites are not one line"
+    assert page.locator("#comparison .gains .cut").count() == 1
     words = page.evaluate(
         """[...document.querySelectorAll('#comparison svg')].map(one => [...one.querySelectorAll('text')]
         .map(text => text.getBoundingClientRect()).map(box => [box.left, box.top, box.right, box.bottom]))"""
@@ -337,8 +344,62 @@ def test_no_groups_resolved_is_said_in_peace(unresolved: str, shown: Any) -> Non
     page = shown(unresolved)
     title = "No groups resolved: the 15 sites differ gradually, or too little for groups to show."
     assert page.inner_text("h1") == title
-    assert "a result, not a failure" in page.inner_text(".calm")
+    assert "they differ gradually" in page.inner_text("#kin")
     assert page.locator(".legend-groups").count() == 0
+    page.click(".ranked [data-site='3']")
+    assert page.inner_text(".card h3").strip() == "school 3"
+
+
+def test_the_address_keeps_the_choice(landmine: str, shown: Any) -> None:
+    page = shown(landmine)
+    page.fill(".card input", "no such site")
+    page.keyboard.press("Tab")
+    assert "No site is called" in page.inner_text(".card")
+    page.click("#coefficients button.site >> nth=2")
+    chosen = page.inner_text(".card h3").strip()
+    assert page.input_value(".card input") == chosen and page.url.endswith(f"#site={chosen}")
+    again = shown(page.url)
+    assert again.inner_text(".card h3").strip() == chosen
+    again.click(".legend-groups button >> nth=1")
+    assert again.inner_text(".card h3").strip() == "Group 2" and again.url.endswith("#group=2")
+    assert again.locator(".card .members button").count() > 1 and again.input_value(".card input") == ""
+
+
+def test_effects_as_odds_ratios_and_files_to_save(landmine: str, shown: Any) -> None:
+    page = shown(landmine)
+    cells = page.locator("#coefficients .block >> nth=0").locator("tbody td:nth-child(3)")
+    before = [float(text.replace("\u2212", "-")) for text in cells.all_inner_texts()]
+    page.click("button:text-is('odds ratio')")
+    after = [float(text) for text in cells.all_inner_texts()]
+    np.testing.assert_allclose(after, np.exp(before), rtol=0.05)
+    with page.expect_download() as saved:
+        page.click("#coefficients button:text-is('CSV') >> nth=0")
+    lines = Path(saved.value.path()).read_text().splitlines()
+    assert lines[0] == "Site,Group,Estimate,Interval" and float(lines[1].split(",")[2]) == pytest.approx(
+        after[0], rel=0.05
+    )
+    page.hover("#coefficients .drawing >> nth=0")
+    with page.expect_download() as saved:
+        page.click("#coefficients button:text-is('SVG') >> nth=0")
+    assert Path(saved.value.path()).read_text().startswith("<svg")
+
+
+def test_groups_are_told_apart_without_red_or_green() -> None:
+    """Simulate deuteranopia (Machado et al. 2009): marks of the same shape differ clearly in the Lab space."""
+    source = (Path(__file__).parents[1] / "web" / "src" / "theme.ts").read_text()
+    machado = np.array([[0.367322, 0.860646, -0.227968], [0.280085, 0.672501, 0.047413], [-0.01182, 0.04294, 0.968881]])
+    xyz = np.array([[0.4124, 0.3576, 0.1805], [0.2126, 0.7152, 0.0722], [0.0193, 0.1192, 0.9505]])
+    for name in ("LIGHT", "DARK"):
+        codes = re.findall("#([0-9a-f]{6})", re.search(rf"const {name} = \[(.*?)\]", source, re.S)[1])
+        colours = np.array([[int(code[k : k + 2], 16) / 255 for k in (0, 2, 4)] for code in codes])
+        linear = np.where(colours <= 0.04045, colours / 12.92, ((colours + 0.055) / 1.055) ** 2.4)
+        seen = np.clip(linear @ machado.T, 0, 1) @ xyz.T / (xyz @ np.ones(3))
+        f = np.where(seen > 0.008856, np.cbrt(seen), 7.787 * seen + 16 / 116)
+        lab = np.column_stack([116 * f[:, 1] - 16, 500 * (f[:, 0] - f[:, 1]), 200 * (f[:, 1] - f[:, 2])])
+        for a in range(12):
+            for b in range(a):
+                apart = np.linalg.norm(lab[a % len(lab)] - lab[b % len(lab)])
+                assert a % 4 != b % 4 or apart > 10, f"{name}: groups {a + 1} and {b + 1}"
 
 
 def test_everything_can_be_done_with_keys(landmine: str, shown: Any) -> None:

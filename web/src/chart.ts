@@ -1,6 +1,6 @@
 // Small charts in SVG: axes with few words, colours from the style sheet.
 import type { ScaleContinuousNumeric } from "d3-scale";
-import { tick as short, svg } from "./dom";
+import { el, save, tick as short, svg } from "./dom";
 
 type Scale = ScaleContinuousNumeric<number, number>;
 
@@ -17,6 +17,35 @@ export function picture(width: number, height: number, label: string): SVGSVGEle
     "aria-label": label,
     class: "chart",
   });
+}
+
+/** A picture with a button that saves it as an SVG file. */
+export function withDownload(chart: SVGSVGElement, name: string): HTMLElement {
+  const button = el("button", { type: "button", class: "save", "aria-label": `Save ${name} as SVG` }, "SVG");
+  button.addEventListener("click", () => save(`${name}.svg`, standalone(chart), "image/svg+xml"));
+  return el("div", { class: "drawing" }, chart, button);
+}
+
+/** A copy that needs no style sheet: what the browser has computed is written into its elements. */
+function standalone(chart: SVGSVGElement): string {
+  const copy = chart.cloneNode(true) as SVGSVGElement;
+  copy.setAttribute("xmlns", "http://www.w3.org/2000/svg");
+  const made = copy.querySelectorAll<SVGElement>("*");
+  chart.querySelectorAll("*").forEach((one, k) => {
+    const style = getComputedStyle(one);
+    for (const name of [
+      "fill",
+      "stroke",
+      "stroke-width",
+      "stroke-dasharray",
+      "font-size",
+      "font-family",
+      "font-weight",
+      "opacity",
+    ])
+      made[k].style.setProperty(name, style.getPropertyValue(name));
+  });
+  return new XMLSerializer().serializeToString(copy);
 }
 
 /** Ticks along the bottom, with hair lines through the chart; no two of their words touch. */

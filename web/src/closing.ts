@@ -1,9 +1,9 @@
-// Whether to trust the result, and how to make it again.
+// Diagnostics, and how to reproduce the fit.
 import type { Model } from "./data";
 import { el, section } from "./dom";
 
 const SIGNS = { good: "✓", fair: "!", bad: "×" };
-const SAID = { good: "fine", fair: "mind", bad: "trouble" };
+const SAID = { good: "good", fair: "caution", bad: "problem" };
 
 export function trustSection(model: Model): HTMLElement {
   const items = model.payload.trust.map((one) =>
@@ -14,7 +14,7 @@ export function trustSection(model: Model): HTMLElement {
       el("div", {}, el("h3", {}, one.title), el("p", {}, one.words)),
     ),
   );
-  return section("trust", "Can it be trusted?", "", el("ul", { class: "trust" }, ...items));
+  return section("trust", "Diagnostics", "", el("ul", { class: "trust" }, ...items));
 }
 
 export function reproduceSection(model: Model): HTMLElement {
@@ -25,7 +25,7 @@ export function reproduceSection(model: Model): HTMLElement {
   for (const [name, value] of Object.entries(options)) table.append(el("dt", {}, name), el("dd", {}, value));
   return section(
     "reproduce",
-    "How to make it again",
+    "Reproduce this fit",
     "The same rows, options and seed give the same model.",
     command ? codeBlock(command) : null,
     list,

@@ -1,11 +1,11 @@
 // Coefficients as a forest: one feature over groups and sites, or all features of one site; and two sites compared.
 import { scaleLinear } from "d3-scale";
-import { bottomAxis, extent, picture, room } from "./chart";
+import { bottomAxis, extent, picture, room, withDownload } from "./chart";
 import type { Model } from "./data";
-import { el, fmt, fresh, plural, section, svg } from "./dom";
+import { decimalsFor, el, fixed, fresh, plural, section, svg } from "./dom";
 import { Pager } from "./pager";
 import type { State } from "./state";
-import { groupColour, onTheme } from "./theme";
+import { groupColour, groupShape, onTheme } from "./theme";
 
 const MOST_GROUPS = 14;
 const MOST_FEATURES = 30;
@@ -13,34 +13,127 @@ const MOST_FEATURES = 30;
 export function coefficientsSection(model: Model, state: State): HTMLElement {
   const { level, left_out } = model.payload.coefficients;
   const target = model.payload.about.target;
+  const effects = new Effects(model);
   const intervals = model.halves
-    ? `Lines of sites are ${Math.round(100 * level)}% intervals.`
+    ? `Lines are ${Math.round(100 * level)}% intervals.`
     : "A fused model has no intervals.";
-  const of = target ? `Effects on ${target}, ` : "Effects ";
-  const scales: Record<string, string> = { logit: "as log-odds ", softmax: "as log-odds ", log: "as log ratios " };
-  const scale = `${scales[model.payload.about.link ?? ""] ?? ""}per unit of a column`;
+  const { classes } = model.payload.about;
+  const what = target === null ? "" : classes?.length === 2 ? ` on ${target} = ${classes[1]}` : ` on ${target}`;
   const note = left_out
-    ? ` The ${plural(left_out, "coefficient")} that differ least between sites are not on this page.`
+    ? ` ${plural(left_out, "coefficient")} that hardly differ between sites are not on this page.`
     : "";
   return section(
     "coefficients",
-    "What each site’s model says",
-    `${of}${scale}. ${intervals}${note}`,
-    oneFeature(model, state),
-    oneSite(model, state),
+    "Effects at each site",
+    `Effects${what}. ${intervals}${note}`,
+    effects.controls(),
+    model.payload.resolved || model.n === 1 ? null : rankedStrip(model, state, effects),
+    oneFeature(model, state, effects),
+    oneSite(model, state, effects),
   );
 }
 
-/** The name of a coefficient with its unit. */
-export function titleOf(model: Model, feature: number): string {
-  const { names, units } = model.payload.coefficients;
-  return units[feature] ? `${names[feature]} (per ${units[feature]})` : names[feature];
+/** How effects are shown: per unit or per standard deviation of a column, added or as ratios. */
+class Effects {
+  perDeviation = false;
+  ratio = false;
+  private readonly listeners: (() => void)[] = [];
+
+  constructor(readonly model: Model) {}
+
+  /** What ratios are called; null where effects only add up. */
+  get ratioName(): string | null {
+    const { link, loss } = this.model.payload.about;
+    if (link === "logit" || link === "softmax") return "odds ratio";
+    return link === "log" ? (loss === "cox" ? "hazard ratio" : "ratio") : null;
+  }
+
+  /** Where an effect of nothing lies. */
+  get none(): number {
+    return this.ratio ? 1 : 0;
+  }
+
+  private factor(feature: number): number {
+    return this.perDeviation ? (this.model.payload.coefficients.deviations?.[feature] ?? 1) : 1;
+  }
+
+  show(value: number, feature: number): number {
+    const scaled = value * this.factor(feature);
+    return this.ratio ? Math.exp(scaled) : scaled;
+  }
+
+  /** An estimate with the ends of its interval, if it has one. */
+  at(site: number, feature: number): { value: number; low: number | null; high: number | null } {
+    const value = this.model.estimate(site, feature);
+    const half = this.model.half(site, feature);
+    const known = half !== null && Number.isFinite(half);
+    return {
+      value: this.show(value, feature),
+      low: known ? this.show(value - half, feature) : null,
+      high: known ? this.show(value + half, feature) : null,
+    };
+  }
+
+  /** Decimals for a coefficient: two digits of a typical half width. */
+  decimals(feature: number): number {
+    const all = this.model.names.map((_, site) => this.at(site, feature));
+    const halves = all
+      .map((one) => (one.low === null || one.high === null ? 0 : (one.high - one.low) / 2))
+      .sort((a, b) => a - b);
+    return decimalsFor(
+      [halves[halves.length >> 1]],
+      all.map((one) => one.value),
+    );
+  }
+
+  title(feature: number): string {
+    const { names, units, deviations } = this.model.payload.coefficients;
+    if (this.perDeviation && deviations?.[feature]) return `${names[feature]} (per standard deviation)`;
+    return units[feature] ? `${names[feature]} (per ${units[feature]})` : names[feature];
+  }
+
+  listen(listener: () => void): void {
+    this.listeners.push(listener);
+  }
+
+  /** Buttons to choose; null where there is nothing to choose. */
+  controls(): HTMLElement | null {
+    const { deviations } = this.model.payload.coefficients;
+    const choice = (label: string, words: [string, string], set: (second: boolean) => void): HTMLElement => {
+      const group = el("span", { class: "choice", role: "group", "aria-label": label });
+      words.forEach((word, k) => {
+        const button = el("button", { type: "button", "aria-pressed": String(k === 0) }, word);
+        button.addEventListener("click", () => {
+          for (const one of group.querySelectorAll("button")) one.setAttribute("aria-pressed", String(one === button));
+          set(k === 1);
+          for (const listener of this.listeners) listener();
+        });
+        group.append(button);
+      });
+      return group;
+    };
+    const all = [
+      deviations &&
+        choice("Unit of effects", ["per unit", "per standard deviation"], (second) => {
+          this.perDeviation = second;
+        }),
+      this.ratioName &&
+        choice(
+          "Scale of effects",
+          [this.ratioName === "odds ratio" ? "log-odds" : "logarithm", this.ratioName],
+          (second) => {
+            this.ratio = second;
+          },
+        ),
+    ].filter((one): one is HTMLElement => Boolean(one));
+    return all.length ? el("div", { class: "bar" }, ...all) : null;
+  }
 }
 
-function featureSelect(model: Model, id: string, first: number): HTMLSelectElement {
+function featureSelect(effects: Effects, id: string, first: number): HTMLSelectElement {
   const select = el("select", { id });
-  model.payload.coefficients.names.forEach((_, k) => {
-    select.append(el("option", { value: k, selected: k === first }, titleOf(model, k)));
+  effects.model.payload.coefficients.names.forEach((name, k) => {
+    select.append(el("option", { value: k, selected: k === first }, name));
   });
   return select;
 }
@@ -85,50 +178,129 @@ interface Domain {
   high: number;
 }
 
-function domainOf(model: Model, feature: number): Domain {
-  const ends: number[] = [0];
-  for (let site = 0; site < model.n; site++) {
-    const value = model.estimate(site, feature);
-    const half = model.half(site, feature) ?? 0;
-    if (Number.isFinite(half)) ends.push(value - half, value + half);
-    else ends.push(value);
+function domainOf(effects: Effects, feature: number, sites: number[], pad = 0.03): Domain {
+  const ends = [effects.none];
+  for (const site of sites) {
+    const { value, low, high } = effects.at(site, feature);
+    ends.push(value, low ?? value, high ?? value);
   }
-  const [low, high] = extent(ends, 0.03);
+  const [low, high] = extent(ends, pad);
   return { low, high };
 }
 
-/** An interval as a small picture: a line, a dot, and where zero is. */
-function interval(value: number, half: number | null, domain: Domain, tint: string): SVGSVGElement {
+/** Intervals of one or two sites as a small picture: lines, marks, and where there is no effect. */
+function intervals(effects: Effects, sites: number[], feature: number, domain: Domain): SVGSVGElement {
+  const { model } = effects;
   const width = 260;
+  const height = sites.length > 1 ? 26 : 18;
   const x = scaleLinear()
     .domain([domain.low, domain.high])
-    .range([4, width - 4])
+    .range([6, width - 6])
     .clamp(true);
-  const drawn = svg("svg", { viewBox: `0 0 ${width} 18`, width, height: 18, class: "interval", "aria-hidden": true });
-  drawn.append(svg("line", { x1: x(0), x2: x(0), y1: 0, y2: 18, class: "zero" }));
-  if (half !== null && Number.isFinite(half)) {
-    drawn.append(
-      svg("line", {
-        x1: x(value - half),
-        x2: x(value + half),
-        y1: 9,
-        y2: 9,
+  const drawn = svg("svg", {
+    viewBox: `0 0 ${width} ${height}`,
+    width,
+    height,
+    class: "interval",
+    "aria-hidden": true,
+  });
+  drawn.append(svg("line", { x1: x(effects.none), x2: x(effects.none), y1: 0, y2: height, class: "zero" }));
+  sites.forEach((site, k) => {
+    const y = sites.length > 1 ? 8 + 10 * k : 9;
+    const { value, low, high } = effects.at(site, feature);
+    const [group, resolved] = [model.groups[site], model.payload.resolved];
+    const tint = groupColour(group, resolved);
+    if (low !== null && high !== null) {
+      const line = {
+        x1: x(low),
+        x2: x(high),
+        y1: y,
+        y2: y,
         stroke: tint,
         "stroke-width": 2,
         "stroke-linecap": "round",
-      }),
-    );
-  }
-  drawn.append(svg("circle", { cx: x(value), cy: 9, r: 4, fill: tint }));
+      };
+      drawn.append(svg("line", line));
+    }
+    const fill = k ? "var(--paper)" : tint;
+    const mark = { d: groupShape(group, 4, resolved), transform: `translate(${x(value)} ${y})`, fill, stroke: tint };
+    drawn.append(svg("path", { ...mark, "stroke-width": k ? 2 : 0 }));
+  });
   return drawn;
 }
 
-function oneFeature(model: Model, state: State): HTMLElement {
+/** Sites whose distance from the average is drawn; of more, the two ends. */
+const MOST_RANKED = 80;
+
+/** Every site's effect in order, with intervals, next to the average: the picture where there are no groups. */
+function rankedStrip(model: Model, state: State, effects: Effects): HTMLElement {
+  const feature = mostVaried(model);
+  const place = el("div");
+  const all = model.names
+    .map((_, site) => site)
+    .sort((a, b) => model.estimate(b, feature) - model.estimate(a, feature));
+  const sites = all.length > MOST_RANKED ? [...all.slice(0, MOST_RANKED / 2), ...all.slice(-MOST_RANKED / 2)] : all;
+  const draw = (): void => {
+    const width = room(760);
+    const row = sites.length > 30 ? 13 : 18;
+    const longest = Math.max(...sites.map((site) => model.names[site].length));
+    const left = Math.min(16 + 6.6 * Math.min(longest, 24), 0.42 * width);
+    const bottom = 8 + row * sites.length;
+    const domain = domainOf(effects, feature, sites);
+    const x = scaleLinear()
+      .domain([domain.low, domain.high])
+      .nice(5)
+      .range([left, width - 12]);
+    const chart = picture(width, bottom + 44, `${effects.title(feature)} at ${plural(sites.length, "site")}, in order`);
+    chart.append(bottomAxis(x, 4, bottom, effects.title(feature), width < 500 ? 3 : 6));
+    const average = x(effects.show(model.payload.coefficients.mean[feature] ?? 0, feature));
+    chart.append(svg("line", { x1: average, x2: average, y1: 4, y2: bottom, class: "average" }));
+    const decimals = effects.decimals(feature);
+    sites.forEach((site, k) => {
+      const y = 8 + row * (k + 0.5);
+      const { value, low, high } = effects.at(site, feature);
+      const name = model.names[site];
+      const range = low === null || high === null ? "" : ` (${fixed(low, decimals)} to ${fixed(high, decimals)})`;
+      const line = svg(
+        "g",
+        { class: "pick", "data-site": site },
+        svg("title", {}, `${name}: ${fixed(value, decimals)}${range}`),
+        svg("rect", { x: 0, y: y - row / 2, width, height: row, class: "catch" }),
+        svg(
+          "text",
+          { x: left - 10, y: y + 4, "text-anchor": "end", class: "hint" },
+          name.length > 24 ? `${name.slice(0, 23)}…` : name,
+        ),
+        low === null || high === null ? null : svg("line", { x1: x(low), x2: x(high), y1: y, y2: y, class: "whisker" }),
+        svg("circle", { cx: x(value), cy: y, r: 3.6, class: "point" }),
+      );
+      line.addEventListener("click", () => state.choose(site));
+      line.addEventListener("mouseenter", () => state.hover(site));
+      line.addEventListener("mouseleave", () => state.hover(null));
+      chart.append(line);
+    });
+    place.replaceChildren(withDownload(chart, "sites"));
+  };
+  draw();
+  effects.listen(draw);
+  onTheme(draw);
+  const name = model.payload.coefficients.names[feature];
+  const some =
+    all.length > sites.length
+      ? ` ${sites.length} of ${all.length} sites are drawn, those farthest from the average.`
+      : "";
+  const words = `Sites in order of ${name}, the coefficient that differs most between them. The dashed line is the average of all sites.${some}`;
+  return el("figure", { class: "ranked" }, place, el("figcaption", {}, words));
+}
+
+function oneFeature(model: Model, state: State, effects: Effects): HTMLElement {
   const id = fresh("feature");
   let feature = mostVaried(model);
-  const select = featureSelect(model, id, feature);
+  const select = featureSelect(effects, id, feature);
+  const all = model.names.map((_, site) => site);
+  let decimals = effects.decimals(feature);
   const groups = el("div", { class: "forest" });
-  let domain = domainOf(model, feature);
+  let domain = domainOf(effects, feature, all);
   const columns = (): ConstructorParameters<typeof Pager>[2]["columns"] => [
     { title: "Site", text: (site) => model.names[site], key: (site) => model.names[site], site: true },
     {
@@ -139,13 +311,14 @@ function oneFeature(model: Model, state: State): HTMLElement {
     },
     {
       title: "Estimate",
-      text: (site) => fmt(model.estimate(site, feature)),
+      text: (site) => fixed(effects.at(site, feature).value, decimals),
+      csv: (site) => effects.at(site, feature).value,
       key: (site) => model.estimate(site, feature),
       number: true,
     },
     {
       title: model.halves ? "Interval" : "Rows",
-      text: (site) => (model.halves ? ends(model, site, feature) : String(model.payload.sites.rows[site])),
+      text: (site) => (model.halves ? ends(effects, site, feature, decimals) : String(model.payload.sites.rows[site])),
       key: (site) => (model.halves ? (model.half(site, feature) ?? 0) : model.payload.sites.rows[site]),
       number: true,
     },
@@ -153,13 +326,7 @@ function oneFeature(model: Model, state: State): HTMLElement {
       title: "Picture",
       text: () => "",
       key: (site) => model.estimate(site, feature),
-      draw: (site) =>
-        interval(
-          model.estimate(site, feature),
-          model.half(site, feature),
-          domain,
-          groupColour(model.groups[site], model.payload.resolved),
-        ),
+      draw: (site) => intervals(effects, [site], feature, domain),
     },
   ];
   const pager = new Pager(model, state, {
@@ -169,8 +336,9 @@ function oneFeature(model: Model, state: State): HTMLElement {
     descending: true,
   });
   const draw = (): void => {
-    domain = domainOf(model, feature);
-    groups.replaceChildren(groupForest(model, feature, domain));
+    domain = domainOf(effects, feature, all);
+    decimals = effects.decimals(feature);
+    groups.replaceChildren(groupForest(effects, feature, domain));
     pager.change({ columns: columns() });
   };
   select.addEventListener("change", () => {
@@ -178,6 +346,7 @@ function oneFeature(model: Model, state: State): HTMLElement {
     draw();
   });
   onTheme(draw);
+  effects.listen(draw);
   draw();
   return el(
     "div",
@@ -193,15 +362,15 @@ function oneFeature(model: Model, state: State): HTMLElement {
   );
 }
 
-function ends(model: Model, site: number, feature: number): string {
-  const half = model.half(site, feature);
-  if (half === null || !Number.isFinite(half)) return "–";
-  const value = model.estimate(site, feature);
-  return `${fmt(value - half)} to ${fmt(value + half)}`;
+function ends(effects: Effects, site: number, feature: number, decimals: number): string {
+  const { low, high } = effects.at(site, feature);
+  return low === null || high === null ? "–" : `${fixed(low, decimals)} to ${fixed(high, decimals)}`;
 }
 
 /** The population and each group: mean of the sites' estimates, and from the least to the largest. */
-function groupForest(model: Model, feature: number, domain: Domain): HTMLElement {
+function groupForest(effects: Effects, feature: number, domain: Domain): HTMLElement {
+  const { model } = effects;
+  const decimals = effects.decimals(feature);
   const { mean, spread } = model.payload.coefficients;
   interface Line {
     name: string;
@@ -216,10 +385,10 @@ function groupForest(model: Model, feature: number, domain: Domain): HTMLElement
   const wide = spread[feature] ?? 0;
   lines.push({
     name: "All sites",
-    hint: `spread ${fmt(wide)}`,
-    value: average,
-    low: average - wide,
-    high: average + wide,
+    hint: "± one sd",
+    value: effects.show(average, feature),
+    low: effects.show(average - wide, feature),
+    high: effects.show(average + wide, feature),
     tint: null,
   });
   if (model.payload.resolved) {
@@ -229,9 +398,9 @@ function groupForest(model: Model, feature: number, domain: Domain): HTMLElement
       lines.push({
         name: model.groupName(group),
         hint: plural(members.length, "site"),
-        value,
-        low: Math.min(...values),
-        high: Math.max(...values),
+        value: effects.show(value, feature),
+        low: effects.show(Math.min(...values), feature),
+        high: effects.show(Math.max(...values), feature),
         tint: groupColour(group),
       });
     });
@@ -245,10 +414,10 @@ function groupForest(model: Model, feature: number, domain: Domain): HTMLElement
     .domain([domain.low, domain.high])
     .nice(5)
     .range([left, width - (narrow ? 62 : 90)]);
-  const label = `${titleOf(model, feature)}: ${lines.map((one) => `${one.name} ${fmt(one.value)}`).join(", ")}`;
+  const label = `${effects.title(feature)}: ${lines.map((one) => `${one.name} ${fixed(one.value, decimals)}`).join(", ")}`;
   const chart = picture(width, bottom + 44, label);
-  chart.append(bottomAxis(x, 4, bottom, titleOf(model, feature), narrow ? 3 : 6));
-  chart.append(svg("line", { x1: x(0), x2: x(0), y1: 4, y2: bottom, class: "zero" }));
+  chart.append(bottomAxis(x, 4, bottom, effects.title(feature), narrow ? 3 : 6));
+  chart.append(svg("line", { x1: x(effects.none), x2: x(effects.none), y1: 4, y2: bottom, class: "zero" }));
   lines.forEach((one, k) => {
     const y = 10 + row * (k + 0.5);
     const tint = one.tint ?? "currentColor";
@@ -267,19 +436,19 @@ function groupForest(model: Model, feature: number, domain: Domain): HTMLElement
       }),
       one.tint === null
         ? svg("path", { d: `M${x(one.value)} ${y - 7}l7 7l-7 7l-7 -7z`, fill: tint })
-        : svg("circle", { cx: x(one.value), cy: y, r: 6, fill: tint }),
-      svg("text", { x: width, y: y + 4, "text-anchor": "end", class: "value" }, fmt(one.value)),
+        : svg("path", { d: groupShape(k - 1, 6), transform: `translate(${x(one.value)} ${y})`, fill: tint }),
+      svg("text", { x: width, y: y + 4, "text-anchor": "end", class: "value" }, fixed(one.value, decimals)),
     );
   });
   const more = model.members.length - MOST_GROUPS;
   const rest = model.payload.resolved && more > 0 ? ` ${plural(more, "smaller group")} not drawn.` : "";
   const caption = model.payload.resolved
-    ? `A group’s dot is the mean of its sites’ estimates, its line reaches from the least to the largest. For all sites the line is one spread either way.${rest}`
-    : "The diamond is the population of sites, its line one spread between sites either way.";
+    ? `A group’s mark is the mean of its sites’ estimates; its line runs from the smallest to the largest. The line of all sites is one standard deviation between sites either way.${rest}`
+    : "The diamond is the population mean; its line is one standard deviation between sites either way.";
   return el(
     "figure",
     {},
-    el("div", { class: "scroll", tabindex: 0, role: "region", "aria-label": "Groups" }, chart),
+    el("div", { class: "scroll", tabindex: 0, role: "region", "aria-label": "Groups" }, withDownload(chart, "groups")),
     el("figcaption", {}, caption),
   );
 }
@@ -296,7 +465,7 @@ function siteInput(model: Model, id: string, list: string): HTMLInputElement {
   });
 }
 
-function oneSite(model: Model, state: State): HTMLElement {
+function oneSite(model: Model, state: State, effects: Effects): HTMLElement {
   const list = fresh("names");
   const ids = [fresh("first"), fresh("second")];
   const inputs = ids.map((id) => siteInput(model, id, list));
@@ -308,12 +477,17 @@ function oneSite(model: Model, state: State): HTMLElement {
       const site = chosen[k];
       if (site !== null) input.value = model.names[site];
     });
-    body.replaceChildren(siteForest(model, chosen[0], chosen[1]));
+    body.replaceChildren(siteForest(effects, chosen[0], chosen[1]));
   };
   inputs.forEach((input, k) => {
     input.addEventListener("change", () => {
-      const site = byName.get(input.value.trim().toLowerCase());
-      chosen[k] = site ?? (k === 1 && !input.value.trim() ? null : chosen[k]);
+      const words = input.value.trim();
+      const site = byName.get(words.toLowerCase());
+      if (site === undefined && words) {
+        body.replaceChildren(el("p", { class: "hint" }, `No site is called “${words}”.`));
+        return;
+      }
+      chosen[k] = site ?? (k === 1 ? null : chosen[k]);
       draw();
     });
   });
@@ -326,6 +500,7 @@ function oneSite(model: Model, state: State): HTMLElement {
     draw();
   });
   onTheme(draw);
+  effects.listen(draw);
   draw();
   return el(
     "div",
@@ -352,7 +527,8 @@ function defaults(model: Model): (number | null)[] {
   return [order[0], order[order.length - 1]];
 }
 
-function siteForest(model: Model, first: number | null, second: number | null): HTMLElement {
+function siteForest(effects: Effects, first: number | null, second: number | null): HTMLElement {
+  const { model } = effects;
   if (first === null) return el("p", { class: "hint" }, "Choose a site.");
   const all = model.payload.coefficients.names.map((_, k) => k);
   const difference = (k: number): number =>
@@ -367,39 +543,47 @@ function siteForest(model: Model, first: number | null, second: number | null): 
     "tr",
     {},
     el("th", { scope: "col" }, "Coefficient"),
-    second === null ? null : el("th", { scope: "col", class: "number" }, "Difference"),
+    second === null ? null : el("th", { scope: "col", class: "number" }, effects.ratio ? "Ratio" : "Difference"),
     ...(second === null ? [first] : [first, second]).map((site) =>
       el("th", { scope: "col", class: "number" }, model.names[site]),
     ),
     el("th", { scope: "col" }, "Picture"),
   );
+  const sites = second === null ? [first] : [first, second];
   const lines = shown.map((k) => {
-    const domain = pairDomain(model, first, second, k);
-    const cells = [el("th", { scope: "row" }, titleOf(model, k))];
+    const decimals = effects.decimals(k);
+    const cells = [el("th", { scope: "row" }, effects.title(k))];
     if (second !== null) {
       const half = model.halfOfDifference(first, second, k);
       const value = difference(k);
       const apart = half !== null && Math.abs(value) > half;
+      const range = `${fixed(effects.show(value - (half ?? 0), k), decimals)} to ${fixed(effects.show(value + (half ?? 0), k), decimals)}`;
       cells.push(
-        el("td", { class: `number ${apart ? "apart" : ""}` }, fmt(value), small(half === null ? "" : `± ${fmt(half)}`)),
+        el(
+          "td",
+          { class: `number ${apart ? "apart" : ""}` },
+          fixed(effects.show(value, k), decimals),
+          small(half === null ? "" : range),
+        ),
       );
     }
-    for (const site of second === null ? [first] : [first, second]) {
-      cells.push(el("td", { class: "number" }, fmt(model.estimate(site, k)), small(ends(model, site, k))));
+    for (const site of sites) {
+      const words = ends(effects, site, k, decimals);
+      cells.push(el("td", { class: "number" }, fixed(effects.at(site, k).value, decimals), small(words)));
     }
-    cells.push(el("td", {}, pairPicture(model, first, second, k, domain)));
+    cells.push(el("td", {}, intervals(effects, sites, k, domainOf(effects, k, sites, 0.05))));
     return el("tr", {}, ...cells);
   });
   const rest = all.length > shown.length ? ` The first ${shown.length} of ${all.length} are shown.` : "";
   const level = Math.round(100 * model.payload.coefficients.level);
   const how = model.knowsDifferences
-    ? "The interval counts what the two sites share only once, so kin differ by less than their own intervals suggest."
-    : "Approximate: the page has too many sites to hold what each two of them share, and takes them as independent, which is too wide for kin. fedkin inspect MODEL --contrast A B has the exact interval.";
+    ? "The interval of the difference counts what the two sites share only once, so it can be narrower than their own intervals suggest."
+    : "Approximate: with this many sites the page treats sites as independent, and the interval is too wide for similar sites. fedkin inspect MODEL --contrast A B gives the exact interval.";
   const words =
     second === null
       ? ""
       : model.halves
-        ? `Sorted by how surely they differ; bold where the ${level}% interval of the difference leaves out zero. ${how}${rest}`
+        ? `Sorted by the evidence for a difference; bold where its ${level}% interval excludes no difference. ${how}${rest}`
         : `Sorted by the size of the difference.${rest}`;
   return el(
     "div",
@@ -426,48 +610,3 @@ function siteForest(model: Model, first: number | null, second: number | null): 
 }
 
 const small = (words: string): HTMLElement | null => (words && words !== "–" ? el("small", {}, words) : null);
-
-function pairDomain(model: Model, first: number, second: number | null, feature: number): Domain {
-  const ends = [0];
-  for (const site of second === null ? [first] : [first, second]) {
-    const half = model.half(site, feature) ?? 0;
-    const value = model.estimate(site, feature);
-    ends.push(value - (Number.isFinite(half) ? half : 0), value + (Number.isFinite(half) ? half : 0));
-  }
-  const [low, high] = extent(ends, 0.05);
-  return { low, high };
-}
-
-function pairPicture(model: Model, first: number, second: number | null, feature: number, domain: Domain): Element {
-  const width = 260;
-  const x = scaleLinear()
-    .domain([domain.low, domain.high])
-    .range([6, width - 6])
-    .clamp(true);
-  const drawn = svg("svg", { viewBox: `0 0 ${width} 26`, width, height: 26, class: "interval", "aria-hidden": true });
-  drawn.append(svg("line", { x1: x(0), x2: x(0), y1: 0, y2: 26, class: "zero" }));
-  const sites = second === null ? [first] : [first, second];
-  sites.forEach((site, k) => {
-    const y = sites.length === 1 ? 13 : 8 + 10 * k;
-    const value = model.estimate(site, feature);
-    const half = model.half(site, feature);
-    const tint = groupColour(model.groups[site], model.payload.resolved);
-    if (half !== null && Number.isFinite(half)) {
-      drawn.append(
-        svg("line", {
-          x1: x(value - half),
-          x2: x(value + half),
-          y1: y,
-          y2: y,
-          stroke: tint,
-          "stroke-width": 2,
-          "stroke-linecap": "round",
-        }),
-      );
-    }
-    drawn.append(
-      svg("circle", { cx: x(value), cy: y, r: 4, fill: k ? "var(--paper)" : tint, stroke: tint, "stroke-width": 2 }),
-    );
-  });
-  return drawn;
-}

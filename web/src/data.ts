@@ -16,6 +16,8 @@ export interface Comparison {
   verdict: string;
   methods: Method[];
   sites: Record<string, (number | null)[]>;
+  /** Standard errors of the gain over Local at each site. */
+  gain_errors: (number | null)[] | null;
   more: Record<string, Record<string, number | null>>;
 }
 
@@ -43,6 +45,7 @@ interface Payload {
     target: string | null;
     loss: string;
     link: string | null;
+    classes: string[] | null;
   };
   sites: { names: string[]; rows: number[]; groups: number[]; notes: Record<string, string[]> };
   order: number[];
@@ -69,6 +72,8 @@ interface Payload {
     mean: (number | null)[];
     spread: (number | null)[];
     left_out: number;
+    /** Standard deviations of the columns over all rows, where the fit kept them. */
+    deviations: (number | null)[] | null;
   };
   comparison: Comparison | null;
   path: {

@@ -4,7 +4,7 @@ import type { Model } from "./data";
 import { el, plural } from "./dom";
 import { graphLayout, type Layout, MOST_SITES, mapLayout } from "./layout";
 import type { State } from "./state";
-import { colour, groupColour, onTheme, shade } from "./theme";
+import { colour, groupColour, groupShape, onTheme, shade } from "./theme";
 
 export type View = "graph" | "map";
 
@@ -175,7 +175,7 @@ export class Graph {
     const site = hovered ?? chosen;
     this.said.textContent =
       site === null
-        ? "Hover or choose a site."
+        ? "Point at a site, or click to choose it."
         : `${model.names[site]}: ${model.groupName(model.groups[site])}, ${plural(model.payload.sites.rows[site], "row")}`;
   }
 
@@ -201,7 +201,10 @@ export class Graph {
       const member = site.get(code);
       context.globalAlpha = 1;
       context.fillStyle = member === undefined ? colour("faint") : this.tint(member);
-      if (member !== undefined && focus !== null && focus !== member) {
+      const chosenGroup = this.state.now.group;
+      if (member !== undefined && focus === null && chosenGroup !== null && model.groups[member] !== chosenGroup) {
+        context.globalAlpha = 0.28;
+      } else if (member !== undefined && focus !== null && focus !== member) {
         context.globalAlpha =
           model.payload.resolved || model.share(focus, member) === null
             ? model.groups[focus] === model.groups[member]
@@ -267,35 +270,40 @@ export class Graph {
       if (this.closed(group)) continue;
       const [x, y] = at(site);
       const share = focus === null || model.payload.resolved ? null : model.share(focus, site);
-      const near = focus === null || site === focus || (share === null ? group === model.groups[focus] : share > 0.5);
+      const member = this.state.now.group === null || focus !== null || group === this.state.now.group;
+      const near =
+        focus === null ? member : site === focus || (share === null ? group === model.groups[focus] : share > 0.5);
       context.globalAlpha = near ? 1 : share === null ? 0.3 : 0.25 + 0.6 * share;
       context.fillStyle = this.tint(site);
-      context.beginPath();
-      context.arc(x, y, layout.dot, 0, 2 * Math.PI);
-      context.fill();
-      if (layout.dot > 2.5) {
-        context.lineWidth = 1.5;
-        context.strokeStyle = colour("paper");
-        context.stroke();
-      }
+      this.mark(site, x, y, layout.dot, layout.dot > 2.5 ? colour("paper") : null, 1.5);
     }
     context.globalAlpha = 1;
     for (const site of [chosen, hovered]) {
       if (site === null) continue;
       const [x, y] = at(site);
-      context.lineWidth = 2.5;
-      context.strokeStyle = colour("ink");
       context.fillStyle = this.tint(site);
-      context.beginPath();
-      context.arc(x, y, Math.max(layout.dot, 4) + 2, 0, 2 * Math.PI);
-      context.fill();
-      context.stroke();
+      this.mark(site, x, y, Math.max(layout.dot, 4) + 2, colour("ink"), 2.5);
       this.label(model.names[site], x, y - layout.dot - 10);
     }
     if (focus === null && model.n <= MOST_NAMES && !this.bare) this.drawNames(layout.dot, at);
   }
 
-  /** Names of sites where there is room for them: beside no other name, and over no other site. */
+  /** Draw the mark of a site's group. */
+  private mark(site: number, x: number, y: number, r: number, outline: string | null, width: number): void {
+    const { context, model } = this;
+    const shape = new Path2D(groupShape(model.groups[site], r, model.payload.resolved));
+    context.save();
+    context.translate(x, y);
+    context.fill(shape);
+    if (outline) {
+      context.lineWidth = width;
+      context.strokeStyle = outline;
+      context.stroke(shape);
+    }
+    context.restore();
+  }
+
+  /** Names of sites where there is room for them: not over another name or site. */
   private drawNames(dot: number, at: (site: number) => [number, number]): void {
     const { context, model, size } = this;
     context.font = "11px system-ui, sans-serif";

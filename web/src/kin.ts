@@ -1,40 +1,40 @@
-// Who is kin: graph or map beside the matrix, and a card about the chosen site.
+// Which sites are alike: a graph or map and the matrix of pairs, and a card about the chosen site.
 import { gainOverLocal } from "./compare";
 import type { Model } from "./data";
-import { el, fmt, fresh, plural, section } from "./dom";
+import { decimalsFor, el, fixed, fresh, plural, section, share } from "./dom";
 import { Graph } from "./graph";
 import { Matrix } from "./matrix";
 import type { State } from "./state";
-import { groupColour, onTheme } from "./theme";
+import { groupMark, onTheme } from "./theme";
 
 const MOST_OFFERED = 1000;
 
 export function kinSection(model: Model, state: State): HTMLElement {
   const kin = model.payload.method === "kin";
-  const about = model.payload.resolved
+  const { resolved, places } = model.payload;
+  const about = resolved
     ? kin
-      ? "Colours are groups. The matrix has the probability of every pair to be kin; the graph joins pairs that are kin rather than not."
-      : "Colours are groups. The matrix has the share of coefficients that two sites have in common; the graph has the edges that were used."
-    : "There are no groups to colour by: colours say how far a site’s coefficients are from the mean of all sites. The matrix still shows who leans towards whom.";
-  return section(
-    "kin",
-    "Who is kin",
-    about,
-    model.payload.resolved ? null : unresolved(model),
-    legend(model, state),
-    el("div", { class: "columns" }, new Graph(model, state).element, new Matrix(model, state).element),
-    siteCard(model, state),
-  );
-}
-
-function unresolved(model: Model): HTMLElement {
-  const words =
-    model.payload.method === "kin"
-      ? "The data do not single out groups. That is a result, not a failure: sites differ by degrees, and every site’s estimates already average over all ways to group them."
+      ? "Colours and shapes are groups. The matrix shows the probability that each pair of sites is alike; the graph joins pairs that are probably alike."
+      : "Colours and shapes are groups. The matrix shows the share of coefficients that two sites have in common; the graph shows the edges that were used."
+    : kin
+      ? "The data do not separate the sites into groups: they differ gradually. Every site’s estimates average over all ways to group the sites."
       : model.n === 1
         ? "There is one site."
-        : "Sites were not divided into several groups at this penalty level.";
-  return el("div", { class: "calm" }, el("p", { class: "big" }, "No groups resolved"), el("p", {}, words));
+        : "At this penalty level the sites do not form several groups.";
+  const graph = new Graph(model, state).element;
+  const matrix = new Matrix(model, state).element;
+  const pictures =
+    resolved || places
+      ? [el("div", { class: "columns" }, graph, matrix)]
+      : [
+          el(
+            "details",
+            { class: "more pairs" },
+            el("summary", {}, "Every pair of sites"),
+            el("div", { class: "columns" }, graph, matrix),
+          ),
+        ];
+  return section("kin", "Which sites are alike", about, legend(model, state), ...pictures, siteCard(model, state));
 }
 
 function legend(model: Model, state: State): HTMLElement | null {
@@ -43,8 +43,6 @@ function legend(model: Model, state: State): HTMLElement | null {
   const list = el("ul", { class: "legend-groups", "aria-label": "Groups" });
   const draw = (): void => {
     const items = model.members.slice(0, most).map((members, group) => {
-      const swatch = el("span", { class: "swatch", "aria-hidden": true });
-      swatch.style.background = groupColour(group);
       const some = members
         .slice(0, 4)
         .map((site) => model.names[site])
@@ -52,8 +50,14 @@ function legend(model: Model, state: State): HTMLElement | null {
       const more = members.length > 4 ? ` and ${members.length - 4} more` : "";
       const press = el(
         "button",
-        { type: "button", class: "group", title: some + more, click: () => state.choose(members[0]) },
-        swatch,
+        {
+          type: "button",
+          class: "group",
+          title: some + more,
+          "aria-pressed": String(state.now.group === group),
+          click: () => state.chooseGroup(group),
+        },
+        groupMark(group),
         el("strong", {}, model.groupName(group)),
         ` ${plural(members.length, "site")}`,
       );
@@ -65,6 +69,9 @@ function legend(model: Model, state: State): HTMLElement | null {
   };
   draw();
   onTheme(draw);
+  state.listen(({ hovered }) => {
+    if (hovered === null) draw();
+  });
   return list;
 }
 
@@ -83,7 +90,9 @@ function siteCard(model: Model, state: State): HTMLElement {
     const words = input.value.trim().toLowerCase();
     if (!words) return;
     const site = byName.get(words) ?? model.names.findIndex((name) => name.toLowerCase().startsWith(words));
-    if (site !== undefined && site >= 0 && site !== state.now.chosen) state.choose(site);
+    if (site < 0) body.replaceChildren(el("p", { class: "hint" }, `No site is called “${input.value.trim()}”.`));
+    else if (site !== state.now.chosen) state.choose(site);
+    else draw();
   };
   input.addEventListener("change", find);
   const offered =
@@ -92,14 +101,19 @@ function siteCard(model: Model, state: State): HTMLElement {
       : null;
   const body = el("div", { class: "card-body", "aria-live": "polite" });
   const draw = (): void => {
-    const site = state.now.chosen;
-    body.replaceChildren(
-      ...(site === null
-        ? [el("p", { class: "hint" }, "Choose a site here, in the pictures or in a table to see its kin.")]
-        : card(model, site, state)),
-    );
+    const { chosen, group } = state.now;
+    if (document.activeElement !== input || chosen !== null) input.value = chosen === null ? "" : model.names[chosen];
+    if (chosen !== null) body.replaceChildren(...card(model, chosen, state));
+    else if (group !== null) body.replaceChildren(...groupCard(model, group, state));
+    else body.replaceChildren(el("p", { class: "hint" }, "Choose a site here, in a picture or in a table."));
   };
-  state.listen(draw);
+  let last = "";
+  const changed = (): void => {
+    const { chosen, group } = state.now;
+    if (`${chosen} ${group}` !== last) draw();
+    last = `${chosen} ${group}`;
+  };
+  state.listen(changed);
   draw();
   return el(
     "div",
@@ -109,12 +123,29 @@ function siteCard(model: Model, state: State): HTMLElement {
   );
 }
 
+function groupCard(model: Model, group: number, state: State): Node[] {
+  const members = model.members[group];
+  const list = el("p", { class: "members" });
+  for (const site of members.slice(0, 60)) {
+    list.append(
+      el("button", { type: "button", class: "site", click: () => state.choose(site) }, model.names[site]),
+      " ",
+    );
+  }
+  const rest =
+    members.length > 60 ? el("p", { class: "hint" }, `and ${plural(members.length - 60, "more site")}`) : null;
+  return [
+    el("h3", {}, groupMark(group), model.groupName(group)),
+    el("p", {}, `${plural(members.length, "site")}.`),
+    list,
+    ...(rest ? [rest] : []),
+  ];
+}
+
 function card(model: Model, site: number, state: State): Node[] {
   const group = model.groups[site];
   const found = model.payload.comparison;
   const gain = found ? (gainOverLocal(found)?.[site] ?? null) : null;
-  const swatch = el("span", { class: "swatch", "aria-hidden": true });
-  swatch.style.background = groupColour(group, model.payload.resolved);
   const facts = [plural(model.payload.sites.rows[site], "row")];
   if (model.payload.resolved) {
     const others = model.members[group].length - 1;
@@ -123,13 +154,16 @@ function card(model: Model, site: number, state: State): Node[] {
     );
   }
   if (gain !== null && found) {
+    const error = found.gain_errors?.[site] ?? null;
+    const decimals = decimalsFor([error], [gain]);
     const better = gain >= 0 ? "better" : "worse";
-    facts.push(`${found.metric} ${fmt(Math.abs(gain))} ${better} than alone`);
+    const sure = error === null ? "" : ` (s.e. ${fixed(error, decimals)})`;
+    facts.push(`${found.metric} ${fixed(Math.abs(gain), decimals)} ${better} than with its own model${sure}`);
   }
   const notes = model.payload.sites.notes[String(site)] ?? [];
   const near = model.nearest(site, 8).filter((one) => one.share > 0.005);
   const known = model.payload.matrix.kind === "pairs" || model.payload.nearest !== null;
-  const what = model.payload.method === "kin" ? "Most likely kin" : "Most in common";
+  const what = model.payload.method === "kin" ? "Most probably alike" : "Most in common";
   const list = el("ol", { class: "near" });
   for (const one of near) {
     const bar = el("span", { class: "bar-fill", "aria-hidden": true });
@@ -142,11 +176,11 @@ function card(model: Model, site: number, state: State): Node[] {
     press.addEventListener("mouseenter", () => state.hover(one.site));
     press.addEventListener("mouseleave", () => state.hover(null));
     list.append(
-      el("li", {}, press, el("span", { class: "track" }, bar), el("span", { class: "share" }, fmt(one.share, 2))),
+      el("li", {}, press, el("span", { class: "track" }, bar), el("span", { class: "share" }, share(one.share))),
     );
   }
   return [
-    el("h3", {}, swatch, model.names[site]),
+    el("h3", {}, groupMark(group, model.payload.resolved), model.names[site]),
     el("p", {}, `${facts.join("; ")}.`),
     ...notes.map((words) => el("p", { class: "note" }, words)),
     near.length
@@ -154,7 +188,7 @@ function card(model: Model, site: number, state: State): Node[] {
       : el(
           "p",
           { class: "hint" },
-          known ? "No site is likely to be its kin." : "There are too many sites to list its kin here.",
+          known ? "No other site is probably like it." : "There are too many sites to list similar ones here.",
         ),
     list,
   ];

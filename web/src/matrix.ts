@@ -1,7 +1,7 @@
-// The ordered matrix: how probable it is that two sites are kin, or how many coefficients they share.
+// The ordered matrix: the probability that two sites are alike, or how many coefficients they share.
 import { resize } from "./chart";
 import type { Model } from "./data";
-import { el, fmt, plural } from "./dom";
+import { el, plural, share as shareText } from "./dom";
 import type { State } from "./state";
 import { colour, groupColour, onTheme, rgb } from "./theme";
 
@@ -20,7 +20,7 @@ export class Matrix {
     private readonly state: State,
   ) {
     const kin = model.payload.method === "kin";
-    const what = kin ? "probability that two sites are kin" : "share of coefficients that two sites have in common";
+    const what = kin ? "probability that two sites are alike" : "share of coefficients that two sites have in common";
     this.canvas = el("canvas", {
       role: "img",
       "aria-label": `Matrix of ${plural(model.n, "site")} ordered by group: the darker a cell, the higher the ${what}.`,
@@ -37,7 +37,7 @@ export class Matrix {
     const bar = el(
       "div",
       { class: "bar legend" },
-      el("span", {}, kin ? "probability of being kin" : "coefficients in common"),
+      el("span", {}, kin ? "probability of being alike" : "coefficients in common"),
       el("span", { class: "ramp" }, "0", el("span", { class: "gradient", "aria-hidden": true }), "1"),
     );
     this.element = el("figure", { class: "matrix" }, bar, el("div", { class: "stage" }, this.canvas), this.said);
@@ -54,8 +54,8 @@ export class Matrix {
     const cells = this.model.cells;
     this.said.textContent =
       cells < this.model.n
-        ? `A line stands for about ${Math.round(this.model.n / cells)} neighbouring sites.`
-        : `A line and a column for each site, ${this.model.payload.resolved ? "ordered by group" : "alike ones side by side"}.`;
+        ? `A row stands for about ${Math.round(this.model.n / cells)} neighbouring sites.`
+        : `A row and a column for each site, ${this.model.payload.resolved ? "ordered by group" : "similar sites next to each other"}.`;
   }
 
   private siteOf(cell: number): number {
@@ -151,12 +151,14 @@ export class Matrix {
     this.state.hover(site);
     const share = model.cell(cell[0], cell[1]);
     if (model.cells < model.n) {
-      this.said.textContent = `Around ${model.names[site]} and ${model.names[this.siteOf(cell[1])]}: ${fmt(share, 2)} on average`;
+      this.said.textContent = `Around ${model.names[site]} and ${model.names[this.siteOf(cell[1])]}: ${shareText(share)} on average`;
     } else {
       const other = this.siteOf(cell[1]);
-      const what = model.payload.method === "kin" ? "kin with probability" : "coefficients in common:";
+      const what = model.payload.method === "kin" ? "alike with probability" : "coefficients in common:";
       this.said.textContent =
-        site === other ? model.names[site] : `${model.names[site]} and ${model.names[other]}: ${what} ${fmt(share, 2)}`;
+        site === other
+          ? model.names[site]
+          : `${model.names[site]} and ${model.names[other]}: ${what} ${shareText(share)}`;
     }
   }
 }

@@ -1,8 +1,8 @@
 // A table of sites that is searched, sorted and paged: as useful with five sites as with five thousand.
 import type { Model } from "./data";
-import { el, fresh, plural, whole } from "./dom";
+import { el, fresh, plural, save, whole } from "./dom";
 import type { State } from "./state";
-import { groupColour, onTheme } from "./theme";
+import { groupMark, onTheme } from "./theme";
 
 export interface Column {
   title: string;
@@ -12,6 +12,8 @@ export interface Column {
   site?: boolean;
   group?: boolean;
   tone?: (site: number) => string;
+  /** What the CSV file has in place of the text. */
+  csv?: (site: number) => string | number;
   draw?: (site: number) => Element;
 }
 
@@ -72,7 +74,13 @@ export class Pager {
         el("label", { for: id }, "Find"),
         this.search,
         this.count,
-        el("span", { class: "turn" }, this.back, this.next),
+        el(
+          "span",
+          { class: "turn" },
+          this.back,
+          this.next,
+          el("button", { type: "button", click: () => this.download() }, "CSV"),
+        ),
       ),
       el("div", { class: "scroll", tabindex: 0, role: "region", "aria-label": options.caption }, table),
     );
@@ -134,7 +142,9 @@ export class Pager {
     const pages = Math.max(Math.ceil(this.found.length / size), 1);
     this.page = Math.min(Math.max(this.page, 0), pages - 1);
     const shown = this.found.slice(this.page * size, (this.page + 1) * size);
-    this.body.replaceChildren(...shown.map((site) => this.line(site)));
+    const none = `No site or group is called “${this.search.value.trim()}”.`;
+    const empty = el("tr", {}, el("td", { class: "hint", colspan: this.options.columns.length }, none));
+    this.body.replaceChildren(...(shown.length ? shown.map((site) => this.line(site)) : [empty]));
     const total = plural(this.found.length, "site");
     const from = this.page * size;
     this.count.textContent = pages > 1 ? `${whole(from + 1)}–${whole(from + shown.length)} of ${total}` : total;
@@ -142,6 +152,17 @@ export class Pager {
     this.next.disabled = this.page === pages - 1;
     this.back.hidden = this.next.hidden = pages === 1;
     this.mark();
+  }
+
+  /** Save all sites that were found, in the order shown. */
+  private download(): void {
+    const columns = this.options.columns.filter((column) => !column.draw);
+    const cell = (value: string | number): string =>
+      /[",\n]/.test(`${value}`) ? `"${`${value}`.replaceAll('"', '""')}"` : `${value}`;
+    const value = (column: Column, site: number): string => cell((column.csv ?? column.text)(site));
+    const lines = this.found.map((site) => columns.map((column) => value(column, site)).join(","));
+    const text = [columns.map((column) => cell(column.title)).join(","), ...lines].join("\n");
+    save(`${this.options.caption.toLowerCase().replaceAll(/[^a-z0-9]+/g, "-")}.csv`, `${text}\n`, "text/csv");
   }
 
   private line(site: number): HTMLTableRowElement {
@@ -156,9 +177,7 @@ export class Pager {
         const press = el("button", { type: "button", class: "site", click: () => this.state.choose(site) }, text);
         row.append(el("th", { scope: "row" }, press));
       } else if (column.group) {
-        const swatch = el("span", { class: "swatch", "aria-hidden": true });
-        swatch.style.background = groupColour(this.model.groups[site], this.model.payload.resolved);
-        row.append(el("td", {}, swatch, text));
+        row.append(el("td", {}, groupMark(this.model.groups[site], this.model.payload.resolved), text));
       } else {
         const tone = column.tone?.(site) ?? "";
         const cell = el("td", { class: `${column.number ? "number" : ""} ${tone}`.trim() || null });

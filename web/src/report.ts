@@ -11,7 +11,7 @@ import { State } from "./state";
 
 export function startReport(main: HTMLElement, text: string): void {
   const model = readModel(text);
-  const state = new State();
+  const state = new State(model);
   const sections = [
     compareSection(model, state),
     kinSection(model, state),
@@ -35,10 +35,12 @@ export function startReport(main: HTMLElement, text: string): void {
   );
   const masthead = document.querySelector(".masthead");
   masthead?.append(figures);
-  if (model.n > 1) masthead?.append(new Graph(model, state, 400, true).element);
+  if (model.n > 1 && (model.payload.resolved || model.payload.places))
+    masthead?.append(new Graph(model, state, 400, true).element);
   main.replaceChildren(el("nav", { class: "contents", "aria-label": "Contents" }, ...links), ...sections);
   window.addEventListener("beforeprint", () => {
     for (const one of document.querySelectorAll("details")) one.open = true;
   });
+  state.restore();
   document.body.dataset.ready = "yes";
 }

@@ -1,29 +1,10 @@
-// Colours of groups and of the page, in light and dark; canvases ask here, elements use the style sheet's variables.
+// Colours and shapes of groups, and colours of the page, in light and dark; canvases ask here, elements use the style
+// sheet's variables.
+import { svg } from "./dom";
 
-const LIGHT = [
-  "#0f766e",
-  "#c2571a",
-  "#5b5bd6",
-  "#b0256b",
-  "#8a6d00",
-  "#1d6fb8",
-  "#6b7a10",
-  "#8b46b5",
-  "#a3422f",
-  "#44616f",
-];
-const DARK = [
-  "#4cc9bd",
-  "#f29a5c",
-  "#a5a8ff",
-  "#f285b5",
-  "#e0bd4b",
-  "#79b8f2",
-  "#bccb5a",
-  "#cf9df0",
-  "#ee9683",
-  "#a3bfcc",
-];
+// The palette of Okabe and Ito, without its yellow, in tones that show on each background.
+const LIGHT = ["#0072b2", "#d55e00", "#009e73", "#b8588f", "#3a9bd6", "#b07c00", "#4d4d4d"];
+const DARK = ["#56b4e9", "#ee8a3c", "#2cc79a", "#e29cc3", "#9ad4f7", "#f0c545", "#c8c8c8"];
 const NONE = { light: "#5f6b76", dark: "#9aa7b2" };
 
 const query = window.matchMedia("(prefers-color-scheme: dark)");
@@ -31,10 +12,26 @@ const printing = window.matchMedia("print");
 
 export const isDark = (): boolean => query.matches && !printing.matches;
 
-/** The colour of a group; beyond ten they come again. */
+/** The colour of a group. Seven colours and four shapes (`groupShape`) make 28 marks that differ. */
 export function groupColour(group: number, resolved = true): string {
   if (!resolved) return isDark() ? NONE.dark : NONE.light;
   return (isDark() ? DARK : LIGHT)[group % LIGHT.length];
+}
+
+/** The outline of a group's mark with radius r around (0, 0): circle, square, triangle or diamond. */
+export function groupShape(group: number, r: number, resolved = true): string {
+  const [a, b, c] = [0.89 * r, 1.25 * r, 1.1 * r].map((one) => one.toFixed(2));
+  const circle = `M${-r} 0a${r} ${r} 0 1 0 ${2 * r} 0a${r} ${r} 0 1 0 ${-2 * r} 0z`;
+  const square = `M-${a} -${a}H${a}V${a}H-${a}z`;
+  const triangle = `M0 -${b}L${c} ${(0.72 * r).toFixed(2)}H-${c}z`;
+  const diamond = `M0 -${b}L${b} 0L0 ${b}L-${b} 0z`;
+  return resolved ? [circle, square, triangle, diamond][group % 4] : circle;
+}
+
+/** A group's mark as a small picture to put before words. */
+export function groupMark(group: number, resolved = true): SVGSVGElement {
+  const path = svg("path", { d: groupShape(group, 4.6, resolved), fill: groupColour(group, resolved) });
+  return svg("svg", { viewBox: "-6 -6 12 12", width: 12, height: 12, class: "swatch", "aria-hidden": true }, path);
 }
 
 /** A variable of the style sheet. */

@@ -361,10 +361,14 @@ def _collinear(data: SiteData, members: Mask) -> bool:
 def with_history(
     model: FittedModel, data: Data, graph: Graph | None, options: FitOptions, schema: Schema | None = None
 ) -> FittedModel:
-    """Return a fused model with its dropped edges and its path added to ``history``; others as they are."""
-    if model.fused is None:
-        return model
+    """Return a model with what its report shows of the rows: standard deviations of columns, and of a fused model the
+    dropped edges and the path.
+    """
     history = dict(model.history or {})
+    if isinstance(data, Federation) and data.n_features == model.n_features:
+        history["deviations"] = data.X.std(axis=0).tolist()
+    if model.fused is None:
+        return replace(model, history=history)
     if model.fused.selection is not None:
         candidates = Graph.complete(model.sites) if graph is None else graph.aligned(model.sites)
         gone = ~np.isin(candidates.edges @ [model.n_sites, 1], model.graph.edges @ [model.n_sites, 1])

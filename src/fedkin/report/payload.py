@@ -54,6 +54,7 @@ def report_payload(model: FittedModel, places: Mapping[str, Any] | None = None) 
             "target": model.target_name,
             "loss": model.loss.name,
             "link": model.loss.link,
+            "classes": None if model.classes is None else [str(label) for label in model.classes],
         },
         "sites": {
             "names": [str(site) for site in model.sites],
@@ -136,6 +137,9 @@ def _coefficients(model: FittedModel) -> dict[str, Any]:
         columns, units = ["(intercept)", *columns], ["", *units]
         blocks = np.concatenate([model.intercept[:, :, None], blocks], axis=2)
     names, units = [f"{name}{mark}" for mark in marks for name in columns], units * len(marks)
+    deviations = (model.history or {}).get("deviations")
+    if deviations is not None:
+        deviations = [None, *deviations] * len(marks) if model.fit_intercept else deviations * len(marks)
     theta = blocks[:, : len(marks)].reshape(V, -1)  # where classes are not known by name, those of the first
     mean, spread, halves, differences = theta.mean(axis=0), theta.std(axis=0), None, None
     most = max(MOST_ESTIMATES // max(V, 1), 1)
@@ -156,6 +160,7 @@ def _coefficients(model: FittedModel) -> dict[str, Any]:
         "mean": numbers(mean[chosen]),
         "spread": numbers(spread[chosen]),
         "left_out": theta.shape[1] - chosen.size,
+        "deviations": None if deviations is None else [deviations[j] for j in chosen],
     }
 
 
@@ -181,6 +186,7 @@ def _comparison(model: FittedModel) -> dict[str, Any] | None:
         return None
     lines = {str(line.get("site")): line for line in found.get("sites", ())}
     each = {one: [number(lines.get(str(site), {}).get(one)) for site in model.sites] for one in METHODS}
+    errors = [number(lines.get(str(site), {}).get("gain_error")) for site in model.sites]
     return {
         "metric": str(found["metric"]),
         "lower_is_better": bool(found.get("lower_is_better", True)),
@@ -191,6 +197,7 @@ def _comparison(model: FittedModel) -> dict[str, Any] | None:
             {"name": str(one["name"]), **{key: number(one.get(key)) for key in _MEASURES}} for one in found["methods"]
         ],
         "sites": {one: column for one, column in each.items() if any(value is not None for value in column)},
+        "gain_errors": errors if any(error is not None for error in errors) else None,
         "more": {
             str(metric): {str(name): number(value) for name, value in values.items()}
             for metric, values in (found.get("more") or {}).items()
