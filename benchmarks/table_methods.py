@@ -218,36 +218,6 @@ def _gpboost(train: Federation, loss: str) -> Fitted:
     return Fitted(predict)
 
 
-def _gpboost_trees(train: Federation, loss: str) -> Fitted:
-    """gpboost's boosting with a random intercept; trees until a tenth of the training rows does not gain from more."""
-    import gpboost as gpb
-
-    about = {"objective": {"linear": "regression", "logistic": "binary", "poisson": "poisson"}[loss]}
-    about |= {"learning_rate": 0.1, "num_leaves": 15, "min_data_in_leaf": 20, "verbose": -1, "num_threads": 1}
-    inner, held = train.split(0.1, 0)
-
-    def model_of(rows: Federation) -> Any:
-        return gpb.GPModel(group_data=rows.site_index, likelihood=_LIKELIHOODS[loss])
-
-    first = model_of(inner)
-    first.set_prediction_data(group_data_pred=held.site_index)
-    data = gpb.Dataset(inner.X, inner.y.astype(float))
-    valid = gpb.Dataset(held.X, held.y.astype(float), reference=data)
-    more = {"valid_sets": valid, "early_stopping_rounds": 20, "use_gp_model_for_validation": True}
-    n = gpb.train(about, data, 300, gp_model=first, verbose_eval=False, **more).best_iteration
-    made = gpb.train(about, gpb.Dataset(train.X, train.y.astype(float)), max(n, 1), gp_model=model_of(train))
-
-    def predict(test: Federation) -> Values:
-        found = made.predict(data=test.X, group_data_pred=test.site_index, predict_var=False, pred_latent=False)
-        return np.asarray(found["response_mean"])
-
-    return Fitted(predict)
-
-
-def _no_offset(loss: str, train: Federation) -> str | None:
-    return None if train.offset is None else "no offsets beside random effects"
-
-
 # --- Fedkin ---------------------------------------------------------------------------------------------------
 
 
@@ -304,7 +274,6 @@ METHODS = (
     Method("mixed model, Fedkin's corner", _mixed, baseline=True),
     Method("mixed model, gpboost", _gpboost, baseline=True, splits=5),
     Method("gradient boosting", _boosting, baseline=True),
-    Method("boosting with site intercepts, gpboost", _gpboost_trees, baseline=True, skip=_no_offset, splits=5),
     Method("kin", _kin),
     Method("kin with boosting", _boosted),
     Method("kin as recommended", _recommended),
