@@ -47,7 +47,7 @@ TARGETS = {
     "multinomial": '[target]\nname = "y"\nlevels = ["a", "b", "c"]\n',
     "negbinomial": '[target]\nname = "y"\nkind = "count"\n',
     "gamma": '[target]\nname = "y"\n',
-    "cox": '[target]\nname = "y"\n',
+    "cox": '[target]\nname = "y"\nevent = "died"\n',
 }
 
 
