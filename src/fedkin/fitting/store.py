@@ -43,7 +43,7 @@ from fedkin.fitting.boosting import PARTS, Boosting
 from fedkin.fitting.model import FittedModel, FusedFit
 from fedkin.fitting.survival import Baselines
 from fedkin.graph import Graph
-from fedkin.kin import Diagnostics, Kin, Learned, Pairs, Population, States, Units
+from fedkin.kin import Diagnostics, Kin, Learned, Nested, Pairs, Population, States, Units
 from fedkin.losses import Loss, describe_loss, restore_loss
 
 FORMAT, FORMAT_VERSION = "fedkin-model", 2
@@ -59,7 +59,7 @@ _LEADING = ("site", "site_type", "group", "n_samples", "class", "intercept")
 _STALE_SECONDS = 3600.0
 _MOST_BYTES = 2**30  # of a file of a model
 #: What ``kin.json`` may hold beside plain values.
-_TYPES = {kind.__name__: kind for kind in (Diagnostics, Kin, Learned, Pairs, Population, States, Units)}
+_TYPES = {kind.__name__: kind for kind in (Diagnostics, Kin, Learned, Nested, Pairs, Population, States, Units)}
 
 
 class _Head(msgspec.Struct, kw_only=True):

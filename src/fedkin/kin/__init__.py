@@ -17,11 +17,12 @@ from fedkin.kin.covariates import (
     hint_of,
     read_covariates,
 )
+from fedkin.kin.evidence import Priors
 from fedkin.kin.find import find_kin
 from fedkin.kin.inference import Contrast, Kind, Predicted, Sites, population_sd, population_tests, predicted
 from fedkin.kin.learned import Joined, Learned
 from fedkin.kin.likelihoods import QuadraticLikelihoods, Units, common_units
-from fedkin.kin.mixed import Population, Priors, fit_mixed
+from fedkin.kin.mixed import Nested, Population, fit_mixed
 from fedkin.kin.partitions import AGREEMENT, Pairs, by_size, display_groups
 from fedkin.kin.result import Diagnostics, Kin
 
@@ -36,6 +37,7 @@ __all__ = [
     "Kind",
     "Learned",
     "Length",
+    "Nested",
     "Pairs",
     "Population",
     "Predicted",

@@ -10,17 +10,17 @@ import numpy as np
 
 from fedkin._base import Array, Index, Mask, check_whole, one_blas_thread
 from fedkin.core import FileRows, Summaries, damped_newton, site_data
-from fedkin.data import Federation
-from fedkin.errors import DataError, GraphError, SolverError
+from fedkin.data import Federation, site_id
+from fedkin.errors import DataError, GraphError, ParameterError, SolverError
 from fedkin.graph import Graph
+from fedkin.kin.bordered import groups_of, with_population
 from fedkin.kin.chains import Given, Sampling, effective_size, kmeans, modularity_directions, split_rhat
 from fedkin.kin.covariates import Covariates, hint_of
-from fedkin.kin.groups import ALL_MIXED, Grouped, find_groups
+from fedkin.kin.groups import ALL_MIXED, Grouped
 from fedkin.kin.learned import Learned
 from fedkin.kin.likelihoods import FEW, QuadraticLikelihoods, Units, apply, common_units, given_mean
 from fedkin.kin.mixed import (
     MixedModel,
-    OneModel,
     Population,
     fit_mixed,
     fit_one_model,
@@ -77,6 +77,7 @@ def find_kin(
     start: StartFrom | None = None,
     covariates: Covariates | None = None,
     fixed: Sequence[str] = (),
+    within: Mapping[Hashable, Hashable] | Sequence[Hashable] | None = None,
 ) -> Kin:
     """Find which sites are alike, and estimate every site's parameters with as much pooling as the data support.
 
@@ -115,6 +116,10 @@ def find_kin(
     fixed : sequence of str
         Columns with one effect, the same at all sites. So are columns that are constant within nearly all sites, where
         there is an intercept: how their effects differ between sites cannot be told. `Kin.fixed` has them all.
+    within : mapping {site: district} or sequence of V districts, optional
+        In which district each site is; a mapping may have sites to come, too. Districts differ around the mean of all,
+        and sites around that of their district, each coefficient with a variance of its own at both levels. Then no
+        groups are looked for.
 
     Returns
     -------
@@ -144,6 +149,12 @@ def find_kin(
     graph = hint_of(graph, covariates, source.sites)
     first = source.first()
     source = source.with_fixed(fixed, first)
+    sites = source.sites
+    districts = _districts(within, sites)
+    if districts is not None:
+        if graph is not None or isinstance(start, Graph):
+            raise ParameterError("with districts no groups are looked for: give within= or a graph, not both")
+        source.district = np.unique([repr(one) for one in districts], return_inverse=True)[1]
     order = canonical_order(first, source.sites)
     neighbours = _neighbours(graph, source.sites, order)
     sampling = replace(Sampling.for_sites(len(order), sweeps, chains), given=given_groups(start, source.sites, order))
@@ -155,7 +166,27 @@ def find_kin(
         found = _fit(ordered, neighbours, seed, sampling, warm)
     if not all(np.isfinite(part).all() for part in (found.theta, found.covariance)):
         raise SolverError(f"no finite estimates were found: {HINT}")
-    return found.reordered(np.argsort(order))
+    listed = within.items() if isinstance(within, Mapping) else zip(sites, districts or (), strict=True)
+    named = None if districts is None else tuple((site_id(site), site_id(one)) for site, one in listed)
+    return replace(found.reordered(np.argsort(order)), within=named)
+
+
+def _districts(within: Any, sites: tuple[Hashable, ...]) -> tuple[Hashable, ...] | None:
+    """Return the district of each site of the data."""
+    if within is None:
+        return None
+    if isinstance(within, Mapping):
+        missing = [site for site in sites if site not in within]
+        if missing:
+            raise DataError(f"within= has no district of site {missing[0]!r}: give every site one")
+        within = [within[site] for site in sites]
+    if isinstance(within, str) or len(within) != len(sites):
+        raise DataError(f"within= takes a district for each of the {len(sites)} sites")
+    made = tuple(site_id(one) for one in within)
+    if not 1 < len(set(made)) < len(sites):
+        found = "all sites are in one district" if len(set(made)) == 1 else "every site is a district of its own"
+        raise DataError(f"{found}, so that there is no level above sites: leave within= out")
+    return made
 
 
 def _neighbours(graph: Graph | None, sites: tuple[object, ...], order: Index) -> Neighbours:
@@ -208,20 +239,22 @@ def _fit(source: Source, neighbours: Neighbours, seed: int, sampling: Sampling, 
         model, found, population = fit_smooth(ScaledLosses(source, units), free, neighbours, seed, sampling, warm)
         return make_kin(source, units, model, found, population, had_graph=had_graph)
     dispersion = None if loss.quadratic else source.shared_dispersion() / units.target**2
-    sums = units.fitted(first)
+    sums = ScaledLosses(source, units).fitted(first)
     model = fit_mixed(sums, free, dispersion=dispersion, start=None if warm is None else warm.parameters)
-    found = _groups_of(model, ~free, neighbours, seed, sampling)
-    for _ in range(NOISES if dispersion is None and sums.n_params > FEW else 0):
+    found = groups_of(model, ~free, neighbours, seed, sampling)
+    for _ in range(NOISES if dispersion is None and sums.n_params > FEW and model.nested is None else 0):
         factor = _noise_factor(sums, model, found)
         if abs(np.log(factor)) < NOISE_STEP:
             break
         noise, parameters = model.noise, model.parameters
         del model, found  # of many coefficients they are large
         model = with_noise(sums, free, noise * factor, parameters)
-        found = _groups_of(model, ~free, neighbours, seed, sampling)
+        found = groups_of(model, ~free, neighbours, seed, sampling)
     one = fit_one_model(sums, free, model, learned=dispersion is None)
     population = fit_population(sums, model.noise, model.variance, learned=dispersion is None)
-    found = replace(found, full=None).with_one_model(model, one)
+    found = replace(found, full=None)
+    if model.nested is None:
+        found = found.with_one_model(model, one)
     if loss.quadratic:
         _refuse_residuals(sums, model, found.theta)
     else:
@@ -229,59 +262,6 @@ def _fit(source: Source, neighbours: Neighbours, seed: int, sampling: Sampling, 
         _refuse_worse(sums.values, found.theta, common, slack)
     del first, sums
     return make_kin(source, units, model, found, population, had_graph=had_graph)
-
-
-def _groups_of(
-    model: MixedModel, slopes: Mask, neighbours: Neighbours, seed: int, sampling: Sampling, *, guard: bool = True
-) -> Grouped:
-    """Find groups by the coefficients that vary, and return the estimates of all."""
-    fixed, varying = model.fixed, ~model.fixed
-    found = find_groups(model.given_fixed(), slopes[varying], neighbours, seed, sampling, guard=guard)
-    if not fixed.any():
-        return found
-    given, lean = np.zeros((1 + len(model.theta), len(fixed), len(fixed))), model.lean()
-    given[:, varying[:, None] & varying] = np.concatenate([found.mean_covariance[None], found.covariance]).reshape(
-        len(given), -1
-    )
-    # how everything leans on the fixed ones
-    border = np.zeros((len(given), len(fixed), int(fixed.sum())))
-    border[:, varying], border[:, fixed] = lean, np.eye(int(fixed.sum()))
-    more = border @ model.mean_covariance[np.ix_(fixed, fixed)] @ np.swapaxes(border, 1, 2)
-    theta, variance, F = model.theta.copy(), model.variance.copy(), np.zeros((len(fixed), found.F.shape[1]))
-    theta[:, varying], variance[varying], F[varying] = found.theta, found.variance, found.F
-    return replace(
-        found,
-        theta=theta,
-        covariance=given[1:] + more[1:],
-        degrees=found.degrees + float(np.vdot(model.precision, more[1:])),
-        variance=variance,
-        mean_covariance=given[0] + more[0],
-        F=F,
-    )
-
-
-def _with_population(found: Grouped, model: MixedModel, population: Population) -> tuple[Grouped, MixedModel]:
-    """Return both with the population's fixed coefficients, and others as these let them be."""
-    fixed = model.fixed
-    if not fixed.any():
-        return found, model
-    square = np.ix_(fixed, fixed)
-    C = population.covariance[square]
-
-    def leaning(theta: Array, covariance: Array) -> tuple[Array, Array]:
-        own = covariance[:, fixed][:, :, fixed]
-        lean = covariance[:, :, fixed] @ np.linalg.pinv(own, hermitian=True)
-        moved = theta + apply(lean, population.mean[fixed] - theta[:, fixed])
-        moved[:, fixed] = population.mean[fixed]
-        return moved, covariance + lean @ (C - own) @ np.swapaxes(lean, 1, 2)
-
-    theta, covariance = leaning(found.theta, found.covariance)
-    mean, mean_covariance = leaning(model.mean[None], found.mean_covariance[None])
-    found = replace(found, theta=theta, covariance=covariance, mean_covariance=mean_covariance[0])
-    if (one := found.common) is not None:
-        one_mean, one_covariance = leaning(one.mean[None], one.covariance[None])
-        found = replace(found, common=OneModel(one.log_odds, one_mean[0], one_covariance[0]))
-    return found, replace(model, mean=mean[0])
 
 
 def _refuse_residuals(sums: QuadraticLikelihoods, model: MixedModel, theta: Array) -> None:
@@ -309,7 +289,7 @@ def make_kin(
     source: Source, units: Units, model: MixedModel, found: Grouped, population: Population, *, had_graph: bool
 ) -> Kin:
     """Return the result in the user's units, sites in canonical order."""
-    found, model = _with_population(found, model, population)
+    found, model = with_population(found, model, population)
     V, p, blend = len(model.theta), len(model.mean), found.blend
     same, n_groups, weight = found.kinship()
     labels = display_groups(same)
@@ -334,6 +314,7 @@ def make_kin(
         one_mean=np.zeros(p) if found.common is None else found.common.mean,
         one_covariance=np.zeros((p, p)) if found.common is None else found.common.covariance,
         population=population,
+        nested=model.nested,
     )
     return Kin(
         sites=source.sites,
@@ -416,10 +397,10 @@ def fit_smooth(
     def again_at(there: MixedModel, length: Sampling) -> Grouped | None:
         """Find groups again with what the guard has left of the graph; None where the quadratics do not hold so far."""
         kept = neighbours if found.with_graph else Neighbours.none(len(mixed.theta))
-        again = _groups_of(there, ~free, kept, seed, length, guard=False)
+        again = groups_of(there, ~free, kept, seed, length, guard=False)
         return again if losses.value(again.theta) <= limits.sum() else None
 
-    found = _groups_of(model, ~free, neighbours, seed, brief)
+    found = groups_of(model, ~free, neighbours, seed, brief)
     for turn in range(1, AGAIN + 1):
         if found.blend is None or found.blend.weight > ALL_MIXED or last:
             break
@@ -439,7 +420,8 @@ def fit_smooth(
     if losses.value(found.theta) > limits.sum():
         found = replace(found, theta=mixed.theta, covariance=mixed.covariance)
     sums = losses.sums(mixed.theta, mixed.covariance)
-    found = found.with_one_model(model, fit_one_model(sums, free, mixed, learned=False))
+    if mixed.nested is None:
+        found = found.with_one_model(model, fit_one_model(sums, free, mixed, learned=False))
     source = losses.source
     # one model for all may separate classes without error, so that classes are compared with no model at all
     start = np.zeros_like(found.theta) if source.loss.target == "class" else source.start()
@@ -458,7 +440,7 @@ def _fit_population(losses: ScaledLosses, sums: QuadraticLikelihoods, mixed: Mix
     noise = float(mixed.noise[0])
     sums = losses.averaged(mixed.theta, mixed.covariance)
     found = fit_population(sums, mixed.noise, mixed.variance, learned=False)
-    for _ in range(POPULATION_ROUNDS):
+    for _ in range(POPULATION_ROUNDS if mixed.nested is None else 0):
         if not np.diag(found.covariance).max() < LOGIT_SIZE:  # rows hardly tell the mean
             break
         own, left = given_mean(found.variance, sums.G / noise)
@@ -482,10 +464,11 @@ def _mixed_rounds(losses: ScaledLosses, free: Mask, warm: WarmStart | None) -> M
     # expansions hold at the modes: elsewhere a badly predicted row has next to no weight and a large gradient
     source, units = losses
     theta = units.to_fitted(source.start() if warm is None else warm.theta)
-    mean, variance, parameters, dispersion = theta[0], np.where(free, 0.3, 0.03), None, 1.0
+    mean, variance, parameters, dispersion = theta, np.where(free, 0.3, 0.03), None, 1.0
     variance[source.fixed] = 0.0
     if warm is not None:
-        mean, variance, parameters = units.to_fitted(warm.mean), warm.variance, warm.parameters
+        mean = np.tile(units.to_fitted(warm.mean), (len(theta), 1))
+        variance, parameters = warm.variance, warm.parameters if source.district is None else None
 
     def values(at: Array) -> Array:
         return losses.values(at) / units.target**2
@@ -494,12 +477,13 @@ def _mixed_rounds(losses: ScaledLosses, free: Mask, warm: WarmStart | None) -> M
         before = theta
         theta = posterior_modes(values, losses.expand, theta, mean, variance, dispersion, NEWTON)
         model = fit_mixed(losses.expand(theta), free, dispersion=dispersion, start=parameters)
-        mean, variance = model.mean, model.variance
+        mean, variance = model.centres, model.variance
         if np.abs(theta - before).max() < STEP and turn >= 2:
             break
         found = source.dispersion(units.theta(theta), units.A, float(model.degrees.sum())) / units.target**2
         dispersion = max(found, LEAST_DISPERSION)
-        parameters = np.concatenate([model.parameters[:-1], [np.log(dispersion)]])
+        parameters = model.parameters.copy()
+        parameters[int((~model.fixed).sum()) + 1] = np.log(dispersion)
     model = replace(model, theta=posterior_modes(values, losses.expand, theta, mean, variance, dispersion, NEWTON))
     return _averaged_rounds(losses, free, model) if source.averages else model
 
@@ -529,7 +513,7 @@ def _averaged_modes(losses: ScaledLosses, model: MixedModel, dispersion: float) 
             last[:] = [(at.copy(), losses.sums(at, model.covariance))]
         return last[0][1]
 
-    start = model.theta, model.mean, model.variance, dispersion
+    start = model.theta, model.centres, model.variance, dispersion
     return expand(posterior_modes(lambda at: expand(at).values(at), expand, *start, AVERAGED_NEWTON, AVERAGED_TOL))
 
 
@@ -543,17 +527,17 @@ def posterior_modes(
     steps: int,
     tol: float = NEWTON_TOL,
 ) -> Array:
-    """Minimise every site's loss plus its penalty from ``theta (V, p)`` on, by Newton's method."""
+    """Minimise sites' losses plus penalties around ``mean (V, p)`` from ``theta (V, p)`` on, by Newton's method."""
     penalty, at = 1.0 / (variance + 1e-9), theta.copy()
 
     def value(part: Array, who: Index) -> Array:
         at[who] = part
-        return np.asarray(values(at)[who] / dispersion + 0.5 * (part - mean) ** 2 @ penalty)
+        return np.asarray(values(at)[who] / dispersion + 0.5 * (part - mean[who]) ** 2 @ penalty)
 
     def derivatives(part: Array, who: Index) -> tuple[Array, Array]:
         at[who] = part
         sums = expand(at).take(who)
-        gradient = (apply(sums.G, part) - sums.c) / dispersion + penalty * (part - mean)
+        gradient = (apply(sums.G, part) - sums.c) / dispersion + penalty * (part - mean[who])
         return gradient, sums.G / dispersion + np.diag(penalty)
 
     return damped_newton(value, derivatives, theta, tol, steps)[0]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, overload
 
 import numpy as np
 from scipy.special import chdtrc, ndtr, ndtri, stdtr
@@ -245,6 +245,8 @@ def _header(kin: Kin) -> list[str]:
     ]
     lines = [f"{a + ':':<16}{b:>20}    {c + ':':<20}{d:>18}" for a, b, c, d in facts]
     fixed = [f"{'Fixed:':<16}{some_of(kin.fixed)}"] if kin.fixed else []
+    if kin.within is not None:
+        fixed.append(f"{'Districts:':<16}{len(kin.districts)}")
     return [*lines, f"{'Graph:':<16}{_GRAPHS[kin.graph_use]}", *fixed]
 
 
@@ -268,8 +270,12 @@ def _population(kin: Kin, level: float) -> list[str]:
         for name, (ratio, least, most) in zip(kin.names, ratios.tolist(), strict=True):
             lines.append(f"{name[:18]:<19}{ratio:>11.4g}{'':>32} {least:>7.3g} {most:>7.3g}")
     lines += ["-" * _WIDTH, f"{'Between sites':<19}{'sd':>11}", "-" * _WIDTH]
-    varying = [(name, sd) for name, sd in zip(kin.names, population_sd(kin), strict=True) if name not in kin.fixed]
-    lines += [f"{name[:18]:<19}{sd:>11.4g}" for name, sd in varying]
+    each, outer = population_sd(kin), population_sd(kin, "districts")
+    if outer is not None:
+        lines[-2] = f"{'Between sites':<19}{'sd':>11} {'between districts':>19}"
+    for j, name in enumerate(kin.names):
+        if name not in kin.fixed:
+            lines.append(f"{name[:18]:<19}{each[j]:>11.4g}" + ("" if outer is None else f" {outer[j]:>19.4g}"))
     if kin.loss.quadratic:
         lines.append(f"{'Residual':<19}{np.sqrt(residual_variance(kin)):>11.4g}")
     if (share := intraclass_correlation(kin)) is not None:
@@ -288,9 +294,18 @@ def population_tests(kin: Kin) -> tuple[Array, Array]:
     return t, np.where(kin.degrees > 0, 2 * stdtr(np.maximum(kin.degrees, 1e-3), -np.abs(t)), 1.0)
 
 
-def population_sd(kin: Kin) -> Array:
-    """Return standard deviations ``(p,)`` between sites by restricted maximum likelihood, in the units of columns."""
-    return np.asarray(np.sqrt(np.diag(kin.learned.units.covariance(np.diag(kin.learned.population.variance)))))
+@overload
+def population_sd(kin: Kin) -> Array: ...
+@overload
+def population_sd(kin: Kin, level: Literal["sites", "districts"]) -> Array | None: ...
+def population_sd(kin: Kin, level: Literal["sites", "districts"] = "sites") -> Array | None:
+    """Return standard deviations ``(p,)`` between sites by restricted maximum likelihood, in the units of columns.
+
+    Or between districts, of which there may be none.
+    """
+    population = kin.learned.population
+    variance = population.variance if level == "sites" else population.outer_variance
+    return None if variance is None else np.sqrt(np.diag(kin.learned.units.covariance(np.diag(variance))))
 
 
 def restricted_log_likelihood(kin: Kin) -> float | None:
@@ -319,7 +334,8 @@ def intraclass_correlation(kin: Kin) -> float | None:
     if kin.names[0] != INTERCEPT or not (kin.loss.quadratic or classes):
         return None
     left = residual_variance(kin) / kin.learned.units.target**2 if kin.loss.quadratic else np.pi**2 / 3
-    own = float(kin.learned.population.variance[0])
+    population = kin.learned.population
+    own = float(population.variance[0] + (0.0 if population.outer_variance is None else population.outer_variance[0]))
     return own / (own + left)
 
 
@@ -335,12 +351,16 @@ def r_squared(kin: Kin) -> tuple[float, float] | None:
     noise, n = kin.noise / learned.units.target**2, float(kin.n_samples.sum())
     squares = np.tensordot(noise, learned.precision, 1) / n  # of standardised columns, the first of ones
     effects, variance = learned.population.mean[1:], learned.population.variance
+    if learned.population.outer_variance is not None:
+        variance = variance + learned.population.outer_variance
     common, own = float(effects @ squares[1:, 1:] @ effects), float(variance @ np.diag(squares))
     total = common + own + residual_variance(kin) / learned.units.target**2
     return common / total, (common + own) / total
 
 
 def _groups(kin: Kin) -> list[str]:
+    if kin.within is not None:
+        return ["Sites are within districts: no groups were looked for."]
     if not kin.resolved:
         return ["No groups resolved: use the sites' estimates, which average over all groupings."]
     members = [kin.members(k) for k in range(int(kin.groups.max()) + 1)]
@@ -353,6 +373,8 @@ def _notes(kin: Kin, level: float) -> list[str]:
         "intervals for every single site. df: Satterthwaite's degrees of freedom.",
     ]
     found = kin.diagnostics
+    if found is None and kin.within is not None:
+        return lines
     if found is None:
         return [*lines, "Nothing was sampled: too few sites, or nothing differs between them."]
     worst, typical = found.rhat["parameters, worst"], found.rhat["parameters, median"]

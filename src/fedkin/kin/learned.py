@@ -15,7 +15,7 @@ from fedkin.data import Federation, Rows
 from fedkin.errors import DataError
 from fedkin.kin.chains import States
 from fedkin.kin.likelihoods import QuadraticLikelihoods, Units, apply, given_mean
-from fedkin.kin.mixed import Population
+from fedkin.kin.mixed import Nested, Population
 from fedkin.kin.partitions import SHARES, Pairs, are_kin, log_partitions, log_prior
 from fedkin.kin.sources import ScaledLosses, Source
 from fedkin.losses import Loss
@@ -45,12 +45,24 @@ class Learned:
     one_mean: Array  # (p,) the model that all of them have then
     one_covariance: Array  # (p, p)
     population: Population
+    nested: Nested | None = None  # where sites are within districts
     whole: bool = True  # whether all sites of the fit are here; some of them cannot tell what a new site is like
 
     def reordered(self, order: Index) -> Learned:
         """Return the same with sites in another order."""
         states = None if self.states is None else replace(self.states, z=self.states.z[:, order])
-        return replace(self, precision=self.precision[order], score=self.score[order], states=states)
+        nested = None if self.nested is None else replace(self.nested, index=self.nested.index[order])
+        made = replace(self, precision=self.precision[order], score=self.score[order])
+        return replace(made, states=states, nested=nested)
+
+    def around(self, district: int | None) -> Learned:
+        """Return what is known about sites of one district, by number; None for a site of a district to come."""
+        if self.nested is None:
+            return self
+        if district is None:
+            return replace(self, variance=self.variance + self.nested.variance, nested=None)
+        covariance = self.nested.covariance(self.mean_covariance)[district]
+        return replace(self, mean=self.nested.mean[district], mean_covariance=covariance, nested=None)
 
     def own(self) -> tuple[Array, Array]:
         """Estimates ``(V, p)`` from a site's own rows and their covariances, infinite where the rows do not tell.
@@ -167,7 +179,17 @@ def _joint(learned: Learned, sites: Index) -> tuple[Array, Iterator[tuple[Index,
     def factors() -> Iterator[tuple[Index, Array]]:
         values, vectors = np.linalg.eigh(learned.mean_covariance)
         everybody, middle = np.arange(len(S)), sum(part.chance * part.mean for part in parts)
-        yield everybody, A @ left @ (vectors * np.sqrt(np.maximum(values, 0.0)))
+        root, nested = vectors * np.sqrt(np.maximum(values, 0.0)), learned.nested
+        if nested is None:
+            yield everybody, A @ left @ root
+        else:
+            index = nested.index[sites]
+            known, rest = given_mean(nested.variance, nested.precision)
+            yield everybody, A @ left @ rest[index] @ root
+            for k in np.unique(index):
+                mine = np.flatnonzero(index == k)
+                values, vectors = np.linalg.eigh(known[k])
+                yield mine, A @ left[mine] @ (vectors * np.sqrt(np.maximum(values, 0.0)))
         for part in parts:
             root = np.sqrt(part.chance)
             yield everybody, root * ((part.mean - middle) @ G.T)[:, :, None]

@@ -44,6 +44,8 @@ class QuadraticLikelihoods:
         ``G`` as diagonal plus low rank, where sites have said it so.
     fixed : bool array (p,), optional
         Coefficients that are the same at all sites; none of them by default.
+    district : int array (V,), optional
+        In which district each site is, where districts differ, too.
 
     Examples
     --------
@@ -60,10 +62,13 @@ class QuadraticLikelihoods:
     n: Array
     known: LowRank | None = field(default=None, repr=False)
     fixed: Mask | None = None
+    district: Index | None = None
 
     @cached_property
     def matrices(self) -> Matrices:
         """``G``, as diagonal plus low rank where that pays."""
+        if self.district is not None:
+            return Dense(self.G)
         return self.known or low_rank(self.G, int(self.n.max(initial=0.0))) or Dense(self.G)
 
     @property
@@ -81,7 +86,9 @@ class QuadraticLikelihoods:
     def take(self, sites: Index) -> QuadraticLikelihoods:
         """Return some sites, in that order."""
         known = None if self.known is None else self.known.take(sites)
-        return QuadraticLikelihoods(self.G[sites], self.c[sites], self.yy[sites], self.n[sites], known, self.fixed)
+        district = None if self.district is None else self.district[sites]
+        few = self.G[sites], self.c[sites], self.yy[sites], self.n[sites]
+        return QuadraticLikelihoods(*few, known, self.fixed, district)
 
     def varying(self) -> tuple[QuadraticLikelihoods, Array, Array]:
         """Return the likelihoods of coefficients that vary between sites, and what they make of several responses.
@@ -97,7 +104,8 @@ class QuadraticLikelihoods:
         products[:, 0, 0], products[:, 1:, 1:] = self.yy, self.G[:, fixed[:, None], fixed]
         products[:, 0, 1:] = products[:, 1:, 0] = self.c[:, fixed]
         known = None if self.known is None else LowRank(self.known.diagonal[:, free], self.known.factor[:, free])
-        alone = QuadraticLikelihoods(rows[:, :, free], self.c[:, free], self.yy, self.n, known)
+        whole = self.yy, self.n, known, None, self.district
+        alone = QuadraticLikelihoods(rows[:, :, free], self.c[:, free], *whole)
         return alone, np.concatenate([self.c[:, free, None], rows[:, :, fixed]], axis=2), products
 
 
@@ -125,7 +133,9 @@ class Units:
         c = (sums.c - sums.G @ self.shift) @ scaled / self.target
         yy = (sums.yy - (2 * sums.c - sums.G @ self.shift) @ self.shift) / self.target**2
         known = None if sums.known is None else sums.known.congruent(scaled)
-        return QuadraticLikelihoods(scaled.T @ sums.G @ scaled, c, np.maximum(yy, 0.0), sums.n, known, self.fixed)
+        return QuadraticLikelihoods(
+            scaled.T @ sums.G @ scaled, c, np.maximum(yy, 0.0), sums.n, known, self.fixed, sums.district
+        )
 
     def theta(self, fitted: Array) -> Array:
         """Return parameters ``(..., p)`` in the user's units."""
@@ -255,14 +265,13 @@ class Dense:
 
     def posterior_cov(self, C: Array) -> Iterable[Array]:
         """Return ``I - A + (I - A) C (I - A)`` of all sites, where ``A`` are these matrices."""
-        keep = np.eye(len(C)) - self.matrices
+        keep = np.eye(self.rank) - self.matrices
         return np.asarray(keep + keep @ C @ keep)
 
     def sums(self, C: Array) -> Sums:
-        """Return the sums where ``A`` are these matrices, with ``C (p, p)``."""
+        """Return the sums where ``A`` are these matrices, with ``C (p, p)``, or one for each site."""
         A = self.matrices
-        rows = A.reshape(-1, len(C))
-        spent = ((rows @ C) * rows).reshape(A.shape).sum(axis=(0, 2))
+        spent = ((A @ C) * A).sum(axis=(0, 2))
         return Sums.from_total(self.sum(), spent, np.einsum("ujk,ujk->jk", A, A), len(A))
 
 

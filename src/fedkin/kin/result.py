@@ -116,6 +116,8 @@ class Kin:
         How well the sampler has mixed; None where nothing was sampled.
     learned : Learned
         The fit in standardised units, for new sites.
+    within : tuple of (site, district), or None
+        The district of each site, and of some to come, where sites are within districts.
     """
 
     sites: tuple[Hashable, ...]
@@ -140,6 +142,7 @@ class Kin:
     sure: dict[str, float]
     diagnostics: Diagnostics | None
     learned: Learned = field(repr=False)
+    within: tuple[tuple[Hashable, Hashable], ...] | None = None
 
     @property
     def fixed_columns(self) -> list[str]:
@@ -255,13 +258,15 @@ class Kin:
         kept = chance > max(least, 0.0)
         return Graph.from_indices(self.sites, np.column_stack([i, j])[kept], chance[kept])
 
-    def join(self, site: Rows | Summary | None = None) -> Joined:
+    def join(self, site: Rows | Summary | None = None, within: Hashable | None = None) -> Joined:
         """Return a model for a site that was not part of the fit.
 
         Parameters
         ----------
         site : Rows, Summary or None
             Its rows, with the columns of the fit, or its summary; None before it has any.
+        within : id, optional
+            Its district, where sites are within districts; one that the fit did not have is like a new one.
 
         Returns
         -------
@@ -279,7 +284,16 @@ class Kin:
         """
         if not self.learned.whole:
             raise ParameterError("this is what is known about some sites; a new one can join only all of them")
-        return join_site(self.learned, self.loss, self.names, site)
+        if within is not None and self.within is None:
+            raise ParameterError("the fit has no districts: leave within= out")
+        number = None if within is None else self.districts.get(site_id(within))
+        return join_site(self.learned.around(number), self.loss, self.names, site)
+
+    @property
+    def districts(self) -> dict[Hashable, int]:
+        """The number of each district that the fit has rows of."""
+        nested, known = self.learned.nested, dict(self.within or ())
+        return {} if nested is None else {known[site]: int(k) for site, k in zip(self.sites, nested.index, strict=True)}
 
     def population(self, level: float = 0.95) -> Array:
         """Return effects of the population of sites: estimates with intervals.

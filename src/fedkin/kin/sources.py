@@ -55,14 +55,16 @@ class Source:
         self._first: QuadraticLikelihoods | None = None
         self._last: tuple[Array, Quadratics] | None = None
         self.fixed = np.zeros(len(self.names), dtype=bool)  # coefficients that are the same at all sites
+        self.district: Index | None = None  # (V,) in which each site is, where districts differ, too
 
     def take(self, order: Index) -> Source:
         """Return some sites, in that order. Quadratics say all about a quadratic loss, so that rows are not copied."""
         if not self.loss.quadratic:
             made = Source(self.data.take(order))
-            made.fixed = self.fixed
+            made.fixed, made.district = self.fixed, None if self.district is None else self.district[order]
             return made
         made = copy.copy(self)
+        made.district = None if self.district is None else self.district[order]
         made.sites, made.n_samples = tuple(self.sites[u] for u in order.tolist()), self.n_samples[order]
         made._first, made._last = self.first().take(order), None
         return made
@@ -286,12 +288,16 @@ class ScaledLosses(NamedTuple):
 
     def expand(self, at: Array) -> QuadraticLikelihoods:
         """Return quadratics around ``at (V, p)``."""
-        return self.units.fitted(self.source.expand(self.units.theta(at)))
+        return self.fitted(self.source.expand(self.units.theta(at)))
 
     def averaged(self, at: Array, covariance: Array, shared: Array | None = None) -> QuadraticLikelihoods:
         """Return quadratics averaged around ``at (V, p)`` with ``covariance (V, p, p)``; ``shared`` as of a source."""
         units, owed = self.units, None if shared is None else self.units.covariance(shared)
-        return units.fitted(self.source.averaged(units.theta(at), units.covariance(covariance), owed))
+        return self.fitted(self.source.averaged(units.theta(at), units.covariance(covariance), owed))
+
+    def fitted(self, sums: QuadraticLikelihoods) -> QuadraticLikelihoods:
+        """Return quadratics in the units of the fit."""
+        return replace(self.units.fitted(sums), district=self.source.district)
 
     def sums(self, at: Array, covariance: Array) -> QuadraticLikelihoods:
         """Return quadratics at a point, averaged around it where sites' estimates need that."""
