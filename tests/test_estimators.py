@@ -217,7 +217,12 @@ def test_options_are_those_of_fit_options():
     renamed = {"seed": "random_state"}
     for estimator in (FedADMMRegressor, FedADMMClassifier):
         expected = {renamed.get(item.name, item.name): item.default for item in fields(FitOptions)}
-        del expected["method"], expected["messages"], expected["fixed"]  # theirs is the fused estimator
+        del (
+            expected["method"],
+            expected["messages"],
+            expected["fixed"],
+            expected["within"],
+        )  # theirs is the fused estimator
         expected |= {"warm_start": False, "site_column": None, "unseen": "raise"}
         assert estimator().get_params() == expected
         parameters = inspect.signature(estimator).parameters

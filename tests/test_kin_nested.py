@@ -7,8 +7,10 @@ import pandas as pd
 import pytest
 from statsmodels.regression.mixed_linear_model import MixedLM
 
-from fedkin import Federation, find_kin
-from fedkin.errors import DataError, ParameterError
+from fedkin import Federation, KinRegressor, find_kin, load
+from fedkin.cli import main
+from fedkin.errors import DataError, FedkinWarning, ParameterError
+from fedkin.fitting import FitOptions
 from fedkin.kin import QuadraticLikelihoods
 from fedkin.kin.evidence import Evidence, Priors
 from fedkin.kin.mixed import fit_mixed, fit_population
@@ -129,3 +131,43 @@ def test_districts_are_checked():
     kin = find_kin(Federation.from_arrays(X[:, :2], y, site))
     with pytest.raises(ParameterError, match="no districts"):
         kin.join(within="a")
+
+
+def test_estimators_predict_unseen_sites_by_their_district(tmp_path):
+    X, y, site = rows()
+    within = {u: f"d{DISTRICT[u]}" for u in range(V)} | {"new": "d3", "other": "elsewhere"}
+    model = KinRegressor(fixed=["x1"], within=within, unseen="population")
+    with pytest.warns(FedkinWarning, match="'x2' is constant"):
+        model.fit(X[:, 1:], y, site=site)
+    model.model_.save(tmp_path / "model")
+    for one in (model.model_, load(tmp_path / "model")):
+        new, direct = (one.predict(X[:3, 1:], u, unseen="population") for u in ("new", "never heard of"))
+        np.testing.assert_allclose(new, one.join(within="d3").model.predict(X[:3, 1:]))
+        np.testing.assert_allclose(direct, one.population.predict(X[:3, 1:]))
+        each = one.predict_interval(X[:3, 1:], ["new", 0, "other"], unseen="population")
+        np.testing.assert_allclose(each.mean, [new[0], one.predict(X[1:2, 1:], 0)[0], direct[2]])
+        widths = each.high - each.low
+        assert widths[1] < widths[0] < widths[2]
+    with pytest.raises(ParameterError, match="within= is for kin"):
+        FitOptions(within=within, lam=0.1)
+
+
+def test_the_command_line_reads_districts(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    X, y, site = rows()
+    table = pd.DataFrame({"school": site, "district": DISTRICT[site], "a": X[:, 1], "b": X[:, 2], "y": y})
+    table[site < V - 1].to_csv("rows.csv", index=False)
+    table[site == V - 1].to_csv("new.csv", index=False)
+    fit = ["fit", "rows.csv", "--site", "school", "--target", "y", "--within", "district", "--fixed", "b"]
+    assert main([*fit, "--test-size", "0"]) == 0
+    model = load("fedkin-model")
+    assert model.feature_names == ("a", "b") and model.kin.fixed == ("b",)
+    assert set(model.kin.districts) == set(range(K))
+    capsys.readouterr()
+    assert main(["predict", "fedkin-model", "new.csv", "--new-site"]) == 0
+    told = [float(line.split(",")[2]) for line in capsys.readouterr().out.splitlines()[1:]]
+    expected = model.join(within=K - 1).model.predict(X[site == V - 1][:, 1:3])
+    np.testing.assert_allclose(told, expected)
+    table.assign(district=np.arange(len(table)) % 3).to_csv("crossed.csv", index=False)
+    fit[1] = "crossed.csv"
+    assert main(fit) != 0 and "crossed ones are not served" in capsys.readouterr().err

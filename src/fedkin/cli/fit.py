@@ -17,7 +17,15 @@ from fedkin import __version__
 from fedkin._base import Say, count, listed
 from fedkin.cli.console import Json, argument, flag, note, option, print_facts, print_json, say, stopping_early, switch
 from fedkin.cli.models import model_document, print_comparison, print_groups, write_report
-from fedkin.cli.reading import Opened, check_new_file, folder_of_summaries, open_by_contract, open_summaries, open_table
+from fedkin.cli.reading import (
+    Opened,
+    check_new_file,
+    folder_of_summaries,
+    open_by_contract,
+    open_summaries,
+    open_table,
+    read_districts,
+)
 from fedkin.cluster import running_on
 from fedkin.core import Correction, Variance
 from fedkin.data import DecimalMark
@@ -133,6 +141,7 @@ def fit(
     boost: Annotated[bool, fit_option("boost", _MODEL)] = False,
     messages: Annotated[int, fit_option("messages", _MODEL)] = FitOptions.messages,
     fixed: Annotated[list[str] | None, fit_option("fixed", _MODEL, "A,B,...")] = None,
+    within: Annotated[str | None, fit_option("within", _MODEL, "COL")] = None,
     penalty: Annotated[PenaltyName, fit_option("penalty", _FUSED)] = FitOptions.penalty,
     lam: Annotated[str, fit_option("lam", _FUSED, "cv|X")] = "cv",
     fuse_intercept: Annotated[Literal["yes", "no", "auto"], fit_option("fuse_intercept", _FUSED)] = "yes",
@@ -184,7 +193,7 @@ def fit(
     folder, options = folder_of_summaries(data), given_options(context)
     source = folder or data
     if folder is not None:
-        _refuse(context, ("contract", *columns), "is for tables; summaries have their contract: leave it out")
+        _refuse(context, ("contract", "within", *columns), "is for tables; summaries have their contract: leave it out")
     elif federation is not None:
         raise ParameterError(f"--federation is for a directory of summaries, and {data} has none")
     elif contract is not None:
@@ -195,6 +204,9 @@ def fit(
     except ModelFileError as error:
         raise ModelFileError(f"--out: {error}") from None
     with running_on(on), progress(f"reading {source}") as tell:
+        if within is not None:
+            options["within"] = read_districts(data, site, within, decimal)
+            columns["drop"] = [*columns["drop"], *([] if columns["features"] else [within])]
         if folder is not None:
             opened = open_summaries(folder, options, federation)
         elif contract is not None:
@@ -216,7 +228,10 @@ def fit(
             questions = opened.ask(found)
         else:
             record = {"data": data_record(source, int(found.n_samples.sum())), "command": command_line(context)}
-            fitted = {**found.options, **({} if folder is not None else {"site_column": site, "decimal": decimal})}
+            fitted = {
+                **found.options,
+                **({} if folder is not None else {"site_column": site, "decimal": decimal, "within_column": within}),
+            }
             found = replace(found, history={**(found.history or {}), **record}, options=fitted)
             tell(f"writing {out}")
             try:
@@ -244,6 +259,7 @@ def given_options(context: typer.Context) -> dict[str, Any]:
         options["cv_rule"] = "1se" if options["cv_rule"] else DEFAULTS["cv_rule"]
     if "fuse_intercept" in options:
         options["fuse_intercept"] = {"yes": True, "no": False}.get(options["fuse_intercept"], "auto")
+    options.pop("within", None)  # a column, which is read with the table
     if "fixed" in options:
         options["fixed"] = tuple(_names(options["fixed"]))
     if "fedadmm" in options:

@@ -41,7 +41,7 @@ from fedkin.cli.console import (
     schema_table,
     switch,
 )
-from fedkin.cli.reading import batches_by_schema, check_new_file, no_sites, read_table
+from fedkin.cli.reading import batches_by_schema, check_new_file, no_sites, read_districts, read_table
 from fedkin.data import (
     DecimalMark,
     Federation,
@@ -121,13 +121,16 @@ def predict(
     # a file of whole numbers reads as ints what another file had as text
     by_text = {str(known): known for known in fitted.sites}
     models: dict[Hashable, FittedModel] = {}
+    district, places = fitted.options.get("within_column"), dict[str, Hashable]()
+    if district is not None and new_site:
+        places = {str(one): place for one, place in read_districts(data, column, district, mark).items()}
     done = 0
 
     def predicted() -> Iterator[dict[str, list[Any]]]:
         nonlocal done
         for found, X, shift in _rows_to_predict(data, site, fitted, offset, mark):
             sites = [one if one in fitted.index else by_text.get(str(one), one) for one in found]
-            models.update(_models_of(fitted, [one for one in sites if one not in models], new_site, labelled))
+            models.update(_models_of(fitted, [one for one in sites if one not in models], new_site, labelled, places))
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore", TableWarning)  # reading has told of them, with their lines
                 columns = _predictions(models, X, sites, shift, level, interval or "mean", times)
@@ -241,7 +244,11 @@ def _rows_by_site(path: Path, column: str | None, decimal: DecimalMark) -> dict[
 
 
 def _models_of(
-    fitted: FittedModel, sites: list[Hashable], new: bool, labelled: Mapping[str, RawColumns]
+    fitted: FittedModel,
+    sites: list[Hashable],
+    new: bool,
+    labelled: Mapping[str, RawColumns],
+    districts: Mapping[str, Hashable],
 ) -> dict[Hashable, FittedModel]:
     """Return the model of every site: the fitted one, or for a new site one from its labelled rows, if any."""
     unknown = [site for site in dict.fromkeys(sites) if site not in fitted.index]
@@ -254,10 +261,12 @@ def _models_of(
     models: dict[Hashable, FittedModel] = {site: fitted for site in sites if site in fitted.index}
     for site in unknown:
         rows = labelled.get(str(site))
-        found = fitted.join(rows, name=site)
+        within = districts.get(str(site))
+        found = fitted.join(rows, name=site, within=within)
         models[site] = found.model
         n = 0 if rows is None else len(next(iter(rows.values())))
-        text = f"new site {site}: a model from {count(n, 'labelled row')} and what all sites have in common"
+        common = "all sites have in common" if within is None else f"the sites of {within} have in common"
+        text = f"new site {site}: a model from {count(n, 'labelled row')} and what {common}"
         if len(found.groups):
             likely = int(np.argmax(found.groups))
             text += f"; group {likely + 1} with probability {probability(float(found.groups[likely]))}"

@@ -6,7 +6,7 @@ import math
 import os
 import tempfile
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from glob import glob, has_magic
 from pathlib import Path
@@ -32,6 +32,7 @@ from fedkin.data import (
     read_columns,
     read_files,
     row_places,
+    site_ids,
 )
 from fedkin.errors import DataError, ParameterError, SolverError, TableWarning
 from fedkin.federate import Contract, Organiser
@@ -336,6 +337,21 @@ def read_table(path: Path, **columns: Any) -> Federation:
     for text in federation.notes:
         note(text)
     return federation
+
+
+def read_districts(path: Path, site: str | None, column: str, decimal: DecimalMark = ".") -> dict[Hashable, Hashable]:
+    """Return the district of each site, which a column of the table names."""
+    with in_file(path, DataError):
+        columns, found, _ = read_files(path, site, [column], decimal)
+        if column not in columns:
+            raise DataError(f"there is no column {column!r} of districts: correct --within")
+        pairs = dict.fromkeys(zip(site_ids(columns[found]), site_ids(columns[column]), strict=True))
+    made = dict(pairs.keys())
+    for one, district in pairs:
+        if made[one] != district:
+            both = f"{made[one]!r} and {district!r}"
+            raise DataError(f"site {one!r} is in {both}: sites are to be within districts, crossed ones are not served")
+    return made
 
 
 def read_by_schema(

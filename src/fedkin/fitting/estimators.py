@@ -62,9 +62,11 @@ class _Kin(PerSite):
     fixed: Sequence[str] = ()
     spline: Spline | None = None
     boost: bool = False
+    within: dict[Any, Any] | None = None
 
     def _options(self) -> FitOptions:
         how: dict[str, Any] = {"fit_intercept": self.fit_intercept, "seed": self._seed(), "fixed": self.fixed}
+        how["within"] = self.within
         return FitOptions(method="kin", loss=self._loss(), boost=self.boost, **how)
 
     def _keep(self, model: FittedModel) -> None:
@@ -135,6 +137,9 @@ class KinRegressor(_Kin, SiteRegressor):
     boost : bool
         Whether to add a column: the cross-fitted prediction of one boosting model of all rows (LightGBM), for effects
         that are not linear. For the losses "linear", "logistic" and "poisson".
+    within : dict {site: district} or None
+        The district of each site: variances are learned at both levels, and no groups are looked for. Unseen sites that
+        it has are predicted by what their district has in common.
 
     Attributes
     ----------
@@ -176,7 +181,7 @@ class KinClassifier(_Kin, SiteClassifier):
     ----------
     loss : str or Loss
         "logistic" (also "auto"), which becomes multinomial for more than two classes, or "multinomial".
-    fit_intercept, random_state, warm_start, site_column, unseen, fixed, spline, boost
+    fit_intercept, random_state, warm_start, site_column, unseen, fixed, spline, boost, within
         As in `KinRegressor`.
 
     Attributes

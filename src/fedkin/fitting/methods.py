@@ -65,7 +65,7 @@ class KinMethod(Method):
         length: Length = QUICK if quick else {}
         earlier = None if start is None else _start(start, prepared)
         how: dict[str, Any] = {"loss": prepared.loss, "seed": self.options.seed, "fixed": prepared.fixed}
-        how["start"] = earlier
+        how |= {"start": earlier, "within": self.options.within}
         found = find_kin(prepared.data, graph, **how, **length)
         # groups that are resolved; where none are, every site is on its own
         groups = in_order_of_appearance(found.groups) if found.resolved else np.arange(len(found.sites))
@@ -87,7 +87,7 @@ class KinMethod(Method):
     def from_sums(self, prepared: Prepared, model: FittedModel, rest: Quadratics) -> Array:
         hint = model.graph if model.graph.n_edges else None
         part, seed = replace(prepared.summaries, sums=rest), self.options.seed
-        return find_kin(part, hint, seed=seed, fixed=prepared.fixed, **QUICK).theta
+        return find_kin(part, hint, seed=seed, fixed=prepared.fixed, within=self.options.within, **QUICK).theta
 
 
 class FusedMethod(Method):

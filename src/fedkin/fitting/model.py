@@ -14,7 +14,7 @@ from numpy.typing import ArrayLike, NDArray
 from fedkin import __version__
 from fedkin._base import Array, Index, check_choice, count, html_card, some_of
 from fedkin.core import Columns, Summary
-from fedkin.data import Federation, HasSites, Rows, Schema, columns_of, raise_findings
+from fedkin.data import Federation, HasSites, Rows, Schema, columns_of, raise_findings, site_id, site_ids
 from fedkin.errors import DataError, ParameterError, SolverError
 from fedkin.fitting.boosting import Boosting
 from fedkin.fitting.options import (
@@ -445,19 +445,25 @@ class FittedModel(HasSites):
         baseline = None if self.baseline is None else self.baseline.pooled()
         return replace(self.part(self.sites[:1]), **mean, **_about_new("new site", 0), baseline=baseline)
 
+    @cached_property
+    def _unseen(self) -> tuple[FittedModel, ...]:
+        """The models of a site without rows: of no district of the fit, and of each of these by number."""
+        known = {} if self.kin is None else self.kin.districts
+        return (self.population, *(self.join(within=one).model for one in sorted(known, key=known.__getitem__)))
+
     def _by_site(self, position: Index) -> Iterator[tuple[Index, FittedModel, int]]:
         """Yield where the rows of each site are, the model that has its parameters, and its number there."""
         order = np.argsort(position, kind="stable")
         starts = np.flatnonzero(np.diff(position[order], prepend=-1))
         for own in np.split(order, starts[1:]) if len(order) else ():
             u = int(position[own[0]])
-            yield own, *((self, u) if u < self.n_sites else (self.population, 0))
+            yield own, *((self, u) if u < self.n_sites else (self._unseen[u - self.n_sites], 0))
 
     def _predictor(self, rows: Array, position: Index, shift: Array | None) -> Array:
         coef, intercept = self.coef, self.intercept
-        if (position == self.n_sites).any():
-            coef = np.concatenate([coef, self.population.coef])
-            intercept = np.concatenate([intercept, self.population.intercept])
+        if (position >= self.n_sites).any():
+            coef = np.concatenate([coef, *(one.coef for one in self._unseen)])
+            intercept = np.concatenate([intercept, *(one.intercept for one in self._unseen)])
         eta = np.einsum("nq,nkq->nk", rows, coef[position]) + intercept[position]
         return np.asarray(eta if shift is None else eta + shift[:, None])
 
@@ -498,6 +504,12 @@ class FittedModel(HasSites):
             offset = self.schema.offset_of(columns)
         rows = self._features(X)
         position = site_positions(site, len(rows), self.index, unseen)
+        if self.kin is not None and self.kin.within and (position == self.n_sites).any():
+            numbers, places = self.kin.districts, dict(self.kin.within)
+            several = isinstance(site, Iterable) and not isinstance(site, str | bytes | tuple)
+            ids = site_ids(site) if several else [site_id(site)] * len(rows)  # type: ignore[arg-type]
+            more = [1 + numbers.get(places.get(one), -1) for one in ids]
+            position = np.where(position == self.n_sites, self.n_sites + np.array(more), position)
         return rows, position, offset_column(offset, len(rows), needed=self.offset_name is not None)
 
     # --- inference, with kin ------------------------------------------------------------------------------------
@@ -530,7 +542,7 @@ class FittedModel(HasSites):
         """Compare sites or groups; see `Kin.contrast`."""
         return self._kin("contrasts").contrast(one, other, weights=weights, kind=kind)
 
-    def join(self, site: object = None, *, name: Hashable = "new site") -> NewSite:
+    def join(self, site: object = None, *, name: Hashable = "new site", within: Hashable = None) -> NewSite:
         """Return a model for a site that was not part of the fit.
 
         Parameters
@@ -541,6 +553,8 @@ class FittedModel(HasSites):
             of the others', every site with the same weight, and its intervals are as wide as sites differ.
         name : id
             What to call it.
+        within : id, optional
+            Its district, where the sites of the fit are within districts.
 
         Examples
         --------
@@ -553,7 +567,7 @@ class FittedModel(HasSites):
         (('zero',), True)
         """
         kin = self._kin("models for new sites")
-        joined, n = self._joined(kin, site)
+        joined, n = self._joined(kin, site, within)
         blocks, first = joined.theta.reshape(1, self.coef.shape[1], -1), int(self.fit_intercept)
         intercept = blocks[:, :, 0] if first else np.zeros(blocks.shape[:2])
         part = kin.part(np.zeros(1, dtype=np.int64))
@@ -578,20 +592,20 @@ class FittedModel(HasSites):
         groups = np.array([joined.probability[kin.groups == k].mean() for k in range(n_groups)])
         return NewSite(model, joined.probability, groups)
 
-    def _joined(self, kin: Kin, site: object) -> tuple[Joined, int]:
+    def _joined(self, kin: Kin, site: object, within: Hashable) -> tuple[Joined, int]:
         """Join the site to the kin model; also return its number of rows."""
         if site is None:
-            return kin.join(None), 0
+            return kin.join(None, within), 0
         if not isinstance(site, Summary):
             rows = self._labelled(site)
-            return kin.join(replace(rows, X=self._with_ones(rows.X))), len(rows.X)
+            return kin.join(replace(rows, X=self._with_ones(rows.X)), within), len(rows.X)
         n = int(site.count.sum())
         if self.schema is None or not self.schema.agreed:
-            return kin.join(site), n
+            return kin.join(site, within), n
         columns = schema_columns(self.schema, self.loss, self.fit_intercept)
         # the summary is in the units that the sites have agreed on
         back: Array = np.asarray(np.linalg.inv(columns.A), dtype=np.float64)
-        found = kin.in_units(back, -back @ columns.shift, site.parameter_names).join(site)
+        found = kin.in_units(back, -back @ columns.shift, site.parameter_names).join(site, within)
         theta, covariance = columns.theta(found.theta), columns.covariance(found.covariance)
         return replace(found, theta=theta, covariance=covariance), n
 

@@ -31,8 +31,9 @@ AUTO = "auto"
 STEP_OPTIONS = ("step", "kappa", "rho", "average", "gradient")
 ROUND_OPTIONS = (*STEP_OPTIONS, "availability", "weighting", "fuse", "stop")
 #: Options that both methods have, and those of kin; all others are the fused estimator's.
-SHARED = frozenset({"method", "loss", "messages", "fixed", "boost", "fit_intercept", "standardize", "seed", "n_jobs"})
-KIN_ONLY = frozenset({"messages", "fixed"})
+_KIN = ("messages", "fixed", "within")
+SHARED = frozenset({*_KIN, "method", "loss", "boost", "fit_intercept", "standardize", "seed", "n_jobs"})
+KIN_ONLY = frozenset(_KIN)
 
 
 @dataclass(frozen=True)
@@ -89,6 +90,10 @@ class FitOptions:
         bool,
         "Add a column for effects that are not linear: the cross-fitted prediction of a boosting model of all rows.",
     ] = False
+    within: Annotated[
+        dict[Any, Any] | None,
+        "The district of each site, where sites are within districts: variances at both levels, and no groups.",
+    ] = None
     penalty: Annotated[
         PenaltyName,
         "Norm of the difference between two neighbours: l1 fuses single coefficients, l2 and linf whole sites.",
@@ -196,9 +201,10 @@ class FitOptions:
         if isinstance(self.fixed, str) or not all(isinstance(name, str) for name in self.fixed):
             raise ParameterError(f"fixed takes the names of columns, got {self.fixed!r}: give a list of names")
         object.__setattr__(self, "fixed", tuple(self.fixed))
-        if self.fixed and self.chosen == "fused":
-            what = f"{argument('fixed')} is for kin; the fused estimator has no columns that never differ"
-            raise ParameterError(f"{what}: leave it out, or take {argument('method', 'kin')}")
+        for name in ("fixed", "within"):
+            if getattr(self, name) and self.chosen == "fused":
+                what = f"{argument(name)} is for kin; the fused estimator has no such effects"
+                raise ParameterError(f"{what}: leave it out, or take {argument('method', 'kin')}")
         if self.method == "kin" and self._fused_only:
             what = f"{argument(self._fused_only[0])} is for the fused estimator, not for kin"
             raise ParameterError(f"{what}: leave it out, or take {argument('method', 'fused')}")
@@ -229,7 +235,7 @@ class FitOptions:
     def plain(self) -> dict[str, Any]:
         """Return the options that count, in plain values, as a model file keeps them."""
         kin = self.chosen == "kin"
-        left_out = () if kin else KIN_ONLY - {"messages"}
+        left_out = {"within"} if kin else KIN_ONLY - {"messages"}  # the result has the districts
         kept = [item.name for item in fields(self) if (not kin or item.name in SHARED) and item.name not in left_out]
         made: dict[str, Any] = {name: getattr(self, name) for name in kept}
         made["method"] = self.chosen

@@ -187,7 +187,10 @@ def _about_kin(model: FittedModel, kin: Kin) -> Iterator[Statement]:
 def _about_sampler(kin: Kin) -> Statement:
     found = kin.diagnostics
     if found is None:
-        text = "Nothing was sampled: there are too few sites, or nothing differs between them."
+        why = (
+            "sites are within districts" if kin.within is not None else "too few sites, or nothing differs between them"
+        )
+        text = f"Nothing was sampled: {why}."
         return Statement("sampler", "fair", "No sampling needed", text)
     harm = "another seed may find other groups" if kin.resolved else "the estimates are averaged over them"
     tone, title, agree = {
@@ -218,6 +221,9 @@ def _about_sampler(kin: Kin) -> Statement:
 
 def _about_groups(kin: Kin) -> Statement:
     likely, without = int(np.argmax(kin.n_groups)), f"a model without groups has the weight {kin.weight_mixed:.2f}"
+    if kin.within is not None:
+        text = f"Sites are within {len(kin.districts)} districts, around whose means they are estimated."
+        return Statement("groups", "good", "No groups were looked for", text)
     if not kin.resolved:
         text = (
             f"The best grouping is expected to agree with the true one by {kin.agreement():.2f} (adjusted Rand index); "
