@@ -28,7 +28,7 @@ from fedkin.cli import main
 from fedkin.core import Query, local_fit
 from fedkin.data import Federation, Rows
 from fedkin.errors import DataError
-from fedkin.federate import Contract, Site, SiteSettings, sharing, site_plan
+from fedkin.federate import Contract, ContractError, Site, SiteSettings, sharing, site_plan
 from fedkin.federate.disclosure import check_disclosure, check_point, check_query
 
 N, Q = 80, 5
@@ -257,6 +257,63 @@ def test_two_columns_that_differ_in_one_row_and_a_column_that_few_rows_have_are_
     giant["weight"] = np.full(60, 80.0) + np.random.default_rng(0).normal(size=60).round(2) * 0.01
     giant["weight"][5] = 240.0
     assert "one row makes up" in refusals(giant)
+
+
+RARE = FEATURES.replace("intercept = true\n", "")
+
+
+@pytest.mark.parametrize(
+    ("loss", "words"),
+    [
+        ('"linear"\noffset = "flag"', "along the offset"),
+        ('"poisson"', "along the target"),
+        ('"negbinomial"', "along the target"),
+        ('{name = "huber", delta = 0.1}', "of a difference of sums"),
+    ],
+)
+def test_a_flag_that_one_patient_has_is_no_offset_and_no_target(loss: str, words: str, tmp_path: Path) -> None:
+    """The first gradient (of an offset), or less the first line of the Hessian, was the patient's row."""
+    target = "nothing" if "linear" in loss else "flag"
+    kind = 'kind = "count"\n' if target == "flag" and "huber" not in loss else ""
+    made = heart.organiser(tmp_path, f'name = "heart"\nloss = {loss}\n{RARE}[target]\nname = "{target}"\n{kind}')
+    rng = np.random.default_rng(0)
+    lines = [",".join(map(str, [*rng.uniform([30, 90, 50, 150], [90, 150, 100, 200]).round(2), int(k == 7), 0]))
+             for k in range(100)]  # fmt: skip
+    (tmp_path / "t.csv").write_text("age,pressure,weight,height,flag,nothing\n" + "\n".join(lines) + "\n")
+    with pytest.raises(DataError, match=words):
+        done, _ = Site.join(heart.invite_of(made, "north"), tmp_path / "t.csv", tmp_path / "north")
+        done.accept(made.admit(done.request).path)
+        sharing.share(done.directory)
+
+
+def curved(knots: list[float], older: int = 1) -> str:
+    """What the gate says of a table in which ``older`` patients are 63, one of them in ward B."""
+    text = heart.CONTRACT.replace('age = {unit = "years",', f"age = {{knots = {knots},")
+    rng = np.random.default_rng(0)
+    age = rng.permutation(np.repeat(np.delete(np.arange(40, 90), 23), 3)).astype(float)
+    ward = np.array(["A", "B", "C"])[np.arange(age.size) % 3]
+    age[3 * np.arange(older)], ward[0] = 63.0, "B"
+    contract = Contract.from_toml(text)
+    rows = contract.prepare({"age": age, "ward": ward, "days": rng.uniform(1, 20, age.size)})
+    return "\n".join(map(str, check_disclosure(contract, rows)))
+
+
+@pytest.mark.parametrize("apart", [0.3, 1e-4, 1e-8])
+def test_knots_about_one_age_single_nobody_out(apart: float) -> None:
+    """With 1e-8 the gate took the direction for rounding, and products of columns gave six digits of the row."""
+    narrow = [63 + apart * k for k in range(-2, 3)]
+    assert "only 1 row with '63'" in curved(narrow)
+    assert "only 1 row with '63' and ward 'B'" in curved(narrow, 5)
+    step = [62.1 + 0.8 * apart * k for k in range(4)]
+    assert "at most" not in curved(step)  # both sides have many rows of every ward
+    assert "with 'at most 40'" in curved([40.1 + 0.8 * apart * k for k in range(4)])
+    assert curved([45, 55, 65, 75, 85]) == curved([45, 65, 85]) == ""
+
+
+@pytest.mark.parametrize("knots", [[-1e300, 0.0, 1e300], [0.0, 1e-300, 2e-300], [1.0, 1 + 1e-12, 2.0], range(101)])
+def test_absurd_knots_are_refused_with_the_contract(knots: list[float]) -> None:
+    with pytest.raises(ContractError, match=r"too large, or nearer|101 knots, expected 100 at most"):
+        curved([float(knot) for knot in knots])
 
 
 def test_pairs_of_categories_are_cells_and_rounds_ask_the_same_gate(tmp_path: Path) -> None:

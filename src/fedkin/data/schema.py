@@ -52,6 +52,8 @@ FILLING = ("mean", "indicator")
 _MISSING_CODES = frozenset({-1.0, -9.0, -99.0, -999.0, -9999.0, 9.0, 99.0, 999.0, 9999.0, 99999.0})
 #: No amount is larger; squares of such numbers, and their sums, are finite.
 _LARGEST = 1e100
+#: Knots of a curve, and how near they may be: of the largest, and at all.
+_MOST_KNOTS, _NEAREST, _LEAST = 100, 1e-10, 1e-50
 #: Cells and levels that a finding shows.
 _SHOWN = 3
 
@@ -111,6 +113,12 @@ class Column:
         finite, rising = all(map(math.isfinite, self.knots)), all(a < b for a, b in pairwise(self.knots))
         if self.kind != "number" or len(self.knots) < 3 or not (finite and rising):
             raise ParameterError(f"{name} has knots {listed(self.knots)}: a curve has a number's, at least 3, rising")
+        if len(self.knots) > _MOST_KNOTS:
+            raise ParameterError(f"{name} has {len(self.knots)} knots, expected {_MOST_KNOTS} at most: leave some out")
+        largest, nearest = max(map(abs, self.knots)), min(b - a for a, b in pairwise(self.knots))
+        if largest > _LARGEST or nearest < max(_NEAREST * largest, _LEAST):
+            words = f"too large, or nearer than {_NEAREST:g} of the largest"
+            raise ParameterError(f"{name} has knots {listed(self.knots)}, {words}: give knots among its values")
         if self.mean is not None or self.scale is not None:
             raise ParameterError(f"{name} has knots, so it has no mean and no scale: its columns are about 0 to 1")
 

@@ -40,8 +40,11 @@ _MOST_OF_FEW = 0.999
 _FAR = 5.0
 #: Weights of rows at two points that differ by less than this share are the same, so that a fit may converge.
 _SAME_WEIGHTS = 1e-4
-#: Directions with less than this share of the largest are rounding.
-_SMALLEST = 1e-10
+#: Directions with less than this share of the largest are rounding. Products of columns keep 16 digits, so a contract
+#: whose columns nearly coincide, such as a curve with knots 1e-8 apart, tells of directions of 1e-10.
+_SMALLEST = 1e-13
+#: A cell is visible in the columns of a curve when a curve of them is its indicator, but for this sum of squares.
+_VISIBLE = 0.05
 _TINY = 1e-300
 _NEAR = 30  # rows to look at for a group of few
 
@@ -157,7 +160,8 @@ def check_point(
     """
     least, loss = required(contract, own).effective_rows, contract.loss_object()
     for part in [None] if fold_of is None else [None, *np.unique(fold_of).tolist()]:
-        words = concentration(loss, rows if part is None else rows.take(fold_of == part), theta, least)
+        chosen = rows if part is None else rows.take(fold_of == part)
+        words = concentration(loss, chosen, theta, least) or _difference(loss, chosen, theta)
         if words is not None:
             where = "there" if part is None else f"there, in fold {part + 1},"
             return [Finding("", f"{where} {words}", "concentrated")]
@@ -176,6 +180,20 @@ def concentration(loss: Loss, rows: Rows, theta: Array, least: float) -> str | N
         return f"{one.effective:.3g} rows in effect have the weight, but {least:g} are needed"
     if one.share > MOST_OF_A_SUM:
         return f"one row makes up {one.share:.4f} of a sum, but at most {MOST_OF_A_SUM:g} may leave"
+    return None
+
+
+def _difference(loss: Loss, rows: Rows, theta: Array) -> str | None:
+    """Return why the sums of one message, less each other, tell too much of one row; None when they do not.
+
+    A message has sums of the columns, the gradient and the Hessian. The gradient less the Hessian's first line is a
+    row when that row alone has a count; the sums less the Hessian's first line when it alone has no curvature.
+    """
+    if loss.quadratic:
+        return None
+    factors = np.hstack([np.ones((rows.n_samples, 1)), _told(loss, theta, rows).factors])
+    if (share := float(_row_shares(factors[:, None, :], _SAME_WEIGHTS).max())) > MOST_OF_A_SUM:
+        return f"one row makes up {share:.4f} of a difference of sums, but at most {MOST_OF_A_SUM:g} may leave"
     return None
 
 
@@ -338,10 +356,12 @@ class _Dominance:
 
     def __init__(self, contract: Contract, rows: Rows, cell: int) -> None:
         constant = () if contract.intercept else (np.ones(rows.n_samples),)  # sums of columns are shared, too
-        target = (rows.y,) if rows.y is not None and contract.loss_object().quadratic else ()
-        self.columns = np.column_stack([rows.X, *constant, *target]).astype(np.float64)
-        names = [*contract.column_names, *("(intercept)" for _ in constant)]
-        self.names = [*names, *("the target" for _ in target)]
+        loss = contract.loss_object()
+        linear = loss.quadratic or loss.target in ("count", "positive")  # sums of columns times the target are shared
+        given = {"the target": rows.y if linear else None, "the offset": rows.offset}
+        more = {name: values.astype(np.float64) for name, values in given.items() if values is not None}
+        self.columns = np.column_stack([rows.X, *constant, *more.values()])
+        self.names = [*contract.column_names, *("(intercept)" for _ in constant), *more]
         self.cell = cell
 
     def check(self, which: Mask | slice = slice(None), where: str = "") -> list[Finding]:
@@ -399,7 +419,10 @@ def refuse_disclosure(findings: list[Finding], refused: str, what: str = "single
 
 
 def _cells(contract: Contract, rows: Rows) -> Iterator[tuple[str, str, Mask]]:
-    """Yield column, value and which rows have it: levels, classes, and both values of columns that have only two."""
+    """Yield column, value and which rows have it: levels, classes, both values of columns that have only two.
+
+    Also parts of a curve, where its knots single them out.
+    """
     at = int(contract.intercept)
     for column in contract.schema.features:
         block = rows.X[:, at : at + len(column.encoded)]
@@ -408,6 +431,9 @@ def _cells(contract: Contract, rows: Rows) -> Iterator[tuple[str, str, Mask]]:
             yield column.name, level_text(column.levels[0]), (block == 0).all(axis=1)
             for k, level in enumerate(column.levels[1:]):
                 yield column.name, level_text(level), block[:, k] != 0
+        elif column.knots:
+            for text, inside in _cells_of_curve(column.knots, block):
+                yield column.name, text, inside
         elif (values := np.unique(block[:, 0])).size == 2:
             centre, scale = column.centre_and_scale
             for value in values.tolist():
@@ -417,6 +443,25 @@ def _cells(contract: Contract, rows: Rows) -> Iterator[tuple[str, str, Mask]]:
     if target is not None and target.kind == "category" and rows.y is not None:
         for k, label in enumerate(target.levels):
             yield target.name, level_text(label), np.asarray(rows.y == k)
+
+
+def _cells_of_curve(knots: Sequence[float], block: Array) -> Iterator[tuple[str, Mask]]:
+    """Yield the values, and both sides of the steps, whose indicators are curves: their rows are counted by the sums.
+
+    Four knots with no value between make a step, five about one value an indicator of it.
+    """
+    at = knots[0] + block @ (np.asarray(knots[1:]) - knots[0])  # the curve that is straight
+    values, first, which = np.unique(at, return_index=True, return_inverse=True)
+    basis = np.column_stack([np.ones(values.size), block[first]])
+    size = np.sqrt((basis**2).sum(axis=0))
+    left, found, _ = np.linalg.svd(basis / np.where(size > 0, size, 1.0), full_matrices=False)
+    left = left[:, found > _SMALLEST * max(float(found[0]), _TINY)]
+    for k in np.flatnonzero(1.0 - (left**2).sum(axis=1) < _VISIBLE).tolist():
+        yield f"{values[k]:.6g}", which == k
+    below = np.arange(1.0, values.size + 1) - (np.cumsum(left, axis=0) ** 2).sum(axis=1)
+    for k in np.flatnonzero(below[:-1] < _VISIBLE).tolist():
+        yield f"at most {values[k]:.6g}", which <= k
+        yield f"above {values[k]:.6g}", which > k
 
 
 # --- what the numbers of a summary tell ------------------------------------------------------------------------
