@@ -375,7 +375,8 @@ def with_history(
         edges = candidates.edges[gone].tolist() if gone.sum() <= MOST_DROPPED else []
         history["dropped"] = {"candidates": candidates.n_edges, "edges": edges}
     choice = history.get("choice")
-    if choice and model.graph.n_edges * model.coef[0].size <= _MOST_DUALS and model.n_sites <= _MOST_SITES:
+    known = isinstance(data, Federation) or data.has_rows or data.loss.quadratic  # what a path needs
+    if known and choice and model.graph.n_edges * model.coef[0].size <= _MOST_DUALS and model.n_sites <= _MOST_SITES:
         prepared = prepare(data, options, schema)
         options = replace(options, ridge=choice.get("ridge", options.least_ridge), sparsity=options.least_sparsity)
         problem, _ = well_posed_problem(prepared, model.graph, options)
