@@ -67,7 +67,7 @@ export function bottomAxis(scale: Scale, top: number, bottom: number, title: str
   return group;
 }
 
-/** Width of a digit beside an axis. */
+/** Width of a digit next to an axis. */
 const LETTER = 7;
 
 /** Ticks in words: as many decimals as they need to differ, a power of ten apart where they are huge or tiny. */

@@ -67,7 +67,7 @@ export function fixed(value: number | null | undefined, decimals: number): strin
 /** A probability or a share: never 0 or 1 by rounding. */
 export const share = (value: number): string => (value > 0.995 ? ">0.99" : value < 0.005 ? "<0.01" : value.toFixed(2));
 
-/** A number beside an axis: without zeros at its end. */
+/** A number next to an axis: without zeros at its end. */
 export function tick(value: number): string {
   const text = fmt(value);
   return text.includes(".") && !text.includes("e") ? text.replace(/\.?0+$/, "") : text.replace(/\.0*e/, "e");

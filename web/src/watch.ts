@@ -101,7 +101,7 @@ export function startWatch(main: HTMLElement, text: string): void {
         ),
       ),
     ),
-    section("progress", "How it goes", "", charts),
+    section("progress", "Progress", "", charts),
   );
   const draw = (): void => {
     headline(now);

@@ -197,7 +197,7 @@ class KinClassifier(_Kin, SiteClassifier):
     -----
     A site may have rows of one class only, or separated ones: the spread between sites holds its parameters back.
 
-    Probabilities are averaged over what is open about the parameters of a site, so those of a site with few rows are
+    Probabilities are averaged over the uncertainty in the parameters of a site, so those of a site with few rows are
     nearer to equal than its coefficients alone would say; `decision_function` has their log odds.
 
     Examples

@@ -156,7 +156,7 @@ def fit(
     start : FittedModel, optional
         An earlier model of the same columns, where kin starts; saves time.
     covariates : mapping {site: value, row or {name: value}}, array (V, q) or pandas table, optional
-        What is known about the sites beside their rows, instead of a graph (see `fedkin.kin.covariate_graph`). The
+        What is known about the sites besides their rows, instead of a graph (see `fedkin.kin.covariate_graph`). The
         model keeps the names in ``options["covariates"]``.
     quick : bool
         Whether only predictions are wanted: kin samples a third as long, which is enough for them, and not for

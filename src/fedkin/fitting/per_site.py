@@ -199,7 +199,7 @@ class PerSite:
         sample_weight : array (n,), optional
             How many rows each row stands for; rows of weight 0 are left out.
         covariates : mapping {site: value, row or {name: value}} or pandas table, optional
-            What is known about the sites beside their rows, such as size or region, instead of a graph; its index has
+            What is known about the sites besides their rows, such as size or region, instead of a graph; its index has
             the sites. See `fedkin.kin.covariate_graph`. An array is in the order of `sites_`.
         exposure : array (n,), optional
             Exposures of counts (person-years, area); their logarithms are added to the offset.

@@ -1,4 +1,4 @@
-"""What is known about sites beside their rows, as a graph of who is near whom."""
+"""Graphs of sites that are near each other in what is known about them (covariates)."""
 
 from __future__ import annotations
 

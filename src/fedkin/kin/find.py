@@ -110,7 +110,7 @@ def find_kin(
         labels suggest groups from which one more chain starts: those that edge tests keep together, for example.
         Unlike ``graph`` they are no data: a bad start costs time and changes nothing that chains agree on.
     covariates : mapping {site: value, row or {name: value}}, array (V, q) or pandas table, optional
-        What is known about the sites beside their rows: coordinates, size, region. Sites that are near each other, or
+        What is known about the sites besides their rows: coordinates, size, region. Sites that are near each other, or
         have the same label, are joined by a graph, which may be wrong like any other (`fedkin.kin.covariate_graph`).
         An array is in the order of the sites. Give either a graph or covariates.
     fixed : sequence of str

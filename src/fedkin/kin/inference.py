@@ -128,7 +128,7 @@ class Predicted:
     Attributes
     ----------
     mean : array (n,)
-        Mean responses; of classes averaged over what is open about the site.
+        Mean responses; of classes averaged over the uncertainty in the site's parameters.
     low, high : arrays (n,)
         Ends of the intervals.
     """
