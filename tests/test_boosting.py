@@ -12,7 +12,7 @@ from fedkin import KinClassifier, KinRegressor
 from fedkin.data import Federation
 from fedkin.errors import DataError, MissingDependencyError, ModelFileError, ParameterError
 from fedkin.fitting import FitOptions, compare, fit
-from fedkin.fitting.boosting import BOOSTING, fit_boosting
+from fedkin.fitting.boosting import BOOSTING, Boosting, check_boosting, fit_boosting
 from fedkin.losses import LOSSES
 
 lightgbm = pytest.importorskip("lightgbm")
@@ -116,3 +116,38 @@ def test_where_it_has_no_place_it_is_refused(monkeypatch):
     monkeypatch.setattr(builtins, "__import__", without)
     with pytest.raises(MissingDependencyError, match=r"pip install 'fedkin\[boost\]'"):
         KinClassifier(boost=True).fit(rows().X, rows(loss="logistic").y, site=[0, 1] * 300)
+
+
+@pytest.mark.parametrize(
+    ("entry", "value"),
+    [
+        ("split_feature", "1000000000"),
+        ("left_child", "0"),
+        ("right_child", "100000"),
+        ("num_leaves", "2000000000"),
+        ("leaf_value", "nan"),
+        ("num_cat", "5"),
+        ("tree_sizes", "10"),
+    ],
+)
+def test_texts_that_are_no_trees_are_refused_before_lightgbm_reads_them(entry, value):
+    """LightGBM ends the process with some of these, and reads memory that is not the model's with others."""
+    text = fit_boosting(rows(), LOSSES["linear"](), seed=3)[0].texts[0]
+    check_boosting(text, 3)
+
+    def changed(line):  # as many numbers as before, so that only the values are wrong
+        key, _, numbers = line.partition("=")
+        return f"{key}={' '.join([value] * len(numbers.split()))}" if key == entry else line
+
+    hostile = "\n".join(map(changed, text.split("\n")))
+    if entry != "tree_sizes":  # sizes that fit
+        head, _, rest = hostile.partition("\n\n")
+        trees = rest[: rest.index("end of trees")].split("Tree=")[1:]
+        sizes = "tree_sizes=" + " ".join(str(len(tree) + 5) for tree in trees)
+        head = "\n".join(sizes if line.startswith("tree_sizes") else line for line in head.split("\n"))
+        hostile = f"{head}\n\n{rest}"
+    for damaged in (hostile, text[: len(text) // 2], ""):
+        with pytest.raises(ValueError, match=r"it is not|tree"):
+            check_boosting(damaged, 3)
+    with pytest.raises(ModelFileError, match="LightGBM cannot read"):
+        Boosting((text.replace("objective=regression", "objective=nothing"),)).predict(np.ones((2, 3)))

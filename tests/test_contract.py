@@ -191,7 +191,7 @@ def keys_of_section(title):
 
 def test_the_example_of_the_page_has_every_key():
     (text,) = re.findall(r"^```toml\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL)
-    assert Contract.from_toml(text).n_params == 5
+    assert Contract.from_toml(text).n_params == 7
     entries = tomllib.loads(text)
     keys = set(keys_of_section("## What is fitted")) - {"exposure"}  # which stands in place of the offset
     assert set(entries) == {*keys, "features", "target", "thresholds", "rounds"}

@@ -39,7 +39,7 @@ from fedkin import __version__
 from fedkin._base import Array, Index, listed, replacing_directory
 from fedkin.data import Schema
 from fedkin.errors import ModelFileError, ParameterError
-from fedkin.fitting.boosting import PARTS, Boosting
+from fedkin.fitting.boosting import PARTS, Boosting, check_boosting
 from fedkin.fitting.model import FittedModel, FusedFit
 from fedkin.fitting.survival import Baselines
 from fedkin.graph import Graph
@@ -306,7 +306,7 @@ def load(directory: str | os.PathLike[str], *, loss: Loss | None = None) -> Fitt
         fused=_read_fused(folder / _MODEL, about.fused),
         notes={sites[u]: lines for u, lines in about.notes},
         schema=_read_schema(folder / _MODEL, about),
-        boosting=_read_boosting(folder, contents),
+        boosting=_read_boosting(folder, contents, len(about.features) - 1),
         **kept,
     )
 
@@ -391,11 +391,17 @@ def _read_fused(path: Path, plain: dict[str, Any] | None) -> FusedFit | None:
         _damaged(path, f"its entry fused does not hold together ({error})")
 
 
-def _read_boosting(folder: Path, contents: Mapping[str, bytes]) -> Boosting | None:
+def _read_boosting(folder: Path, contents: Mapping[str, bytes], n_features: int) -> Boosting | None:
     present = [name for name in _BOOSTING if name in contents]
     if present and len(present) < PARTS:
         _damaged(folder / _MODEL, f"it has {len(present)} of {PARTS} parts of a boosting model")
-    return Boosting(tuple(contents[name].decode(errors="replace") for name in present)) if present else None
+    texts = [contents[name].decode(errors="replace") for name in present]
+    for name, text in zip(present, texts, strict=True):
+        try:
+            check_boosting(text, n_features)
+        except (ValueError, OverflowError) as error:
+            _damaged(folder / name, str(error))
+    return Boosting(tuple(texts)) if texts else None
 
 
 def _read_schema(path: Path, about: _Description) -> Schema | None:
