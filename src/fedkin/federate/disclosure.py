@@ -44,7 +44,7 @@ _SAME_WEIGHTS = 1e-4
 #: whose columns nearly coincide, such as a curve with knots 1e-8 apart, tells of directions of 1e-10.
 _SMALLEST = 1e-13
 #: A cell is visible in the columns of a curve when a curve of them is its indicator, but for this sum of squares.
-_VISIBLE = 0.05
+_VISIBLE = 0.005
 _TINY = 1e-300
 _NEAR = 30  # rows to look at for a group of few
 
