@@ -12,7 +12,7 @@ from fedkin import KinClassifier, KinRegressor
 from fedkin.data import Federation
 from fedkin.errors import DataError, MissingDependencyError, ModelFileError, ParameterError
 from fedkin.fitting import FitOptions, compare, fit
-from fedkin.fitting.boosting import BOOSTING, Boosting, check_boosting, fit_boosting
+from fedkin.fitting.parts import BOOSTING, Boosting, check_boosting, fit_boosting
 from fedkin.losses import LOSSES
 
 lightgbm = pytest.importorskip("lightgbm")

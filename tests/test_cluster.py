@@ -14,7 +14,7 @@ import fedkin
 import fedkin.core
 import fedkin.fitting
 from fedkin.cluster import Engine, LocalEngine, Shards, engine_of, partition, running_engine, running_on
-from fedkin.cluster.shards import Hosts, LostError
+from fedkin.cluster.engine import Hosts, LostError
 from fedkin.datasets import paper_design
 from fedkin.errors import DataError, ParameterError, SolverError
 

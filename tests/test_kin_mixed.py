@@ -15,13 +15,12 @@ import fedkin
 from fedkin.core import RowData
 from fedkin.data import Federation
 from fedkin.kin import Priors, QuadraticLikelihoods, common_units, fit_mixed
-from fedkin.kin.chains import Sampling
+from fedkin.kin.chains import FullEffects, Sampling
 from fedkin.kin.groups import chance_of_none, find_groups
 from fedkin.kin.inference import intraclass_correlation, population_sd, r_squared, restricted_log_likelihood
 from fedkin.kin.likelihoods import Dense
 from fedkin.kin.partitions import Neighbours
 from fedkin.kin.sources import Source
-from fedkin.kin.wide import FullEffects
 
 DATA = Path(os.environ.get("FEDKIN_DATA", Path(__file__).resolve().parents[1].parent / "shared" / "data"))
 EXAM = DATA / "exam" / "exam.csv"

@@ -20,7 +20,7 @@ from fedkin.data import Federation, Rows
 from fedkin.errors import FedkinError
 from fedkin.federate import Site, sharing
 from fedkin.federate.messages import seal
-from fedkin.federate.plausibility import stand_alone
+from fedkin.federate.sharing import stand_alone
 from fedkin.fitting import FitOptions, fit, load
 from fedkin.report.text import statements
 

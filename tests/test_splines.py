@@ -12,10 +12,10 @@ from scipy.interpolate import CubicSpline
 import fedkin
 from fedkin import KinRegressor
 from fedkin.data import Column, Federation
-from fedkin.data.splines import basis_range, natural_basis, quantile_knots
+from fedkin.data.cells import basis_range, natural_basis, quantile_knots
 from fedkin.errors import DataError, ParameterError
 from fedkin.federate import Contract
-from fedkin.federate.plausibility import data_bounds
+from fedkin.federate.sharing import data_bounds
 from fedkin.fitting import FitOptions, fit
 
 KNOTS = (2.0, 3.0, 7.0, 8.5, 20.0)

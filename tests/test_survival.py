@@ -21,7 +21,7 @@ from fedkin.core import site_answer
 from fedkin.errors import DataError, ParameterError
 from fedkin.federate import Contract, ContractError, Site, sharing
 from fedkin.fitting import FitOptions, Queries, compare, fit
-from fedkin.fitting.survival import integrated_brier, site_concordances
+from fedkin.fitting.parts import integrated_brier, site_concordances
 from fedkin.losses import CoxLoss
 
 LOSS = CoxLoss()

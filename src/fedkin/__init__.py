@@ -50,6 +50,7 @@ __all__ = [
 ]
 
 if TYPE_CHECKING:
+    from fedkin._base import progress
     from fedkin.admm import Availability, fed_admm
     from fedkin.core import (
         Problem,
@@ -77,14 +78,12 @@ if TYPE_CHECKING:
         SiteScorer,
         WithinSiteKFold,
     )
-    from fedkin.fitting.progress import progress
     from fedkin.graph import Graph
     from fedkin.kin import Kin, find_kin
     from fedkin.solvers import cross_validate_lam, lam_max, lam_path, solve
 
-_FITTING = ("fitting.progress", "fitting", "fitting.estimators")
 #: Where public names are looked up, each package after those that it imports.
-_PLACES = ("errors", "data", "graph", "core", "solvers", "admm", "kin", *_FITTING)
+_PLACES = ("errors", "_base", "data", "graph", "core", "solvers", "admm", "kin", "fitting", "fitting.estimators")
 #: Modules to reach as ``fedkin.NAME`` without importing them by hand.
 _MODULES = {"penalties": "core.penalties", "scoring": "fitting.scoring", "theory": "core.theory"}
 

@@ -10,6 +10,8 @@ import math
 import os
 import secrets
 import shutil
+import sys
+import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
@@ -17,13 +19,16 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from html import escape
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import IO, TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from threadpoolctl import threadpool_limits
 
 from fedkin.errors import ParameterError
+
+if TYPE_CHECKING:
+    from rich.console import Console
 
 # --- arrays and parameters ---------------------------------------------------------------------------------------
 
@@ -385,3 +390,111 @@ def wait_until(
         sleep(min(pause, seconds - waited))
         pause = min(1.5 * pause, longest_pause)
     return True
+
+
+#: Seconds between two lines where there is no terminal.
+EVERY = 5.0
+#: Turns of a loop from which on it says how many it does in a second: rows, not folds.
+_MANY = 100_000
+
+
+@contextmanager
+def progress(words: str = "working", *, console: Console | None = None, every: float = EVERY) -> Iterator[Say]:
+    """Show how far loops are, and about how long they still take: splits of a comparison, folds, levels.
+
+    In a terminal and in a notebook it is a bar; elsewhere, a line on standard error every few seconds. For programs,
+    the logger ``fedkin`` says the same: ``logging.basicConfig(level=logging.INFO)``.
+
+    Parameters
+    ----------
+    words : str
+        What is being done, until a step says more.
+    console : rich.console.Console, optional
+        Where to show it; by default standard error, or the notebook.
+    every : float
+        Seconds between two lines where there is neither a terminal nor a notebook.
+
+    Yields
+    ------
+    callable
+        ``say(words)`` changes the words.
+
+    Examples
+    --------
+    >>> import fedkin
+    >>> from fedkin.datasets import paper_design
+    >>> from fedkin.fitting import compare
+    >>> with fedkin.progress():
+    ...     found = compare(paper_design(n_sites=6, n_samples=30, n_features=3, n_clusters=1).federation)
+    """
+    from rich.console import Console
+
+    place = console or Console(stderr=True, markup=False, highlight=False, emoji=False)
+    with _bar(words, place) if place.is_terminal or place.is_jupyter else _lines(words, every, place.file) as say:
+        yield say
+
+
+@contextmanager
+def _bar(words: str, console: Console) -> Iterator[Say]:
+    from rich import progress as rich
+
+    before, after = (rich.TextColumn(f"{{task.{what}}}", markup=False) for what in ("description", "fields[left]"))
+    columns = (rich.SpinnerColumn(), before, rich.BarColumn(bar_width=24), rich.TimeElapsedColumn(), after)
+    with rich.Progress(*columns, console=console, transient=True) as bars:
+        top = bars.add_task(words, total=None, left="")
+        tasks: dict[str, tuple[rich.TaskID, float]] = {}
+
+        def hear(loop: str, done: int, total: int) -> None:
+            now = time.monotonic()
+            if loop not in tasks:
+                tasks[loop] = (bars.add_task(loop, total=total, left=""), now)
+            task, began = tasks[loop]
+            bars.update(task, completed=done, left=time_left(began, now, done, total))
+            if done == total:
+                bars.remove_task(tasks.pop(loop)[0])
+
+        with listening(hear):
+            yield lambda said: bars.update(top, description=said)
+
+
+@contextmanager
+def _lines(words: str, every: float, file: IO[str] | None = None) -> Iterator[Say]:
+    now, loops, over = [words], dict[str, tuple[int, int, float, float]](), threading.Event()
+
+    def say(said: str) -> None:
+        now[0] = said
+
+    def hear(loop: str, done: int, total: int) -> None:
+        last = time.monotonic()
+        loops[loop] = (done, total, loops[loop][2] if loop in loops else last, last)
+        if done == total:
+            del loops[loop]
+
+    def tell() -> None:
+        start = time.monotonic()
+        while not over.wait(every):
+            parts = [now[0]]
+            for loop, (done, total, began, last) in list(loops.items()):
+                left = time_left(began, last, done, total)
+                parts.append(f"{loop}, {done} of {total}" + (f" ({left})" if left else ""))
+            line = f"[{time.monotonic() - start:.0f} s] {'; '.join(parts)}"
+            print(line, file=file or sys.stderr, flush=True)
+
+    teller = threading.Thread(target=tell, daemon=True)
+    teller.start()
+    try:
+        with listening(hear):
+            yield say
+    finally:
+        over.set()
+        teller.join()
+
+
+def time_left(began: float, last: float, done: int, total: int) -> str:
+    """Return how long a loop still takes, in words, given when its ``last`` turn was done; "" before the first."""
+    if not 0 < done < total:
+        return ""
+    # less the time since the last turn, so that it never grows while a turn is under way
+    seconds = max((last - began) / done * (total - done) - (time.monotonic() - last), 1.0)
+    left = f"about {seconds:.0f} s left" if seconds < 100 else f"about {seconds / 60:.0f} min left"
+    return f"{done / max(last - began, 1e-3):,.0f} a second, {left}" if total >= _MANY else left

@@ -19,9 +19,8 @@ from fedkin.admm.gradients import GradientKind, StreamWatch, sample_streams
 from fedkin.admm.kernels import CompiledRounds, unsupported
 from fedkin.admm.plan import Average, BatchSize, RunPlan, StepRule, plan_run
 from fedkin.admm.rounds import DirectLink, Shard, ShardState, edge_update, run_rounds
-from fedkin.admm.sharded import ShardedRounds
 from fedkin.admm.store import Store
-from fedkin.admm.trace import Callback, Interrupt, Progress, Trace, certify
+from fedkin.admm.trace import Callback, Interrupt, Progress, ShardedRounds, Trace, certify
 from fedkin.cluster import Engine, On, engine_of
 from fedkin.core import Problem, Solution, Status
 from fedkin.errors import ChangeWarning, ConvergenceWarning, ModelFileError, ParameterError, SolverError, argument

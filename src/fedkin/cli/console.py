@@ -317,9 +317,10 @@ COMMANDS = {
     "report": Command("models", "Write the report of a model: one HTML page that opens without a network."),
     "watch": Command("running", "Follow a federation in the browser."),
     "demo": Command(
-        "demo", "Generate sites with a graph that is partly wrong, and see how close each method comes to the truth."
+        "simulate",
+        "Generate sites with a graph that is partly wrong, and see how close each method comes to the truth.",
     ),
-    "study": Command("demo", "Run a study: figure, table, page and the rows behind them."),
+    "study": Command("simulate", "Run a study: figure, table, page and the rows behind them."),
     "federation": Command(
         "federation", "Organise a federation: agree on a contract and admit sites, without seeing a row."
     ),

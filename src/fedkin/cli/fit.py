@@ -14,7 +14,7 @@ import numpy as np
 import typer
 
 from fedkin import __version__
-from fedkin._base import Say, count, listed
+from fedkin._base import Say, count, listed, progress
 from fedkin.cli.console import Json, argument, flag, note, option, print_facts, print_json, say, stopping_early, switch
 from fedkin.cli.models import model_document, print_comparison, print_groups, write_report
 from fedkin.cli.reading import (
@@ -57,7 +57,6 @@ from fedkin.fitting import (
 )
 from fedkin.fitting import fit as fit_model
 from fedkin.fitting.options import Debiasing, FitMethod, PenaltyName, Solver
-from fedkin.fitting.progress import progress
 from fedkin.report.text import facts, method_text, note_lines
 
 _MODEL, _FUSED, _TESTS, _CHOICE, _HOW = "Model", "Fused estimator", "Edge tests", "Choice of lam", "Computation"

@@ -23,6 +23,7 @@ from fedkin._base import (
     in_file,
     listed,
     probability,
+    progress,
     some_of,
     write_file,
 )
@@ -54,7 +55,6 @@ from fedkin.data import (
 )
 from fedkin.errors import DataError, ParameterError, TableWarning, UnknownSiteError
 from fedkin.fitting import FittedModel, load, position_of
-from fedkin.fitting.progress import progress
 from fedkin.kin import Kin, population_sd, population_tests
 from fedkin.report import model_card, read_coordinates, report_page
 from fedkin.report.text import (

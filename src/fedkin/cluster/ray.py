@@ -8,8 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any, TypeVar
 
-from fedkin.cluster.engine import Engine, gathered
-from fedkin.cluster.shards import Host, Hosts, LostError
+from fedkin.cluster.engine import Engine, Host, Hosts, LostError, gathered
 from fedkin.errors import missing_dependency
 
 try:

@@ -5,7 +5,21 @@
 
 from __future__ import annotations
 
-from fedkin.core.local import LocalFit, Variance, global_fit, local_fit, oracle_fit
+from fedkin.core.local import (
+    FAMILY_WISE,
+    Correction,
+    EdgeSelection,
+    LocalFit,
+    Variance,
+    alike_groups,
+    bonferroni,
+    global_fit,
+    inverse_trigamma,
+    local_fit,
+    oracle_fit,
+    select_edges,
+    wald_tests,
+)
 from fedkin.core.ownfits import minimise_with_ridge
 from fedkin.core.parquet import (
     FileRows,
@@ -29,16 +43,6 @@ from fedkin.core.quadratics import (
     least_eigenvalue,
     solve_and_rest,
     sum_groups,
-)
-from fedkin.core.selection import (
-    FAMILY_WISE,
-    Correction,
-    EdgeSelection,
-    alike_groups,
-    bonferroni,
-    inverse_trigamma,
-    select_edges,
-    wald_tests,
 )
 from fedkin.core.sitedata import (
     Columns,

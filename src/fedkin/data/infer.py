@@ -16,6 +16,7 @@ import numpy as np
 from fedkin._base import AnyArray, Array, Index, Mask, check_choice, check_whole, count, listed, some_of
 from fedkin.data.cells import (
     DATES,
+    N_KNOTS,
     ColumnKind,
     Finding,
     Hints,
@@ -28,13 +29,13 @@ from fedkin.data.cells import (
     level_text,
     looks_like_name,
     parsed_numbers,
+    quantile_knots,
     raise_findings,
     target_kind,
     too_many_levels,
 )
 from fedkin.data.columns import RawColumns
 from fedkin.data.schema import FILLING, Column, Missing, Roles, Schema, Spline, Table, event_column, positive_findings
-from fedkin.data.splines import N_KNOTS, quantile_knots
 from fedkin.errors import DataError, argument
 
 #: Fewer rows than this say nothing about columns that are alike by chance.

@@ -28,9 +28,11 @@ from fedkin.data.cells import (
     Hints,
     Label,
     RowName,
+    basis_range,
     level_codes,
     level_text,
     missing_column,
+    natural_basis,
     near_name,
     near_names,
     number_hint,
@@ -40,7 +42,6 @@ from fedkin.data.cells import (
 )
 from fedkin.data.columns import RawColumns, columns_of
 from fedkin.data.rows import Rows
-from fedkin.data.splines import basis_range, natural_basis
 from fedkin.errors import DataError, ParameterError, TableWarning, argument
 
 Missing = Literal["refuse", "drop", "mean", "indicator"]

@@ -6,7 +6,7 @@
 | `disclosure` | what may leave a site |
 | `trust`, `messages` | certificates and private files; every signed file that travels |
 | `organiser`, `site` | the organiser's directory; a site's directory |
-| `sharing`, `plausibility` | a site's summary, its answers to queries, and all summaries checked |
+| `sharing` | a site's summary, its answers to queries, and all summaries checked |
 | `plan` | a run as one site sees it, from these directories and its rows |
 | `participant`, `links` | who takes part in the rounds, and which theta goes where: neighbours, central, replicated |
 | `endpoint`, `inbox` | what was sent and has come, how to wait for it, how it is written |

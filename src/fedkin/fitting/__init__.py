@@ -1,6 +1,6 @@
 """From data to a model: `fit`, `compare`, `FitOptions`, `FittedModel` and its directory of files.
 
-`fedkin.fitting.estimators` has the scikit-learn interface, `fedkin.fitting.progress` a bar for long fits.
+`fedkin.fitting.estimators` has the scikit-learn interface.
 
 To add an option of a fit: `options`, and the constructors in `estimators`. To add a field of a model: `model`, and
 `store` for its directory. To add a baseline: `baselines`. To add a method: `methods`.
@@ -12,8 +12,9 @@ from fedkin.fitting.baselines import baseline_models
 from fedkin.fitting.comparison import REPEATS, Comparison, compare
 from fedkin.fitting.fused import fit_after_kin, with_history
 from fedkin.fitting.methods import data_record, fit, naive_confint, with_covariates
-from fedkin.fitting.model import FittedModel, FusedFit, NewSite
+from fedkin.fitting.model import FittedModel, NewSite
 from fedkin.fitting.options import DEFAULTS, DESCRIPTIONS, SHARED, FitOptions, choices, position_of
+from fedkin.fitting.parts import FusedFit
 from fedkin.fitting.preparation import Data, join_parts, model_from_theta, prepare
 from fedkin.fitting.queries import Queries
 from fedkin.fitting.store import check_model_place, load

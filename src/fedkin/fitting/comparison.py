@@ -9,8 +9,7 @@ from itertools import pairwise
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
-from scipy.stats import rankdata
+from numpy.typing import ArrayLike
 
 from fedkin._base import Array, Index, Say, check_whole, count, one_blas_thread, tracked
 from fedkin.core import FileRows, Summaries
@@ -20,8 +19,8 @@ from fedkin.fitting.baselines import GLOBAL, INTERCEPTS, LOCAL, baseline_models,
 from fedkin.fitting.methods import fit, method_for
 from fedkin.fitting.model import FittedModel
 from fedkin.fitting.options import FitOptions, class_numbers
+from fedkin.fitting.parts import brier_times, integrated_brier, nan_mean, site_areas, site_concordances, winsorised
 from fedkin.fitting.preparation import Data, prepare
-from fedkin.fitting.survival import brier_times, integrated_brier, site_concordances
 from fedkin.graph import Graph
 
 FEDKIN = "Fedkin"
@@ -32,8 +31,6 @@ CLEAR = 2.0
 #: A simpler model is recommended only where its interval excludes that its error is larger by more than this share of
 #: Fedkin's. As its difference is within one standard error, the estimated loss is a third of this at most.
 RELEVANT = 0.05
-#: Of the sites' differences, this share on each side counts as the next one: no single site decides the verdict.
-EXTREME = 0.05
 #: Smaller shares round to 0.0%.
 _SHOWN = 0.0005
 #: Fedkin without the column of the boosting model, where the options ask for it.
@@ -145,19 +142,19 @@ class Comparison:
 
     def site_means(self, name: str) -> Array:
         """Return the mean errors of a method at each site, ``(V,)``; NaN where no row was ever held out."""
-        return _nanmean(self.site_errors[name])
+        return nan_mean(self.site_errors[name])
 
     def gains(self) -> tuple[Array, Array]:
         """Return what each site gains over its own model, Local less Fedkin ``(V,)``, and the standard errors."""
         each = self.site_errors[LOCAL] - self.site_errors[FEDKIN]
-        n, mean = (~np.isnan(each)).sum(axis=0), _nanmean(each)
+        n, mean = (~np.isnan(each)).sum(axis=0), nan_mean(each)
         variance = np.nansum((each - mean) ** 2, axis=0) / np.where(n > 1, n - 1, np.nan)
         return mean, np.sqrt(variance * (1 / np.maximum(n, 1) + self.test_size / (1 - self.test_size)))
 
     @property
     def verdict(self) -> str:
         """What to do with it, in one sentence."""
-        robust = {name: self._winsorised(name) for name in self.errors if name != FEDKIN}
+        robust = {name: self.winsorised(name) for name in self.errors if name != FEDKIN}
         gains, _ = self.gains()
         known = ~np.isnan(gains)
         said = verdict(
@@ -176,13 +173,13 @@ class Comparison:
         ball = "" if self.radius is None else f" The other models are not held in the ball of radius {self.radius:g}."
         return said + ball
 
-    def _winsorised(self, name: str) -> Array:
+    def winsorised(self, name: str) -> Array:
         """Return the difference to Fedkin in each split ``(R,)``, the most extreme sites brought in."""
         found = self.errors[name] - self.errors[FEDKIN]
         for r, each in enumerate(self.site_errors[name] - self.site_errors[FEDKIN]):
             known = ~np.isnan(each)
             rows = self.n_samples[known]
-            found[r] -= float(rows @ (each[known] - _winsorised(each[known]))) / max(rows.sum(), 1)
+            found[r] -= float(rows @ (each[known] - winsorised(each[known]))) / max(rows.sum(), 1)
         return found
 
     def _outweighed(self, name: str) -> str:
@@ -396,19 +393,13 @@ def _held_out_errors(models: dict[str, FittedModel], train: Federation, test: Fe
         # a site that is brought in brings its rows in: their spread shrinks as its mean does, and never grows
         apart, seen = each - rows[FEDKIN], mass > 0
         own = np.bincount(test.site_index, weights=weight * apart, minlength=test.n_sites)[seen] / mass[seen]
-        share, shift, kept = np.ones(test.n_sites), np.zeros(test.n_sites), _winsorised(own)
+        share, shift, kept = np.ones(test.n_sites), np.zeros(test.n_sites), winsorised(own)
         share[seen] = np.clip(np.divide(kept, own, out=np.ones_like(own), where=own != 0), 0.0, 1.0)
         shift[seen] = kept - share[seen] * own
         apart = apart * share[test.site_index] + shift[test.site_index]
         apart = (apart - weight @ apart / weight.sum()) * weight
         row_error[name] = float(np.sqrt((apart**2).sum()) / weight.sum())
     return part
-
-
-def _winsorised(values: Array) -> Array:
-    """Return the values with the share `EXTREME` on each side, at least one of ten, replaced by the next one."""
-    k = max(int(EXTREME * values.size), int(values.size >= 10))
-    return np.clip(values, *np.sort(values)[[k, -1 - k]]) if k else values
 
 
 def check_held_out(model: FittedModel, test: Federation) -> None:
@@ -486,18 +477,6 @@ def survival_scores(model: FittedModel, train: Federation, test: Federation) -> 
         starts = train.starts, test.starts
         scores["Brier score"] = integrated_brier(train.y.astype(np.float64), y, survival, times, starts)
     return scores
-
-
-def site_areas(codes: NDArray[Any], chance: Array, starts: Index) -> Array:
-    """Return the area under the ROC curve at each site ``(V,)``, from ranks; NaN at sites with one class."""
-    areas = np.full(len(starts) - 1, np.nan)
-    for u, (first, last) in enumerate(pairwise(starts.tolist())):
-        positive = codes[first:last] == 1
-        hits = int(positive.sum())
-        if 0 < hits < len(positive):
-            above = rankdata(chance[first:last])[positive].sum() - hits * (hits + 1) / 2
-            areas[u] = above / (hits * (len(positive) - hits))
-    return areas
 
 
 # --- folds of sums ----------------------------------------------------------------------------------------------
@@ -616,8 +595,3 @@ def _percent(share: float) -> str:
 
 def _finite(value: float) -> float | None:
     return float(value) if np.isfinite(value) else None
-
-
-def _nanmean(values: Array) -> Array:
-    n = (~np.isnan(values)).sum(axis=0)
-    return np.asarray(np.nansum(values, axis=0) / np.where(n > 0, n, np.nan))

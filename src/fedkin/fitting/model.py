@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, Literal
@@ -13,52 +13,27 @@ from numpy.typing import ArrayLike, NDArray
 
 from fedkin import __version__
 from fedkin._base import Array, Index, check_choice, count, html_card, some_of
-from fedkin.core import Columns, Summary
+from fedkin.core import Summary
 from fedkin.data import Federation, HasSites, Rows, Schema, columns_of, raise_findings, site_id, site_ids
 from fedkin.errors import DataError, ParameterError, SolverError
-from fedkin.fitting.boosting import Boosting
 from fedkin.fitting.options import (
     Unseen,
     class_numbers,
     feature_matrix,
+    in_order_of_appearance,
     is_table,
     offset_column,
     position_of,
+    schema_columns,
     site_positions,
 )
-from fedkin.fitting.survival import Baselines, survival_target
+from fedkin.fitting.parts import Baselines, Boosting, FusedFit, survival_target
 from fedkin.graph import Graph
 from fedkin.kin import Contrast, Joined, Kin, Kind, Predicted, Sites, predicted
 from fedkin.losses import Loss
 
 #: Leading columns of the table of coefficients.
 _LEADING = ("site", "group", "n_samples", "class", "intercept")
-
-
-@dataclass(frozen=True)
-class FusedFit:
-    """How the fused estimator was fitted.
-
-    Attributes
-    ----------
-    penalty : str
-    lam : float
-        On the scale of the objective; with ``standardize`` it refers to standardised features.
-    gap : float
-        Relative duality gap: how far the objective can be from its minimum. NaN where nothing is certified.
-    n_iter : int
-        Iterations, or rounds.
-    status : "converged" | "iteration_limit" | "interrupted"
-    selection : mapping or None
-        Summary of the edge selection.
-    """
-
-    penalty: str
-    lam: float
-    gap: float = float("nan")
-    n_iter: int = 0
-    status: str = "converged"
-    selection: Mapping[str, Any] | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -657,23 +632,3 @@ class FittedModel(HasSites):
 def _about_new(name: Hashable, n: int) -> dict[str, Any]:
     """Return what a model of one new site with n rows says about its sites."""
     return {"sites": (name,), "n_samples": np.array([n]), "graph": Graph.empty([name]), "notes": {}}
-
-
-def in_order_of_appearance(labels: NDArray[Any]) -> Index:
-    """Return labels renumbered 0, 1, ... by first appearance."""
-    _, first, number = np.unique(labels, return_index=True, return_inverse=True)
-    return np.asarray(np.argsort(np.argsort(first))[number], dtype=np.int64)
-
-
-def schema_columns(schema: Schema, loss: Loss, intercept: bool) -> Columns:
-    """Return the columns of rows that `Schema.rows` prepared."""
-    mean = schema.mean if intercept else np.zeros_like(schema.mean)
-    return columns_for(loss, schema.names, mean, schema.scale, intercept, schema.classes)
-
-
-def columns_for(
-    loss: Loss, names: Sequence[str], mean: Array, scale: Array, intercept: bool, classes: tuple[Any, ...] | None = None
-) -> Columns:
-    """Return the columns of features with this centre and scale."""
-    how: dict[str, Any] = {"intercept": intercept, "outputs": loss.n_outputs, "location": loss.location}
-    return Columns.from_features(names, mean, scale, **how, labels=None if classes is None else classes[1:])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Mapping
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from itertools import chain
 from types import NoneType
@@ -13,7 +13,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from fedkin._base import Array, Index, check_choice, check_level, check_nonnegative, check_positive, check_whole, listed
 from fedkin.admm import check_steps
-from fedkin.core import Correction, Variance
+from fedkin.core import Columns, Correction, Variance
 from fedkin.data import Schema, columns_of, site_id, site_ids
 from fedkin.errors import DataError, ParameterError, UnknownSiteError, argument
 from fedkin.losses import LOSS_NAMES, Loss, describe_loss
@@ -423,3 +423,23 @@ def class_numbers(y: NDArray[Any], classes: tuple[Any, ...]) -> Array:
     if unknown:
         raise DataError(f"class {unknown[0]!r} is in the held-out rows, but not in the training rows")
     return np.array([number[label] for label in y.tolist()], dtype=np.float64)
+
+
+def in_order_of_appearance(labels: NDArray[Any]) -> Index:
+    """Return labels renumbered 0, 1, ... by first appearance."""
+    _, first, number = np.unique(labels, return_index=True, return_inverse=True)
+    return np.asarray(np.argsort(np.argsort(first))[number], dtype=np.int64)
+
+
+def schema_columns(schema: Schema, loss: Loss, intercept: bool) -> Columns:
+    """Return the columns of rows that `Schema.rows` prepared."""
+    mean = schema.mean if intercept else np.zeros_like(schema.mean)
+    return columns_for(loss, schema.names, mean, schema.scale, intercept, schema.classes)
+
+
+def columns_for(
+    loss: Loss, names: Sequence[str], mean: Array, scale: Array, intercept: bool, classes: tuple[Any, ...] | None = None
+) -> Columns:
+    """Return the columns of features with this centre and scale."""
+    how: dict[str, Any] = {"intercept": intercept, "outputs": loss.n_outputs, "location": loss.location}
+    return Columns.from_features(names, mean, scale, **how, labels=None if classes is None else classes[1:])

@@ -24,9 +24,9 @@ from fedkin.fitting.fused import silent
 from fedkin.fitting.methods import method_for, warn_of_rows, with_covariates
 from fedkin.fitting.model import FittedModel
 from fedkin.fitting.options import AUTO, FitOptions, Unseen, with_exposure
+from fedkin.fitting.parts import site_concordances, survival_target
 from fedkin.fitting.preparation import Prepared, prepare, with_fixed_curves
 from fedkin.fitting.scoring import AtSites, refuse_text, request_all, split_column
-from fedkin.fitting.survival import site_concordances, survival_target
 from fedkin.graph import Graph
 from fedkin.kin import Covariates, hint_of
 from fedkin.losses import LOSSES, Loss, loss_kind, loss_names

@@ -39,9 +39,8 @@ from fedkin import __version__
 from fedkin._base import Array, Index, listed, replacing_directory
 from fedkin.data import Schema
 from fedkin.errors import ModelFileError, ParameterError
-from fedkin.fitting.boosting import PARTS, Boosting, check_boosting
-from fedkin.fitting.model import FittedModel, FusedFit
-from fedkin.fitting.survival import Baselines
+from fedkin.fitting.model import FittedModel
+from fedkin.fitting.parts import PARTS, Baselines, Boosting, FusedFit, check_boosting
 from fedkin.graph import Graph
 from fedkin.kin import Diagnostics, Kin, Learned, Nested, Pairs, Population, States, Units
 from fedkin.losses import Loss, describe_loss, restore_loss

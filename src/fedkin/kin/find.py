@@ -13,10 +13,9 @@ from fedkin.core import FileRows, Summaries, damped_newton, site_data
 from fedkin.data import Federation, site_id
 from fedkin.errors import DataError, GraphError, ParameterError, SolverError
 from fedkin.graph import Graph
-from fedkin.kin.bordered import groups_of, with_population
 from fedkin.kin.chains import Given, Sampling, effective_size, kmeans, modularity_directions, split_rhat
 from fedkin.kin.covariates import Covariates, hint_of
-from fedkin.kin.groups import ALL_MIXED, Grouped
+from fedkin.kin.groups import ALL_MIXED, Grouped, groups_of, with_population
 from fedkin.kin.learned import Learned
 from fedkin.kin.likelihoods import FEW, QuadraticLikelihoods, Units, apply, common_units, given_mean
 from fedkin.kin.mixed import (

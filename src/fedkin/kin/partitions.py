@@ -366,3 +366,12 @@ def resolved(same: Array | Pairs, labels: Index) -> bool:
     several = int(labels.max(initial=0)) > 0
     certain = bool(inside_probabilities(same, labels).min(initial=1.0) >= CERTAIN)
     return several and certain and agreement(same, labels) >= AGREEMENT
+
+
+def edge_rates(z: Index, neighbours: Neighbours) -> tuple[float, float]:
+    """Return shares of pairs that are edges, inside and between groups, each with one imagined edge and one gap."""
+    V, size = len(z), np.bincount(z)
+    inside_pairs = float((size * (size - 1)).sum()) / 2
+    inside = neighbours.inside(z)
+    between = float(neighbours.weight.sum()) / 2 - inside
+    return (inside + 1) / (inside_pairs + 2), (between + 1) / (V * (V - 1) / 2 - inside_pairs + 2)

@@ -4,9 +4,17 @@ To add a figure to the report page: its values in `payload`, their types in ``we
 ``web/src``, then ``make web``. Sentences, for the terminal too, are in `text`.
 """
 
-from fedkin.report.pages import LiveServer, demo_picture, render, report_page
+from fedkin.report.pages import (
+    LiveServer,
+    demo_picture,
+    plot_coefficients,
+    plot_graph,
+    plot_kin,
+    plot_path,
+    render,
+    report_page,
+)
 from fedkin.report.payload import read_coordinates, report_payload
-from fedkin.report.plots import plot_coefficients, plot_graph, plot_kin, plot_path
 from fedkin.report.text import model_card
 
 __all__ = [

@@ -17,7 +17,7 @@ from fedkin.cluster import On, engine_of
 from fedkin.core import SCALE_FLOOR, FusedObjective, Problem, QuadraticTerms, SiteTerms, Solution, Status
 from fedkin.errors import ConvergenceWarning, ParameterError, SolverError, argument
 from fedkin.graph import Graph
-from fedkin.solvers.compiled import Backend, CompiledIteration, uses_kernels
+from fedkin.solvers.compiled import Backend, CompiledIteration, Sharding, uses_kernels
 from fedkin.solvers.pdhg import (
     CliqueIteration,
     Iteration,
@@ -30,7 +30,6 @@ from fedkin.solvers.pdhg import (
     fused_parameters,
     initial_rho,
 )
-from fedkin.solvers.shards import Sharding
 
 #: A model is trusted less when it misses by this share of its quadratic part, and more when by at most that one.
 POOR, GOOD = 0.5, 0.1

@@ -24,9 +24,8 @@ from joblib.externals.loky.process_executor import TerminatedWorkerError
 
 import fedkin
 from fedkin import datasets
-from fedkin._base import available_cores, count, lock, one_blas_thread, replacing, tracked, write_file
+from fedkin._base import available_cores, count, lock, one_blas_thread, progress, replacing, tracked, write_file
 from fedkin.errors import DataError, FedkinError, GraphError, MissingDependencyError, ParameterError, missing_dependency
-from fedkin.fitting.progress import progress
 from fedkin.report import render
 from fedkin.solvers import load_kernels
 from fedkin.studies.claims import Check
