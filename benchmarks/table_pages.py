@@ -105,7 +105,8 @@ def _section(name: str, rows: list[Row]) -> tuple[str, str, list[str]]:
     splits = len(done[best])
     least = min((means[method] for method in GLANCE if method in means), default=0.0)
     shown = [_glance(means.get(method), least) for method in GLANCE]
-    beside = _cells(done[own], done[best], {}, [])[0][1] if (own := GLANCED) in means else "-"
+    own = GLANCED if GLANCED in means else "kin"
+    beside = _cells(done[own], done[best], {}, [])[0][1] if own in means else "-"
     line = f"| {made}{name} ({error}, {splits} splits) | {' | '.join(shown)} | {beside} |"
     return f"{head}\n\n{splits} splits.\n\n" + "\n".join(lines) + note, line, losses
 

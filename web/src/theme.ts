@@ -3,8 +3,8 @@
 import { svg } from "./dom";
 
 // The palette of Okabe and Ito, without its yellow, in tones that show on each background.
-const LIGHT = ["#0072b2", "#d55e00", "#009e73", "#b8588f", "#3a9bd6", "#b07c00", "#4d4d4d"];
-const DARK = ["#56b4e9", "#ee8a3c", "#2cc79a", "#e29cc3", "#9ad4f7", "#f0c545", "#c8c8c8"];
+const LIGHT = ["#0072b2", "#d55e00", "#009e73", "#8a6200", "#b8588f", "#3a9bd6", "#4d4d4d"];
+const DARK = ["#56b4e9", "#ee8a3c", "#2cc79a", "#f0c545", "#c8c8c8", "#e29cc3", "#9ad4f7"];
 const NONE = { light: "#5f6b76", dark: "#9aa7b2" };
 
 const query = window.matchMedia("(prefers-color-scheme: dark)");

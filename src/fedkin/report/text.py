@@ -352,6 +352,8 @@ def _shown(value: object) -> str:
         return "none"
     if isinstance(value, Mapping):
         return ", ".join(f"{key} {_shown(item)}" for key, item in value.items())
+    if isinstance(value, list | tuple):
+        return ", ".join(map(_shown, value)) or "none"
     return f"{value:g}" if isinstance(value, float) else str(value)
 
 
