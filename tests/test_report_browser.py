@@ -183,7 +183,7 @@ def test_pages_are_drawn(name: str, dark: bool, width: int, request: pytest.Fixt
         assert page.locator(".ranked circle").count() == 15 and not page.is_visible(".matrix canvas")
         page.click("text=Every pair of sites")
     for canvas in (".graph canvas", ".matrix canvas"):
-        page.wait_for_function(f"document.querySelector('{canvas}').style.width !== ''")
+        page.wait_for_selector(f"{canvas}[style*=width]")
     assert drawn(page, ".graph canvas") and drawn(page, ".matrix canvas")
     assert page.evaluate("document.documentElement.scrollWidth <= window.innerWidth"), "nothing sticks out"
     background = page.evaluate("getComputedStyle(document.body).backgroundColor")
