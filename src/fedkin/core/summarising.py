@@ -176,7 +176,7 @@ class RunningSums:
         self._add_parts(part[order], Z, Z if weight is None else Z * weight[order, None])
 
     def _codes(self, ids: Sequence[Hashable]) -> Index:
-        """Return the numbers of sites, with room for those that are new."""
+        """Return the numbers of sites, extended by those that are new."""
         for one in dict.fromkeys(ids):
             self.number.setdefault(one, len(self.number))
         have = len(self._rows)

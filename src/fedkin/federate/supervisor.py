@@ -30,7 +30,7 @@ from fedkin.federate.trust import open_private
 SILENT = "silent"
 #: States in which somebody should look after a site.
 TROUBLE = ("failed", "dead", "starting again", CANNOT, HOLDING, SILENT)
-#: A site that has not written its status for so many seconds is silent; fewer where its disk has no room.
+#: A site that has not written its status for so many seconds is silent; fewer where its disk is full.
 SILENT_SECONDS, SILENT_SECONDS_WITHOUT_ROOM = 20.0, 3.0
 _LITTLE_ROOM = 65536  # bytes
 _MOMENT = 2.0  # seconds from a lock to the number of its process

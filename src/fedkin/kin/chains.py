@@ -410,7 +410,7 @@ NEAR, FEWER = np.geomspace(0.75, 1.35, 25), np.array([1.0, 0.87, 0.75])
 
 @dataclass(frozen=True, eq=False)
 class FullEffects:
-    """Effects in all directions: what sites say, ``W`` of V matrices ``(d, d)`` and ``c (V, d)``.
+    """Effects in all directions: site likelihoods, ``W`` of V matrices ``(d, d)`` and ``c (V, d)``.
 
     ``turn (d, k)`` are the directions that are sampled; ``mixed`` are ``W (I + W)^-1``, and ``log |I + W|``. Effects
     are sampled over the root of ``stretch``: noise is larger in directions chosen for how much sites differ there.
@@ -431,7 +431,7 @@ class FullEffects:
         return cls(W, c, turn, mixed, _stretch(H.sum() / len(c), len(c), turn.shape[1]))
 
     def sampled(self) -> tuple[Array, Array]:
-        """Return what sites say about effects in the sampled directions: ``(V, k, k)`` and ``(V, k)``."""
+        """Return site likelihoods of effects in the sampled directions: ``(V, k, k)`` and ``(V, k)``."""
         # effects in the other directions are integrated out as the mixed model has them
         H, k = self.mixed[0], self.turn.shape[1]
         effects = (self.c - H.apply(self.c)) @ self.turn

@@ -330,7 +330,7 @@ class Districts:
 
     @classmethod
     def from_sites(cls, index: Index, away: Matrices, seen: Array, below: Array, root: Array) -> Districts:
-        """Add up what sites say, given the standard deviations ``below (q,)`` between sites of a district."""
+        """Add up site likelihoods, given the standard deviations ``below (q,)`` between sites of a district."""
         K, q = int(index.max()) + 1, len(root)
         A, pulled = np.zeros((K, q, q)), np.zeros((K, *seen.shape[1:]))
         np.add.at(A, index, np.stack([away.of(u) for u in range(len(index))]) / (below[:, None] * below))
