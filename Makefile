@@ -1,13 +1,13 @@
-# make demo   sets up .venv with the base dependencies (versions and hashes of requirements.lock) and runs the demonstration
-# make test   adds the development tools (versions and hashes of requirements-dev.lock) and runs the tests;
-#             FAST=1 leaves out those that start processes or browsers, run studies, or try very many cases;
+# make demo   sets up .venv with the base dependencies (versions and hashes of scripts/base.lock) and runs the demonstration
+# make test   adds the development tools (versions and hashes of scripts/dev.lock) and runs the tests;
+#             FAST=1 leaves out those that start processes or browsers, run studies, or try very many or large cases;
 #             ONLY=clocks runs those with that marker alone
 # make lint   ruff, mypy --strict on src and the order of packages
 # make docs   the documentation as a site in build/site, warnings as errors
 # make dist   wheel and sdist, each installed in an empty environment and used there; and make sbom
 # make sbom   the locked dependencies as build/sbom.json (CycloneDX)
 # make lock   the lock files again, from the package index INDEX=https://...; locked versions stay
-# make bench  the exact solver beside its peers; BENCH=--quick for a minute of it
+# make bench  the exact solver against its peers; BENCH=--quick for a minute of it
 # make fuzz   damaged and hostile bytes for all readers of what others send; INPUTS=1000000 takes about 15 minutes
 # make web-check   lints and type-checks web/, and checks that it gives exactly the bundle in src/fedkin/report/static
 # make clean  removes .venv and what the tools left behind
@@ -44,14 +44,14 @@ $(BIN)/python:
 	@echo "setting up $(VENV) ..."
 	@$(PYTHON) -m venv $(VENV)
 
-$(BASE): pyproject.toml requirements.lock | $(BIN)/python
-	@$(PIP) --require-hashes -r requirements.lock
+$(BASE): pyproject.toml scripts/base.lock | $(BIN)/python
+	@$(PIP) --require-hashes -r scripts/base.lock
 	@$(PIP) --no-deps --no-build-isolation -e .
 	@touch $@
 
-$(DEV): pyproject.toml requirements.lock requirements-dev.lock | $(BIN)/python
+$(DEV): pyproject.toml scripts/base.lock scripts/dev.lock | $(BIN)/python
 	@echo "installing the development tools into $(VENV) ..."
-	@$(PIP) --require-hashes -r requirements-dev.lock
+	@$(PIP) --require-hashes -r scripts/dev.lock
 	@$(PIP) --no-deps --no-build-isolation -e .
 	@touch $@ $(BASE)
 
@@ -61,7 +61,7 @@ demo: $(BASE)
 test: $(DEV)
 	@command -v chromium >/dev/null || command -v chromium-browser >/dev/null || \
 		echo "no Chromium here: the tests that open pages are skipped"
-	@$(QUICK) $(BIN)/python -m pytest -n $(JOBS) $(if $(ONLY),-m '$(ONLY)',$(if $(FAST),-m 'not processes and not studies and not browser and not exhaustive'))
+	@$(QUICK) $(BIN)/python -m pytest -n $(JOBS) --dist worksteal $(if $(ONLY),-m '$(ONLY)',$(if $(FAST),-m 'not processes and not studies and not browser and not exhaustive'))
 
 lint: $(DEV)
 	@$(BIN)/ruff check --quiet .

@@ -12,7 +12,9 @@ from collections.abc import Callable
 
 import numpy as np
 
-from fedkin.admm import Availability, Average, fed_admm, subgradient_descent
+from fedkin.admm import Availability, Average
+from fedkin.admm.algorithm import fed_admm
+from fedkin.admm.trace import subgradient_descent
 from fedkin.core import Problem, Solution
 from fedkin.datasets import Design, paper_design
 from fedkin.solvers import cross_validate_lam, solve

@@ -23,8 +23,9 @@ import numpy as np
 import scipy
 from scipy import sparse
 
-from fedkin.admm import DirectLink, RunPlan, Shard, StepRule, fed_admm, run_rounds, site_rows
-from fedkin.admm.kernels import CompiledRounds
+from fedkin.admm import DirectLink, RunPlan, Shard, StepRule, run_rounds, site_rows
+from fedkin.admm.algorithm import fed_admm
+from fedkin.admm.round_kernels import CompiledRounds
 from fedkin.core import Problem
 from fedkin.data import Federation
 from fedkin.datasets import paper_design

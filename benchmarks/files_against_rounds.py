@@ -38,7 +38,7 @@ def main() -> None:
 
 def row(loss: str, n_sites: int, n: int, q: int, groups: int) -> None:
     fed, graph = design(loss, n_sites, n, q, groups)
-    model, sent = by_files(fed, graph, FitOptions(loss, standardize=False, tol=TOL))
+    model, sent = by_files(fed, graph, FitOptions(loss, method="fused", standardize=False, tol=TOL))
     cells = [f"{loss} | {n_sites} | {n} | {q + 1} | {model.graph.n_edges}", f"{rounds_of(model)} | {sent:,}"]
     problem = fedkin.Problem(fed, model.graph, loss, lam=model.fused.lam)
     for how in ({}, {"batch_size": BATCH, "gradient": "saga"}):

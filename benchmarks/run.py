@@ -7,8 +7,8 @@
     python benchmarks/run.py --only grid --keep     # add to the rows of earlier runs, or replace them
 
 Rows go to bench-out/rows.jsonl with seed, versions, CPU and load; tables go to the screen and, with --docs, into
-docs/benchmarks.md between its markers. prox_tv and pycut-pursuit need numpy < 2: name a Python that has them in
-FEDKIN_BENCH_PEERS. Times are comparable within one run on a quiet machine only: read the ratios.
+docs/results/exact-solver.md between its markers. prox_tv and pycut-pursuit need numpy < 2: name a Python that has them
+in FEDKIN_BENCH_PEERS. Times are comparable within one run on a quiet machine only: read the ratios.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -28,7 +29,8 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 import fedkin
 from fedkin._base import available_threads
-from fedkin.solvers import load_kernels, solve_fused
+from fedkin.core import QuadraticTerms
+from fedkin.solvers import compiled, lam_grid, load_kernels, solve_fused
 from solvers import tables
 from solvers.contenders import everyone
 from solvers.duel import Row, duel
@@ -36,7 +38,7 @@ from solvers.instances import CATALOGUE, SEED, paper
 from solvers.measure import surroundings
 
 HERE = Path(__file__).parent
-DOCS = HERE.parent / "docs" / "benchmarks.md"
+DOCS = HERE.parent / "docs" / "results" / "exact-solver.md"
 FIGURE = HERE.parent / "docs" / "figures" / "scaling.svg"
 
 
@@ -96,8 +98,6 @@ def latest(rows: list[Row]) -> list[Row]:
 
 def paths(quick: bool) -> Iterator[Row]:
     """One cold solve, a path of 20 levels and a 5-fold cross-validation over it."""
-    from fedkin.solvers import path as module
-
     load_kernels()
     cores = available_threads()
     for penalty, strength in (("l1", 0.007), ("l2", 0.03)):
@@ -107,15 +107,15 @@ def paths(quick: bool) -> Iterator[Row]:
         lams = fedkin.lam_max(problem, tol=0.01) * np.geomspace(1.0, 1e-3, 20)
 
         def on_one_core(work):  # type: ignore[no-untyped-def]
-            module.available_threads = lambda: 1
+            compiled.available_threads = lambda: 1
             try:
                 work()
             finally:
-                module.available_threads = available_threads
+                compiled.available_threads = available_threads
 
         def cold_levels(problem=problem, lams=lams):  # type: ignore[no-untyped-def]
             for strength in lams * problem.n_sites:
-                solve_fused(fresh(problem).fused.with_strength(float(strength)), 1e-6)
+                solve_fused(replace(fresh(problem).fused, strength=float(strength)), 1e-6)
 
         def path(problem=problem, lams=lams):  # type: ignore[no-untyped-def]
             fedkin.lam_path(fresh(problem), lams, tol=1e-6)
@@ -127,7 +127,7 @@ def paths(quick: bool) -> Iterator[Row]:
             f"path, {cores} cores": path,
             "cross-validation, gap 1e-4": lambda p=problem, g=lams: fedkin.cross_validate_lam(fresh(p), g),
             "cross-validation, gap 1e-6": lambda p=problem, g=lams: fedkin.cross_validate_lam(fresh(p), g, tol=1e-6),
-            "grid of levels": lambda p=problem: module.lam_grid(fresh(p)),
+            "grid of levels": lambda p=problem: lam_grid(fresh(p)),
         }
         for one in work.values():
             one()
@@ -141,15 +141,9 @@ def paths(quick: bool) -> Iterator[Row]:
 
 def fresh(problem: fedkin.Problem) -> fedkin.Problem:
     """The problem with its Gram statistics, but without anything that earlier solves left behind."""
-    from dataclasses import replace
-
-    from fedkin.core import QuadraticTerms
-
-    made = replace(problem)
-    terms = problem.terms
-    assert isinstance(terms, QuadraticTerms)
-    made.__dict__.update(losses=problem.losses, n_params=problem.n_params)
-    made.__dict__["terms"] = QuadraticTerms(terms.A, terms.b, terms.c)
+    made, terms = replace(problem, site_losses=None), problem.terms
+    assert isinstance(terms, QuadraticTerms) and made.site_losses is not None
+    vars(made.site_losses).update(data=problem.data, terms=QuadraticTerms(terms.A, terms.b, terms.c))
     return made
 
 

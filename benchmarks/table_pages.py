@@ -1,4 +1,4 @@
-"""Rows of `tables.py` as Markdown: for every table and method the error, what it is beside the best baseline, time."""
+"""Rows of `tables.py` as Markdown: for every table and method the error, its difference to the best baseline, time."""
 
 from __future__ import annotations
 
@@ -21,7 +21,9 @@ GLANCE = {
     "ridge at each site": "each site alone",
     "one ridge": "one model",
     "site intercepts": "site intercepts",
+    "mixed model, gpboost": "mixed model",
     "gradient boosting": "boosting",
+    "boosting with random effects, gpboost": "boosting with random effects",
     "kin": "**kin**",
     "kin as recommended": "**kin, with boosting if recommended**",
 }
@@ -40,7 +42,7 @@ def render(rows: list[Row]) -> str:
     """All tables at a glance, who loses, and folded away a section for every table."""
     kept = latest(rows)
     names = list(dict.fromkeys(table for table, _, _ in kept))
-    glance = ["| table | " + " | ".join(GLANCE.values()) + " | the last beside the best baseline |"]
+    glance = ["| table | " + " | ".join(GLANCE.values()) + " | difference to the best baseline |"]
     glance.append("|---" * (len(GLANCE) + 2) + "|")
     sections: list[str] = []
     losses: list[str] = []

@@ -2,7 +2,7 @@
 
 Sixteen ratings are hardly enough for a model with 14 coefficients; the other 189 people help. FEDKIN_DATA names the
 folder with computer_survey/computer_survey.csv; without it, a generated table of the same shape is used. With a file
-name as argument, two of the coefficients are drawn:
+name as argument, the script draws two of the coefficients:
 
     python examples/computer_buyers.py computer-buyers.svg
 """

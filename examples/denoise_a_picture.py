@@ -1,7 +1,7 @@
 """A picture as a federation: every pixel is a site with one number, joined to its neighbours on a grid.
 
-With the mean loss and the l1 penalty the problem is total-variation denoising, so an old friend shows what the penalty
-does: neighbours that agree are fused to the bit, edges of the picture stay. With a file name as argument, it is drawn.
+With the mean loss and the l1 penalty, the problem is total-variation denoising: neighbours that agree become exactly
+equal, and the edges of the picture stay sharp. With a file name as argument, the script draws the picture.
 """
 
 import sys

@@ -1,7 +1,7 @@
-"""Twenty clinics, two kinds of patients: who is like whom, and a model for every clinic.
+"""Twenty clinics with two kinds of patients: find which clinics are alike, and fit a model for each.
 
-Nobody says which clinic is of which kind. All pairs of clinics are candidates for an edge; a test on each pair drops
-those that differ, and the clinics that are left together share what they learn.
+The kinds are not given. All pairs of clinics are candidate edges. A test drops the pairs that differ, and clinics that
+stay connected learn from each other.
 """
 
 import numpy as np

@@ -1,8 +1,8 @@
-"""Twenty-nine mine fields: which of them are kin, without being told what ground they lie on.
+"""Twenty-nine mine fields: find which of them are alike, without knowing the ground that they lie on.
 
 Radar features of 29 fields; in the literature fields 1 to 15 are foliated, 16 to 29 bare ground or desert. The fit does
 not know. FEDKIN_DATA names the folder with landmine/landmine.csv; without it, a generated table of the same shape is
-used. With a file name as argument, the probabilities are drawn:
+used. With a file name as argument, the script draws the probabilities:
 
     python examples/mine_fields.py landmine.svg
 """

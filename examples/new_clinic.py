@@ -1,7 +1,7 @@
-"""A clinic that joins later: its model from no rows, from a few, from many, with intervals that shrink.
+"""A clinic that joins later: its model from no rows, a few and many, with intervals that shrink.
 
 Nineteen clinics have been fitted. The twentieth asks for a model before it has any rows, then with the first of them.
-With a file name as argument, its coefficients are drawn as rows come in.
+With a file name as argument, the script draws its coefficients as rows come in.
 """
 
 import sys

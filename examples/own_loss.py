@@ -1,6 +1,6 @@
-"""A loss of your own: expectile regression, from its value and its gradient.
+"""A custom loss: expectile regression, from its value and its gradient.
 
-The 0.8 expectile of a site is a level that lies above most of its outcomes. Neighbours on a ring share strength.
+The 0.8 expectile of a site is a level above most of its outcomes. Neighbours on a ring borrow from each other.
 """
 
 import numpy as np

@@ -1,8 +1,8 @@
-"""139 schools: what the same pupil would score in each of them, and how sure that is.
+"""139 schools: what the same pupil would score in each of them, with intervals.
 
-Schools have different pupils, so their mean scores are no fair comparison. Here every school has a model of its own,
-and each is asked about the same pupil: the average one. FEDKIN_DATA names the folder with school/school.csv; without
-it, a generated table of the same shape is used. With a file name as argument, the answers are drawn:
+Schools have different pupils, so their mean scores are not a fair comparison. Here every school has its own model,
+which predicts the same average pupil. FEDKIN_DATA names the folder with school/school.csv; without
+it, a generated table of the same shape is used. With a file name as argument, the script draws the predictions:
 
     python examples/school_scores.py school.svg
 """

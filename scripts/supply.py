@@ -1,6 +1,6 @@
 """Write the locked versions of all dependencies with their hashes, and the list of them for auditors.
 
-- ``supply.py lock INDEX`` writes requirements.lock (what Fedkin needs) and requirements-dev.lock (all else that its
+- ``supply.py lock INDEX`` writes scripts/base.lock (what Fedkin needs) and scripts/dev.lock (all else that its
   extras and the development need). Versions that are locked stay. To change one, edit or delete its line first.
   INDEX is the address of a package index: a page of links for each package, as pip reads it.
 - ``supply.py sbom FILE`` writes the locked versions as a CycloneDX 1.5 bill of materials.
@@ -20,8 +20,9 @@ from pathlib import Path
 from urllib.parse import unquote
 
 REPOSITORY = Path(__file__).resolve().parent.parent
-BASE, DEV = REPOSITORY / "requirements.lock", REPOSITORY / "requirements-dev.lock"
+BASE, DEV = Path(__file__).with_name("base.lock"), Path(__file__).with_name("dev.lock")
 HEAD = "# Versions and hashes of all files, for every platform and Python. Written by: make lock INDEX=...\n"
+OLDEST = "3.11.0"
 Pins = dict[str, str]
 
 
@@ -53,6 +54,7 @@ def resolve(requirements: list[str], pins: Pins) -> Pins:
         constraints, report = Path(folder, "constraints.txt"), Path(folder, "report.json")
         constraints.write_text("".join(f"{name}=={version}\n" for name, version in pins.items()), encoding="utf-8")
         options = ["--quiet", "--dry-run", "--ignore-installed", "--report", str(report), "-c", str(constraints)]
+        options += ["--python-version", OLDEST, "--only-binary", ":all:", "--target", folder]  # Debian 12 has 3.11.2
         subprocess.run([sys.executable, "-m", "pip", "install", *options, *requirements], check=True)
         found = [item["metadata"] for item in json.loads(report.read_text(encoding="utf-8"))["install"]]
     return {item["name"]: item["version"] for item in found if item["name"] != "fedkin"}

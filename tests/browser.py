@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
+import numpy as np
 import pytest
+
+from fedkin._base import Array
+from processes import PATIENCE
 
 #: The browser, where there is one.
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
@@ -59,6 +63,7 @@ class Page:
         scheme = "dark" if dark else "light"
         self.context = browser.new_context(viewport={"width": width, "height": height}, color_scheme=scheme)
         self.page = self.context.new_page()
+        self.page.set_default_timeout(1000 * PATIENCE)
         self.trouble: list[str] = []
         self.asked: list[str] = []
         self.page.on("console", lambda line: self._heard(line))
@@ -81,13 +86,31 @@ class Page:
         assert self.trouble == []
 
 
-def serious_findings(page: Any) -> list[str]:
-    """What axe-core calls serious or critical."""
+def findings(page: Any, impacts: Sequence[str] = ("moderate", "serious", "critical")) -> list[str]:
+    """Return what axe-core finds of these impacts."""
     from axe_playwright_python.sync_playwright import Axe
 
     found = Axe().run(page).response["violations"]
     return [
         f"{one['id']}: {one['nodes'][0]['html'][:200]} {one['nodes'][0].get('failureSummary', '')}"
         for one in found
-        if one["impact"] in ("serious", "critical")
+        if one["impact"] in impacts
     ]
+
+
+#: Colour vision without one kind of cone (Machado et al. 2009, severity 1).
+VISION = {
+    "deuteranopia": [[0.367322, 0.860646, -0.227968], [0.280085, 0.672501, 0.047413], [-0.01182, 0.04294, 0.968881]],
+    "protanopia": [[0.152286, 1.052583, -0.204868], [0.114503, 0.786281, 0.099216], [-0.003882, -0.048116, 1.051998]],
+    "tritanopia": [[1.255528, -0.076749, -0.178779], [-0.078411, 0.930809, 0.147602], [0.004733, 0.691367, 0.3039]],
+}
+
+
+def seen_as(codes: list[str], vision: str) -> Array:
+    """Return colours in the Lab space as someone with this colour vision sees them."""
+    xyz = np.array([[0.4124, 0.3576, 0.1805], [0.2126, 0.7152, 0.0722], [0.0193, 0.1192, 0.9505]])
+    colours = np.array([[int(code[k : k + 2], 16) / 255 for k in (0, 2, 4)] for code in codes])
+    linear = np.where(colours <= 0.04045, colours / 12.92, ((colours + 0.055) / 1.055) ** 2.4)
+    seen = np.clip(linear @ np.array(VISION[vision]).T, 0, 1) @ xyz.T / (xyz @ np.ones(3))
+    f = np.where(seen > 0.008856, np.cbrt(seen), 7.787 * seen + 16 / 116)
+    return np.column_stack([116 * f[:, 1] - 16, 500 * (f[:, 0] - f[:, 1]), 200 * (f[:, 1] - f[:, 2])])

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import networkx as nx
@@ -15,6 +17,9 @@ from fedkin.datasets import paper_design
 from fedkin.graph import Graph
 from fedkin.losses import LOSSES as KINDS
 from fedkin.losses import UserLoss
+
+#: The public data sets.
+DATA = Path(os.environ.get("FEDKIN_DATA", Path(__file__).resolve().parents[2] / "shared" / "data"))
 
 
 class LossCase(NamedTuple):
@@ -140,6 +145,9 @@ def drawn(loss: str, eta: np.ndarray, shift: np.ndarray, rng: np.random.Generato
     if kind.target == "number":
         return eta + shift + (rng.normal(size=n) if kind.quadratic else rng.standard_t(1.5, size=n))
     mean = np.exp(np.clip(0.5 * eta + shift, -3, 3))
+    if kind.target == "survival":
+        time, until = rng.exponential(1 / mean), rng.exponential(2 / mean.mean(), n)
+        return np.where(time < until, time, -until)
     return rng.poisson(mean).astype(float) if kind.target == "count" else rng.gamma(3.0, mean / 3.0)
 
 

@@ -13,7 +13,7 @@ from fedkin.cli import main
 HEADER = ["clinic", "age", "dose", "outcome"]
 NORTH = ["Zürich", "Bern", "[red]Basel[/]"]
 SOUTH = ["Lugano", "東京", "Como"]
-FIT = ["--site", "clinic", "--target", "outcome", "--lam", "0.01"]
+FIT = ["--site", "clinic", "--target", "outcome", "--method", "fused", "--lam", "0.01"]
 
 
 def write(path: Path, header: list[str], rows: list[list[object]]) -> Path:

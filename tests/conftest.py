@@ -17,10 +17,13 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, settings
 
+from browser import chromium
+from builders import DATA
 from fedkin._base import wait_until
 from processes import child_processes, end_processes, processes_on
 from small_studies import OWN, SMALL
@@ -74,15 +77,22 @@ def repository() -> Path:
 @pytest.fixture(scope="session")
 def real_data() -> Path:
     """The directory of public data sets; the test is skipped where it does not exist."""
-    place = REPOSITORY.parent / "shared" / "data"
-    if not place.is_dir():
-        pytest.skip("the public data sets are not there (expected in ../shared/data)")
-    return place
+    if not DATA.is_dir():
+        pytest.skip(f"no data in {DATA}: set FEDKIN_DATA to the directory that has them")
+    return DATA
+
+
+@pytest.fixture(autouse=True, scope="module")
+def ledgers_of_module(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Larger fixtures of one module have ledgers apart from those of others."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("FEDKIN_LEDGERS", str(tmp_path_factory.mktemp("ledgers")))
+        yield
 
 
 @pytest.fixture(autouse=True)
 def own_ledgers(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every test has ledgers of its own; those of larger fixtures are in the folder of the session."""
+    """Every test has ledgers of its own; those of larger fixtures are in the folder of their module."""
     monkeypatch.setenv("FEDKIN_LEDGERS", str(tmp_path_factory.mktemp("ledgers")))
 
 
@@ -100,6 +110,13 @@ def nothing_left_running(request: pytest.FixtureRequest) -> Iterator[None]:
 
     if not wait_until(lambda: not left(), 60.0):  # what was told to end may take a moment, on a busy machine a long one
         pytest.fail("processes were left behind:\n" + "\n".join(end_processes(left())))
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    """Chromium, which the tests of a file share."""
+    with chromium() as one:
+        yield one
 
 
 @pytest.fixture

@@ -14,12 +14,13 @@ from typing import Any
 import numpy as np
 
 from builders import small_problem
-from fedkin.admm import Availability, DirectLink, RunPlan, Shard, StepRule, fed_admm, plan_run, run_rounds, site_keys
+from fedkin.admm import Availability, DirectLink, RunPlan, Shard, StepRule, plan_run, run_rounds, site_keys
+from fedkin.admm.algorithm import fed_admm
 from fedkin.core import Problem, Solution, make_penalty
 from fedkin.data import Rows, write_csv
 from fedkin.federate import Contract, Order, Organiser, Site, SitePlan, steps_of, whole_plan
 from fedkin.federate.messages import Member
-from processes import free_ports
+from processes import PATIENCE, free_ports
 
 
 def plan_of(problem: Problem, rounds: int, batch: int | None = 4, ports: int = 0, **changes: Any) -> SitePlan:
@@ -136,8 +137,6 @@ def reference(problem: Problem, plan: SitePlan, availability: Availability | Non
 def contract_text(problem: Problem, rounds: Mapping[str, Any]) -> str:
     """A contract whose prepared rows are the problem's own: no scale, no intercept."""
     settings = {"lam": float(problem.lam), **rounds}
-    if settings.get("batch_size") is not None:
-        settings.setdefault("smallest_batch", settings["batch_size"])
     lines = ['name = "small"', 'loss = "linear"', "intercept = false"]
     lines += ['method = "fused"', f'penalty = "{problem.penalty.name}"']
     lines += ["[thresholds]", "rows = 2", "rows_per_parameter = 0.0", "[target]", 'name = "y"', "[features]"]
@@ -185,7 +184,8 @@ def join_site(heart: Organiser, problem: Problem, name: str) -> Path:
     """The directory of a site that has joined and was admitted."""
     folder = heart.directory.parent
     table = write_table(problem, name, folder / f"{name}.csv")
-    joined, _ = Site.join(heart.directory / "invites" / f"{name}.invite", table, folder / name, steps=steps_of)
+    how = {"steps": steps_of, "below_minima": heart.contract.rounds.batch_size is not None}
+    joined, _ = Site.join(heart.directory / "invites" / f"{name}.invite", table, folder / name, **how)
     table.unlink()
     joined.accept(heart.admit(joined.request).path)
     return joined.directory
@@ -234,7 +234,8 @@ def write_job(folder: Path, problem: Problem, **rounds: Any) -> list[str]:
     (folder / "small.toml").write_text(contract_text(problem, rounds))
     write_tables(problem, folder)
     table, graph = str(folder / "rows.csv"), str(folder / "edges.csv")
-    return [str(folder / "small.toml"), "--data", table, "--site", "site", "--graph", graph]
+    return [str(folder / "small.toml"), "--data", table, "--site", "site", "--graph", graph,
+            *(["--below-minima"] if rounds.get("batch_size") else [])]  # fmt: skip
 
 
 def whole_job(problem: Problem, **rounds: Any) -> SitePlan:
@@ -242,7 +243,7 @@ def whole_job(problem: Problem, **rounds: Any) -> SitePlan:
     return whole_plan(Contract.from_toml(contract_text(problem, rounds)), problem.graph, rows_of(problem), run="0" * 16)
 
 
-def in_threads(live: Callable[[int], object], n: int, seconds: float = 90.0) -> None:
+def in_threads(live: Callable[[int], object], n: int, seconds: float = PATIENCE) -> None:
     """``live(u)`` for every site on a thread of its own; what one raises is raised here, and none may hang."""
     failures: list[BaseException] = []
 

@@ -55,14 +55,12 @@ class Fleet:
         """The key and certificate of a site, as a thief would copy them."""
         return Site.read(self.place(name)).pair()
 
-    def start(
-        self, *names: str, options: tuple[str, ...] = (), program: tuple[str, ...] = PROGRAM, preexec: Any = capped
-    ) -> None:
+    def start(self, *names: str, options: tuple[str, ...] = (), preexec: Any = capped) -> None:
         for name in names or self.names:
             log = (self.directory / f"{name}.stderr").open("ab")
             role = ["--centre"] if name == "centre" else []
             self.children[name] = subprocess.Popen(
-                [sys.executable, *program, *role, str(self.place(name)), *QUICK, *options],
+                [sys.executable, *PROGRAM, *role, str(self.place(name)), *QUICK, *options],
                 stderr=log,
                 stdout=log,
                 preexec_fn=preexec,

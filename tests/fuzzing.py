@@ -1,4 +1,4 @@
-"""Damaged and hostile bytes for every reader of what others send: python tests/fuzzing.py 1000000 (make fuzz).
+"""Damaged and hostile bytes for every reader: python tests/fuzzing.py 1000000 (make fuzz).
 
 Half of the inputs are files with changed bytes. The other half have changed *content* in a valid envelope: the
 checksums and signatures fit, as a hostile site or organiser would write them. A reader may accept an input or raise a
@@ -8,11 +8,13 @@ checksums and signatures fit, as a hostile site or organiser would write them. A
 from __future__ import annotations
 
 import hashlib
+import importlib.util
 import json
 import os
 import random
 import re
 import resource
+import shutil
 import signal
 import struct
 import sys
@@ -27,16 +29,21 @@ from typing import Any
 
 import msgspec
 import numpy as np
+from pyarrow import csv, parquet
 
 import fedkin
 import heart
 from builders import federation
+from fedkin.admm import Store
 from fedkin.core import Query
+from fedkin.data import Rows, read_columns, row_places
 from fedkin.errors import FedkinError
 from fedkin.federate import Contract, Site, messages, sharing
 from fedkin.federate.inbox import HEADER_BYTES, Expected, Kind, decode, encode
+from fedkin.federate.records import read_ledger
 from fedkin.federate.trust import Pair
 from fedkin.fitting import FitOptions, fit, store
+from fedkin.graph import Graph
 from flips import flipped
 
 MEGABYTES = 500  #: of the whole process
@@ -140,12 +147,14 @@ def sealed(kind: str, body: Any, signer: Pair) -> bytes:
 def readers(folder: Path) -> dict[str, Reader]:
     """All readers, by name; each reads one input, made with a random generator, or raises."""
     found: dict[str, Reader] = {"frame": _read_frame, "contract": _read_contract}
-    for loss in ("linear", "huber"):
-        made = _federation_readers(folder / loss, heart.CONTRACT.replace('"linear"', f'"{loss}"'))
+    for seed, loss in enumerate(("linear", "huber")):  # a table that was shared has one contract
+        made = _federation_readers(folder / loss, heart.CONTRACT.replace('"linear"', f'"{loss}"'), seed)
         found |= {f"{name} {loss}": reader for name, reader in made.items()}
     for name, options in {"kin": {}, "fused": {"method": "fused", "lam": 0.1}}.items():
         found[f"model {name}"] = _model_reader(folder / name, options)
-    return found
+    if importlib.util.find_spec("lightgbm") is not None:
+        found["model boost"] = _model_reader(folder / "boost", {"boost": True}, n=40)
+    return found | _table_readers(folder)
 
 
 def _read_frame(rng: random.Random) -> object:
@@ -172,14 +181,62 @@ def _read_contract(rng: random.Random) -> object:
             return Contract.from_bytes(written(changed_value(msgspec.json.decode(contract.to_bytes()), rng)))
 
 
-def _federation_readers(folder: Path, contract: str) -> dict[str, Reader]:
+def _table_readers(folder: Path) -> dict[str, Reader]:
+    """Files of rows, edges and states, which are a user's own, but may come from others or a broken disk."""
+    contract, table = Contract.from_toml(heart.CONTRACT), heart.write_table(folder / "table.csv")
+    parquet.write_table(csv.read_csv(table), folder / "table.parquet")
+    rows = contract.prepare(read_columns(table))
+    rows.save(folder / "rows.npz")
+    store = Store(folder / "state.db", "0" * 16, sent=1)
+    store.save(1, {"theta": np.zeros((1, 4))}, {"site": "north"}, durable=True)
+    store.close()
+    shutil.copy(folder / "linear" / "north" / "ledger.jsonl", folder)
+
+    def restored(path: Path) -> object:
+        kept = Store(path, "0" * 16, sent=1)
+        try:
+            return kept.load(), kept.sent()
+        finally:
+            kept.close()
+
+    def checked(path: Path) -> object:
+        columns = read_columns(path)
+        return contract.check(columns, at=row_places(path, columns)) or contract.prepare(columns)
+
+    sources: dict[str, Callable[[Path], object]] = {
+        "table.csv": checked,
+        "table.parquet": checked,
+        "rows.npz": Rows.load,
+        "ring.csv": Graph.read,
+        "state.db": restored,
+        "ledger.jsonl": read_ledger,
+    }
+    heart.write_graph(folder / "ring.csv")
+    (folder / "tables").mkdir()
+
+    def reader(name: str, read: Callable[[Path], object]) -> Reader:
+        content, target = (folder / name).read_bytes(), folder / "tables" / name
+        target.write_bytes(content)
+        read(target)  # what is not changed can be read
+
+        def one(rng: random.Random) -> object:
+            target.write_bytes(changed_bytes(content, rng))
+            return read(target)
+
+        return one
+
+    return {name: reader(name, read) for name, read in sources.items()}
+
+
+def _federation_readers(folder: Path, contract: str, seed: int) -> dict[str, Reader]:
     """What organiser and sites read from each other."""
     made = heart.organiser(folder, contract)
-    place = heart.admitted(made, "north")
+    place = heart.admitted(made, "north", seed=seed)
     site, authority = Site.read(place), made.signing()
     summary = sharing.share(place).path
     theta = np.array(json.loads(summary.read_bytes())["body"]["summary"]["at"])
     (query,) = made.write_queries([Query("north", 2, theta, np.zeros_like(theta))], {"a": 1})
+    answer = sharing.answer(place, query).path
     made.order(lam=0.1)
     model = folder / "model-of-north"
     fit(federation("linear", (20, 20), 2), options=FitOptions(seed=0)).save(model)
@@ -213,6 +270,7 @@ def _federation_readers(folder: Path, contract: str) -> dict[str, Reader]:
     asking = Pair(given.read(request, messages.Request)[0].request.encode(), own.key)
     sources: dict[str, tuple[Path, Pair, Callable[[Path], object]]] = {
         "summary": (summary, own, organisers),
+        "answer": (answer, own, organisers),
         "ask": (query, authority, answered),
         "model": (folder / "north.model", authority, unpacked),
         "invite": (heart.invite_of(made, "north"), authority, invited),
@@ -249,9 +307,10 @@ def _federation_readers(folder: Path, contract: str) -> dict[str, Reader]:
     return {name: reader(*source) for name, source in sources.items()}
 
 
-def _model_reader(place: Path, options: dict[str, Any]) -> Reader:
-    """Directories of models, whose checksums fit in most cases."""
-    fit(federation("linear", (20, 20, 20), 2), options=FitOptions(**options)).save(place)
+def _model_reader(place: Path, options: dict[str, Any], n: int = 20) -> Reader:
+    """Directories of models, whose checksums fit in most cases, and predictions by those that are read."""
+    rows = federation("linear", (n, n, n), 2)
+    fit(rows, options=FitOptions(**options)).save(place)
     files = {path.name: path.read_bytes() for path in sorted(place.iterdir())}
 
     def one(rng: random.Random) -> object:
@@ -265,7 +324,7 @@ def _model_reader(place: Path, options: dict[str, Any]) -> Reader:
             (place / file).write_bytes(content)
         if name != "model.json" and rng.random() < 0.9:
             write_checksum(place, name)
-        return store.load(place)
+        return store.load(place).predict(rows.X[:2], [rows.sites[0]] * 2)
 
     return one
 

@@ -12,8 +12,12 @@ from functools import partial
 from typing import Any
 
 from federations import in_threads
-from fedkin.federate import Participant
+from fedkin.federate import Participant, Patience
 from fedkin.federate.transports import OnFrame, OnPresence, OnPull
+from processes import PATIENCE
+
+#: Waits of sites on threads: short, but for one that only what hangs takes to its end.
+QUICK = Patience(first_pull=0.02, last_pull=0.2, complain=0.3, give_up=PATIENCE, linger=5.0)
 
 
 @dataclass(frozen=True)

@@ -15,13 +15,13 @@ from builders import small_problem
 from federations import in_threads, make_sites, side_by_side, split
 from fedkin.data import Rows
 from fedkin.errors import DataError, FedkinError, ParameterError
-from fedkin.federate import Journal, Participant, Patience, Site, site_plan, whole_plan
+from fedkin.federate import Journal, Participant, Site, change_settings, site_plan, whole_plan
 from fedkin.federate.participant import Arrivals
 from fedkin.federate.plan import planned_rows
 from fedkin.federate.site import read_arrived
-from memory_network import MemoryNetwork
+from fedkin.losses import make_loss
+from memory_network import QUICK, MemoryNetwork
 
-QUICK = Patience(first_pull=0.02, last_pull=0.2, complain=0.3, give_up=20.0, linger=5.0)
 EVERY, ROUNDS = 5, 40
 
 
@@ -85,7 +85,7 @@ def run_both(folder: Path, follow: Path, grow: Any = None) -> dict[int, Particip
                 transport.close()
 
     try:
-        in_threads(live, 2, 60)
+        in_threads(live, 2)
     finally:
         network.close()
     return finished
@@ -113,7 +113,7 @@ def test_the_bits_are_those_of_rows_that_change_at_known_rounds(tmp_path: Path, 
         assert found[u].shard.average.tobytes() == shards[u].average.tobytes()
     assert [part.round for part in read_arrived(tmp_path / "d0").parts] == [6, 16]
     noted = [one for one in Site.read(tmp_path / "d0").ledger.entries() if one.what == "arrived"]
-    assert [one.rows for one in noted] == [first.digest, second.digest]
+    assert [one.rows for one in noted] == [Rows.stack([joined, first, *one]).digest for one in ([], [second])]
     status = found[0].status
     assert status.arrived == 130 and status.changed is None
     assert status.new_loss == pytest.approx(0.045, abs=5 * status.new_error)  # half the variance of the noise
@@ -146,6 +146,31 @@ def test_a_directory_of_files_and_a_later_run(tmp_path: Path) -> None:
     assert later.parts == []
 
 
+def test_a_batch_of_all_rows_stays_one_of_all_rows(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    problem, _ = sites_in(tmp_path, batch_size=12)
+    table = write(tmp_path / "t.csv", problem.federation["d0"], new_rows(60, 1))
+    arrivals = arrivals_of(tmp_path / "d0", table, Journal("d0", echo=True))
+    change_settings(tmp_path / "d0", below_minima=False)
+    arrivals.site = Site.read(tmp_path / "d0")
+    arrivals.look(5, site_plan(tmp_path / "d0").theta[0])
+    assert arrivals.parts == [] and "rounds.batch_size is 12, but these are 72 rows" in capsys.readouterr().err
+
+
+def test_rows_that_arrived_count_as_left_in_every_federation(tmp_path: Path) -> None:
+    """Thetas before and after told of them; a table with one more row elsewhere would have told of that row."""
+    problem, _ = sites_in(tmp_path)
+    joined, arrived, one = problem.federation["d0"], new_rows(60, 1), new_rows(1, 3)
+    arrivals = arrivals_of(tmp_path / "d0", write(tmp_path / "t.csv", joined, arrived))
+    arrivals.look(5, site_plan(tmp_path / "d0").theta[0])
+    assert arrivals.rows_from(6) is not None
+    _, other = sites_in(tmp_path / "other")
+    table = write(tmp_path / "more.csv", joined, arrived, one)
+    there, _ = Site.join(other.directory / "invites" / "d1.invite", table, tmp_path / "other" / "more")
+    with pytest.raises(DataError, match=r"differs from this one in 1 row have left before \(as d0"):
+        there.allowed_rows("run")
+    Site.read(tmp_path / "d0").allowed_rows("run")  # goes on with the rows of the join
+
+
 def test_what_does_not_fit_waits_or_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     problem, _ = sites_in(tmp_path)
     joined, journal = problem.federation["d0"], Journal("d0", echo=True)
@@ -163,10 +188,10 @@ def test_what_does_not_fit_waits_or_is_refused(tmp_path: Path, capsys: pytest.Ca
 
     write(tmp_path / "grows.csv", joined)
     arrivals = arrivals_of(tmp_path / "d0", tmp_path / "grows.csv", journal)
-    assert "new rows wait for more" in told(joined, new_rows(1, 1)) and arrivals.parts == []
+    assert "new rows are waiting for more" in told(joined, new_rows(1, 1)) and arrivals.parts == []
     assert "not a number" in told(joined, new_rows(60, 1), text="1,2,three,4\n") and arrivals.parts == []
     assert told(joined, new_rows(60, 1), fresh=True) == "" and arrivals.parts == []  # perhaps still written to
-    assert "does not begin with" in told(new_rows(80, 1)) and arrivals.parts == []
+    assert "does not start with" in told(new_rows(80, 1)) and arrivals.parts == []
     assert "rows arrived" in told(joined, new_rows(60, 1)) and len(arrivals.parts) == 1
     assert "not those that were taken in" in told(joined, new_rows(61, 2)) and len(arrivals.parts) == 1
     with pytest.raises(DataError, match="no table or directory"):
@@ -189,7 +214,7 @@ def test_a_change_is_noticed_and_found_again_after_a_crash(tmp_path: Path, capsy
         rows.append(new_rows(50, k, theta=1.0 if k < 8 else 0.5))
         write(table, *rows)
         arrivals.look(5 * (k + 1), theta)
-    assert capsys.readouterr().err.count("rows follow other parameters") == 1
+    assert capsys.readouterr().err.count("rows follow different parameters") == 1
     assert len(arrivals.changes) == 1 and abs(arrivals.changes[0] - 400) < 60
     assert arrivals_of(tmp_path / "d0", None).changes == arrivals.changes
 
@@ -202,3 +227,10 @@ def test_a_damaged_list_is_named(tmp_path: Path) -> None:
     path.write_bytes(path.read_bytes()[:40])
     with pytest.raises(FedkinError, match=r"list\.json is damaged"):
         site_plan(tmp_path / "d0")
+
+
+def test_rows_that_arrive_change_the_risk_sets_of_cox(tmp_path):
+    sites_in(tmp_path)
+    plan, site = site_plan(tmp_path / "d0"), Site.read(tmp_path / "d0")
+    with pytest.raises(ParameterError, match="change the risk sets of all others"):
+        Arrivals(site, plan.revision, None, plan.theta[0], make_loss("cox"), Journal("a"))

@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from builders import design_problem
-from fedkin.admm import Availability, fed_admm, site_keys
+from fedkin.admm import Availability, site_keys
+from fedkin.admm.algorithm import fed_admm
 from fedkin.admm.availability import PRESENCE, draw_batches, mix, round_states, uniforms
 from fedkin.core import Problem
 from fedkin.errors import DataError, ParameterError, UnknownSiteError
@@ -91,9 +92,9 @@ def test_patterns_that_make_no_sense_are_refused(pattern, message):
 @pytest.mark.parametrize(
     ("name", "text", "message"),
     [
-        ("t.csv", "a,b\n1,0\n0,yes\n", "line 3, site 'b': expected 0 or 1, got 'yes'"),
-        ("t.csv", "a,b\n1\n", "line 2 has 1 cells, expected 2"),
-        ("t.csv", "a,a\n1,1\n", "more than one column"),
+        ("t.csv", "a,b\n1,0\n0,yes\n", "row 2 of site 'b': expected 0 or 1, got 'yes'"),
+        ("t.csv", "a,b\n1\n", "line 2: 1 cell, but the header has 2"),
+        ("t.csv", "a,a\n1,1\n", "several columns are called 'a'"),
         ("t.csv", "a,b\n", "at least one round"),
         ("t.csv", "a,c\n1,0\n1,1\n", "no column for site 'b'"),
         ("t.npz", "no", "cannot be read as NPZ"),

@@ -11,9 +11,9 @@ import fedkin
 from fedkin.cli import main
 from fedkin.data import Federation
 from fedkin.errors import DataError, TableWarning
-from fedkin.fitting import FitOptions, fit, prepare
+from fedkin.fitting import FitOptions, fit, prepare, reserved_place
 
-OPTIONS = FitOptions(lam=0.05, select="none")
+OPTIONS = FitOptions(method="fused", lam=0.05, select="none")
 ROW = np.arange(60)
 
 
@@ -60,7 +60,7 @@ def with_gaps(tmp_path):
 def test_rows_with_gaps_are_left_out(tmp_path):
     path, table = with_gaps(tmp_path)
     words = refused(path)
-    assert all(part in words for part in ("'age' in 3 (first in line 5)", "'ward' in 2 (first in line 9)", "4 rows"))
+    assert all(part in words for part in ("3 in 'age' (first in line 5)", "2 in 'ward' (first in line 9)", "4 rows"))
     with pytest.warns(TableWarning, match="4 rows of 60 left out"):
         fed = read(path, missing="drop")
     kept = table.dropna()
@@ -148,11 +148,12 @@ def test_decimal_commas_from_fit_to_predict(tmp_path, capsys):
     np.testing.assert_allclose(predicted, model.predict(frame().drop(columns="days"), frame()["site"]))
 
 
-def test_a_full_disk_loses_the_page_only(tmp_path, capsys, monkeypatch):
+@pytest.mark.parametrize("kind", [".html", ".npz"])
+def test_a_full_disk_loses_no_result(tmp_path, capsys, monkeypatch, kind):
     path, out, page = saved(tmp_path, frame()), tmp_path / "model", tmp_path / "page.html"
 
     def full(file, content, write=Path.write_bytes):
-        if file.suffix == ".html":
+        if file.suffix == kind:
             raise OSError(errno.ENOSPC, "No space left on device")
         return write(file, content)
 
@@ -160,9 +161,19 @@ def test_a_full_disk_loses_the_page_only(tmp_path, capsys, monkeypatch):
     options = ["--site", "site", "--target", "days", "--out", str(out), "--report", str(page)]
     assert main(["fit", str(path), *options]) != 0
     said = capsys.readouterr()
-    assert f"{page}: No space left on device, so it was not written" in " ".join(said.err.split())
+    where = f"{page if kind == '.html' else out}: No space left on device, so it was not written; free some space"
+    assert where in " ".join(said.err.split()) and said.err.count("choose") == 1
     assert "Local" in said.out and "opens in any browser" not in said.out  # the comparison is there
-    assert fedkin.load(out).n_sites == 3 and not page.exists()
+    assert ("saved" in said.out) == out.exists() == (kind == ".html") and not page.exists()
+
+
+def test_two_fits_cannot_write_to_one_place_at_the_same_time(tmp_path, capsys):
+    path, out = saved(tmp_path, frame()), tmp_path / "models" / "model"
+    command = ["fit", str(path), "--site", "site", "--target", "days", "--out", str(out), "--test-size", "0"]
+    with reserved_place(out):
+        assert main(command) == 2
+    assert f"another fit is about to write to {out}" in " ".join(capsys.readouterr().err.split())
+    assert main(command) == 0 and [one.name for one in out.parent.iterdir()] == ["model"]
 
 
 def test_an_exposure_in_the_place_of_its_logarithm_is_refused(tmp_path, capsys):
@@ -171,7 +182,7 @@ def test_an_exposure_in_the_place_of_its_logarithm_is_refused(tmp_path, capsys):
     arguments = ["fit", str(tmp_path / "table.csv"), "--site", "site", "--target", "y", "--loss", "poisson"]
     assert main([*arguments, "--offset", "expected", "--out", str(tmp_path / "m")]) == 2
     words = " ".join(capsys.readouterr().err.split())
-    assert "the offset reaches 450" in words and "logarithm of the exposure" in words
+    assert "the offset reaches 450" in words and "log exposure" in words
 
 
 def test_text_becomes_levels_and_new_levels_are_averages(tmp_path):
@@ -219,7 +230,7 @@ def test_columns_are_categories_if_told(tmp_path, column):
 def test_yes_and_no_are_classes(tmp_path, labels):
     table = frame()
     table["days"] = np.array(labels)[(table["days"] > table["days"].mean()).astype(int)]
-    model = fit(read(saved(tmp_path, table)), None, FitOptions(lam=0.05, select="none", ridge=0.1))
+    model = fit(read(saved(tmp_path, table)), None, FitOptions(method="fused", lam=0.05, select="none", ridge=0.1))
     assert model.loss.name == "logistic"
     assert model.classes == tuple(labels)
 
@@ -291,7 +302,7 @@ def test_intervals_of_observations_on_the_command_line(tmp_path, capsys):
         assert main(["predict", out, path, *options]) == 0
         ends = np.array([line.split(",")[3:] for line in capsys.readouterr().out.splitlines()[1:]], dtype=float).T
         level = 0.9 if target == "mean" else 0.95
-        expected = fedkin.load(out).predict_interval(rows, site, level=level, target=target)
+        expected = fedkin.load(out).predict_interval(rows, site, level=level, interval=target)
         np.testing.assert_allclose(ends, [expected.low, expected.high])
         found[target] = np.ptp(ends, axis=0)
     assert (found["observation"] > found["mean"]).all()
@@ -312,7 +323,7 @@ def test_levels_that_follow_from_other_columns_are_named(tmp_path):
 def test_one_value_and_gaps_are_two_levels(tmp_path, value, missing):
     here = ROW % 4 == 0
     path = saved(tmp_path, frame().assign(toilet=np.where(here, value, None)))
-    with pytest.warns(TableWarning, match="'toilet' is .* or empty: empty cells are a level of their own"):
+    with pytest.warns(TableWarning, match="'toilet' is .* or empty: empty cells are a separate level"):
         fed = read(path, missing=missing)
     assert fed.feature_names[4].startswith("toilet=")
     np.testing.assert_array_equal(fed.X[np.argsort(fed.row_order), 4], here)

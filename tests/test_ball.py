@@ -125,7 +125,7 @@ def test_rounds_and_summaries_have_the_minimiser_of_the_rows() -> None:
 
 def test_what_cannot_honour_the_ball_says_so() -> None:
     problem = Problem(federation("linear", (8, 9, 10), q=2), ring(3), lam=0.05, radius=0.3)
-    with pytest.raises(ParameterError, match=r"one constraint .* leave out fuse_intercept= or radius=0.3"):
+    with pytest.raises(ParameterError, match=r"constrains all parameters .* omit fuse_intercept= or radius=0.3"):
         ProfiledProblem(problem, np.array([True, False]))
     for wrong in (0.0, -1.0, np.nan, np.inf):
         with pytest.raises(ParameterError, match="radius must be a positive"):
@@ -147,7 +147,7 @@ def test_local_and_pooled_fits_are_minimisers_over_the_ball(loss: str) -> None:
     np.testing.assert_allclose(fit.theta[own], expected[own], atol=1e-4)
     at_border = bound(alone, fit.theta)
     np.testing.assert_array_equal(at_border, lengths > radius)
-    assert all(("border of the ball" in fit.notes.get(site, "")) == at_border[u] for u, site in enumerate(fed.sites))
+    assert all(("boundary of the ball" in fit.notes.get(site, "")) == at_border[u] for u, site in enumerate(fed.sites))
     pooled = global_fit(fed, one, "sites", radius=0.1)
     together = replace(alone, graph=Graph.complete(fed.sites), lam=1e3, radius=0.1)
     np.testing.assert_allclose(np.tile(pooled, (4, 1)), solve(together, 1e-11).theta, atol=1e-5)
@@ -169,7 +169,7 @@ def test_fits_of_rows_and_summaries_solve_the_constrained_problem(loss: str) -> 
     fed = federation(loss, (40, 35, 30, 45), q=2, seed=1)
     fed = Federation({f"site {u}": fed[u] for u in fed.sites}, ["a", "b"])
     radius = 0.15
-    options = FitOptions(loss=loss, lam=0.01, select="none", standardize=False, radius=radius)
+    options = FitOptions(method="fused", loss=loss, lam=0.01, select="none", standardize=False, radius=radius)
     model = fit(fed, None, options)
     theta = parameters(model)
     problem = Problem(fed.with_intercept(), Graph.complete(fed.sites), loss, lam=0.01, radius=radius)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import importlib.util
 import json
 import re
@@ -12,12 +13,24 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from fedkin import solve
+
 
 @pytest.fixture
 def benchmarks(repository: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(repository / "benchmarks"))
     for name in [name for name in sys.modules if name.partition(".")[0] == "solvers"]:
         monkeypatch.delitem(sys.modules, name)
+
+
+def test_names_that_benchmarks_and_examples_import_exist(repository: Path):
+    for path in (path for folder in ("benchmarks", "examples") for path in (repository / folder).rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.ImportFrom) and str(node.module).partition(".")[0] == "fedkin":
+                module = importlib.import_module(str(node.module))
+                for name in (alias.name for alias in node.names):
+                    known = hasattr(module, name) or importlib.util.find_spec(f"{node.module}.{name}")
+                    assert known, f"{path.name}: {node.module} has no {name}"
 
 
 def test_what_does_not_apply_is_said_before_what_is_not_installed(benchmarks: None, monkeypatch: pytest.MonkeyPatch):
@@ -36,6 +49,19 @@ def test_what_does_not_apply_is_said_before_what_is_not_installed(benchmarks: No
     osqp = contenders.Convex("OSQP", lambda eps: {})
     assert osqp.skip(linear) == "not a quadratic program"
     assert osqp.skip(paper("l1", 0.007, n_sites=10, n_features=3)) == "osqp is not installed"
+
+
+def test_paths_are_measured_on_problems_that_know_nothing_yet(benchmarks: None, monkeypatch: pytest.MonkeyPatch):
+    from solvers.instances import paper
+
+    run = importlib.import_module("run")
+    monkeypatch.delitem(sys.modules, "run")
+    assert next(run.paths(quick=True))["work"] == "cold"
+    problem = paper("l1", 0.007, n_sites=10, n_features=3).problem
+    solve(problem)
+    again = run.fresh(problem)
+    assert problem.terms.shared and not again.terms.shared
+    assert solve(again).objective == pytest.approx(solve(problem).objective, rel=1e-6)
 
 
 def test_a_quick_run_says_so(benchmarks: None):
@@ -86,7 +112,7 @@ def test_tables_are_measured_and_losses_are_shown(
     monkeypatch.setattr(sys, "argv", ["tables.py", *words])
     tables.main()
     shown = capsys.readouterr()
-    assert "melanoma: a look-alike, since say where the public tables are" in shown.err
+    assert "melanoma: a look-alike, since the folder of the public tables is unknown" in shown.err
     assert "### generated, like melanoma: 9 sites, 189 rows, 1 feature" in shown.out
     assert "| kin |" in shown.out or "| **kin** |" in shown.out
     assert re.search(r"^Not run: .*mixed model, statsmodels: least squares only", shown.out, re.MULTILINE)
@@ -113,7 +139,7 @@ def test_tables_are_measured_and_losses_are_shown(
     ]
     text = render(rows)
     assert "- t: kin against ridge at each site, scikit-learn, +1.0000 (0.0000) worse" in text
-    assert "| t (deviance, 2 splits) | - | - | - | - | **2.005** | - | +1.0000 (0.0000) worse |" in text
+    assert "| t (deviance, 2 splits) | - | - | - | - | - | - | **2.005** | - | +1.0000 (0.0000) worse |" in text
 
 
 def test_the_sampler_has_the_posterior_that_numpyro_has(benchmarks: None):

@@ -12,7 +12,7 @@ from fedkin import KinClassifier, KinRegressor
 from fedkin.data import Federation
 from fedkin.errors import DataError, MissingDependencyError, ModelFileError, ParameterError
 from fedkin.fitting import FitOptions, compare, fit
-from fedkin.fitting.parts import BOOSTING, Boosting, check_boosting, fit_boosting
+from fedkin.fitting.parts import BOOSTING, Boosting, checked_boosting, fit_boosting
 from fedkin.losses import LOSSES
 
 lightgbm = pytest.importorskip("lightgbm")
@@ -36,13 +36,20 @@ def rows(n=600, sites=8, loss="linear", seed=0, offset=False):
 @pytest.mark.filterwarnings("ignore:Overriding the parameters")  # of bins, which are the same
 def test_every_row_has_the_prediction_of_the_part_that_has_not_seen_it():
     federation = rows()
-    boosting, column = fit_boosting(federation, LOSSES["linear"](), seed=3)
+    boosting, column, codes = fit_boosting(federation, LOSSES["linear"](), seed=3)
+    assert codes is None  # kin knows better how sites differ
     fold = federation.folds(5, 3)
+    # trees have the size with the smaller error on the first fold
+    first, errors = [(np.flatnonzero(fold != 0), np.flatnonzero(fold == 0))], {}
+    about = {"objective": "regression", "learning_rate": 0.1, "max_bin": 63, "seed": 3}
+    about |= {"num_threads": 1, "verbosity": -1, "deterministic": True, "force_col_wise": True}
+    for leaves in (7, 31):
+        whole = lightgbm.Dataset(federation.X, federation.y, params=about, free_raw_data=False)
+        errors[leaves] = min(lightgbm.cv(about | {"num_leaves": leaves}, whole, 300, folds=first)["valid l2-mean"])
+    about["num_leaves"] = min(errors, key=errors.__getitem__)
     for k, text in enumerate(boosting.texts):
         part = lightgbm.Booster(model_str=text)
         np.testing.assert_array_equal(column[fold == k], part.predict(federation.X[fold == k]))
-        about = {"objective": "regression", "learning_rate": 0.1, "num_leaves": 15, "max_bin": 63, "seed": 3}
-        about |= {"num_threads": 1, "verbosity": -1, "deterministic": True, "force_col_wise": True}
         # bins of LightGBM are those of all rows; the part itself is a fit of the other folds
         whole = lightgbm.Dataset(federation.X, federation.y, params=about, free_raw_data=False)
         again = lightgbm.train(about, whole.subset(np.flatnonzero(fold != k)), part.num_trees())
@@ -59,7 +66,7 @@ def test_it_wins_where_effects_are_not_linear_and_comes_back_from_files(loss, of
     federation = rows(loss=loss, offset=offset)
     found = compare(federation, None, FitOptions(loss=loss, boost=True), repeats=2)
     assert list(found.errors) == ["Local", "Global", "Site intercepts", "Without boosting", "Fedkin"]
-    assert found.verdict.startswith("Fedkin predicts best")
+    assert found.verdict.startswith("Use Fedkin: ")
     model = found.models[0]["Fedkin"]
     assert model.feature_names[-1] == BOOSTING and found.models[0]["Without boosting"].boosting is None
     model.save(tmp_path / "model")
@@ -72,12 +79,36 @@ def test_it_wins_where_effects_are_not_linear_and_comes_back_from_files(loss, of
         fedkin.load(tmp_path / "model")
 
 
+def test_trees_know_sites_where_their_effects_have_no_form(tmp_path):
+    rng = np.random.default_rng(0)
+    X, site = rng.uniform(size=(1500, 2)), rng.integers(0, 5, 1500)
+    y = rng.normal(size=(5, 6))[site, (6 * X[:, 0]).astype(int)] + 0.1 * rng.normal(size=1500)
+    model = fit(Federation.from_arrays(X, y, site.tolist()), None, FitOptions(boost=True))
+    assert len(model.site_codes) == 5
+    assert np.mean((model.predict(X, site.tolist()) - y) ** 2) < 0.1 < 0.2 * y.var()
+    model.save(tmp_path / "model")
+    loaded = fedkin.load(tmp_path / "model")
+    np.testing.assert_array_equal(loaded.predict(X[:50], site[:50].tolist()), model.predict(X[:50], site[:50].tolist()))
+    own = np.flatnonzero(site == 3)[:20]
+    np.testing.assert_allclose(loaded.part([3]).predict(X[own]), model.predict(X[own], 3))
+    # a site that the trees do not know is an average one, also once it has rows and comes back from files
+    new = loaded.predict(X[:50], "new", unseen="population")
+    assert np.mean((new - y[:50]) ** 2) < 1.5 * y.var()
+    joined = loaded.join((X[own], y[own]), name="new").model
+    joined.save(tmp_path / "joined")
+    np.testing.assert_array_equal(fedkin.load(tmp_path / "joined").predict(X[:50]), joined.predict(X[:50]))
+    damaged = tmp_path / "model" / "model.json"
+    damaged.write_text(damaged.read_text().replace('"site_codes": [', '"site_codes": [[0.5],', 1))
+    with pytest.raises(ModelFileError, match="its codes do not match its sites"):
+        fedkin.load(tmp_path / "model")
+
+
 def test_where_effects_are_linear_the_simpler_model_is_recommended():
     rng = np.random.default_rng(0)
     X, site = rng.normal(size=(800, 3)), rng.integers(0, 8, 800)
     y = X @ [1.0, -1.0, 0.5] + rng.normal(0, 1, 8)[site] + rng.normal(size=800)
     found = compare(Federation.from_arrays(X, y, site.tolist()), None, FitOptions(boost=True))
-    assert "Fedkin without boosting" in found.verdict or "One model with site intercepts" in found.verdict
+    assert "the model without boosting" in found.verdict or "site intercepts" in found.verdict
 
 
 def test_estimators_and_tables_with_gaps():
@@ -123,6 +154,8 @@ def test_where_it_has_no_place_it_is_refused(monkeypatch):
     [
         ("split_feature", "1000000000"),
         ("left_child", "0"),
+        ("left_child", "1e0"),
+        ("num_leaves", "1_0"),
         ("right_child", "100000"),
         ("num_leaves", "2000000000"),
         ("leaf_value", "nan"),
@@ -133,7 +166,8 @@ def test_where_it_has_no_place_it_is_refused(monkeypatch):
 def test_texts_that_are_no_trees_are_refused_before_lightgbm_reads_them(entry, value):
     """LightGBM ends the process with some of these, and reads memory that is not the model's with others."""
     text = fit_boosting(rows(), LOSSES["linear"](), seed=3)[0].texts[0]
-    check_boosting(text, 3)
+    assert checked_boosting(text, 3) == text
+    assert checked_boosting(f"{text}\nparameters:\n[num_leaves: \x0b]\n", 3) == text  # such an end has crashed it
 
     def changed(line):  # as many numbers as before, so that only the values are wrong
         key, _, numbers = line.partition("=")
@@ -147,7 +181,7 @@ def test_texts_that_are_no_trees_are_refused_before_lightgbm_reads_them(entry, v
         head = "\n".join(sizes if line.startswith("tree_sizes") else line for line in head.split("\n"))
         hostile = f"{head}\n\n{rest}"
     for damaged in (hostile, text[: len(text) // 2], ""):
-        with pytest.raises(ValueError, match=r"it is not|tree"):
-            check_boosting(damaged, 3)
+        with pytest.raises(ValueError, match=r"it does not|it is not|tree"):
+            checked_boosting(damaged, 3)
     with pytest.raises(ModelFileError, match="LightGBM cannot read"):
         Boosting((text.replace("objective=regression", "objective=nothing"),)).predict(np.ones((2, 3)))

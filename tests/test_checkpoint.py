@@ -14,8 +14,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from builders import design_problem
-from fedkin.admm import Availability, fed_admm
-from fedkin.admm.run import digest_of
+from fedkin.admm import Availability
+from fedkin.admm.algorithm import fed_admm
+from fedkin.admm.checkpoint import digest_of
 from fedkin.errors import ModelFileError, ParameterError
 
 a_problem = partial(design_problem, V=8, n=12, p=3, groups=2)
@@ -66,7 +67,7 @@ def test_ctrl_c_leaves_a_resumable_file(tmp_path):
 
 
 def test_restarts_are_remembered(tmp_path, monkeypatch):
-    from fedkin.admm.plan import Curvature
+    from fedkin.admm.run_plan import Curvature
 
     honest = Curvature.of_batches
     monkeypatch.setattr(Curvature, "of_batches", lambda *given, **more: honest(*given, **more) / 40)

@@ -15,18 +15,16 @@ from federations import contract_text, in_threads, make_sites, reference, whole_
 from fedkin import Federation, Graph, Problem, cross_validate_lam
 from fedkin.datasets import paper_design
 from fedkin.errors import DataError
-from fedkin.federate import Contract, ContractError, Site, change_settings
-from fedkin.federate.inbox import Patience, PeerError, Stopped
-from fedkin.federate.participant import Participant
-from fedkin.federate.plan import ChoicePlan, site_plan
-from fedkin.federate.records import CHOICE, Choice, Journal, read_record
+from fedkin.federate import Contract, ContractError, Journal, Participant, Site, change_settings, read_record, site_plan
+from fedkin.federate.inbox import PeerError, Stopped
+from fedkin.federate.plan import ChoicePlan
+from fedkin.federate.records import CHOICE, Choice
 from fedkin.fitting import load
 from fedkin.report.text import method_text
-from memory_network import Faults, MemoryNetwork
+from memory_network import QUICK, Faults, MemoryNetwork
 from processes import capped, free_ports
 
 LEVELS = [0.3, 0.1, 0.03, 0.01, 0.003]
-QUICK = Patience(first_pull=0.02, last_pull=0.2, linger=5.0)
 
 
 def small(n_sites: int = 5, n_samples: int = 60) -> Problem:
@@ -121,7 +119,7 @@ def test_who_tells_other_losses_of_a_site_is_found_out(tmp_path: Path) -> None:
         in_threads(live, 3)
     finally:
         network.close()
-    assert "d2 tells other held-out losses" in failures[1] or "d0 tells other held-out losses" in failures[1]
+    assert "d2 sends other held-out losses" in failures[1] or "d0 sends other held-out losses" in failures[1]
 
 
 def test_folds_that_are_held_out_have_as_many_rows_as_the_thresholds_ask_for(tmp_path: Path) -> None:

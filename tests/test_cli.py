@@ -30,8 +30,8 @@ def test_the_defaults_are_those_of_python(place: Path, capsys: pytest.CaptureFix
     federation = fedkin.Federation.read("sites.csv", site="clinic", target="outcome")
     for options, words in (
         ({"method": "fused"}, ["--method", "fused", "--select", "bonferroni"]),
-        ({"select": "none"}, ["--select", "none"]),
-        ({"select": None}, ["--select", "none"]),
+        ({"method": "fused", "select": "none"}, ["--method", "fused", "--select", "none"]),
+        ({"method": "fused", "select": None}, ["--method", "fused", "--select", "none"]),
         ({}, []),
     ):
         assert main(["fit", "sites.csv", *columns, *words]) == 0
@@ -44,7 +44,7 @@ def test_the_defaults_are_those_of_python(place: Path, capsys: pytest.CaptureFix
             assert model.sites == other.sites
             np.testing.assert_array_equal(model.coef, other.coef)
             np.testing.assert_array_equal(model.intercept, other.intercept)
-        assert model.graph.n_edges == (0 if not options else 6 if "method" in options else 15)
+        assert model.graph.n_edges == (0 if not options else 15 if "select" in options else 6)
 
 
 def test_every_option_of_a_fit_is_an_option_of_the_command(capsys: pytest.CaptureFixture[str]) -> None:
@@ -66,7 +66,20 @@ def test_degenerate_sites_are_named(place: Path, capsys: pytest.CaptureFixture[s
     ages = rng.normal(size=120).tolist()
     rows = [[f"s{k % 3}", x, "yes" if k % 3 == 2 or x + rng.logistic() > 0 else "no"] for k, x in enumerate(ages)]
     write(place / "one_class.csv", ["site", "x", "state"], rows)
-    fit = ["fit", "one_class.csv", "--site", "site", "--target", "state", "--lam", "0.1", "--select", "holm"]
+    fit = [
+        "fit",
+        "one_class.csv",
+        "--site",
+        "site",
+        "--target",
+        "state",
+        "--method",
+        "fused",
+        "--lam",
+        "0.1",
+        "--select",
+        "holm",
+    ]
     assert main(fit) == 0
     notes = [line for line in capsys.readouterr().err.splitlines() if line.startswith("note: ")]
     assert any("s2" in line for line in notes)
@@ -105,7 +118,7 @@ def test_files_that_do_not_fit_into_memory_are_fitted_where_they_are(
     monkeypatch.setattr("fedkin.cli.reading.free_memory", lambda: 20_000.0)
     assert main(["fit", "sites.parquet", *columns, "--json", "--out", "streamed", "--report", "page.html"]) == 0
     shown = capsys.readouterr()
-    assert "they stay in their files, read in one pass" in shown.err
+    assert "rows stay in their files, read in one pass" in shown.err
     assert json.loads(shown.out)["comparison"]["kind"] == "folds"
     whole, streamed = fedkin.load("whole"), fedkin.load("streamed")
     order = [whole.index[site] for site in streamed.sites]
@@ -113,7 +126,7 @@ def test_files_that_do_not_fit_into_memory_are_fitted_where_they_are(
     for more in (["--time", "age"], ["--repeats", "3"], ["--keep-best"]):
         assert more[0] in failing(capsys, "fit", "sites.parquet", *columns, *more)
     monkeypatch.setattr("fedkin.cli.reading.free_memory", lambda: 5_000.0)
-    assert "--method kin" in failing(capsys, "fit", "sites.parquet", *columns, "--loss", "huber", "--lam", "0.1")
+    assert "--method kin" in failing(capsys, "fit", "sites.parquet", *columns, "--loss", "huber", "--method", "fused")
 
 
 @pytest.mark.parametrize(
@@ -137,13 +150,13 @@ def test_wrong_arguments(
 
 
 def test_rounds_of_the_command_are_those_of_python(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    fused = [*FIT, "--test-size", "0", "--solver", "fedadmm"]
+    fused = [*FIT, "--test-size", "0", "--method", "fused", "--solver", "fedadmm"]
     rounds = [*fused, "--rounds", "40", "--batch-size", "5", "--fedadmm"]
     assert main(["fit", "sites.csv", *rounds, "step=literal,kappa=0.5,average=paper", "--fedadmm", "stop=rounds"]) == 0
-    assert "all 40 rounds were done" in capsys.readouterr().err
+    assert "all 40 rounds were run" in capsys.readouterr().err
     federation = fedkin.Federation.read("sites.csv", site="clinic", target="outcome")
     own = {"step": "literal", "kappa": 0.5, "average": "paper", "stop": "rounds"}
-    options = FitOptions(lam=0.01, solver="fedadmm", rounds=40, batch_size=5, fedadmm=own)
+    options = FitOptions(method="fused", lam=0.01, solver="fedadmm", rounds=40, batch_size=5, fedadmm=own)
     model = fedkin.load("fedkin-model")
     np.testing.assert_array_equal(model.coef, fit(federation, None, options).coef)
     assert model.options["fedadmm"] == own
@@ -226,7 +239,7 @@ def test_outputs_never_replace_what_a_command_reads(table, capsys):
         [*fit, "sites.csv", "--graph", "sites.csv"],
         ["report", "fedkin-model", "--out", "sites.csv", "--coordinates", "sites.csv"],
     ):
-        assert "is what this command reads, and would be lost" in said(capsys, *command), command
+        assert "is an input of this command and would be overwritten" in said(capsys, *command), command
     assert all(file.read_bytes() == content for file, content in before.items())
     found = said(capsys, *fit, "fedkin-model/model.json")  # of the model that it will write
     assert "lies in the model directory" in found

@@ -24,10 +24,11 @@ from fedkin import Federation
 from fedkin.errors import DataError, ParameterError
 from fedkin.fitting import Comparison, FitOptions, baseline_models, compare, fit
 from fedkin.fitting.baselines import RIDGES
-from fedkin.fitting.comparison import check_held_out, more_scores, responses, row_errors, verdict
+from fedkin.fitting.decision import decide
+from fedkin.fitting.scoring import check_held_out, more_scores, responses, row_errors
 from fedkin.losses import UserLoss
 
-PLAIN = FitOptions(lam=0.02, select="none")
+PLAIN = FitOptions(method="fused", lam=0.02, select="none")
 
 
 def sites(kind="linear", sizes=(60, 40, 30), slope=(1.0, 1.0, 1.0), spread=1.0, seed=0):
@@ -126,27 +127,27 @@ def test_standard_errors_are_corrected_for_rows_that_splits_share():
 @pytest.mark.parametrize(
     ("apart", "error", "start"),
     [
-        (0.9, 1.0, "One model for all sites does"),  # 0.9 + 2 is below 5
-        (1.1, 1.0, "These rows"),  # more than a standard error
-        (0.9, 2.2, "These rows"),  # 0.9 + 4.4 is not below 5
-        (-0.5, 2.2, "One model for all sites does as well and is simpler; Fedkin's model loses next to nothing."),
-        (-3.0, 2.2, "One model for all sites does as well or better, and is simpler: use it."),  # not clearly better
-        (-9.0, 8.0, "These rows"),
-        (-9.0, 4.4, "One model for all sites predicts better"),
-        (9.0, 4.4, "Fedkin predicts best: its error is 8.3% smaller than that of one model for all."),
-        (9.0, 4.6, "These rows"),
+        (0.9, 1.0, "Use one model for all sites, or Fedkin: MSE 0.9% higher than Fedkin's"),  # 0.9 + 2 is below 5
+        (1.1, 1.0, "Use Fedkin; these rows"),  # more than a standard error
+        (0.9, 2.2, "Use Fedkin; these rows"),  # 0.9 + 4.4 is not below 5
+        (-0.5, 2.2, "Use one model for all sites, or Fedkin: MSE 0.5% lower than"),
+        (-3.0, 2.2, "Use one model for all sites: simpler than Fedkin, and as good or"),  # not clearly better
+        (-9.0, 8.0, "Use Fedkin; these rows"),
+        (-9.0, 4.4, "Use one model for all sites: MSE 9.0% lower than Fedkin's."),
+        (9.0, 4.4, "Use Fedkin: MSE 8.3% lower than the next best (one model for all sites)."),
+        (9.0, 4.6, "Use Fedkin; these rows cannot tell it from one model for all sites (MSE could be"),
     ],
 )
 def test_what_decides_between_fedkin_and_a_simpler_model(apart, error, start):
     for scale in (1.0, 0.01):
-        found = verdict(100 * scale, {"Global": apart * scale}, {"Global": error * scale})
-        assert found.startswith(start)
+        found = decide(100 * scale, {"Global": apart * scale}, {"Global": error * scale}, "MSE")
+        assert found.text.startswith(start) and (found.use == "Fedkin") == start.startswith("Use Fedkin")
 
 
 def test_of_simpler_models_that_do_as_well_the_best_is_named_if_it_is_clear():
     error = {"Global": 1.0, "Site intercepts": 1.0}
-    assert verdict(100, {"Global": 0.9, "Site intercepts": -0.4}, error).startswith("One model for all")
-    assert verdict(100, {"Global": 0.9, "Site intercepts": -0.6}, error).startswith("One model with site intercepts")
+    assert decide(100, {"Global": 0.9, "Site intercepts": -0.4}, error).use == "Global"
+    assert decide(100, {"Global": 0.9, "Site intercepts": -0.6}, error).use == "Site intercepts"
 
 
 def test_the_verdict_says_when_one_site_outweighs_the_rest():
@@ -157,18 +158,25 @@ def test_the_verdict_says_when_one_site_outweighs_the_rest():
         sites = {"Local": np.tile(local, (2, 1)), "Fedkin": np.tile(fedkin, (2, 1))}
         errors = {name: each @ rows / rows.sum() for name, each in sites.items()}
         held = np.full(len(errors["Fedkin"]), rows.sum() / 4)
-        return Comparison("error", "splits", tuple("abcd"), rows, errors, sites, held).verdict
+        return Comparison("error", "splits", tuple("abcd"), rows, errors, sites, held)
 
-    assert "site d with its 900 rows outweighs" in of(fedkin, local)
-    assert "site d with its 900 rows outweighs" in of(local, fedkin)
-    assert "outweighs" not in of(fedkin, local, np.array([20, 20, 20, 20]))
+    assert "4 of 4" not in of(fedkin, local).verdict and "3 of 4 sites" in of(local, fedkin).remarks[0]
+    assert "site d with its 900 rows outweighs" in " ".join(of(fedkin, local).remarks)
+    assert "site d with its 900 rows outweighs" in " ".join(of(local, fedkin).remarks)
+    assert "outweighs" not in " ".join(of(fedkin, local, np.array([20, 20, 20, 20])).remarks)
 
 
 def test_differences_that_round_to_nothing_are_level():
     for apart in (0.04, -0.04):  # ten standard errors, and 0.0% of the error
-        said = verdict(100, {"Local": apart}, {"Local": 0.004})
-        assert "as well" in said and "best" not in said and "better" not in said
-    assert verdict(100, {"Local": 0.06}, {"Local": 0.004}).startswith("Fedkin predicts best: its error is 0.1% smaller")
+        assert "equal to Fedkin's, no clear difference" in decide(100, {"Local": apart}, {"Local": 0.004}).text
+    assert decide(100, {"Local": 0.06}, {"Local": 0.004}).text.startswith("Use Fedkin: error 0.1% lower")
+
+
+def test_models_without_errors_are_level():
+    rng = np.random.default_rng(0)
+    X = rng.normal(size=(120, 2))
+    found = compare(Federation.from_arrays(X, X @ [1.0, 2.0] + 3, np.repeat(list("abcd"), 30)), repeats=1)
+    assert found.verdict.startswith("Use one model for all sites, or Fedkin: mean squared error equal to Fedkin's")
 
 
 def test_one_site_where_a_method_explodes_does_not_decide():
@@ -182,15 +190,16 @@ def test_one_site_where_a_method_explodes_does_not_decide():
         errors = {name: values.mean(axis=1) for name, values in each.items()}
         return Comparison("error", "splits", tuple(range(20)), rows, errors, each, held)
 
-    assert found(local).verdict.startswith("Fedkin predicts best")
-    assert "counts for less" not in found(local).verdict
+    gained = "lower than the next best (the sites' own models); 20 of 20 sites gain over it."
+    assert found(local).verdict.startswith("Use Fedkin: error ") and found(local).verdict.endswith(gained)
+    assert not found(local).remarks
     wild = local.copy()
     wild[2, 7] = 500.0
     assert found(wild).difference("Local") < 2 * found(wild).difference_error("Local")  # the plain mean cannot tell
-    assert found(wild).verdict.startswith("Fedkin predicts best")
-    assert "Site 7, where the sites' own models and Fedkin are very far apart, counts for less." in found(wild).verdict
+    assert found(wild).verdict.startswith("Use Fedkin: ")
+    assert found(wild).remarks == ["Site 7 counts for less: the sites' own models and Fedkin are very far apart there."]
     # nor does one site where the others lose make Fedkin the best
-    assert found(fedkin, wild).verdict.startswith("Every site's own model predicts better")
+    assert found(fedkin, wild).verdict.startswith("Use the sites' own models: ")
 
 
 def test_a_column_that_hardly_varies_at_a_site_does_not_explode_there():
@@ -205,14 +214,14 @@ def test_a_column_that_hardly_varies_at_a_site_does_not_explode_there():
 
 def test_the_other_models_are_said_to_be_outside_the_ball():
     fed = sites()
-    held = compare(fed, None, FitOptions(lam=0.02, select="none", radius=2.0), repeats=1)
-    assert held.verdict.endswith("The other models are not held in the ball of radius 2.")
-    assert "ball" not in compare(fed, None, PLAIN, repeats=1).verdict
+    held = compare(fed, None, FitOptions(method="fused", lam=0.02, select="none", radius=2.0), repeats=1)
+    assert held.remarks[-1] == "The other models are not constrained to the ball of radius 2."
+    assert "ball" not in " ".join(compare(fed, None, PLAIN, repeats=1).remarks)
 
 
 def test_who_gains_and_who_loses():
     fed = sites(sizes=(200, 12, 12, 12), slope=(1.0,) * 4, spread=0.0)
-    found = compare(fed, None, FitOptions(lam=10.0, select="none"), repeats=6)
+    found = compare(fed, None, FitOptions(method="fused", lam=10.0, select="none"), repeats=6)
     gain, error = found.gains()
     assert gain == pytest.approx(found.site_means("Local") - found.site_means("Fedkin"))
     assert (gain[1:] > 0).all()  # small sites learn from the large one
@@ -270,8 +279,8 @@ def test_custom_losses_are_compared_by_their_own_value():
 
     fed = sites()
     mine = UserLoss(value, gradient, name="squares", strong_convexity=1e-4)
-    found = compare(fed, None, FitOptions(loss=mine, lam=0.0), repeats=1)
-    known = compare(fed, None, FitOptions(lam=0.0, select="none"), repeats=1)
+    found = compare(fed, None, FitOptions(method="fused", loss=mine, lam=0.0), repeats=1)
+    known = compare(fed, None, FitOptions(method="fused", lam=0.0, select="none"), repeats=1)
     assert found.metric == "loss"
     assert list(found.errors) == ["Local", "Global", "Fedkin"]
     assert found.errors["Fedkin"] == pytest.approx(known.errors["Fedkin"], rel=1e-3)

@@ -79,7 +79,7 @@ def coverage(loss: str, alpha: float, seed: int) -> tuple[float, float]:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", FedkinWarning)
         model = KinRegressor(loss=loss).fit(X[train], y[train], site=site[train]).model_
-    found = model.predict_interval(X[~train], site[~train], level=0.9, target="observation")
+    found = model.predict_interval(X[~train], site[~train], level=0.9, interval="observation")
     covered = ((y[~train] >= found.low) & (y[~train] <= found.high)).mean()
     return float(covered), 2 * float(np.sqrt(0.09 / (~train).sum()))
 
@@ -144,7 +144,7 @@ def test_exposure_is_an_offset_of_its_logarithm(loss: str) -> None:
     rates = one.predict(X, site=site, exposure=np.ones(len(X)))
     np.testing.assert_allclose(one.predict(X, site=site, exposure=years), rates * years)
     assert one.score(X, y, site=site, exposure=years) == other.score(X, y, site=site, offset=np.log(years))
-    with pytest.raises(DataError, match="exposures are above 0, but one is 0"):
+    with pytest.raises(DataError, match="exposures must be positive, but one is 0"):
         one.fit(X, y, site=site, exposure=np.where(np.arange(len(X)) == 3, 0.0, years))
     with pytest.raises(DataError, match="offset"):
         one.predict(X, site=site)
@@ -168,7 +168,7 @@ def test_exposure_on_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixt
     place.write_text(place.read_text().replace(lines[4], lines[4].rsplit(",", 1)[0] + ",0"))
     capsys.readouterr()
     assert main([*how, "--exposure", "years", "--out", str(tmp_path / "zero")]) != 0
-    assert "an exposure is above 0, but it is 0 in line 6" in capsys.readouterr().err.replace("\n", " ")
+    assert "an exposure must be above 0, but is 0 in line 6" in capsys.readouterr().err.replace("\n", " ")
 
 
 def test_contracts_know_exposures() -> None:

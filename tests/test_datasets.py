@@ -43,11 +43,11 @@ def test_the_error_of_local_and_oracle_fits() -> None:
 
 def test_files_that_are_not_there_are_named_with_their_source(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("FEDKIN_DATA", raising=False)
-    with pytest.raises(DataError, match=r"landmine/landmine.csv, or name it in FEDKIN_DATA"):
+    with pytest.raises(DataError, match=r"landmine/landmine.csv, or set FEDKIN_DATA"):
         load_table("landmine")
     monkeypatch.setenv("FEDKIN_DATA", str(tmp_path))
     for name in table_names():
-        with pytest.raises(DataError, match=r"there is no file .*; it has .*(github|Rdatasets)"):
+        with pytest.raises(DataError, match=r"there is no file .*; it contains .*(github|Rdatasets)"):
             load_table(name)
     for load in (load_table, look_alike):
         with pytest.raises(ParameterError, match="there is no table 'schools'"):
@@ -79,5 +79,5 @@ def test_small_files_are_read(tmp_path: Path) -> None:
     assert tables["school"].held_out(0).tolist() == [False, False, True]
     assert tables["school"].held_out(1).tolist() == [True, False, False]
     (tmp_path / "school" / "school_splits.csv").write_text("split1\n1\n")
-    with pytest.raises(DataError, match="take both again"):
+    with pytest.raises(DataError, match="download both again"):
         load_table("school", tmp_path)

@@ -2,7 +2,7 @@
 
 Where each finding of the hostile trial is tested:
 
-- D1 crafted queries: `test_a_thousand_crafted_queries...`, `test_a_crafted_query_is_refused...`, `test_gradients_of...`
+- D1 crafted queries: `test_a_thousand_crafted...`, `test_a_crafted_query_...`, `..._three_patients_...`
 - D2 lost keys: test_hostile_links.py, test_trust.py
 - D3 privacy: test_ledger.py, `test_after_noise_nothing_exact_leaves...`, `test_shape_and_refusals...`, the audits
 - D4 impossible summaries: test_received.py
@@ -12,6 +12,13 @@ Where each finding of the hostile trial is tested:
 - D8 rows that change: test_ledger.py, `test_another_directory_or_lost_files...`
 - D9 neighbours in rounds: test_privacy.py, `test_a_neighbour_learns_the_products...` (stated, not prevented)
 - D10 rows that change in a run: test_ledger.py, `test_rows_that_change_in_the_middle_of_a_run_are_refused`
+- invites and expulsion: test_enrol.py, `test_at_a_terminal_...`; test_engine_peer_intruders.py, `test_an_expelled_...`
+- model directories: test_fuzz.py
+
+And those of a second trial: sums of small levels (`..._three_patients_...`), decoding by lattice reduction
+(`test_knots_about_one_age_...`, `test_values_of_a_number_...`, `test_few_rows_in_which_...`), the gap of an answer
+(test_summaries.py, `test_a_gap_...`), other exports and orders of a table (test_ledger.py, `test_tables_whose_...`,
+`test_the_same_patients_in_another_order_...`), earlier keys and addresses (test_enrol.py).
 """
 
 from __future__ import annotations
@@ -28,8 +35,8 @@ from fedkin.cli import main
 from fedkin.core import Query, local_fit
 from fedkin.data import Federation, Rows
 from fedkin.errors import DataError
-from fedkin.federate import Contract, ContractError, Site, SiteSettings, sharing, site_plan
-from fedkin.federate.disclosure import check_disclosure, check_point, check_query
+from fedkin.federate import Contract, ContractError, Site, SiteSettings, check_disclosure, sharing, site_plan
+from fedkin.federate.disclosure import check_point, check_query
 
 N, Q = 80, 5
 FEATURES = """\
@@ -113,6 +120,7 @@ def recovered(rows: Rows, sums: list[np.ndarray]) -> set[int]:
     return found
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("targeted", [False, True])
 @pytest.mark.parametrize("loss", list(TARGETS))
 def test_a_thousand_crafted_queries_recover_no_row(loss: str, targeted: bool) -> None:
@@ -161,6 +169,24 @@ def test_sums_of_folds_and_many_answers_count_in_what_was_sent_before() -> None:
     assert found.code == "query_many" and "rows have only 400" in str(found)
 
 
+def test_differences_of_huber_answers_over_few_rows_are_refused() -> None:
+    """Weights are 0 or 1: between two answers four rows crossed the threshold, and their products were solved."""
+    contract, rows = patients("huber")
+    own, loss = estimate(contract, rows), contract.loss_object().rowwise
+    assert loss is not None and rows.y is not None
+
+    def inside(theta: np.ndarray) -> np.ndarray:
+        return np.asarray(loss.curvature_at(loss.predictors(theta, rows.X), rows.y)[:, 0, 0] > 0)
+
+    shifts = np.linspace(0.01, 1.5, 100)[:, None] * np.eye(Q)[0]
+    crossed = np.array([int((inside(own + shift) != inside(own)).sum()) for shift in shifts])
+    few = shifts[(crossed > 2) & (crossed < 10)]
+    assert len(few) > 0
+    for shift in few:
+        assert [one.code for one in check_query(contract, rows, own + shift, [own])] == ["query_difference"]
+    assert any(check_query(contract, rows, own + shift, [own]) == [] for shift in shifts[crossed >= 10])
+
+
 def test_gradients_of_several_answers_single_nobody_out() -> None:
     """Who knows all ages asks along age alone, and combines gradients, whose weights he can work out, to one row's."""
     contract, rows = patients("logistic")
@@ -187,6 +213,24 @@ def test_gradients_of_several_answers_single_nobody_out() -> None:
         found += len(known) - 1, recovered_from(alone[1:]), recovered_from(known[1:])
     answered, leaked, kept = found.tolist()
     assert answered > 12 and leaked > 0 == kept
+
+
+def test_questions_at_nearly_the_same_point_single_nobody_out() -> None:
+    """Sums have 16 digits: points 1e-5 apart tell of third derivatives, in which an unusual patient stands out."""
+    contract, rows = patients("logistic")
+    rows.X[7, 1:] = [4.0, -3.0, 3.5, -3.0]
+    loss, own = contract.loss_object().rowwise, estimate(contract, rows)
+    assert loss is not None
+    points = [own, *(own + 1e-4 * move for move in np.vstack([np.eye(Q), -np.eye(Q)]))]
+    expected = np.stack([loss.response(loss.predictors(one, rows.X)) for one in points], axis=1)
+    weights = np.hstack([np.ones((N, 1)), expected[:, 1:] - expected[:, :1], expected * (1 - expected)])
+    alone = np.linalg.lstsq(weights, np.eye(N)[7], rcond=1e-9)[0]
+    assert np.abs(alone @ (weights.T @ rows.X) - rows.X[7]).max() < 0.05
+    known = [own]
+    for one in points[1:]:
+        if not check_query(contract, rows, one, known):
+            known.append(one)
+    assert len(known) < 11
 
 
 def test_sums_over_few_events_and_risk_sets_of_few_rows_are_refused() -> None:
@@ -236,7 +280,7 @@ def refusals(columns: dict[str, np.ndarray], thresholds: str = "", own: SiteSett
 
 def test_no_contract_lowers_the_hard_minima_and_a_custodian_does_it_by_name() -> None:
     """Three rows, from which the organiser could work out seven numbers, were shared where a contract said so."""
-    lax = "[thresholds]\nrows = 1\nrows_per_parameter = 0\ncell = 1\neffective_rows = 1\n"
+    lax = "[thresholds]\nrows = 1\nrows_per_parameter = 0\ncell = 1\npair = 1\neffective_rows = 1\n"
     few = {name: cells[:3] for name, cells in table().items()}
     assert "3 rows, but at least 10 are needed (2 for each of 5 parameters)" in refusals(few, lax)
     contract = Contract.from_toml(LINEAR + lax)
@@ -251,7 +295,7 @@ def test_two_columns_that_differ_in_one_row_and_a_column_that_few_rows_have_are_
     assert re.search("one row makes up .* along .*(pressure|weight)", refusals(twins))
     rare = table()
     rare["height"] = np.full(60, 170.0)
-    rare["height"][[3, 9]] = 171.0, 172.0
+    rare["height"][[3, 9]], rare["height"][20:30] = (171.0, 172.0), 170.001
     assert re.search("only 2 rows make up .* along .*height", refusals(rare))
     giant = table()
     giant["weight"] = np.full(60, 80.0) + np.random.default_rng(0).normal(size=60).round(2) * 0.01
@@ -286,15 +330,15 @@ def test_a_flag_that_one_patient_has_is_no_offset_and_no_target(loss: str, words
         sharing.share(done.directory)
 
 
-def curved(knots: list[float], older: int = 1) -> str:
-    """What the gate says of a table in which ``older`` patients are 63, one of them in ward B."""
+def curved(knots: list[float], older: int = 1, unit: float = 1.0, youngest: int = 12) -> str:
+    """What the gate says of a table in which ``older`` patients are 63 units old, one of them in ward B."""
     text = heart.CONTRACT.replace('age = {unit = "years",', f"age = {{knots = {knots},")
     rng = np.random.default_rng(0)
-    age = rng.permutation(np.repeat(np.delete(np.arange(40, 90), 23), 3)).astype(float)
+    age = np.repeat(np.delete(np.arange(40.0, 90.0), 23), 12)[12 - youngest :]
     ward = np.array(["A", "B", "C"])[np.arange(age.size) % 3]
     age[3 * np.arange(older)], ward[0] = 63.0, "B"
     contract = Contract.from_toml(text)
-    rows = contract.prepare({"age": age, "ward": ward, "days": rng.uniform(1, 20, age.size)})
+    rows = contract.prepare({"age": unit * age, "ward": ward, "days": rng.uniform(1, 20, age.size)})
     return "\n".join(map(str, check_disclosure(contract, rows)))
 
 
@@ -304,15 +348,21 @@ def test_knots_about_one_age_single_nobody_out(apart: float) -> None:
     narrow = [63 + apart * k for k in range(-2, 3)]
     assert "only 1 row with '63'" in curved(narrow)
     assert "only 1 row with '63' and ward 'B'" in curved(narrow, 5)
+    assert "only 1 row with '63'" in curved([62.4, 62.5, 62.6, 63.6])  # a product of two curves
+    assert "only 1 row with 'B' and age '63'" in curved([45, 65, 85], 5)  # and within a ward
     step = [62.1 + 0.8 * apart * k for k in range(4)]
     assert "at most" not in curved(step)  # both sides have many rows of every ward
-    assert "with 'at most 40'" in curved([40.1 + 0.8 * apart * k for k in range(4)])
-    assert curved([45, 55, 65, 75, 85]) == curved([45, 65, 85]) == ""
+    step = [40.1 + 0.8 * apart * k for k in range(4)]
+    assert "with '40' (and so few with 1 other value)" in curved(step, 0, youngest=2)  # at most 40
+    assert curved([45, 55, 65, 75, 85], 0) == curved([45, 65, 85], 0) == ""
+    assert "only 1 row with '63'" in curved([45, 65, 85])  # sums of 53 bits are decoded to how many rows have each age
+    for unit in (0.5, 2 / 3):  # on a grid as with whole numbers
+        assert "only 1 row with '" in curved([unit * knot for knot in (62.4, 62.5, 62.6, 63.6)], unit=unit)
 
 
 @pytest.mark.parametrize("knots", [[-1e300, 0.0, 1e300], [0.0, 1e-300, 2e-300], [1.0, 1 + 1e-12, 2.0], range(101)])
 def test_absurd_knots_are_refused_with_the_contract(knots: list[float]) -> None:
-    with pytest.raises(ContractError, match=r"too large, or nearer|101 knots, expected 100 at most"):
+    with pytest.raises(ContractError, match=r"too large, or closer|101 knots, expected 100 at most"):
         curved([float(knot) for knot in knots])
 
 
@@ -339,7 +389,190 @@ def test_pairs_of_categories_are_cells_and_rounds_ask_the_same_gate(tmp_path: Pa
         site_plan(done.directory)
 
 
+THREE = """\
+name = "heart"
+loss = "logistic"
+[features]
+smoker = {levels = ["no", "yes"]}
+sex = {levels = ["f", "m"]}
+ward = {levels = ["A", "B"]}
+[target]
+name = "died"
+levels = ["no", "yes"]
+"""
+
+
+def test_cells_of_three_categories_that_weighted_sums_count_have_enough_rows() -> None:
+    """Eight cells, eleven sums: weighted and plain products together tell how many rows each cell has."""
+    contract, rng = Contract.from_toml(THREE), np.random.default_rng(0)
+    cells = np.array([[a, b, c] for a in (0, 1) for b in (0, 1) for c in (0, 1)] * 12)
+
+    def prepared(alone: int) -> tuple[Rows, np.ndarray]:
+        kept = np.concatenate([cells[(cells.sum(axis=1) < 3)], np.ones((alone, 3), dtype=int)])
+        X = np.column_stack([np.ones(len(kept)), kept])
+        rows = Rows(X, (rng.random(len(kept)) < 1 / (1 + np.exp(0.5 - X @ [0, 0.9, -0.7, 0.4]))).astype(float))
+        return rows, estimate(contract, rows)
+
+    rows, own = prepared(alone=1)
+    assert check_disclosure(contract, rows) == []  # every pair has enough
+    loss, cube = contract.loss_object(), np.unique(rows.X, axis=0)
+    expected = 1 / (1 + np.exp(-cube @ own))
+    weight = expected * (1 - expected)
+    pairs = np.triu_indices(4)
+    told = np.vstack([cube.T, weight * np.array([cube[:, a] * cube[:, b] for a, b in zip(*pairs, strict=True)])])
+    sums = np.concatenate([rows.X.sum(axis=0), rows.n_samples * loss.hessian(own, *rows.arrays)[pairs]])
+    found = np.linalg.lstsq(told, sums, rcond=None)[0]
+    np.testing.assert_allclose(found, [12.0] * 7 + [1.0], atol=1e-6)  # what the organiser works out
+    (refused,) = check_point(contract, rows, own)
+    assert "depend on smoker and sex and ward only, and some values have only 1 row" in str(refused)
+    assert check_point(contract, *prepared(alone=5)) == []
+
+
+def test_weights_of_few_possible_predictors_are_refused_with_offsets_sums_and_odd_values() -> None:
+    """Lattice reduction decodes predictors, not columns: one odd age, an exposure of a year, age + pressure."""
+    ages = np.random.default_rng(0).integers(40, 81, (2, N)) / 15
+
+    def alike(odd: float = 0.0, offset: np.ndarray | None = None, second: float = 0.0) -> str:
+        contract, rows = patients("logistic")
+        rows.X[:, 1:3] = ages.T
+        rows.X[7, 1] += odd
+        rows = Rows(rows.X, rows.y, offset)
+        return "\n".join(map(str, check_point(contract, rows, np.array([0.0, 0.5, second, 0.0, 0.0]))))
+
+    assert "depend on age only" in alike() and "depend on age only" in alike(odd=0.0082)
+    assert "depend on age only" in alike(offset=np.zeros(N))
+    years = np.random.default_rng(1).integers(1, 5, N) / 4
+    assert "depend on age and the offset only" in alike(offset=np.log(years)) and "the offset" in alike(offset=years)
+    assert "depend on age and pressure only" in alike(second=0.5)
+    assert alike(offset=np.random.default_rng(2).normal(size=N)) == ""
+    finer = np.random.default_rng(3).integers(0, 70, N) * 0.0112345
+    assert alike(offset=finer) == ""  # 41 times 70 values
+
+
+def test_pairs_of_values_of_two_curves_have_enough_rows() -> None:
+    """Products of two curves, each with three rows of every value, told which patient has which pair."""
+    columns, rng = table(120), np.random.default_rng(0)
+    columns["age"], columns["pressure"] = (
+        rng.choice(np.arange(30, 91, 10.0), 120),
+        rng.choice(np.arange(100, 181, 10.0), 120),
+    )
+    curves = (
+        "age = {low = 20, high = 100, knots = [35, 55, 85]}\npressure = {low = 60, high = 240, knots = [105, 145, 175]}"
+    )
+    names = "weight = {low = 30, high = 250}\nheight = {low = 100, high = 250}"
+    contract = Contract.from_toml(
+        f'name = "heart"\nloss = "linear"\n[features]\n{curves}\n{names}\n[target]\nname = "y"\n'
+    )
+    assert "and pressure '" in "\n".join(map(str, check_disclosure(contract, contract.prepare(columns))))
+    columns["pressure"] = rng.choice([110.0, 140.0, 170.0], 120)
+    columns["age"] = np.where(columns["age"] > 60, 70.0, columns["age"] - columns["age"] % 20 + 10)
+    assert check_disclosure(contract, contract.prepare(columns)) == []
+
+
+def test_levels_have_more_rows_than_a_curve_has_columns() -> None:
+    """Products with a curve of four columns are four equations in the ages of a ward: three were solved for exactly."""
+    text = LINEAR.replace("mean = 60, scale = 15", "knots = [45, 53, 60, 66, 75]").replace("[target]", "WARD\n[target]")
+    contract = Contract.from_toml(text.replace("WARD", 'ward = {levels = ["A", "D"]}'))
+    columns = {**table(120), "ward": np.where(np.arange(120) < 7, "D", "A")}
+    assert check_disclosure(contract, contract.prepare(columns)) == []
+    columns["ward"][6] = "A"
+    (found,) = check_disclosure(contract, contract.prepare(columns))
+    assert "only 6 rows with 'D', but with a curve of 4 columns at least 7 are needed" in str(found)
+
+
+def test_few_rows_in_which_a_column_is_not_constant_or_not_another_are_refused() -> None:
+    """Their doses are whole numbers: sums of doses and squares gave the doses, and sums of products the rows."""
+    columns = table()
+    columns["height"], few = np.full(60, 170.0), [3, 30, 31]
+    columns["height"][few] = [171.25, 188.5, 190.75]
+    assert re.search("only 3 rows make up .* along height", refusals(columns))
+    columns["height"][few] = 171.25
+    assert refusals(columns) == ""  # a cell of three
+    columns = table()
+    columns["height"] = columns["pressure"] + 30
+    columns["height"][few] += [1, 2, 4]
+    assert re.search("only 3 rows make up .* along (height|pressure)", refusals(columns))
+    columns["height"] = columns["pressure"] + 0.8 * columns["weight"] - 40
+    columns["height"][few] += [1, 2, 4]
+    assert "only 3 rows make up" in refusals(columns)
+    columns = {**table(), "y": np.zeros(60)}
+    columns["y"][few] = [1250.0, 8100.0, 9075.0]
+    assert re.search("only 3 rows make up .* along the target", refusals(columns))
+    contract, columns = Contract.from_toml(LINEAR), table(200)
+    columns["height"] = np.full(200, 170.0)
+    columns["height"][:14] += np.arange(14)
+    rows = contract.prepare(columns)
+    assert check_disclosure(contract, rows) == []
+    assert "in fold" in str(check_disclosure(contract, rows, site="north", folds=4)[0])
+
+
+def test_a_number_of_three_values_is_counted_like_a_category() -> None:
+    """Number of rows, sum and sum of squares tell how many rows have each of three values."""
+    columns = table()
+    columns["height"] = 170.0 + np.arange(60) % 3
+    assert refusals(columns) == ""
+    columns["height"][np.flatnonzero(columns["height"] == 172)[1:]] = 170.0
+    assert "only 1 row with '172'" in refusals(columns)
+    columns = {**table(), "height": 170.0 + np.arange(60) % 3, "weight": 80.0 + np.arange(60) // 3 % 2}
+    columns["weight"][np.flatnonzero((columns["height"] == 172) & (columns["weight"] == 81))[1:]] = 80.0
+    assert re.search("only 1 row with '8?1?7?2?1?' and", refusals(columns))
+    columns = {**table(), "y": (np.arange(60) % 2).astype(float)}
+    columns["y"][7] = 2.0
+    assert "y: only 1 row with '2'" in refusals(columns)
+
+
+def test_values_of_a_number_that_the_contracts_messages_count_have_enough_rows() -> None:
+    """Weighted by five functions of one column, sums tell of each of its five values: two rows were recovered."""
+    contract, rows = patients("poisson")
+    rows.X[:, 1] = np.arange(N) % 4 / 4
+    rows.X[[7, 19], 1] = 1.0
+    loss, own, values = contract.loss_object(), estimate(contract, rows), np.arange(5) / 4
+    known = [own]
+    for start, slope in ((0.6, 0.15), (0.8, 0.6), (0.2, -0.8), (0.6, 0.35), (0.4, -0.4)):
+        theta = np.array([start, slope, 0.0, 0.0, 0.0])
+        assert [one.code for one in check_query(contract, rows, theta, known[:1])] == ["few_in_cell"]
+        known.append(theta)
+    weights = np.exp([at[0] + at[1] * values for at in known[1:]])
+    sums = np.array([rows.n_samples * loss.hessian(at, *rows.arrays) for at in known[1:]]).reshape(5, -1)
+    two = rows.X[[7, 19]]
+    np.testing.assert_allclose(np.linalg.solve(weights, sums)[4].reshape(Q, Q), two.T @ two, atol=1e-3)
+    (found,) = check_disclosure(contract, rows)
+    assert "only 2 rows with" in str(found) and found.code == "few_in_cell"
+    rows.X[30, 1] = 1.0
+    assert check_disclosure(contract, rows) == check_query(contract, rows, theta, known[:1]) == []
+    linear = Contract.from_toml(LINEAR)
+    assert check_disclosure(linear, rows.take(np.arange(N) != 30)) == []  # three sums, five unknowns
+
+
 # --- queries --------------------------------------------------------------------------------------------------------
+
+
+def test_sums_over_three_patients_of_a_ward_at_several_points_are_not_solved_for_their_rows() -> None:
+    """Second derivatives of the ward's column are sums over its patients: ages by search, the rest by elimination."""
+    text = FEATURES.replace("intercept = true", 'name = "heart"\nloss = "logistic"\nintercept = true')
+    contract = Contract.from_toml(text + 'ward = {levels = ["A", "D"]}\n' + TARGETS["logistic"])
+    _, rows = patients("logistic")
+    ages, few = np.sort(np.random.default_rng(5).normal(size=41)), np.arange(N) < 3  # all that occur, on no grid
+    rows.X[:, 1] = np.random.default_rng(4).choice(ages, N)
+    rows = Rows(np.column_stack([rows.X, few.astype(float)]), rows.y)
+    loss, own = contract.loss_object(), np.array([0.2, 0.5, -0.4, 0.3, 0.0, 0.1])
+    known, sums = [own], []
+    for start, slope in ((-1, 2), (1, 2), (-1.5, -1), (0, 3)):
+        theta = np.array([start, slope, 0.0, 0.0, 0.0, 0.0])
+        assert check_query(contract, rows, theta, [own, theta])  # already with the same point asked again
+        sums.append(N * loss.hessian(theta, *rows.arrays)[5])
+        known.append(theta)
+    told, eta = np.array(sums), np.array([at[0] + at[1] * ages for at in known[1:]])
+    weights = 1 / (2 + np.exp(eta) + np.exp(-eta))
+    three = np.stack(np.meshgrid(*[np.arange(41)] * 3, indexing="ij")).reshape(3, -1)
+    best = three[:, np.abs(weights[:, three].sum(axis=1) - told[:, :1]).max(axis=0).argmin()]
+    others = np.linalg.lstsq(weights[:, best], told[:, 1:5], rcond=None)[0]
+    np.testing.assert_allclose(others[np.argsort(best)], rows.X[:3, 1:5][np.argsort(rows.X[:3, 1])], atol=1e-9)
+    assert [one.code for one in check_query(contract, rows, known[2], known[:2])] == ["solvable"]
+    (found,) = check_query(contract, rows, known[3], known[:3])
+    assert found.code == "solvable" and "values of the 3 rows with ward 'D' could be solved for" in str(found)
+    many = Rows(np.column_stack([rows.X[:, :5], np.arange(N) % 2]), rows.y)
+    assert check_query(contract, many, known[2], known[:2]) == check_point(contract, rows, own) == []
 
 
 LOGISTIC = heart.CONTRACT.replace('"linear"', '"logistic"').split("[target]")[0] + (
@@ -366,11 +599,19 @@ def test_a_crafted_query_is_refused_by_name_and_an_answer_has_no_folds(
         with pytest.raises(DataError, match=rf"(?s)north@2\.ask is not answered.*({words})"):
             sharing.answer(done.directory, path)
     assert not (done.directory / "sent" / "north@2.summary").exists()
+    # refusals tell of rows: they are messages, but for the first, outside the ball
+    assert [one.what for one in Site.read(done.directory).ledger.entries()].count("refused") == 2
     made.write_queries([Query("north", 2, shared.summary.at + 0.1, np.zeros(4))], {})
     sent = done.directory / "sent" / "north@2.summary"
     for word, code in (("n\n", 1), ("y\n", 0)):
-        monkeypatch.setattr("sys.stdin", io.StringIO(word))
+        monkeypatch.setattr("sys.stdin", terminal := io.StringIO(word))
+        monkeypatch.setattr(terminal, "isatty", lambda: True)
         assert main(["site", "answer", str(done.directory), str(path)]) == code
         assert sent.exists() == (code == 0)
     answer = sharing.answer(done.directory, path).summary
     assert answer.count.tolist() == [0] * 5 + [100]
+    for slope in np.linspace(31.0, 60.0, 9).tolist():
+        made.write_queries([Query("north", 3, np.array([-slope * age, slope, 0, 0]), np.zeros(4))], {})
+        with pytest.raises(DataError) as refused:
+            sharing.answer(done.directory, made.directory / "asks" / "north@3.ask")
+    assert "12 messages have left this site, refusals included" in str(refused.value)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import json
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -15,60 +14,19 @@ import fedkin
 from fedkin.datasets import (
     EARLIER,
     FACTS,
-    MAP,
     RESULTS,
     Election,
-    check_election,
     load_election,
-    read_shapes,
-    write_outlines,
 )
 from fedkin.errors import DataError
 from fedkin.graph import Graph
-from fedkin.studies import Replication, claims, launch
+from fedkin.studies import Replication, election_page, launch
 from fedkin.studies.config import FIGURES
-from fedkin.studies.election import (
-    LABELS,
-    METHODS,
-    Protocol,
-    Split,
-    election,
-    groups,
-    scores,
-)
+from fedkin.studies.election import LABELS, METHODS, ElectionProtocol, Split, election, scores
+from fedkin.studies.election_page import groups
 from fedkin.studies.figures import draw
 
 pytestmark = pytest.mark.studies
-
-# Two unit squares side by side: the edge between them is one arc, which the right square walks backwards.
-SQUARES = {
-    "type": "Topology",
-    "transform": {"scale": [0.5, 0.5], "translate": [10.0, 20.0]},
-    "arcs": [
-        [[2, 0], [0, 2]],  # the shared edge, upwards
-        [[2, 2], [-2, 0], [0, -2], [2, 0]],  # the rest of the left square
-        [[2, 0], [2, 0], [0, 2], [-2, 0]],  # the rest of the right square
-    ],
-    "objects": {
-        "state": {
-            "type": "GeometryCollection",
-            "geometries": [
-                {"type": "Polygon", "id": "46", "arcs": [[0, 1]]},
-                {"type": "MultiPolygon", "id": "06", "arcs": [[[2, -1]]]},
-            ],
-        }
-    },
-}
-
-
-def test_topojson_arcs_are_added_up_scaled_and_turned_round(tmp_path: Path):
-    path = tmp_path / "map.topojson"
-    path.write_text(json.dumps(SQUARES))
-    shapes = read_shapes(path)
-    (left,), (right,) = shapes["46"], shapes["06"]
-    assert left.tolist() == [[11, 20], [11, 21], [10, 21], [10, 20], [11, 20]]
-    assert right.tolist() == [[11, 20], [12, 20], [12, 21], [11, 21], [11, 20]]
-
 
 # --- a miniature of the files ---------------------------------------------------------------------------------
 
@@ -105,7 +63,6 @@ def folder(tmp_path: Path) -> Path:
     _write(tmp_path / FACTS, facts)
     _write(tmp_path / RESULTS, votes)
     _write(tmp_path / EARLIER, earlier)
-    (tmp_path / MAP).write_text(json.dumps(SQUARES))
     return tmp_path
 
 
@@ -115,7 +72,6 @@ def test_loading_recodes_joins_and_leaves_out(folder: Path):
     assert found.federation.n_samples.tolist() == [20, 20]  # with the renamed county
     assert found.federation.feature_names == ("A1", "B2")
     assert found.lean == {"CA": "blue", "SD": "red", "AK": "red"}
-    assert set(found.shapes) == {"SD", "CA"}
     with pytest.raises(DataError, match=r"no state .* more than 20 counties"):
         load_election(folder, more_than=20)
 
@@ -124,11 +80,11 @@ def test_missing_files_are_named_with_their_source(folder: Path):
     with pytest.raises(DataError, match="there is no directory"):
         load_election(folder / "nowhere")
     (folder / FACTS).unlink()
-    (folder / MAP).unlink()
+    (folder / EARLIER).unlink()
     with pytest.raises(DataError) as caught:
         load_election(folder)
     message = str(caught.value)
-    assert "lacks 2 of the 4 files" in message and "kaggle.com" in message and "cartography/2020" in message
+    assert "lacks 2 of the 3 files" in message and "kaggle.com" in message and EARLIER in message
     assert RESULTS not in message
 
 
@@ -157,9 +113,6 @@ def test_files_are_checked_before_a_worker_starts(folder: Path):
     (folder / "mine.toml").write_text(OPTIONS + "allow_incomplete = true\n")
     launch(None, config=folder / "mine.toml", out=out, data=folder, jobs=1)
     assert (out / "mine" / "rows.parquet").exists()
-    (folder / MAP).write_text(json.dumps(SQUARES).replace('"46"', '"47"'))
-    with pytest.raises(DataError, match="has no outline of SD"):
-        check_election(folder, 19, allow_incomplete=True)
 
 
 # --- the protocol ---------------------------------------------------------------------------------------------
@@ -173,10 +126,12 @@ def _made_up(n_states: int = 5, n_rows: int = 60, seed: int = 1) -> Election:
         y = (X[:, 0] - 0.3 * X[:, 1] + 0.5 * k * X[:, 2] + rng.logistic(size=n_rows) > 0).astype(float)
         data[f"S{k}"] = (X, y)
     lean = {f"S{k}": "red" if k < 3 else "blue" for k in range(n_states)}
-    return Election(fedkin.Federation(data), lean, {})
+    return Election(fedkin.Federation(data), lean)
 
 
-PROTOCOL = Protocol(lams=(1e-3, 1e-2), ridges=(1e-2, 1e-1), fed_ridges=(1e-3, 1e-2), folds=3, tol=1e-6, path_tol=1e-5)
+PROTOCOL = ElectionProtocol(
+    lams=(1e-3, 1e-2), ridges=(1e-2, 1e-1), fed_ridges=(1e-3, 1e-2), folds=3, tol=1e-6, path_tol=1e-5
+)
 
 
 def test_nothing_is_learnt_from_test_rows():
@@ -321,7 +276,7 @@ def test_groups_are_what_most_splits_say():
 
 def test_claims_hold_and_fail():
     def holds(rows: list[dict[str, object]]) -> dict[str, bool | None]:
-        return {check.claim: check.holds for check in claims.election(rows)}
+        return {check.claim: check.holds for check in election_page.checks(rows)}
 
     good, bad = holds(_rows(0.944, [[0, 0, 1]] * 10)), holds(_rows(0.934, [[0, 0, 0]] * 10))
     best = 'Section 6: "FedADMM with D_loc performs best" of the four of Table 1, by more than two standard errors'
@@ -351,8 +306,7 @@ def test_one_model_with_state_intercepts_against_scikit_learn():
     np.testing.assert_allclose(without.state_intercepts()[0], found[0], atol=1e-9)
 
 
-def test_maps_are_drawn(folder: Path, tmp_path: Path):
-    write_outlines(folder, tmp_path)
+def test_maps_are_drawn(tmp_path: Path):
     rows = [{**row, "states": ["CA", "SD"]} for row in _rows(0.944, [[0, 1]] * 3)]
     for row in rows:
         for name in ("common_share", "distance"):
@@ -370,7 +324,6 @@ def test_the_real_files(real_data: Path):
     federation = found.federation
     assert (federation.n_sites, len(federation.X), federation.n_features) == (30, 2710, 51)
     assert federation["SD"].n_samples == 66  # 65 without the recoding
-    assert len(found.shapes) == 51
     assert round(float(federation.y.mean()), 3) == 0.143
     assert federation["OK"].y.sum() == federation["WV"].y.sum() == 0
     with (folder / "state_lean.csv").open(newline="") as handle:

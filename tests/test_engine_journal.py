@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from fedkin.federate.records import Journal
+from fedkin.federate import Journal
 
 pytestmark = pytest.mark.clocks
 

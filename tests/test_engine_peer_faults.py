@@ -19,23 +19,22 @@ from processes import PATIENCE, capped, free_ports, wait_for
 
 pytest.importorskip("zenoh")
 pytestmark = pytest.mark.processes
-FAULTY = (str(Path(__file__).with_name("faulty_process.py")),)
 
 
 def assert_same_bits(fleet: Fleet, problem: Problem) -> None:
     assert fleet.theta().tobytes() == in_process(problem, fleet.plan).average.tobytes(), fleet.report()
 
 
-@pytest.mark.parametrize(("victims", "gradient"), [(1, "plain"), (3, "saga")])
-def test_killed_sites_start_again_and_nothing_is_lost(tmp_path: Path, victims: int, gradient: str) -> None:
+def test_killed_sites_start_again_and_nothing_is_lost(tmp_path: Path) -> None:
+    """Most of them, twice."""
     problem = small_problem(5)
-    rng = np.random.default_rng(victims)
-    with Fleet.make(tmp_path / "fed", problem, 4000, gradient=gradient, average="tail", checkpoint_every=20) as fleet:
+    rng = np.random.default_rng(3)
+    with Fleet.make(tmp_path / "fed", problem, 3000, gradient="saga", average="tail", checkpoint_every=20) as fleet:
         fleet.start()
         fleet.wait_for_round("d0", 20)
         for _ in range(2):
             time.sleep(float(rng.uniform(0.1, 0.6)))
-            chosen = [f"d{u}" for u in rng.choice(5, victims, replace=False)]
+            chosen = [f"d{u}" for u in rng.choice(5, 3, replace=False)]
             for name in chosen:
                 fleet.kill(name)
             time.sleep(float(rng.uniform(0.0, 0.5)))
@@ -48,7 +47,7 @@ def test_killed_sites_start_again_and_nothing_is_lost(tmp_path: Path, victims: i
 
 
 def test_a_site_that_sleeps_longer_than_the_lease(tmp_path: Path) -> None:
-    problem = small_problem(4)
+    problem = small_problem(3)
     with Fleet.make(tmp_path / "fed", problem, 6000) as fleet:
         fleet.start(options=("--lease", "1"))
         fleet.wait_for_round("d0", 10)
@@ -63,12 +62,12 @@ def test_a_site_that_sleeps_longer_than_the_lease(tmp_path: Path) -> None:
 
 
 def test_a_network_that_is_cut_and_heals(tmp_path: Path) -> None:
-    problem = small_problem(5)
-    listening = free_ports(6)
-    proxies = [Proxy(listening + u) for u in range(5)]
+    problem, rounds = small_problem(4), 4000
+    listening = free_ports(5)
+    proxies = [Proxy(listening + u) for u in range(4)]
     try:
         # sites reach each other through proxies only
-        changes = {"ports": [proxy.port for proxy in proxies], "rounds": 6000, "batch_size": 4}
+        changes = {"ports": [proxy.port for proxy in proxies], "rounds": rounds, "batch_size": 4}
         heart = make_sites(tmp_path / "fed", problem, **changes)
         with Fleet(tmp_path / "fed", heart, whole_of(heart, problem)) as fleet:
             for u, name in enumerate(fleet.names):
@@ -78,8 +77,8 @@ def test_a_network_that_is_cut_and_heals(tmp_path: Path) -> None:
                 proxy.cut = True
             fleet.wait_for_event("d0", "neighbour down")
             # it waits for the thetas of that round, which is not over
-            assert fleet.is_stuck("d0") <= 500
-            assert fleet.round("d0") < 500
+            assert fleet.is_stuck("d0") <= rounds
+            assert fleet.round("d0") < rounds
             for proxy in proxies:
                 proxy.cut = False
             fleet.join()
@@ -90,19 +89,10 @@ def test_a_network_that_is_cut_and_heals(tmp_path: Path) -> None:
             proxy.close()
 
 
-def test_a_network_that_loses_doubles_and_reorders_a_tenth(tmp_path: Path) -> None:
-    problem = small_problem(4)
-    with Fleet.make(tmp_path / "fed", problem, 60) as fleet:
-        fleet.start(program=FAULTY)
-        fleet.join()
-        assert any(entry["event"] == "old round ignored" for entry in fleet.log("d0"))
-        assert_same_bits(fleet, problem)
-
-
 @pytest.mark.parametrize("power", [True, False])
 def test_a_killed_site_goes_on_where_it_was_or_else_from_its_checkpoint(tmp_path: Path, power: bool) -> None:
-    problem = small_problem(4)
-    with Fleet.make(tmp_path / "fed", problem, 8000, checkpoint_every=400) as fleet:
+    problem = small_problem(3)
+    with Fleet.make(tmp_path / "fed", problem, 5000, checkpoint_every=400) as fleet:
         fleet.start()
         fleet.wait_for_round("d1", 20)
         fleet.kill("d1")

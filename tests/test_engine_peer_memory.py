@@ -11,12 +11,10 @@ import pytest
 from builders import small_problem
 from federations import in_process, in_threads, part_of, plan_of
 from fedkin.core import Problem
-from fedkin.federate import Journal, Participant, Patience, SitePlan
-from memory_network import Faults, MemoryNetwork, MemoryTransport, crashing
+from fedkin.federate import Journal, Participant, SitePlan
+from memory_network import QUICK, Faults, MemoryNetwork, MemoryTransport, crashing
 
 pytestmark = pytest.mark.exhaustive
-
-QUICK = Patience(first_pull=0.02, last_pull=0.2, complain=0.3, give_up=20.0, linger=5.0)
 
 
 def run_sites(problem: Problem, plan: SitePlan, network: MemoryNetwork, **options: Any) -> dict[int, Participant]:
@@ -29,7 +27,7 @@ def run_sites(problem: Problem, plan: SitePlan, network: MemoryNetwork, **option
         site.run()
         site.linger()
 
-    in_threads(one, problem.n_sites, 60)
+    in_threads(one, problem.n_sites)
     return sites
 
 

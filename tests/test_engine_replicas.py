@@ -20,10 +20,11 @@ from fedkin.fitting import load
 from fedkin.graph import Graph
 from fleet import Fleet
 from memory_network import Crash, Faults, MemoryNetwork, MemoryTransport, crash, crashing
+from processes import PATIENCE
 
 pytestmark = pytest.mark.exhaustive
 
-QUICK = Patience(first_pull=0.05, last_pull=0.3, complain=0.5, give_up=30.0, linger=5.0, gather=5.0, deadline=2.0)
+QUICK = Patience(first_pull=0.05, last_pull=0.3, complain=0.5, give_up=PATIENCE, linger=5.0, gather=5.0, deadline=2.0)
 
 
 def replica_plan(problem: Problem, rounds: int, **changes: Any) -> SitePlan:

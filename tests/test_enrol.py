@@ -9,17 +9,17 @@ import sys
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
+import msgspec
 import pytest
 
 import heart
 from fedkin.cli import main
 from fedkin.data import Rows
 from fedkin.errors import DataError, FedkinError
-from fedkin.federate import Organiser, Site, read_charter, read_invite, sharing
-from fedkin.federate.messages import seal
+from fedkin.federate import Organiser, SecurityError, Site, read_charter, read_invite, sharing
+from fedkin.federate.messages import Notice, Request, seal
 from fedkin.federate.trust import (
     Pair,
-    SecurityError,
     common_name,
     fingerprint,
     issue,
@@ -68,7 +68,7 @@ def test_an_authority_of_ones_own_whose_key_is_elsewhere(tmp_path):
     ("lines", "words"),
     [
         ("a,127.0.0.1,0", "site 'a': the port must be a whole number"),
-        ("a,0.0.0.0,7447", "nobody can connect to 0.0.0.0"),
+        ("a,0.0.0.0,7447", "0.0.0.0 is not an address to connect to"),
         ("a,1.2.3,7447", "the host '1.2.3' is neither a name nor an address"),
         ("a,x.org,7447\nb,x.org,7447", "sites 'a' and 'b' both have x.org:7447"),
         ("a,x.org,7447\na,y.org,7448", "two lines for site 'a'"),
@@ -189,23 +189,56 @@ def test_with_a_stolen_key_nothing_can_be_signed_but_for_that_site_and_nothing_a
     Site.read(fresh.directory).accept(made.admit(fresh.request, again=True).path)
     assert made.keys().lost == (fingerprint(Site.read(stolen).certificate),)
     for again in (False, True):
-        with pytest.raises(SecurityError, match="north lost the key that asks"):
+        with pytest.raises(SecurityError, match="north has lost the key of this request"):
             made.admit(Site.read(stolen).renew()[0], again=again)
         (tmp_path / "first").write_bytes(first)
-        with pytest.raises(SecurityError, match="north lost the key that asks"):
+        with pytest.raises(SecurityError, match="north has lost the key of this request"):
             made.admit(tmp_path / "first", again=again)
-    with pytest.raises(SecurityError, match="north lost the key with which it was signed"):
+    with pytest.raises(SecurityError, match="was signed with a key that north has since lost"):
         made.admit(Site.read(stolen).leave())
     assert made.out() == frozenset()
+
+
+def test_after_a_loss_no_earlier_key_of_the_site_counts(tmp_path):
+    """A thief who renewed first had two keys, and only the second was lost: the first could make the site leave."""
+    made = heart.organiser(tmp_path)
+    north, south = heart.admitted(made, "north"), heart.admitted(made, "south")
+    first = Site.read(north).pair()
+    shutil.copytree(north, tmp_path / "thief")
+    thief = Site.read(tmp_path / "thief")
+    thief.accept(made.admit(thief.renew()[0]).path)
+    fresh = heart.joined(made, "north", tmp_path / "new laptop")
+    made.admit(fresh.request, again=True)
+    Site.read(south).take_keys((made.directory / "keys.json").read_bytes())
+    notice = Notice(run=made.charter.run, site="north", what="left", day="2026-01-01").write(
+        tmp_path / "n.notice", first
+    )
+    with pytest.raises(SecurityError, match="was signed with a key that north has since lost"):
+        made.admit(notice)
+    with pytest.raises(SecurityError, match="was signed with a key that north has since lost"):
+        Site.read(south).accept(notice)
+    assert len(made.keys().lost) == 2 and not made.out()
+
+
+@pytest.mark.parametrize(
+    "endpoint", ["tls/127.0.0.1:7655#enable_mtls=false", "tls/10.0.0.5:22?x", "tcp/a:1", "tls/a b:1"]
+)
+def test_addresses_with_options_of_the_transport_are_refused(tmp_path, endpoint):
+    """They switched off the certificates of connections."""
+    made = heart.organiser(tmp_path)
+    given = read_invite(heart.invite_of(made, "north"))
+    changed = msgspec.structs.replace(given, site=msgspec.structs.replace(given.site, endpoint=endpoint))
+    with pytest.raises(SecurityError, match="endpoint"):
+        read_invite(changed.write(tmp_path / "bad.invite", made.signing()))
 
 
 def test_an_expelled_site_is_out_for_good(tmp_path):
     made = heart.organiser(tmp_path)
     south = heart.admitted(made, "south")
     path = made.expel("south")
-    with pytest.raises(SecurityError, match="expelled, for good"):
+    with pytest.raises(SecurityError, match="expelled permanently"):
         made.admit(Site.read(south).renew()[0])
-    with pytest.raises(DataError, match="expelled, for good"):
+    with pytest.raises(DataError, match="expelled permanently"):
         made.invite(["south"])
     north = heart.admitted(made, "north")  # the newest list of keys comes along
     assert Site.read(north).out == {"south"}
@@ -261,14 +294,14 @@ def test_a_lost_key_gets_no_link_and_its_notices_count_for_nothing(tmp_path):
     thief, (request, _) = Site.read(tmp_path / "stolen" / "north"), Site.read(north).renew()
     done = made.admit(request, again=True)
     Site.read(north).accept(done.path)
-    assert "count from now on" in Site.read(south).accept(made.directory / "keys.json")
+    assert "valid from now on" in Site.read(south).accept(made.directory / "keys.json")
     assert "already" in Site.read(south).accept(made.directory / "keys.json")
     new = Site.read(north)
     keys, number = Site.read(south).keys, new.invite.site.number
     assert common_name(thief.certificate) != common_name(new.certificate) == link_name("north", keys.keys[number])
     assert keys.keys[number] == new.key_fingerprint and keys.lost == (thief.key_fingerprint,)
     left = thief.leave()
-    with pytest.raises(SecurityError, match="north lost the key with which it was signed"):
+    with pytest.raises(SecurityError, match="was signed with a key that north has since lost"):
         Site.read(south).accept(left)
     shutil.copy(left, south / "notices" / "north.notice")
     assert Site.read(south).out == frozenset()
@@ -355,7 +388,11 @@ def test_at_a_terminal_join_and_admit_ask_for_the_fingerprint(tmp_path, monkeypa
     assert run(admit, wrong) == 2 and not (made.directory / "admitted" / "north.admit").exists()
     assert run(admit, Site.read(place).key_fingerprint) == 0
     Site.read(place).accept(made.directory / "admitted" / "north.admit")
-    Site.read(place).renew()
-    assert run(admit, "nobody asks, since the key of before signed it") == 0
+    path, _ = Site.read(place).renew()
+    following = fingerprint(read_invite(invite).read(path, Request)[0].request.encode())
+    assert run(admit, wrong) == 2  # a thief with a copy of the old key can sign this, too
+    assert run(admit, following) == 0
     assert run([*admit, "--again"], wrong) == 2
     assert run([*admit, "--again", "--yes"], wrong) == 0
+    monkeypatch.setattr(sys, "stdin", io.StringIO())  # without a terminal nobody can be asked
+    assert main([*admit, "--again"]) == main([*join[:-1], str(tmp_path / "other")]) == 2

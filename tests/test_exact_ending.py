@@ -60,7 +60,7 @@ def test_a_gradient_that_does_not_belong_to_the_loss_is_found_out(wrong: str) ->
         {f"site {u}": (rows.X, rows.y) for u, rows in enumerate(map(federation("linear", (8, 9)).__getitem__, (0, 1)))}
     )
     problem = Problem(fed, Graph.complete(fed.sites), {"site 0": plain, "site 1": liar}, lam=0.01)
-    with pytest.raises(SolverError, match=r"'site 1' does not fall as its gradient says.*its gradient_fn"):
+    with pytest.raises(SolverError, match=r"'site 1' does not decrease as its gradient predicts.*gradient_fn matches"):
         solve(problem)
 
 

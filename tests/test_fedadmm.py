@@ -13,8 +13,9 @@ from algorithm1 import PROX, Algorithm1, prox_l1_exact
 from builders import design_problem, expectile, federation, log_cosh, path, ring, star
 from federations import side_by_side, split
 from fedkin import admm
-from fedkin.admm import Availability, DirectLink, Gradients, RunPlan, Shard, SiteRows, StepRule, fed_admm, run_rounds
-from fedkin.admm.kernels import CompiledRounds
+from fedkin.admm import Availability, DirectLink, Gradients, RunPlan, Shard, SiteRows, StepRule, run_rounds
+from fedkin.admm.algorithm import fed_admm
+from fedkin.admm.round_kernels import CompiledRounds
 from fedkin.core import Problem, make_penalty
 from fedkin.data import Federation, Rows
 from fedkin.datasets import paper_design
@@ -184,6 +185,7 @@ def a_graph(kind, V, seed):
     return {"path": path, "ring": ring, "star": star}[kind](V)
 
 
+@pytest.mark.exhaustive
 @settings(max_examples=60, deadline=None)
 @given(
     kind=st.sampled_from(["path", "ring", "star", "random", "disconnected"]),
@@ -347,7 +349,7 @@ def test_the_literal_step_is_not_stopped_while_it_can_converge():
 
 
 def test_too_long_automatic_steps_are_shortened(monkeypatch):
-    from fedkin.admm.plan import Curvature
+    from fedkin.admm.run_plan import Curvature
 
     honest = Curvature.of_batches
     monkeypatch.setattr(Curvature, "of_batches", lambda *given, **more: honest(*given, **more) / 40)

@@ -43,7 +43,7 @@ def two_sites(loss="linear", n=80, seed=0):
 
 
 #: Features as they are, all edges kept.
-PLAIN = FitOptions(select=None, standardize=False)
+PLAIN = FitOptions(method="fused", select=None, standardize=False)
 ALONE = replace(PLAIN, lam=0.0, tol=1e-10)
 
 
@@ -72,7 +72,7 @@ def test_ridge_spares_the_intercept():
 
 def test_sparsity_spares_the_intercept():
     _, X, y = rows()
-    model = fit(Federation({"a": (X, y + 100.0)}), None, FitOptions(lam=0.0, sparsity=1e4))
+    model = fit(Federation({"a": (X, y + 100.0)}), None, FitOptions(method="fused", lam=0.0, sparsity=1e4))
     assert not model.coef.any()
     np.testing.assert_allclose(model.intercept, [[y.mean() + 100.0]], rtol=1e-5)
 
@@ -90,9 +90,9 @@ def test_huber_and_poisson_agree_with_scikit_learn():
 
 def test_lam_refers_to_standardised_features():
     fed = two_sites()
-    model = fit(fed, None, FitOptions(lam=0.02, standardize=True))
+    model = fit(fed, None, FitOptions(method="fused", lam=0.02, standardize=True))
     shifted = Federation.from_arrays(100 * fed.X + 7, fed.y, [fed.sites[u] for u in fed.site_index])
-    other = fit(shifted, None, FitOptions(lam=0.02, standardize=True))
+    other = fit(shifted, None, FitOptions(method="fused", lam=0.02, standardize=True))
     np.testing.assert_allclose(other.coef, model.coef / 100, rtol=1e-4, atol=1e-6)
 
 
@@ -125,13 +125,13 @@ def test_nothing_to_choose_with_one_site_or_without_edges():
     fused = FitOptions(method="fused")
     assert fit(fed, Graph.empty(fed.sites), fused).fused.lam == 0.0
     assert fit(fed.subset(["u"]), None, fused).fused.lam == 0.0
-    assert fit(fed, Graph.empty(fed.sites), FitOptions(select="by")).fused.selection["kept"] == 0
+    assert fit(fed, Graph.empty(fed.sites), FitOptions(method="fused", select="by")).fused.selection["kept"] == 0
 
 
 def test_too_many_pairs_are_refused():
     fed = Federation({u: [[0.0]] for u in range(4000)})
     with pytest.raises(ParameterError, match=r"7998000 pairs.*give a graph"):
-        fit(fed, None, FitOptions(loss="mean", lam=0.1))
+        fit(fed, None, FitOptions(method="fused", loss="mean", lam=0.1))
 
 
 NUMBERS = {"lam": math.nan, "level": 0.0, "cv_folds": 1, "ridge": -0.1, "sparsity": math.inf, "tol": 0.0, "rounds": 0}
@@ -196,12 +196,12 @@ def test_fewer_rows_than_features_on_some_sites():
         X = rng.normal(size=(n, 6))
         data[u] = (X, X @ truth + 0.1 * rng.normal(size=n))
     fed = Federation(data)
-    model = fit(fed, None, FitOptions(lam=0.1))
+    model = fit(fed, None, FitOptions(method="fused", lam=0.1))
     assert np.abs(model.coef[:, 0] - truth).max() < 0.2  # the short sites learn from the long ones
     for options in (
-        FitOptions(lam=0.1, select="bonferroni"),
-        FitOptions(lam=0.0),
-        FitOptions(lam=0.1, select="bh", refit=True),
+        FitOptions(method="fused", lam=0.1, select="bonferroni"),
+        FitOptions(method="fused", lam=0.0),
+        FitOptions(method="fused", lam=0.1, select="bh", refit=True),
     ):
         assert np.isfinite(fit(fed, None, options).coef).all()
 
@@ -213,7 +213,7 @@ def test_a_site_with_one_class_learns_from_its_neighbours():
         warnings.simplefilter("error")
         model = fit(Federation(only), None, replace(PLAIN, loss="logistic", lam=1.0))
     assert model.members() == (("u", "one-sided"),)
-    cross_validated = fit(Federation(only), None, FitOptions(loss="logistic", select=None))
+    cross_validated = fit(Federation(only), None, FitOptions(method="fused", loss="logistic", select=None))
     assert np.abs(cross_validated.coef).max() < 50
 
 
@@ -253,7 +253,7 @@ def test_constant_and_repeated_columns(loss, standardize):
     fed = two_sites(loss)
     wide = np.column_stack([fed.X, np.full(len(fed.X), 3.0), fed.X[:, 0]])
     doubled = Federation.from_arrays(wide, fed.y, [fed.sites[u] for u in fed.site_index])
-    options = FitOptions(loss=loss, lam=0.01, standardize=standardize)
+    options = FitOptions(method="fused", loss=loss, lam=0.01, standardize=standardize)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         model, plain = fit(doubled, None, options), fit(fed, None, options)
@@ -265,7 +265,7 @@ def test_constant_and_repeated_columns(loss, standardize):
 def test_losses_with_parameters_of_another_length_are_refused():
     loss = UserLoss(lambda *a: 0.0, lambda t, *a: 0 * t, params=7)
     with pytest.raises(ParameterError, match="7 parameters for 4 columns"):
-        fit(two_sites(), None, FitOptions(loss=loss, lam=0.1))
+        fit(two_sites(), None, FitOptions(method="fused", loss=loss, lam=0.1))
 
 
 # --- the paper's design ---------------------------------------------------------------------------------------
@@ -285,6 +285,7 @@ def test_section_5(varrho):
     assert 1.5 * oracle < design.error(plain.coef[:, 0]) < 0.8 * local
 
 
+@pytest.mark.exhaustive
 def test_a_refit_tests_groups_before_it_pools_them():
     """Twelve designs of the paper: never worse than Local, and next to the oracle where groups are well apart."""
     for varrho, n, signal in itertools.product((0.1, 0.2, 0.4), (50, 100), (0.3, 1.0)):
@@ -292,7 +293,11 @@ def test_a_refit_tests_groups_before_it_pools_them():
         for seed in range(3):
             design = paper_design(40, n, 20, 5, varrho=varrho, signal=signal, seed=seed)
             fed = design.federation
-            model = fit(fed, design.graph, FitOptions(refit=True, fit_intercept=False, standardize=False, tol=1e-4))
+            model = fit(
+                fed,
+                design.graph,
+                FitOptions(method="fused", refit=True, fit_intercept=False, standardize=False, tol=1e-4),
+            )
             oracle = fedkin.oracle_fit(fed, design.labels.tolist())
             pooled = fedkin.oracle_fit(fed, model.groups.tolist())
             np.testing.assert_allclose(model.coef[:, 0], pooled, atol=1e-9)
@@ -310,10 +315,10 @@ def test_one_false_edge_joins_no_groups():
     same = [(i, j) for i, j in itertools.combinations(range(12), 2) if design.labels[i] == design.labels[j]]
     graph = Graph(range(12), [*same, (one, other)])
     assert graph.n_components == 1
-    chained = fit(design.federation, graph, FitOptions(lam=0.02, select="holm", level=1e-300))
+    chained = fit(design.federation, graph, FitOptions(method="fused", lam=0.02, select="holm", level=1e-300))
     assert chained.graph.n_components == 1
     assert chained.groups.tolist() == design.labels.tolist()
-    refitted = fit(design.federation, graph, FitOptions(select="none", refit=True))
+    refitted = fit(design.federation, graph, FitOptions(method="fused", select="none", refit=True))
     assert all(len({int(design.labels[u]) for u in group}) == 1 for group in refitted.members())
 
 
@@ -327,20 +332,20 @@ def test_a_ridge_is_chosen_together_with_lam_and_shrinkage_undone():
     y = X @ (0.2 * np.ones(8)) + rng.normal(size=60)
     fed = fedkin.Federation.from_arrays(X, y, site)
     plain = {"select": "none", "standardize": False, "fit_intercept": False}
-    model = fit(fed, None, FitOptions(ridge="cv", **plain))
+    model = fit(fed, None, FitOptions(method="fused", ridge="cv", **plain))
     problem = fedkin.Problem(fed, fedkin.Graph.complete(fed.sites))
     best, choice = cross_validate_ridge(problem, [np.full(8, ridge) for ridge in (0.0, 1e-3, 1e-2, 0.1, 1.0)])
     assert model.history["choice"]["ridge"] == np.max(best.ridge) > 0
     assert model.fused.lam == pytest.approx(choice.lam)
     assert np.allclose(model.coef[:, 0], fedkin.solve(best.with_lam(choice.lam)).theta, atol=1e-4)
     assert np.allclose(FedADMMRegressor(ridge="cv", **plain).fit(X, y, site=site).coef_, model.coef[:, 0])
-    mcp = fit(fed, None, FitOptions(lam=0.02, debias="mcp", **plain))
+    mcp = fit(fed, None, FitOptions(method="fused", lam=0.02, debias="mcp", **plain))
     assert np.allclose(mcp.coef[:, 0], solve_debiased(problem.with_lam(0.02))[-1].theta, atol=1e-4)
-    assert not np.allclose(mcp.coef, fit(fed, None, FitOptions(lam=0.02, **plain)).coef, atol=5e-4)
+    assert not np.allclose(mcp.coef, fit(fed, None, FitOptions(method="fused", lam=0.02, **plain)).coef, atol=5e-4)
     with pytest.raises(ParameterError, match="is chosen together with lam"):
-        FitOptions(ridge="cv", lam=0.1)
+        FitOptions(method="fused", ridge="cv", lam=0.1)
     with pytest.raises(ParameterError, match="'cv', got 'big'"):
-        FitOptions(ridge="big")
+        FitOptions(method="fused", ridge="big")
 
 
 def levels_apart(v=15, n=8, seed=0):
@@ -369,7 +374,7 @@ def test_coefficients_that_differ_much_are_pulled_less():
 
 def test_a_power_of_the_spread_is_a_change_of_units():
     train, _ = levels_apart(v=6)
-    options = FitOptions(lam=0.02, tol=1e-9)
+    options = FitOptions(method="fused", lam=0.02, tol=1e-9)
     model = fit_after_kin(train, options)
     assert model.options["sd_power"] == 1.0
     prepared = prepare(train, options)
@@ -384,7 +389,7 @@ def test_a_power_of_the_spread_is_a_change_of_units():
 @pytest.mark.parametrize("loss", ["linear", "logistic"])
 def test_groups_are_cliques(loss):
     design = paper_design(n_sites=10, n_samples=80, n_features=3, n_clusters=2, signal=3, seed=0, loss=loss, noise=0.5)
-    model = fit_after_kin(design.federation, FitOptions(loss=loss, cv_folds=3))
+    model = fit_after_kin(design.federation, FitOptions(method="fused", loss=loss, cv_folds=3))
     # kin resolves the groups of least squares; where it resolves none, all pairs are edges
     assert (model.graph.n_edges, model.graph.n_components) in [(20, 2)] + [(45, 1)] * (loss == "logistic")
     assert model.fused.gap <= 1e-6

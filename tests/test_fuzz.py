@@ -10,13 +10,14 @@ import zipfile
 from pathlib import Path
 
 import pytest
+from pyarrow import array, parquet, table
 
 import fedkin
 import fuzzing
 from builders import federation
-from fedkin.errors import ModelFileError
-from fedkin.federate.messages import read_invite
-from fedkin.federate.trust import SecurityError
+from fedkin.data import read_columns
+from fedkin.errors import DataError, ModelFileError
+from fedkin.federate import SecurityError, read_invite
 from fedkin.fitting import FitOptions, fit
 
 
@@ -58,3 +59,17 @@ def test_what_is_no_file_is_not_waited_for(model: Path, tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "north.invite")
     with pytest.raises(SecurityError, match="is not a file"):
         read_invite(tmp_path / "north.invite")
+
+
+def test_text_in_parquet_that_is_not_utf_8_is_refused(tmp_path: Path) -> None:
+    parquet.write_table(table({"ward": array([b"\xff", b"A"]).view("string")}), tmp_path / "t.parquet")
+    with pytest.raises(DataError, match=r"t\.parquet is not a complete Parquet file"):
+        read_columns(tmp_path / "t.parquet")
+
+
+@pytest.mark.parametrize("classes", [[], ["one"]])
+def test_a_model_with_another_number_of_classes_is_refused(model: Path, classes: list[str]) -> None:
+    about = json.loads((model / "model.json").read_bytes())
+    (model / "model.json").write_text(json.dumps(about | {"classes": classes}))
+    with pytest.raises(ModelFileError, match="classes, expected 2"):
+        fedkin.load(model)

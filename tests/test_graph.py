@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from builders import edge_weights, random_graphs, unit_weights
+from fedkin.core.theory import gamma_squared
 from fedkin.errors import FedkinError, GraphError, GraphWarning, MissingDependencyError
 from fedkin.graph import Graph
 
@@ -37,7 +38,7 @@ def test_relabelling_changes_nothing(given_graph, random):
     assert moved == Graph(order, edges, weights)
     assert moved.aligned(sites) == graph
     assert moved.n_components == graph.n_components
-    assert moved.algebraic_connectivity() == pytest.approx(graph.algebraic_connectivity(), rel=1e-9)
+    assert gamma_squared(moved) == pytest.approx(gamma_squared(graph), rel=1e-9)
     at = [graph.index[site] for site in order]
     np.testing.assert_allclose(moved.laplacian().toarray(), graph.laplacian().toarray()[np.ix_(at, at)], rtol=1e-12)
     np.testing.assert_array_equal(moved.degree, graph.degree[at])
@@ -94,7 +95,7 @@ def test_bad_graphs(sites, edges, weights, message):
         (lambda: Graph.complete(range(4)).aligned(range(3)), "has site 3 beyond the 3 sites"),
         (lambda: Graph.complete(range(4)).aligned([0, 1, 1, 2]), "given twice"),
         (lambda: Graph.clusters([0, 1], "abc"), "2 labels for 3 sites"),
-        (lambda: Graph.clusters({"a": 1}, "a"), "names them itself"),
+        (lambda: Graph.clusters({"a": 1}, "a"), "already names the sites"),
         (lambda: Graph.clusters([0, None]), "a site id is missing"),
         (lambda: Graph.clusters([0, 0, 1], weights=[1.0, -1.0, 1.0]), "3 positive numbers"),
         (lambda: Graph.knn([0.0, 1.0], 2), "k must be from 1 to 1"),
@@ -132,7 +133,7 @@ def test_keep_and_reweighted():
 @pytest.mark.parametrize("weights", [None, [2.0, 3.0, 2.0]])
 def test_edges_that_come_again_count_once(weights):
     once = Graph("abc", [("a", "b"), ("a", "c")], weights and weights[:2])
-    with pytest.warns(GraphWarning, match=r"edge \('a', 'b'\) is given twice, maybe once in each direction"):
+    with pytest.warns(GraphWarning, match=r"edge \('a', 'b'\) is given twice, perhaps once in each direction"):
         assert Graph("abc", [("a", "b"), ("a", "c"), ("b", "a")], weights) == once
     with pytest.warns(GraphWarning, match=r"is given twice \(and 1 more\)"):
         assert Graph.from_indices("ab", [[0, 1], [1, 0], [0, 1]]).edges.tolist() == [[1, 0]]
@@ -206,7 +207,10 @@ def test_what_networkx_and_scipy_say(given_graph):
     assert graph.degree.tolist() == [g.degree[site] for site in graph.sites]
     oriented = [(graph.sites[j], graph.sites[i]) for i, j in graph.edges]
     incidence = nx.incidence_matrix(g, nodelist=graph.sites, edgelist=oriented, oriented=True).toarray().T
-    np.testing.assert_array_equal(graph.incidence().toarray(), incidence.reshape(graph.n_edges, graph.n_sites))
+    incidence = incidence.reshape(graph.n_edges, graph.n_sites)
+    np.testing.assert_array_equal(graph.incidence().toarray(), incidence)
+    duals = np.arange(2.0 * graph.n_edges).reshape(-1, 2)
+    np.testing.assert_allclose(graph.balance(duals), incidence.T @ duals)
 
 
 def test_fidelity_at_the_values_the_paper_names():
@@ -221,18 +225,18 @@ def test_fidelity_at_the_values_the_paper_names():
 
 
 @given(random_graphs())
-def test_algebraic_connectivity_is_the_smallest_nonzero_eigenvalue(given_graph):
+def test_gamma_squared_is_the_smallest_nonzero_eigenvalue(given_graph):
     graph = Graph(*given_graph)
     D = graph.incidence().toarray()
     eigenvalues = np.linalg.eigvalsh(D.T @ D)
     nonzero = eigenvalues[eigenvalues > 1e-9]
-    assert graph.algebraic_connectivity() == pytest.approx(nonzero.min() if len(nonzero) else math.inf, rel=1e-8)
+    assert gamma_squared(graph) == pytest.approx(nonzero.min() if len(nonzero) else math.inf, rel=1e-8)
 
 
-def test_algebraic_connectivity_of_large_graphs():
-    assert Graph.grid(20, 1000).algebraic_connectivity() == pytest.approx(2 - 2 * math.cos(math.pi / 1000), rel=1e-7)
+def test_gamma_squared_of_large_graphs():
+    assert gamma_squared(Graph.grid(20, 1000)) == pytest.approx(2 - 2 * math.cos(math.pi / 1000), rel=1e-7)
     rings = Graph.from_networkx(nx.disjoint_union(nx.cycle_graph(3000), nx.cycle_graph(2500)))
-    assert rings.algebraic_connectivity() == pytest.approx(2 - 2 * math.cos(2 * math.pi / 3000), rel=1e-7)
+    assert gamma_squared(rings) == pytest.approx(2 - 2 * math.cos(2 * math.pi / 3000), rel=1e-7)
 
 
 def test_without_networkx(monkeypatch, tmp_path):
@@ -293,7 +297,7 @@ def test_edge_list_as_others_write_it(tmp_path):
         ("g.csv", "a,b\nc,d\n", "abcd", r"line 1 looks like the edge \(a, b\)"),
         ("g.csv", "source,target\n1,9\n", [1, 2], r"names site '9', which is not among the 2 sites \(1, 2\)"),
         ("g.csv", "source,target\n1,2\n", [1, "1", 2], "sites 1 and '1' look the same in a file"),
-        ("g.graphml", "<graphml", None, "not a whole GraphML file"),
+        ("g.graphml", "<graphml", None, "not a complete GraphML file"),
         ("g.xlsx", "", None, r"suffix '\.xlsx', expected one of"),
     ],
 )
@@ -305,7 +309,7 @@ def test_bad_files(tmp_path, name, content, sites, message):
 
 
 @pytest.mark.parametrize(
-    ("sites", "message"), [([1, "1"], "look the same"), (["", "a"], "empty or padded"), ([" a"], "empty or padded")]
+    ("sites", "message"), [([1, "1"], "look the same"), (["", "a"], "empty or has"), ([" a"], "empty or has")]
 )
 def test_ids_that_a_file_cannot_keep(tmp_path, sites, message):
     with pytest.raises(GraphError, match=message):

@@ -17,8 +17,10 @@ from fedkin.data import Rows
 from fedkin.errors import DataError, ModelFileError
 from fedkin.federate import Contract, Journal, Participant, Patience, read_record, whole_plan, write_record
 from fedkin.federate.inbox import Kind, PeerError, encode
+from fedkin.federate.messages import ModelFile
+from fedkin.federate.trust import SecurityError
 from fedkin.graph import Graph
-from memory_network import MemoryNetwork
+from memory_network import QUICK, MemoryNetwork
 
 pytestmark = [pytest.mark.exhaustive, pytest.mark.clocks]
 
@@ -30,7 +32,6 @@ features.age = {}
 target = {name = "died", levels = ["no", "yes"]}
 rounds.lam = 0.5
 """
-QUICK = Patience(first_pull=0.02, last_pull=0.2, complain=0.3, give_up=20.0, linger=5.0)
 HASTY = Patience(first_pull=0.02, last_pull=0.2, complain=0.2, give_up=1.0, linger=0.0)
 
 
@@ -89,12 +90,12 @@ def test_a_site_that_is_drawn_to_where_single_rows_have_the_weight_stops(network
 
     liar.answer(plan.asking_key(Kind.THETA, 0, 1), drawn)
     site = Participant(part_of(plan, 1), network.join(), Journal("site-1"), patience=QUICK)
-    with pytest.raises(DataError, match=r"drawn its parameters to a point at which \S+ rows in effect have the weight"):
+    with pytest.raises(DataError, match=r"pulled its parameters to a point at which \S+ rows in effect have"):
         site.run()
     assert 1 < len(set(asked)) < plan.rounds
     there = replace(part_of(plan, 1), theta=site.shard.theta.copy())
     again, before = Participant(there, network.join(), Journal("site-1"), patience=QUICK), len(asked)
-    with pytest.raises(DataError, match="drawn its parameters"):
+    with pytest.raises(DataError, match="pulled its parameters"):
         again.run()
     assert len(asked) == before
 
@@ -115,7 +116,7 @@ def test_who_waits_says_of_each_neighbour_what_is_the_matter(network: MemoryNetw
         site.run()
     words = str(told.value)
     assert f"d{down} (it is down: start it, then this site)" in words
-    assert f"d{silent} (it is up: see in its log whom it waits for itself)" in words
+    assert f"d{silent} (it is up: see its log for the site it is waiting for)" in words
     assert f"d{liar} (what it sends is refused: the numbers have size" in words
     assert words.count("start it") == 1
 
@@ -212,3 +213,10 @@ def test_no_flipped_bit_of_a_checkpoint_counts(tmp_path: Path, durable: bool) ->
         for name, part in saved[state.round].items():
             assert state.arrays[name].tobytes() == part.tobytes()
     assert found > (20 if durable else -1)
+
+
+def test_a_model_with_text_that_writes_over_the_terminal_is_refused(tmp_path: Path) -> None:
+    model = ModelFile("0" * 16, "north", "", "", {"model.json": json.dumps({"target": "days\x1b[2J"})})
+    with pytest.raises(SecurityError, match="would change what a terminal shows"):
+        model.unpack(tmp_path / "model")
+    assert not (tmp_path / "model").exists()

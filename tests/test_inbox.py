@@ -8,8 +8,8 @@ import time
 import numpy as np
 import pytest
 
+from fedkin.federate import Journal
 from fedkin.federate.inbox import Expected, Inbox, Kind, encode
-from fedkin.federate.records import Journal
 
 pytestmark = pytest.mark.clocks
 
@@ -21,8 +21,12 @@ SENDERS = [1, 2]
 def inbox() -> Inbox:
     made = Inbox({u: f"d{u}" for u in SENDERS}, Journal("here"))
     for u in SENDERS:
-        made.expect(Expected(RUN, Kind.THETA, u, P, 1, 2, bound=10.0))
+        made.expect(expected(u))
     return made
+
+
+def expected(u: int) -> Expected:
+    return Expected(RUN, Kind.THETA, u, P, 1, 2, bound=10.0)
 
 
 def frame(u: int, t: int, size: float = 1.0) -> bytes:
@@ -35,7 +39,7 @@ def later(work: object, seconds: float = 0.05) -> None:
 
 @pytest.mark.parametrize("lined", [True, False])
 def test_a_wait_ends_when_the_last_one_has_come(inbox: Inbox, lined: bool) -> None:
-    into = {u: inbox.line((Kind.THETA, u)) if lined else inbox.expect(inbox._expected[Kind.THETA, u]) for u in SENDERS}
+    into = {u: inbox.line((Kind.THETA, u)) if lined else inbox.expect(expected(u)) for u in SENDERS}
     into[1](frame(1, 1))
     assert inbox.wait(Kind.THETA, SENDERS, 1, 0.0) == [2]
     later(lambda: into[2](frame(2, 1, 0.5)))
@@ -56,7 +60,7 @@ def test_frames_that_are_refused_do_not_end_a_wait(inbox: Inbox) -> None:
     assert inbox.wait(Kind.THETA, SENDERS, 1, 0.01) == SENDERS
     assert inbox.journal.counts["message refused"] == 3
     assert inbox.journal.counts["round too far ahead ignored"] == 1
-    assert "d1 (what it sends is refused: number 0 is not finite)" in inbox.in_words([1], [])
+    assert "d1 (what it sends is refused: number 0 is not finite)" in inbox.format_missing([1], [])
 
 
 def test_the_line_is_bounded_whatever_comes(inbox: Inbox) -> None:

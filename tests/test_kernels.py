@@ -12,7 +12,8 @@ import fedkin
 from fedkin.core import L1, FusedObjective, Problem, QuadraticTerms, make_penalty
 from fedkin.errors import ParameterError
 from fedkin.graph import Graph
-from fedkin.solvers import compiled, kernels, solve_fused
+from fedkin.solvers import compiled, solve_fused
+from fedkin.solvers import pdhg_kernels as kernels
 from fedkin.solvers.compiled import CompiledIteration
 
 
@@ -140,17 +141,19 @@ def test_projections_onto_the_l1_ball_end_when_coordinates_lie_at_the_threshold(
     expected = make_penalty("linf").project(v, radius)
     ends, zeros = np.zeros(len(v), dtype=np.int32), np.zeros(3)
     found = v.copy()
-    edges = kernels.Edges(ends, ends, radius, kernels.KINDS["linf"])
+    edges = kernels.EdgeArrays(ends, ends, radius, kernels.KINDS["linf"])
     kernels.edge_step(0, len(v), edges, zeros, np.zeros((1, 3)), found, np.zeros((1, 3)), 1.0)
     np.testing.assert_allclose(found, expected, atol=1e-14)
 
 
 def test_kernels_are_compiled_for_the_types_that_solves_use() -> None:
     kernels.load_kernels()
-    names = ("run", "edge_moves", "add_balance", "invert", "gap", "fuse", "pool")
-    before = {name: len(getattr(kernels, name).signatures) for name in names}
+    compiled.load_groups()
+    names = ("run", "edge_moves", "add_balance", "invert", "gap", "pool")
+    used = [*(getattr(kernels, name) for name in names), compiled.group_sums, compiled.group_means]
+    before = [len(one.signatures) for one in used]
     solve_fused(gram_objective("l2", sparse=True), 1e-4, backend="numba")
     solve_fused(mean_objective("l1", 2), 1e-4, backend="numba")
     rows = fedkin.Federation({u: np.full((2, 1), float(u % 3)) for u in range(110)})
     fedkin.solve(Problem(rows, Graph.complete(range(110)), "mean", lam=1e-5), backend="numba")
-    assert {name: len(getattr(kernels, name).signatures) for name in names} == before
+    assert [len(one.signatures) for one in used] == before

@@ -11,8 +11,8 @@ from fedkin.cli.reading import contract_options
 from fedkin.errors import FedkinWarning, ParameterError
 from fedkin.federate import Contract
 from fedkin.fitting import FitOptions, fit
-from fedkin.kin import QuadraticLikelihoods
-from fedkin.kin.mixed import fit_mixed, fit_population
+from fedkin.kin import QuadraticLikelihoods, fit_mixed
+from fedkin.kin.mixed import fit_population
 
 NAMES = ["(intercept)", "x0", "x1", "w"]
 
@@ -35,7 +35,7 @@ def linear(**how):
 
 def sums_of(X, y, site, fixed):
     each, target = ([part[site == u] for u in np.unique(site)] for part in (X, y))
-    return QuadraticLikelihoods(
+    return QuadraticLikelihoods.from_products(
         np.stack([A.T @ A for A in each]),
         np.stack([A.T @ b for A, b in zip(each, target, strict=True)]),
         np.array([b @ b for b in target]),
@@ -133,14 +133,14 @@ def test_summaries_say_as_much_as_rows():
 def test_what_can_be_fixed():
     X, y, site = linear(V=5)
     federation = Federation.from_arrays(X, y, site, feature_names=NAMES)
-    for wrong, message in ((["x7"], "no column"), (["(intercept)"], "no column")):
+    for wrong, message in ((["x7"], "not a column"), (["(intercept)"], "not a column")):
         with pytest.raises(ParameterError, match=message):
             find_kin(federation, fixed=wrong)
     with pytest.raises(ParameterError, match="all columns are fixed"):
         find_kin(Federation.from_arrays(X[:, 1:3], y, site), fixed=["x0", "x1"])
     with pytest.raises(ParameterError, match="fixed= is for kin"):
-        FitOptions(fixed=("x0",), lam=0.1)
-    with pytest.raises(ParameterError, match="names of columns"):
+        FitOptions(method="fused", fixed=("x0",), lam=0.1)
+    with pytest.raises(ParameterError, match="list of column names"):
         FitOptions(fixed="x0")
 
 

@@ -9,9 +9,12 @@ import pytest
 from scipy import stats
 from scipy.special import gammaln, logsumexp
 
+import fedkin.kin.sharded
+from fedkin.cluster import LocalEngine
 from fedkin.kin import effective_size, split_rhat
 from fedkin.kin.partitions import EVENNESS, SHARES, Neighbours, SiteLikelihoods, log_partitions, log_prior, unpacked
 from fedkin.kin.sampler import LOG_SHARES, MEAN_PRECISION, SHAPES, TYPICAL_WIDTH, Chain, Record, State
+from fedkin.kin.sharded import ShardedSites
 
 pytestmark = pytest.mark.exhaustive
 
@@ -130,6 +133,28 @@ def test_sampler_agrees_with_all_52_partitions(share, collapsed, weights, splits
     assert np.abs(record.b / sweeps - b).max() < 0.02
     assert np.abs(unpacked(record.moments / sweeps, 2) - bb).max() < 0.04
     assert np.ptp(same[np.triu_indices(5, 1)]) > 0.2
+
+
+@pytest.mark.parametrize(("share", "even"), [(0, 1), (3, 0)])
+def test_sampler_in_shards_agrees_with_all_52_partitions(share, even, monkeypatch):
+    """And has the same bits in any number of shards."""
+    monkeypatch.setattr(fedkin.kin.sharded, "PART", 2)
+    sites, sweeps = small_sites(edges=()), 4000
+    same, b, bb = exact(sites, share=share, even=even, rates=(0.5, 0.5))
+    records = []
+    for workers, length in ((2, sweeps), (1, 200), (3, 200)):
+        state = State(np.zeros(5, dtype=np.int64), share, np.full(2, 0.2), np.full(2, 0.7), 0.7, 2.0, (0.5, 0.5), even)
+        shards = ShardedSites(LocalEngine(workers), sites)
+        records += [shards.run([state], [np.random.default_rng(1)], 100, length, moves=False)[0][1]]
+        shards.shards.close()
+    found = np.mean([together(z) for z in records[0].z], axis=0)
+    assert np.abs(found - same).max() < 0.025
+    assert np.abs(records[0].b / sweeps - b).max() < 0.03
+    assert np.abs(unpacked(records[0].moments / sweeps, 2) - bb).max() < 0.06
+    for other in records[1:]:
+        np.testing.assert_array_equal(other.z, records[0].z[:200])
+        np.testing.assert_array_equal(other.trace, records[0].trace[:200])
+    np.testing.assert_array_equal(records[1].b, records[2].b)
 
 
 def test_moving_hyper_parameters_agree_with_quadrature():

@@ -11,7 +11,7 @@ from fedkin.core import RowData
 from fedkin.errors import DataError, SolverError
 from fedkin.fitting import FitOptions, FittedModel, fit
 from fedkin.graph import Graph
-from fedkin.kin import find
+from fedkin.kin import smooth
 from fedkin.kin.sources import Source
 from fedkin.losses import HuberLoss, LinearLoss
 
@@ -120,11 +120,11 @@ def test_a_fit_that_ends_worse_than_it_began_is_refused():
     fed = table()[0].with_intercept()
     source = Source(RowData(fed, HuberLoss(1.5)))
     start = source.start()
-    find._refuse_worse(source.values, start, start, 1.0)
-    with pytest.raises(SolverError, match="one model for all has"):
-        find._refuse_worse(source.values, start + 100.0, start, 1.0)
-    with pytest.raises(SolverError, match="ended with a loss of inf"):
-        find._refuse_worse(source.values, start * np.nan, start, 1.0)
+    smooth.refuse_worse(source.values, start, start, 1.0)
+    with pytest.raises(SolverError, match="of one model for all"):
+        smooth.refuse_worse(source.values, start + 100.0, start, 1.0)
+    with pytest.raises(SolverError, match="ended at a loss of inf"):
+        smooth.refuse_worse(source.values, start * np.nan, start, 1.0)
 
 
 @pytest.mark.parametrize("part", ["coef", "intercept"])

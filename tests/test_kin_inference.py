@@ -104,10 +104,11 @@ def test_contrasts_know_that_perhaps_no_site_differs():
         if not whole:
             assert (made.diagonal() < 0.8 * given.diagonal()).all()
             assert kin.contrast(0, 7).covariance == pytest.approx(made)
-    # a site's own covariance is that of one of the two, around the average
-    common = learned.units.covariance(learned.one_covariance)
-    off = learned.units.theta(learned.one_mean) - kin.theta[0]
-    assert kin.covariance[0] == pytest.approx(common + np.outer(off, off))
+    # a site's own interval is that of sites that differ, around the average
+    own = np.diag(kin.covariance[0])
+    assert (own > np.diag(learned.units.covariance(learned.one_covariance))).all()
+    apart = learned.one / (1 - learned.one) * (kin.theta[0] - learned.units.theta(learned.one_mean))
+    assert (own > apart**2).all()
 
 
 def test_weighted_contrasts_and_what_cannot_be_compared(clear):
@@ -150,7 +151,7 @@ def test_prediction_intervals_cover_new_rows():
     train, test = Federation({u: (X[u], y[u]) for u in range(30)}).split(0.3, seed=0)
     model = fit(train)
     ids = [test.sites[u] for u in test.site_index]
-    new = model.predict_interval(test.X, ids, level=0.9, target="observation")
+    new = model.predict_interval(test.X, ids, level=0.9, interval="observation")
     assert 0.86 < ((new.low < test.y) & (test.y < new.high)).mean() < 0.94
     mean = model.predict_interval(test.X, ids, level=0.9)
     truth = np.einsum("np,np->n", test.X, theta[test.site_index])
@@ -165,7 +166,7 @@ def test_prediction_intervals_of_other_losses():
     site = np.repeat(np.arange(6), 100)
     counts = rng.poisson(np.exp(1.0 + 0.5 * X[:, 0]))
     model = fit(Federation.from_arrays(X, counts, site), None, FitOptions("poisson"))
-    found = model.predict_interval([[0.0]], 2, level=0.9, target="observation")
+    found = model.predict_interval([[0.0]], 2, level=0.9, interval="observation")
     rate = model.predict([[0.0]], 2)[0]
     ends = poisson.ppf([0.05, 0.95], rate)
     assert abs(found.low[0] - ends[0]) <= 1
@@ -174,8 +175,8 @@ def test_prediction_intervals_of_other_losses():
     classes = fit(Federation.from_arrays(X, labels, site))
     found = classes.predict_interval([[0.5]], 1)
     assert 0 < found.low[0] < classes.predict_proba([[0.5]], 1)[0, 1] < found.high[0] < 1
-    with pytest.raises(ParameterError, match="no intervals for new observations of the logistic loss"):
-        classes.predict_interval([[0.5]], 1, target="observation")
+    with pytest.raises(ParameterError, match="logistic loss has no prediction intervals"):
+        classes.predict_interval([[0.5]], 1, interval="observation")
 
 
 def test_new_sites_come_as_rows_tables_and_summaries():
@@ -200,7 +201,7 @@ def test_new_sites_come_as_rows_tables_and_summaries():
     assert said.confint() == pytest.approx(first.confint(), rel=1e-6)
     with pytest.raises(DataError, match="no target 'y'"):
         model.join({name: values for name, values in table.items() if name != "y"})
-    with pytest.raises(DataError, match="a new site comes with"):
+    with pytest.raises(DataError, match="a new site must be given as"):
         model.join(7)
 
 
@@ -236,10 +237,7 @@ def kinds_of_sites(learned):
     """What a site may be if sites differ: chances, means and covariances in the units of the fit."""
     states, F = learned.states, learned.F
     assert np.allclose(F @ F.T, np.diag(learned.variance))
-    made = [
-        (learned.weight * chance, learned.mean, share * F @ F.T)
-        for chance, share in zip(learned.scales, SHARES, strict=True)
-    ]
+    made = [(learned.weight, learned.mean, F @ F.T)]
     V = len(learned.score)
     before, after = (log_partitions(count, count) for count in (V, V + 1))
     for s, (sizes, Hs, cs) in enumerate(learned.group_sums):
@@ -311,6 +309,26 @@ def test_without_groups_what_is_open_about_the_mean_counts(n):
     assert joined.probability == pytest.approx(np.full(3, one))
 
 
+@pytest.mark.parametrize("related", [0.6, 0.0])
+def test_sites_without_rows_are_predicted_across_sites_where_effects_within_them_differ(related):
+    """Intercepts that rise with a site's mean of a column (Mundlak 1978), or do not."""
+    rng = np.random.default_rng(0)
+    V, n = 300, 8
+    level = rng.normal(size=(V, 1, 2))
+    X = level + 0.5 * rng.normal(size=(V, n, 2))
+    y = related * level[:, :, 0] + X @ [0.2, -0.1] + 0.3 * rng.normal(size=(V, 1)) + 0.3 * rng.normal(size=(V, n))
+    fed = Federation({u: (X[u], y[u]) for u in range(100)}).with_intercept()
+    kin = find_kin(fed, sweeps=4)
+    rows, told = np.concatenate(X[:100]), np.concatenate(y[:100])
+    pooled = np.linalg.lstsq(np.column_stack([np.ones(len(rows)), rows]), told)[0]
+    error = {}
+    for name, theta in (("mean", kin.mean), ("new", kin.join().theta), ("all rows", pooled)):
+        error[name] = float(((y[100:] - theta[0] - X[100:] @ theta[1:]) ** 2).mean())
+    assert error["new"] < 1.01 * min(error["mean"], error["all rows"])
+    assert ("within and between sites differ" in kin.summary()) == (related > 0)
+    assert kin.mean[1] == pytest.approx(0.2, abs=0.15 if related else 0.1)  # the population's effect stays that within
+
+
 # --- probabilities of classes: means over what is not known about a site
 
 
@@ -370,7 +388,9 @@ def test_probabilities_are_the_same_wherever_they_are_asked(tmp_path):
     estimator = KinClassifier().fit(fed.X, fed.y, site=site)
     assert estimator.predict_proba(fed.X, site=site) == pytest.approx(chances)
     assert expit(estimator.decision_function(fed.X, site=site)) == pytest.approx(chances[:, 1])
-    fused = fit(fed, None, FitOptions(loss="logistic", lam=0.02))  # at its estimates: it has no covariances
+    fused = fit(
+        fed, None, FitOptions(method="fused", loss="logistic", lam=0.02)
+    )  # at its estimates: it has no covariances
     eta = fused.linear_predictor(fed.X, site)
     assert fused.predict_proba(fed.X, site)[:, 1] == pytest.approx(expit(eta[:, 0]))
 
@@ -383,9 +403,9 @@ def test_intervals_of_probabilities_hold_the_mean_and_what_they_promise(level):
     rng = np.random.default_rng(0)
     X = rng.normal(size=(400, 2)) * np.linspace(0, 40, 400)[:, None]
     theta, covariance = np.array([1.0, 0.5]), np.array([[0.3, 0.1], [0.1, 0.4]])
-    found = predicted(kin, X, theta, covariance, 1.0, level=level, target="mean")
+    found = predicted(kin, X, theta, covariance, 1.0, level=level, interval="mean")
     assert (found.low <= found.mean).all() and (found.mean <= found.high).all()
-    plain = predicted(kin, X[:5], theta, 1e-6 * covariance, 1.0, level=level, target="mean")
+    plain = predicted(kin, X[:5], theta, 1e-6 * covariance, 1.0, level=level, interval="mean")
     error = np.sqrt(np.einsum("np,pq,nq->n", X[:5], 1e-6 * covariance, X[:5]))
     draws = X[:5] @ theta + error * rng.normal(size=(20_000, 5))
     inside = ((1 / (1 + np.exp(-draws)) >= plain.low) & (1 / (1 + np.exp(-draws)) <= plain.high)).mean(axis=0)
@@ -397,4 +417,4 @@ def test_intervals_of_probabilities_hold_the_mean_and_what_they_promise(level):
     inside = ((draws >= found.low[wide]) & (draws <= found.high[wide])).mean(axis=0)
     np.testing.assert_allclose(inside, level, atol=0.02)
     with pytest.raises(ParameterError, match=r"say 0\.9 for 90%"):
-        predicted(kin, X, theta, covariance, 1.0, level=90, target="mean")
+        predicted(kin, X, theta, covariance, 1.0, level=90, interval="mean")

@@ -2,29 +2,28 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
-from scipy import optimize, stats
+from scipy import stats
+from scipy.special import logsumexp
 from statsmodels.regression.mixed_linear_model import MixedLM, MixedLMParams
 
 import fedkin
 from fedkin.core import RowData
 from fedkin.data import Federation
-from fedkin.kin import Priors, QuadraticLikelihoods, common_units, fit_mixed
-from fedkin.kin.chains import FullEffects, Sampling
-from fedkin.kin.groups import chance_of_none, find_groups
-from fedkin.kin.inference import intraclass_correlation, population_sd, r_squared, restricted_log_likelihood
+from fedkin.kin import Priors, QuadraticLikelihoods, common_units, fit_mixed, population_sd
+from fedkin.kin.chains import Sampling
+from fedkin.kin.directions import FullEffects
+from fedkin.kin.evidence import Evidence
+from fedkin.kin.groups import find_groups
+from fedkin.kin.inference import intraclass_correlation, r_squared, restricted_log_likelihood
 from fedkin.kin.likelihoods import Dense
 from fedkin.kin.partitions import Neighbours
 from fedkin.kin.sources import Source
 
-DATA = Path(os.environ.get("FEDKIN_DATA", Path(__file__).resolve().parents[1].parent / "shared" / "data"))
-EXAM = DATA / "exam" / "exam.csv"
-APART = Priors(likeness=np.inf, log_variance=(0.0, np.inf), ridge=1e6, level=0.0)
+APART = Priors(likeness=np.inf, ridge=1e6, level=False)
 
 
 def sites(V=30, n=12, spread=(0.6, 0.5, 0.4), noise=0.7, seed=0):
@@ -39,7 +38,7 @@ def sites(V=30, n=12, spread=(0.6, 0.5, 0.4), noise=0.7, seed=0):
 
 def sums_of(X, y):
     G, c = np.einsum("uni,unj->uij", X, X), np.einsum("uni,un->ui", X, y)
-    return QuadraticLikelihoods(G, c, (y**2).sum(axis=1), np.full(len(X), float(X.shape[1])))
+    return QuadraticLikelihoods.from_products(G, c, (y**2).sum(axis=1), np.full(len(X), float(X.shape[1])))
 
 
 def first(p):
@@ -102,9 +101,11 @@ def test_degenerate_sites_are_harmless(case):
         X[:, :, 2] = 2 * X[:, :, 1]
     if case == "exact":
         y = X @ np.array([1.0, 2.0, 3.0])
+    if case == "nothing":
+        X[0], y[0] = 0.0, 0.0
     sums = sums_of(X, y)
     if case == "nothing":
-        sums.G[0], sums.c[0], sums.yy[0], sums.n[0] = 0.0, 0.0, 0.0, 0.0
+        sums.n[0] = 0.0
     units = common_units(sums, first(3), has_scale=True)
     model = fit_mixed(units.fitted(sums), first(3))
     assert all(np.isfinite(part).all() for part in (model.theta, model.covariance, model.noise, model.variance))
@@ -115,80 +116,36 @@ def test_degenerate_sites_are_harmless(case):
         assert units.theta(model.theta) == pytest.approx(np.tile([1.0, 2.0, 3.0], (8, 1)), abs=0.02)
 
 
-def test_spreads_of_slopes_do_not_come_out_as_nothing_where_the_likelihood_hardly_tells():
-    """One column of ones, as a slope: the likelihood of its spread has a closed form."""
+@pytest.mark.parametrize("columns", [1, 2])
+def test_variances_are_integrated_out(columns):
+    """Orthogonal columns, as slopes: the likelihood of their variances has a closed form, its integral is a sum."""
     V, n = 20, 5.0
     rng = np.random.default_rng(0)
-    means = rng.normal(size=V)
-    means = (means - means.mean()) / np.sqrt(((means - means.mean()) ** 2).mean()) * np.sqrt(0.8 / n)  # less than noise
-    sums = QuadraticLikelihoods(np.full((V, 1, 1), n), n * means[:, None], n * means**2, np.full(V, n))
-    slope = np.array([False])
-
-    def negative(log_spread, power):
-        total = np.exp(log_spread) + 1 / n
-        square = (means**2).sum() / total
-        return 0.5 * ((V - 1) * np.log(total) + square) - power * log_spread
-
-    found = {}
-    for power in (0.0, 0.5, 1.0):
-        priors = Priors(log_variance=(0.0, np.inf), ridge=1e9, level=power)
-        found[power] = fit_mixed(sums, slope, dispersion=1.0, priors=priors).variance[0]
-        peer = optimize.minimize_scalar(
-            negative, bounds=(-14, 8), args=(power,), method="bounded", options={"xatol": 1e-8}
-        )
-        if power:
-            assert found[power] == pytest.approx(np.exp(peer.x), rel=1e-2)
-    error = np.sqrt(2 / V) / n
-    assert found[0.0] < 1e-3 * error  # the likelihood alone says that nothing differs
-    assert 0.3 * error < found[0.5] < error < 2 * found[1.0]
-    few = QuadraticLikelihoods(*(getattr(sums, name)[:2] for name in ("G", "c", "yy", "n")))
-    assert fit_mixed(few, slope, dispersion=1.0).variance[0] < 1.0  # two sites do not hold against a prior that rises
-
-
-def test_the_freedom_of_spreads_costs_what_the_integral_over_them_does():
-    """A quadratic log likelihood of three log spreads: the integral over their differences by quadrature."""
-    peak, told = np.array([-3.0, -2.2, -2.6]), np.diag([4.0, 7.0, 2.0])
-    priors = Priors(likeness=0.7)
-    level = peak.mean()
-    turn = np.linalg.svd(np.ones((1, 3)))[2][1:]  # differences
-    grid = np.linspace(-6, 6, 801)
-    u, v = np.meshgrid(grid, grid, indexing="ij")
-    logs = level + u[..., None] * turn[0] + v[..., None] * turn[1]
-    density = np.exp(-0.5 * (u**2 + v**2) / 0.49) / (2 * np.pi * 0.49)
-
-    def evidence(centre):
-        off = logs - centre
-        return float(
-            (np.exp(-0.5 * np.einsum("abj,jk,abk->ab", off, told, off)) * density).sum() * np.diff(grid)[0] ** 2
-        )
-
-    # where likelihood and prior agree best, as a fit has it
-    best = np.linalg.solve(turn @ told @ turn.T + np.eye(2) / 0.49, turn @ told @ (peak - level)) @ turn + level
-    at_best = np.exp(-0.5 * (best - peak) @ told @ (best - peak))
-    expected = np.log(at_best) - np.log(evidence(peak))
-    assert priors.freedom(best, np.ones(3, dtype=bool), told) == pytest.approx(expected, rel=1e-6)
-    assert priors.freedom(best, np.array([True, False, False]), told) == 0.0
-
-
-def test_what_sure_allows_is_the_tail_area_of_its_difference():
-    """Under the mean that b0 names, SURE favours b1 by so much with no more than the stated probability."""
-    rng = np.random.default_rng(3)
-    V, d = 40, 3
-    W = np.tile(np.eye(d), (V, 1, 1))
-    tails = []
-    for _ in range(400):
-        c = rng.normal(size=(V, d))  # sites do not differ, and their mean is 0
-        b0, b1 = np.zeros((V, d)), 0.5 * c  # one model that is right, and half way to every site's own
-        tails.append(chance_of_none(W, c, b0, b1, np.array([0.0, 0.5 * V * d])))
-    tails = np.array(tails)
-    assert (tails <= 0.05).mean() <= 0.05 and (tails == 1.0).mean() > 0.9
-    c = rng.normal(size=(V, d)) * 2  # they differ: one model loses by many standard deviations
-    assert chance_of_none(W, c, np.zeros((V, d)), 0.75 * c, np.array([0.0, 0.75 * V * d])) < 1e-4
-    # by hand: SURE(b) = sum |c - b|^2 + 2 degrees, and the standard deviation of its difference is twice the distance
-    b0, b1, degrees = 0.1 * c, 0.75 * c, np.array([0.1, 0.75]) * V * d
-    sure = [((c - b) ** 2).sum() + 2 * k for b, k in zip((b0, b1), degrees, strict=True)]
-    z = (sure[0] - sure[1]) / (2 * np.sqrt(((b0 - b1) ** 2).sum()))
-    np.testing.assert_allclose(chance_of_none(W, c, b0, b1, degrees), 2 * stats.norm.sf(z), rtol=1e-10)
+    means = rng.normal(size=(V, columns))
+    means = (means - means.mean(axis=0)) / means.std(axis=0) * np.sqrt(np.array([0.8, 1.3])[:columns] / n)
+    G, slopes = np.tile(n * np.eye(columns), (V, 1, 1)), np.zeros(columns, dtype=bool)
+    sums = QuadraticLikelihoods.from_products(G, n * means, n * (means**2).sum(axis=1), np.full(V, n))
+    grid = np.linspace(-16, 6, 1101)
+    each = np.exp(grid) + 1 / n
+    logs = [-0.5 * ((V - 1) * np.log(each) + square / each) for square in (means**2).sum(axis=0)]
+    nothing = sum(-0.5 * ((V - 1) * np.log(1 / n) + n * square) for square in (means**2).sum(axis=0))
+    along = np.meshgrid(*[grid] * columns, indexing="ij")
+    level, total = sum(along) / columns, sum(np.meshgrid(*logs, indexing="ij"))
+    total = total + stats.logistic.logpdf(level, -np.log(n))
+    if columns == 2:  # of log variances around their level; a difference of two has twice the root of two in it
+        total += stats.norm.logpdf(along[0] - along[1], 0, np.sqrt(2) * 0.7)
+    evidence = Evidence(sums, slopes, 1.0, Priors(ridge=1e9))
+    found = evidence.maximise(evidence.start())
+    peak = np.unravel_index(total.argmax(), total.shape)
+    assert found[:columns] == pytest.approx(grid[list(peak)], abs=0.03)
+    log, points = evidence.integrate(found)
+    none = evidence.solve(np.append(np.full(columns, -14.0), found[columns:])).log_likelihood
+    expected = logsumexp(total) + columns * np.log(grid[1] - grid[0]) - nothing
+    assert log - none == pytest.approx(expected, abs=0.1)
+    chances, levels = zip(*((chance, at[:columns].mean()) for chance, at in points), strict=True)
+    weight = np.exp(total - logsumexp(total))
+    assert np.dot(chances, levels) == pytest.approx((weight * level).sum(), abs=0.25)
+    assert sum(chances) == pytest.approx(1.0)
 
 
 # --- many coefficients: curvatures of low rank
@@ -292,6 +249,19 @@ def test_population_effects_of_balanced_sites_are_the_analysis_of_variance():
     assert [low, high] == pytest.approx(stats.t(V - 1, y.mean(), error).interval(0.9), rel=0.01)
 
 
+@pytest.mark.parametrize("k", [1, 4])
+def test_columns_that_are_constant_within_sites_cost_degrees_of_freedom(k):
+    """Their effects have V - 1 - k degrees, as in the regression of the sites' means."""
+    rng = np.random.default_rng(4)
+    V, n = 12, 10
+    W = rng.normal(size=(V, k))
+    y = rng.normal(size=(V, 1)) + 0.3 * rng.normal(size=(V, n))
+    data = {u: (np.column_stack([np.ones(n), np.tile(W[u], (n, 1))]), y[u]) for u in range(V)}
+    names = ["(intercept)", *(f"w{j}" for j in range(k))]
+    kin = fedkin.find_kin(Federation(data, names), fixed=names[1:])
+    np.testing.assert_allclose(kin.degrees[1:], V - 1 - k, rtol=0.02)
+
+
 def test_population_effects_of_random_intercepts_are_statsmodels_own():
     """Estimate, standard error, standard deviations and log-likelihood, from rows and from summaries.
 
@@ -312,9 +282,8 @@ def test_population_effects_of_random_intercepts_are_statsmodels_own():
 
 
 @pytest.mark.realdata
-@pytest.mark.skipif(not EXAM.is_file(), reason=f"{EXAM} is not here: set FEDKIN_DATA to the directory of the data sets")
-def test_population_effects_of_pupils_in_schools_are_statsmodels_own():
-    table = np.genfromtxt(EXAM, delimiter=",", names=True, dtype=None, encoding="utf-8")
+def test_population_effects_of_pupils_in_schools_are_statsmodels_own(real_data):
+    table = np.genfromtxt(real_data / "exam" / "exam.csv", delimiter=",", names=True, dtype=None, encoding="utf-8")
     X, y = np.column_stack([np.ones(len(table)), table["standLRT"]]), table["normexam"]
     fed = Federation.from_arrays(X, y, table["school"], feature_names=["(intercept)", "standLRT"])
     kin = fedkin.find_kin(fed)
@@ -328,9 +297,10 @@ def test_population_effects_of_pupils_in_schools_are_statsmodels_own():
     assert kin.population()[1] == pytest.approx([0.556, 0.516, 0.596], abs=0.003)
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("loss", ["linear", "logistic", "poisson"])
 def test_population_intervals_cover_as_promised_and_nothing_shrinks_the_estimates(loss):
-    """A few replications of `benchmarks/population.py`, within their chance."""
+    """A few replications like those of `fedkin study population`, within their chance."""
     rng, times, found, inside = np.random.default_rng(10), 40, [], []
     for _ in range(times):
         fed = population(loss, 10, 30, 0.5, np.array([0.8, 0.4, 0.4]), rng)
@@ -398,6 +368,7 @@ def test_estimators_print_the_summary_of_their_fit():
     assert model.summary(0.9) == model.kin_.summary(0.9)
 
 
+@pytest.mark.exhaustive
 def test_means_of_rare_classes_are_not_biased_away_from_zero():
     """Of sites without effects of their own it is Firth's logistic regression, whose bias is of second order."""
     rng, found = np.random.default_rng(5), []

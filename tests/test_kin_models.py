@@ -32,13 +32,12 @@ def fitted():
     return made, fit(made.federation, made.graph)
 
 
-def test_options_of_the_fused_estimator_mean_it():
-    assert FitOptions().chosen == FitOptions(loss="poisson", seed=3, standardize=False).chosen == "kin"
+def test_options_belong_to_a_method():
+    assert FitOptions().method == FitOptions(loss="poisson", seed=3, standardize=False).method == "kin"
     for name, value in {"lam": 0.1, "select": None, "penalty": "l2", "ridge": 1.0, "cv_folds": 3}.items():
-        assert FitOptions(**{name: value}).chosen == "fused"
+        assert FitOptions(method="fused", **{name: value}).method == "fused"
         with pytest.raises(ParameterError, match=f"{name}= is for the fused estimator"):
-            FitOptions(method="kin", **{name: value})
-    assert FitOptions(method="fused").chosen == "fused"
+            FitOptions(**{name: value})
     with pytest.raises(ParameterError, match="method must be one of"):
         FitOptions(method="gibbs")
     with pytest.raises(ParameterError, match="is not for classes"):
@@ -85,7 +84,7 @@ def test_a_part_tells_about_its_sites_only(fitted, tmp_path):
     assert part.kin.sites == (5, 2)
     assert np.array_equal(part.kin.theta, model.kin.theta[[5, 2]])
     assert part.kin.confint(kind="site") == pytest.approx(model.kin.confint(kind="site")[[5, 2]])
-    with pytest.raises(ParameterError, match="a new one can join only all of them"):
+    with pytest.raises(ParameterError, match="a new site can join only the full result"):
         part.kin.join()
     part.save(tmp_path / "part")
     assert fedkin.load(tmp_path / "part").kin.probability.shape == (2, 2)

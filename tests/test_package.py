@@ -6,9 +6,9 @@ import doctest
 import importlib
 import importlib.metadata
 import json
-import os
 import pkgutil
 import re
+import runpy
 import shlex
 import subprocess
 import sys
@@ -37,8 +37,10 @@ PUBLIC = {
 MODULES = sorted(
     module.name for module in pkgutil.walk_packages(fedkin.__path__, "fedkin.") if not module.name.endswith("__main__")
 )
-PAGES = [REPOSITORY / "README.md", *sorted((REPOSITORY / "docs").glob("*.md"))]
-EXAMPLES = sorted((REPOSITORY / "examples").glob("*.py"))
+PAGES = [REPOSITORY / "README.md", *sorted((REPOSITORY / "docs").glob("*.md")), *(REPOSITORY / "docs/api").glob("*.md")]
+NOTEBOOKS = sorted((REPOSITORY / "docs").glob("*.ipynb"))
+# tests/test_cluster.py runs engines.py
+EXAMPLES = sorted({*(REPOSITORY / "examples").glob("*.py")} - {REPOSITORY / "examples" / "engines.py"})
 
 
 def run_python(code: str, cwd: Path | None = None) -> str:
@@ -100,14 +102,16 @@ def test_dependencies_are_locked_with_hashes(tmp_path: Path) -> None:
     for required, items in needed.items():
         for name in (re.match(r"[A-Za-z0-9._-]+", item)[0].lower() for item in items):
             assert locked[name] == "required" or not required
-    for path in REPOSITORY.glob("requirements*.lock"):  # nothing but what pip checks by hash
+    locks = sorted((REPOSITORY / "scripts").glob("*.lock"))
+    assert [path.name for path in locks] == ["base.lock", "dev.lock"]
+    for path in locks:  # nothing but what pip checks by hash
         lines = path.read_text(encoding="utf-8").splitlines()
         pin, digest = r"[A-Za-z0-9._-]+==[0-9][A-Za-z0-9.+!]* \\", r"    --hash=sha256:[0-9a-f]{64}( \\)?"
-        assert all(re.fullmatch(rf"#.*|-r requirements\.lock|{pin}|{digest}", line) for line in lines)
+        assert all(re.fullmatch(rf"#.*|-r base\.lock|{pin}|{digest}", line) for line in lines)
 
 
 def test_the_reference_has_every_public_name() -> None:
-    text = (REPOSITORY / "docs" / "api.md").read_text(encoding="utf-8")
+    text = "\n".join(page.read_text(encoding="utf-8") for page in (REPOSITORY / "docs" / "api").glob("*.md"))
     found = [pkgutil.resolve_name(name) for name in re.findall(r"^::: (fedkin[\w.]*)$", text, re.MULTILINE)]
     missing = {name for name in fedkin.__all__ if not any(getattr(fedkin, name) is one for one in found)}
     assert missing <= {"__version__", "FedkinError"}  # the errors are shown as a module
@@ -127,23 +131,21 @@ def test_doctests(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     assert doctest.testmod(module, optionflags=doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE).failed == 0
 
 
-def python_blocks(page: Path) -> list[str]:
-    return re.findall(r"^```python\n(.*?)^```", page.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
+def has_something_to_run(page: Path) -> bool:
+    text = page.read_text(encoding="utf-8")
+    return page.suffix == ".ipynb" or re.search("^```(python|console)$", text, re.MULTILINE) is not None
 
 
-@pytest.mark.parametrize("page", PAGES[1:], ids=lambda page: page.name)
-def test_python_of_the_pages_runs(page: Path, tmp_path: Path) -> None:
-    blocks = python_blocks(page)
-    if page.name == "getting-started.md":
-        assert blocks
-    for block in blocks:
-        run_python(block, tmp_path)
-
-
-def test_readme_says_what_comes_out(tmp_path: Path) -> None:
-    (block,) = python_blocks(PAGES[0])
-    promised = re.search(r"print\(model.groups_\)\s*# (.*)", block)[1]
-    assert run_python(block, tmp_path).splitlines()[0] == promised
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("page", [*filter(has_something_to_run, [*PAGES, *NOTEBOOKS])], ids=lambda page: page.name)
+def test_pages_show_what_their_commands_print(
+    page: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Every command and every piece of Python of a page runs; `scripts/docs_output.py` renews what they print."""
+    for name in ("COLUMNS", "TERM"):  # the script sets them
+        monkeypatch.setenv(name, "")
+    script = runpy.run_path(str(REPOSITORY / "scripts" / "docs_output.py"))
+    assert script["main"](["--check", str(page)]) == 0, capsys.readouterr()
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
@@ -165,37 +167,46 @@ def test_modules_that_pages_name_exist(page: Path) -> None:
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_commands_of_the_pages_exist(page: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    for line in re.findall(r"^ {4}fedkin (.*)$", page.read_text(encoding="utf-8"), re.MULTILINE):
-        words = shlex.split(re.sub(r"[\[\]]", " ", line).partition(" -- ")[0])
+    for line in re.findall(r"^(?: {4}|\$ )fedkin (.*)$", page.read_text(encoding="utf-8"), re.MULTILINE):
+        words = shlex.split(re.sub(r"[\[\]]", " ", line).partition(" -- ")[0].partition(" | ")[0])
         # commands of a group have two words; what comes after -- is for another program
         n = 2 if words[0] in ("federation", "site") else 1
         command, rest = words[:n], words[n:]
-        assert main([*command, "--help"]) == 0, line
+        assert main([*command, "--help-all"]) == 0, line
         known = set(re.findall(r"--[a-z][a-z-]*", capsys.readouterr().out))
         assert {word for word in rest if word.startswith("--")} <= known, line
 
 
-def test_every_option_is_documented(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_page_of_commands_names_every_command() -> None:
+    """Options are explained by ``--help-all``, which the page does not repeat."""
     text = (REPOSITORY / "docs" / "command-line.md").read_text(encoding="utf-8")
-    for command in ("fit", "predict", "inspect", "report", "demo"):
-        assert main([command, "--help"]) == 0
-        options = set(re.findall(r"--[a-z][a-z-]*[a-z]", capsys.readouterr().out)) - {"--help"}
-        section = text.partition(f"## fedkin {command}")[2].partition("\n## ")[0]
-        missing = {option for option in options if option not in section}
-        assert not missing, f"fedkin {command}: {missing}"
+    assert [command for command in sorted(EXAMPLES_OF_HELP) if f"`fedkin {command}`" not in text] == []
 
 
 @pytest.mark.parametrize("command", sorted(EXAMPLES_OF_HELP))
-def test_help_ends_with_an_example_that_can_be_typed(
+def test_help_begins_with_examples_that_can_be_typed(
     command: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("COLUMNS", "200")
-    example = EXAMPLES_OF_HELP[command]
-    assert example.startswith(f"fedkin {command}")
+    examples = EXAMPLES_OF_HELP[command].splitlines()
     assert main([*command.split(), "--help"]) == 0
     text = capsys.readouterr().out
-    assert f"Example: {example}" in text
-    assert set(re.findall(r"--[a-z-]+", example)) <= set(re.findall(r"--[a-z-]+", text.partition("Example:")[0]))
+    assert "<bool>" not in text and "{" not in text.partition("Options")[0]
+    about, _, options = text.partition("Options")
+    for example in examples:
+        assert example.startswith(f"fedkin {command}") and example in about
+        assert set(re.findall(r"--[a-z-]+", example)) <= set(re.findall(r"--[a-z-]+", options))
+
+
+def test_help_of_fit_shows_ten_options_and_all_on_demand(capsys: pytest.CaptureFixture[str]) -> None:
+    from fedkin.cli.console import MOST_USED
+
+    assert main(["fit", "--help"]) == 0
+    options = set(re.findall(r"│ (--[a-z-]+)", capsys.readouterr().out))
+    assert options == {f"--{name}" for name in MOST_USED["fit"]} | {"--help"} and len(options) == 11
+    assert main(["fit", "--help-all"]) == 0
+    every = set(re.findall(r"│ (--[a-z-]+)", capsys.readouterr().out))
+    assert options < every and len(every) > 40
 
 
 def test_every_command_has_an_example(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -211,18 +222,13 @@ def test_every_command_has_an_example(capsys: pytest.CaptureFixture[str], monkey
 
 
 @pytest.mark.parametrize("script", EXAMPLES, ids=lambda script: script.stem)
-def test_examples_run(script: Path, tmp_path: Path) -> None:
-    done = subprocess.run(
-        [sys.executable, "-W", "error", str(script)],
-        cwd=tmp_path,
-        env={**os.environ, "PYTHONIOENCODING": "utf-8"},
-        capture_output=True,
-        text=True,
-        timeout=PATIENCE,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.strip()
+def test_examples_run(
+    script: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", [str(script)])
+    runpy.run_path(str(script), run_name="__main__")
+    assert capsys.readouterr().out.strip()
 
 
 def test_gathered_arguments_are_those_of_the_dataclasses_behind() -> None:

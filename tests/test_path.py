@@ -167,8 +167,10 @@ def test_scores_are_losses_of_rows_that_did_not_train(loss: str, in_time: bool, 
         held_out = Problem(test.subset(seen), Graph.empty(seen), loss).terms
         solutions = [solve(replace(problem, federation=train).with_lam(lam), 1e-10) for lam in lams]
         expected.append([held_out.values(one.theta[seen]).mean() for one in solutions])
-    found = cross_validate_lam(problem, lams, folds=3, seed=0, tol=1e-10).scores
-    np.testing.assert_allclose(found, expected, rtol=1e-4)
+    found = cross_validate_lam(problem, lams, folds=3, seed=0, tol=1e-10)
+    np.testing.assert_allclose(found.scores, expected, rtol=1e-4)
+    np.testing.assert_allclose(found.mean, found.scores.mean(axis=0))
+    assert found.lam == lams[int(found.mean.argmin())]
 
 
 def test_cores_change_no_bit(monkeypatch: pytest.MonkeyPatch) -> None:

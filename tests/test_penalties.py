@@ -114,6 +114,8 @@ def test_a_graph_over_other_sites_is_refused_and_one_over_fewer_leaves_them_alon
 @pytest.mark.parametrize(
     ("given", "message"),
     [
+        ({"lam": -1.0}, "lam"),
+        ({"penalty": "l3"}, "l3"),
         ({"radius": 0.0}, "radius"),
         ({"ridge": -1.0}, "ridge"),
         ({"ridge": [1.0, 2.0, 3.0]}, r"ridge has shape \(3,\), expected a number or \(2,\)"),

@@ -3,23 +3,42 @@
 from __future__ import annotations
 
 import json
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
 from scipy.stats import norm
 
 import fedkin
-from fedkin.admm import Shard
+import heart
+from fedkin.admm import Shard, site_keys
+from fedkin.admm.availability import draw_batches, round_states
 from fedkin.core import Budget, Summaries, Summary, local_fit, private_summary, site_summary
-from fedkin.core.summarising import noise_multiplier
+from fedkin.core.privacy import noise_multiplier
 from fedkin.data import Rows
 from fedkin.errors import DataError, ParameterError
-from fedkin.federate import Contract, ContractError, SitePlan, describe_summary, whole_plan
-from fedkin.federate.disclosure import concentration
+from fedkin.federate import (
+    Contract,
+    Journal,
+    Participant,
+    Patience,
+    Site,
+    SitePlan,
+    SiteSettings,
+    describe_summary,
+    site_plan,
+    steps_of,
+    whole_plan,
+)
+from fedkin.federate.disclosure import check_rounds, concentration
+from fedkin.federate.inbox import Kind, encode
 from fedkin.fitting import FitOptions, fit
 from fedkin.graph import Graph
 from fedkin.losses import LinearLoss, LogisticLoss, MeanLoss
+from memory_network import MemoryNetwork
+from processes import wait_for
 
 CONTRACT = """
 name = "heart"
@@ -34,7 +53,6 @@ name = "days"
 [rounds]
 lam = 0.02
 batch_size = 1
-smallest_batch = 1
 """
 ONE = np.array([1])
 
@@ -83,18 +101,68 @@ def gradient_of_the_second_round(plan: SitePlan) -> np.ndarray:
     return (first - shard.theta[0]) / shard.steps.eta(2)[0] - pull
 
 
-def test_single_rows_can_be_worked_out_in_any_round_so_contracts_refuse_them() -> None:
+def rows_solved_from_batches(plan: SitePlan, n: int, size: int, rounds: int) -> np.ndarray:
+    """All rows of a site, from its thetas: who knows the seed knows which rows were in each batch."""
+    shard, rng, lines, known = Shard(plan, ONE), np.random.default_rng(5), [], []
+    p, moments = plan.n_params, np.triu_indices(plan.n_params)
+    states = round_states(site_keys([1]), plan.seed, np.arange(rounds + 1))
+    drawn = draw_batches(states, np.array([n]), size)[:, 0]
+    for t in range(1, rounds + 1):
+        before, pull = shard.theta[0].copy(), shard.pull()[0].copy()
+        shard.node_step(t)
+        gradient = (before - shard.theta[0]) / shard.steps.eta(t)[0] - pull
+        for k in range(p):  # x_k (x' theta - y), summed over the batch, in the moments of each row
+            line = np.zeros((n, moments[0].size + p))
+            for column, (a, b) in enumerate(zip(*moments, strict=True)):
+                line[drawn[t], column] = (before[b] if a == k else before[a] if b == k else 0.0) / size
+            line[drawn[t], moments[0].size + k] = -1.0 / size
+            lines.append(line.ravel())
+            known.append(gradient[k])
+        shard.take({0: before + rng.choice([-1.0, 1.0], p)})
+        shard.edge_step()
+    return np.linalg.lstsq(np.array(lines), np.array(known), rcond=None)[0].reshape(n, -1)[:, :p]
+
+
+def test_rows_can_be_solved_from_rounds_in_batches_so_sites_refuse_them() -> None:
+    """The first moments of a row, with the intercept, are the row."""
     plan, rows = site_with_a_neighbour(Contract.from_toml(CONTRACT))
     assert nearest(gradient_of_the_second_round(plan), rows[1]) < 1e-9
-    with pytest.raises(ContractError, match="a theta from fewer than 10 rows can give them away"):
-        Contract.from_toml(CONTRACT.replace("smallest_batch = 1\n", ""))
-    allowed = CONTRACT.replace("smallest_batch = 1\n", "").replace("batch_size = 1", "batch_size = 10")
-    plan, rows = site_with_a_neighbour(Contract.from_toml(allowed))
-    assert nearest(gradient_of_the_second_round(plan), rows[1]) > 0.1
+    contract = Contract.from_toml(CONTRACT.replace("batch_size = 1", "batch_size = 10"))
+    plan, rows = site_with_a_neighbour(contract)
+    assert np.abs(rows_solved_from_batches(plan, 40, 10, 200) - rows[1].X).max() < 1e-6
+    (found,) = check_rounds(contract, rows[1], plan.theta[1])
+    assert found.code == "batches" and "batch_size is 10, but these are 40 rows" in str(found)
+    agreed = SiteSettings.from_contract(contract, below_minima=True)
+    assert check_rounds(contract, rows[1], plan.theta[1], agreed) == []
+    whole = Contract.from_toml(CONTRACT.replace("batch_size = 1", "batch_size = 40"))
+    assert check_rounds(whole, rows[1], plan.theta[1]) == []
+
+
+def test_a_sandwich_variance_in_which_one_row_has_the_weight_is_not_told() -> None:
+    """It sums products of rows times squared residuals: with one large residual its first direction is that row."""
+    text = CONTRACT.replace("batch_size = 1\n", "") + '[rounds.select]\nvariance = "sandwich"\n'
+    contract, rng = Contract.from_toml(text), np.random.default_rng(3)
+    X = np.column_stack([np.ones(60), rng.normal(size=(60, 3))])
+    y = X @ [3.0, 1.0, -2.0, 0.5] + rng.normal(size=60)
+    theta = np.linalg.lstsq(X, y, rcond=None)[0]
+    assert check_rounds(contract, Rows(X, y), theta) == []
+    few = X.copy()
+    few[:, 3] = np.arange(60) < 3  # squared residuals of three patients, and with their other sums the rows
+    (found,) = check_rounds(contract, Rows(few, y), theta)
+    assert "only 3 rows with" in str(found) and "sandwich" in str(found)
+    y[7] += 40.0
+    theta = np.linalg.lstsq(X, y, rcond=None)[0]
+    fit = local_fit(fedkin.Federation({0: Rows(X, y)}), "linear", variance="sandwich")
+    bread = X.T @ X
+    scores = bread @ fit.covariance[0] @ bread
+    assert nearest(np.linalg.eigh(scores)[1][:, -1], Rows(X[7:8], y[7:8])) < 0.1
+    (found,) = check_rounds(contract, Rows(X, y), theta)
+    assert "in the sandwich variance" in str(found)
+    assert check_rounds(Contract.from_toml(text.replace("sandwich", "model")), Rows(X, y), theta) == []
 
 
 def test_with_all_rows_the_first_theta_is_the_sites_own_estimate() -> None:
-    whole = CONTRACT.replace("smallest_batch = 1\n", "").replace("batch_size = 1\n", "")
+    whole = CONTRACT.replace("batch_size = 1\n", "")
     plan, rows = site_with_a_neighbour(Contract.from_toml(whole))
     (first,) = theta_after(Shard(plan, ONE), 1)
     np.testing.assert_allclose(first, np.linalg.lstsq(rows[1].X, rows[1].y, rcond=None)[0], atol=1e-10)
@@ -102,7 +170,7 @@ def test_with_all_rows_the_first_theta_is_the_sites_own_estimate() -> None:
 
 def gram_error(rounds: int, move: float, noise: float = 0.0) -> float:
     """Return how far the X'X/n that a neighbour works out is off, if it moves near the site's theta at random."""
-    whole = CONTRACT.replace("smallest_batch = 1\n", "").replace("batch_size = 1\n", "")
+    whole = CONTRACT.replace("batch_size = 1\n", "")
     plan, rows = site_with_a_neighbour(Contract.from_toml(whole))
     shard, rng, points, gradients = Shard(plan, ONE), np.random.default_rng(5), [], []
     for t in range(1, rounds + 1):
@@ -149,6 +217,40 @@ def test_a_site_stops_before_a_neighbour_has_drawn_it_to_where_single_rows_have_
     found = [nearest(one, rows[1]) < 0.01 for one in np.diff(np.array(gradients), axis=0)]
     assert sum(found) > 20 and not any(found[: stopped - 2])
     assert concentration(contract.loss_object(), rows[1], plan.theta[1], 5.0) is None
+
+
+def test_a_central_machine_gets_no_gradient_at_a_point_where_single_rows_have_the_weight(tmp_path: Path) -> None:
+    """It sets the parameters of a site in every round: gradients at two steep points differ by a row."""
+    text = 'method = "fused"\n' + heart.CONTRACT.replace('"linear"', '"logistic"').split("[target]")[0]
+    text += '[target]\nname = "died"\nlevels = ["no", "yes"]\n[rounds]\nlam = 0.1\nplacement = "central"\n'
+    made = heart.organiser(tmp_path, text, centre="127.0.0.1:7446")
+    rng = np.random.default_rng(0)
+    lines = [f"{rng.uniform(30, 90):.2f},{'ABC'[k % 3]},{'no' if rng.random() < 0.5 else 'yes'}" for k in range(100)]
+    (tmp_path / "t.csv").write_text("age,ward,died\n" + "\n".join(lines) + "\n")
+    site, _ = Site.join(heart.invite_of(made, "north"), tmp_path / "t.csv", tmp_path / "north", steps=steps_of)
+    site.accept(made.admit(site.request).path)
+    plan, network = site_plan(site.directory), MemoryNetwork()
+    centre, heard = network.join(), []
+    centre.subscribe(plan.key(Kind.THETA, 0, 4), heard.append)
+
+    def asked(theta: list[float], t: int) -> None:
+        question = np.concatenate([theta, np.zeros(4), [1.0]])
+        centre.publish(plan.key(Kind.DOWN, 4, 0), encode(plan.run_bytes, Kind.DOWN, 4, t, question))
+
+    try:
+        for steep, words in (([0.0, 900.0, 0.0, 0.0], "rows in effect"), ([0.0, 1e6, 0.0, 0.0], "the contract's ball")):
+            worker = Participant(plan, network.join(), Journal("north"), patience=Patience(give_up=20.0))
+            running = ThreadPoolExecutor(1).submit(worker.run)
+            heard.clear()
+            asked([0.0, 0.1, 0.0, 0.0], 1)
+            wait_for(lambda: bool(heard))
+            asked(steep, 2)
+            with pytest.raises(DataError, match=words):
+                running.result(20.0)
+            network.settle()
+            assert len(heard) == 1
+    finally:
+        network.close()
 
 
 # --- noisy sums
@@ -283,7 +385,7 @@ def test_noise_that_drowns_the_rows_still_gives_a_fit(loss: str) -> None:
 def test_what_noise_is_not_for() -> None:
     rows = rows_of(50)
     labels = Rows(rows.X, (rows.y > 0).astype(float))
-    with pytest.raises(ParameterError, match="logistic loss takes several messages"):
+    with pytest.raises(ParameterError, match="logistic loss needs several messages"):
         private_summary("a", labels, LogisticLoss(), Budget(1.0), feature_names=NAMES)
     with pytest.raises(ParameterError, match="delta must lie between 0 and 1"):
         Budget(1.0, 0.0)

@@ -17,6 +17,11 @@ from fedkin.solvers import ProfiledProblem
 FREE = np.array([True, False, False])
 
 
+def solved(profiled, lam, tol=1e-6):
+    """The solution at a level, with all parameters."""
+    return profiled.lifted(fedkin.solve(profiled.rest.with_lam(lam), tol))
+
+
 def sites(v=5, n=20, seed=0, spread=5.0):
     """Sites with slopes in two groups, and intercepts of their own."""
     rng = np.random.default_rng(seed)
@@ -28,21 +33,21 @@ def sites(v=5, n=20, seed=0, spread=5.0):
 
 def test_groups_share_slopes_and_no_intercept():
     fed = sites(v=6, n=40, spread=20.0)
-    how = {"method": "fused", "select": "none"}
-    model = fit(fed, None, FitOptions(fuse_intercept=False, lam=0.02, **how))
+    how = {"select": "none"}
+    model = fit(fed, None, FitOptions(method="fused", fuse_intercept=False, lam=0.02, **how))
     assert model.groups.tolist() == [0, 0, 0, 1, 1, 1]
     assert len(np.unique(model.intercept)) == 6
-    fused = fit(fed, None, FitOptions(lam=0.02, **how))
+    fused = fit(fed, None, FitOptions(method="fused", lam=0.02, **how))
     own = [fed.y[fed.site_index == u].mean() for u in range(6)]
     assert np.corrcoef(model.intercept[:, 0], own)[0, 1] > 0.99
     assert np.abs(model.intercept[:, 0] - own).max() < np.abs(fused.intercept[:, 0] - own).max()
-    chosen = fit(fed, None, FitOptions(fuse_intercept="auto", **how))
+    chosen = fit(fed, None, FitOptions(method="fused", fuse_intercept="auto", **how))
     assert chosen.history["choice"]["fuse_intercept"] is False
-    assert fit(fed, None, FitOptions(fuse_intercept=False, **how)).fused.lam == chosen.fused.lam
+    assert fit(fed, None, FitOptions(method="fused", fuse_intercept=False, **how)).fused.lam == chosen.fused.lam
     same = sites(v=12, n=4, spread=0.0, seed=1)  # few rows and one level: edges help intercepts, too
-    one = fit(same, None, FitOptions(fuse_intercept="auto", **how))
+    one = fit(same, None, FitOptions(method="fused", fuse_intercept="auto", **how))
     assert one.history["choice"]["fuse_intercept"] is True
-    assert one.fused.lam == fit(same, None, FitOptions(**how)).fused.lam
+    assert one.fused.lam == fit(same, None, FitOptions(method="fused", **how)).fused.lam
 
 
 def test_summaries_and_estimators_give_the_model_of_the_rows():
@@ -93,7 +98,7 @@ def test_solutions_are_those_of_cvxpy(loss, penalty, sparsity):
     free = np.tile(FREE, 2 if loss == "multinomial" else 1)
     shrink = np.tile(sparsity * ~free, (V, 1)) if sparsity else 0.0
     problem = fedkin.Problem(fed, graph, loss, penalty, sparsity=shrink, ridge=0.05 * ~free)
-    found = ProfiledProblem(problem, free).solve(lam, 1e-9)
+    found = solved(ProfiledProblem(problem, free), lam, 1e-9)
     theta = cp.Variable((V, free.size))
     value = sum(mean_loss(problem.losses[u], theta[u], fed[u]) for u in range(V))
     value += 0.025 * cp.sum_squares(theta[:, ~free]) + sparsity * cp.sum(cp.abs(theta[:, ~free]))
@@ -106,7 +111,7 @@ def test_solutions_are_those_of_cvxpy(loss, penalty, sparsity):
     assert np.ptp(found.theta[:, 0]) > 0.1, "levels stay apart"
     assert (found.alpha[:, free] == 0).all()
     # a certificate that is asked far from the optimum is still an upper bound
-    rough = ProfiledProblem(problem, free).solve(lam, 1e-2)
+    rough = solved(ProfiledProblem(problem, free), lam, 1e-2)
     assert rough.objective - best <= rough.gap * max(abs(rough.objective), 1e-6) + 1e-8
 
 
@@ -116,7 +121,7 @@ def test_paths_and_cross_validation_by_hand(loss):
     graph, lams = Graph.complete(fed.sites), [0.2, 0.02]
     profiled = ProfiledProblem(fedkin.Problem(fed, graph, loss), FREE)
     for lam, solution in fedkin.lam_path(profiled.rest, lams, tol=1e-9):
-        again = profiled.solve(lam, 1e-9)
+        again = solved(profiled, lam, 1e-9)
         assert solution.objective == pytest.approx(again.objective, rel=1e-8)
         assert np.allclose(profiled.lifted(solution).theta, again.theta, atol=1e-3)
     choice = fedkin.cross_validate_lam(profiled.problem, lams, free=FREE, folds=3, seed=1, tol=1e-8)
@@ -124,7 +129,7 @@ def test_paths_and_cross_validation_by_hand(loss):
     for k in range(3):
         train, test = fed.take(fold_of != k), fed.take(fold_of == k)
         for m, lam in enumerate(lams):
-            theta = ProfiledProblem(fedkin.Problem(train, graph, loss), FREE).solve(lam, 1e-8).theta
+            theta = solved(ProfiledProblem(fedkin.Problem(train, graph, loss), FREE), lam, 1e-8).theta
             mean = fedkin.Problem(test, graph, loss).terms.values(theta).mean()
             assert choice.scores[k, m] == pytest.approx(mean, rel=1e-4)
 
@@ -134,13 +139,13 @@ def test_a_site_with_one_class_needs_a_ridge_or_edges():
     y = np.where(fed.site_index == 2, 1.0, fed.y)
     one = fed.replaced(y=y)
     problem = fedkin.Problem(one, Graph.complete(fed.sites), "logistic")
-    with pytest.raises(SolverError, match="the intercept of site 2 has no finite minimiser where no edge pulls"):
-        ProfiledProblem(problem, FREE).solve(0.1)
-    assert ProfiledProblem(replace(problem, ridge=1e-2), FREE).solve(0.1).gap <= 1e-6
+    with pytest.raises(SolverError, match="the intercept of site 2 has no finite minimiser without an edge penalty"):
+        solved(ProfiledProblem(problem, FREE), 0.1)
+    assert solved(ProfiledProblem(replace(problem, ridge=1e-2), FREE), 0.1).gap <= 1e-6
     rows = fedkin.Federation.from_arrays(one.X[:, 1:], y, one.site_index)
     for fuse in (False, "auto"):
-        options = FitOptions(loss="logistic", fuse_intercept=fuse, select="none", cv_folds=3)
-        with pytest.warns(DegenerateSiteWarning, match="a missing one"):
+        options = FitOptions(method="fused", loss="logistic", fuse_intercept=fuse, select="none", cv_folds=3)
+        with pytest.warns(DegenerateSiteWarning, match="a missing class"):
             model = fit(rows, None, options)
         assert model.fused.gap <= 1e-6 and np.isfinite(model.coef).all()
         assert "fuse_intercept" in model.history["choice"]
@@ -148,8 +153,8 @@ def test_a_site_with_one_class_needs_a_ridge_or_edges():
 
 def test_what_cannot_leave_intercepts_alone_says_so():
     with pytest.raises(ParameterError, match="refit pools intercepts"):
-        FitOptions(refit=True, fuse_intercept=False)
+        FitOptions(method="fused", refit=True, fuse_intercept=False)
     with pytest.raises(ParameterError, match="fuse_intercept must be True, False or 'auto'"):
-        FitOptions(fuse_intercept="never")
+        FitOptions(method="fused", fuse_intercept="never")
     with pytest.raises(ParameterError, match=r'fuse_intercept= .*solver="exact"'):
-        FitOptions(solver="fedadmm", fuse_intercept=False)
+        FitOptions(method="fused", solver="fedadmm", fuse_intercept=False)

@@ -51,13 +51,13 @@ def test_a_quadratic_is_the_same_around_any_point_and_in_any_units() -> None:
         np.testing.assert_allclose(*part, atol=1e-8)
     np.testing.assert_allclose(near.count[:, 0] * far.terms().values(theta), near.value[:, 0])
     columns = Columns(("(intercept)", "a", "b"), np.array([0.0, 2.0, -1.0]), np.array([1.0, 3.0, 0.5]))
-    fitted = columns.fitted(theta)
+    fitted = columns.to_fitted(theta)
     np.testing.assert_allclose(columns.theta(fitted), theta)
     mapped = far.map(columns.A, columns.shift).terms()
     np.testing.assert_allclose(far.count[:, 0] * mapped.values(fitted), near.value[:, 0])
     X = np.column_stack([np.ones(5), rng.normal(size=(5, 2))])
     np.testing.assert_allclose(((X - columns.mean) / columns.scale) @ fitted.T, X @ theta.T)
-    several = Columns.from_features(["a"], np.zeros(1), np.ones(1), intercept=True, outputs=2, labels=["B", "C"])
+    several = Columns(("(intercept)", "a"), np.zeros(2), np.ones(2), 2, labels=["B", "C"])
     assert several.parameter_names == ("(intercept) [B]", "a [B]", "(intercept) [C]", "a [C]")
     assert several.intercepts.tolist() == [True, False, True, False]
     assert several.per_parameter(0.3).tolist() == [0.0, 0.3, 0.0, 0.3]

@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import os
-from dataclasses import replace
-from pathlib import Path
-
 import numpy as np
 import pytest
 from numpy.typing import NDArray
@@ -14,16 +10,12 @@ from sklearn.metrics import roc_auc_score
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 
+from builders import DATA
 from fedkin import Federation
 from fedkin.datasets import load_table
 from fedkin.fitting import FitOptions, compare, fit
 
-DATA = Path(os.environ.get("FEDKIN_DATA", Path(__file__).resolve().parents[1].parent / "shared" / "data"))
-
-pytestmark = [
-    pytest.mark.realdata,
-    pytest.mark.skipif(not DATA.is_dir(), reason=f"no data in {DATA}: set FEDKIN_DATA to the directory that has them"),
-]
+pytestmark = [pytest.mark.realdata, pytest.mark.usefixtures("real_data")]
 
 
 def in_site_order(federation: Federation) -> list:
@@ -48,7 +40,9 @@ def test_school():
     """One command for all schools, against each school alone and one model for all, with tuned ridges too."""
     federation, held_out = school(0)
     train, test = federation.take(~held_out), federation.take(held_out, allow_empty=True)
-    found = compare(federation, None, FitOptions(penalty="l2"), splits=[held_out]).more["explained variance"]
+    found = compare(federation, None, FitOptions(method="fused", penalty="l2"), splits=[held_out]).more[
+        "explained variance"
+    ]
     assert found["Fedkin"] > max(found["Local"], found["Global"]) + 0.02
     alphas = np.logspace(-2, 4, 13)
     pooled = make_pipeline(StandardScaler(), RidgeCV(alphas)).fit(train.X, train.y).predict(test.X)
@@ -99,6 +93,16 @@ def test_kinds_of_ground_are_found_unaided(seed):
     right = sum(max((kin.groups[foliated] == k).sum(), (kin.groups[~foliated] == k).sum()) for k in set(kin.groups))
     assert right >= 28
     assert int((kin.groups[~foliated] == kin.groups[-1]).sum()) >= 13
+    # means of the population are among the sites: the rounds that fit them went back and forth, and diverged
+    _, low, high = kin.population().T
+    assert ((low < kin.theta.max(axis=0)) & (high > kin.theta.min(axis=0)) & (high - low < 10)).all()
+
+
+def test_sites_in_vague_groups_stay_where_their_rows_are():
+    """Two fields were expanded further and further away, up to 376 standard deviations, and no groups were found."""
+    train, _ = load_table("landmine", DATA).federation.split(0.25, 0)
+    kin = fit(train, None, FitOptions(loss="logistic")).kin
+    assert kin.resolved and (np.abs(kin.theta - kin.mean) < 6 * kin.theta.std(axis=0) + 1).all()
 
 
 # --- melanoma: deaths in 354 counties of 9 nations ------------------------------------------------------------
@@ -116,7 +120,9 @@ def test_melanoma():
     assert found.mean("Fedkin") < found.mean("Global")
     ids = in_site_order(test)
     forgotten = fit(
-        Federation.from_arrays(train.X, train.y, in_site_order(train)), None, FitOptions(loss="poisson", lam=0.01)
+        Federation.from_arrays(train.X, train.y, in_site_order(train)),
+        None,
+        FitOptions(method="fused", loss="poisson", lam=0.01),
     )
     with_offset = found.models[0]["Fedkin"].predict(test.X, ids, test.offset)
     assert np.corrcoef(with_offset, test.y)[0, 1] > 0.9 > np.corrcoef(forgotten.predict(test.X, ids), test.y)[0, 1]
@@ -125,8 +131,8 @@ def test_melanoma():
 @pytest.mark.filterwarnings("ignore:counts vary")
 def test_melanoma_slopes_change_sign():
     """The textbook reversal: mortality rises with UV-B in Britain and falls with it over Europe as a whole."""
-    model = fit(melanoma(), None, FitOptions(loss="poisson", lam=0.003))
+    model = fit(melanoma(), None, FitOptions(method="fused", loss="poisson", lam=0.003))
     slopes = dict(zip(model.sites, model.coef[:, 0, 0], strict=True))
     assert slopes["UK"] > 0.05 and slopes["Italy"] < -0.05
-    one_for_all = fit(melanoma(), None, replace(FitOptions(loss="poisson"), lam=100.0))
+    one_for_all = fit(melanoma(), None, FitOptions(method="fused", loss="poisson", lam=100.0))
     assert one_for_all.n_groups == 1 and one_for_all.coef[0, 0, 0] < 0

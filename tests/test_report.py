@@ -45,7 +45,7 @@ COMPARED = {
 @pytest.fixture(scope="module")
 def fused() -> FittedModel:
     design = paper_design(12, 60, 4, 2, varrho=0.2, signal=2, seed=0)
-    options = FitOptions(select="holm")
+    options = FitOptions(method="fused", select="holm")
     model = fit(design.federation, design.graph, options)
     return with_history(model, design.federation, design.graph, options)
 
@@ -83,7 +83,7 @@ def test_differences_are_those_of_contrasts(kin, monkeypatch):
 
 def test_a_fused_model(fused):
     told = report_payload(replace(fused, comparison=COMPARED))
-    assert told["lead"] == COMPARED["verdict"]
+    assert told["headline"] == COMPARED["verdict"] and " groups" in told["lead"]
     assert told["method"] == "fused" and told["resolved"]
     estimates = unpacked(told["coefficients"]["estimates"], "f4").reshape(12, 5)
     np.testing.assert_allclose(estimates, np.c_[fused.intercept, fused.coef[:, 0]], rtol=1e-6)
@@ -104,7 +104,7 @@ def test_a_fused_model(fused):
 
 def test_the_matrix_of_a_fused_model_counts_equal_coefficients():
     fed = Federation({u: ([[1.0, 2.0], [2.0, 1.0], [0.0, 1.0]], [1.0, 2.0, float(u)]) for u in range(3)})
-    model = fit(fed, None, FitOptions(lam=0.0, select="none", fit_intercept=False))
+    model = fit(fed, None, FitOptions(method="fused", lam=0.0, select="none", fit_intercept=False))
     coef = np.array([[[1.0, 5.0]], [[1.0, 6.0]], [[2.0, 7.0]]])
     values = unpacked(report_payload(replace(model, coef=coef))["matrix"]["values"], "u1") / 255
     np.testing.assert_allclose(values, [0.5, 0, 0], atol=1 / 255)  # pairs (1, 0), (2, 0), (2, 1)
@@ -118,6 +118,10 @@ def test_a_kin_model(kin):
     np.testing.assert_allclose(values / 255, kin.kin.probability[i, j], atol=0.5 / 255 + 1e-9)
     groups = np.array(told["sites"]["groups"])[told["order"]]
     assert (np.diff(groups) >= 0).all(), "sites of a group stand together"
+    theta, group = unpacked(told["coefficients"]["estimates"], "f4").reshape(12, 6), told["sites"]["groups"]
+    apart = [np.std([line[np.equal(group, k)].mean() for k in group]) for line in theta.T] / halves.mean(axis=0)
+    assert told["coefficients"]["first"] == 1 + np.argmax(apart[1:]), "all but the intercept compete"
+    assert told["coefficients"]["unlike"] is None
 
 
 # --- many sites -----------------------------------------------------------------------------------------------
@@ -126,7 +130,9 @@ def test_a_kin_model(kin):
 def large(V: int, p: int) -> FittedModel:
     """A model of many sites, without the time to fit one."""
     rng = np.random.default_rng(0)
-    small = fit(Federation({u: [[float(u)] * p] for u in range(2)}), None, FitOptions(loss="mean", lam=0.0))
+    small = fit(
+        Federation({u: [[float(u)] * p] for u in range(2)}), None, FitOptions(method="fused", loss="mean", lam=0.0)
+    )
     sites = tuple(f"site {u:05d}" for u in range(V))
     return replace(
         small,
@@ -140,6 +146,7 @@ def large(V: int, p: int) -> FittedModel:
     )
 
 
+@pytest.mark.exhaustive
 def test_five_thousand_sites_fit_into_a_page():
     model = large(5000, 30)
     page = report_page(model)
@@ -170,7 +177,7 @@ def test_coordinates(tmp_path: Path):
     with pytest.raises(DataError, match="expected site and x, y"):
         read_coordinates(table, ["a"])
     table.write_text("site,x,y\na,far,1\n")
-    with pytest.raises(DataError, match="is no number"):
+    with pytest.raises(DataError, match="is not a number"):
         read_coordinates(table, ["a"])
 
 
@@ -182,31 +189,35 @@ def test_fit_and_report_write_the_same_page(tmp_path: Path, capsys: pytest.Captu
     fed, table = design.federation, tmp_path / "my rows.csv"
     lines = [f"s{u},{y},{','.join(map(str, x))}" for u, y, x in zip(fed.site_index, fed.y, fed.X, strict=True)]
     table.write_text("\n".join(["site,y,a,b,c", *lines]))
-    words = [str(table), "--site", "site", "--target", "y", "--select", "holm", "--test-size", "0"]
+    words = [str(table), "--site", "site", "--target", "y", "--method", "fused", "--select", "holm", "--test-size", "0"]
     words += ["--out", str(tmp_path / "model"), "--report", str(tmp_path / "one.html")]
     assert main(["fit", *words]) == 0
     assert main(["report", str(tmp_path / "model"), "--out", str(tmp_path / "two.html")]) == 0
     page = (tmp_path / "one.html").read_text()
     assert page == (tmp_path / "two.html").read_text()
     told = payload_of(page)["reproduction"]
-    assert told["command"].startswith("fedkin fit '") and "my rows.csv' --site site" in told["command"]
+    assert told["command"].startswith("fedkin fit 'my rows.csv' --site site")
+    assert str(tmp_path) not in page, "a page that is passed on does not tell where the owner keeps files"
     assert told["facts"]["SHA-256 of the data"] == hashlib.sha256(table.read_bytes()).hexdigest()
     assert told["facts"]["Fedkin"] == fedkin.__version__ and told["options"]["select"] == "holm"
     assert sorted(load(tmp_path / "model").history) == ["choice", "command", "data", "deviations", "dropped", "path"]
+    assert main(["fit", *words[:5], "--test-size", "0", "--out", str(tmp_path / "kin")]) == 0
+    deviations = payload_of(report_page(load(tmp_path / "kin")))["coefficients"]["deviations"]
+    assert deviations[0] is None and deviations[1:] == pytest.approx(fed.X.std(axis=0)), "effects per sd, for kin too"
 
 
 @pytest.fixture(scope="module")
 def model() -> FittedModel:
     design = paper_design(n_sites=6, n_samples=30, n_features=3, n_clusters=2, signal=2, seed=0)
-    return fit(design.federation, design.truth, FitOptions(lam=0.1, select="none"))
+    return fit(design.federation, design.truth, FitOptions(method="fused", lam=0.1, select="none"))
 
 
 def test_a_card_says_what_was_promised_about_privacy(model: FittedModel) -> None:
     promised = {"epsilon": 2.0, "delta": 1e-6, "sites": 6}
     private = replace(model, origin={"from": "summaries", "rounds": 1, "privacy": promised})
-    assert "epsilon 2 and delta 1e-06 at most, at 6 sites" in model_card(private)
+    assert "epsilon at most 2 and delta at most 1e-06, at 6 sites" in model_card(private)
     plain = replace(model, origin={"from": "summaries", "rounds": 1})
-    assert "No differential privacy was asked for." in model_card(plain)
+    assert "Differential privacy was not requested." in model_card(plain)
     assert "round by round" in model_card(replace(model, origin={"from": "rounds", "rounds": 9}))
 
 
@@ -215,7 +226,7 @@ def test_a_card_says_what_was_promised_about_privacy(model: FittedModel) -> None
     [
         (150.0, [0.0, 0.4, 0.6], "The sampler has mixed", "an effective sample size of 150."),
         (4.0, [0.0, 0.03, 0.97], "The sampler has mixed", "is 2 with probability 0.97, and hardly varies."),
-        (4.0, [0.0, 0.4, 0.6], "The sampler has mixed for estimates, not for the number of groups", "visible error."),
+        (4.0, [0.0, 0.4, 0.6], "The sampler has mixed for estimates, but not for the number of groups", "imprecise."),
     ],
 )
 def test_a_small_sample_of_the_number_of_groups_is_not_called_mixed(size, n_groups, title, ending):
@@ -230,4 +241,16 @@ def test_a_small_sample_of_the_number_of_groups_is_not_called_mixed(size, n_grou
     model = replace(model, kin=replace(kin, diagnostics=found, n_groups=np.array(n_groups)))
     (about,) = [one for one in statements(model) if one.topic == "sampler"]
     assert about.title == title
-    assert about.text.endswith(ending)
+    assert about.text.endswith("R-hat of the parameters is <= 1.01.") and "averaged analytically" in about.detail
+    assert about.detail.endswith(ending)
+
+
+def test_sites_in_districts_are_not_said_to_have_no_groups() -> None:
+    rng = np.random.default_rng(0)
+    rows = {f"s{u}": (rng.normal(size=(12, 1)), u // 3 + rng.normal(size=12)) for u in range(9)}
+    within = {f"s{u}": f"d{u // 3}" for u in range(9)}
+    payload = report_payload(fit(Federation(rows), None, FitOptions(method="kin", within=within)))
+    assert payload["sites"]["districts"] == list(within.values())
+    unlike = payload["coefficients"]["unlike"]
+    assert min(unlike) == 0 and max(unlike) == 1 and len(unlike) == 9
+    assert payload["headline"] == "9 sites in 3 districts share information; groups were not sought."

@@ -15,25 +15,17 @@ from typing import Any
 import numpy as np
 import pytest
 
-from browser import Page, chromium, needs_browser, serious_findings
+from browser import VISION, Page, findings, needs_browser, seen_as
 from fedkin import Federation
-from fedkin.data import read_columns
 from fedkin.datasets import paper_design
 from fedkin.fitting import FitOptions, FittedModel, compare, fit, with_history
 from fedkin.report import report_page
 from test_report import large
 
 pytestmark = [*needs_browser, pytest.mark.timeout(240)]
-DATA = Path(os.environ.get("FEDKIN_DATA", Path(__file__).resolve().parents[2] / "shared" / "data"))
 PHONE = 390
 #: Seconds until a page of any size is drawn.
 PATIENCE = 2.0
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Any]:
-    with chromium() as one:
-        yield one
 
 
 @pytest.fixture(scope="module")
@@ -54,7 +46,7 @@ def written(folder: Path, name: str, model: FittedModel) -> str:
 def demo(folder: Path) -> str:
     """A fused model as ``fedkin fit`` makes it of the demonstration's rows, smaller."""
     design = paper_design(20, 40, 6, 2, varrho=0.2, signal=2, seed=0)
-    options = FitOptions(select="holm")
+    options = FitOptions(method="fused", select="holm")
     found = compare(design.federation, graph=design.graph, options=options, repeats=2)
     model = fit(design.federation, design.graph, options)
     model = with_history(model, design.federation, design.graph, options)
@@ -62,8 +54,9 @@ def demo(folder: Path) -> str:
     return written(folder, "demo", model)
 
 
-def look_alike() -> Federation:
-    """Like landmine: rare classes, two kinds of ground."""
+@pytest.fixture(scope="module")
+def landmine(folder: Path) -> str:
+    """Kin of tasks like those of landmine: rare classes, two kinds of ground."""
     rng = np.random.default_rng(0)
     theta = np.array([[-2.5, 1.5, 0.0, -1.0], [-2.5, -1.0, 1.5, 0.5]])
     rows = {}
@@ -71,51 +64,20 @@ def look_alike() -> Federation:
         X = rng.standard_normal((300, 3))
         chance = 1 / (1 + np.exp(-(theta[u % 2, 0] + X @ theta[u % 2, 1:])))
         rows[u + 1] = (X, (rng.random(300) < chance).astype(float))
-    return Federation(rows, feature_names=("x1", "x2", "x3"))
-
-
-@pytest.fixture(scope="module")
-def landmine(folder: Path) -> str:
-    """Kin of the landmine tasks, or of tasks like them where the table is absent."""
-    table = DATA / "landmine" / "landmine.csv"
-    federation = Federation.read(table, site="task", target="label") if table.exists() else look_alike()
-    return written(folder, "landmine", fit(federation, None, FitOptions(loss="logistic", method="kin")))
+    federation = Federation(rows, feature_names=("x1", "x2", "x3"))
+    options = FitOptions(loss="logistic", method="kin")
+    return written(folder, "landmine", replace(fit(federation, None, options), history={"deviations": [2.0, 2.0, 2.0]}))
 
 
 @pytest.fixture(scope="module")
 def election(folder: Path) -> str:
-    """Shares of votes in the counties of each state, or a table like it: what matters here is the map."""
-    if (DATA / "election").is_dir():
-        federation = votes(DATA / "election")
-    else:
-        rng = np.random.default_rng(0)
-        rows = {}
-        for u, state in enumerate(["Ohio", "Texas", "Maine", "Iowa", "Utah", "New York", "Georgia", "Oregon"]):
-            X = rng.standard_normal((40, 2))
-            rows[state] = (X, X @ [3.0 if u % 2 else -3.0, 1.0] + rng.standard_normal(40))
-        federation = Federation(rows)
-    return written(folder, "election", fit(federation, None, FitOptions(method="kin")))
-
-
-def votes(place: Path) -> Federation:
-    names = {"AGE775214": "over 65 (%)", "RHI125214": "white (%)", "EDU685213": "college (%)"}
-    facts = read_columns(place / "county_facts.csv")
-    known = {int(fips): [float(facts[name][k]) for name in names] for k, fips in enumerate(facts["fips"])}
-    results = read_columns(place / "2020_US_County_Level_Presidential_Results.csv")
-    rows = [
-        (state, 100 * float(share), known[int(fips)])
-        for state, share, fips in zip(results["state_name"], results["per_dem"], results["county_fips"], strict=True)
-        if int(fips) in known
-    ]
-    states = [state for state, _, _ in rows]
-    chosen = [row for row in rows if states.count(row[0]) >= 10]
-    return Federation.from_arrays(
-        np.array([x for _, _, x in chosen]),
-        np.array([y for _, y, _ in chosen]),
-        [state for state, _, _ in chosen],
-        feature_names=tuple(names.values()),
-        target_name="Democratic share (%)",
-    )
+    """A table with the names of states: what matters here is the map."""
+    rng = np.random.default_rng(0)
+    rows = {}
+    for u, state in enumerate(["Ohio", "Texas", "Maine", "Iowa", "Utah", "New York", "Georgia", "Oregon"]):
+        X = rng.standard_normal((40, 2))
+        rows[state] = (X, X @ [3.0 if u % 2 else -3.0, 1.0] + rng.standard_normal(40))
+    return written(folder, "election", fit(Federation(rows), None, FitOptions(method="kin")))
 
 
 @pytest.fixture(scope="module")
@@ -196,10 +158,10 @@ def test_pages_are_drawn(name: str, dark: bool, width: int, request: pytest.Fixt
 
 @pytest.mark.parametrize("name", ALL)
 @pytest.mark.parametrize("dark", [False, True])
-def test_no_serious_findings_of_axe(name: str, dark: bool, request: pytest.FixtureRequest, shown: Any) -> None:
+def test_no_findings_of_axe(name: str, dark: bool, request: pytest.FixtureRequest, shown: Any) -> None:
     page = shown(request.getfixturevalue(name), dark=dark)
     page.evaluate("for (const one of document.querySelectorAll('details')) one.open = true")
-    assert serious_findings(page) == []
+    assert findings(page) == []
 
 
 def test_a_page_of_two_thousand_sites_is_there_at_once(many: str, browser: Any) -> None:
@@ -217,11 +179,18 @@ def test_a_page_of_two_thousand_sites_is_there_at_once(many: str, browser: Any) 
 
 def test_the_comparison_and_the_path(demo: str, shown: Any) -> None:
     page = shown(demo)
-    assert page.inner_text("h1") == "20 sites form 2 groups."
+    assert page.inner_text("h1").startswith("Use ") and "20 sites form 2 groups." in page.inner_text(".lead")
     words = page.inner_text("#comparison")
     for method in ("Local", "Global", "Site intercepts", "Fedkin"):
         assert method in words
-    assert "gain over their own models" in words
+    assert "gain over their own models" in words and "mean squared error" in page.inner_text("h1")
+    gains = page.locator("#comparison .gains svg.chart")
+    assert "reduction of mean squared error" in gains.text_content()
+    assert gains.locator(".whisker").count() == 20 and " to " in gains.locator(".pick title >> nth=0").text_content()
+    by_gain = gains.locator(".pick .hint").all_text_contents()
+    page.click("text=By name")
+    assert gains.locator(".pick .hint").all_text_contents() == sorted(by_gain, key=int) != by_gain
+    page.click("text=By gain")
     assert page.locator("#comparison .gains circle, #comparison .gains .loss path").count() == 20
     page.click("#comparison summary")
     assert page.locator("#comparison tbody tr[data-site]").count() == 12
@@ -267,7 +236,7 @@ def test_coefficients_are_sorted_and_searched(landmine: str, shown: Any) -> None
     assert "13" in page.inner_text("#coefficients .count")
     page.fill("#coefficients input[type=search] >> nth=0", "no such site")
     assert page.inner_text("#coefficients .count") == "0 sites"
-    assert "No site or group is called “no such site”." in page.inner_text("#coefficients tbody >> nth=0")
+    assert "No site or group is called “no such site”." in page.inner_text("#coefficients .block tbody >> nth=0")
 
 
 def test_the_map_of_states(election: str, shown: Any) -> None:
@@ -302,12 +271,26 @@ def test_groups_first_and_sites_on_demand(many: str, shown: Any) -> None:
 
 def test_differences_say_how_they_were_made(landmine: str, shown: Any, folder: Path, monkeypatch: Any) -> None:
     page = shown(landmine)
-    assert "counts what the two sites share only once" in page.inner_text("#difference")
+    assert "accounts for shared uncertainty" in page.inner_text("#difference")
     assert page.inner_text("#difference thead th >> nth=1") == "Difference"
     monkeypatch.setattr("fedkin.report.payload.MOST_DIFFERENCES", 0)
     rows = {u: ([[0.0], [1.0], [2.0], [3.0]], [0.0, 1.0 + u, 2.0, 3.5 * u]) for u in range(4)}
     model = fit(Federation(rows), None, FitOptions(method="kin"))
     assert "Approximate" in shown(written(folder, "approximate", model)).inner_text("#difference")
+
+
+def test_a_method_within_the_rounded_axis_is_a_dot(shown: Any, folder: Path) -> None:
+    """Arrows are for methods that are beyond the axis, not for those beyond its limits before they were rounded."""
+    rows = {name: [[float(k > 1)]] for k, name in enumerate("abc")}
+    model = fit(Federation(rows), None, FitOptions("mean"))
+    means = {"Local": 0.385, "Global": 0.3925, "Site intercepts": 0.3855, "Fedkin": 0.384}
+    methods = [{"name": name, "mean": mean, "standard_error": 0.008} for name, mean in means.items()]
+    found = {"metric": "log-loss", "methods": methods, "sites": []}
+    page = shown(written(folder, "axis", replace(model, comparison=found)))
+    chart = page.locator("#comparison svg.chart >> nth=0")
+    assert chart.locator("circle").count() == 4 and chart.locator(".cut").count() == 0
+    values = chart.locator("text.value").all_text_contents()
+    assert values == ["0.3850", "0.3925", "0.3855", "0.3840"]
 
 
 @pytest.mark.parametrize("width", [1280, PHONE])
@@ -320,10 +303,12 @@ def test_huge_errors_do_not_flatten_the_others(width: int, shown: Any, folder: P
     found = {
         "metric": "mean squared error",
         "methods": [{"name": name, "mean": mean, "standard_error": 1e8} for name, mean in means.items()],
-        "sites": [{"site": name, "Local": alone[k], "Fedkin": 1e9} for k, name in enumerate(names)],
+        "sites": [
+            {"site": name, "Local": alone[k], "Fedkin": 1e9, "gain": alone[k] - 1e9} for k, name in enumerate(names)
+        ],
     }
     page = shown(written(folder, f"huge-{width}", replace(model, comparison=found)), width=width)
-    assert "8.90e10" in page.inner_text("#comparison")
+    assert "89.0" in page.text_content("#comparison svg >> nth=0")
     assert page.locator("#comparison .cut").count() == 2 and "(\u00d7 10\u2079)" in page.inner_text("#comparison")
     places = [
         float(x)
@@ -331,7 +316,17 @@ def test_huge_errors_do_not_flatten_the_others(width: int, shown: Any, folder: P
     ]
     wide = page.evaluate("document.querySelector('#comparison .gains svg').viewBox.baseVal.width")
     assert max(places) - min(places) > 0.1 * wide, "the other sites are not one line"
-    assert page.locator("#comparison .gains .cut").count() == 1
+    assert page.locator("#comparison .gains .cut").count() == 1 and "arrow" in page.inner_text(".gains figcaption")
+    page.click("#comparison summary")
+    names = page.locator("#comparison tbody .site")
+    assert len(set(names.all_inner_texts())) == names.count() == 12, "names that are cut differ"
+    assert page.evaluate(
+        "[...document.querySelectorAll('tbody .site')].every(one => one.getClientRects().length === 1)"
+    )
+    place = page.locator("#comparison thead th:has-text('Fedkin')").bounding_box()
+    assert place["x"] + place["width"] <= width, "the errors of Fedkin are in sight"
+    cells = page.locator("#comparison tbody td.number").all_inner_texts()
+    assert all(re.fullmatch(r"[+\u2212]?\d{1,3}(,\d{3})*", cell) for cell in cells), "no powers of ten, commas only"
     words = page.evaluate(
         """[...document.querySelectorAll('#comparison svg')].map(one => [...one.querySelectorAll('text')]
         .map(text => text.getBoundingClientRect()).map(box => [box.left, box.top, box.right, box.bottom]))"""
@@ -344,7 +339,7 @@ def test_huge_errors_do_not_flatten_the_others(width: int, shown: Any, folder: P
 
 def test_no_groups_resolved_is_said_in_peace(unresolved: str, shown: Any) -> None:
     page = shown(unresolved)
-    title = "No groups resolved: the 15 sites differ gradually, or too little for groups to show."
+    title = "No groups resolved: the 15 sites differ gradually, or too little to show groups."
     assert page.inner_text("h1") == title
     assert "they differ gradually" in page.inner_text("#kin")
     assert page.locator(".legend-groups").count() == 0
@@ -371,13 +366,18 @@ def test_effects_as_odds_ratios_and_files_to_save(landmine: str, shown: Any) -> 
     page = shown(landmine)
     cells = page.locator("#coefficients .block >> nth=0").locator("tbody td:nth-child(3)")
     before = [float(text.replace("\u2212", "-")) for text in cells.all_inner_texts()]
+    page.click("button:text-is('per standard deviation')")
+    doubled = [float(text.replace("\u2212", "-")) for text in cells.all_inner_texts()]
+    np.testing.assert_allclose(doubled, 2 * np.array(before), atol=0.02)
+    assert "(per standard deviation): log-odds" in page.text_content("#coefficients svg.chart >> nth=0")
+    page.click("button:text-is('per unit')")
     page.click("button:text-is('odds ratio')")
     after = [float(text) for text in cells.all_inner_texts()]
     np.testing.assert_allclose(after, np.exp(before), rtol=0.05)
     with page.expect_download() as saved:
         page.click("#coefficients button:text-is('CSV') >> nth=0")
     lines = Path(saved.value.path()).read_text().splitlines()
-    assert lines[0] == "Site,Group,Estimate,Interval" and float(lines[1].split(",")[2]) == pytest.approx(
+    assert lines[0] == "Site,Group,Estimate,Low,High" and float(lines[1].split(",")[2]) == pytest.approx(
         after[0], rel=0.05
     )
     page.hover("#coefficients .drawing >> nth=0")
@@ -386,18 +386,13 @@ def test_effects_as_odds_ratios_and_files_to_save(landmine: str, shown: Any) -> 
     assert Path(saved.value.path()).read_text().startswith("<svg")
 
 
-def test_groups_are_told_apart_without_red_or_green() -> None:
-    """Simulate deuteranopia (Machado et al. 2009): marks of the same shape differ clearly in the Lab space."""
+@pytest.mark.parametrize("vision", VISION)
+def test_groups_are_told_apart_without_one_kind_of_cone(vision: str) -> None:
+    """Marks of the same shape differ clearly in the Lab space."""
     source = (Path(__file__).parents[1] / "web" / "src" / "theme.ts").read_text()
-    machado = np.array([[0.367322, 0.860646, -0.227968], [0.280085, 0.672501, 0.047413], [-0.01182, 0.04294, 0.968881]])
-    xyz = np.array([[0.4124, 0.3576, 0.1805], [0.2126, 0.7152, 0.0722], [0.0193, 0.1192, 0.9505]])
     for name in ("LIGHT", "DARK"):
         codes = re.findall("#([0-9a-f]{6})", re.search(rf"const {name} = \[(.*?)\]", source, re.S)[1])
-        colours = np.array([[int(code[k : k + 2], 16) / 255 for k in (0, 2, 4)] for code in codes])
-        linear = np.where(colours <= 0.04045, colours / 12.92, ((colours + 0.055) / 1.055) ** 2.4)
-        seen = np.clip(linear @ machado.T, 0, 1) @ xyz.T / (xyz @ np.ones(3))
-        f = np.where(seen > 0.008856, np.cbrt(seen), 7.787 * seen + 16 / 116)
-        lab = np.column_stack([116 * f[:, 1] - 16, 500 * (f[:, 0] - f[:, 1]), 200 * (f[:, 1] - f[:, 2])])
+        lab = seen_as(codes, vision)
         for a in range(12):
             for b in range(a):
                 apart = np.linalg.norm(lab[a % len(lab)] - lab[b % len(lab)])
@@ -432,6 +427,11 @@ def test_on_paper_everything_is_open_and_dark_is_light(demo: str, shown: Any, tm
     page.emulate_media(media="print", color_scheme="dark")
     assert page.evaluate("getComputedStyle(document.body).backgroundColor") == "rgb(255, 255, 255)"
     assert not page.is_visible(".contents") and page.is_visible("#comparison table")
+    assert page.is_visible(".gains h3") and not page.is_visible(".save") and not page.is_visible(".said >> nth=0")
+    assert page.locator("#comparison tbody tr[data-site]").count() == 20, "no pages on paper"
+    assert not page.is_visible(".card"), "no empty card"
+    widths = page.locator("svg.chart").evaluate_all("all => all.map(one => one.viewBox.baseVal.width)")
+    assert max(widths) <= 700, "pictures have the width of paper, so that their words keep their size"
     assert page.evaluate("[...document.querySelectorAll('details')].every(one => one.open)")
     page.pdf(path=tmp_path / "report.pdf")
     assert (tmp_path / "report.pdf").read_bytes().startswith(b"%PDF")
@@ -440,10 +440,11 @@ def test_on_paper_everything_is_open_and_dark_is_light(demo: str, shown: Any, tm
 def test_names_are_text(browser: Any, folder: Path) -> None:
     nasty = "</script><img src=x onerror=\"document.body.dataset.broken='yes'\">"
     rows = {f"{nasty}{u}": ([[0.0], [1.0], [2.0 + u]], [1.0, 3.0, 5.0]) for u in range(3)}
-    model = fit(Federation(rows, feature_names=[nasty]), None, FitOptions(lam=0.1))
+    model = fit(Federation(rows, feature_names=[nasty]), None, FitOptions(method="fused", lam=0.1))
     model = replace(model, target_name=nasty)
     one = Page(browser)
     page = one.open(written(folder, "nasty", model))
+    page.click("#coefficients summary >> nth=0")
     page.click("#coefficients button.site >> nth=0")
     assert page.locator("img").count() == 0 and page.evaluate("document.body.dataset.broken") is None
     one.close()

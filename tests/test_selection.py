@@ -152,7 +152,7 @@ def test_bad_arguments(arguments, message):
     local = local_fit(design.federation, variance="sandwich")
     with pytest.raises(ParameterError, match=r"'model'.*'sandwich'"):
         select_edges(design.federation, design.graph, local=local, variance="model")
-    with pytest.raises(ParameterError, match="other sites"):
+    with pytest.raises(ParameterError, match="different sites"):
         select_edges(design.federation.subset([0, 1]), local=local)
 
 

@@ -14,9 +14,18 @@ import heart
 from fedkin.core import Query, summarise
 from fedkin.data import Federation, read_columns
 from fedkin.errors import DataError, FedkinError
-from fedkin.federate import Organiser, Site, SiteSettings, change_settings, check_disclosure, sharing, site_plan
+from fedkin.federate import (
+    Organiser,
+    SecurityError,
+    Site,
+    SiteSettings,
+    change_settings,
+    check_disclosure,
+    sharing,
+    site_plan,
+)
 from fedkin.federate.messages import seal
-from fedkin.federate.trust import Pair, SecurityError
+from fedkin.federate.trust import Pair
 
 N = 150
 LOGISTIC = heart.CONTRACT.split("[target]")[0].replace('"linear"', '"logistic"') + (
@@ -129,7 +138,7 @@ def test_sums_that_a_site_did_not_sign_for_itself_under_this_contract_are_refuse
         (body, made.signing(), "organiser signed it, but only the site itself"),
         (body | {"contract": "0" * 64}, signer_of(north), "for another contract"),
         (body | {"run": "0" * 16}, signer_of(north), "another federation"),
-        (body | {"summary": body["summary"] | {"site": "south"}}, signer_of(north), "say that they are of 'south'"),
+        (body | {"summary": body["summary"] | {"site": "south"}}, signer_of(north), "name the site 'south'"),
         (body | {"summary": body["summary"] | {"seed": 5}}, signer_of(north), "not those of the contract"),
         (body | {"summary": {}}, signer_of(north), "missing required field"),
         (body, signer_of(heart.admitted(other, "north", tmp_path / "other")), "not issued by the authority"),
@@ -198,11 +207,11 @@ def test_questions_for_others_of_others_and_of_old_rounds_are_refused(asked, tmp
     sharing.answer(north, ask_file(made, "north"))
     sharing.answer(north, ask_file(made, "north"))  # the same question again gives the same answer
     made.write_queries([ask("north", 2, at=0.2)], {})
-    with pytest.raises(DataError, match="question 2 was answered already"):
+    with pytest.raises(DataError, match="query 2 was already answered"):
         sharing.answer(north, ask_file(made, "north"))
     made.write_queries([ask("north", 3)], {})
     sharing.answer(north, ask_file(made, "north", 3))
-    with pytest.raises(DataError, match=r"question \d was answered already"):
+    with pytest.raises(DataError, match=r"query \d was already answered"):
         sharing.answer(north, ask_file(made, "north"))
 
 
@@ -221,17 +230,16 @@ def test_thresholds_and_rows_are_looked_at_again_before_an_answer(asked):
 
 
 def test_nobody_answers_before_sharing_nor_after_noisy_sums(tmp_path):
-    pytest.importorskip("dp_accounting")
     made, north, _ = two(tmp_path)
     made.write_queries([ask("north", 2)], {})
-    with pytest.raises(DataError, match="has shared no summary yet"):
+    with pytest.raises(DataError, match="has not shared a first summary yet"):
         sharing.answer(north, ask_file(made, "north"))
     shared = sharing.share(north, epsilon=2.0, delta=1e-6)
     # age from 20 to 100 becomes -1 to 1; days are 0 to 100
     assert shared.summary.privacy.limits.tolist() == [1.0, 1.0, 1.0, 1.0, 100.0]
     rows = Site.read(north).rows()
     assert not np.allclose(shared.summary.hessian.sum(axis=0), rows.X.T @ rows.X, atol=1e-3)
-    with pytest.raises(DataError, match="Answer would tell more"):
+    with pytest.raises(DataError, match="To answer would reveal more"):
         sharing.answer(north, ask_file(made, "north"))
 
 

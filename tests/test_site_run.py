@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 import json
 import os
 import shutil
 import socket
 import subprocess
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +21,7 @@ import pytest
 from builders import small_problem
 from federations import join_site, make_heart, make_sites, plan_of, small_sites
 from fedkin.admm import DirectLink, RoundConfig, Shard, run_rounds
-from fedkin.cli import main
+from fedkin.cli import main, site_run
 from fedkin.errors import SolverError
 from fedkin.federate import Site
 from fedkin.fitting import load
@@ -29,16 +32,20 @@ pytest.importorskip("zenoh")
 pytestmark = [pytest.mark.processes, pytest.mark.clocks]
 
 
-def run(place: Path, *options: str) -> subprocess.CompletedProcess[str]:
-    """``fedkin site run`` as systemd would call it."""
-    return subprocess.run(
-        [sys.executable, "-m", "fedkin.cli.site_run", str(place), "--give-up", "2", *options],
-        capture_output=True,
-        text=True,
-        timeout=PATIENCE,
-        preexec_fn=capped,
-        check=False,
-    )
+@dataclass(frozen=True)
+class Ended:
+    """How a site ended: its exit code, and what it wrote to standard error."""
+
+    returncode: int
+    stderr: str
+
+
+def run(place: Path, *options: str) -> Ended:
+    """What ``fedkin site run`` becomes, in this process."""
+    said = io.StringIO()
+    with contextlib.redirect_stderr(said):
+        code = site_run.run([str(place), "--give-up", "2", *options])
+    return Ended(code, said.getvalue())
 
 
 def refused(place: Path, *words: str, code: int = 2) -> str:
@@ -123,13 +130,16 @@ def test_a_ball_that_the_contract_states_is_a_constraint(tmp_path: Path) -> None
 
 def test_who_ends_at_the_border_of_a_ball_by_default_has_diverged(tmp_path: Path) -> None:
     plan = plan_of(small_problem(1), 5, None, radius=0.01)
-    with pytest.raises(SolverError, match="site 'd0' diverged to the border of their ball"):
+    with pytest.raises(SolverError, match="site 'd0' diverged to the boundary of their ball"):
         run_rounds(Shard(plan), DirectLink(5), RoundConfig(5, names=["d0"]))
 
 
 def test_a_site_alone_ends_with_its_own_estimate(tmp_path: Path) -> None:
+    """As systemd would run it, in a process of its own."""
     own = lonely(tmp_path, rounds=2000)
-    assert run(own).returncode == 0
+    command = [sys.executable, "-m", "fedkin.cli.site_run", str(own)]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE, preexec_fn=capped, check=False)
+    assert (ended.returncode, ended.stdout, ended.stderr) == (0, "", "")
     rows = Site.read(own).rows()
     expected = np.linalg.lstsq(rows.X, rows.y, rcond=None)[0]
     assert np.abs(load(own / "model").coef.ravel() - expected).max() < 1e-6
@@ -181,7 +191,7 @@ def test_another_order_begins_anew_and_is_not_mixed_up(tmp_path: Path) -> None:
 def test_a_site_that_has_left_says_so(tmp_path: Path) -> None:
     small_sites(tmp_path)
     Site.read(tmp_path / "d0").leave()
-    refused(tmp_path / "d0", "d0 has left or was expelled, for good")
+    refused(tmp_path / "d0", "d0 has left or was expelled permanently")
 
 
 def test_a_forged_notice_is_refused_while_the_site_goes_on(tmp_path: Path) -> None:
@@ -266,8 +276,8 @@ def test_a_read_only_directory_is_not_tried_again(tmp_path: Path) -> None:
 
 def test_edges_are_tested_by_the_sites_first(tmp_path: Path) -> None:
     heart = small_sites(tmp_path, 3, select={"level": 0.05})
-    refused(tmp_path / "d0", "edges are not tested yet: fedkin site select")
-    command = [sys.executable, "-m", "fedkin", "site", "select", "--give-up", "30"]
+    refused(tmp_path / "d0", "edges have not been tested yet; to test them: fedkin site select")
+    command = [sys.executable, "-m", "fedkin", "site", "select", "--give-up", str(PATIENCE)]
     running = [subprocess.Popen([*command, str(tmp_path / f"d{u}")], preexec_fn=capped) for u in range(3)]
     try:
         assert [process.wait(PATIENCE) for process in running] == [0, 0, 0]

@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-import threading
-
 import numpy as np
 import pytest
 
-from federations import part_of, plan_of
+from federations import in_threads, part_of, plan_of
 from fedkin.core import Problem, select_edges
 from fedkin.data import Federation
 from fedkin.datasets import paper_design
-from fedkin.federate import EdgeTests, Journal, Patience
+from fedkin.federate import EdgeTests, Journal
 from fedkin.federate.program import select, summary
 from fedkin.federate.records import Selection
 from fedkin.graph import Graph
-from memory_network import Faults, MemoryNetwork
+from memory_network import QUICK, Faults, MemoryNetwork
 
 
 def renamed(problem: Problem) -> Problem:
@@ -32,19 +30,13 @@ def test_sites_keep_the_edges_that_one_machine_would_keep(variance: str) -> None
     problem = Problem(design.federation, design.graph, lam=0.01)
     plan = plan_of(renamed(problem), 5, select=EdgeTests(level=0.05, variance=variance))
     network = MemoryNetwork(Faults(loss=0.1, duplication=0.1, delay=0.01))
-    quick = Patience(complain=1.0, give_up=20.0, linger=5.0)
     chosen: dict[int, Selection] = {}
 
     def one(u: int) -> None:
-        chosen[u] = select(part_of(plan, u), network.join(), Journal(str(u)), quick)
+        chosen[u] = select(part_of(plan, u), network.join(), Journal(str(u)), QUICK)
 
-    threads = [threading.Thread(target=one, args=(u,)) for u in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(40)
+    in_threads(one, 8)
     network.close()
-    assert len(chosen) == 8
     expected = select_edges(problem.federation, problem.graph, level=0.05, variance=variance)  # type: ignore[arg-type]
     assert 0 < expected.kept.sum() < expected.kept.size
     for (i, j), kept, p_value in zip(problem.graph.edges.tolist(), expected.kept, expected.p_value, strict=True):

@@ -16,8 +16,7 @@ from fedkin import FedADMMRegressor, Federation, Graph, Problem, solve
 from fedkin.cli import main
 from fedkin.core import Summaries, site_answer
 from fedkin.errors import ParameterError
-from fedkin.federate import Contract
-from fedkin.federate.contract import ContractError
+from fedkin.federate import Contract, ContractError
 from fedkin.fitting import FitOptions, Queries, compare, fit
 from fedkin.losses import make_loss
 from fedkin.solvers import cross_validate_lam, cross_validate_sparsity
@@ -41,10 +40,16 @@ def error(found, theta):
     return float(((found - theta) ** 2).sum(axis=1).mean())
 
 
-def test_the_chosen_level_is_near_the_best_and_its_solution_that_of_cvxpy():
-    fed, theta, graph = sparse_sites()
-    chosen, choice = cross_validate_sparsity(Problem(fed, graph))
-    problem = chosen.with_lam(choice.lam)
+@pytest.fixture(scope="module")
+def chosen():
+    """The problem of `sparse_sites` at the level and lam that cross-validation chooses."""
+    fed, _, graph = sparse_sites()
+    problem, choice = cross_validate_sparsity(Problem(fed, graph))
+    return problem.with_lam(choice.lam)
+
+
+def test_the_chosen_level_is_near_the_best_and_its_solution_that_of_cvxpy(chosen):
+    (fed, theta, graph), problem = sparse_sites(), chosen
     found = solve(problem, 1e-9)
     known = []
     for level in (0.0, 0.02, 0.04, 0.08, 0.16, 0.32):
@@ -56,15 +61,14 @@ def test_the_chosen_level_is_near_the_best_and_its_solution_that_of_cvxpy():
     assert support[0].mean() > 0.9 > 0.5 > support[1].mean()
 
 
-def test_rows_summaries_and_the_estimator_choose_alike():
+def test_rows_summaries_and_the_estimator_choose_alike(chosen):
     fed, _, graph = sparse_sites()
-    options = FitOptions(sparsity="cv", **PLAIN)
+    options = FitOptions(method="fused", sparsity="cv", **PLAIN)
     model = fit(fed, graph, options)
-    expected, choice = cross_validate_sparsity(Problem(fed, graph))
     level = model.history["choice"]["sparsity"]
-    assert level == np.max(expected.sparsity) > 0
-    assert model.fused.lam == pytest.approx(choice.lam)
-    np.testing.assert_allclose(model.coef[:, 0], solve(expected.with_lam(choice.lam)).theta, atol=1e-4)
+    assert level == np.max(chosen.sparsity) > 0
+    assert model.fused.lam == pytest.approx(chosen.lam)
+    np.testing.assert_allclose(model.coef[:, 0], solve(chosen).theta, atol=1e-4)
     summed = fit(fedkin.summarise(fed, folds=5), graph, options)
     assert summed.history["choice"]["sparsity"] == pytest.approx(level)
     np.testing.assert_allclose(summed.coef, model.coef, atol=1e-4)
@@ -79,7 +83,7 @@ def test_intercepts_are_spared_also_where_edges_do_not_pull_at_them():
     fed, _, graph = sparse_sites(n=30, p=10, nonzero=2)
     shifted = fed.replaced(y=fed.y + 1000.0 + 10.0 * fed.site_index)
     for fuse in (True, False):
-        model = fit(shifted, graph, FitOptions(sparsity="cv", select="none", fuse_intercept=fuse))
+        model = fit(shifted, graph, FitOptions(method="fused", sparsity="cv", select="none", fuse_intercept=fuse))
         assert 0 < model.history["choice"]["sparsity"] < 10
         assert np.abs(model.intercept[:, 0] - 1000.0 - 10.0 * np.arange(8)).max() < (1.0 if not fuse else 40.0)
 
@@ -94,7 +98,7 @@ def test_sites_have_levels_of_their_own_where_that_is_beyond_doubt():
     X = rng.normal(size=(V, n, p))
     y = np.einsum("vnp,vp->vn", X, theta) + np.where(dense, 0.2, 3.0)[:, None] * rng.normal(size=(V, n))
     fed, graph = Federation({u: (X[u], y[u]) for u in range(V)}), Graph.empty(range(V))
-    one, each = (fit(fed, graph, FitOptions(sparsity=how, **PLAIN)) for how in ("cv", "cv-sites"))
+    one, each = (fit(fed, graph, FitOptions(method="fused", sparsity=how, **PLAIN)) for how in ("cv", "cv-sites"))
     levels = np.array(each.history["choice"]["sparsity"])
     assert levels.shape == (V,) and levels[~dense].min() > levels[dense].max()
     assert error(each.coef[:, 0], theta) < 0.9 * error(one.coef[:, 0], theta)
@@ -108,7 +112,18 @@ def test_the_command_chooses_it_too(tmp_path, capsys):
     fed, _, _ = sparse_sites(V=4, n=25, p=6, nonzero=1)
     table = pd.DataFrame(fed.X, columns=fed.feature_names).assign(site=fed.site_index, y=fed.y)
     table.to_csv(tmp_path / "rows.csv", index=False)
-    words = ["fit", str(tmp_path / "rows.csv"), "--site", "site", "--target", "y", "--test-size", "0"]
+    words = [
+        "fit",
+        str(tmp_path / "rows.csv"),
+        "--site",
+        "site",
+        "--target",
+        "y",
+        "--method",
+        "fused",
+        "--test-size",
+        "0",
+    ]
     assert main([*words, "--sparsity", "cv", "--out", str(tmp_path / "model")]) == 0
     assert fedkin.load(tmp_path / "model").history["choice"]["sparsity"] > 0
     capsys.readouterr()
@@ -147,7 +162,10 @@ def test_rounds_of_messages_choose_it_from_expansions_by_fold(how):
     fed, _, graph = sparse_sites(V=6, n=120, p=8, nonzero=2)
     names = [f"s{u}" for u in range(6)]
     rows = Federation.from_arrays(fed.X, (fed.y > 0).astype(float), [names[u] for u in fed.site_index])
-    graph, options = Graph.from_indices(names, graph.edges), FitOptions("logistic", sparsity=how, **PLAIN)
+    graph, options = (
+        Graph.from_indices(names, graph.edges),
+        FitOptions("logistic", method="fused", sparsity=how, **PLAIN),
+    )
     loss = make_loss("logistic")
 
     def answer(asked):

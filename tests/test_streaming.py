@@ -9,6 +9,7 @@ import pytest
 
 import fedkin
 import fedkin.data
+from fedkin._storage import place_of
 from fedkin.cli import main
 from fedkin.cli.reading import stays_in_files
 from fedkin.core import rows_in_files
@@ -41,7 +42,9 @@ def test_weights_offsets_and_dropped_rows(tmp_path):
     columns["x"][5:9] = np.nan
     columns["o"] = np.linspace(0, 1, 900)
     path = written(tmp_path / "rows", columns)
-    with pytest.raises(DataError, match=r"cells are missing: 'x' in 4 \(first in .*row 6\), of 900 rows.*\"drop\""):
+    with pytest.raises(
+        DataError, match=r"cells are missing: 4 in 'x' \(first in .*row 6\); the table has 900 rows.*\"drop\""
+    ):
         fedkin.summarise_files(path, **ROLES, weight="w", offset="o")
     streamed = fedkin.summarise_files(path, **ROLES, weight="w", offset="o", missing="drop")
     with pytest.warns(fedkin.errors.TableWarning, match="4 rows of 900 left out"):
@@ -70,7 +73,7 @@ def test_a_csv_file_in_batches_is_read_as_in_memory(tmp_path, monkeypatch, suffi
     expected = fedkin.summarise(federation.with_intercept(), "linear")
     assert streamed.schema.names == federation.schema.names and streamed.summaries.sites == expected.sites
     assert np.allclose(streamed.summaries.sums.total().hessian, expected.sums.total().hessian, rtol=1e-10)
-    with pytest.raises(DataError, match=r"'x' in 1 \(first in line 1502\), of 2,000 rows"):
+    with pytest.raises(DataError, match=r"1 in 'x' \(first in line 1502\); the table has 2,000 rows"):
         fedkin.summarise_files(path, **ROLES)
 
 
@@ -101,7 +104,7 @@ def test_columns_that_tell_nothing_or_too_much(tmp_path):
     assert len(streamed.notes) == 3
     with pytest.raises(DataError, match="column 'copy' is the target 'y' under another name"):
         fedkin.summarise_files(written(tmp_path / "rows", {**columns, "copy": columns["y"]}), **ROLES)
-    with pytest.raises(DataError, match=r"id: text with 900 different values in 900 rows, .*: a name or an id"):
+    with pytest.raises(DataError, match=r"id: text with 900 distinct values in 900 rows, .*: a name or an id"):
         ids = {**columns, "id": [f"p{k}" for k in range(900)]}
         fedkin.summarise_files(written(tmp_path / "rows", ids), **ROLES)
     with pytest.raises(ParameterError, match="needs all rows in memory"):
@@ -122,6 +125,17 @@ def test_rows_that_do_not_fit_are_refused_before_they_are_read(tmp_path, capsys,
         stays_in_files(path, fused, ROLES)
     assert stays_in_files(path, FitOptions(loss="logistic"), ROLES), "kin reads again"
     assert "read once for every Newton step" in " ".join(capsys.readouterr().err.split())
+
+
+def test_too_many_coefficients_are_refused_before_memory_is_taken(monkeypatch):
+    rng = np.random.default_rng(0)
+    X, site = rng.normal(size=(2700, 1300)), np.repeat(["a", "b"], 1350)
+    wide = Federation.from_arrays(X, X[:, 0], site)
+    with pytest.raises(ParameterError, match=r"1,300 coefficients that vary .* 66 seconds per site: .*fixed="):
+        fedkin.find_kin(wide)
+    monkeypatch.setattr("fedkin.kin.sources.free_memory", lambda: 1e8)
+    with pytest.raises(ParameterError, match=r"1,300 coefficients need about 0\.11 GB, and 0\.1 GB are free"):
+        fedkin.find_kin(wide, fixed=wide.feature_names[1:])
 
 
 def labelled(kind, n=600, sites=5, seed=1):
@@ -186,3 +200,45 @@ def test_predictions_of_files_in_batches_are_those_of_rows_in_memory(tmp_path, m
     assert "400 predictions for 6 sites" in " ".join(capsys.readouterr().err.split())
     for name, cells in found["a.csv"].items():
         assert cells.tolist() == found["b.csv"][name].tolist() == found["c.parquet"][name].tolist(), name
+
+
+@pytest.mark.parametrize("root", ["mock://bucket/study", "file://"], ids=["object store", "disk"])
+def test_tables_at_addresses(tmp_path, capsys, root):
+    columns, place = table(400), place_of(f"{root}{tmp_path}" if root == "file://" else root)
+    here = written(tmp_path / "local", columns)
+    for k, ward in enumerate("ABC"):  # a folder for each ward
+        mine = np.array(columns["ward"]) == ward
+        part = pa.table({name: np.array(cells)[mine] for name, cells in columns.items() if name != "ward"})
+        with (place / "rows" / f"ward={ward}" / f"{k}.parquet").open("wb") as file:
+            pq.write_table(part, file)
+    lines = [",".join(columns), *(",".join(map(str, row)) for row in zip(*columns.values(), strict=True))]
+    with (place / "rows.csv.gz").open("wb") as file:
+        file.write(gzip.compress("\n".join(lines).encode()))
+    expected = fedkin.summarise(Federation.read(here, **ROLES).with_intercept(), "linear")
+    for rows in ("rows", "rows/*/*.parquet", "rows.csv.gz"):
+        path = f"{place}/{rows}"
+        for found in (
+            fedkin.summarise_files(path, **ROLES).summaries,
+            fedkin.summarise(Federation.read(path, **ROLES).with_intercept(), "linear"),
+        ):
+            order = [found.sites.index(site) for site in expected.sites]
+            names = [found.feature_names.index(name) for name in expected.feature_names]
+            hessian = found.sums.total().hessian[order][:, 0][:, names][:, :, names]
+            assert np.allclose(hessian, expected.sums.total().hessian[:, 0], rtol=1e-10), path
+    model, options = str(tmp_path / "model"), ["--site", "site", "--target", "y", "--test-size", "0"]
+    assert main(["fit", f"{place}/rows", *options, "--out", model]) == 0
+    assert main(["predict", model, f"{place}/rows", "--out", f"{place}/new/out.parquet"]) == 0
+    assert main(["predict", model, f"{place}/rows.csv.gz", "--out", f"{place}/new/out.csv"]) == 0
+    found = [fedkin.data.read_columns(f"{place}/new/out.{kind}")["prediction"] for kind in ("parquet", "csv")]
+    assert np.allclose(np.sort(found[0]), np.sort(found[1]))
+    assert [file.name for file in sorted((place / "new").iterdir())] == ["out.csv", "out.parquet"]
+    capsys.readouterr()
+    assert main(["predict", model, f"{place}/rows", "--out", f"{place}/rows/ward=A/0.parquet"]) == 2
+    assert main(["fit", f"{place}/absent.parquet", *options]) == 2
+    said = " ".join(capsys.readouterr().err.split())
+    assert "is an input of this command" in said and f"there is no file or directory {place}/absent.parquet" in said
+
+
+def test_addresses_that_nothing_serves():
+    with pytest.raises(DataError, match=r"ftp://host is not an address that pyarrow\.fs supports"):
+        Federation.read("ftp://host/rows.csv", **ROLES)

@@ -13,6 +13,7 @@ from fedkin.datasets import paper_design
 from fedkin.errors import ParameterError
 from fedkin.studies import Replication, check_study, load_study, parse_study
 from fedkin.studies.config import task_function
+from fedkin.studies.replications import false_edge_design, sparse_design
 from fedkin.studies.run import run_cell
 from fedkin.studies.tasks import (
     METHODS,
@@ -23,9 +24,7 @@ from fedkin.studies.tasks import (
     availability,
     convergence,
     edge_selection,
-    false_edge_design,
     printed_algorithm,
-    sparse_design,
     support,
 )
 from small_studies import ESTIMATION, SMALL, without_times

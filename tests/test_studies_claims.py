@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from importlib import import_module
 from pathlib import Path
+from types import ModuleType
 
 import numpy as np
 import pytest
@@ -12,11 +14,10 @@ from fedkin import find_kin, local_fit
 from fedkin.datasets import paper_design
 from fedkin.errors import ParameterError
 from fedkin.studies import Replication, claims, load_study, run_study, write_study_report
-from fedkin.studies import kin as peers
 from fedkin.studies.claims import Check
 from fedkin.studies.config import task_function
-from fedkin.studies.figures import paired_ratios
 from fedkin.studies.kin import checks, judged
+from fedkin.studies.replications import paired_ratios
 
 
 def _paper_rows(fed: float, es: float, growth: float = -0.5, **changed: float) -> list[dict[str, object]]:
@@ -197,6 +198,13 @@ def test_ratios_are_paired_and_cover():
     assert np.median(widths) < 0.06  # unpaired: about 0.5
 
 
+@pytest.fixture
+def rivals(repository: Path, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    """The module of rivals next to their study."""
+    monkeypatch.syspath_prepend(str(repository / "benchmarks/rivals"))
+    return import_module("rivals")
+
+
 GROUPS = paper_design(n_sites=12, n_samples=30, n_features=3, n_clusters=3, signal=4.0, seed=0)
 
 
@@ -204,42 +212,44 @@ def _same(labels: np.ndarray) -> list[list[bool]]:
     return (labels[:, None] == labels).tolist()
 
 
-def test_pooled_sums_are_local_fits_and_the_oracle():
-    sums = peers.least_squares(GROUPS.federation)
+def test_pooled_sums_are_local_fits_and_the_oracle(rivals: ModuleType):
+    sums = rivals.least_squares(GROUPS.federation)
     local = local_fit(GROUPS.federation).theta
-    np.testing.assert_allclose(peers.pooled(sums, np.arange(12)), local, rtol=1e-9)
+    np.testing.assert_allclose(rivals.pooled_fits(sums, np.arange(12)), local, rtol=1e-9)
     rows = [GROUPS.federation[u] for u in range(4)]
     X, y = np.concatenate([one.X for one in rows]), np.concatenate([one.y for one in rows])
-    np.testing.assert_allclose(peers.pooled(sums, GROUPS.labels)[0], np.linalg.lstsq(X, y)[0], rtol=1e-9)
+    np.testing.assert_allclose(rivals.pooled_fits(sums, GROUPS.labels)[0], np.linalg.lstsq(X, y)[0], rtol=1e-9)
 
 
 @pytest.mark.parametrize("graph", [None, GROUPS.graph])
-def test_greedy_clustering_finds_groups_that_are_far_apart(graph):
-    found = peers.clustering(peers.least_squares(GROUPS.federation), graph)
+def test_greedy_clustering_finds_groups_that_are_far_apart(graph, rivals: ModuleType):
+    found = rivals.greedy_groups(rivals.least_squares(GROUPS.federation), graph)
     assert _same(found) == _same(GROUPS.labels)
 
 
-def test_the_mixed_model_is_that_of_find_kin():
+def test_the_mixed_model_is_that_of_find_kin(rivals: ModuleType):
     # without groups find_kin is the mixed model, where it is plain that sites differ (else it is averaged with Global)
     design = paper_design(n_sites=3, n_samples=100, n_features=2, n_clusters=3, signal=8, seed=0)
     kin = find_kin(design.federation)
     assert kin.weight_mixed == 1.0
-    np.testing.assert_allclose(peers.mixed(peers.least_squares(design.federation)), kin.theta, rtol=1e-6)
+    # it averages over the variances, which three sites leave uncertain
+    sd = np.sqrt(np.einsum("upp->up", kin.covariance))
+    assert (np.abs(rivals.mixed_model(rivals.least_squares(design.federation)) - kin.theta) < 1e-3 * sd).all()
 
 
-def test_the_limit_where_groups_are_certain_is_a_ridge_per_group():
-    sums = peers.least_squares(GROUPS.federation)
+def test_the_limit_where_groups_are_certain_is_a_ridge_per_group(rivals: ModuleType):
+    sums = rivals.least_squares(GROUPS.federation)
     variance = 4.0**2 * 3**-0.5
-    found = peers.limit(GROUPS, sums, 0, variance=variance, noise=1.0, rates=(0.9, 0.1), sweeps=20, burn=5)
+    found = rivals.posterior_means(GROUPS, sums, 0, variance=variance, noise=1.0, rates=(0.9, 0.1), sweeps=20, burn=5)
     mine = GROUPS.labels == 1
     ridge = np.linalg.solve(sums.G[mine].sum(axis=0) + np.eye(3) / variance, sums.c[mine].sum(axis=0))
     np.testing.assert_allclose(found[mine], np.tile(ridge, (4, 1)), rtol=1e-9)
 
 
-def test_the_limit_is_the_posterior_mean():
+def test_the_limit_is_the_posterior_mean(rivals: ModuleType):
     # two sites, one parameter: the four groupings can be counted out
     design = paper_design(n_sites=2, n_samples=4, n_features=1, n_clusters=2, signal=1.0, seed=2)
-    sums = peers.least_squares(design.federation)
+    sums = rivals.least_squares(design.federation)
     G, c, edge = sums.G[:, 0, 0], sums.c[:, 0], design.graph.n_edges == 1
     means, weights = [], []
     for together in (True, False):
@@ -249,7 +259,7 @@ def test_the_limit_is_the_posterior_mean():
         weights.append(np.exp(each.sum() / (2 if together else 1)) * (rate if edge else 1 - rate))
         means.append(b / (g + 1))
     exact = (weights[0] * means[0] + weights[1] * means[1]) / sum(weights)
-    found = peers.limit(design, sums, 0, variance=1.0, noise=1.0, rates=(0.8, 0.3), sweeps=4000, burn=100)
+    found = rivals.posterior_means(design, sums, 0, variance=1.0, noise=1.0, rates=(0.8, 0.3), sweeps=4000, burn=100)
     np.testing.assert_allclose(found[:, 0], exact, atol=0.02)
     assert np.abs(means[0] - means[1]).max() > 0.2  # else it would say nothing
 
@@ -270,7 +280,7 @@ def test_what_kin_says_of_itself_is_judged_by_the_truth():
 def _rows(kin: float, truth: float, coverage: float, purity: float = 1.0) -> list[dict[str, object]]:
     """Rows of five estimators; pairs that are stated kin with probability 0.7 are so in the share ``truth``."""
     rng = np.random.default_rng(0)
-    errors = {"pooled": 1.0, "local": 20.0, "es": 1.5, "limit": 0.9, "kin": kin}
+    errors = {"pooled": 1.0, "local": 20.0, "es": 1.5, "rivals:limit": 0.9, "kin": kin}
     rows: list[dict[str, object]] = []
     for r in range(20):
         for name, error in errors.items():
@@ -287,8 +297,8 @@ def test_claims_hold_and_fail():
     assert [one.holds for one in checks(_rows(1.6, 0.6, 0.9, 0.5))] == [False, False, None, False, False, False]
 
 
-def test_the_limit_of_another_design_is_not_known():
-    one = Replication({"estimator": "limit", "truth": "none"}, {"generator": "differing"}, 0, 1)
+def test_the_limit_of_another_design_is_not_known(rivals: ModuleType):
+    one = Replication({"estimator": "rivals:limit", "truth": "none"}, {"generator": "differing"}, 0, 1)
     with pytest.raises(ParameterError, match='the limit is known for generator = "paper" alone'):
         list(task_function("kin")(one))
 
@@ -303,20 +313,24 @@ def test_sites_differ_as_said(truth: str, loss: str):
 
 
 @pytest.mark.studies
-def test_a_small_kin_study_from_rows_to_page(tmp_path: Path):
-    study = load_study("kin", quick=True)
+@pytest.mark.parametrize("name", ["kin", "benchmarks/rivals/kin.toml"])
+def test_a_small_kin_study_from_rows_to_page(tmp_path: Path, repository: Path, name: str):
+    study = load_study("kin" if name == "kin" else repository / name, quick=True)
     design = {"n_sites": 12, "n_samples": 20, "n_features": 3, "n_clusters": 2}
     points = tuple(one for one in study.points if one["varrho"] == 0.1 and one["signal"] == 0.6)
     study = replace(study, points=points, options={**study.options, "design": design})
     run = run_study(study, tmp_path, jobs=1)
-    assert len(run.rows) == 10 * 2
+    assert len(run.rows) == (6 if name == "kin" else 10) * 2
     by_design = {row["replication"]: row["oracle_error"] for row in run.rows}
     assert len(set(by_design.values())) == 2
     assert all(row["oracle_error"] == by_design[row["replication"]] for row in run.rows)
     assert all(row["error"] == row["oracle_error"] for row in run.rows if row["estimator"] == "pooled")
     report = write_study_report(study, run.folder)
-    assert [table.name for table in report.tables] == ["kin", "groups"] and len(report.checks) == 6
-    assert {path.name for path in run.folder.glob("*.svg")} == {"kin.svg", "reliability.svg", "coverage.svg"}
+    assert len(report.checks) == (5 if name == "kin" else 6)
+    tables, figures = [table.name for table in report.tables], {path.stem for path in run.folder.glob("*.svg")}
+    assert (tables, figures) == (
+        (["kin", "groups"], {"kin", "reliability", "coverage"}) if name == "kin" else (["kin"], {"kin"})
+    )
 
 
 def test_corrections_count_the_error_that_they_bound():

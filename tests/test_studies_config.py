@@ -9,7 +9,7 @@ import pytest
 from fedkin.errors import ParameterError
 from fedkin.studies import BUILT_IN, launch, load_study, parse_study, run_study
 from fedkin.studies.config import replication_seed
-from fedkin.studies.tasks import find_function
+from fedkin.studies.replications import find_function
 from small_studies import OWN, SMALL, UNDRAWN
 
 
@@ -117,7 +117,7 @@ def test_columns_that_no_row_has_are_named_and_the_rows_are_kept(
 ):
     text = (SMALL if "figure" in message else UNDRAWN).replace("replications = 6", "replications = 1")
     small_study.write_text(text.replace(*change))
-    with pytest.raises(ParameterError, match=message + ".*the rows are safe"):
+    with pytest.raises(ParameterError, match=message + ".*the results are kept"):
         launch(None, config=small_study, out=tmp_path / "out", jobs=1)
     small_study.write_text(text)
     assert run_study(load_study(small_study), tmp_path / "out", jobs=1).computed == 0

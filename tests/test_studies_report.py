@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 from fedkin.studies import load_study, run_study, write_study_report
-from fedkin.studies.figures import ResultTable, Sample, make_table, paired_difference
+from fedkin.studies.figures import ResultTable, make_table
+from fedkin.studies.replications import Sample, paired_difference
 
 pytestmark = pytest.mark.studies
 
@@ -51,7 +52,7 @@ def test_intervals_against_scipy_and_statsmodels():
 
 
 def test_the_example_of_the_documentation(repository: Path, tmp_path: Path):
-    text = (repository / "docs" / "running-studies.md").read_text(encoding="utf-8")
+    text = (repository / "docs" / "studies.md").read_text(encoding="utf-8")
     for language, name in (("python", "chains.py"), ("toml", "chains.toml")):
         block = text.partition(f"```{language}\n# {name}\n")[2].partition("```")[0]
         assert block

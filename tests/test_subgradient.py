@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 
 from builders import design_problem
-from fedkin.admm import subgradient_descent
-from fedkin.admm.trace import penalty_subgradient
+from fedkin.admm.trace import penalty_subgradient, subgradient_descent
 from fedkin.errors import ParameterError, SolverError
 from fedkin.solvers import solve
 
@@ -56,5 +55,5 @@ def test_bad_input():
         subgradient_descent(problem, step=0)
     with pytest.raises(ParameterError, match="batch_size is 41, but site 0 has only 40 rows"):
         subgradient_descent(problem, 10, 41)
-    with pytest.raises(SolverError, match="ran away within"):
+    with pytest.raises(SolverError, match="diverged within"):
         subgradient_descent(problem, 5000, step=50.0, decay=0.0)

@@ -13,7 +13,7 @@ from scipy.optimize import minimize
 import fedkin
 from builders import LOSS_NAMES, federation
 from fedkin.core import Problem, Query, Summaries, site_answer, site_summary
-from fedkin.data import Federation
+from fedkin.data import Federation, Rows
 from fedkin.errors import DataError, ParameterError, UnknownSiteError
 from fedkin.federate import describe_summary
 from fedkin.fitting import FitOptions, FittedModel, fit
@@ -61,7 +61,7 @@ def test_least_squares_from_sums_is_least_squares_from_rows(offset: bool, interc
     fed = grouped(offset=offset, centre=1.5)
     how = {"fit_intercept": intercept, "standardize": standardize, "cv_folds": 4, "seed": 3}
     for lam, select, penalty in (("cv", "bonferroni", "l1"), (0.05, "none", "l2"), ("cv", "holm", "linf")):
-        options = FitOptions("linear", penalty=penalty, lam=lam, select=select, **how)
+        options = FitOptions("linear", method="fused", penalty=penalty, lam=lam, select=select, **how)
         assert_same_model(from_sums(fed, None, options, "linear"), fit(fed, None, options))
 
 
@@ -69,7 +69,7 @@ def test_least_squares_from_sums_is_least_squares_from_rows(offset: bool, interc
 @pytest.mark.parametrize("lam", ["cv", 0.02])
 def test_means_from_sums_are_means_from_rows(standardize: bool, lam: float | str) -> None:
     fed = grouped("mean", centre=2.0)
-    options = FitOptions("mean", lam=lam, standardize=standardize)
+    options = FitOptions("mean", method="fused", lam=lam, standardize=standardize)
     assert_same_model(from_sums(fed, None, options, "mean"), fit(fed, None, options))
 
 
@@ -86,7 +86,7 @@ def test_local_fits_and_edge_tests_from_sums(loss: str, variance: Any) -> None:
 
 
 def test_the_sandwich_needs_rows_except_for_means() -> None:
-    with pytest.raises(ParameterError, match="squares of every row's score"):
+    with pytest.raises(ParameterError, match="needs the score of every row"):
         fedkin.local_fit(fedkin.summarise(grouped()), variance="sandwich")
     fed = grouped("mean")
     ours = fedkin.local_fit(fedkin.summarise(fed, "mean"), variance="sandwich")
@@ -103,7 +103,7 @@ def test_a_problem_of_summaries_refuses_what_needs_rows() -> None:
     with pytest.raises(ParameterError, match="linear loss, not of 'poisson'"):
         fit(summaries, None, FitOptions(loss="poisson"))
     with pytest.raises(ParameterError, match="fedadmm"):
-        fit(summaries, None, FitOptions(solver="fedadmm"))
+        fit(summaries, None, FitOptions(method="fused", solver="fedadmm"))
 
 
 def test_summaries_of_different_contracts_are_not_stacked() -> None:
@@ -148,12 +148,12 @@ def damaged(change: Callable[[dict[str, Any]], Any]) -> dict[str, Any]:
         (lambda plain: plain.pop("seed"), "missing required field `seed`"),
         (lambda plain: plain.update(extra=1), "unknown field `extra`"),
         (lambda plain: plain.update(at=[1.0]), "'at' of shape .1,., expected .3,."),
-        (lambda plain: plain.update(loss={"name": "tricky"}), "which is not known here"),
+        (lambda plain: plain.update(loss={"name": "tricky"}), "which is not available here"),
         (lambda plain: plain["folds"][1].update(rows=-1), "folds.1..rows"),
         (lambda plain: plain["folds"][0].update(value=float("nan")), "'value' that is not finite"),
         (lambda plain: plain["folds"][0]["gradient"].__setitem__(0, "7"), "folds.0..gradient"),
         (lambda plain: plain["folds"][0]["hessian"].pop(), "fold 1, needs 3 lists for 'hessian'"),
-        (lambda plain: plain["folds"][0]["hessian"][1].__setitem__(1, 1e6), "that no rows have"),
+        (lambda plain: plain["folds"][0]["hessian"][1].__setitem__(1, 1e6), "that no rows can produce"),
         (lambda plain: plain.update(column_squares=[0.0, 0.0, 0.0]), "too small for its 'column_sums'"),
         (lambda plain: plain["folds"].pop(), "sums for 2 folds"),
         (lambda plain: plain.update(columns=["a", "a", "b"]), "a name twice"),
@@ -183,8 +183,8 @@ def test_answers_tell_the_loss_at_the_point_and_its_young_gap(loss: str) -> None
     made = fedkin.losses.make_loss(loss, fed.y)
     p = made.n_params(2)
     rng = np.random.default_rng(1)
-    theta = fedkin.local_fit(fed, loss).theta[0] + 0.05 * rng.normal(size=p)
-    balance = 0.02 * rng.normal(size=p)
+    theta = fedkin.local_fit(fed, loss).theta[0] + 0.015 * rng.normal(size=p)
+    balance = 0.005 * rng.normal(size=p)
     ask = Query.from_plain(Query("north", 3, theta, balance, 20.0).to_plain())
     answer = site_answer(ask, fed[0], made, feature_names=fed.feature_names)
     rows = fed[0].arrays
@@ -199,9 +199,23 @@ def test_answers_tell_the_loss_at_the_point_and_its_young_gap(loss: str) -> None
     assert fedkin.Summary.from_plain(answer.to_plain()).gap == answer.gap
 
 
+def test_a_gap_does_not_tell_whether_a_row_is_beyond_a_value_that_the_organiser_chooses() -> None:
+    """It was infinite for a force that moves one row's predictor by more than 2, and finite otherwise."""
+    rng = np.random.default_rng(0)
+    X, loss = np.column_stack([np.ones(60), rng.uniform(-1, 1, 60)]), LogisticLoss()
+    rows, theta = Rows(X, (rng.random(60) < 0.5).astype(float)), np.zeros(2)
+    gradient, hessian = loss.gradient(theta, *rows.arrays), loss.hessian(theta, *rows.arrays)
+    oldest, found = np.sort(X[:, 1])[-2:], []
+    for value in (oldest.mean(), oldest[1] + 0.01):  # below and above the largest
+        step = np.array([2.0 - value, 1.0])
+        ask = Query("north", 2, theta, hessian @ step - gradient)
+        found.append(site_answer(ask, rows, loss, feature_names=("(intercept)", "age")).gap)
+    assert found == [np.inf, np.inf]
+
+
 def test_a_question_of_another_contract_is_refused() -> None:
     fed = federation("logistic", (60,), q=2)
-    with pytest.raises(DataError, match="asked about 5 parameters, but its rows have 2"):
+    with pytest.raises(DataError, match="queried about 5 parameters, but its rows have 2"):
         site_answer(Query("a", 2, np.zeros(5), np.zeros(5)), fed[0], LogisticLoss(), feature_names=fed.feature_names)
     for change, words in (({"round": 1}, "at least 2"), ({"radius": 0.0}, "positive"), ({"balance": []}, "'balance'")):
         with pytest.raises(DataError, match=words):
@@ -263,7 +277,7 @@ def test_a_short_message_is_short_and_comes_back_to_the_bit():
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        (lambda one: one["curvature"]["diagonal"].__setitem__(0, -1.0), "below 0"),
+        (lambda one: one["curvature"]["diagonal"].__setitem__(0, -1.0), "negative"),
         (lambda one: [line.pop() for line in one["curvature"]["factor"]], "'factor' of shape"),
         (lambda one: one["curvature"].update(left_out=-1), "left_out"),
         (lambda one: one["folds"].append(one["folds"][0]), "over all rows only"),
@@ -280,7 +294,7 @@ def test_what_cannot_be_shortened_is_said():
     summary = fedkin.summarise(one_site(20, 4))["a"]
     with pytest.raises(ParameterError, match="rank must be"):
         summary.short(0)
-    with pytest.raises(ParameterError, match="short already"):
+    with pytest.raises(ParameterError, match="already short"):
         summary.short(2).short(1)
     with pytest.raises(ParameterError, match="mean loss"):
         fedkin.summarise(Federation({"a": np.ones((5, 3))}), "mean", rank=1)

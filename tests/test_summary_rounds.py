@@ -18,11 +18,11 @@ from fedkin.data import Federation
 from fedkin.errors import DataError, ParameterError, SolverError
 from fedkin.fitting import FitOptions, FittedModel, Queries, fit
 from fedkin.graph import Graph
-from fedkin.losses import LOSSES, HuberLoss, Loss, NegativeBinomialLoss, make_loss
+from fedkin.losses import LOSSES, Loss, make_loss
 
 SMOOTH = [name for name in LOSS_NAMES if not LOSSES[name].quadratic]
-#: Sites agree on a threshold and on alpha beforehand, while fits from rows learn them: they are stated here.
-STATED: dict[str, Loss] = {"huber": HuberLoss(), "negbinomial": NegativeBinomialLoss()}
+#: Sites agree on the parameters of a loss beforehand, while fits from rows learn them: they are stated here.
+STATED = {name: make_loss(name, np.arange(3)) for name in SMOOTH}
 
 
 def named(loss: str, sizes: tuple[int, ...], q: int = 3, **how: Any) -> Federation:
@@ -71,8 +71,8 @@ def assert_certified(model: FittedModel, fed: Federation, options: FitOptions) -
 def test_few_rounds_give_the_fit_from_rows(loss: str, standardize: bool) -> None:
     fed = named(loss, (60, 80, 70, 90, 65, 75), offset=loss == "poisson")
     for options in (
-        FitOptions(STATED.get(loss, loss), "fused", standardize=standardize),
-        FitOptions(STATED.get(loss, loss), lam=0.02, select="none", penalty="l2", standardize=standardize),
+        FitOptions(STATED[loss], "fused", standardize=standardize),
+        FitOptions(STATED[loss], method="fused", lam=0.02, select="none", penalty="l2", standardize=standardize),
     ):
         model = fitted(fed, loss, options)
         assert model.origin is not None
@@ -83,7 +83,9 @@ def test_few_rounds_give_the_fit_from_rows(loss: str, standardize: bool) -> None
 def test_logistic_against_cvxpy() -> None:
     fed = named("logistic", (40, 50, 60), q=2)
     lam = 0.01
-    model = fitted(fed, "logistic", FitOptions("logistic", lam=lam, select="none", standardize=False, tol=1e-9))
+    model = fitted(
+        fed, "logistic", FitOptions("logistic", method="fused", lam=lam, select="none", standardize=False, tol=1e-9)
+    )
     rows = fed.with_intercept()
     theta = cp.Variable((3, 3))
     total = 0.0
@@ -100,7 +102,7 @@ def test_logistic_against_cvxpy() -> None:
 @pytest.mark.parametrize("loss", ["logistic", "poisson"])
 def test_options_of_the_fit(loss: str, extra: dict[str, Any]) -> None:
     fed = named(loss, (60, 80, 4, 5, 65, 75))
-    options = FitOptions(loss, **extra)
+    options = FitOptions(loss, "fused", **extra)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", fedkin.errors.DegenerateSiteWarning)
         assert_certified(fitted(fed, loss, options), fed, options)
@@ -110,14 +112,14 @@ def test_separated_classes_get_a_light_ridge() -> None:
     X, y = separated(30)
     fed = Federation({site: (X[:, 1:], y) for site in "abc"})
     with pytest.warns(fedkin.errors.DegenerateSiteWarning, match="not determined by the data"):
-        model = fitted(fed, "logistic", FitOptions("logistic", lam=0.05))
+        model = fitted(fed, "logistic", FitOptions("logistic", method="fused", lam=0.05))
     assert "ridge of 1/25" in model.notes["a"][-1]
     assert model.fused.gap <= 1e-6
     # one site whose classes overlap holds the others back: no ridge is needed
     overlap = Federation({**{site: (X[:, 1:], y) for site in "ab"}, "c": (X[:, 1:], np.arange(30) % 2)})
     assert not any(
         "1/25" in line
-        for lines in fitted(overlap, "logistic", FitOptions("logistic", lam=0.05)).notes.values()
+        for lines in fitted(overlap, "logistic", FitOptions("logistic", method="fused", lam=0.05)).notes.values()
         for line in lines
     )
 
@@ -126,7 +128,7 @@ def test_the_gap_is_certified_from_answers_alone() -> None:
     """The gap of the asked point, from rows with the duals of the questions, is what the answers add up to."""
     fed = named("logistic", (60, 80, 70))
     sites = Sites(fed, "logistic")
-    options = FitOptions("logistic", lam=0.05, select="none", standardize=False)
+    options = FitOptions("logistic", method="fused", lam=0.05, select="none", standardize=False)
     asks = fit(sites.summaries(), None, options)
     assert isinstance(asks, Queries)
     following = fit(sites.answer(asks), None, options, queries=asks)
@@ -134,7 +136,8 @@ def test_the_gap_is_certified_from_answers_alone() -> None:
     problem = Problem(fed, asks.graph, "logistic", lam=0.05)
     balance = np.asarray(asks.graph.incidence().T @ asks.state.alpha)
     gap, _ = problem.fused.gap(asks.state.theta, asks.state.alpha, None, balance)
-    assert following.gap == pytest.approx(gap / problem.fused.value(asks.state.theta), rel=1e-6)
+    told = following.gap / (gap / problem.fused.value(asks.state.theta))
+    assert 1.0 <= told * (1 + 1e-9) < 1.01  # sites round up
     assert following.gap > 0
 
 
@@ -145,7 +148,7 @@ def test_a_bad_start_is_damped() -> None:
     far = fedkin.summarise(fed, "poisson", at=np.tile([-3.0, 0.0, 0.0, 0.0], (4, 1)))
     far = replace(far, own=(OwnEstimate(np.zeros(4)),) * 4)
     told: list[str] = []
-    options = FitOptions("poisson", lam=0.02, select="none")
+    options = FitOptions("poisson", method="fused", lam=0.02, select="none")
     model = fit(far, None, options, told.append, answer=sites.answer)
     assert any("rose" in line for line in told)
     assert_certified(model, Federation({site: (fed[site].X[:, 1:], fed[site].y) for site in fed}), options)
@@ -163,7 +166,7 @@ def test_answers_that_do_not_belong_to_the_questions_are_refused() -> None:
     with pytest.raises(DataError, match="the answer of site 'site 2' is missing"):
         fit(answers.subset(["site 1", "site 0"]), None, options, queries=asks)
     moved = replace(answers, sums=replace(answers.sums, at=answers.sums.at + 1e-9))
-    with pytest.raises(DataError, match="'site 0' has answered another question"):
+    with pytest.raises(DataError, match="the answer of site 'site 0' does not belong to the query"):
         fit(moved, None, options, queries=asks)
     # the order of the answers does not matter
     one, other = (fit(answers.subset(order), None, options, queries=asks) for order in ([*first], [*first][::-1]))
@@ -172,4 +175,4 @@ def test_answers_that_do_not_belong_to_the_questions_are_refused() -> None:
     with pytest.raises(SolverError, match="after 2 rounds"):
         fit(first, None, options, answer=sites.answer, max_rounds=2)
     with pytest.raises(ParameterError, match="refit"):
-        fit(first, None, FitOptions("logistic", refit=True), answer=sites.answer)
+        fit(first, None, FitOptions("logistic", method="fused", refit=True), answer=sites.answer)

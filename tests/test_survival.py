@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pytest
 from scipy.optimize import minimize
 from sklearn.base import clone
@@ -20,9 +21,11 @@ from fedkin.cli import main
 from fedkin.core import site_answer
 from fedkin.errors import DataError, ParameterError
 from fedkin.federate import Contract, ContractError, Site, sharing
-from fedkin.fitting import FitOptions, Queries, compare, fit
-from fedkin.fitting.parts import integrated_brier, site_concordances
+from fedkin.fitting import FitOptions, FittedModel, Queries, compare, fit
+from fedkin.fitting.parts import Baselines
+from fedkin.fitting.scoring import integrated_brier, site_concordances
 from fedkin.losses import CoxLoss
+from fedkin.report import report_payload
 
 LOSS = CoxLoss()
 
@@ -113,6 +116,7 @@ def test_baseline_hazards_are_those_of_statsmodels(ties: bool) -> None:
     X, y, _ = trial(1, 60, ties)
     theta = phreg(X, y)
     times, hazard = LOSS.cumulative_hazard(theta, X, y)
+    hazard = hazard[:, 0]
     if (
         ties
     ):  # statsmodels has Breslow's estimate only: with Efron's ties, hazards of a time are the sum over its events
@@ -191,6 +195,7 @@ def test_survival_curves_of_sites_and_of_a_new_site(tmp_path: Path) -> None:
     # at the average row, the curve is that of the site's hazard
     u, rows = 2, site == 2
     moments, hazard = LOSS.cumulative_hazard(model.coef[u, 0], X[rows] - X.mean(axis=0), y[rows])
+    hazard = hazard[:, 0]
     expected = np.exp(-np.append(0.0, hazard)[np.searchsorted(moments, times, side="right")])
     np.testing.assert_allclose(model.predict_survival(X.mean(axis=0)[None], 2, times)[0], expected, rtol=1e-10)
     assert model.predict(X.mean(axis=0)[None], 2) == pytest.approx(1.0)
@@ -213,7 +218,7 @@ def test_intervals_of_relative_hazards_hold_the_coefficients() -> None:
     found = model.predict_interval(row[None], 1)
     np.testing.assert_allclose([found.low[0], found.high[0]], np.exp(model.confint()[1, 0]), rtol=1e-8)
     with pytest.raises(ParameterError, match="new observations"):
-        model.predict_interval(row[None], 1, target="observation")
+        model.predict_interval(row[None], 1, interval="observation")
 
 
 def test_new_sites_join_with_their_own_baseline() -> None:
@@ -249,7 +254,7 @@ def test_tables_have_times_and_events() -> None:
     ("changed", "match"),
     [
         ({"died": [2] + [1] * 239}, "died: unknown level '2'"),
-        ({"months": [0.0] + [1.0] * 239}, "a time is above 0, but it is 0 in row 0"),
+        ({"months": [0.0] + [1.0] * 239}, "a time must be above 0, but is 0 in row 0"),
         ({"died": [None] + [1] * 239}, "died"),
     ],
 )
@@ -345,7 +350,7 @@ def test_contracts_have_events() -> None:
         Contract.from_toml(CONTRACT.replace('event = "died"\n', ""))
     with pytest.raises(ContractError, match="is for cox"):
         Contract.from_toml(CONTRACT.replace('"cox"', '"linear"'))
-    with pytest.raises(ContractError, match="take all rows"):
+    with pytest.raises(ContractError, match="use all rows"):
         Contract.from_toml(CONTRACT + "[rounds]\nbatch_size = 30\n")
 
 
@@ -426,3 +431,126 @@ def test_between_hospitals_one_summary_then_one_answer(tmp_path: Path) -> None:
     assert rows.kin is not None
     error = np.sqrt(np.einsum("vpp->vp", rows.kin.covariance))
     assert (np.abs(model.coef - rows.coef)[:, 0] < 0.05 * error).all()
+
+
+# --- curves -----------------------------------------------------------------------------------------------------------
+
+
+def _known(model: FittedModel, theta: np.ndarray, fed: Federation, variance: float = 0.0) -> FittedModel:
+    """The model with given coefficients, baselines that follow from them, and a covariance."""
+    assert model.kin is not None
+    V, p = theta.shape
+    kin = replace(model.kin, covariance=np.tile(variance * np.eye(p), (V, 1, 1)))
+    return replace(model, coef=theta[:, None], kin=kin).with_baseline(fed)
+
+
+def test_curves_are_those_of_lifelines_at_both_ends() -> None:
+    lifelines = pytest.importorskip("lifelines")
+    X, y, site = trial(3, 100, ties=False)
+    fed, table = federation(X, y, site), pd.DataFrame({"a": X[:, 0], "b": X[:, 1], "t": np.abs(y), "e": y > 0})
+    model, rows = fit(fed, None, FitOptions("cox"), quick=True), X[:2]
+    columns = pd.DataFrame({"a": rows[:, 0], "b": rows[:, 1]})
+    pooled = _known(model, np.tile(fedkin.global_fit(fed, LOSS), (3, 1)), fed)
+    alone = _known(model, fedkin.local_fit(fed, LOSS).theta, fed)
+    for s in range(3):
+        times = np.sort(y[(site == s) & (y > 0)])[::7]  # between events lifelines interpolates
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            alike = lifelines.CoxPHFitter().fit(table.assign(site=site), "t", "e", strata=["site"])
+            own = lifelines.CoxPHFitter().fit(table[site == s], "t", "e")
+            stratum = alike.predict_survival_function(columns.assign(site=s), times)
+            single = own.predict_survival_function(columns, times)
+        np.testing.assert_allclose(pooled.predict_survival(rows, s, times), stratum.T, atol=1e-5)
+        np.testing.assert_allclose(alone.predict_survival(rows, s, times), single.T, atol=1e-5)
+
+
+def test_intervals_of_a_baseline_are_those_of_nelson_and_aalen() -> None:
+    """Without effects and without ties the variance is the sum of 1 / n^2 over events."""
+    X, y, site = trial(2, 60, ties=False)
+    fed, times = federation(X, y, site), np.array([0.01, 0.2, 0.5, 1.0])
+    model = _known(fit(fed, None, FitOptions("cox"), quick=True), np.zeros((2, 2)), fed)
+    found = model.predict_survival(X[:1], 1, times, level=0.9)[:, 0]
+    own = y[site == 1]
+    for k, t in enumerate(times):
+        size = np.array([(np.abs(own) >= one).sum() for one in own[(own > 0) & (own <= t)]], dtype=float)
+        hazard, half = (1 / size).sum(), 1.6448536 * np.sqrt((1 / size**2).sum()) / max((1 / size).sum(), 1e-9)
+        expected = np.exp(-hazard * np.exp([0.0, half, -half]))
+        np.testing.assert_allclose(found[:, k], expected, rtol=1e-6)
+
+
+def test_the_gradient_of_a_baseline_is_that_of_differences() -> None:
+    X, y, _ = trial(1, 60)
+    theta, step = np.array([0.3, 0.5]), 1e-6 * np.eye(2)
+    _, found = LOSS.cumulative_hazard(theta, X, y)
+    slopes = [
+        (LOSS.cumulative_hazard(theta + e, X, y)[1][:, 0] - LOSS.cumulative_hazard(theta - e, X, y)[1][:, 0]) / 2e-6
+        for e in step
+    ]
+    np.testing.assert_allclose(found[:, 2:], np.transpose(slopes), rtol=1e-6, atol=1e-8)
+
+
+def test_intervals_of_a_new_site_are_as_wide_as_sites_differ(tmp_path: Path) -> None:
+    rng, times = np.random.default_rng(3), np.array([0.2, 0.5, 1.0])
+    inside, widths = [], []
+    for frailty in (0.0, 0.5):
+        for _ in range(60):
+            hazard = np.exp(frailty * rng.normal(size=16))
+            y = rng.exponential(1.0 / hazard[:, None], size=(16, 50))
+            y = np.where(y <= 3, y, -3.0)
+            fed = Federation({u: (np.zeros((50, 1)), y[u]) for u in range(15)})
+            new = Baselines.from_rows(LOSS, np.zeros((15, 1)), fed).pooled()
+            _, low, high = new.survival(0, times, np.ones(1), np.zeros((1, 1)), np.zeros((1, 1)))[:, 0]
+            if frailty:
+                inside.append((low <= np.exp(-hazard[15] * times)) & (np.exp(-hazard[15] * times) <= high))
+            widths.append(high - low)
+    assert 0.85 < np.mean(inside) < 0.99
+    assert np.mean(widths[60:]) > 2 * np.mean(widths[:60])
+
+
+def test_pages_and_files_have_curves_with_intervals(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    X, y, site = trial(5, 60)
+    model = fit(federation(X, y, site), None, FitOptions("cox"), quick=True)
+    model.save(tmp_path / "model")
+    again = fedkin.load(tmp_path / "model")
+    found = report_payload(again)["survival"]
+    assert found["times"][0] == 0 and [one["site"] for one in found["curves"]] == [0, 1, 2, 3, 4, None]
+    for one in found["curves"]:
+        name, mean, low, high = one["site"], one["mean"], one["low"], one["high"]
+        name = "new" if name is None else name
+        np.testing.assert_array_less(low[1:], np.add(mean[1:], 1e-4))
+        expected = model.predict_survival(X.mean(axis=0)[None], name, found["times"], level=0.95, unseen="population")
+        np.testing.assert_allclose([mean, low, high], expected[:, 0], atol=1e-5)
+    monkeypatch.chdir(tmp_path)
+    pd.DataFrame({"x0": X[:2, 0], "x1": X[:2, 1], "site": [0, 1]}).to_csv("new.csv", index=False)
+    ask = ["predict", "model", "new.csv", "--site", "site", "--survival", "0.5,1", "--level", "0.9", "--out", "out.csv"]
+    assert main(ask) == 0
+    told = pd.read_csv("out.csv")
+    expected = model.predict_survival(X[:2], [0, 1], [0.5, 1.0], level=0.9)
+    for k, end in enumerate(("", ":low", ":high")):
+        np.testing.assert_allclose(told[[f"survival:0.5{end}", f"survival:1{end}"]], expected[k], rtol=1e-9)
+
+
+def test_lung_by_institution_is_the_same_from_rows_summaries_and_sites() -> None:
+    """Three institutions of lifelines' ``lung``: one model for all is statsmodels'."""
+    datasets = pytest.importorskip("lifelines.datasets")
+    lung = datasets.load_lung()[["inst", "time", "status", "age", "sex", "ph.ecog"]].dropna()
+    lung = lung[lung["inst"].isin(lung["inst"].value_counts().index[:3])]
+    X = lung[["age", "sex", "ph.ecog"]].to_numpy(float)
+    X, site = (X - X.mean(axis=0)) / X.std(axis=0), lung["inst"].to_numpy(int)
+    y = np.where(lung["status"] == 1, 1, -1) * lung["time"].to_numpy(float)
+    fed = federation(X, y, site)
+    np.testing.assert_allclose(fedkin.global_fit(fed, LOSS), phreg(X, y, site), atol=1e-9)
+
+    def answer(asked: Queries) -> Summaries:
+        said = [site_answer(asked[u], fed[u], LOSS, feature_names=fed.feature_names) for u in fed.sites]
+        return Summaries.stack(said)
+
+    graph = Graph.complete(fed.sites)
+    for lam in (1.0, 0.01):
+        problem = Problem(fed, graph, LOSS, "l2", lam)
+        options = FitOptions("cox", "fused", lam=lam, select="none", penalty="l2", standardize=False, tol=1e-7)
+        exact, rounds = solve(problem, 1e-13).theta, fedkin.fed_admm(problem, rounds=4000).theta
+        rows, told = fit(fed, graph, options), fit(fedkin.summarise(fed, LOSS), graph, options, answer=answer)
+        for found in (rows.coef[:, 0], told.coef[:, 0], rounds):
+            np.testing.assert_allclose(found, exact, atol=1e-6)
+        assert np.allclose(exact, exact[0], atol=1e-9) == (lam == 1.0)

@@ -214,6 +214,7 @@ def test_scores_of_other_losses_stay_below_their_bound(loss):
         assert (one.scores(theta, fed[0].X, fed[0].y) ** 2).sum(axis=1).mean() <= bound
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("step", ["literal", "proximal"])
 @pytest.mark.parametrize("p", [1.0, 0.5])
 @pytest.mark.parametrize("penalty", ["l1", "l2"])

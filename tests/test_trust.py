@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
+from fedkin.federate import SecurityError
 from fedkin.federate.messages import Message, seal, unseal
 from fedkin.federate.trust import (
     Pair,
-    SecurityError,
     check_issued,
     common_name,
     issue,
@@ -64,7 +64,7 @@ def site(name: str = "north", authority: Pair = AUTHORITY, **options) -> Pair:
     return Pair(issue(authority, make_request(name, key), ["127.0.0.1"], **options), key)
 
 
-@pytest.mark.parametrize(("fine", "when", "words"), [(89, 91, "ended on .*renew"), (-0.9, -2, "begins on .*clock")])
+@pytest.mark.parametrize(("fine", "when", "words"), [(89, 91, "ended on .*renew"), (-0.9, -2, "starts on .*clock")])
 def test_a_certificate_outside_its_days_is_refused(fine, when, words):
     """It lasts 90 days and begins a day early, for clocks that are behind."""
     certificate = site().certificate
@@ -151,9 +151,9 @@ def test_a_file_of_another_kind_version_or_nature_is_refused():
     for changed, words in (
         (seal("admit", BODY, AUTHORITY), "kind 'admit', expected 'order'"),
         (text.replace(b"fedkin-order-1", b"fedkin-order-2"), "format version 2"),
-        (b"[]", "does not say which"),
-        (b"{}", "does not say which"),
-        (b'{"format": "fedkin-order-1"}', "not a whole signed file"),
+        (b"[]", "does not name its kind"),
+        (b"{}", "does not name its kind"),
+        (b'{"format": "fedkin-order-1"}', "not a complete signed Fedkin file"),
         (b"\xff\xfe", "damaged"),
         (b"[" * 100_000, "damaged"),
         (b"", "damaged"),
@@ -173,7 +173,7 @@ def test_a_site_cannot_sign_for_another_site_or_for_the_organiser():
     north = site()
     for signer, words in (
         (Forged(north.certificate, north.key), "says that south signed it, but the certificate is that of north"),
-        (Pair(AUTHORITY.certificate, north.key), "signature does not fit"),
+        (Pair(AUTHORITY.certificate, north.key), "signature does not match"),
         (site(authority=make_authority("three hospitals")), "not issued by the authority"),
     ):
         with pytest.raises(SecurityError, match=words):
@@ -198,7 +198,7 @@ def test_an_invitation_brings_its_authority_which_must_have_signed_it():
     assert unseal(seal("invite", body, AUTHORITY), Invitation) == (Invitation(**body), None)
     north = site()
     for posing, signer, words in (
-        (body, make_authority("three hospitals"), "signature does not fit"),
+        (body, make_authority("three hospitals"), "signature does not match"),
         (body, north, "says that north signed it"),
         (body | {"authority": north.certificate.decode()}, north, "not that of an authority"),
         ({"run": RUN}, AUTHORITY, "damaged"),
@@ -214,14 +214,14 @@ def test_a_request_is_signed_with_the_key_that_it_asks_for_or_by_the_site_that_r
     assert opened(seal("request", body, Pair(asked, key)), form=Asking) == (Asking(**body), None)
     assert opened(seal("request", body, north), form=Asking) == (Asking(**body), north.certificate)
     for signer, words in (
-        (Pair(asked, make_key()), "signature does not fit"),
+        (Pair(asked, make_key()), "signature does not match"),
         (Pair(make_request("south", key), key), "south signed it, but the certificate is that of north"),
         (site("south"), "south signed it, but the certificate is that of north"),
         (site(authority=make_authority("x")), "not issued by the authority"),
     ):
         with pytest.raises(SecurityError, match=words):
             opened(seal("request", body, signer), form=Asking)
-    with pytest.raises(SecurityError, match="in the place of a certificate request"):
+    with pytest.raises(SecurityError, match="instead of a certificate request"):
         issue(AUTHORITY, north.certificate, [])
 
 
@@ -247,10 +247,10 @@ def test_keys_are_encrypted_with_the_passphrase_of_the_environment(
     with pytest.raises(SecurityError, match="FEDKIN_PASSPHRASE must hold a passphrase of 1 to 1023 bytes, got 0"):
         write_key(path, key)
     monkeypatch.delenv("FEDKIN_PASSPHRASE")
-    with pytest.raises(SecurityError, match=r"site\.key is encrypted: say in FEDKIN_PASSPHRASE_FILE"):
+    with pytest.raises(SecurityError, match=r"site\.key is encrypted: set FEDKIN_PASSPHRASE_FILE"):
         read_key(path)
     monkeypatch.setenv("FEDKIN_PASSPHRASE_FILE", str(secret))
-    with pytest.raises(SecurityError, match="passphrase is missing"):
+    with pytest.raises(SecurityError, match=r"there is no file .*passphrase"):
         read_key(path)
     secret.write_text("correct horse\n")
     secret.chmod(0o644)

@@ -54,7 +54,7 @@ def test_without_lam_the_cure_is_named(tmp_path: Path) -> None:
     problem = small_problem(3)
     heart = make_heart(tmp_path, problem, rounds=4, lam=None)
     join_site(heart, problem, "d0")
-    with pytest.raises(ParameterError, match="no lam is set; the organiser orders one: fedkin federation order"):
+    with pytest.raises(ParameterError, match="no lam is set; the organiser can set it: fedkin federation order"):
         site_plan(tmp_path / "d0")
     (path, names), *_ = heart.order(lam=0.3, rounds=7, rho=0.2)
     assert "d0" in names

@@ -101,19 +101,19 @@ def test_weights_of_tables(tmp_path):
     assert fed.feature_names == ("x",)
     assert len(fed.X) == 20 and set(fed.weight) == {1.0, 2.0}
     path.write_text("site,x,y,w\na,1,2,-1\nb,2,3,1\n")
-    with pytest.raises(DataError, match="w: a weight is at least 0, but it is -1 in line 2"):
+    with pytest.raises(DataError, match="w: a weight must be at least 0, but is -1 in line 2"):
         Federation.read(path, site="site", target="y", weight="w")
 
 
 def test_what_takes_no_weights_says_so():
     weighted, _, _ = design("linear")
     own = fedkin.losses.UserLoss(lambda *rows: 0.0, lambda theta, *rows: 0 * theta)
-    with pytest.raises(ParameterError, match="the user loss takes no weights"):
+    with pytest.raises(ParameterError, match="the user loss does not support row weights"):
         fedkin.local_fit(weighted, own)
     problem = fedkin.Problem(weighted, fedkin.Graph.complete(weighted.sites), lam=0.1)
-    with pytest.raises(ParameterError, match="Fed-ADMM draws rows and takes no weights"):
+    with pytest.raises(ParameterError, match="Fed-ADMM draws rows and does not support weights"):
         fedkin.fed_admm(problem, 3)
-    with pytest.raises(DataError, match="row 1 has the weight 0: weights are more than 0"):
+    with pytest.raises(DataError, match="row 1 has the weight 0: weights must be more than 0"):
         Federation.from_arrays([[1.0], [2.0]], None, ["a", "a"], weight=[1, 0])
 
 

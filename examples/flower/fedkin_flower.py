@@ -12,10 +12,10 @@ In the ``pyproject.toml`` of a Flower app (HEART is the organiser's directory of
     sites = "FOLDER"
 
 A node hosts the site whose directory its node configuration names in ``site``; in simulations, the one of its
-``partition-id`` among the directories in ``sites``. S ends with the averaged parameters in ``HEART/flower.npz``. Who
-does not answer a round within ``deadline`` seconds (60) counts as absent. The bits are those of ``fed_admm`` with the
-same sites absent. Flower starts a process per message and takes seconds per round when deployed: for speed use
-``fedkin site run``.
+``partition-id`` among the directories in ``sites``. S ends with the averaged parameters in ``HEART/flower.npz``. A site
+that does not answer a round within ``deadline`` seconds (60) counts as absent. The result is bit-identical to that of
+``fed_admm`` with the same sites absent. Flower starts a process per message and takes seconds per round when deployed:
+for speed use ``fedkin site run``.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""Tables for trying out a federation: invented patients of twelve hospitals, which are of two kinds.
+"""Generate tables to try a federation: patients of twelve hospitals of two kinds.
 
     python examples/heart/make_tables.py DIR
 
 writes DIR/all.csv with the rows of all hospitals, DIR/sites/NAME.csv with those of one, and DIR/graph.csv with edges
-between them. No line of it is about anybody.
+between them. All patients are invented.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Fedkin: heterogeneous federated learning on a graph.
 
-Every site keeps its rows and gets a model of its own, which borrows from the sites that are like it.
-docs/architecture.md shows the packages, the main types, and where to add things. Names are imported on first use, so
-that ``import fedkin`` stays light.
+Every site keeps its rows and gets its own model, which borrows from similar sites. docs/architecture.md shows the
+packages, the main types, and where to add things. Names are imported on first use, so that ``import fedkin`` stays
+light.
 """
 
 from __future__ import annotations
@@ -13,45 +13,17 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 __all__ = [
-    "Availability",
-    "FedADMMClassifier",
-    "FedADMMRegressor",
-    "Federation",
-    "FedkinError",
-    "Graph",
-    "Kin",
-    "KinClassifier",
-    "KinRegressor",
-    "KinSurvival",
-    "Problem",
-    "SiteScorer",
-    "Solution",
-    "Summaries",
-    "Summary",
-    "WithinSiteKFold",
-    "__version__",
-    "cross_validate_lam",
-    "fed_admm",
-    "find_kin",
-    "fit",
-    "global_fit",
-    "lam_max",
-    "lam_path",
-    "load",
-    "local_fit",
-    "merge_sums",
-    "oracle_fit",
-    "partial_sums",
-    "progress",
-    "select_edges",
-    "solve",
-    "summarise",
-    "summarise_files",
-]
+    "Availability", "FedADMMClassifier", "FedADMMRegressor", "Federation", "FedkinError", "Graph", "Kin",
+    "KinClassifier", "KinRegressor", "KinSurvival", "Problem", "SiteScorer", "Solution", "Summaries", "Summary",
+    "WithinSiteKFold", "__version__", "cross_validate_lam", "fed_admm", "find_kin", "fit", "global_fit", "lam_max",
+    "lam_path", "load", "local_fit", "merge_sums", "oracle_fit", "partial_sums", "progress", "select_edges", "solve",
+    "summarise", "summarise_files",
+]  # fmt: skip
 
 if TYPE_CHECKING:
-    from fedkin._base import progress
-    from fedkin.admm import Availability, fed_admm
+    from fedkin._progress import progress
+    from fedkin.admm import Availability
+    from fedkin.admm.algorithm import fed_admm
     from fedkin.core import (
         Problem,
         Solution,
@@ -83,7 +55,10 @@ if TYPE_CHECKING:
     from fedkin.solvers import cross_validate_lam, lam_max, lam_path, solve
 
 #: Where public names are looked up, each package after those that it imports.
-_PLACES = ("errors", "_base", "data", "graph", "core", "solvers", "admm", "kin", "fitting", "fitting.estimators")
+_PLACES = (
+    *("errors", "_progress", "data", "graph", "core", "solvers", "admm", "admm.algorithm", "kin", "fitting"),
+    "fitting.estimators",
+)
 #: Modules to reach as ``fedkin.NAME`` without importing them by hand.
 _MODULES = {"penalties": "core.penalties", "scoring": "fitting.scoring", "theory": "core.theory"}
 

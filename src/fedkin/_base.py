@@ -1,4 +1,4 @@
-"""Shared helpers that know nothing of federated learning: checks, formats of numbers and names, files, progress."""
+"""Provide general helpers: argument checks, number formats, safe file writing, loops and waits."""
 
 from __future__ import annotations
 
@@ -8,10 +8,9 @@ import fcntl
 import logging
 import math
 import os
+import re
 import secrets
 import shutil
-import sys
-import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
@@ -19,16 +18,13 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from html import escape
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from threadpoolctl import threadpool_limits
 
 from fedkin.errors import ParameterError
-
-if TYPE_CHECKING:
-    from rich.console import Console
 
 # --- arrays and parameters ---------------------------------------------------------------------------------------
 
@@ -37,11 +33,14 @@ Index = NDArray[np.int64]  #: positions and counts
 Mask = NDArray[np.bool_]  #: which ones
 AnyArray = NDArray[Any]  #: numbers, labels or ids
 
+#: The smallest positive number with full precision, which keeps quotients finite.
+TINY = float(np.finfo(np.float64).tiny)
+
 _Scalar = TypeVar("_Scalar", bound=np.generic)
 
 
 def frozen(array: NDArray[_Scalar]) -> NDArray[_Scalar]:
-    """Make an array read only and return it."""
+    """Make an array read-only and return it."""
     array.flags.writeable = False
     return array
 
@@ -79,7 +78,7 @@ def check_positive(name: str, value: object) -> None:
 
 
 def repeated(values: Iterable[Hashable]) -> list[Hashable]:
-    """Return the values that come more than once, in order."""
+    """Return the values that occur more than once, in order."""
     return [value for value, times in Counter(values).items() if times > 1]
 
 
@@ -87,6 +86,8 @@ def repeated(values: Iterable[Hashable]) -> list[Hashable]:
 
 _MOST_DECIMALS = 6
 _MOST_LINES = 10
+#: Characters that end a line, write over others, or turn the direction of text.
+_HIDDEN = re.compile("[\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069]")
 
 
 def whole(number: float) -> str:
@@ -100,7 +101,7 @@ def count(number: int, word: str) -> str:
 
 
 def decimals_for(errors: Iterable[float]) -> int:
-    """Return how many decimals a column of estimates needs: the smallest standard error shows two digits."""
+    """Return the decimals of a column of estimates, so that the smallest standard error has two significant digits."""
     usable = [error for error in errors if 0 < error < math.inf]
     if not usable:
         return 3
@@ -127,12 +128,20 @@ def percent(share: float, decimals: int = 0, *, sign: bool = False) -> str:
 
 
 def listed(names: Iterable[object], most: int = 5) -> str:
-    """Quote the first names, and say how many more there are: 'a', 'b' and 1 more."""
+    """Quote the first names and count the rest: 'a', 'b' and 1 more."""
     return some_of([repr(name) for name in names], most)
 
 
+def hidden_text(value: object, allowed: str = "") -> str | None:
+    """Return a text in plain lists and mappings that would change what a terminal shows, or None if there is none."""
+    if isinstance(value, str):
+        return value if set(_HIDDEN.findall(value)) - set(allowed) else None
+    parts = [*value.keys(), *value.values()] if isinstance(value, dict) else value if isinstance(value, list) else ()
+    return next((found for part in parts if (found := hidden_text(part, allowed)) is not None), None)
+
+
 def some_of(values: Sequence[object], most: int = 8) -> str:
-    """Join the first few of many: a, b and 2 more."""
+    """Join the first few values and count the rest: a, b and 2 more."""
     shown = ", ".join(str(value) for value in values[:most])
     return shown + (f" and {len(values) - most} more" if len(values) > most else "")
 
@@ -156,6 +165,20 @@ def html_card(
     return f"<div>{card}</div>"
 
 
+def free_memory() -> float | None:
+    """Return the free memory in bytes as reported by the system; cached files count as free."""
+    try:
+        for line in Path("/proc/meminfo").read_text().splitlines():
+            if line.startswith("MemAvailable:"):
+                return 1024.0 * float(line.split()[1])
+    except (OSError, ValueError, IndexError):
+        pass
+    try:
+        return float(os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
+    except (ValueError, OSError, AttributeError):
+        return None
+
+
 # --- files: written whole or not at all --------------------------------------------------------------------------
 
 PRIVATE_FILE, PRIVATE_DIRECTORY = 0o600, 0o700
@@ -164,7 +187,7 @@ _LOCK_SECONDS = 0.4  # another process may just be testing whether it is held
 
 @contextmanager
 def in_file(path: str | os.PathLike[str], kind: type[Exception]) -> Iterator[None]:
-    """Prefix errors of a kind with the file whose content is wrong."""
+    """Prefix errors of the given types with the path of the invalid file."""
     try:
         yield
     except kind as error:
@@ -173,7 +196,7 @@ def in_file(path: str | os.PathLike[str], kind: type[Exception]) -> Iterator[Non
 
 @contextmanager
 def _naming(path: Path) -> Iterator[None]:
-    """Name the file that was to be written where the disk is full: such errors come without a name."""
+    """Add the file name to errors of a full disk, which lack it."""
     try:
         yield
     except OSError as error:
@@ -187,10 +210,10 @@ def _naming(path: Path) -> Iterator[None]:
 def replacing(path: str | os.PathLike[str], *, private: bool = False, durable: bool = False) -> Iterator[Path]:
     """Yield a temporary path in the same directory, which replaces ``path`` when the block succeeds.
 
-    A reader sees the old file or the new one. ``private`` files are readable by their owner alone, from the first byte
-    on; ``durable`` ones, with their names, are on the disk before this returns.
+    Readers see either the old file or the new one. ``private`` files are readable only by their owner from the start;
+    ``durable`` files and their directory entries are on disk when this returns.
     """
-    path = Path(path)
+    path = path if isinstance(path, Path) else Path(path)  # a path at an address stays there
     # the suffix stays: writers of pictures and tables take their format from it
     temporary = path.with_name(f".{path.stem}.{secrets.token_hex(8)}{path.suffix}")
     try:
@@ -224,9 +247,9 @@ def write_arrays(path: str | os.PathLike[str], arrays: Mapping[str, ArrayLike], 
 
 @contextmanager
 def replacing_directory(path: str | os.PathLike[str]) -> Iterator[Path]:
-    """Yield a new directory, which replaces ``path`` and what it held when the block succeeds.
+    """Yield a new directory, which replaces ``path`` and its content when the block succeeds.
 
-    The files directly in it are on the disk before the names change. A crash leaves the old directory or the new one.
+    Its files are on disk before the names change. A crash leaves either the old directory or the new one.
     """
     path = Path(path)
     mark = secrets.token_hex(6)
@@ -268,7 +291,7 @@ def _sync(path: Path) -> None:
 def lock(path: Path, text: str) -> int | None:
     """Lock a file for the life of this process and write ``text`` to it.
 
-    Return a descriptor, to be closed in the end; None when another process holds the lock.
+    Return a descriptor, which the caller must close, or None if another process holds the lock.
     """
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT, PRIVATE_FILE)
     try:
@@ -304,7 +327,7 @@ def _taken(descriptor: int) -> bool:
     return True
 
 
-# --- cores, waits and progress -----------------------------------------------------------------------------------
+# --- cores, loops and waits -----------------------------------------------------------------------------------
 
 T = TypeVar("T")
 #: ``say(text)`` reports what is being done.
@@ -324,14 +347,14 @@ def available_cores() -> int:
 
 
 def available_threads() -> int:
-    """Return the number of threads for compiled loops: one per core, at most ``NUMBA_NUM_THREADS`` where it is set."""
+    """Return the number of threads for compiled loops: one per core, at most ``NUMBA_NUM_THREADS`` if set."""
     limit = os.environ.get("NUMBA_NUM_THREADS", "")
     return min(available_cores(), max(int(limit), 1)) if limit.isdecimal() else available_cores()
 
 
 @contextmanager
 def one_blas_thread() -> Iterator[None]:
-    """Keep linear algebra in the calling thread: matrices of single sites are too small to share out."""
+    """Run linear algebra in the calling thread, because matrices of single sites are too small for threads."""
     with threadpool_limits(limits=1, user_api="blas"):
         yield
 
@@ -347,7 +370,7 @@ def listening(listener: Listener | None) -> Iterator[None]:
 
 
 def report_progress(text: str, done: int, total: int) -> None:
-    """Report to the listener how much of a loop is done."""
+    """Report the progress of a loop to the listener."""
     if (listener := _listener.get()) is not None:
         listener(text, done, total)
 
@@ -373,10 +396,10 @@ def wait_until(
     silence: float = 10.0,
     sleep: Callable[[float], object] = time.sleep,
 ) -> bool:
-    """Call ``ready`` at growing intervals until it is true or the time is over, and return whether it was.
+    """Call ``ready`` at growing intervals until it is true or time runs out; return the last result.
 
-    ``complain`` is called with the seconds waited so far: after the first call in vain, after ``silence`` seconds more,
-    and then ever less often.
+    ``complain`` is called with the seconds waited so far: after the first failed call, after ``silence`` more seconds,
+    and then at growing intervals.
     """
     began = time.monotonic()
     complaint = 0.0
@@ -390,111 +413,3 @@ def wait_until(
         sleep(min(pause, seconds - waited))
         pause = min(1.5 * pause, longest_pause)
     return True
-
-
-#: Seconds between two lines where there is no terminal.
-EVERY = 5.0
-#: Turns of a loop from which on it says how many it does in a second: rows, not folds.
-_MANY = 100_000
-
-
-@contextmanager
-def progress(words: str = "working", *, console: Console | None = None, every: float = EVERY) -> Iterator[Say]:
-    """Show how far loops are, and about how long they still take: splits of a comparison, folds, levels.
-
-    In a terminal and in a notebook it is a bar; elsewhere, a line on standard error every few seconds. For programs,
-    the logger ``fedkin`` says the same: ``logging.basicConfig(level=logging.INFO)``.
-
-    Parameters
-    ----------
-    words : str
-        What is being done, until a step says more.
-    console : rich.console.Console, optional
-        Where to show it; by default standard error, or the notebook.
-    every : float
-        Seconds between two lines where there is neither a terminal nor a notebook.
-
-    Yields
-    ------
-    callable
-        ``say(words)`` changes the words.
-
-    Examples
-    --------
-    >>> import fedkin
-    >>> from fedkin.datasets import paper_design
-    >>> from fedkin.fitting import compare
-    >>> with fedkin.progress():
-    ...     found = compare(paper_design(n_sites=6, n_samples=30, n_features=3, n_clusters=1).federation)
-    """
-    from rich.console import Console
-
-    place = console or Console(stderr=True, markup=False, highlight=False, emoji=False)
-    with _bar(words, place) if place.is_terminal or place.is_jupyter else _lines(words, every, place.file) as say:
-        yield say
-
-
-@contextmanager
-def _bar(words: str, console: Console) -> Iterator[Say]:
-    from rich import progress as rich
-
-    before, after = (rich.TextColumn(f"{{task.{what}}}", markup=False) for what in ("description", "fields[left]"))
-    columns = (rich.SpinnerColumn(), before, rich.BarColumn(bar_width=24), rich.TimeElapsedColumn(), after)
-    with rich.Progress(*columns, console=console, transient=True) as bars:
-        top = bars.add_task(words, total=None, left="")
-        tasks: dict[str, tuple[rich.TaskID, float]] = {}
-
-        def hear(loop: str, done: int, total: int) -> None:
-            now = time.monotonic()
-            if loop not in tasks:
-                tasks[loop] = (bars.add_task(loop, total=total, left=""), now)
-            task, began = tasks[loop]
-            bars.update(task, completed=done, left=time_left(began, now, done, total))
-            if done == total:
-                bars.remove_task(tasks.pop(loop)[0])
-
-        with listening(hear):
-            yield lambda said: bars.update(top, description=said)
-
-
-@contextmanager
-def _lines(words: str, every: float, file: IO[str] | None = None) -> Iterator[Say]:
-    now, loops, over = [words], dict[str, tuple[int, int, float, float]](), threading.Event()
-
-    def say(said: str) -> None:
-        now[0] = said
-
-    def hear(loop: str, done: int, total: int) -> None:
-        last = time.monotonic()
-        loops[loop] = (done, total, loops[loop][2] if loop in loops else last, last)
-        if done == total:
-            del loops[loop]
-
-    def tell() -> None:
-        start = time.monotonic()
-        while not over.wait(every):
-            parts = [now[0]]
-            for loop, (done, total, began, last) in list(loops.items()):
-                left = time_left(began, last, done, total)
-                parts.append(f"{loop}, {done} of {total}" + (f" ({left})" if left else ""))
-            line = f"[{time.monotonic() - start:.0f} s] {'; '.join(parts)}"
-            print(line, file=file or sys.stderr, flush=True)
-
-    teller = threading.Thread(target=tell, daemon=True)
-    teller.start()
-    try:
-        with listening(hear):
-            yield say
-    finally:
-        over.set()
-        teller.join()
-
-
-def time_left(began: float, last: float, done: int, total: int) -> str:
-    """Return how long a loop still takes, in words, given when its ``last`` turn was done; "" before the first."""
-    if not 0 < done < total:
-        return ""
-    # less the time since the last turn, so that it never grows while a turn is under way
-    seconds = max((last - began) / done * (total - done) - (time.monotonic() - last), 1.0)
-    left = f"about {seconds:.0f} s left" if seconds < 100 else f"about {seconds / 60:.0f} min left"
-    return f"{done / max(last - began, 1e-3):,.0f} a second, {left}" if total >= _MANY else left

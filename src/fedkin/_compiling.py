@@ -1,7 +1,6 @@
-"""Compiled kernels (numba): the options they share, and a progress line while they are compiled.
-
-numba keeps compiled kernels on disk and compiles them again when their file changes, but not when a kernel in another
-file that they call does: kernels that call each other belong into one file.
+"""Compiled kernels (numba): their shared options, and a progress line while they are compiled. numba keeps compiled
+kernels on disk and recompiles them when their file changes, but not when a kernel in another file that they call does:
+kernels that call each other belong in one file.
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ def load(function: Any, *arguments: Any) -> None:
 
 @contextmanager
 def compiling() -> Iterator[None]:
-    """Report to the listener of `tracked` that kernels are compiled, when the block takes longer than a second."""
+    """Report to the listener of `tracked` that kernels are compiled, if the block takes longer than a second."""
     context, line, started = copy_context(), tracked([0], "Compiling, once per installation"), threading.Event()
 
     def start() -> None:

@@ -57,7 +57,7 @@ class SolverError(FedkinError, RuntimeError):
 
 
 class MissingDependencyError(FedkinError, ImportError):
-    """An optional package is needed for what was asked."""
+    """An optional package is needed."""
 
 
 class FedkinWarning(UserWarning):
@@ -77,11 +77,11 @@ class DegenerateSiteWarning(FedkinWarning):
 
 
 class ChangeWarning(FedkinWarning):
-    """The rows of a stream begin to follow other parameters."""
+    """The rows of a stream start to follow different parameters."""
 
 
 class TableWarning(FedkinWarning):
-    """Something about a table that was settled by a stated rule: a column left out, a level that did not train."""
+    """Something about a table that was resolved by a stated rule: a column left out, a level that did not train."""
 
 
 def missing_dependency(package: str, purpose: str, extra: str) -> MissingDependencyError:
@@ -99,7 +99,7 @@ _spelling: list[Callable[[str, object], str]] = [_as_in_python]
 
 
 def argument(name: str, value: object = None) -> str:
-    """Spell an argument in a message: as Python takes it, or as the interface that is in use does."""
+    """Spell an argument in a message for the interface in use: Python or the command line."""
     return _spelling[-1](name, value)
 
 

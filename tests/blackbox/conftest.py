@@ -2,24 +2,25 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 import json
 import os
-import subprocess
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import pandas as pd
 import pytest
 
+from fedkin.cli import main
+
 COMMAND = [sys.executable, "-m", "fedkin"]
 COLUMNS = ["--site", "clinic", "--target", "days"]
-
-#: Seconds after which a command counts as hanging.
-PATIENCE = 200.0
 
 
 @dataclass(frozen=True)
@@ -51,10 +52,17 @@ def environment() -> dict[str, str]:
 
 
 def run(folder: Path, *arguments: object, code: int | None = None) -> Outcome:
-    """Run ``fedkin`` in a folder, as a process of its own."""
-    words = [*COMMAND, *map(str, arguments)]
-    done = subprocess.run(words, cwd=folder, env=environment(), capture_output=True, encoding="utf-8", timeout=PATIENCE)
-    outcome = Outcome(done.returncode, done.stdout, done.stderr)
+    """Run ``fedkin`` in a folder, in this process."""
+    out, err = io.StringIO(), io.StringIO()
+    with (
+        contextlib.chdir(folder),
+        mock.patch.dict(os.environ, environment()),
+        mock.patch.object(sys, "path", [*sys.path]),
+        contextlib.redirect_stdout(out),
+        contextlib.redirect_stderr(err),
+    ):
+        ended = main([str(word) for word in arguments])
+    outcome = Outcome(ended, out.getvalue(), err.getvalue())
     assert code is None or outcome.code == code, outcome
     return outcome
 

@@ -6,10 +6,7 @@ import contextlib
 import io
 import json
 import os
-import random
-import resource
 import shutil
-import socket
 import subprocess
 import sys
 import time
@@ -21,10 +18,9 @@ from unittest import mock
 import numpy as np
 
 from fedkin.cli import main
+from processes import PATIENCE, capped, free_ports
 
 PROGRAM = (sys.executable, "-m", "fedkin")
-SECONDS = 120.0  # for what takes a few seconds: only a process that hangs takes as long
-MEMORY = 3 * 2**30
 
 SITES = ("north", "south", "east", "west")
 ROWS = 120
@@ -66,16 +62,10 @@ def document(*words: object, **how: Any) -> Any:
     return json.JSONDecoder().raw_decode(cli(*words, **how))[0]
 
 
-def capped() -> None:
-    """Limit the memory of a child process."""
-    resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-
-
 def process(*words: object, code: int = 0) -> subprocess.CompletedProcess[str]:
     """Run a command in a process of its own."""
     command = [*PROGRAM, *map(str, words)]
-    ended = subprocess.run(command, capture_output=True, text=True, timeout=SECONDS, preexec_fn=capped, check=False)
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE, preexec_fn=capped, check=False)
     assert ended.returncode == code, ended.stdout + ended.stderr
     assert "Traceback" not in ended.stderr
     return ended
@@ -95,7 +85,7 @@ class Processes:
         for child in self.children.values():
             if child.poll() is None:
                 child.kill()
-            child.wait(SECONDS)
+            child.wait(PATIENCE)
 
     def start(self, name: str, *words: object) -> subprocess.Popen[bytes]:
         with (self.folder / f"{name}.said").open("ab") as said:
@@ -106,37 +96,17 @@ class Processes:
     def run_site(self, *names: str) -> None:
         """Start ``fedkin site run`` for each of these."""
         for name in names:
-            waits = ("--first-pull", 0.1, "--give-up", SECONDS, "--linger", 20)
+            waits = ("--first-pull", 0.1, "--give-up", PATIENCE, "--linger", 20)
             self.start(name, "site", "run", self.folder / name, *waits)
 
     def kill(self, name: str) -> None:
         self.children[name].kill()
-        self.children[name].wait(SECONDS)
+        self.children[name].wait(PATIENCE)
 
     def join(self, code: int = 0) -> None:
-        end = time.monotonic() + SECONDS
+        end = time.monotonic() + PATIENCE
         for name, child in self.children.items():
             assert child.wait(max(end - time.monotonic(), 0.1)) == code, (self.folder / f"{name}.said").read_text()
-
-
-def wait_for(condition: Callable[[], Any], seconds: float = SECONDS) -> Any:
-    """What ``condition`` returns once that is true."""
-    end = time.monotonic() + seconds
-    while not (found := condition()):
-        assert time.monotonic() < end, "it did not happen in time"
-        time.sleep(0.05)
-    return found
-
-
-def free_ports(count: int) -> int:
-    """The first of ``count`` consecutive ports that are free."""
-    for _ in range(1000):
-        first = random.SystemRandom().randrange(10_000, 19_900, 10)
-        with contextlib.suppress(OSError), contextlib.ExitStack() as held:
-            for port in range(first, first + count):
-                held.enter_context(socket.create_server(("127.0.0.1", port)))
-            return first
-    raise RuntimeError("no ports are free")
 
 
 def site_rounds(place: Path) -> dict[str, int]:
@@ -207,7 +177,10 @@ def join(heart: Path, name: str, table: Path | None = None, into: Path | None = 
     if table is None:
         table = write_table(folder / f"{name}.csv", SITES.index(name))
     place = folder / name if into is None else into
-    return cli("site", "join", heart / "invites" / f"{name}.invite", "--data", table, "--into", place, **how)
+    lax = ["--below-minima"] if "batch_size" in (heart / "contract.toml").read_text() else []
+    return cli(
+        "site", "join", heart / "invites" / f"{name}.invite", "--data", table, "--into", place, "--yes", *lax, **how
+    )
 
 
 def enrol(heart: Path, *names: str, table: Path | None = None) -> Path:
@@ -215,7 +188,7 @@ def enrol(heart: Path, *names: str, table: Path | None = None) -> Path:
     for name in names:
         join(heart, name, table)
         place = heart.parent / name
-        cli("federation", "admit", heart, place / f"{name}.request")
+        cli("federation", "admit", heart, place / f"{name}.request", "--yes")
         cli("site", "accept", place, heart / "admitted" / f"{name}.admit")
     return place
 
@@ -223,7 +196,7 @@ def enrol(heart: Path, *names: str, table: Path | None = None) -> Path:
 def share(heart: Path, *names: str, options: Sequence[object] = ()) -> None:
     """Sites share their sums, which are carried to the organiser."""
     for name in names:
-        cli("site", "share", heart.parent / name, *options)
+        cli("site", "share", heart.parent / name, "--yes", *options)
         shutil.copy(heart.parent / name / "sent" / f"{name}.summary", heart / "summaries")
 
 

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import tomllib
 from io import StringIO
-from pathlib import Path
 
 import numpy as np
 import pandas as pd
@@ -17,7 +15,7 @@ import fedkin as library
 from blackbox.conftest import COLUMNS, clinic_table, read_coefficients, run
 
 NO_COMPARISON = ["--test-size", "0"]
-ALONE = ["--lam", "0", "--select", "none", "--tol", "1e-12", *NO_COMPARISON]
+ALONE = ["--method", "fused", "--lam", "0", "--select", "none", "--tol", "1e-12", *NO_COMPARISON]
 
 
 def least_squares(rows: pd.DataFrame, features: tuple[str, ...] = ("age", "dose"), target: str = "days"):
@@ -59,7 +57,7 @@ def test_help_lists_the_commands_and_version_is_the_library_s(fedkin):
     ],
 )
 def test_help_of_every_command_lists_its_options(fedkin, command, words):
-    shown = fedkin(command, "--help", code=0).stdout
+    shown = fedkin(command, "--help-all", code=0).stdout
     assert [word for word in words.split() if word not in shown] == []
 
 
@@ -200,7 +198,7 @@ def test_text_is_a_category_gaps_are_filled_by_means_and_columns_can_be_dropped(
 
 def test_a_graph_file_limits_which_sites_are_fused(fedkin, tmp_path, table):
     (tmp_path / "graph.csv").write_text("source,target,weight\na,b,1\nb,c,2\nd,e,0.5\n")
-    options = ["--graph", "graph.csv", "--lam", "1000", "--select", "none", *NO_COMPARISON]
+    options = ["--graph", "graph.csv", "--method", "fused", "--lam", "1000", "--select", "none", *NO_COMPARISON]
     ended = fedkin("fit", table.name, *COLUMNS, *options, "--json", "--out", "m")
     told = ended.json
     assert (told["edges"], told["graph"]) == (3, "graph.csv")
@@ -299,36 +297,6 @@ def test_parquet_files_and_a_file_per_site_give_the_model_of_the_table(fedkin, t
         np.testing.assert_allclose(read_coefficients(tmp_path / name), expected, rtol=1e-9)
 
 
-def test_rows_that_stay_in_parquet_files_give_the_estimates_of_rows_in_memory(tmp_path, fit, clinics):
-    clinics.iloc[:130].to_parquet(tmp_path / "1.parquet", index=False)
-    clinics.iloc[130:].to_parquet(tmp_path / "2.parquet", index=False)
-    streamed = library.summarise_files(tmp_path / "*.parquet", site="clinic", target="days")
-    library.fit(streamed.summaries).save(tmp_path / "model")
-    np.testing.assert_allclose(read_coefficients(tmp_path / "model"), read_coefficients(fit.model), rtol=1e-6)
-
-
-@pytest.mark.processes
-def test_summaries_of_sites_give_the_estimates_of_their_pooled_rows(fedkin, tmp_path, clinics):
-    rows = clinics[clinics["clinic"].isin(["a", "b", "d"])]
-    rows.to_csv(tmp_path / "t.csv", index=False)
-    fedkin("federation", "draft", "t.csv", "--target", "days", "--site", "clinic", "--out", "heart.toml", code=0)
-    contract = tomllib.loads((tmp_path / "heart.toml").read_text(encoding="utf-8"))
-    assert (contract["loss"], list(contract["features"]), contract["target"]["name"]) == (
-        "linear",
-        ["age", "dose"],
-        "days",
-    )
-    fedkin("federation", "simulate", "heart.toml", "--data", "t.csv", "--site", "clinic", "--out", "trial", code=0)
-    summaries = Path("trial") / "organiser" / "summaries"
-    assert sorted(path.name for path in (tmp_path / summaries).iterdir()) == ["a.summary", "b.summary", "d.summary"]
-    told = fedkin("fit", summaries, "--json", "--out", "summed").json
-    assert told["comparison"]["rows"] == told["n_rows"] == 120
-    fedkin("fit", "t.csv", *COLUMNS, *NO_COMPARISON, "--out", "pooled", code=0)
-    expected = read_coefficients(tmp_path / "pooled")
-    np.testing.assert_allclose(read_coefficients(tmp_path / "summed"), expected, rtol=1e-6)
-    np.testing.assert_allclose(read_coefficients(tmp_path / "trial" / "model"), expected, rtol=1e-6)
-
-
 # --- predict ------------------------------------------------------------------------------------------------------
 
 
@@ -364,14 +332,6 @@ def test_a_new_site_is_predicted_from_what_sites_have_in_common_or_from_its_own_
     like_d = predictions(ended.stdout)["prediction"]
     truth = 4.0 - 2.0 * rows["age"].to_numpy() + 3.0 * rows["dose"].to_numpy()
     assert np.abs(like_d - truth).max() < 0.3 < np.abs(common - truth).max()
-
-
-def test_intervals_are_wider_at_higher_levels(fedkin, tmp_path, fit, table):
-    wide, narrow = (predictions(fedkin("predict", fit.model, table, "--level", x, code=0).stdout) for x in (0.95, 0.5))
-    assert wide.columns.tolist() == ["row", "clinic", "prediction", "low", "high"]
-    np.testing.assert_allclose((wide["low"] + wide["high"]) / 2, wide["prediction"], atol=0.02)
-    ratio = (wide["high"] - wide["low"]) / (narrow["high"] - narrow["low"])
-    np.testing.assert_allclose(ratio, norm.ppf(0.975) / norm.ppf(0.75), rtol=0.05)
 
 
 # --- inspect ------------------------------------------------------------------------------------------------------

@@ -5,8 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-import fedkin
-from fedkin import Availability, FedkinError, Problem, fed_admm, solve
+from fedkin import Availability, Problem, fed_admm, solve
 from fedkin.datasets import paper_design
 
 V, P = 8, 3
@@ -170,21 +169,6 @@ def test_presence_has_the_shares_that_were_asked_for():
     assert (blocks[:, 0] != blocks[:, 3]).any()
 
 
-def test_a_record_is_read_from_a_file(tmp_path):
-    problem = a_problem()
-    present = np.random.default_rng(0).random((30, V)) < 0.7
-    path = tmp_path / "presence.csv"
-    order = np.arange(V)[::-1]
-    lines = [",".join(str(problem.federation.sites[i]) for i in order)]
-    lines += [",".join(str(int(present[t, i])) for i in order) for t in range(30)]
-    path.write_text("\n".join(lines) + "\n")
-    from_file, from_array = (
-        fed_admm(problem, 30, availability=Availability.recorded(record), record_every=1) for record in (path, present)
-    )
-    assert from_file.trace["available"] == pytest.approx(present.mean(axis=1))
-    assert np.array_equal(from_file.theta, from_array.theta)
-
-
 # --- the same bits --------------------------------------------------------------------------------------------
 
 
@@ -196,24 +180,6 @@ def test_a_seed_fixes_every_bit(gradient):
     assert not np.array_equal(one.theta, other.theta)
 
 
-@pytest.mark.parametrize("gradient", ["plain", "saga", "svrg"])
-def test_a_resumed_run_is_the_uninterrupted_one_to_the_bit(tmp_path, gradient):
-    path = tmp_path / "run.db"
-    run = {"batch_size": 4, "gradient": gradient, "availability": Availability.bernoulli(0.7, weighting="estimated")}
-    whole = fed_admm(a_problem(), 50, **run)
-    fed_admm(a_problem(), 23, **run, checkpoint=path)
-    assert path.exists()
-    assert same_bits(whole, fed_admm(a_problem(), 50, **run, checkpoint=path, resume=True))
-
-
-def test_a_checkpoint_of_another_run_is_refused(tmp_path):
-    path = tmp_path / "run.db"
-    fed_admm(a_problem(), 10, 4, checkpoint=path)
-    for problem, more in [(a_problem(lam=0.02), {}), (a_problem(), {"seed": 1}), (a_problem("l2"), {})]:
-        with pytest.raises(FedkinError, match=r"run\.db"):
-            fed_admm(problem, 20, 4, checkpoint=path, resume=True, **more)
-
-
 def test_a_run_stopped_by_a_callback_can_be_resumed(tmp_path):
     path = tmp_path / "run.db"
     whole = fed_admm(a_problem(), 40, 4, record_every=1)
@@ -221,9 +187,3 @@ def test_a_run_stopped_by_a_callback_can_be_resumed(tmp_path):
     assert part.status == "interrupted"
     assert part.n_iter == 11
     assert same_bits(whole, fed_admm(a_problem(), 40, 4, record_every=1, checkpoint=path, resume=True))
-
-
-def test_compiled_rounds_agree_with_the_reference():
-    run = {"rounds": 80, "batch_size": 4, "gradient": "saga"}
-    one, other = (fedkin.fed_admm(a_problem(), **run, backend=backend) for backend in ("numpy", "numba"))
-    assert other.theta == pytest.approx(one.theta, abs=1e-10)

@@ -146,11 +146,11 @@ def test_balanced_means_are_shrunk_by_the_analysis_of_variance():
     assert kin.theta[:, 0] == pytest.approx(y.mean() + keep * (y.mean(axis=1) - y.mean()), abs=0.05)
 
 
-def test_three_sites_are_the_normal_shrinkage_of_statsmodels():
+def test_sites_are_shrunk_as_by_statsmodels():
     rng = np.random.default_rng(0)
-    y = {u: rng.normal(size=1) + rng.normal(size=30) for u in "abc"}
+    y = {u: rng.normal(size=1) + rng.normal(size=30) for u in "abcdefghijkl"}
     kin = find_kin(Federation({u: (np.ones((30, 1)), v) for u, v in y.items()}, ["(intercept)"]))
-    theirs = sm.MixedLM(np.concatenate(list(y.values())), np.ones((90, 1)), groups=np.repeat(list(y), 30)).fit()
+    theirs = sm.MixedLM(np.concatenate(list(y.values())), np.ones((360, 1)), groups=np.repeat(list(y), 30)).fit()
     effects = np.array([float(np.asarray(theirs.random_effects[u])[0]) for u in y]) + float(theirs.fe_params[0])
     assert kin.theta[:, 0] == pytest.approx(effects, abs=0.02)
     assert kin.noise == pytest.approx(theirs.scale, rel=0.02)
@@ -216,7 +216,7 @@ def test_predictions_have_intervals_of_the_mean_and_of_new_rows(clear):
     made, kin = clear
     X = np.random.default_rng(5).normal(size=(400, 4))
     mean = kin.predict(X, 3)
-    new = kin.predict(X, 3, target="observation")
+    new = kin.predict(X, 3, interval="observation")
     assert mean.mean == pytest.approx(X @ kin.theta[3])
     z = norm.ppf(0.975)
     variance = np.einsum("np,pq,nq->n", X, kin.covariance[3], X)

@@ -4,54 +4,30 @@ from __future__ import annotations
 
 import signal
 import subprocess
-import time
+import sys
 from pathlib import Path
 
 import numpy as np
 import pandas as pd
 import pytest
 
-from blackbox.conftest import COMMAND, PATIENCE, environment, files_below, run
+from blackbox.conftest import COMMAND, environment, files_below, run
+from processes import PATIENCE, wait_for
+from small_studies import OWN, UNDRAWN
 
 pytestmark = pytest.mark.studies
 
-TASK = """
-import time
-import numpy as np
-
-def task(replication):
-    with open(replication.options["log"], "a") as log:
-        log.write(f"{replication.params['size']} {replication.number}\\n")
-    time.sleep(replication.options["sleep"])
-    rng = np.random.default_rng(replication.seed)
-    yield {"value": float(rng.normal(loc=replication.params["size"]))}
-"""
-
-STUDY = """
-[study]
-name = "own"
-title = "A study of one's own"
-task = "owntask:task"
-seed = 3
-replications = 4
-block = 2
-
-[[grid]]
-size = [10, 20]
-
+#: Four cells of two replications, with two rows each.
+STUDY = (
+    UNDRAWN.replace("replications = 6", "replications = 2")
+    + """
 [options]
 log = "LOG"
 sleep = SLEEP
-
 [quick]
-replications = 2
-
-[[table]]
-name = "means"
-value = "value"
-columns = "size"
-rows = ["study"]
+replications = 1
 """
+)
 
 GENERATOR = """
 import numpy as np
@@ -93,7 +69,8 @@ estimators = ["local", "global", "pooled"]
 
 def write_study(folder: Path, sleep: float = 0.0) -> Path:
     """Write the study with its task; every replication that is computed adds a line to ``log``."""
-    (folder / "owntask.py").write_text(TASK)
+    sys.modules.pop("own", None)  # of another test's folder
+    (folder / "own.py").write_text(OWN)
     path = folder / "own.toml"
     path.write_text(STUDY.replace("LOG", str(folder / "log")).replace("SLEEP", str(sleep)))
     return path
@@ -101,7 +78,8 @@ def write_study(folder: Path, sleep: float = 0.0) -> Path:
 
 def computed(folder: Path) -> list[str]:
     """Return the replications that were computed, in the order in which they began."""
-    return (folder / "log").read_text().splitlines() if (folder / "log").exists() else []
+    lines = (folder / "log").read_text().splitlines() if (folder / "log").exists() else []
+    return [line.partition(" ")[2] for line in lines]  # a line begins with the process
 
 
 @pytest.fixture(scope="module")
@@ -115,31 +93,30 @@ def done(tmp_path_factory) -> Path:
 
 
 def test_a_study_writes_rows_a_table_and_a_page(done):
-    out = done / "out" / "own"
+    out = done / "out" / "small"
     assert {"index.html", "means.csv", "means.md", "rows.parquet"} <= {path.name for path in out.iterdir()}
     assert len(list((out / "cells").iterdir())) == 4
     rows = pd.read_parquet(out / "rows.parquet")
-    assert len(rows) == 8 and sorted(computed(done)) == sorted(f"{s} {k}" for s in (10, 20) for k in range(4))
-    drawn = [
-        np.random.default_rng(seed).normal(loc=size) for seed, size in zip(rows["seed"], rows["size"], strict=True)
-    ]
-    assert rows["value"].tolist() == drawn
-    means = pd.read_csv(out / "means.csv").set_index("size")
-    expected = rows.groupby("size")["value"]
+    assert len(rows) == 16 and len(set(computed(done))) == len(computed(done)) == 8
+    for row in rows.itertuples():
+        left, right = np.random.default_rng(row.seed).normal(loc=row.n, size=2)
+        assert row.value == (left if row.side == "left" else right)
+    means = pd.read_csv(out / "means.csv").set_index(["n", "kind"])
+    expected = rows.groupby(["n", "kind"])["value"]
     np.testing.assert_allclose(means["mean"], expected.mean())
     np.testing.assert_allclose(means["standard_error"], expected.sem())
     page = (out / "index.html").read_text(encoding="utf-8")
-    assert "A study of one" in page and 'src="http' not in page and "<link" not in page
+    assert "A small study" in page and 'src="http' not in page and "<link" not in page
 
 
 def test_redraw_needs_only_the_rows_and_computes_nothing(tmp_path, done):
     write_study(tmp_path)
-    place = tmp_path / "out" / "own"
+    place = tmp_path / "out" / "small"
     place.mkdir(parents=True)
-    (place / "rows.parquet").write_bytes((done / "out" / "own" / "rows.parquet").read_bytes())
+    (place / "rows.parquet").write_bytes((done / "out" / "small" / "rows.parquet").read_bytes())
     run(tmp_path, "study", "own.toml", "--out", "out", "--redraw", code=0)
     assert computed(tmp_path) == []
-    assert (place / "means.csv").read_bytes() == (done / "out" / "own" / "means.csv").read_bytes()
+    assert (place / "means.csv").read_bytes() == (done / "out" / "small" / "means.csv").read_bytes()
     assert (place / "index.html").is_file()
 
 
@@ -151,36 +128,34 @@ def test_an_interrupted_study_resumes_with_the_rows_of_an_uninterrupted_one(tmp_
         command, cwd=tmp_path, env=environment(), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
     )
     try:
-        deadline = time.monotonic() + PATIENCE
-        while not list(tmp_path.glob("out/own/cells/[!.]*.parquet")) and time.monotonic() < deadline:
-            time.sleep(0.05)
+        wait_for(lambda: list(tmp_path.glob("out/small/cells/[!.]*.parquet")))
         process.send_signal(signal.SIGINT)
         assert process.wait(PATIENCE) == 130
     finally:
         process.kill()
-    kept = files_below(tmp_path / "out" / "own" / "cells")
+    kept = files_below(tmp_path / "out" / "small" / "cells")
     assert 1 <= len(kept) < 4
     before = computed(tmp_path)
     run(tmp_path, "study", "own.toml", "--out", "out", "--jobs", "1", code=0)
     assert len(computed(tmp_path)) - len(before) == 2 * (4 - len(kept))  # finished cells are not computed again
-    assert kept.items() <= files_below(tmp_path / "out" / "own" / "cells").items()
-    ours, theirs = (pd.read_parquet(folder / "out" / "own" / "rows.parquet") for folder in (tmp_path, done))
-    keys = ["size", "replication", "seed", "value"]
+    assert kept.items() <= files_below(tmp_path / "out" / "small" / "cells").items()
+    ours, theirs = (pd.read_parquet(folder / "out" / "small" / "rows.parquet") for folder in (tmp_path, done))
+    keys = ["n", "kind", "replication", "seed", "side", "value"]
     pd.testing.assert_frame_equal(ours[keys], theirs[keys])
 
 
 def test_a_quick_run_has_its_own_directory_and_damaged_cells_are_computed_again(tmp_path):
     write_study(tmp_path)
     run(tmp_path, "study", "own.toml", "--out", "out", "--quick", "--jobs", "1", code=0)
-    assert [path.name for path in (tmp_path / "out").iterdir()] == ["own-quick"]
-    place = tmp_path / "out" / "own-quick"
+    assert [path.name for path in (tmp_path / "out").iterdir()] == ["small-quick"]
+    place = tmp_path / "out" / "small-quick"
     first = pd.read_parquet(place / "rows.parquet")
-    assert len(first) == len(computed(tmp_path)) == 4
+    assert len(first) == 8 and len(computed(tmp_path)) == 4
     damaged = min((place / "cells").iterdir())
     damaged.write_bytes(damaged.read_bytes()[:50])
     again = run(tmp_path, "study", "--config", "own.toml", "--out", "out", "--quick", "--jobs", "1", code=0)
     assert damaged.name in again.stderr.replace("\n", "")
-    assert len(computed(tmp_path)) == 6
+    assert len(computed(tmp_path)) == 5
     pd.testing.assert_frame_equal(pd.read_parquet(place / "rows.parquet"), first)
 
 
@@ -206,9 +181,9 @@ def test_errors_of_estimators_are_those_of_least_squares(tmp_path):
     ("old", "new", "culprits"),
     [
         ("seed = 3", "sead = 3", ["sead", "seed"]),
-        ("owntask:task", "owntask:tusk", ["tusk"]),
-        ('name = "own"', 'name = "../own"', ["../own"]),
-        ("size = [10, 20]", "size = []", ["size"]),
+        ("own:task", "own:tusk", ["tusk"]),
+        ('name = "small"', 'name = "../small"', ["../small"]),
+        ("n = [10, 20]", "n = []", ["n"]),
     ],
 )
 def test_a_wrong_study_is_refused_before_anything_is_computed(fedkin, tmp_path, old, new, culprits):

@@ -35,7 +35,8 @@ export function reproduceSection(model: Model): HTMLElement {
   );
 }
 
-function codeBlock(command: string): HTMLElement {
+/** A command with a button that copies it. */
+export function codeBlock(command: string): HTMLElement {
   const button = el("button", { type: "button", class: "copy" }, "Copy");
   const code = el("code", {}, command);
   button.addEventListener("click", () => {

@@ -1,11 +1,13 @@
-// Coefficients as a forest: one feature over groups and sites, or all features of one site; and two sites compared.
-import { scaleLinear } from "d3-scale";
-import { bottomAxis, extent, picture, room, withDownload } from "./chart";
+// Coefficients as forest plots: one feature over groups and sites, or all features of one or two sites.
+import { bottomAxis, fitting, narrow, picture, room, type Scale, valueOn, withDownload } from "./chart";
 import type { Model } from "./data";
-import { decimalsFor, el, fixed, fresh, plural, section, svg } from "./dom";
-import { Pager } from "./pager";
+import { csvButton, decimalsFor, el, fixed, fresh, plural, scroll, section, svg, table, whole } from "./dom";
+import { siteDots, twoEnds } from "./dots";
+import { type Effect, Effects, interval } from "./effects";
+import { type Column, Pager, siteColumns } from "./pager";
+import { siteInput } from "./sites";
 import type { State } from "./state";
-import { groupColour, groupShape, onTheme } from "./theme";
+import { groupColour, groupShape, onLook } from "./theme";
 
 const MOST_GROUPS = 14;
 const MOST_FEATURES = 30;
@@ -18,185 +20,83 @@ export function coefficientsSection(model: Model, state: State): HTMLElement {
     ? `Lines are ${Math.round(100 * level)}% intervals.`
     : "A fused model has no intervals.";
   const { classes } = model.payload.about;
-  const what = target === null ? "" : classes?.length === 2 ? ` on ${target} = ${classes[1]}` : ` on ${target}`;
+  const against = classes?.length === 2 ? ` = ${classes[1]}` : classes ? `, each class against ${classes[0]}` : "";
+  const what = target === null ? "" : `Effects on ${target}${against}. `;
   const note = left_out
-    ? ` ${plural(left_out, "coefficient")} that hardly differ between sites are not on this page.`
+    ? ` ${plural(left_out, "coefficient")} with small differences between sites are not on this page.`
     : "";
   return section(
     "coefficients",
     "Effects at each site",
-    `Effects${what}. ${intervals}${note}`,
+    `${what}${intervals}${note}`,
     effects.controls(),
-    model.payload.resolved || model.n === 1 ? null : rankedStrip(model, state, effects),
     oneFeature(model, state, effects),
+    populationTable(effects),
     oneSite(model, state, effects),
   );
 }
 
-/** How effects are shown: per unit or per standard deviation of a column, added or as ratios. */
-class Effects {
-  perDeviation = false;
-  ratio = false;
-  private readonly listeners: (() => void)[] = [];
-
-  constructor(readonly model: Model) {}
-
-  /** What ratios are called; null where effects only add up. */
-  get ratioName(): string | null {
-    const { link, loss } = this.model.payload.about;
-    if (link === "logit" || link === "softmax") return "odds ratio";
-    return link === "log" ? (loss === "cox" ? "hazard ratio" : "ratio") : null;
-  }
-
-  /** Where an effect of nothing lies. */
-  get none(): number {
-    return this.ratio ? 1 : 0;
-  }
-
-  private factor(feature: number): number {
-    return this.perDeviation ? (this.model.payload.coefficients.deviations?.[feature] ?? 1) : 1;
-  }
-
-  show(value: number, feature: number): number {
-    const scaled = value * this.factor(feature);
-    return this.ratio ? Math.exp(scaled) : scaled;
-  }
-
-  /** An estimate with the ends of its interval, if it has one. */
-  at(site: number, feature: number): { value: number; low: number | null; high: number | null } {
-    const value = this.model.estimate(site, feature);
-    const half = this.model.half(site, feature);
-    const known = half !== null && Number.isFinite(half);
-    return {
-      value: this.show(value, feature),
-      low: known ? this.show(value - half, feature) : null,
-      high: known ? this.show(value + half, feature) : null,
-    };
-  }
-
-  /** Decimals for a coefficient: two digits of a typical half width. */
-  decimals(feature: number): number {
-    const all = this.model.names.map((_, site) => this.at(site, feature));
-    const halves = all
-      .map((one) => (one.low === null || one.high === null ? 0 : (one.high - one.low) / 2))
-      .sort((a, b) => a - b);
-    return decimalsFor(
-      [halves[halves.length >> 1]],
-      all.map((one) => one.value),
-    );
-  }
-
-  title(feature: number): string {
-    const { names, units, deviations } = this.model.payload.coefficients;
-    if (this.perDeviation && deviations?.[feature]) return `${names[feature]} (per standard deviation)`;
-    return units[feature] ? `${names[feature]} (per ${units[feature]})` : names[feature];
-  }
-
-  listen(listener: () => void): void {
-    this.listeners.push(listener);
-  }
-
-  /** Buttons to choose; null where there is nothing to choose. */
-  controls(): HTMLElement | null {
-    const { deviations } = this.model.payload.coefficients;
-    const choice = (label: string, words: [string, string], set: (second: boolean) => void): HTMLElement => {
-      const group = el("span", { class: "choice", role: "group", "aria-label": label });
-      words.forEach((word, k) => {
-        const button = el("button", { type: "button", "aria-pressed": String(k === 0) }, word);
-        button.addEventListener("click", () => {
-          for (const one of group.querySelectorAll("button")) one.setAttribute("aria-pressed", String(one === button));
-          set(k === 1);
-          for (const listener of this.listeners) listener();
-        });
-        group.append(button);
-      });
-      return group;
-    };
-    const all = [
-      deviations &&
-        choice("Unit of effects", ["per unit", "per standard deviation"], (second) => {
-          this.perDeviation = second;
-        }),
-      this.ratioName &&
-        choice(
-          "Scale of effects",
-          [this.ratioName === "odds ratio" ? "log-odds" : "logarithm", this.ratioName],
-          (second) => {
-            this.ratio = second;
-          },
-        ),
-    ].filter((one): one is HTMLElement => Boolean(one));
-    return all.length ? el("div", { class: "bar" }, ...all) : null;
-  }
+/** The population means with intervals, and standard deviations between sites; null without intervals. */
+function populationTable(effects: Effects): HTMLElement | null {
+  const { names, mean, population, level } = effects.model.payload.coefficients;
+  if (!population || effects.model.n === 1) return null;
+  const body = el("tbody");
+  const draw = (): void => {
+    const lines = names.map((_, k) => {
+      const [value, low, high] = [mean[k], population.low[k], population.high[k]].map((one) =>
+        one === null ? null : effects.show(one, k),
+      );
+      const half = low === null || high === null ? 0 : (high - low) / 4;
+      const decimals = decimalsFor([half], [value]);
+      const between = (population.sd[k] ?? Number.NaN) * effects.factor(k);
+      const cells = [
+        fixed(value, decimals),
+        interval({ value: 0, low, high }, decimals),
+        fixed(between, decimalsFor([], [between])),
+      ];
+      return el(
+        "tr",
+        {},
+        el("th", { scope: "row" }, fitting(effects.title(k))),
+        ...cells.map((words) => el("td", { class: "number" }, words)),
+      );
+    });
+    body.replaceChildren(...lines);
+  };
+  draw();
+  effects.listen(draw);
+  const heads = ["Coefficient", "Mean", `${Math.round(100 * level)}% interval`, "sd between sites"];
+  const shown = table("Effects in the population of sites", heads, body);
+  return el(
+    "details",
+    { class: "more", open: names.length <= 12 },
+    el("summary", {}, "Effects in the population of sites"),
+    scroll("Population effects", shown),
+    el(
+      "div",
+      { class: "below" },
+      el(
+        "p",
+        { class: "hint" },
+        "The interval is of the mean over sites. Standard deviations are on the additive scale.",
+      ),
+      csvButton("population effects", shown),
+    ),
+  );
 }
 
-function featureSelect(effects: Effects, id: string, first: number): HTMLSelectElement {
-  const select = el("select", { id });
-  effects.model.payload.coefficients.names.forEach((name, k) => {
-    select.append(el("option", { value: k, selected: k === first }, name));
-  });
-  return select;
-}
+/** The measure by which payload.py chooses the first coefficient, in words. */
+const measure = (model: Model): string =>
+  `the largest standard deviation between ${model.payload.resolved ? "groups" : "sites"} relative to ${
+    model.halves ? "the average width of a site’s interval" : "its mean"
+  }`;
 
-/** The coefficient that differs most between groups, or between sites where there are none, for what is known of it. */
-function mostVaried(model: Model): number {
-  const { spread, mean, names } = model.payload.coefficients;
-  let best = 0;
-  let most = -1;
-  names.forEach((name, k) => {
-    if (name.startsWith("(intercept)") && names.length > 1) return;
-    const half = model.halves ? averageHalf(model, k) : Math.abs(mean[k] ?? 0) || 1;
-    const ratio = (model.payload.resolved ? betweenGroups(model, k) : (spread[k] ?? 0)) / (half || 1e-12);
-    if (ratio > most) {
-      most = ratio;
-      best = k;
-    }
-  });
-  return best;
-}
+const PICTURE: [number, number] = [6, 254];
 
-/** Standard deviation of the groups' means, sites counting equally. */
-function betweenGroups(model: Model, feature: number): number {
-  let [count, sum, squares] = [0, 0, 0];
-  for (const members of model.members) {
-    const value = members.reduce((total, site) => total + model.estimate(site, feature), 0) / members.length;
-    count += members.length;
-    sum += members.length * value;
-    squares += members.length * value * value;
-  }
-  return Math.sqrt(Math.max(squares / count - (sum / count) ** 2, 0));
-}
-
-function averageHalf(model: Model, feature: number): number {
-  let sum = 0;
-  for (let site = 0; site < model.n; site++) sum += model.half(site, feature) ?? 0;
-  return sum / Math.max(model.n, 1);
-}
-
-interface Domain {
-  low: number;
-  high: number;
-}
-
-function domainOf(effects: Effects, feature: number, sites: number[], pad = 0.03): Domain {
-  const ends = [effects.none];
-  for (const site of sites) {
-    const { value, low, high } = effects.at(site, feature);
-    ends.push(value, low ?? value, high ?? value);
-  }
-  const [low, high] = extent(ends, pad);
-  return { low, high };
-}
-
-/** Intervals of one or two sites as a small picture: lines, marks, and where there is no effect. */
-function intervals(effects: Effects, sites: number[], feature: number, domain: Domain): SVGSVGElement {
-  const { model } = effects;
-  const width = 260;
-  const height = sites.length > 1 ? 26 : 18;
-  const x = scaleLinear()
-    .domain([domain.low, domain.high])
-    .range([6, width - 6])
-    .clamp(true);
+/** Intervals of one or two sites as a small picture: lines, marks, and the value of no effect. */
+function intervals(effects: Effects, sites: number[], feature: number, x: Scale): SVGSVGElement {
+  const { groups, payload } = effects.model;
+  const [width, height] = [260, sites.length > 1 ? 26 : 18];
   const drawn = svg("svg", {
     viewBox: `0 0 ${width} ${height}`,
     width,
@@ -208,289 +108,213 @@ function intervals(effects: Effects, sites: number[], feature: number, domain: D
   sites.forEach((site, k) => {
     const y = sites.length > 1 ? 8 + 10 * k : 9;
     const { value, low, high } = effects.at(site, feature);
-    const [group, resolved] = [model.groups[site], model.payload.resolved];
-    const tint = groupColour(group, resolved);
+    const stroke = groupColour(groups[site], payload.resolved);
     if (low !== null && high !== null) {
-      const line = {
-        x1: x(low),
-        x2: x(high),
-        y1: y,
-        y2: y,
-        stroke: tint,
-        "stroke-width": 2,
-        "stroke-linecap": "round",
-      };
-      drawn.append(svg("line", line));
+      const line = { x1: x(low), x2: x(high), y1: y, y2: y, stroke };
+      drawn.append(svg("line", { ...line, "stroke-width": 2, "stroke-linecap": "round" }));
     }
-    const fill = k ? "var(--paper)" : tint;
-    const mark = { d: groupShape(group, 4, resolved), transform: `translate(${x(value)} ${y})`, fill, stroke: tint };
-    drawn.append(svg("path", { ...mark, "stroke-width": k ? 2 : 0 }));
+    const place = { d: groupShape(groups[site], 4, payload.resolved), transform: `translate(${x(value)} ${y})` };
+    drawn.append(svg("path", { ...place, fill: k ? "var(--paper)" : stroke, stroke, "stroke-width": k ? 2 : 0 }));
   });
   return drawn;
 }
 
-/** Sites whose distance from the average is drawn; of more, the two ends. */
-const MOST_RANKED = 80;
-
-/** Every site's effect in order, with intervals, next to the average: the picture where there are no groups. */
-function rankedStrip(model: Model, state: State, effects: Effects): HTMLElement {
-  const feature = mostVaried(model);
-  const place = el("div");
+/** The effects of all sites in order, with intervals and the average: the picture without groups. */
+function rankedStrip(state: State, effects: Effects, feature: number): HTMLElement {
+  const { model } = effects;
   const all = model.names
     .map((_, site) => site)
     .sort((a, b) => model.estimate(b, feature) - model.estimate(a, feature));
-  const sites = all.length > MOST_RANKED ? [...all.slice(0, MOST_RANKED / 2), ...all.slice(-MOST_RANKED / 2)] : all;
-  const draw = (): void => {
-    const width = room(760);
-    const row = sites.length > 30 ? 13 : 18;
-    const longest = Math.max(...sites.map((site) => model.names[site].length));
-    const left = Math.min(16 + 6.6 * Math.min(longest, 24), 0.42 * width);
-    const bottom = 8 + row * sites.length;
-    const domain = domainOf(effects, feature, sites);
-    const x = scaleLinear()
-      .domain([domain.low, domain.high])
-      .nice(5)
-      .range([left, width - 12]);
-    const chart = picture(width, bottom + 44, `${effects.title(feature)} at ${plural(sites.length, "site")}, in order`);
-    chart.append(bottomAxis(x, 4, bottom, effects.title(feature), width < 500 ? 3 : 6));
-    const average = x(effects.show(model.payload.coefficients.mean[feature] ?? 0, feature));
-    chart.append(svg("line", { x1: average, x2: average, y1: 4, y2: bottom, class: "average" }));
-    const decimals = effects.decimals(feature);
-    sites.forEach((site, k) => {
-      const y = 8 + row * (k + 0.5);
-      const { value, low, high } = effects.at(site, feature);
-      const name = model.names[site];
-      const range = low === null || high === null ? "" : ` (${fixed(low, decimals)} to ${fixed(high, decimals)})`;
-      const line = svg(
-        "g",
-        { class: "pick", "data-site": site },
-        svg("title", {}, `${name}: ${fixed(value, decimals)}${range}`),
-        svg("rect", { x: 0, y: y - row / 2, width, height: row, class: "catch" }),
-        svg(
-          "text",
-          { x: left - 10, y: y + 4, "text-anchor": "end", class: "hint" },
-          name.length > 24 ? `${name.slice(0, 23)}…` : name,
-        ),
-        low === null || high === null ? null : svg("line", { x1: x(low), x2: x(high), y1: y, y2: y, class: "whisker" }),
-        svg("circle", { cx: x(value), cy: y, r: 3.6, class: "point" }),
-      );
-      line.addEventListener("click", () => state.choose(site));
-      line.addEventListener("mouseenter", () => state.hover(site));
-      line.addEventListener("mouseleave", () => state.hover(null));
-      chart.append(line);
-    });
-    place.replaceChildren(withDownload(chart, "sites"));
-  };
-  draw();
-  effects.listen(draw);
-  onTheme(draw);
-  const name = model.payload.coefficients.names[feature];
-  const some =
-    all.length > sites.length
-      ? ` ${sites.length} of ${all.length} sites are drawn, those farthest from the average.`
-      : "";
-  const words = `Sites in order of ${name}, the coefficient that differs most between them. The dashed line is the average of all sites.${some}`;
-  return el("figure", { class: "ranked" }, place, el("figcaption", {}, words));
+  const { some: sites, left, words: some } = twoEnds(all);
+  const chart = siteDots(
+    model,
+    state,
+    sites.map((site) => ({ site, ...effects.at(site, feature) })),
+    {
+      label: `${effects.title(feature)} at ${plural(sites.length, "site")}, in order`,
+      title: effects.axis(feature),
+      decimals: effects.decimals(feature),
+      line: { at: effects.show(model.payload.coefficients.mean[feature] ?? 0, feature), class: "average" },
+      log: effects.ratio,
+      left,
+    },
+  );
+  const lines = model.halves ? " Lines are intervals." : "";
+  const words = `Sites in order of their estimates. The dashed line is the ${model.payload.coefficients.population ? "population mean" : "average of all sites"}.${lines}${some}`;
+  return el("figure", { class: "ranked" }, withDownload(chart, "sites"), el("figcaption", {}, words));
 }
 
 function oneFeature(model: Model, state: State, effects: Effects): HTMLElement {
   const id = fresh("feature");
-  let feature = mostVaried(model);
-  const select = featureSelect(effects, id, feature);
   const all = model.names.map((_, site) => site);
-  let decimals = effects.decimals(feature);
-  const groups = el("div", { class: "forest" });
-  let domain = domainOf(effects, feature, all);
-  const columns = (): ConstructorParameters<typeof Pager>[2]["columns"] => [
-    { title: "Site", text: (site) => model.names[site], key: (site) => model.names[site], site: true },
-    {
-      title: "Group",
-      text: (site) => model.groupName(model.groups[site]),
-      key: (site) => model.groups[site],
-      group: true,
-    },
-    {
-      title: "Estimate",
-      text: (site) => fixed(effects.at(site, feature).value, decimals),
-      csv: (site) => effects.at(site, feature).value,
-      key: (site) => model.estimate(site, feature),
-      number: true,
-    },
-    {
-      title: model.halves ? "Interval" : "Rows",
-      text: (site) => (model.halves ? ends(effects, site, feature, decimals) : String(model.payload.sites.rows[site])),
-      key: (site) => (model.halves ? (model.half(site, feature) ?? 0) : model.payload.sites.rows[site]),
-      number: true,
-    },
-    {
-      title: "Picture",
-      text: () => "",
-      key: (site) => model.estimate(site, feature),
-      draw: (site) => intervals(effects, [site], feature, domain),
-    },
-  ];
-  const pager = new Pager(model, state, {
-    caption: "Estimates at each site",
-    columns: columns(),
-    sort: 2,
-    descending: true,
-  });
-  const draw = (): void => {
-    domain = domainOf(effects, feature, all);
-    decimals = effects.decimals(feature);
-    groups.replaceChildren(groupForest(effects, feature, domain));
-    pager.change({ columns: columns() });
+  const { names } = model.payload.coefficients;
+  let feature = model.payload.coefficients.first;
+  const offers = names.map((name, k) => el("option", { value: k, selected: k === feature }, name));
+  const select = el("select", { id }, ...offers);
+  const pictures = el("div", { class: "forest" });
+  const table = (): { caption: string; columns: Column[] } => {
+    const decimals = effects.decimals(feature);
+    const x = effects.scale(
+      all.map((site) => effects.at(site, feature)),
+      PICTURE,
+    );
+    const rows = (site: number): number => model.payload.sites.rows[site];
+    const end = (title: string, value: (one: Effect) => number | null): Column => {
+      const at = (site: number): number => value(effects.at(site, feature)) ?? Number.NaN;
+      return { title, text: (site) => String(at(site)), csv: at, key: at, only: "csv" };
+    };
+    const columns: Column[] = [
+      ...siteColumns(model),
+      {
+        title: "Estimate",
+        text: (site) => fixed(effects.at(site, feature).value, decimals),
+        csv: (site) => effects.at(site, feature).value,
+        key: (site) => model.estimate(site, feature),
+        number: true,
+      },
+      model.halves
+        ? {
+            title: "Interval",
+            text: (site) => interval(effects.at(site, feature), decimals),
+            key: (site) => model.half(site, feature) ?? 0,
+            number: true,
+            only: "page",
+          }
+        : { title: "Rows", text: (site) => whole(rows(site)), csv: rows, key: rows, number: true },
+      ...(model.halves ? [end("Low", (one) => one.low), end("High", (one) => one.high)] : []),
+      {
+        title: "Picture",
+        text: () => "",
+        key: (site) => model.estimate(site, feature),
+        draw: (site) => intervals(effects, [site], feature, x),
+        only: "page",
+      },
+    ];
+    return { caption: `${effects.axis(feature)} at each site`, columns };
   };
-  select.addEventListener("change", () => {
+  const pager = new Pager(model, state, { sort: "Estimate", descending: true, ...table() });
+  const draw = (): void => {
     feature = Number(select.value);
-    draw();
-  });
-  onTheme(draw);
+    const picture = model.payload.resolved || model.n === 1 ? groupForest : rankedStrip;
+    pictures.replaceChildren(picture(state, effects, feature));
+    pager.change(table());
+  };
+  select.addEventListener("change", draw);
+  onLook(draw);
   effects.listen(draw);
   draw();
+  const hint =
+    model.p > 1 && model.n > 1 ? el("span", { class: "hint" }, `The first one shown has ${measure(model)}.`) : null;
   return el(
     "div",
     { class: "block" },
-    el("div", { class: "bar" }, el("label", { for: id }, "Coefficient"), select),
-    groups,
+    el("div", { class: "bar" }, el("label", { for: id }, "Coefficient"), select, hint),
+    pictures,
     el(
       "details",
-      { class: "more", open: model.n <= 60 },
+      { class: "more", open: model.payload.resolved && model.n <= 60 },
       el("summary", {}, `All ${plural(model.n, "site")}`),
       pager.element,
     ),
   );
 }
 
-function ends(effects: Effects, site: number, feature: number, decimals: number): string {
-  const { low, high } = effects.at(site, feature);
-  return low === null || high === null ? "–" : `${fixed(low, decimals)} to ${fixed(high, decimals)}`;
-}
-
-/** The population and each group: mean of the sites' estimates, and from the least to the largest. */
-function groupForest(effects: Effects, feature: number, domain: Domain): HTMLElement {
+/** The population and each group: mean and range of the sites' estimates. */
+function groupForest(_: State, effects: Effects, feature: number): HTMLElement {
   const { model } = effects;
   const decimals = effects.decimals(feature);
-  const { mean, spread } = model.payload.coefficients;
-  interface Line {
+  const { mean, sd, population, level } = model.payload.coefficients;
+  const average = mean[feature] ?? 0;
+  const wide = sd[feature] ?? 0;
+  const percent = `${Math.round(100 * level)}%`;
+  interface Line extends Effect {
     name: string;
     hint: string;
-    value: number;
-    low: number;
-    high: number;
-    tint: string | null;
   }
-  const lines: Line[] = [];
-  const average = mean[feature] ?? 0;
-  const wide = spread[feature] ?? 0;
-  lines.push({
-    name: "All sites",
-    hint: "± one sd",
-    value: effects.show(average, feature),
-    low: effects.show(average - wide, feature),
-    high: effects.show(average + wide, feature),
-    tint: null,
-  });
+  const line = (name: string, hint: string, ...all: number[]): Line => {
+    const [value, low, high] = all.map((one) => effects.show(one, feature));
+    return { name, hint, value, low, high };
+  };
+  const lines = [
+    line(
+      "All sites",
+      population ? `${percent} interval` : "± one sd",
+      average,
+      population?.low[feature] ?? average - wide,
+      population?.high[feature] ?? average + wide,
+    ),
+  ];
   if (model.payload.resolved) {
     model.members.slice(0, MOST_GROUPS).forEach((members, group) => {
       const values = members.map((site) => model.estimate(site, feature));
       const value = values.reduce((sum, one) => sum + one, 0) / values.length;
-      lines.push({
-        name: model.groupName(group),
-        hint: plural(members.length, "site"),
-        value: effects.show(value, feature),
-        low: effects.show(Math.min(...values), feature),
-        high: effects.show(Math.max(...values), feature),
-        tint: groupColour(group),
-      });
+      const size = plural(members.length, "site");
+      lines.push(line(model.groupName(group), size, value, Math.min(...values), Math.max(...values)));
     });
   }
-  const width = room(760);
+  const width = room();
   const row = 34;
-  const narrow = width < 560;
-  const left = narrow ? 84 : 190;
+  const left = narrow() ? 84 : 190;
   const bottom = 10 + row * lines.length;
-  const x = scaleLinear()
-    .domain([domain.low, domain.high])
-    .nice(5)
-    .range([left, width - (narrow ? 62 : 90)]);
+  const x = effects.scale(lines, [left, width - (narrow() ? 62 : 90)]);
   const label = `${effects.title(feature)}: ${lines.map((one) => `${one.name} ${fixed(one.value, decimals)}`).join(", ")}`;
   const chart = picture(width, bottom + 44, label);
-  chart.append(bottomAxis(x, 4, bottom, effects.title(feature), narrow ? 3 : 6));
+  chart.append(bottomAxis(x, 4, bottom, effects.axis(feature), narrow() ? 3 : 6));
   chart.append(svg("line", { x1: x(effects.none), x2: x(effects.none), y1: 4, y2: bottom, class: "zero" }));
   lines.forEach((one, k) => {
     const y = 10 + row * (k + 0.5);
-    const tint = one.tint ?? "currentColor";
+    const fill = k ? groupColour(k - 1) : "currentColor";
+    const mark = k ? groupShape(k - 1, 6) : "M0 -7l7 7l-7 7l-7 -7z";
+    const [from, to] = [x(one.low ?? one.value), x(one.high ?? one.value)];
     chart.append(
       svg("text", { x: 0, y: y + 4, class: "name" }, one.name),
-      svg("text", { x: left - 14, y: y + 4, "text-anchor": "end", class: "hint" }, narrow ? "" : one.hint),
+      svg("text", { x: left - 14, y: y + 4, "text-anchor": "end", class: "hint" }, narrow() ? "" : one.hint),
       svg("line", {
-        x1: x(one.low),
-        x2: x(one.high),
+        x1: from,
+        x2: to,
         y1: y,
         y2: y,
-        stroke: tint,
+        stroke: fill,
         "stroke-width": 3,
         "stroke-linecap": "round",
         opacity: 0.55,
       }),
-      one.tint === null
-        ? svg("path", { d: `M${x(one.value)} ${y - 7}l7 7l-7 7l-7 -7z`, fill: tint })
-        : svg("path", { d: groupShape(k - 1, 6), transform: `translate(${x(one.value)} ${y})`, fill: tint }),
-      svg("text", { x: width, y: y + 4, "text-anchor": "end", class: "value" }, fixed(one.value, decimals)),
+      svg("path", { d: mark, transform: `translate(${x(one.value)} ${y})`, fill }),
+      svg("text", { x: width, y: y + 4, "text-anchor": "end", class: "value" }, valueOn(x, one.value, decimals)),
     );
   });
   const more = model.members.length - MOST_GROUPS;
   const rest = model.payload.resolved && more > 0 ? ` ${plural(more, "smaller group")} not drawn.` : "";
-  const caption = model.payload.resolved
-    ? `A group’s mark is the mean of its sites’ estimates; its line runs from the smallest to the largest. The line of all sites is one standard deviation between sites either way.${rest}`
-    : "The diamond is the population mean; its line is one standard deviation between sites either way.";
-  return el(
-    "figure",
-    {},
-    el("div", { class: "scroll", tabindex: 0, role: "region", "aria-label": "Groups" }, withDownload(chart, "groups")),
-    el("figcaption", {}, caption),
-  );
+  const around = population ? `its ${percent} interval` : "one standard deviation between sites either way";
+  const groups = `A group’s mark is the mean of its sites’ estimates; its line runs from the smallest to the largest.${rest}`;
+  const caption = `The diamond is the population mean; its line is ${around}.${model.payload.resolved ? ` ${groups}` : ""}`;
+  return el("figure", {}, withDownload(chart, "groups"), el("figcaption", {}, caption));
 }
 
 // --- one site, or two ------------------------------------------------------------------------------------------
 
-function siteInput(model: Model, id: string, list: string): HTMLInputElement {
-  return el("input", {
-    id,
-    type: "search",
-    list: model.n <= 1000 ? list : null,
-    autocomplete: "off",
-    placeholder: "name of a site",
-  });
-}
-
 function oneSite(model: Model, state: State, effects: Effects): HTMLElement {
-  const list = fresh("names");
-  const ids = [fresh("first"), fresh("second")];
-  const inputs = ids.map((id) => siteInput(model, id, list));
-  const byName = new Map(model.names.map((name, site) => [name.toLowerCase(), site]));
   const chosen: (number | null)[] = defaults(model);
   const body = el("div", { class: "forest" });
-  const draw = (): void => {
-    inputs.forEach((input, k) => {
-      const site = chosen[k];
-      if (site !== null) input.value = model.names[site];
-    });
-    body.replaceChildren(siteForest(effects, chosen[0], chosen[1]));
-  };
-  inputs.forEach((input, k) => {
-    input.addEventListener("change", () => {
-      const words = input.value.trim();
-      const site = byName.get(words.toLowerCase());
-      if (site === undefined && words) {
+  const fields = chosen.slice(0, Math.min(model.n, 2)).map((_, k) => {
+    const id = fresh("site");
+    const input = siteInput(model, id, (site, words) => {
+      if (site === null && words) {
         body.replaceChildren(el("p", { class: "hint" }, `No site is called “${words}”.`));
         return;
       }
       chosen[k] = site ?? (k === 1 ? null : chosen[k]);
       draw();
     });
+    return { input, label: el("label", { for: id }, k ? "against" : "Site") };
   });
+  const draw = (): void => {
+    fields.forEach(({ input }, k) => {
+      const site = chosen[k];
+      if (site !== null) input.value = model.names[site];
+    });
+    body.replaceChildren(siteForest(effects, chosen[0] ?? 0, chosen[1]));
+  };
   let last: number | null = null;
   state.listen(({ chosen: site }) => {
     if (site === null || site === last) return;
@@ -499,23 +323,14 @@ function oneSite(model: Model, state: State, effects: Effects): HTMLElement {
     chosen[0] = site;
     draw();
   });
-  onTheme(draw);
+  onLook(draw);
   effects.listen(draw);
   draw();
   return el(
     "div",
     { class: "block", id: "difference" },
     el("h3", {}, model.n > 1 ? "Two sites side by side" : "The site"),
-    el(
-      "div",
-      { class: "bar" },
-      el("label", { for: ids[0] }, "Site"),
-      inputs[0],
-      ...(model.n > 1 ? [el("label", { for: ids[1] }, "against"), inputs[1]] : []),
-      model.n <= 1000
-        ? el("datalist", { id: list }, ...model.names.map((name) => el("option", { value: name })))
-        : null,
-    ),
+    el("div", { class: "bar" }, ...fields.flatMap(({ label, input }) => [label, input])),
     body,
   );
 }
@@ -527,57 +342,40 @@ function defaults(model: Model): (number | null)[] {
   return [order[0], order[order.length - 1]];
 }
 
-function siteForest(effects: Effects, first: number | null, second: number | null): HTMLElement {
+function siteForest(effects: Effects, first: number, second: number | null): HTMLElement {
   const { model } = effects;
-  if (first === null) return el("p", { class: "hint" }, "Choose a site.");
   const all = model.payload.coefficients.names.map((_, k) => k);
+  const sites = second === null ? [first] : [first, second];
   const difference = (k: number): number =>
     second === null ? 0 : model.estimate(first, k) - model.estimate(second, k);
-  const sure = (k: number): number => {
-    const half = second === null ? null : model.halfOfDifference(first, second, k);
-    return half === null ? Math.abs(difference(k)) : Math.abs(difference(k)) / (half || 1e-12);
-  };
+  const half = (k: number): number | null => (second === null ? null : model.halfOfDifference(first, second, k));
+  const sure = (k: number): number => Math.abs(difference(k)) / (half(k) ?? 1);
   if (second !== null) all.sort((a, b) => sure(b) - sure(a));
   const shown = all.slice(0, MOST_FEATURES);
-  const head = el(
-    "tr",
-    {},
-    el("th", { scope: "col" }, "Coefficient"),
-    second === null ? null : el("th", { scope: "col", class: "number" }, effects.ratio ? "Ratio" : "Difference"),
-    ...(second === null ? [first] : [first, second]).map((site) =>
-      el("th", { scope: "col", class: "number" }, model.names[site]),
-    ),
-    el("th", { scope: "col" }, "Picture"),
-  );
-  const sites = second === null ? [first] : [first, second];
   const lines = shown.map((k) => {
     const decimals = effects.decimals(k);
-    const cells = [el("th", { scope: "row" }, effects.title(k))];
-    if (second !== null) {
-      const half = model.halfOfDifference(first, second, k);
-      const value = difference(k);
-      const apart = half !== null && Math.abs(value) > half;
-      const range = `${fixed(effects.show(value - (half ?? 0), k), decimals)} to ${fixed(effects.show(value + (half ?? 0), k), decimals)}`;
-      cells.push(
-        el(
-          "td",
-          { class: `number ${apart ? "apart" : ""}` },
-          fixed(effects.show(value, k), decimals),
-          small(half === null ? "" : range),
-        ),
+    const cell = (one: Effect, apart = false): HTMLElement =>
+      el(
+        "td",
+        { class: `number${apart ? " apart" : ""}` },
+        fixed(one.value, decimals),
+        one.low === null ? null : el("small", {}, interval(one, decimals)),
       );
-    }
-    for (const site of sites) {
-      const words = ends(effects, site, k, decimals);
-      cells.push(el("td", { class: "number" }, fixed(effects.at(site, k).value, decimals), small(words)));
-    }
-    cells.push(el("td", {}, intervals(effects, sites, k, domainOf(effects, k, sites, 0.05))));
-    return el("tr", {}, ...cells);
+    const apart = Math.abs(difference(k)) > (half(k) ?? Number.POSITIVE_INFINITY);
+    const own = sites.map((site) => effects.at(site, k));
+    return el(
+      "tr",
+      {},
+      el("th", { scope: "row" }, fitting(effects.title(k))),
+      second === null ? null : cell(effects.around(difference(k), half(k), k), apart),
+      ...own.map((one) => cell(one)),
+      el("td", {}, intervals(effects, sites, k, effects.scale(own, PICTURE, 0.05))),
+    );
   });
   const rest = all.length > shown.length ? ` The first ${shown.length} of ${all.length} are shown.` : "";
   const level = Math.round(100 * model.payload.coefficients.level);
   const how = model.knowsDifferences
-    ? "The interval of the difference counts what the two sites share only once, so it can be narrower than their own intervals suggest."
+    ? "The interval of the difference accounts for shared uncertainty, so it can be narrower than the intervals of the two sites suggest."
     : "Approximate: with this many sites the page treats sites as independent, and the interval is too wide for similar sites. fedkin inspect MODEL --contrast A B gives the exact interval.";
   const words =
     second === null
@@ -585,28 +383,18 @@ function siteForest(effects: Effects, first: number | null, second: number | nul
       : model.halves
         ? `Sorted by the evidence for a difference; bold where its ${level}% interval excludes no difference. ${how}${rest}`
         : `Sorted by the size of the difference.${rest}`;
+  const names = sites.map((site) => fitting(model.names[site]));
+  const heads = [
+    "Coefficient",
+    ...(second === null ? [] : [effects.ratio ? "Ratio" : "Difference"]),
+    ...names,
+    "Picture",
+  ];
+  const made = table(names.join(" against "), heads, el("tbody", {}, ...lines), 1, heads.length - 1);
   return el(
     "div",
     {},
-    el(
-      "div",
-      { class: "scroll", tabindex: 0, role: "region", "aria-label": "Coefficients of the chosen sites" },
-      el(
-        "table",
-        {},
-        el(
-          "caption",
-          { class: "quiet" },
-          second === null
-            ? `Coefficients of ${model.names[first]}`
-            : `${model.names[first]} against ${model.names[second]}`,
-        ),
-        el("thead", {}, head),
-        el("tbody", {}, ...lines),
-      ),
-    ),
-    el("p", { class: "hint" }, words),
+    scroll("Coefficients of the chosen sites", made),
+    el("div", { class: "below" }, el("p", { class: "hint" }, words), csvButton(names.join(" against "), made)),
   );
 }
-
-const small = (words: string): HTMLElement | null => (words && words !== "–" ? el("small", {}, words) : null);

@@ -16,8 +16,11 @@ export interface Comparison {
   verdict: string;
   methods: Method[];
   sites: Record<string, (number | null)[]>;
-  /** Standard errors of the gain over Local at each site. */
+  /** Gain of Fedkin over Local at every site, positive where Fedkin is better; null where rows cannot decide. */
+  gains: (number | null)[] | null;
   gain_errors: (number | null)[] | null;
+  /** Sites whose rows all have the same target, so that held-out rows cannot decide whether they gain. */
+  constant: number[];
   more: Record<string, Record<string, number | null>>;
 }
 
@@ -30,6 +33,14 @@ export interface Trust {
 export type Places =
   | { kind: "tiles"; codes: string[]; tiles: [string, number, number][] }
   | { kind: "points"; globe: boolean; x: number[]; y: number[] };
+
+/** Survival at the times of the page; a site of null is a new one. */
+export interface Curve {
+  site: number | null;
+  mean: number[];
+  low: number[] | null;
+  high: number[] | null;
+}
 
 interface Payload {
   version: number;
@@ -47,7 +58,13 @@ interface Payload {
     link: string | null;
     classes: string[] | null;
   };
-  sites: { names: string[]; rows: number[]; groups: number[]; notes: Record<string, string[]> };
+  sites: {
+    names: string[];
+    rows: number[];
+    groups: number[];
+    districts: string[] | null;
+    notes: Record<string, string[]>;
+  };
   order: number[];
   matrix: { kind: "pairs"; values: string } | { kind: "blocks"; starts: number[]; values: string };
   nearest: { each: number; sites: string; values: string } | null;
@@ -62,6 +79,10 @@ interface Payload {
   };
   places: Places | null;
   coefficients: {
+    /** The coefficient to show first. */
+    first: number;
+    /** Without groups: distances of sites from the mean, from 0 to 1. */
+    unlike: number[] | null;
     names: string[];
     units: string[];
     target: string | null;
@@ -70,12 +91,15 @@ interface Payload {
     halves: string | null;
     differences: string | null;
     mean: (number | null)[];
-    spread: (number | null)[];
+    sd: (number | null)[];
+    /** With kin: ends of the intervals of the population means, and standard deviations of the population. */
+    population: { low: (number | null)[]; high: (number | null)[]; sd: (number | null)[] } | null;
     left_out: number;
     /** Standard deviations of the columns over all rows, where the fit kept them. */
     deviations: (number | null)[] | null;
   };
   comparison: Comparison | null;
+  survival: { time: string; level: number; times: number[]; left_out: number; curves: Curve[] } | null;
   path: {
     lam: number | null;
     choice: { lams: number[]; mean: number[]; error: number[]; rule: string } | null;
@@ -112,7 +136,6 @@ export class Model {
   readonly rank: number[];
   private readonly shares: Uint8Array;
   private readonly differences: Uint8Array | null;
-  private apart: number[] | null = null;
   private readonly near: { each: number; sites: Int32Array; values: Uint8Array } | null;
 
   constructor(readonly payload: Payload) {
@@ -148,30 +171,7 @@ export class Model {
     return this.halves === null ? null : this.halves[site * this.p + feature];
   }
 
-  /** How unlike the mean of all sites a site is, from 0 for the site most like it to 1: spreads away, over features. */
-  get unlike(): number[] {
-    this.apart ??= this.distances();
-    return this.apart;
-  }
-
-  private distances(): number[] {
-    const { mean, spread } = this.payload.coefficients;
-    const away = this.names.map((_, site) => {
-      let sum = 0;
-      for (let k = 0; k < this.p; k++) {
-        const unit = spread[k] ?? 0;
-        if (unit > 0) sum += ((this.estimate(site, k) - (mean[k] ?? 0)) / unit) ** 2;
-      }
-      return Math.sqrt(sum / Math.max(this.p, 1));
-    });
-    const sorted = [...away].sort((a, b) => a - b);
-    const low = sorted[0] ?? 0;
-    // one site far out must not make all others look the same
-    const high = sorted[Math.floor(0.97 * (sorted.length - 1))] ?? 1;
-    return away.map((one) => (high > low ? Math.min((one - low) / (high - low), 1) : 0));
-  }
-
-  /** Whether the page knows how errors of two sites go together; else it takes them as independent. */
+  /** Whether the page has the correlations of errors of two sites; otherwise it treats them as independent. */
   get knowsDifferences(): boolean {
     return this.differences !== null;
   }
@@ -186,7 +186,7 @@ export class Model {
     return Math.hypot(x, y) * MOST_RATIO * (byte / 255) ** 2;
   }
 
-  /** Cells on a side of the matrix. */
+  /** Number of cells per side of the matrix. */
   get cells(): number {
     const matrix = this.payload.matrix;
     return matrix.kind === "pairs" ? this.n : matrix.starts.length - 1;
@@ -204,7 +204,7 @@ export class Model {
     return this.share(this.payload.order[line], this.payload.order[column]) ?? 0;
   }
 
-  /** The share of a pair of sites; null where the page does not have it. */
+  /** The share of a pair of sites; null if the page does not have it. */
   share(a: number, b: number): number | null {
     if (a === b) return 1;
     if (this.payload.matrix.kind === "pairs") {
@@ -220,7 +220,7 @@ export class Model {
     return null;
   }
 
-  /** The sites that are most alike to one, best first. */
+  /** The sites most similar to a site, most similar first. */
   nearest(site: number, most: number): { site: number; share: number }[] {
     const near = this.near;
     if (near) {

@@ -1,20 +1,19 @@
-// Sites as dots, coloured by group: a graph, or a map. Hovering and clicking tell the other views.
-import { resize } from "./chart";
+// Sites as dots, coloured by group: a graph, or a map. Hovering and clicking update the other views.
+import { onWidth, resize } from "./chart";
 import type { Model } from "./data";
-import { el, plural } from "./dom";
+import { choice, el, plural, short } from "./dom";
 import { graphLayout, type Layout, MOST_SITES, mapLayout } from "./layout";
 import type { State } from "./state";
-import { colour, groupColour, groupShape, onTheme, shade } from "./theme";
+import { colour, groupColour, groupShape, onLook, shade } from "./theme";
 
 export type View = "graph" | "map";
 
-/** Above so many sites names are shown one at a time. */
+/** Above this many sites names are shown one at a time. */
 const MOST_NAMES = 80;
 
 type Box = [number, number, number, number];
 const around = (x: number, y: number, wide: number, high: number): Box => [x - wide, y - high, x + wide, y + high];
 const overlap = (a: Box, b: Box): boolean => a[0] < b[2] && b[0] < a[2] && a[1] < b[3] && b[1] < a[3];
-const shortened = (words: string): string => (words.length > 28 ? `${words.slice(0, 27)}…` : words);
 
 export class Graph {
   readonly element: HTMLElement;
@@ -31,7 +30,7 @@ export class Graph {
   constructor(
     private readonly model: Model,
     private readonly state: State,
-    private readonly most = 560,
+    most = 560,
     private readonly bare = false,
   ) {
     const { payload } = model;
@@ -52,8 +51,12 @@ export class Graph {
       ? el("div", { class: "hero", "aria-hidden": true }, stage)
       : el("figure", { class: "graph" }, this.controls(), stage, this.said);
     state.listen(() => this.draw());
-    onTheme(() => this.draw());
-    new ResizeObserver(() => this.fit()).observe(this.element);
+    onLook(() => this.draw());
+    onWidth(this.element, most + (bare ? 0 : 28), (width) => {
+      this.size = width - (bare ? 0 : 28);
+      this.context = resize(this.canvas, this.size, this.height);
+      this.draw();
+    });
   }
 
   private get many(): boolean {
@@ -85,21 +88,18 @@ export class Graph {
     };
     const bar = el("div", { class: "bar" });
     if (places) {
-      const press = (view: View, words: string): HTMLElement => {
-        const button = el("button", { type: "button", "aria-pressed": String(this.view === view) }, words);
-        button.addEventListener("click", () => {
-          this.view = view;
-          for (const one of bar.querySelectorAll("button")) one.setAttribute("aria-pressed", String(one === button));
-          this.draw();
-        });
-        return button;
-      };
       bar.append(
-        el(
-          "span",
-          { class: "choice", role: "group", "aria-label": "Picture" },
-          press("map", "Map"),
-          press("graph", "Graph"),
+        choice<View>(
+          "Picture",
+          [
+            ["Map", "map"],
+            ["Graph", "graph"],
+          ],
+          this.view,
+          (view) => {
+            this.view = view;
+            this.draw();
+          },
         ),
       );
     }
@@ -140,15 +140,6 @@ export class Graph {
     return bar;
   }
 
-  private fit(): void {
-    const width = Math.min(this.element.clientWidth - (this.bare ? 0 : 28), this.most);
-    if (width > 0 && Math.abs(width - this.size) > 1) {
-      this.size = width;
-      this.context = resize(this.canvas, width, this.height);
-      this.draw();
-    }
-  }
-
   private get height(): number {
     return this.size;
   }
@@ -179,10 +170,21 @@ export class Graph {
         : `${model.names[site]}: ${model.groupName(model.groups[site])}, ${plural(model.payload.sites.rows[site], "row")}`;
   }
 
-  /** A site's colour: that of its group; without groups, how unlike the mean of all sites it is. */
+  /** A site's colour: that of its group; without groups, by distance from the mean of all sites. */
   private tint(site: number): string {
-    const { groups, payload, unlike } = this.model;
-    return payload.resolved ? groupColour(groups[site]) : shade(unlike[site]);
+    const { unlike } = this.model.payload.coefficients;
+    return unlike ? shade(unlike[site]) : groupColour(this.model.groups[site]);
+  }
+
+  /** How strongly a site is drawn, from 0 to 1, next to the site or group in focus. */
+  private emphasis(site: number): number {
+    const { groups, payload } = this.model;
+    const { hovered, chosen, group } = this.state.now;
+    const focus = hovered ?? chosen;
+    if (focus === null) return group === null || groups[site] === group ? 1 : 0.3;
+    const alike = payload.resolved ? null : this.model.share(focus, site);
+    if (alike === null) return groups[site] === groups[focus] ? 1 : 0.3;
+    return 0.25 + 0.75 * alike;
   }
 
   private drawTiles(): void {
@@ -190,28 +192,14 @@ export class Graph {
     const places = model.payload.places;
     if (places?.kind !== "tiles") return;
     const { hovered, chosen } = this.state.now;
-    const focus = hovered ?? chosen;
     const site = new Map(places.codes.map((code, k) => [code, k]));
     context.textAlign = "center";
     context.textBaseline = "middle";
     for (const [code] of places.tiles) {
-      const box = this.tileBox(code);
-      if (!box) continue;
-      const [x, y, side] = box;
+      const [x, y, side] = this.tileBox(code) ?? [0, 0, 0];
       const member = site.get(code);
-      context.globalAlpha = 1;
+      context.globalAlpha = member === undefined ? 1 : this.emphasis(member);
       context.fillStyle = member === undefined ? colour("faint") : this.tint(member);
-      const chosenGroup = this.state.now.group;
-      if (member !== undefined && focus === null && chosenGroup !== null && model.groups[member] !== chosenGroup) {
-        context.globalAlpha = 0.28;
-      } else if (member !== undefined && focus !== null && focus !== member) {
-        context.globalAlpha =
-          model.payload.resolved || model.share(focus, member) === null
-            ? model.groups[focus] === model.groups[member]
-              ? 1
-              : 0.28
-            : 0.2 + 0.8 * (model.share(focus, member) ?? 0);
-      }
       context.beginPath();
       context.roundRect(x, y, side, side, 5);
       context.fill();
@@ -222,7 +210,7 @@ export class Graph {
         context.stroke();
       }
       context.font = `600 ${Math.max(side * 0.3, 9)}px system-ui, sans-serif`;
-      const light = member !== undefined && !model.payload.resolved && model.unlike[member] < 0.45;
+      const light = member !== undefined && (model.payload.coefficients.unlike?.[member] ?? 1) < 0.45;
       context.fillStyle = member === undefined ? colour("muted") : colour(light ? "ink" : "paper");
       context.fillText(code, x + side / 2, y + side / 2 + 1);
     }
@@ -266,14 +254,9 @@ export class Graph {
     context.globalAlpha = 1;
     if (layout.discs && model.payload.resolved) this.drawDiscs(layout);
     for (let site = 0; site < model.n; site++) {
-      const group = model.groups[site];
-      if (this.closed(group)) continue;
+      if (this.closed(model.groups[site])) continue;
       const [x, y] = at(site);
-      const share = focus === null || model.payload.resolved ? null : model.share(focus, site);
-      const member = this.state.now.group === null || focus !== null || group === this.state.now.group;
-      const near =
-        focus === null ? member : site === focus || (share === null ? group === model.groups[focus] : share > 0.5);
-      context.globalAlpha = near ? 1 : share === null ? 0.3 : 0.25 + 0.6 * share;
+      context.globalAlpha = this.emphasis(site);
       context.fillStyle = this.tint(site);
       this.mark(site, x, y, layout.dot, layout.dot > 2.5 ? colour("paper") : null, 1.5);
     }
@@ -303,14 +286,14 @@ export class Graph {
     context.restore();
   }
 
-  /** Names of sites where there is room for them: not over another name or site. */
+  /** Draw names of sites that do not overlap with other names or sites. */
   private drawNames(dot: number, at: (site: number) => [number, number]): void {
     const { context, model, size } = this;
     context.font = "11px system-ui, sans-serif";
     const taken: Box[] = model.names.map((_, site) => around(...at(site), dot, dot));
     for (let site = 0; site < model.n; site++) {
       const [x, y] = at(site);
-      const half = context.measureText(shortened(model.names[site])).width / 2 + 2;
+      const half = context.measureText(short(model.names[site], 28)).width / 2 + 2;
       const places: [number, number][] = [
         [x, y - dot - 8],
         [x, y + dot + 9],
@@ -330,7 +313,7 @@ export class Graph {
 
   private label(words: string, x: number, y: number, small = false): void {
     const { context, size } = this;
-    const shown = shortened(words);
+    const shown = short(words, 28);
     context.font = `${small ? "" : "600 "}${small ? 11 : 13}px system-ui, sans-serif`;
     context.textAlign = "center";
     context.textBaseline = "middle";
@@ -357,8 +340,12 @@ export class Graph {
         context.fillStyle = colour("paper");
         context.textAlign = "center";
         context.textBaseline = "middle";
-        context.font = `600 ${Math.min(Math.max(disc.r * size * 0.3, 11), 22)}px system-ui, sans-serif`;
-        context.fillText(String(model.members[group].length), disc.x * size, disc.y * size);
+        const [x, y, high] = [disc.x * size, disc.y * size, Math.min(Math.max(disc.r * size * 0.3, 11), 22)];
+        const roomy = disc.r * size > 34;
+        context.font = `600 ${high}px system-ui, sans-serif`;
+        context.fillText(roomy ? model.groupName(group) : `${group + 1}`, x, roomy ? y - 0.55 * high : y);
+        context.font = `${0.8 * high}px system-ui, sans-serif`;
+        if (roomy) context.fillText(plural(model.members[group].length, "site"), x, y + 0.65 * high);
       }
     });
   }

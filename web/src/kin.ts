@@ -1,21 +1,23 @@
 // Which sites are alike: a graph or map and the matrix of pairs, and a card about the chosen site.
-import { gainOverLocal } from "./compare";
 import type { Model } from "./data";
 import { decimalsFor, el, fixed, fresh, plural, section, share } from "./dom";
 import { Graph } from "./graph";
 import { Matrix } from "./matrix";
+import { siteInput } from "./sites";
 import type { State } from "./state";
-import { groupMark, onTheme } from "./theme";
-
-const MOST_OFFERED = 1000;
+import { groupMark, onLook } from "./theme";
 
 export function kinSection(model: Model, state: State): HTMLElement {
   const kin = model.payload.method === "kin";
-  const { resolved, places } = model.payload;
+  const { resolved, places, sites } = model.payload;
+  if (sites.districts) {
+    const words = `Sites are in ${plural(new Set(sites.districts).size, "district")}, and shrunk towards the means of their districts. Groups were not sought.`;
+    return section("kin", "Sites and districts", words, siteCard(model, state));
+  }
   const about = resolved
     ? kin
       ? "Colours and shapes are groups. The matrix shows the probability that each pair of sites is alike; the graph joins pairs that are probably alike."
-      : "Colours and shapes are groups. The matrix shows the share of coefficients that two sites have in common; the graph shows the edges that were used."
+      : "Colours and shapes are groups. The matrix shows the share of coefficients that are equal at two sites; the graph shows the edges that were used."
     : kin
       ? "The data do not separate the sites into groups: they differ gradually. Every site’s estimates average over all ways to group the sites."
       : model.n === 1
@@ -68,7 +70,7 @@ function legend(model: Model, state: State): HTMLElement | null {
     list.replaceChildren(...items);
   };
   draw();
-  onTheme(draw);
+  onLook(draw);
   state.listen(({ hovered }) => {
     if (hovered === null) draw();
   });
@@ -77,28 +79,12 @@ function legend(model: Model, state: State): HTMLElement | null {
 
 function siteCard(model: Model, state: State): HTMLElement {
   const id = fresh("site");
-  const list = fresh("sites");
-  const input = el("input", {
-    id,
-    type: "search",
-    list: model.n <= MOST_OFFERED ? list : null,
-    autocomplete: "off",
-    placeholder: "name of a site",
-  });
-  const byName = new Map(model.names.map((name, site) => [name.toLowerCase(), site]));
-  const find = (): void => {
-    const words = input.value.trim().toLowerCase();
+  const input = siteInput(model, id, (site, words) => {
     if (!words) return;
-    const site = byName.get(words) ?? model.names.findIndex((name) => name.toLowerCase().startsWith(words));
-    if (site < 0) body.replaceChildren(el("p", { class: "hint" }, `No site is called “${input.value.trim()}”.`));
+    if (site === null) body.replaceChildren(el("p", { class: "hint" }, `No site is called “${words}”.`));
     else if (site !== state.now.chosen) state.choose(site);
     else draw();
-  };
-  input.addEventListener("change", find);
-  const offered =
-    model.n <= MOST_OFFERED
-      ? el("datalist", { id: list }, ...model.names.map((name) => el("option", { value: name })))
-      : null;
+  });
   const body = el("div", { class: "card-body", "aria-live": "polite" });
   const draw = (): void => {
     const { chosen, group } = state.now;
@@ -115,12 +101,7 @@ function siteCard(model: Model, state: State): HTMLElement {
   };
   state.listen(changed);
   draw();
-  return el(
-    "div",
-    { class: "card" },
-    el("div", { class: "bar" }, el("label", { for: id }, "Site"), input, offered),
-    body,
-  );
+  return el("div", { class: "card" }, el("div", { class: "bar" }, el("label", { for: id }, "Site"), input), body);
 }
 
 function groupCard(model: Model, group: number, state: State): Node[] {
@@ -145,13 +126,18 @@ function groupCard(model: Model, group: number, state: State): Node[] {
 function card(model: Model, site: number, state: State): Node[] {
   const group = model.groups[site];
   const found = model.payload.comparison;
-  const gain = found ? (gainOverLocal(found)?.[site] ?? null) : null;
+  const gain = found?.gains?.[site] ?? null;
   const facts = [plural(model.payload.sites.rows[site], "row")];
   if (model.payload.resolved) {
     const others = model.members[group].length - 1;
     facts.push(
       others ? `${model.groupName(group)} with ${plural(others, "other")}` : `${model.groupName(group)}, alone`,
     );
+  }
+  const { districts } = model.payload.sites;
+  if (districts) {
+    const others = districts.filter((one) => one === districts[site]).length - 1;
+    facts.push(`${districts[site]} with ${plural(others, "other")}`);
   }
   if (gain !== null && found) {
     const error = found.gain_errors?.[site] ?? null;
@@ -163,7 +149,7 @@ function card(model: Model, site: number, state: State): Node[] {
   const notes = model.payload.sites.notes[String(site)] ?? [];
   const near = model.nearest(site, 8).filter((one) => one.share > 0.005);
   const known = model.payload.matrix.kind === "pairs" || model.payload.nearest !== null;
-  const what = model.payload.method === "kin" ? "Most probably alike" : "Most in common";
+  const what = model.payload.method === "kin" ? "Most probably alike" : "Most equal coefficients";
   const list = el("ol", { class: "near" });
   for (const one of near) {
     const bar = el("span", { class: "bar-fill", "aria-hidden": true });
@@ -187,8 +173,8 @@ function card(model: Model, site: number, state: State): Node[] {
       ? el("h4", {}, what)
       : el(
           "p",
-          { class: "hint" },
-          known ? "No other site is probably like it." : "There are too many sites to list similar ones here.",
+          { class: "hint", hidden: districts !== null },
+          known ? "No other site is probably similar." : "There are too many sites to list similar ones here.",
         ),
     list,
   ];

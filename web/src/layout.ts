@@ -25,7 +25,7 @@ export interface Layout {
   discs: Disc[] | null;
 }
 
-/** Up to so many sites edges give the picture; above, groups do. */
+/** Up to this many sites the layout follows edges; above, groups. */
 export const MOST_SITES = 400;
 const MOST_LINKS = 4000;
 const GOLDEN = Math.PI * (3 - Math.sqrt(5));

@@ -1,9 +1,9 @@
 // The ordered matrix: the probability that two sites are alike, or how many coefficients they share.
-import { resize } from "./chart";
+import { onWidth, resize } from "./chart";
 import type { Model } from "./data";
 import { el, plural, share as shareText } from "./dom";
 import type { State } from "./state";
-import { colour, groupColour, onTheme, rgb } from "./theme";
+import { colour, groupColour, onLook, rgb } from "./theme";
 
 const STRIP = 10;
 
@@ -20,7 +20,7 @@ export class Matrix {
     private readonly state: State,
   ) {
     const kin = model.payload.method === "kin";
-    const what = kin ? "probability that two sites are alike" : "share of coefficients that two sites have in common";
+    const what = kin ? "probability that two sites are alike" : "share of coefficients that are equal at two sites";
     this.canvas = el("canvas", {
       role: "img",
       "aria-label": `Matrix of ${plural(model.n, "site")} ordered by group: the darker a cell, the higher the ${what}.`,
@@ -37,16 +37,20 @@ export class Matrix {
     const bar = el(
       "div",
       { class: "bar legend" },
-      el("span", {}, kin ? "probability of being alike" : "coefficients in common"),
+      el("span", {}, kin ? "probability of being alike" : "share of equal coefficients"),
       el("span", { class: "ramp" }, "0", el("span", { class: "gradient", "aria-hidden": true }), "1"),
     );
     this.element = el("figure", { class: "matrix" }, bar, el("div", { class: "stage" }, this.canvas), this.said);
     state.listen(() => this.draw());
-    onTheme(() => {
+    onLook(() => {
       this.image = null;
       this.draw();
     });
-    new ResizeObserver(() => this.fit()).observe(this.element);
+    onWidth(this.element, 560, (width) => {
+      this.size = width;
+      this.context = resize(this.canvas, width, width);
+      this.draw();
+    });
     this.rest();
   }
 
@@ -60,15 +64,6 @@ export class Matrix {
 
   private siteOf(cell: number): number {
     return this.model.payload.order[this.model.range(cell)[0]];
-  }
-
-  private fit(): void {
-    const width = Math.min(this.element.clientWidth, 560);
-    if (width > 0 && Math.abs(width - this.size) > 1) {
-      this.size = width;
-      this.context = resize(this.canvas, width, width);
-      this.draw();
-    }
   }
 
   private pixels(): HTMLCanvasElement {
@@ -154,7 +149,7 @@ export class Matrix {
       this.said.textContent = `Around ${model.names[site]} and ${model.names[this.siteOf(cell[1])]}: ${shareText(share)} on average`;
     } else {
       const other = this.siteOf(cell[1]);
-      const what = model.payload.method === "kin" ? "alike with probability" : "coefficients in common:";
+      const what = model.payload.method === "kin" ? "alike with probability" : "share of equal coefficients:";
       this.said.textContent =
         site === other
           ? model.names[site]

@@ -1,8 +1,10 @@
-// A table of sites that is searched, sorted and paged: as useful with five sites as with five thousand.
+// A table of sites with search, sorting and pages.
+
+import { fitting, narrow } from "./chart";
 import type { Model } from "./data";
-import { el, fresh, plural, save, whole } from "./dom";
+import { el, fresh, plural, saveCsv, scroll, whole } from "./dom";
 import type { State } from "./state";
-import { groupMark, onTheme } from "./theme";
+import { groupMark, onLook, onPaper } from "./theme";
 
 export interface Column {
   title: string;
@@ -12,24 +14,45 @@ export interface Column {
   site?: boolean;
   group?: boolean;
   tone?: (site: number) => string;
-  /** What the CSV file has in place of the text. */
+  /** The value in the CSV file instead of the text. */
   csv?: (site: number) => string | number;
   draw?: (site: number) => Element;
+  /** Show the column only on the page, or only in the CSV file. */
+  only?: "page" | "csv";
+}
+
+/** The first columns of every table: the site, and its group or district. */
+export function siteColumns(model: Model): Column[] {
+  const { resolved, sites } = model.payload;
+  const { districts } = sites;
+  const only = narrow() ? "csv" : undefined;
+  const columns: Column[] = [
+    { title: "Site", text: (one) => model.names[one], key: (one) => model.names[one], site: true },
+  ];
+  const group = (site: number): string => model.groupName(model.groups[site]);
+  if (resolved) columns.push({ title: "Group", text: group, key: (one) => model.groups[one], group: true, only });
+  if (districts) columns.push({ title: "District", text: (one) => districts[one], key: (one) => districts[one], only });
+  return columns;
 }
 
 interface Options {
   caption: string;
   columns: Column[];
-  sort: number;
+  /** Title of the column to sort by. */
+  sort: string;
   descending?: boolean;
-  size?: number;
 }
+
+/** A table of this many sites has no pages, on the screen and on paper. */
+const MOST_LINES = 15;
+const MOST_PRINTED = 150;
 
 const collator = new Intl.Collator("en", { numeric: true });
 
 export class Pager {
   readonly element: HTMLElement;
   private readonly body = el("tbody");
+  private readonly caption = el("caption", { class: "quiet" });
   private readonly count = el("span", { class: "count", "aria-live": "polite" });
   private readonly search: HTMLInputElement;
   private readonly heads: HTMLTableCellElement[] = [];
@@ -45,26 +68,27 @@ export class Pager {
     private readonly state: State,
     private options: Options,
   ) {
-    this.sort = options.sort;
+    this.sort = this.columns.findIndex((column) => column.title === options.sort);
     this.descending = options.descending ?? false;
     const id = fresh("search");
     this.search = el("input", {
       id,
       type: "search",
       autocomplete: "off",
-      placeholder: "site or group",
+      placeholder: model.payload.resolved ? "site or group" : "site",
       input: () => this.refresh(true),
     });
     this.back = el("button", { type: "button", click: () => this.turn(-1) }, "Previous");
     this.next = el("button", { type: "button", click: () => this.turn(1) }, "Next");
     const head = el("tr");
-    options.columns.forEach((column, k) => {
+    this.columns.forEach((column, k) => {
       const press = el("button", { type: "button", class: "sort", click: () => this.by(k) }, column.title);
       const cell = el("th", { scope: "col", class: column.number ? "number" : null }, press);
       this.heads.push(cell);
       head.append(cell);
     });
-    const table = el("table", {}, el("caption", { class: "quiet" }, options.caption), el("thead", {}, head), this.body);
+    const table = el("table", {}, this.caption, el("thead", {}, head), this.body);
+    this.caption.textContent = options.caption;
     this.element = el(
       "div",
       { class: "pager" },
@@ -82,25 +106,26 @@ export class Pager {
           el("button", { type: "button", click: () => this.download() }, "CSV"),
         ),
       ),
-      el("div", { class: "scroll", tabindex: 0, role: "region", "aria-label": options.caption }, table),
+      scroll(options.caption, table),
     );
     state.listen(() => this.mark());
-    onTheme(() => this.draw());
+    onLook(() => this.draw());
     this.refresh(true);
   }
 
-  /** Show other columns, with the same search. */
+  private get columns(): Column[] {
+    return this.options.columns.filter((column) => column.only !== "csv");
+  }
+
+  /** Show other columns with the same titles, and keep the search. */
   change(options: Partial<Options>): void {
     this.options = { ...this.options, ...options };
-    this.options.columns.forEach((column, k) => {
-      const press = this.heads[k]?.querySelector("button");
-      if (press) press.textContent = column.title;
-    });
+    this.caption.textContent = this.options.caption;
     this.refresh(false);
   }
 
   private by(column: number): void {
-    this.descending = this.sort === column ? !this.descending : Boolean(this.options.columns[column].number);
+    this.descending = this.sort === column ? !this.descending : Boolean(this.columns[column].number);
     this.sort = column;
     this.refresh(true);
   }
@@ -112,7 +137,6 @@ export class Pager {
 
   private refresh(first: boolean): void {
     const words = this.search.value.trim().toLowerCase();
-    const { columns } = this.options;
     const all = this.model.names.map((_, site) => site);
     this.found = words
       ? all.filter(
@@ -121,7 +145,7 @@ export class Pager {
             this.model.groupName(this.model.groups[site]).toLowerCase() === words,
         )
       : all;
-    const key = columns[this.sort].key;
+    const { key } = this.columns[this.sort];
     const sign = this.descending ? -1 : 1;
     this.found.sort((a, b) => {
       const x = key(a);
@@ -138,12 +162,12 @@ export class Pager {
   }
 
   private draw(): void {
-    const size = this.options.size ?? 12;
+    const size = this.found.length <= (onPaper() ? MOST_PRINTED : MOST_LINES) ? MOST_PRINTED : 12;
     const pages = Math.max(Math.ceil(this.found.length / size), 1);
     this.page = Math.min(Math.max(this.page, 0), pages - 1);
     const shown = this.found.slice(this.page * size, (this.page + 1) * size);
-    const none = `No site or group is called “${this.search.value.trim()}”.`;
-    const empty = el("tr", {}, el("td", { class: "hint", colspan: this.options.columns.length }, none));
+    const none = `No ${this.search.placeholder} is called “${this.search.value.trim()}”.`;
+    const empty = el("tr", {}, el("td", { class: "hint", colspan: this.columns.length }, none));
     this.body.replaceChildren(...(shown.length ? shown.map((site) => this.line(site)) : [empty]));
     const total = plural(this.found.length, "site");
     const from = this.page * size;
@@ -154,15 +178,11 @@ export class Pager {
     this.mark();
   }
 
-  /** Save all sites that were found, in the order shown. */
+  /** Save all matching sites, in the order shown. */
   private download(): void {
-    const columns = this.options.columns.filter((column) => !column.draw);
-    const cell = (value: string | number): string =>
-      /[",\n]/.test(`${value}`) ? `"${`${value}`.replaceAll('"', '""')}"` : `${value}`;
-    const value = (column: Column, site: number): string => cell((column.csv ?? column.text)(site));
-    const lines = this.found.map((site) => columns.map((column) => value(column, site)).join(","));
-    const text = [columns.map((column) => cell(column.title)).join(","), ...lines].join("\n");
-    save(`${this.options.caption.toLowerCase().replaceAll(/[^a-z0-9]+/g, "-")}.csv`, `${text}\n`, "text/csv");
+    const columns = this.options.columns.filter((column) => column.only !== "page");
+    const lines = this.found.map((site) => columns.map((column) => (column.csv ?? column.text)(site)));
+    saveCsv(this.options.caption, [columns.map((column) => column.title), ...lines]);
   }
 
   private line(site: number): HTMLTableRowElement {
@@ -171,11 +191,18 @@ export class Pager {
       mouseenter: () => this.state.hover(site),
       mouseleave: () => this.state.hover(null),
     });
-    for (const column of this.options.columns) {
+    for (const column of this.columns) {
       const text = column.text(site);
       if (column.site) {
-        const press = el("button", { type: "button", class: "site", click: () => this.state.choose(site) }, text);
-        row.append(el("th", { scope: "row" }, press));
+        const shown = fitting(text);
+        const click = (): void => this.state.choose(site);
+        const press = el(
+          "button",
+          { type: "button", class: "site", title: shown === text ? null : text, click },
+          shown,
+        );
+        const mark = narrow() && this.model.payload.resolved ? groupMark(this.model.groups[site]) : null;
+        row.append(el("th", { scope: "row" }, mark, press));
       } else if (column.group) {
         row.append(el("td", {}, groupMark(this.model.groups[site], this.model.payload.resolved), text));
       } else {

@@ -7,7 +7,9 @@ import { el, whole } from "./dom";
 import { Graph } from "./graph";
 import { kinSection } from "./kin";
 import { pathSection } from "./path";
+import { siteNames } from "./sites";
 import { State } from "./state";
+import { survivalSection } from "./survival";
 
 export function startReport(main: HTMLElement, text: string): void {
   const model = readModel(text);
@@ -16,17 +18,21 @@ export function startReport(main: HTMLElement, text: string): void {
     compareSection(model, state),
     kinSection(model, state),
     coefficientsSection(model, state),
+    survivalSection(model, state),
     pathSection(model),
     trustSection(model),
     reproduceSection(model),
   ].filter((one): one is HTMLElement => one !== null);
   const links = sections.map((one) => el("a", { href: `#${one.id}` }, one.querySelector("h2")?.textContent));
-  const { about } = model.payload;
+  const { about, sites } = model.payload;
+  const { districts } = sites;
   const facts: [string, string][] = [
     [whole(about.sites), about.sites === 1 ? "site" : "sites"],
     [whole(about.rows), "rows"],
     [whole(about.features), about.features === 1 ? "feature" : "features"],
-    [about.groups ? whole(about.groups) : "none", about.groups === 1 ? "group" : "groups"],
+    districts
+      ? [whole(new Set(districts).size), "districts"]
+      : [about.groups ? whole(about.groups) : "none", about.groups === 1 ? "group" : "groups"],
   ];
   const figures = el(
     "dl",
@@ -37,7 +43,9 @@ export function startReport(main: HTMLElement, text: string): void {
   masthead?.append(figures);
   if (model.n > 1 && (model.payload.resolved || model.payload.places))
     masthead?.append(new Graph(model, state, 400, true).element);
+  const names = siteNames(model);
   main.replaceChildren(el("nav", { class: "contents", "aria-label": "Contents" }, ...links), ...sections);
+  if (names) main.append(names);
   window.addEventListener("beforeprint", () => {
     for (const one of document.querySelectorAll("details")) one.open = true;
   });

@@ -1,10 +1,10 @@
-// What is hovered and what is chosen, shared by graph, matrix and tables. The address keeps what is chosen.
+// The hovered and the chosen site, shared by graph, matrix and tables. The address keeps the choice.
 import type { Model } from "./data";
 
 export interface Focus {
   hovered: number | null;
   chosen: number | null;
-  /** A group, where no site is chosen. */
+  /** A group, if no site is chosen. */
   group: number | null;
 }
 
@@ -37,7 +37,7 @@ export class State {
     this.keep();
   }
 
-  /** Choose what the address names: #site=23 or #group=2. */
+  /** Choose the site or group in the address: #site=23 or #group=2. */
   restore(): void {
     const [key, value] = decodeURIComponent(window.location.hash.slice(1)).split(/=(.*)/s);
     const site = key === "site" ? this.model.names.indexOf(value) : -1;

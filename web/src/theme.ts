@@ -1,4 +1,4 @@
-// Colours and shapes of groups, and colours of the page, in light and dark; canvases ask here, elements use the style
+// Colours and shapes of groups, and colours of the page, in light and dark; canvases use these, elements use the style
 // sheet's variables.
 import { svg } from "./dom";
 
@@ -10,7 +10,10 @@ const NONE = { light: "#5f6b76", dark: "#9aa7b2" };
 const query = window.matchMedia("(prefers-color-scheme: dark)");
 const printing = window.matchMedia("print");
 
-export const isDark = (): boolean => query.matches && !printing.matches;
+let paper = false;
+
+export const onPaper = (): boolean => paper || printing.matches;
+export const isDark = (): boolean => query.matches && !onPaper();
 
 /** The colour of a group. Seven colours and four shapes (`groupShape`) make 28 marks that differ. */
 export function groupColour(group: number, resolved = true): string {
@@ -39,16 +42,29 @@ export function colour(name: string): string {
   return getComputedStyle(document.documentElement).getPropertyValue(`--${name}`).trim();
 }
 
-/** A colour between two of the style sheet, from 0 to 1: how unlike the others a site is. */
+/** A colour between two of the style sheet, for a distance from 0 to 1. */
 export function shade(level: number): string {
   const [from, to] = [rgb(colour("like")), rgb(colour("unlike"))];
   return `rgb(${from.map((one, k) => Math.round(one + level * (to[k] - one))).join(" ")})`;
 }
 
-/** Run when the page turns dark, light or to paper. */
-export function onTheme(listener: () => void): void {
-  query.addEventListener("change", listener);
-  printing.addEventListener("change", listener);
+/** Run a function when the page changes to dark, light or paper, or gets another width. */
+export function onLook(listener: () => void): void {
+  for (const one of [query, printing]) one.addEventListener("change", listener);
+  // pages of paper are counted before a style sheet for print applies
+  for (const [name, now] of [
+    ["beforeprint", true],
+    ["afterprint", false],
+  ] as const)
+    window.addEventListener(name, () => {
+      paper = now;
+      listener();
+    });
+  let width = window.innerWidth;
+  window.addEventListener("resize", () => {
+    if (window.innerWidth !== width && !onPaper()) listener();
+    width = window.innerWidth;
+  });
 }
 
 /** Red, green and blue of a colour like #0f766e. */

@@ -1,4 +1,4 @@
-// A federation while it runs: who is where, who waits for whom, what has travelled.
+// A federation while it runs: the state of each site, who waits for whom, progress and traffic.
 import {
   forceCollide,
   forceLink,
@@ -8,11 +8,11 @@ import {
   forceY,
   type SimulationNodeDatum,
 } from "d3-force";
-import { scaleLinear, scaleLog } from "d3-scale";
-import { line } from "d3-shape";
-import { bottomAxis, extent, leftAxis, picture, resize, room } from "./chart";
-import { el, fmt, plural, section, svg, whole } from "./dom";
-import { colour, onTheme } from "./theme";
+import { extent, onWidth, resize, room } from "./chart";
+import { codeBlock } from "./closing";
+import { el, fmt, plural, scroll, section, short, svg, table, whole } from "./dom";
+import { lineChart } from "./lines";
+import { colour, groupShape, onLook } from "./theme";
 
 type Kind = "running" | "waiting" | "absent" | "trouble" | "done" | "left" | "elsewhere";
 
@@ -30,7 +30,6 @@ interface Site {
 }
 
 interface Watched {
-  kind: "sites" | "run";
   sites: Site[];
   edges: [number, number][];
   round: number;
@@ -38,7 +37,11 @@ interface Watched {
   change?: number | null;
   bytes?: number | null;
   gap?: number | null;
-  /** Why there is no gap, where there is none. */
+  /** The round from which the gap stays small. */
+  converged?: number | null;
+  /** The next step when all sites are done: sentences and a command. */
+  closing?: { words: string; command: string } | null;
+  /** Why there is no gap, if so. */
   no_gap?: string | null;
   time: number;
   news: { time: number; words: string }[];
@@ -64,64 +67,53 @@ const COLOURS: Record<Kind, string> = {
   left: "gone",
   elsewhere: "muted",
 };
+/** Outlines (`groupShape`), so that states differ without colour: circle, square, triangle, diamond. */
+const SHAPES: Record<Kind, number> = { running: 0, waiting: 1, absent: 0, trouble: 2, done: 3, left: 0, elsewhere: 0 };
+
+const hollow = (kind: Kind): boolean => kind === "absent" || kind === "left";
+
+/** The mark of a state as a small picture to put before words. */
+function stateMark(kind: Kind): SVGSVGElement {
+  const ink = colour(COLOURS[kind]);
+  const path = svg("path", {
+    d: groupShape(SHAPES[kind], 4.6),
+    fill: hollow(kind) ? "none" : ink,
+    stroke: ink,
+    "stroke-width": 1.4,
+  });
+  return svg("svg", { viewBox: "-6 -6 12 12", width: 12, height: 12, class: "swatch", "aria-hidden": true }, path);
+}
+
+const HEADS = ["Site", "State", "Round", "Change", "Sent", "Restarts", "Waits for"];
 
 export function startWatch(main: HTMLElement, text: string): void {
   let now = JSON.parse(text) as Watched;
   const stage = new Stage();
   const charts = el("div", { class: "columns" });
-  const table = el("tbody");
+  const rows = el("tbody");
   const news = el("ol", { class: "news", "aria-live": "polite" });
+  const older = el("ol", { class: "news" });
+  const fold = el("details", { class: "more" }, el("summary", {}, "Earlier news"), older);
   const link = el("p", { class: "said", role: "status" });
   main.replaceChildren(
     section(
       "sites",
       "Sites",
       "",
-      el("div", { class: "columns" }, stage.element, el("div", {}, el("h3", {}, "News"), news, link)),
-      el(
-        "div",
-        { class: "scroll", tabindex: 0, role: "region", "aria-label": "All sites" },
-        el(
-          "table",
-          {},
-          el("caption", { class: "quiet" }, "All sites"),
-          el(
-            "thead",
-            {},
-            el(
-              "tr",
-              {},
-              ...["Site", "State"].map((words) => el("th", { scope: "col" }, words)),
-              ...["Round", "Change", "Sent"].map((words) => el("th", { scope: "col", class: "number" }, words)),
-              ...["Restarts"].map((words) => el("th", { scope: "col", class: "number" }, words)),
-              el("th", { scope: "col" }, "Waits for"),
-            ),
-          ),
-          table,
-        ),
-      ),
+      el("div", { class: "columns" }, stage.element, el("div", {}, el("h3", {}, "News"), news, fold, link)),
+      scroll("All sites", table("All sites", HEADS, rows, 2, 6)),
     ),
     section("progress", "Progress", "", charts),
   );
   const draw = (): void => {
     headline(now);
     stage.show(now);
-    table.replaceChildren(...now.sites.slice(0, 200).map(row));
-    const lines = now.news.slice(0, 8);
-    if (!lines.length)
-      news.replaceChildren(el("li", { class: "hint" }, "Nothing has happened since this page was opened."));
-    else if (news.dataset.first !== String(lines[0].time) + lines[0].words) {
-      news.dataset.first = String(lines[0].time) + lines[0].words;
-      news.replaceChildren(
-        ...lines.map((one) =>
-          el("li", {}, el("time", {}, new Date(1000 * one.time).toLocaleTimeString("en-GB")), one.words),
-        ),
-      );
-    }
+    rows.replaceChildren(...now.sites.slice(0, 200).map(row));
+    tell(now.news, news, older, fold);
     charts.replaceChildren(...progress(now));
   };
   draw();
-  onTheme(draw);
+  onLook(draw);
   const token = new URLSearchParams(window.location.search).get("token") ?? "";
   const source = new EventSource(`/events?token=${encodeURIComponent(token)}`);
   source.onmessage = (event: MessageEvent<string>) => {
@@ -131,10 +123,56 @@ export function startWatch(main: HTMLElement, text: string): void {
     draw();
   };
   source.onerror = () => {
-    link.textContent = "fedkin watch is not there any more; what you see is the last it told.";
+    link.textContent = "The connection to fedkin watch is lost. This page shows the last state it received.";
     document.body.dataset.live = "no";
   };
   document.body.dataset.ready = "yes";
+}
+
+const NEWEST = 3;
+
+/** Show the newest lines, and fold earlier ones. */
+function tell(news: Watched["news"], list: HTMLElement, older: HTMLElement, fold: HTMLElement): void {
+  const key = news.length ? `${news.length} ${news[0].time} ${news[0].words}` : "none";
+  if (list.dataset.key === key) return;
+  list.dataset.key = key;
+  const lines = news.map((one) =>
+    el("li", {}, el("time", {}, new Date(1000 * one.time).toLocaleTimeString("en-GB")), one.words),
+  );
+  if (!lines.length) lines.push(el("li", { class: "hint" }, "No events since this page was opened."));
+  list.replaceChildren(...lines.slice(0, NEWEST));
+  older.replaceChildren(...lines.slice(NEWEST));
+  fold.hidden = lines.length <= NEWEST;
+}
+
+/** Seconds since the last round of the slowest site. */
+function still(now: Watched): number {
+  const { time, round } = now.series;
+  return now.time - time[round.indexOf(now.round)];
+}
+
+/** Rounds per second over the last half minute of the series; null where that is not known, or nothing moves. */
+function rate(now: Watched): number | null {
+  const { time, round } = now.series;
+  const last = time.length - 1;
+  const first = time.findIndex((one) => one >= time[last] - 30);
+  const seconds = time[last] - time[first];
+  const moves = still(now) < QUIET && round[last] > round[first] && seconds >= 2;
+  return moves ? (round[last] - round[first]) / seconds : null;
+}
+
+/** After this many seconds without a round the page says so. */
+const QUIET = 6;
+
+/** Smaller gaps are rounding. */
+const ROUNDING = 1e-12;
+
+const gapWords = (gap?: number | null): string => ((gap ?? 1) < ROUNDING ? "below 1e−12" : fmt(gap, 2));
+
+function duration(seconds: number): string {
+  if (seconds < 90) return `${Math.max(Math.round(seconds), 1)} s`;
+  if (seconds < 5400) return `${Math.round(seconds / 60)} min`;
+  return `${(seconds / 3600).toFixed(1)} h`;
 }
 
 function headline(now: Watched): void {
@@ -142,25 +180,48 @@ function headline(now: Watched): void {
   const there = now.sites.filter((one) => one.kind !== "left");
   const absent = now.sites.filter((one) => one.kind === "absent");
   const trouble = now.sites.filter((one) => one.kind === "trouble");
-  const done = count("done");
-  let title: string;
-  if (there.length && done === there.length) title = `All ${plural(there.length, "site")} are done.`;
-  else if (now.round > 0 || now.rounds > 0) title = `Round ${whole(now.round)} of ${whole(now.rounds)}.`;
-  else title = there.length ? `${plural(there.length, "site")}, not started yet.` : "Nothing to see yet.";
+  const done = there.length > 0 && count("done") === there.length;
+  let title = "Waiting for the run.";
+  const stopped = absent.length > 0 && absent.length === there.length;
+  const progressed = document.getElementById("bar");
+  if (progressed) progressed.style.width = `${(100 * now.round) / Math.max(now.rounds, 1)}%`;
+  if (done) title = there.length === 1 ? "The site is done." : `All ${plural(there.length, "site")} are done.`;
+  else if (now.round > 0 || now.rounds > 0)
+    title = `${stopped && now.round ? "Stopped at round" : "Round"} ${whole(now.round)} of ${whole(now.rounds)}.`;
+  else if (there.length) title = `${plural(there.length, "site")}, not started yet.`;
   const words: string[] = [];
   const some = (sites: Site[]): string =>
     sites.length > 4 ? plural(sites.length, "site") : sites.map((one) => one.name).join(", ");
+  const speed = rate(now);
+  if (!done && speed !== null) {
+    const left = (now.rounds - now.round) / speed;
+    words.push(`${fmt(speed, 2)} rounds per second, about ${duration(left)} left.`);
+  }
+  if (!done && now.round > 0 && still(now) >= QUIET) words.push(`No round for ${duration(still(now))}.`);
+  if (now.converged) words.push(`Converged at about round ${whole(now.converged)}: relative gap ${gapWords(now.gap)}.`);
+  else if (now.gap !== null && now.gap !== undefined)
+    words.push(`${done ? "Not converged" : "Not converged yet"}: relative gap ${fmt(now.gap, 2)}.`);
   if (trouble.length) words.push(`${some(trouble)} ${trouble.length === 1 ? "needs" : "need"} help.`);
-  if (absent.length && done < there.length) words.push(`${some(absent)} ${absent.length === 1 ? "is" : "are"} absent.`);
+  if (stopped) words.push("No site is running; the command that started the run continues it.");
+  else if (absent.length && !done) words.push(`${some(absent)} ${absent.length === 1 ? "is" : "are"} absent.`);
   const waiting = count("waiting");
   if (waiting) words.push(`${plural(waiting, "site")} ${waiting === 1 ? "waits" : "wait"} for others.`);
   const left = now.sites.filter((one) => one.kind === "left");
-  if (left.length) words.push(`${some(left)} ${left.length === 1 ? "has" : "have"} left for good.`);
-  if (!words.length && there.length && done < there.length) words.push("Everybody is there.");
-  if (now.bytes) words.push(`${size(now.bytes)} have travelled.`);
-  if (now.gap !== null && now.gap !== undefined) words.push(`Relative gap ${fmt(now.gap, 2)}.`);
+  if (left.length) words.push(`${some(left)} ${left.length === 1 ? "has" : "have"} left permanently.`);
+  if (there.length && !done && !trouble.length && !absent.length && !waiting) words.push("All sites are connected.");
+  if (now.bytes) words.push(`${size(now.bytes)} sent.`);
+  if (!there.length) words.push("Sites appear here as soon as they exist.");
   set("now", title);
   set("then", words.join(" "));
+  const closing = document.getElementById("closing");
+  if (closing) {
+    const { words = "", command = "" } = now.closing ?? {};
+    closing.hidden = !now.closing;
+    if (now.closing && closing.dataset.command !== command) {
+      closing.dataset.command = command;
+      closing.replaceChildren(el("p", {}, `${words} Next:`), codeBlock(command));
+    }
+  }
   document.title = `${title} Fedkin watch`;
 }
 
@@ -181,8 +242,6 @@ function size(bytes: number): string {
 }
 
 function row(site: Site): HTMLElement {
-  const dot = el("span", { class: "swatch", "aria-hidden": true });
-  dot.style.background = colour(COLOURS[site.kind]);
   const state =
     site.kind === "running" || site.kind === "elsewhere" || site.state === site.kind
       ? site.state
@@ -190,9 +249,9 @@ function row(site: Site): HTMLElement {
   return el(
     "tr",
     { "data-name": site.name, "data-kind": site.kind },
-    el("th", { scope: "row" }, dot, site.name),
+    el("th", { scope: "row" }, stateMark(site.kind), site.name),
     el("td", {}, state, site.why ? el("small", {}, site.why) : null),
-    el("td", { class: "number" }, site.round ?? "–"),
+    el("td", { class: "number" }, site.round === null ? "–" : whole(site.round)),
     el("td", { class: "number" }, fmt(site.change, 2)),
     el("td", { class: "number" }, site.sent ? size(site.sent) : "–"),
     el("td", { class: "number" }, site.restarts ?? "–"),
@@ -214,30 +273,21 @@ class Stage {
   constructor() {
     this.canvas = el("canvas", {
       role: "img",
-      "aria-label": "Graph of the sites; the table below has the same in words.",
+      "aria-label": "Graph of the sites. The table below shows the same facts.",
     });
     const keys: Kind[] = ["running", "waiting", "absent", "trouble", "done"];
     const legend = el("ul", { class: "legend-groups" });
     const fill = (): void => {
-      legend.replaceChildren(
-        ...keys.map((kind) => {
-          const dot = el("span", { class: "swatch", "aria-hidden": true });
-          dot.style.background = colour(COLOURS[kind]);
-          return el("li", {}, dot, WORDS[kind]);
-        }),
-      );
+      legend.replaceChildren(...keys.map((kind) => el("li", {}, stateMark(kind), WORDS[kind])));
     };
     fill();
-    onTheme(fill);
+    onLook(fill);
     this.element = el("figure", { class: "graph" }, legend, el("div", { class: "stage" }, this.canvas));
-    new ResizeObserver(() => {
-      const width = Math.min(this.element.clientWidth, 560);
-      if (width > 0 && Math.abs(width - this.width) > 1) {
-        this.width = width;
-        this.context = resize(this.canvas, width, Math.round(0.78 * width));
-        this.draw();
-      }
-    }).observe(this.element);
+    onWidth(this.element, 560, (width) => {
+      this.width = width;
+      this.context = resize(this.canvas, width, Math.round(0.78 * width));
+      this.draw();
+    });
   }
 
   show(now: Watched): void {
@@ -322,10 +372,13 @@ class Stage {
       context.beginPath();
       context.arc(x, y, radius + 4, 0, 2 * Math.PI);
       context.fill();
-      context.fillStyle = colour(COLOURS[site.kind]);
-      context.beginPath();
-      context.arc(x, y, radius, 0, 2 * Math.PI);
-      context.fill();
+      const shape = new Path2D(groupShape(SHAPES[site.kind], radius));
+      context.translate(x, y);
+      context.fillStyle = context.strokeStyle = colour(COLOURS[site.kind]);
+      context.lineWidth = 2;
+      if (hollow(site.kind)) context.stroke(shape);
+      else context.fill(shape);
+      context.translate(-x, -y);
       if (few && site.round !== null && now.rounds > 0) {
         context.strokeStyle = colour(COLOURS[site.kind]);
         context.lineWidth = 3;
@@ -340,7 +393,7 @@ class Stage {
         context.lineWidth = 4;
         context.strokeStyle = colour("raised");
         context.fillStyle = colour("ink");
-        const words = site.name.length > 18 ? `${site.name.slice(0, 17)}…` : site.name;
+        const words = short(site.name, 18);
         context.strokeText(words, x, y + radius + 15);
         context.fillText(words, x, y + radius + 15);
       }
@@ -360,41 +413,34 @@ function progress(now: Watched): HTMLElement[] {
   if (trace.dual_residual?.length) named.push(["at sites", trace.dual_residual]);
   if (named.length) out.push(curves("Residuals", "round", rounds, named, true));
   out.push(certificate(now, rounds));
-  if (now.kind === "run") {
-    if (trace.bytes)
-      out.push(curves("Megabytes that travelled", "round", rounds, [["bytes", trace.bytes.map(mega)]], false));
-    return out;
-  }
   const start = now.series.time[0] ?? now.time;
   const seconds = now.series.time.map((value) => value - start);
   if (!named.length) {
     const title = "Largest change of a parameter in the last round";
-    out.push(curves(title, "seconds", seconds, [["change", now.series.change]], true));
+    out.push(curves(title, SECONDS, seconds, [["change", now.series.change]], true));
   }
-  out.push(
-    curves("Rounds of the site that is furthest behind", "seconds", seconds, [["round", now.series.round]], false),
-  );
+  out.push(curves("Round of the slowest site", SECONDS, seconds, [["round", now.series.round]], false));
   if (now.series.bytes.some((value) => value)) {
-    out.push(
-      curves("Megabytes that sites have sent", "seconds", seconds, [["bytes", now.series.bytes.map(mega)]], false),
-    );
+    out.push(curves("Megabytes sent", SECONDS, seconds, [["bytes", now.series.bytes.map(mega)]], false));
   }
   return out;
 }
 
+const SECONDS = "seconds since this page was opened";
 const SUMMED =
-  "The sum of what every site works out for itself, for the parameters of that round. Where rounds look at some rows only, it jumps; the average that sites return is steadier.";
+  "The gap is a sum over sites at the parameters of each round. It is noisy where rounds use samples of rows; the averaged parameters that sites return are steadier.";
 
 /** The gap along the rounds, or why there is none. */
 function certificate(now: Watched, rounds: number[]): HTMLElement {
   const gap = now.trace?.gap ?? [];
   const title = "Certificate: relative gap";
   if (!now.no_gap && gap.some((value) => value !== null)) {
-    const figure = curves(title, "round", rounds, [["gap", gap]], true);
-    if (now.kind === "sites") figure.append(el("figcaption", {}, SUMMED));
+    const shown = gap.map((value) => value && Math.max(value, ROUNDING));
+    const figure = curves(title, "round", rounds, [["gap", shown]], true);
+    figure.append(el("figcaption", {}, SUMMED));
     return figure;
   }
-  const words = now.no_gap ?? "None is asked for: fed_admm certifies its rounds when it is given a tolerance.";
+  const words = now.no_gap ?? "No round is complete yet.";
   return el("figure", { class: "none" }, el("h3", {}, title), el("p", { class: "hint" }, words));
 }
 
@@ -407,42 +453,17 @@ function curves(
   named: [string, (number | null)[]][],
   log: boolean,
 ): HTMLElement {
-  const [width, height] = [room(520), 240];
-  const good = (value: number | null | undefined): value is number =>
-    value !== null && value !== undefined && Number.isFinite(value) && (!log || value > 0);
-  const values = named.flatMap(([, all]) => all.filter(good));
-  const chart = picture(width, height, `${title}: now ${fmt(values[values.length - 1])}`);
-  const [left, right, top, bottom] = [62, width - 10, 34, height - 42];
-  const x = scaleLinear().domain(extent(at, 0)).range([left, right]);
-  if (!values.length) {
-    chart.append(svg("text", { x: left, y: height / 2 }, "nothing to draw yet"));
-    return el("figure", {}, el("h3", {}, title), chart);
-  }
+  const values = named.flatMap(([, all]) => all).filter((one): one is number => one !== null && (!log || one > 0));
+  if (!values.length) return el("figure", {}, el("h3", {}, title), el("p", { class: "hint" }, "No values yet."));
   const [low, high] = [Math.min(...values), Math.max(...values)];
-  const y = log
-    ? scaleLog()
-        .domain([low / 1.2, high * 1.2])
-        .range([bottom, top])
-    : scaleLinear()
-        .domain([0, high || 1])
-        .nice(4)
-        .range([bottom, top]);
-  chart.append(bottomAxis(x, top, bottom, unit, 5), leftAxis(y, left, right, "", 3));
-  named.forEach(([name, all], k) => {
-    const points = at
-      .map((value, j) => ({ at: value, value: all[j] }))
-      .filter((one): one is { at: number; value: number } => good(one.value));
-    const path = line<{ at: number; value: number }>()
-      .x((one) => x(one.at))
-      .y((one) => y(one.value));
-    chart.append(svg("path", { d: path(points) ?? "", class: k ? "curve second" : "curve" }));
-    if (named.length > 1) {
-      const start = left + 170 * k;
-      chart.append(
-        svg("line", { x1: start, x2: start + 18, y1: 10, y2: 10, class: k ? "curve second" : "curve" }),
-        svg("text", { x: start + 24, y: 14 }, name),
-      );
-    }
-  });
+  const { chart } = lineChart(
+    named.map(([name, mean]) => ({ name, at, mean })),
+    {
+      label: `${title}: now ${fmt(values[values.length - 1])}`,
+      size: [room(520), named.length > 1 ? 264 : 240],
+      x: { domain: [0, Math.max(...at, 1)], title: unit },
+      y: { domain: log ? [low / 1.2, high * 1.2] : [0, 1.05 * (high || 1)], title: "", log },
+    },
+  );
   return el("figure", {}, el("h3", {}, title), chart);
 }

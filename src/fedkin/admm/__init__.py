@@ -1,22 +1,19 @@
-"""The paper's algorithms: Fed-ADMM as shards that step, exchange thetas and step again, and its rivals.
+"""Provide the paper's decentralised algorithm Fed-ADMM and subgradient baselines.
 
-`plan_run` (or `fedkin.federate`, of a contract) makes a `RunPlan`; a `Shard` of it does the arithmetic;
-`run_rounds(shard, link, config, store)` is the loop of rounds, in one process as between machines. `fed_admm` is all
-of that for one process, with compiled rounds that agree to rounding. It is imported on first use: the process of a
-site needs neither solvers nor a compiler.
+`plan_run` (or `fedkin.federate`, from a contract) makes a `RunPlan`, and a `Shard` of it does the arithmetic.
+`run_rounds(shard, link, config, store)` is the loop of rounds, within one process or between machines.
+`algorithm.fed_admm` combines these in one process, with compiled rounds that agree up to rounding. A site's process
+does not import it and needs neither solvers nor a compiler.
 """
 
 from __future__ import annotations
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
-
 from fedkin.admm.availability import Availability, StandIns, site_keys
+from fedkin.admm.checkpoint import Saved, Sent, Store
 from fedkin.admm.gradients import ChangeTest, GradientKind, Gradients, SiteRows
-from fedkin.admm.plan import Average, RunPlan, StepRule, check_steps, plan_run, site_rows
+from fedkin.admm.links import DirectLink
 from fedkin.admm.rounds import (
     MOST_PARAMS,
-    DirectLink,
     Link,
     RoundConfig,
     Shard,
@@ -28,24 +25,11 @@ from fedkin.admm.rounds import (
     run_rounds,
     together,
 )
-from fedkin.admm.store import Saved, Sent, Store
-
-if TYPE_CHECKING:
-    from fedkin.admm.run import fed_admm
-    from fedkin.admm.trace import Progress, subgradient_descent
-
-_LATER = {"Progress": "trace", "fed_admm": "run", "subgradient_descent": "trace"}
+from fedkin.admm.run_plan import Average, RunPlan, StepRule, check_steps, plan_run, site_rows
 
 __all__ = [
-    *_LATER,
     "MOST_PARAMS", "Availability", "Average", "ChangeTest", "DirectLink", "GradientKind", "Gradients", "Link",
     "RoundConfig", "RunPlan", "Saved", "Sent", "Shard", "ShardState", "Share", "ShareTaker",
     "SiteRows", "StandIns", "StepRule", "Store", "Wire", "check_steps", "is_shared", "plan_run", "run_rounds",
     "site_keys", "site_rows", "together",
 ]  # fmt: skip
-
-
-def __getattr__(name: str) -> Any:
-    if name not in _LATER:
-        raise AttributeError(f"module 'fedkin.admm' has no attribute {name!r}")
-    return getattr(import_module(f"fedkin.admm.{_LATER[name]}"), name)

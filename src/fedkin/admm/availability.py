@@ -1,17 +1,15 @@
-"""Randomness by counting: which sites are there in a round, and which rows they draw.
+"""Draw site availability and batches with a counter-based random generator.
 
-What site u draws in round t is a function of (seed, site, round) and of nothing else. There is no generator to carry
-along: a 64-bit state is computed from the three numbers by the SplitMix64 mixing function, and the draws of that round
-are the SplitMix64 sequence that starts there. So it does not matter how many processes run, which of them hosts the
-site, or in which order they work.
+What site u draws in round t depends only on (seed, site, round). There is no generator state: SplitMix64 mixes the
+three numbers into a 64-bit state, and the draws of that round are the SplitMix64 sequence from there. So results do not
+depend on the number of processes, on the host of a site, or on the order of work.
 
-Algorithm 2 divides the gradient of an available site by its probability ``p_i`` of being available; an absent
-site gets only the penalty's part of its step.
+Algorithm 2 divides the gradient of an available site by its availability probability ``p_i``; an absent site takes only
+the penalty part of its step.
 """
 
 from __future__ import annotations
 
-import csv
 import hashlib
 import os
 import zipfile
@@ -24,45 +22,38 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from fedkin._base import Array, Index, Mask, check_choice
+from fedkin.data import read_cells
 from fedkin.errors import DataError, ParameterError, UnknownSiteError
 
 Weighting = Literal["known", "estimated"]
-#: Who steps for absent sites: a central machine, or all others in their replicas.
+#: Where steps of absent sites are computed: on a central machine, or in replicas on all other sites.
 StandIns = Literal["central", "replicas"]
-PerSite = float | Mapping[Any, float] | Sequence[float] | Array
+SiteProbabilities = float | Mapping[Any, float] | Sequence[float] | Array
 Labels = Mapping[Any, Hashable] | Sequence[Hashable]
 #: Presence ``(R, V)`` in the given rounds ``(R,)``.
 Draw = Callable[[Index], Mask]
-#: Long-run shares ``(V,)`` of some sites, the rule that says who is there, and what it depends on.
+#: Long-run availability ``(V,)`` of some sites, the presence rule, and the facts it depends on.
 Bound = tuple[Array, Draw, tuple[object, ...]]
-#: Makes such a rule of sites and seed.
+#: Builds such a rule from sites and seed.
 Pattern = Callable[[Sequence[Hashable], int], Bound]
 
 
 @dataclass(frozen=True, eq=False)
 class Availability:
-    """Which sites are there in which round.
+    """Availability pattern of the sites over the rounds.
 
-    Make one with `bernoulli`, `recorded` or `adversarial`.
+    Create one with `bernoulli`, `recorded` or `adversarial`.
 
     Attributes
     ----------
     pattern : callable
-        Makes the rule that says who is there, of sites and seed.
+        Builds the presence rule from sites and seed.
     weighting : "known" or "estimated"
         Whether gradients are divided by the true ``p_i`` or by the share of rounds so far in which the site was seen,
         ``p_i(t) = (1 + rounds seen before t) / t``, which is never 0.
     placement : "central" or "replicas"
-        Who takes the steps of absent sites: a central machine, or replicas on all sites. The trajectory is the
-        same; what travels is not.
-
-    Examples
-    --------
-    >>> from fedkin import Availability
-    >>> presence = Availability.bernoulli({"a": 0.5, "b": 1.0}).bind(["a", "b"], seed=0)
-    >>> available, probability = presence.rounds(1, 4)
-    >>> available[:, 1].all(), probability[0].tolist()
-    (np.True_, [0.5, 1.0])
+        Where the steps of absent sites are computed: on a central machine, or in replicas on all sites. The trajectory
+        is the same, but the communication differs.
     """
 
     pattern: Pattern
@@ -76,7 +67,7 @@ class Availability:
     @classmethod
     def bernoulli(
         cls,
-        p: PerSite,
+        p: SiteProbabilities,
         *,
         blocks: Labels | None = None,
         weighting: Weighting = "known",
@@ -89,8 +80,8 @@ class Availability:
         p : float, mapping {site: float} or array (V,)
             Greater than 0, at most 1.
         blocks : mapping {site: label} or sequence of V labels, optional
-            Sites of a block fail together: with equal ``p_i`` they are there in the same rounds, and with unequal
-            ones the less reliable is there only when the more reliable is. Independent sites by default.
+            Sites of a block fail together: with equal ``p_i`` they are available in the same rounds; with unequal ones
+            the less reliable site is available only when the more reliable one is. Independent sites by default.
         weighting, placement
             See `Availability`.
 
@@ -113,16 +104,16 @@ class Availability:
         weighting: Weighting = "known",
         placement: StandIns = "central",
     ) -> Availability:
-        """Repeat presence as it was once recorded.
+        """Replay a recorded availability trace.
 
         Parameters
         ----------
         trace : path or array (T, V)
-            A CSV file with a column of 0 and 1 for each site, named in the first line (a column ``round`` is passed
-            over); an NPZ file with ``available (T, V)`` and, optionally, ``sites (V,)``; or an array in the
-            federation's order of sites.
+            A CSV file with a column of 0 and 1 for each site, named in the first line (a column ``round`` is ignored);
+            an NPZ file with ``available (T, V)`` and, optionally, ``sites (V,)``; or an array in the federation's order
+            of sites.
         repeat : bool
-            Whether to start again at the end; otherwise a run of more than T rounds is refused.
+            Whether to repeat the trace at its end; otherwise a run of more than T rounds is refused.
         weighting, placement
             See `Availability`. Known probabilities are the shares of each column.
 
@@ -151,16 +142,16 @@ class Availability:
         weighting: Weighting = "known",
         placement: StandIns = "central",
     ) -> Availability:
-        """Silence groups for many rounds in turn, so that they hardly ever meet: what the theorem excludes.
+        """Make groups unavailable in turn for many rounds, a pattern that violates the theorem's assumptions.
 
         Parameters
         ----------
         p : float
-            Share of rounds in which a site is there; each is there for ``round(p * period)`` rounds on end.
+            Share of rounds in which a site is available, ``round(p * period)`` consecutive rounds per period.
         period : int
-            Rounds after which it starts again.
+            Number of rounds after which the pattern repeats.
         groups : mapping {site: label} or sequence of V labels, optional
-            Each group begins where the one before it ends. By default two groups, even and odd positions.
+            Groups; each becomes available when the previous one stops. By default two groups, even and odd positions.
         weighting, placement
             See `Availability`.
 
@@ -179,10 +170,10 @@ class Availability:
 
 
 class Presence:
-    """Who is there, round after round, with the probability to divide by.
+    """Presence of sites by round, with the probabilities to divide by.
 
-    ``probability (V,)`` is the long-run share of rounds; ``seen (V,)``, the rounds so far in which each site was there,
-    is the only state. ``facts`` say which pattern it is, for a checkpoint to compare.
+    ``probability (V,)`` is the long-run share of rounds. ``seen (V,)``, the number of rounds in which each site was
+    available, is the only state. ``facts`` identify the pattern, for comparison with a checkpoint.
     """
 
     def __init__(self, probability: Array, draw: Draw, facts: tuple[object, ...], estimated: bool) -> None:
@@ -191,7 +182,7 @@ class Presence:
         self.seen = np.zeros(probability.size, dtype=np.int64)
 
     def rounds(self, first: int, count: int) -> tuple[Mask, Array]:
-        """Return presence and probability, both ``(count, V)``, from round ``first`` on; ask for each round once."""
+        """Return presence and probability, both ``(count, V)``, from round ``first``; ask for each round once."""
         numbers = np.arange(first, first + count)
         available = self._draw(numbers)
         before = self.seen + np.cumsum(available, axis=0) - available
@@ -201,7 +192,7 @@ class Presence:
         return available, np.broadcast_to(self.probability, available.shape).copy()
 
 
-def _bernoulli(p: PerSite, blocks: Labels | None) -> Pattern:
+def _bernoulli(p: SiteProbabilities, blocks: Labels | None) -> Pattern:
     def bind(sites: Sequence[Hashable], seed: int) -> Bound:
         share = _per_site(p, sites)
         keys = site_keys(sites if blocks is None else _labels(blocks, sites, "blocks"))
@@ -259,7 +250,7 @@ def _bursts(p: float, period: int, groups: Labels | None) -> Pattern:
     return bind
 
 
-def _per_site(p: PerSite, sites: Sequence[Hashable]) -> Array:
+def _per_site(p: SiteProbabilities, sites: Sequence[Hashable]) -> Array:
     if isinstance(p, Mapping):
         if unknown := [site for site in p if site not in set(sites)]:
             raise UnknownSiteError(f"p names site {unknown[0]!r}, which the federation does not have")
@@ -275,7 +266,7 @@ def _per_site(p: PerSite, sites: Sequence[Hashable]) -> Array:
     if bad.any():
         raise ParameterError(
             f"the availability p of site {sites[int(np.argmax(bad))]!r} is {float(values[bad][0])!r}, expected a "
-            "number above 0 and at most 1; a site that is never there cannot be weighted: leave it out"
+            "number above 0 and at most 1; a site that is never available cannot be weighted: remove it"
         )
     return values
 
@@ -299,27 +290,15 @@ def _zero_one(values: NDArray[Any], source: str) -> Mask:
 
 
 def _read_csv(path: Path) -> tuple[Mask, list[str]]:
-    try:
-        with path.open(newline="", encoding="utf-8-sig") as file:
-            lines = [line for line in csv.reader(file) if line]
-    except (OSError, UnicodeDecodeError) as error:
-        raise DataError(f"{path}: cannot be read as CSV: {error}") from None
-    if len(lines) < 2:
-        raise DataError(f"{path}: expected a line of site names and at least one round, got {len(lines)} lines")
-    names = [name.strip() for name in lines[0]]
-    wanted = [k for k, name in enumerate(names) if name.lower() != "round"]
-    if len({names[k] for k in wanted}) < len(wanted):
-        raise DataError(f"{path}: a site has more than one column")
-    rows = []
-    for number, line in enumerate(lines[1:], start=2):
-        if len(line) != len(names):
-            raise DataError(f"{path}: line {number} has {len(line)} cells, expected {len(names)}")
-        cells = {names[k]: line[k].strip() for k in wanted}
-        for name, cell in cells.items():
-            if cell not in ("0", "1"):
-                raise DataError(f"{path}: line {number}, site {name!r}: expected 0 or 1, got {cell!r}")
-        rows.append([cell == "1" for cell in cells.values()])
-    return np.array(rows, dtype=np.bool_), [names[k] for k in wanted]
+    header, cells = read_cells(path)
+    column = {name: cells[k] for k, name in enumerate(header) if name.lower() != "round"}
+    for name, values in column.items():
+        for row, cell in enumerate(values):
+            if cell.strip() not in ("0", "1"):
+                raise DataError(f"{path}: row {row + 1} of site {name!r}: expected 0 or 1, got {cell!r}")
+    if not column or not cells[0]:
+        raise DataError(f"{path}: expected a column for each site and at least one round")
+    return np.array([[cell.strip() == "1" for cell in values] for values in column.values()]).T, list(column)
 
 
 def _read_npz(path: Path) -> tuple[Mask, list[str] | None]:
@@ -393,9 +372,9 @@ def uniforms(states: Words) -> Array:
 def draw_batches(states: Words, counts: Index, size: int) -> Index:
     """Draw rows without replacement, every subset equally likely: ``(R, B, size)`` from 0 to ``counts - 1``.
 
-    ``size`` is at most ``counts.min()``; all rows in their order when it equals the count. Floyd's algorithm: for
-    j = n - size, ..., n - 1 draw r from 0..j and take r, or j where r was taken before. A draw uses 32 bits, so
-    probabilities are off by less than n / 2**32.
+    ``size`` is at most ``counts.min()``; all rows in their order when it equals the count. Floyd's algorithm: for j = n
+    - size, ..., n - 1 draw r from 0..j and take r, or j if r was taken before. A draw uses 32 bits, so probabilities
+    are off by less than n / 2**32.
     """
     shape = (*states.shape, size)
     if (counts == size).all():
@@ -410,7 +389,7 @@ def draw_batches(states: Words, counts: Index, size: int) -> Index:
         drawn = ((high * (last + 1).astype(np.uint64)) >> _S32).astype(np.int64)
         taken = (chosen[..., :k] == drawn[..., None]).any(axis=-1)
         chosen[..., k] = np.where(taken, last, drawn)
-    # sites that give all their rows give them in order, like everywhere else
+    # sites that use all their rows use them in order, as elsewhere
     return np.where((counts == size)[:, None], np.arange(size), chosen)
 
 

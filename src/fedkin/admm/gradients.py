@@ -1,8 +1,8 @@
-"""Mini-batch gradients of the hosted sites: plain, or with the variance taken out by SAGA or SVRG.
+"""Compute mini-batch gradients of the hosted sites: plain, or variance-reduced by SAGA or SVRG.
 
-No matrix product runs across sites or rows: BLAS may cut such products differently for another number of sites or
-threads. Products are taken element by element and summed along an axis of fixed length, so that a site's gradient
-has the same bits wherever it is computed.
+No matrix product runs across sites or rows, because BLAS may split such products differently for another number of
+sites or threads. Products are computed elementwise and summed along an axis of fixed length, so a site's gradient is
+bitwise the same wherever it is computed.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from scipy.special import ndtri, stdtr
 
 from fedkin._base import AnyArray, Array, Index, Mask, count
 from fedkin.admm.availability import draw_batches, round_states
-from fedkin.core import Problem
+from fedkin.core import Problem, Status
 from fedkin.data import Federation, Rows
 from fedkin.errors import DataError, SolverError, UnknownSiteError
 from fedkin.losses import Loss
@@ -32,17 +32,17 @@ FIRST_LOOK, LOOK_GROWTH = 30, 1.2
 
 
 class SampleStream:
-    """Batches of fixed size, cut from an iterator of new samples.
+    """Batches of fixed size from an iterator of new samples.
 
     Samples are ``(x, y)``, ``(x, y, offset)`` or ``x`` alone (the mean loss), where ``x`` is one row ``(q,)`` or some
-    rows ``(k, q)``. The site id is for messages.
+    rows ``(k, q)``. The site id is used in messages.
     """
 
     def __init__(self, site: object, samples: Iterable[Any], n_features: int) -> None:
         self.site, self.n_features = site, n_features
         self._samples: Iterator[Any] = iter(samples)
         self._left: list[Rows] = []
-        #: Rows handed out so far, and who looks at a batch before it is used.
+        #: Rows returned so far, and a callback that sees each batch before it is used.
         self.used = 0
         self.look: Callable[[Rows], None] | None = None
 
@@ -66,7 +66,7 @@ class SampleStream:
         return Rows.stack(parts)
 
     def skip(self, rows: int) -> None:
-        """Pass over samples that an earlier run has seen."""
+        """Skip samples that an earlier run has used."""
         if rows:
             self._next_rows(rows, 0)
 
@@ -109,21 +109,11 @@ def sample_streams(federation: Federation, streams: Mapping[Any, Iterable[Any]] 
 
 
 class ChangeTest:
-    """Notices that rows begin to follow other parameters: a CUSUM of their scores at one fixed ``point (p,)``.
+    """Change detector for streams: a CUSUM of the rows' scores at a fixed ``point (p,)``.
 
-    As long as nothing changes, the scores (residuals times features, for least squares) have the same mean in every
-    block of rows, whether the point is the minimiser or not. Each block is compared with all before it (the
-    self-starting CUSUM of Hawkins, 1987), coordinate by coordinate in both directions. A single block, however far
-    away, does not raise the alarm.
-
-    Examples
-    --------
-    >>> import numpy as np
-    >>> scores, test = np.random.default_rng(0).normal(size=(200, 2)), ChangeTest(np.zeros(2))
-    >>> scores[100:, 1] += 2.0  # from row 1600 on
-    >>> found = [test.add(score, 16) for score in scores]
-    >>> next(row for row in found if row is not None)
-    1584
+    Without a change, the scores (residuals times features, for least squares) have the same mean in every block of
+    rows, even if the point is not the minimiser. Each block is compared with all earlier ones (the self-starting CUSUM
+    of Hawkins, 1987), by coordinate and in both directions. A single outlying block does not raise an alarm.
     """
 
     def __init__(self, point: Array) -> None:
@@ -135,7 +125,7 @@ class ChangeTest:
         self.threshold = float(np.log(ALARM_BLOCKS * p) - 1.166)  # Siegmund's approximation, for both directions
 
     def add(self, score: Array, rows: int) -> int | None:
-        """Take in the mean score ``(p,)`` of some rows; return the row at which a change began, when one is noticed."""
+        """Add the mean score ``(p,)`` of some rows; return the row at which a change began if one is detected."""
         self.total += rows * score
         self.counts[2] += rows
         if self.counts[2] < BLOCK:
@@ -159,11 +149,11 @@ class ChangeTest:
 
 
 class StreamWatch:
-    """How well streams are predicted, and whether they change; `look` is asked after some rounds.
+    """Prediction error and change detection on streams, updated by `look` after some rounds.
 
-    New rows are predicted, before they are used, by two averages that have not seen them: that of the last look, and
-    that of half as many rounds. The difference is what the second half of the rounds has gained; where the error falls
-    like 1 / rounds, as much is still missing.
+    New rows are predicted before they are used, by two averages: the one at the last look, and the one after half as
+    many rounds. The difference is the gain of the second half of the rounds. If the error falls like 1 / rounds, the
+    remaining error is about as large.
     """
 
     def __init__(self, problem: Problem, streams: Mapping[int, SampleStream]) -> None:
@@ -172,7 +162,7 @@ class StreamWatch:
         #: Rounds of the looks that are still needed and the averages then ``(V, p)``.
         self.looks: list[tuple[int, Array]] = []
         self.tests: dict[int, ChangeTest] = {}
-        #: Streamed site, by number, and row of its stream at which a change began.
+        #: Row at which a change began, by number of the streamed site.
         self.changes: list[tuple[int, int]] = []
         self.columns = dict.fromkeys(("new_objective", "new_error", "gain", "gain_error"), np.nan)
         self._begin_again()
@@ -185,7 +175,6 @@ class StreamWatch:
 
     @property
     def _half(self) -> Array | None:
-        """The newest average of at most half as many rounds as the last."""
         rounds = self.looks[-1][0]
         return next((theta for t, theta in reversed(self.looks) if t <= rounds / 2), None)
 
@@ -201,10 +190,10 @@ class StreamWatch:
         if began is not None:
             first = self.streams[u].used - int(test.counts[1])
             self.changes.append((u, first + began))
-            del self.tests[u]  # the next one begins with what has been learnt by then
+            del self.tests[u]  # the next detector starts from the current estimate
 
     def look(self, t: int, average: Array) -> dict[str, float]:
-        """Return objective and gain on new rows with their standard errors, as of the last look; NaN where unknown."""
+        """Return objective and gain on new rows with standard errors, at the last look; NaN if unknown."""
         if t >= self.due:
             if self.looks and all(sums[0] > 1 for sums in self.sums.values()):
                 self._compare()
@@ -227,7 +216,7 @@ class StreamWatch:
             self.columns |= {"gain": gain, "gain_error": errors[1]}
 
     def _without_streams(self, theta: Array) -> float:
-        """Return the objective without the losses of the streamed sites, whose stored rows do not count."""
+        """Return the objective without the losses of streamed sites, whose stored rows are ignored."""
         stored = [
             self.problem.losses[u].value(theta[u], *self.federation[self.federation.sites[u]].arrays)
             for u in self.streams
@@ -237,13 +226,24 @@ class StreamWatch:
     def is_enough(self, tol: float) -> bool:
         """Return whether the gain is below ``tol`` times the objective, with two standard errors to spare.
 
-        A gain below 0 shows how much averages still vary, so its size counts.
+        A negative gain shows how much averages still vary, so its absolute value is used.
         """
         seen = self.columns
         return bool(abs(seen["gain"]) + 2 * seen["gain_error"] <= tol * abs(seen["new_objective"]))
 
+    def message(self, status: Status, done: int) -> str:
+        """Format how a run of ``done`` rounds ended, and how well new rows are predicted."""
+        seen, ended = self.columns, {"converged": "converged after", "interrupted": "interrupted after"}
+        text = f"{ended.get(status, 'did')} {done} rounds on streams"
+        if not np.isfinite(seen["new_objective"]):
+            return f"{text}: too few new rows to estimate how well they are predicted"
+        text += f": objective {seen['new_objective']:.4g} (s.e. {seen['new_error']:.1g}) on rows not seen before"
+        if np.isfinite(seen["gain"]):
+            text += f"; the second half of the rounds gained {seen['gain']:.1e} (s.e. {seen['gain_error']:.0e})"
+        return text
+
     def state(self) -> dict[str, Any]:
-        """Return everything that changes, as arrays."""
+        """Return the mutable state as arrays."""
         parts: dict[str, Any] = {"due": np.array([self.due]), "columns": np.array(list(self.columns.values()))}
         parts["rounds"] = np.array([t for t, _ in self.looks], dtype=np.int64)
         parts["averages"] = np.array([theta for _, theta in self.looks])
@@ -254,7 +254,7 @@ class StreamWatch:
         return parts
 
     def restore(self, parts: Mapping[str, Any]) -> None:
-        """Go back to a `state`."""
+        """Restore a `state`."""
         self.due, self.columns = int(parts["due"][0]), dict(zip(self.columns, parts["columns"].tolist(), strict=True))
         self.changes = [(u, row) for u, row in parts["changes"].tolist()]
         self.looks = list(zip(parts["rounds"].tolist(), parts["averages"], strict=True))
@@ -278,7 +278,7 @@ _DRAW_AHEAD = 200_000
 
 @dataclass(frozen=True, eq=False)
 class SiteRows:
-    """The rows of B hosted sites, and how many of them a round looks at.
+    """Rows of B hosted sites, and their batch sizes.
 
     Rows of site number u are ``starts[u] : starts[u] + counts[u]`` of the N stacked rows in ``data``, which may
     include those of other sites. ``keys`` are from `site_keys`; ``batch`` is from 1 to ``counts``; ``ridge`` is
@@ -294,7 +294,7 @@ class SiteRows:
     ridge: Array
 
     def take(self, sites: Index) -> SiteRows:
-        """Return the part of some sites, given by number; the arrays of rows are shared."""
+        """Return the data of some sites, given by number; arrays of rows are shared."""
         parts: dict[str, Any] = {name: getattr(self, name)[sites] for name in ("starts", "counts", "keys", "batch")}
         return replace(self, **parts, losses=[self.losses[u] for u in sites])
 
@@ -302,14 +302,9 @@ class SiteRows:
         """Return the rows of one site, given by number."""
         return self.data.take(slice(self.starts[site], self.starts[site] + self.counts[site]))
 
-    def table_width(self) -> int:
-        """Return how many numbers SAGA remembers of a row: its slopes, or its whole score where there are none."""
-        kinds = {id(loss): loss for loss in self.losses}.values()
-        return max(loss.compact_width(self.ridge.size) for loss in kinds)
-
 
 class Gradients:
-    """Gradient estimates of hosted sites, a function of (seed, site, round) and theta.
+    """Gradient estimator for hosted sites, a function of (seed, site, round) and theta.
 
     ``snapshot_every`` is the number of rounds between the full passes of SVRG, the first in round 1.
     Sites in ``streams``, by number, see new samples in every round.
@@ -331,7 +326,8 @@ class Gradients:
         self.anchor_gradient = np.zeros(shape if kind != "plain" else (0, shape[1]))
         self.anchor_theta = np.zeros(shape if kind == "svrg" else (0, shape[1]))
         #: SAGA's memory, a line for each row of the hosted sites, one site after the other.
-        self.table = np.zeros((int(rows.counts.sum()), rows.table_width()) if kind == "saga" else (0, 1))
+        width = max(loss.compact_width(shape[1]) for loss in {id(loss): loss for loss in rows.losses}.values())
+        self.table = np.zeros((int(rows.counts.sum()), width) if kind == "saga" else (0, 1))
         self._first_line = np.cumsum(rows.counts) - rows.counts
         #: Sites whose snapshot is due (SVRG), and rows that each site has looked at.
         self.stale = np.ones(shape[0], dtype=np.bool_)
@@ -342,14 +338,14 @@ class Gradients:
         self._looks = (2 if kind == "svrg" else 1) * rows.batch
 
     def memory(self) -> Memory:
-        """Return what changes, as it is now, in the order of the last fields of `fedkin.admm.rounds.ShardState`."""
+        """Return the mutable state, in the order of the last fields of `fedkin.admm.rounds.ShardState`."""
         if self.kind == "plain":  # only `looked` changes, and it is made anew
             return self.table, self.anchor_gradient, self.anchor_theta, self.stale, self.looked
         anchors = (self.anchor_gradient.copy(), self.anchor_theta.copy())
         return self.table.copy(), *anchors, self.stale.copy(), self.looked
 
     def restore(self, memory: Memory) -> None:
-        """Go back to a `memory`; raises `DataError` when it is of sites with other rows."""
+        """Restore a `memory`; raise `DataError` if the sites have other rows."""
         places = (self.table, self.anchor_gradient, self.anchor_theta, self.stale, self.looked)
         if any(there.shape != kept.shape for there, kept in zip(places, memory, strict=True)):
             raise DataError("the state was written with another number of rows")
@@ -357,7 +353,6 @@ class Gradients:
             there[...] = kept
 
     def _stored_groups(self) -> list[Index]:
-        """Group sites with the same loss and batch size, which are computed together."""
         by_kind: dict[tuple[int, int], list[int]] = {}
         for u, loss in enumerate(self.rows.losses):
             if u not in self.streams:
@@ -368,7 +363,7 @@ class Gradients:
         """Return estimates ``(B, p)`` at ``theta (B, p)`` in round ``t = 1, 2, ...``; 0 for sites that are absent."""
         if self.kind == "svrg":
             self.stale |= (t - 1) % self.snapshot_every == 0
-            # an absent site takes its snapshot when it is back
+            # an absent site takes its snapshot on return
             self._take_snapshots(theta, self.stale.copy() if available is None else self.stale & available)
         self.looked = self.looked + (self._looks if available is None else self._looks * available)
         if available is None and self._alike is not None:
@@ -418,14 +413,12 @@ class Gradients:
 
 
 def no_memory(theta: Array) -> Memory:
-    """Return the memory of sites ``(B, p)`` that have no rows."""
+    """Return the empty memory of sites ``(B, p)`` without rows."""
     empty = np.zeros((0, theta.shape[1]))
     return np.zeros((0, 1)), empty, empty, np.ones(theta.shape[0], dtype=np.bool_), np.zeros(len(theta), dtype=np.int64)
 
 
 class _Group:
-    """Sites that share a loss and a batch size."""
-
     def __init__(self, rows: SiteRows, members: Index, seed: int) -> None:
         self.rows, self.members, self.seed = rows, members, seed
         self.loss: Loss = rows.losses[int(members[0])]
@@ -434,7 +427,7 @@ class _Group:
         self._first, self._drawn = -1, np.empty((0, 0, 0), dtype=np.int64)
 
     def numbers(self, t: int, available: Mask | None) -> Index:
-        """Return the rows that the (available) members look at in round t, ``(B, b)``."""
+        """Return the rows that the (available) members use in round t, ``(B, b)``."""
         first = (t // self._ahead) * self._ahead
         if first != self._first:
             states = round_states(self.rows.keys[self.members], self.seed, np.arange(first, first + self._ahead))
@@ -445,7 +438,6 @@ class _Group:
         return np.asarray(numbers if available is None else numbers[available[self.members]])
 
     def batch(self, numbers: Index) -> tuple[Array, AnyArray | None, Array | None]:
-        """Return ``X (B, b, q)``, ``y (B, b)`` and ``offset (B, b)`` of rows ``(B, b)``."""
         X, y, offset = (None if part is None else part.take(numbers, axis=0) for part in self.rows.data.arrays)
         assert X is not None
         return X, y, offset

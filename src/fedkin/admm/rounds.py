@@ -1,4 +1,4 @@
-"""The arithmetic of Fed-ADMM for any number of sites, and the loop of rounds.
+"""Compute the steps of Fed-ADMM for any number of sites, and run the loop of rounds.
 
 With ``y_e`` the edge dual (``alpha`` in the code, inside the ball of radius ``L w_e``) and ``s_i`` the signed sum of
 the duals around site i, a round is
@@ -8,17 +8,18 @@ the duals around site i, a round is
 
 which is Algorithm 1 of the paper with its copies beta eliminated (docs/fed-admm.md has the algebra).
 
-`run_rounds` is given three things and knows nothing else:
+`run_rounds` depends on three objects only:
 
 - a **shard** does the arithmetic: `fedkin.admm.Shard`;
-- a **link** carries thetas: ``exchange(t, shard)`` tells others this shard's thetas of round t and returns theirs.
-  `DirectLink` does so inside one process; `fedkin.federate.links` has those between machines;
+- a **link** carries thetas: ``exchange(t, shard)`` sends this shard's thetas of round t and returns those of others.
+  `fedkin.admm.links` has those inside one program, `fedkin.federate.links` those between machines;
 - a **store** keeps the state after a round: ``save(t, shard, durable)``.
 """
 
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal, Protocol
@@ -28,10 +29,10 @@ from scipy import sparse
 
 from fedkin._base import Array, Index, Mask
 from fedkin.admm.gradients import Gradients, SampleStream, SiteRows, no_memory
-from fedkin.admm.plan import Average, RunPlan
-from fedkin.core import SCALE_FLOOR, Penalty, build_terms, make_penalty
+from fedkin.admm.run_plan import Average, RunPlan
+from fedkin.core import Penalty, build_terms, gap_scale, make_penalty
 from fedkin.data import Federation
-from fedkin.errors import ParameterError, SolverError
+from fedkin.errors import SolverError
 
 #: Weight of round t in the tail average grows like t ** TAIL_POWER.
 TAIL_POWER = 3.0
@@ -39,16 +40,16 @@ TAIL_POWER = 3.0
 
 @dataclass(eq=False)
 class ShardState:
-    """Everything of a shard that changes from round to round: numbers of B hosted sites and E edges.
+    """Mutable state of a shard with B hosted sites and E edges.
 
-    ``alpha`` is ``(E, p)``, what belongs to sites ``(B, p)``.
+    ``alpha`` is ``(E, p)``; arrays of sites are ``(B, p)``.
 
-    ``table`` is SAGA's memory, a line for each row of the hosted sites, ``anchor_gradient`` the mean gradient of the
-    table or of SVRG's snapshot ``anchor_theta``; all are empty where not used. ``stale (B,)``: whose snapshot is due;
-    ``looked (B,)``: rows that each site has looked at.
+    ``table`` is SAGA's memory, with a line for each row of the hosted sites. ``anchor_gradient`` is the mean gradient
+    of the table or of SVRG's snapshot ``anchor_theta``. Arrays that are not used are empty. ``stale (B,)`` marks sites
+    whose snapshot is due; ``looked (B,)`` counts the rows that each site has used.
 
-    ``vars(state)`` gives the arrays by name, ``ShardState(**arrays)`` makes a state of them. The neighbours' thetas are
-    no part of it: every round brings them anew before they are used.
+    ``vars(state)`` gives the arrays by name and ``ShardState(**arrays)`` restores a state. The neighbours' thetas are
+    not part of it, because every round receives them before they are used.
     """
 
     theta: Array
@@ -71,51 +72,27 @@ def averaging_weight(average: Average, t: int) -> float:
     return 1.0 / t if average == "paper" else (TAIL_POWER + 1.0) / (TAIL_POWER + t)
 
 
-def node_update(
-    theta: Array, direction: Array, eta: Array, sparsity: Array | None = None, radius: float | None = None
-) -> Array:
-    """Return ``theta - eta * direction`` after the soft threshold of the sparsity term and the parameter ball.
-
-    ``theta``, ``direction`` (gradient plus pull of the edges) and ``sparsity`` are ``(B, p)``, ``eta`` is ``(B,)``.
-    """
-    moved = theta - eta[:, None] * direction
-    if sparsity is not None:
-        bound = eta[:, None] * sparsity
-        moved = moved - np.clip(moved, -bound, bound)
-    if radius is None:
-        return moved
-    largest = np.maximum.reduce(np.absolute(moved), axis=None, initial=0.0)
-    if largest * math.sqrt(moved.shape[1]) < radius:  # no row can be longer than the radius; False also for NaN
-        return moved
-    with np.errstate(over="ignore"):
-        length = np.sqrt((moved * moved).sum(axis=1))
-    if np.isinf(length).any() and np.isfinite(moved).all():
-        moved = make_penalty("l2").project(moved, radius)  # which knows how to shorten such numbers
-        length = np.sqrt((moved * moved).sum(axis=1))
-    return np.asarray(moved * np.divide(radius, length, out=np.ones_like(length), where=length > radius)[:, None])
-
-
 def edge_update(alpha: Array, difference: Array, rho: float, radius: Array, penalty: Penalty) -> Array:
     """Return the dual ``(E, p)`` after one edge step; ``difference`` is ``theta_i - theta_j``.
 
-    The threshold of the paper's prox is ``2 L w_e / rho`` because both end points move; in terms of the dual that is
-    a ball of radius ``L w_e`` and half of rho.
+    The threshold of the paper's prox is ``2 L w_e / rho`` because both endpoints move; for the dual this means a ball
+    of radius ``L w_e`` and half of rho.
     """
     return penalty.project(alpha + (0.5 * rho) * difference, radius)
 
 
 class Shard:
-    """Some sites of a plan (all, by default) and every edge that touches them.
+    """Shard of a plan: some of its sites (by default all) and every edge that touches them.
 
-    One shard with all sites is the run inside one process; a shard of one site is a site in the field. An edge between
-    two shards has a replica in both: each end computes the same step from the same two thetas, so the replicas hold the
-    same bits and only thetas travel.
+    A run inside one process has one shard with all sites; in a deployment, a shard has one site. An edge between two
+    shards has a replica in both. Each end computes the same step from the same two thetas, so the replicas stay bitwise
+    equal and only thetas are sent.
 
     ``sites (B,)`` are increasing positions; edges of sites in ``without`` are left out. ``streams`` are by
-    position. Sites whose rows are elsewhere get the penalty's part of the step only.
+    position. Sites whose rows are elsewhere take only the penalty part of the step.
 
-    ``foreign`` are the neighbours hosted elsewhere, increasing; ``boundary`` the hosted sites that have such a
-    neighbour: the thetas that others need.
+    ``foreign`` are the neighbours hosted elsewhere, increasing; ``boundary`` are the hosted sites with such a
+    neighbour, whose thetas other shards need.
     """
 
     def __init__(
@@ -145,6 +122,8 @@ class Shard:
         #: The running average of the thetas, and the thetas before the last node step, ``(B, p)``.
         self.average, self.left = theta.copy(), theta.copy()
         self._weight = 1.0
+        #: What takes many rounds without exchange at a time: compiled steps, or shards on an engine.
+        self.stretch: Callable[[int, int, Mask | None, Array | None], None] | None = None
 
     def _make_gradients(self, which: Index, streams: Mapping[int, SampleStream]) -> Gradients | None:
         plan, rows, here = self.plan, self.plan.rows, self.sites
@@ -160,7 +139,6 @@ class Shard:
         return Gradients(rows, plan.seed, plan.gradient, snapshot_every=plan.snapshot_every, streams=near)
 
     def _host(self, edges: Index, edge_radius: Array) -> None:
-        """Set up everything that depends on which edges there are."""
         sites, p = self.sites, self._all_theta.shape[1]
         self.edges, self.edge_radius = edges, edge_radius
         hosted = np.isin(edges, sites)
@@ -171,7 +149,11 @@ class Shard:
         order = np.argsort(self._place)
         ends = order[np.searchsorted(self._place, edges, sorter=order)]
         self._heads, self._tails = np.ascontiguousarray(ends[:, 0]), np.ascontiguousarray(ends[:, 1])
-        self._sum_duals = _signed_sums(ends, sites.size)
+        # +1 at an edge's first and -1 at its second end, columns sorted in every row
+        site, edge, sign = ends.reshape(-1), np.repeat(np.arange(len(ends)), 2), np.tile([1.0, -1.0], len(ends))
+        here = site < sites.size
+        self._sum_duals = sparse.csr_array((sign[here], (site[here], edge[here])), shape=(sites.size, len(ends)))
+        self._sum_duals.sort_indices()
         # of one site the same sums in the same order; numpy would sum a single column in pairs
         self._signs = np.where(ends[:, :1] == 0, 1.0, -1.0) if sites.size == 1 and p > 1 else None
         # hosted sites first, then the neighbours' last known thetas
@@ -180,18 +162,18 @@ class Shard:
         self.theta = self._all_theta[: sites.size]
 
     def restart(self, plan: RunPlan, without: Sequence[int] = ()) -> None:
-        """Begin anew with another plan of the same sites; edges of sites in ``without`` are left out."""
+        """Restart with another plan of the same sites, without the edges of sites in ``without``."""
         Shard.__init__(self, plan, None if self.sites is self.plan.sites else self.sites, without=without)
 
     def pull(self) -> Array:
-        """Return ``2 s(t) - s(t-1)``, ``(B, p)``: all that a node step needs to know of a site's edges."""
+        """Return the edges' contribution ``2 s(t) - s(t-1)`` to a node step, ``(B, p)``."""
         return 2.0 * self.balance - self.balance_before
 
     def node_step(self, t: int, available: Mask | None = None, probability: Array | None = None) -> None:
         """Move the hosted thetas in round ``t = 1, 2, ...``.
 
-        Sites that are not ``available (B,)``, or whose rows are elsewhere, get the penalty's part of the step only;
-        gradients of the others are divided by the ``probability (B,)`` with which they are there.
+        Sites that are not ``available (B,)``, or whose rows are elsewhere, take only the penalty part of the step.
+        Gradients of the others are divided by their availability ``probability (B,)``.
         """
         self.left, direction = self.theta.copy(), self.pull()
         if self.gradients is not None:
@@ -202,10 +184,26 @@ class Shard:
         self._weight = averaging_weight(self.plan.average, t)
 
     def _moved(self, direction: Array, t: int, probability: Array | None) -> Array:
-        return node_update(self.left, direction, self.steps.eta(t, probability), self.sparsity, self.plan.radius)
+        """Return ``theta - eta * direction`` after the soft threshold of the sparsity term and the parameter ball."""
+        eta, radius = self.steps.eta(t, probability), self.plan.radius
+        moved = self.left - eta[:, None] * direction
+        if self.sparsity is not None:
+            bound = eta[:, None] * self.sparsity
+            moved = moved - np.clip(moved, -bound, bound)
+        if radius is None:
+            return moved
+        largest = np.maximum.reduce(np.absolute(moved), axis=None, initial=0.0)
+        if largest * math.sqrt(moved.shape[1]) < radius:  # no row is longer than the radius; False also for NaN
+            return moved
+        with np.errstate(over="ignore"):
+            length = np.sqrt((moved * moved).sum(axis=1))
+        if np.isinf(length).any() and np.isfinite(moved).all():
+            moved = make_penalty("l2").project(moved, radius)  # which knows how to shorten such numbers
+            length = np.sqrt((moved * moved).sum(axis=1))
+        return np.asarray(moved * np.divide(radius, length, out=np.ones_like(length), where=length > radius)[:, None])
 
     def penalty_step(self, t: int, probability: Array | None = None) -> Array:
-        """Return where all hosted sites would be after the last node step had they been absent, ``(B, p)``."""
+        """Return the thetas of hosted sites after the last node step had they been absent, ``(B, p)``."""
         return self._moved(self.pull(), t, probability)
 
     def give(self) -> dict[int, Array]:
@@ -213,7 +211,7 @@ class Shard:
         return dict(zip(self.boundary.tolist(), self.theta[np.searchsorted(self.sites, self.boundary)], strict=True))
 
     def take(self, thetas: Mapping[int, Array]) -> None:
-        """Learn thetas by position: of foreign neighbours, or of hosted sites that moved elsewhere."""
+        """Store received thetas by position: of foreign neighbours, or of hosted sites updated elsewhere."""
         if self._row is None:
             self._row = {u: k for k, u in enumerate(self._place.tolist())}
         for u, theta in thetas.items():
@@ -221,13 +219,13 @@ class Shard:
                 self._all_theta[row] = theta
 
     def differences(self) -> Array:
-        """Return ``theta_i - theta_j (E, p)`` of the touching edges, with the thetas of neighbours as last learned."""
+        """Return ``theta_i - theta_j (E, p)`` of the shard's edges, with the neighbours' last received thetas."""
         difference = self._all_theta.take(self._heads, axis=0)
         difference -= self._all_theta.take(self._tails, axis=0)
         return difference
 
     def edge_step(self) -> None:
-        """Move the dual of every touching edge, given the thetas at both ends."""
+        """Update the dual of every edge of the shard, given the thetas at both ends."""
         plan = self.plan
         self.alpha = edge_update(self.alpha, self.differences(), plan.rho, self.edge_radius, plan.penalty)
         self.balance_before = self.balance
@@ -244,14 +242,14 @@ class Shard:
         return np.asarray(self._sum_duals @ self.alpha)
 
     def round_thetas(self) -> None:
-        """Round own thetas to float32, where that is what travels: both ends of an edge must use the same."""
+        """Round own thetas to float32 if thetas are sent as float32, so both ends of an edge use the same values."""
         if self.gradients is not None:
             self.theta[self.own] = self.theta[self.own].astype(np.float32)
 
     def take_rows(self, rows: SiteRows, start: Array) -> None:
-        """Draw from other rows of the same sites from now on; steps do not become longer than ``1 / start (B,)``.
+        """Replace the rows of the sites; steps are at most ``1 / start (B,)`` from now on.
 
-        For plain gradients, which remember nothing of rows.
+        This requires plain gradients, which store nothing about rows.
         """
         assert self.gradients is not None and self.plan.gradient == "plain"
         looked, self.gradients = self.gradients.looked, Gradients(rows, self.plan.seed)
@@ -264,14 +262,14 @@ class Shard:
         self.balance = self._balance()
 
     def take_pull(self, theta: Array, pull: Array) -> None:
-        """Set theta and the pull of edges that are elsewhere, both ``(B, p)``."""
+        """Set theta and the dual force of edges hosted elsewhere, both ``(B, p)``."""
         self.theta[:] = theta
         self.balance = self.balance_before = pull.copy()  # 2 s - s is s, to the bit
 
     def drop(self, gone: Iterable[int]) -> None:
-        """Remove the edges to foreign sites that have left for good; their duals count as 0 from now on.
+        """Remove the edges to foreign sites that have left permanently; their duals become 0.
 
-        It may be done at any time, also between a node step and the edge step.
+        This is possible at any time, also between a node step and the edge step.
         """
         kept = ~np.isin(self.edges, list(gone)).any(axis=1)
         alpha, known = self.alpha[kept], dict(zip(self._place.tolist(), self._all_theta, strict=True))
@@ -281,14 +279,14 @@ class Shard:
         self.balance_before = self.balance.copy()
 
     def state(self) -> ShardState:
-        """Return everything that changes, as it is now; only compiled rounds write to these arrays later."""
+        """Return the mutable state; only compiled rounds write to these arrays later."""
         memory = no_memory(self.theta) if self.gradients is None else self.gradients.memory()
         # every step makes new arrays of these, except of theta
         numbers = (self.balance, self.balance_before, self.average, self.average_balance, self.alpha)
         return ShardState(self.theta.copy(), *numbers, *memory)
 
     def restore(self, state: ShardState) -> None:
-        """Go back to a `state`."""
+        """Restore a `state`."""
         self.theta[:] = state.theta
         for name in ("balance", "balance_before", "average", "average_balance", "alpha"):
             setattr(self, name, getattr(state, name).copy())
@@ -296,104 +294,77 @@ class Shard:
             self.gradients.restore((state.table, state.anchor_gradient, state.anchor_theta, state.stale, state.looked))
 
 
-def _signed_sums(ends: Index, n_sites: int) -> sparse.csr_array:
-    """Return the matrix ``(B, E)`` with +1 at an edge's first and -1 at its second end, columns sorted in every row."""
-    n_edges = ends.shape[0]
-    site, edge, sign = ends.reshape(-1), np.repeat(np.arange(n_edges), 2), np.tile([1.0, -1.0], n_edges)
-    here = site < n_sites
-    matrix = sparse.csr_array((sign[here], (site[here], edge[here])), shape=(n_sites, n_edges))
-    matrix.sort_indices()
-    return matrix
-
-
 Wire = Literal["float64", "float32"]
+#: Number of rounds, and presence and probabilities ``(count, V)`` of intermittent sites in them.
+Stretch = tuple[int, Mask | None, Array | None]
 
 
-class Link(Protocol):
-    """What carries thetas between shards, and knows which round comes next and who is there."""
+class Link(ABC):
+    """Base of links, which exchange thetas between shards and know the next round and the available sites.
 
-    def begin(self, shard: Shard) -> int | None:
-        """Return the next round, None after the last; it may wait for it, and set where the shard stands."""
-
-    def presence(self, t: int) -> tuple[Mask | None, Array | None]:
-        """Return which hosted sites are there in round t, and with which probability; None for all, and for 1."""
-
-    def exchange(self, t: int, shard: Shard) -> Mapping[int, Array] | None:
-        """Tell others the shard's thetas of round t, and return theirs by position: who answered is there.
-
-        None when the shard was set to the state of another round meanwhile.
-        """
-
-    def end(self, t: int, shard: Shard) -> None:
-        """Round t is over; ends of an edge may compare its dual now."""
-
-
-class RoundStore(Protocol):
-    """What keeps the state of a shard."""
-
-    def save(self, t: int, shard: Shard, durable: bool) -> None:
-        """Keep the state after round t; a durable one survives a loss of power."""
-
-
-class DirectLink:
-    """The link of a shard that hosts all sites: nothing leaves the process.
-
-    ``available`` and ``probability (R, V)`` are of the rounds after ``done``, where sites come and go.
+    ``rounds`` is the last round, ``done`` the number of finished ones.
     """
 
-    def __init__(
-        self, rounds: int, done: int = 0, available: Mask | None = None, probability: Array | None = None
-    ) -> None:
-        self.rounds, self.done, self._first = rounds, done, done + 1
-        self._available, self._probability = available, probability
+    def __init__(self, rounds: int, done: int = 0) -> None:
+        self.rounds, self.done = rounds, done
 
     def begin(self, shard: Shard) -> int | None:
-        if shard.foreign.size:
-            raise ParameterError("DirectLink is for shards that host all neighbours of their sites")
+        """Return the next round, or None after the last; this may wait, and may set the state of the shard."""
         return self.done + 1 if self.done < self.rounds else None
 
     def presence(self, t: int) -> tuple[Mask | None, Array | None]:
-        k = t - self._first
-        available, probability = self._available, self._probability
-        return None if available is None else available[k], None if probability is None else probability[k]
+        """Return availability and probability of hosted sites in round t; None for all sites and for probability 1."""
+        return None, None
 
-    def exchange(self, t: int, shard: Shard) -> Mapping[int, Array]:
-        return {}
+    def alone(self, t: int) -> Stretch | None:
+        """Return the rounds from t onwards in which nothing is exchanged, if that is certain."""
+        return None
+
+    @abstractmethod
+    def exchange(self, t: int, shard: Shard) -> Mapping[int, Array] | None:
+        """Send the shard's thetas of round t, and return received thetas by position; sites that answer are available.
+
+        Return None if the shard was set to the state of another round meanwhile.
+        """
 
     def end(self, t: int, shard: Shard) -> None:
+        """Finish round t; the ends of an edge may now compare its dual."""
         self.done = t
+
+
+class RoundStore(Protocol):
+    """Interface that stores the state of a shard."""
+
+    def save(self, t: int, shard: Shard, durable: bool) -> None:
+        """Store the state after round t; a durable save survives a power failure."""
 
 
 @dataclass(frozen=True)
 class RoundConfig:
-    """What `run_rounds` needs to know, apart from shard, link and store.
-
-    - ``wire``: how thetas travel. Both ends of an edge must compute with the same numbers, so the shard's own are
-      rounded.
-    - ``names``: of the hosted sites that have their rows here; with them, parameters that diverge are an error in
-      every round, told with a ``hint``.
-    - ``constrained``: whether the parameter ball is a constraint of the problem. Where it only limits what counts,
-      parameters that end at its border have diverged.
-    - ``save_every``: rounds between durable saves; the ``last`` one is always saved, those between only with
-      ``save_all``.
-    - ``after``: called with the round and the largest change of a theta in it, after it is saved.
-    """
+    """Settings of `run_rounds`, apart from shard, link and store."""
 
     last: int
-    wire: Wire = "float64"
-    names: Sequence[str] | None = None
-    hint: str = "the steps are too long"
-    constrained: bool = False
-    save_every: int | None = None
-    save_all: bool = False
-    after: Callable[[int, float], None] | None = None
+    wire: Wire = "float64"  # how thetas travel; both ends of an edge use the same numbers, so own ones are rounded
+    names: Sequence[str] | None = None  # of hosted sites with rows here: diverging parameters are then an error
+    hint: str = "the steps are too long"  # for that error
+    constrained: bool = False  # whether the ball is a constraint; if not, parameters on its boundary have diverged
+    save_every: int | None = None  # rounds between durable saves; the last one is always saved
+    save_all: bool = False  # whether the rounds between them are saved, too
+    before: Callable[[], None] | None = None  # called when a round has begun, before its gradients are computed
+    after: Callable[[int, float], None] | None = None  # called with each saved round and its largest change of a theta
 
 
 def run_rounds(shard: Shard, link: Link, config: RoundConfig | None = None, store: RoundStore | None = None) -> None:
-    """Do all rounds that the link begins; raises `SolverError` when parameters diverge."""
-    after = None if config is None else config.after
+    """Run all rounds that the link starts; raise `SolverError` when parameters diverge."""
+    before, after = (None, None) if config is None else (config.before, config.after)
     with np.errstate(over="ignore", invalid="ignore"):  # what diverges is told in words
         while (t := link.begin(shard)) is not None:
+            if before is not None:
+                before()
+            if config is None and shard.stretch is not None and (alone := link.alone(t)) is not None:
+                shard.stretch(t, *alone)
+                link.end(t + alone[0] - 1, shard)
+                continue
             shard.node_step(t, *link.presence(t))
             if config is not None:
                 if config.wire == "float32":
@@ -416,7 +387,7 @@ def run_rounds(shard: Shard, link: Link, config: RoundConfig | None = None, stor
 
 
 def _check(shard: Shard, t: int, config: RoundConfig, names: Sequence[str]) -> None:
-    """Raise `SolverError` when parameters are not finite, or end at the border of a ball that is no constraint."""
+    """Raise `SolverError` if parameters are not finite or reach the boundary of a ball that is not a constraint."""
     theta, radius = shard.theta[shard.own], shard.plan.radius
     if not math.isfinite(np.add.reduce(theta, axis=None)) and not (finite := np.isfinite(theta)).all():
         name = names[int(np.argmin(finite.all(axis=1)))]
@@ -425,39 +396,33 @@ def _check(shard: Shard, t: int, config: RoundConfig, names: Sequence[str]) -> N
         size = np.sqrt((theta * theta).sum(axis=1))
         if (size > (1.0 - 1e-9) * radius).any():
             raise SolverError(
-                f"the parameters of site {names[int(size.argmax())]!r} diverged to the border of their ball (radius "
-                f"{radius:g}): {config.hint}; or state a larger radius"
+                f"the parameters of site {names[int(size.argmax())]!r} diverged to the boundary of their ball (radius "
+                f"{radius:g}): {config.hint}; or give a larger radius"
             )
 
 
 # --- shares of the certificate ----------------------------------------------------------------------------------------
 
-# The gap of a federation is a sum of one term for each site, of its own rows, and one for each edge, of what both its
-# ends know. So every site can work out its share alone, and all shares of a round make the certificate.
+# The gap of a federation is a sum of one term per site, from its own rows, and one per edge, from what both ends know.
+# So every site can compute its share alone, and all shares of a round make the certificate.
 
-#: A share needs a matrix of as many rows and columns as there are parameters: with more of them there are none.
+#: A share needs a p x p matrix; with more parameters than this, no shares are computed.
 MOST_PARAMS = 300
-_PART = 4  # shares are taken four times while the first digit of the round stays the same
+_PART = 4  # shares are computed four times while the first digit of the round number stays the same
 
 
 def is_shared(t: int) -> bool:
-    """Return whether sites take their shares after round t: the same at all of them, ever more seldom.
-
-    Examples
-    --------
-    >>> [t for t in range(1000, 2000) if is_shared(t)]
-    [1000, 1250, 1500, 1750]
-    """
+    """Return whether sites compute their shares after round t: ever more rarely, and in the same rounds everywhere."""
     step = int(10 ** math.floor(math.log10(t))) // _PART
     return t % max(step, 1) == 0
 
 
 @dataclass(frozen=True)
 class Share:
-    """What a shard adds after a round; an edge to another shard counts half.
+    """Contribution of a shard to the certificate after a round; an edge to another shard counts half.
 
-    ``value`` and ``zero`` are the objective at the shard's parameters and at 0, ``gap`` the duality gap (infinite where
-    rows do not bound it), ``primal`` and ``dual`` squares of residuals, ``edges`` and ``sites`` how many there are.
+    ``value`` and ``zero`` are the objective at the shard's parameters and at 0, ``gap`` the duality gap (infinite if
+    the rows do not bound it), ``primal`` and ``dual`` squares of residuals, ``edges`` and ``sites`` how many there are.
     """
 
     round: int
@@ -471,7 +436,7 @@ class Share:
 
 
 class ShareTaker:
-    """Works out the shares of a shard that has the rows of its sites."""
+    """Calculator of the shares of a shard that has the rows of its sites."""
 
     def __init__(self, shard: Shard) -> None:
         assert shard.gradients is not None
@@ -481,7 +446,7 @@ class ShareTaker:
         self._zero = float(self._terms.values(np.zeros((len(own), rows.ridge.size))).sum())
 
     def take(self, t: int) -> Share:
-        """Return the share after round t, of the parameters and duals that the shard has now."""
+        """Return the share after round t, at the shard's current parameters and duals."""
         shard, plan = self.shard, self.shard.plan
         theta, balance, alpha, sparsity = shard.theta, shard.balance, shard.alpha, shard.sparsity
         difference = shard.differences()
@@ -512,18 +477,11 @@ class ShareTaker:
 
 
 def together(shares: Sequence[Share]) -> dict[str, float]:
-    """Return residuals and relative gap of a round, from the shares of all shards.
-
-    Examples
-    --------
-    >>> together([Share(3, 1.0, 2.0, 0.1, 0.0, 4.0, 0.5, 1.0), Share(3, 1.0, 2.0, 0.1, 0.0, 0.0, 0.5, 1.0)])["gap"]
-    0.1
-    """
+    """Return residuals and relative gap of a round, from the shares of all shards."""
     total = {name: sum(getattr(share, name) for share in shares) for name in vars(shares[0])}
-    floor = SCALE_FLOOR * abs(total["zero"]) + np.finfo(float).tiny
     return {
         "n_iter": float(shares[0].round),
         "primal_residual": math.sqrt(total["primal"] / max(total["edges"], 1.0)),
         "dual_residual": math.sqrt(total["dual"] / max(total["sites"], 1.0)),
-        "gap": max(total["gap"], 0.0) / max(abs(total["value"]), floor),
+        "gap": max(total["gap"], 0.0) / gap_scale(total["value"], total["zero"]),
     }

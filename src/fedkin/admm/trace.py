@@ -1,45 +1,44 @@
-"""What rounds in one process share: a trace, Ctrl-C, a certificate; rounds in shards; and subgradient descent."""
+"""Record traces, handle Ctrl-C, certify gaps, and run subgradient descent."""
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from signal import SIGINT, default_int_handler, getsignal, signal
 from types import FrameType
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 from numpy.typing import ArrayLike
 
-from fedkin._base import Array, Index, Mask, check_choice, check_positive, check_whole
-from fedkin.admm.gradients import Gradients, SiteRows
-from fedkin.admm.plan import AVERAGES, Average, BatchSize, RunPlan, local_curvature, site_rows
-from fedkin.admm.rounds import DirectLink, Shard, ShardState, averaging_weight, run_rounds
-from fedkin.cluster import Engine, Peers, Shards, partition
-from fedkin.core import SCALE_FLOOR, FusedObjective, Problem, Solution, Status
+from fedkin._base import Array, check_choice, check_positive, check_whole
+from fedkin.admm.gradients import Gradients
+from fedkin.admm.rounds import averaging_weight
+from fedkin.admm.run_plan import AVERAGES, Average, BatchSize, local_curvature, site_rows
+from fedkin.core import FusedObjective, Problem, Solution, Status, gap_scale
 from fedkin.errors import ParameterError, SolverError
 from fedkin.solvers import MinimizerBall
 
-#: Rounds are recorded one by one in the beginning, and then each time their number has grown by this factor.
+#: Every round is recorded at first, then one each time the number of rounds has grown by this factor.
 RECORD_GROWTH = 1.2
-#: Differences are scaled by this before they are projected onto the dual ball, where they then lie on its border.
+#: Differences are scaled by this before projection onto the dual ball, so that they end on its boundary.
 _FAR = 1e100
 
 
 @dataclass(frozen=True, eq=False)
 class Progress:
-    """What a callback sees.
+    """Progress of a run, passed to callbacks.
 
     Attributes
     ----------
     n_iter : int
-        Rounds done.
+        Number of completed rounds.
     theta : array (V, p)
-        The parameters that would be returned now.
+        Parameters that would be returned now.
     record : mapping
-        The newest line of the trace.
+        Newest line of the trace.
     """
 
     n_iter: int
@@ -58,7 +57,7 @@ def next_record(done: int, every: int | None) -> int:
 
 
 class Trace:
-    """The lines of a trace; ``distance`` is ``||theta - reference||_F^2 / |V|``, as in the paper's theorem."""
+    """Trace of a run; ``distance`` is ``||theta - reference||_F^2 / |V|``, as in the paper's theorem."""
 
     def __init__(self, problem: Problem, reference: Solution | ArrayLike | None) -> None:
         self.problem, self.reference = problem, None
@@ -67,7 +66,7 @@ class Trace:
             theta = reference.theta if isinstance(reference, Solution) else np.asarray(reference, dtype=np.float64)
             expected = (problem.n_sites, problem.n_params)
             if theta.shape != expected:
-                raise ParameterError(f"reference has shape {theta.shape}, expected {expected}: a line for each site")
+                raise ParameterError(f"reference has shape {theta.shape}, expected {expected}: a row for each site")
             self.reference = theta
 
     def record(self, n_iter: int, theta: Array, balance: Array | None, **columns: float) -> dict[str, float]:
@@ -99,8 +98,8 @@ def root_mean_square(rows: Array) -> float:
 def certify(objective: FusedObjective, theta: Array, balances: Iterable[Array]) -> tuple[float, float | None]:
     """Return the best relative duality gap of ``theta (V, p)`` that one of the given duals proves.
 
-    Each of ``balances (V, p)`` is ``D' alpha`` for duals inside their balls; an average of such sums is one, too. The
-    second number is the radius of the ball that the gap holds for where that is unproven.
+    Each of ``balances (V, p)`` is ``D' alpha`` for feasible duals; so is an average of them. The second number is the
+    radius of the ball for which the gap holds, None if it holds without one.
     """
     with np.errstate(over="ignore", invalid="ignore"):
         value, zero = objective.value(theta), objective.value(np.zeros_like(theta))
@@ -108,50 +107,25 @@ def certify(objective: FusedObjective, theta: Array, balances: Iterable[Array]) 
         gradients = objective.terms.gradients(theta)
         best, needed = np.inf, False
         for balance in balances:
-            gap, conditional = _gap(objective, theta, gradients, balance, radius)
+            gap, conditional = objective.gap_of_sums(theta, gradients, balance, radius)
             if gap < best:
                 best, needed = gap, conditional
-    floor = SCALE_FLOOR * abs(zero) + np.finfo(float).tiny
-    return max(best, 0.0) / max(abs(value), floor), radius if needed and not proven else None
-
-
-def _gap(
-    objective: FusedObjective, theta: Array, gradients: Array, balance: Array, radius: float
-) -> tuple[float, bool]:
-    # sum_e <alpha_e, theta_i - theta_j> = <D' alpha, theta>: the edges need not be looked at one by one
-    total = objective.penalty_value(theta) - float((balance * theta).sum())
-    if objective.sparsity is not None:
-        zeta = np.clip(-(gradients + balance), -objective.sparsity, objective.sparsity)
-        balance = balance + zeta
-        total -= float((zeta * theta).sum())
-    if objective.radius is not None:
-        return float(objective.terms.gaps_in_ball(theta, balance, objective.radius).sum()) + total, False
-    sites = objective.terms.young_gaps(theta, balance)
-    unbounded = ~np.isfinite(sites)
-    if unbounded.any() and np.isfinite(radius):
-        sites[unbounded] = objective.terms.young_gaps(theta, balance, radius)[unbounded]
-    return float(sites.sum()) + total, bool(unbounded.any())
-
-
-class Interrupt:
-    """Whether Ctrl-C was pressed."""
-
-    pressed = False
+    return max(best, 0.0) / gap_scale(value, zero), radius if needed and not proven else None
 
 
 @contextmanager
-def deferred_interrupt() -> Iterator[Interrupt]:
-    """Note Ctrl-C instead of raising it, so that a round is never left half done; the second one raises at once."""
-    interrupt = Interrupt()
-    # only the main thread receives signals; a handler of somebody else's is left alone
+def deferred_interrupt() -> Iterator[threading.Event]:
+    """Record Ctrl-C instead of raising it, so that rounds are always completed; a second Ctrl-C raises at once."""
+    interrupt = threading.Event()
+    # only the main thread receives signals; foreign handlers are kept
     if threading.current_thread() is not threading.main_thread() or getsignal(SIGINT) is not default_int_handler:
         yield interrupt
         return
 
     def note(number: int, frame: FrameType | None) -> None:
-        if interrupt.pressed:
+        if interrupt.is_set():
             default_int_handler(number, frame)
-        interrupt.pressed = True
+        interrupt.set()
 
     signal(SIGINT, note)
     try:
@@ -161,7 +135,7 @@ def deferred_interrupt() -> Iterator[Interrupt]:
 
 
 def run_callbacks(callbacks: Iterable[Callback], progress: Progress) -> bool:
-    """Call all of them, and return whether one wants the run to end."""
+    """Call all callbacks, and return whether one of them ends the run."""
     return any([bool(callback(progress)) for callback in callbacks])
 
 
@@ -188,17 +162,17 @@ def subgradient_descent(
     problem : Problem
         What is solved.
     rounds : int
-        Steps to take. In each, a site sends its theta to its neighbours, as in Fed-ADMM.
+        Number of steps. In each, a site sends its theta to its neighbours, as in Fed-ADMM.
     batch_size : int, sequence of V ints or None
         Rows that a site draws in each round, the same ones as in `fedkin.fed_admm` with this seed; None for all
         rows (GD).
     step : float or "auto"
-        The c of ``eta(t) = c / t^decay``; by default 1 / (largest curvature of a batch). Baselines deserve a c of
-        their own: try a grid.
+        The c of ``eta(t) = c / t^decay``; by default 1 / (largest curvature of a batch). Tune c over a grid for a fair
+        baseline.
     decay : float
-        Between 0 and 1; 1/2 is the classical choice for functions with kinks.
+        Exponent between 0 and 1; 1/2 is the classical choice for nonsmooth functions.
     seed : int
-        Of the batches.
+        Seed of the batches.
     average, reference, callbacks, record_every
         As in `fedkin.fed_admm`.
 
@@ -206,18 +180,18 @@ def subgradient_descent(
     -------
     Solution
         With a trace of ``n_iter``, ``objective``, ``distance``, ``vectors``, ``bytes`` and ``rows``. ``alpha`` holds
-        the subgradients of the penalty at theta, and the gap is what they prove.
+        the subgradients of the penalty at theta, which certify the gap.
 
     Raises
     ------
     SolverError
-        When the iteration runs away.
+        When the iteration diverges.
 
     Examples
     --------
     >>> import fedkin
     >>> from fedkin.datasets import paper_design
-    >>> from fedkin.admm import subgradient_descent
+    >>> from fedkin.admm.trace import subgradient_descent
     >>> design = paper_design(n_sites=10, n_samples=30, n_features=3, n_clusters=2, seed=0)
     >>> problem = fedkin.Problem(design.federation, design.graph, lam=0.001)
     >>> solution = subgradient_descent(problem, rounds=500)
@@ -241,18 +215,18 @@ def subgradient_descent(
             moved = theta - step / t**decay * (gradients(t, theta) + penalty_subgradient(objective, theta)[1])
             mean = mean + averaging_weight(average, t) * ((theta if average == "paper" else moved) - mean)
             theta = moved
-            if t not in (planned, rounds) and not interrupt.pressed:
+            if t not in (planned, rounds) and not interrupt.is_set():
                 continue
             planned, vectors = next_record(t, record_every), 2.0 * problem.graph.n_edges * t
             columns = {"vectors": vectors, "bytes": vectors * problem.n_params * 8.0, "rows": gradients.looked.sum()}
             line = trace.record(t, mean, None, **columns)
             if not np.isfinite(line["objective"]):
-                raise SolverError(f"subgradient descent ran away within {t} rounds; give a smaller step")
-            if interrupt.pressed or run_callbacks(callbacks, Progress(t, mean, line)):
+                raise SolverError(f"subgradient descent diverged within {t} rounds; give a smaller step")
+            if interrupt.is_set() or run_callbacks(callbacks, Progress(t, mean, line)):
                 status = "interrupted"
                 break
     alpha, _ = penalty_subgradient(objective, mean)
-    gap, radius = certify(objective, mean, [np.asarray(problem.graph.incidence().T @ alpha)])
+    gap, radius = certify(objective, mean, [problem.graph.balance(alpha)])
     message = f"{'interrupted after' if status == 'interrupted' else 'did'} {t} rounds: relative gap {gap:.1e}"
     return Solution(mean, problem.objective(mean), gap, status, t, trace.columns(), alpha, message, radius)
 
@@ -261,144 +235,7 @@ def penalty_subgradient(objective: FusedObjective, theta: Array) -> tuple[Array,
     """Return subgradients of the edge penalty ``(E, p)``, and of all penalties with respect to theta ``(V, p)``."""
     # far outside, the projection onto the dual ball is a point where the norm is attained; at 0 it is 0
     edges = objective.penalty.project(_FAR * objective.differences(theta), objective.edge_radius)
-    total = np.asarray(objective.graph.incidence().T @ edges)
+    total = objective.graph.balance(edges)
     if objective.sparsity is not None:
         total = total + objective.sparsity * np.sign(theta)
     return edges, total
-
-
-# --- rounds in shards on an engine: the same loop and the same bits as in one process -------------------------------
-
-
-class PeerLink(DirectLink):
-    """The link of a shard on an engine: thetas of sites at edges to other shards travel between these.
-
-    ``give`` and ``take`` are the positions of the sites that each neighbour needs, and sends, increasing.
-    """
-
-    def __init__(self, peers: Peers, give: Mapping[int, Index], take: Mapping[int, Index], hosted: Index) -> None:
-        super().__init__(0)
-        self._peers, self._take = peers, {number: sites.tolist() for number, sites in take.items()}
-        self._give = {number: np.searchsorted(hosted, sites) for number, sites in give.items()}
-
-    def go_on(self, rounds: int, done: int, available: Mask | None, probability: Array | None) -> None:
-        """Begin the rounds after ``done``."""
-        DirectLink.__init__(self, rounds, done, available, probability)
-
-    def begin(self, shard: Shard) -> int | None:
-        return self.done + 1 if self.done < self.rounds else None
-
-    def exchange(self, t: int, shard: Shard) -> Mapping[int, Array]:
-        found = self._peers.exchange({number: shard.theta[rows] for number, rows in self._give.items()})
-        return {u: theta for number in found for u, theta in zip(self._take[number], found[number], strict=True)}
-
-
-class RoundShard:
-    """One shard: its sites, its link, and the loop."""
-
-    def __init__(
-        self, peers: Peers, plan: RunPlan, state: ShardState, give: Mapping[int, Index], take: Mapping[int, Index]
-    ) -> None:
-        self._shard, self._link = Shard(plan), PeerLink(peers, give, take, plan.sites)
-        self._shard.restore(state)
-
-    def run(self, first: int, count: int, available: Mask | None, probability: Array | None) -> None:
-        """Do ``count`` rounds from ``first`` on."""
-        self._link.go_on(first + count - 1, first - 1, available, probability)
-        run_rounds(self._shard, self._link)
-
-    def state(self) -> dict[str, Any]:
-        """Return everything that changes."""
-        return vars(self._shard.state())
-
-    def restore(self, state: Mapping[str, Any]) -> None:
-        """Go back to a `state`."""
-        self._shard.restore(ShardState(**state))
-
-
-class ShardedRounds:
-    """Rounds of all sites of a shard, in shards on an engine; its state is brought up to date after every call."""
-
-    def __init__(self, shard: Shard, engine: Engine) -> None:
-        self.shard, self.engine, plan = shard, engine, shard.plan
-        self._labels = partition(plan.n_sites, plan.edges, min(engine.workers, plan.n_sites))
-        self._numbers = np.unique(self._labels)
-        self._hosted = [np.flatnonzero(self._labels == k) for k in self._numbers]
-        self._labels = np.searchsorted(self._numbers, self._labels)
-        self._touching = [np.flatnonzero((self._labels[plan.edges] == k).any(axis=1)) for k in range(len(self._hosted))]
-        self._shards: Shards | None = None
-
-    def __call__(self, first: int, count: int, available: Mask | None = None, probability: Array | None = None) -> None:
-        """Do ``count`` rounds from ``first`` on; presence and probabilities ``(count, V)`` when sites come and go."""
-        if self._shards is None:  # now the state is that to begin with, also after a resume
-            self._shards = self.engine.shards(self._make, len(self._hosted))
-        for lo in range(0, count, self.engine.save_every):
-            some = slice(lo, min(lo + self.engine.save_every, count))
-            each = [
-                tuple(None if given is None else given[some, hosted] for given in (available, probability))
-                for hosted in self._hosted
-            ]
-            self._shards.call("run", first + some.start, some.stop - some.start, each=each)
-            self._shards.save()
-        self._collect(self._shards.call("state", changes=False))
-        self._shards.renewed()
-
-    def close(self) -> None:
-        """End the shards."""
-        if self._shards is not None:
-            self._shards.close()
-
-    def _make(self, k: int) -> tuple[type[RoundShard], Sequence[object]]:
-        plan, hosted, edges, labels = self.shard.plan, self._hosted[k], self._touching[k], self._labels
-        ends = plan.edges[edges]
-        crossing = ends[labels[ends[:, 0]] != labels[ends[:, 1]]]
-        here = labels[crossing] == k
-        mine, theirs = crossing[here], crossing[~here]
-        give = {int(r): np.unique(mine[labels[theirs] == r]) for r in np.unique(labels[theirs])}
-        take = {r: np.unique(theirs[labels[theirs] == r]) for r in give}
-        part = replace(
-            plan,
-            sites=hosted,
-            theta=plan.theta[hosted],
-            edges=ends,
-            edge_radius=plan.edge_radius[edges],
-            steps=plan.steps.take(hosted),
-            rows=None if plan.rows is None else _compact(plan.rows, hosted),
-            sparsity=None if plan.sparsity is None else plan.sparsity[hosted],
-            alpha=None if plan.alpha is None else plan.alpha[edges],
-            availability=None,
-        )
-        state = vars(self.shard.state())
-        pieces = {name: array[self._places(name, k)] if len(array) else array for name, array in state.items()}
-        return RoundShard, (part, ShardState(**pieces), give, take)
-
-    def _places(self, name: str, k: int) -> Index:
-        """Return where the lines of a part of the state of shard ``k`` are among all."""
-        if name == "alpha":
-            return self._touching[k]
-        if name != "table":
-            return self._hosted[k]
-        assert self.shard.gradients is not None
-        counts = self.shard.gradients.rows.counts
-        return _lines(np.cumsum(counts) - counts, counts, self._hosted[k])
-
-    def _collect(self, states: Sequence[Mapping[str, Any]]) -> None:
-        whole = vars(self.shard.state())
-        for k, state in enumerate(states):
-            for name, array in whole.items():
-                if len(array):
-                    array[self._places(name, k)] = state[name]
-        self.shard.restore(ShardState(**whole))
-
-
-def _lines(starts: Index, counts: Index, sites: Index) -> Index:
-    """Return the numbers of the rows of some sites, one site after the other."""
-    n = counts[sites]
-    return np.repeat(starts[sites] - (np.cumsum(n) - n), n) + np.arange(n.sum())
-
-
-def _compact(rows: SiteRows, sites: Index) -> SiteRows:
-    """Return the rows of some sites, without those of others."""
-    counts = rows.counts[sites]
-    data = rows.data.take(_lines(rows.starts, rows.counts, sites))
-    return replace(rows.take(sites), data=data, starts=np.cumsum(counts) - counts)

@@ -1,7 +1,7 @@
-"""The command line, ``fedkin COMMAND``: reads arguments, calls the packages below, and prints.
+"""Command line, ``fedkin COMMAND``: parse arguments, call the other packages, and print results.
 
-Results go to standard output; progress, notes and errors to standard error. To add a command: a function in a
-module here, and a line in `console.COMMANDS`.
+Results go to standard output; progress, notes and errors to standard error. To add a command, write a function in a
+module here and add a line to `console.COMMANDS`.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 
-from fedkin.cli.console import guarded, interrupts_later
+from fedkin.cli.console import HELP_ALL, guarded, interrupts_later, make_app
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -18,9 +18,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
     def run() -> None:
         with interrupts_later():
-            from fedkin.cli.console import make_app
-
             app = make_app(words)
-        app(args=words, prog_name="fedkin", obj=words)
+        app(args=["--help" if word == HELP_ALL else word for word in words], prog_name="fedkin", obj=words)
 
     return guarded(run)

@@ -1,4 +1,4 @@
-"""The table of commands, and what they share: two consoles, notes, errors in one line, a clean end after Ctrl-C."""
+"""The table of commands and their shared parts: consoles, notes, error messages, and a clean end after Ctrl-C."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from importlib import import_module
+from inspect import cleandoc
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
@@ -19,9 +20,10 @@ from rich.cells import cell_len
 from rich.console import Console, ConsoleOptions, RenderResult
 from rich.table import Table
 from rich.text import Text
+from typer.core import TyperCommand, TyperGroup
 
 from fedkin import __version__
-from fedkin.errors import FedkinError, FedkinWarning, SolverError, spelled
+from fedkin.errors import FedkinError, FedkinWarning, ParameterError, SolverError, spelled
 
 if TYPE_CHECKING:  # the program starts without them
     from fedkin.data import Finding, Schema
@@ -29,21 +31,24 @@ if TYPE_CHECKING:  # the program starts without them
 
 OK, SOLVER_FAILED, WRONG_INPUT, STOPPED, INTERRUPTED = 0, 1, 2, 3, 130
 
-#: Arguments of Python that the command line calls by another name.
+#: Python arguments that have another name on the command line.
 NAMES = {"fit_intercept": "intercept", "n_jobs": "jobs", "cv_folds": "folds", "cv_rule": "one_se"}
-_SHOWN_PER_KIND = 3  # warnings of one kind that are written out
+_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
+HELP_ALL = "--help-all"
+_LONGEST_WORD = 16  # that is never broken in a narrow table
+_SHOWN_PER_KIND = 3  # warnings of one kind that are printed
 
 
 class Interrupted(BaseException):
-    """Ctrl-C. Not a KeyboardInterrupt, which the solver takes for "return what you have" and a path for "go on"."""
+    """Ctrl-C as an exception other than KeyboardInterrupt, which solvers catch to return their last iterate."""
 
 
 class StopRequested(Interrupted):
-    """Another command asked this one to stop, as ``fedkin site stop`` does."""
+    """A request from another command to stop, such as ``fedkin site stop``."""
 
 
 def flag(name: str, value: object = None) -> str:
-    """Spell an argument of Python's as the command line takes it."""
+    """Return the command-line spelling of a Python argument."""
     option = "--" + NAMES.get(name, name).replace("_", "-")
     return option if value is None else f"{option} {value}"
 
@@ -52,7 +57,7 @@ def flag(name: str, value: object = None) -> str:
 
 
 def output() -> Console:
-    """Return the console for results. Nothing in them is taken for markup, since site ids may look like it."""
+    """Return the console for results, with markup off, since site ids may look like markup."""
     return Console(markup=False, highlight=False, emoji=False)
 
 
@@ -74,32 +79,36 @@ def _plain(value: Any) -> Any:
 
 
 def note(text: str, console: Console | None = None) -> None:
-    """Print a remark on standard error, or on a console that shows something else meanwhile."""
+    """Print a note on standard error, or on the console of a live view."""
     (console or messages()).print(Text.assemble(("note: ", "yellow"), text), soft_wrap=True)
 
 
 def say(*lines: str) -> None:
-    """Print sentences on standard output, broken by the terminal only."""
+    """Print sentences on standard output; only the terminal wraps them."""
     for line in lines:
         output().print(line, soft_wrap=True)
 
 
 def ask_fingerprint(given: str | None, words: str, unasked: bool) -> str | None:
-    """Return the fingerprint that was given, or that somebody types; None where nobody is to be asked, or can be."""
-    if given is not None or unasked or not sys.stdin.isatty():
+    """Return the given or typed fingerprint; None if prompts are disabled."""
+    if given is not None or unasked:
         return given
+    if not sys.stdin.isatty():
+        raise ParameterError(
+            "there is no terminal to ask for a fingerprint: give --fingerprint HEX, or --yes to skip it"
+        )
     return str(typer.prompt(words))
 
 
 def print_facts(facts: Mapping[str, str]) -> None:
-    """Print names and values, a line each. Lines are never broken: paths stay whole."""
+    """Print names and values, one per line, without wrapping, so that paths stay whole."""
     width = max(map(len, facts), default=0)
     for name, value in facts.items():
         output().print(Text.assemble((f"{name:<{width}}  ", "bold"), value), soft_wrap=True)
 
 
 def plain_table(*columns: str, numbers_from: int = 1) -> Table:
-    """Return a table without much ink; columns from ``numbers_from`` on are aligned to the right."""
+    """Return a table without borders; columns from ``numbers_from`` on are right-aligned."""
     table = _PlainTable(box=SIMPLE_HEAD, pad_edge=False)
     for number, name in enumerate(columns):
         table.add_column(Text(name), justify="right" if number >= numbers_from else "left", no_wrap=number == 0)
@@ -107,28 +116,32 @@ def plain_table(*columns: str, numbers_from: int = 1) -> Table:
 
 
 class _PlainTable(Table):
-    """A table whose numbers are never cut: in a narrow terminal headers are folded, then text."""
+    """A table that never truncates numbers: narrow terminals wrap its headers, then its text."""
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         widths = [max(cell_len(str(cell)) for cell in (one.header, *one.cells)) for one in self.columns]
         if sum(widths) + 3 * len(widths) > options.max_width:
+            self.padding = (0, 0, 0, 1)
             for column in self.columns:
                 column.no_wrap, column.overflow = False, "fold"
                 if column.justify == "right":
                     cells = [*str(column.header).split(), *map(str, column.cells)]
                     column.width = max(map(cell_len, cells))
+                else:
+                    words = [word for cell in column.cells for word in str(cell).split()]
+                    column.min_width = min(max(map(cell_len, words), default=0), _LONGEST_WORD)
         yield from super().__rich_console__(console, options)
 
 
 def add_row(table: Table, *cells: str, style: str = "") -> None:
-    """Add a row of plain text: ids are never taken for markup."""
+    """Add a row of plain text; ids are never parsed as markup."""
     table.add_row(*(Text(cell, style=style) for cell in cells))
 
 
 def schema_table(schema: Schema) -> Table:
-    """Return the columns of a schema; centre and scale where they were agreed on."""
+    """Return the columns of a schema as a table, with centre and scale if agreed on."""
     agreed = schema.agreed
-    heads = ("column", "what it must be", "centre", "scale") if agreed else ("column", "what it is")
+    heads = ("column", "expected", "centre", "scale") if agreed else ("column", "description")
     table = plain_table(*heads, numbers_from=2)
     for column in schema.columns:
         scaled = column.kind != "category" and not column.knots and column is not schema.target
@@ -143,7 +156,7 @@ def schema_table(schema: Schema) -> Table:
 
 
 def print_findings(data: Path, found: Mapping[str, Sequence[Finding]]) -> None:
-    """Print the findings about a table by site: what must be fixed, then remarks."""
+    """Print the findings about a table by site: errors first, then notes."""
     shown = [(site, finding) for site, some in found.items() for finding in some]
     refused = sum(finding.refuses for _, finding in shown)
     by_site = any(site for site, _ in shown)
@@ -162,7 +175,7 @@ def print_findings(data: Path, found: Mapping[str, Sequence[Finding]]) -> None:
 
 
 def guarded(run: Callable[[], None]) -> int:
-    """Run a command; turn what can go wrong into one line on standard error and an exit code."""
+    """Run a command; turn expected errors into one line on standard error and an exit code."""
     try:
         with _raising_once([signal.SIGINT]), _warnings_as_notes(), spelled(flag):
             run()
@@ -172,7 +185,7 @@ def guarded(run: Callable[[], None]) -> int:
         messages().print("stopped on request", style="yellow")
         return STOPPED
     except (Interrupted, KeyboardInterrupt):
-        messages().print("interrupted: nothing was left half-written", style="yellow")
+        messages().print("interrupted: no incomplete files were left", style="yellow")
         return INTERRUPTED
     except FedkinError as error:
         _print_error(str(error))
@@ -213,7 +226,7 @@ def _warnings_as_notes() -> Iterator[None]:
 
 @contextmanager
 def stopping_early(wanted: bool) -> Iterator[None]:
-    """Within this context the first Ctrl-C is a KeyboardInterrupt, which ends a step with what it has; if wanted."""
+    """Let the first Ctrl-C raise KeyboardInterrupt, if wanted, so a step ends with its last result."""
     if not wanted:
         yield
         return
@@ -229,7 +242,7 @@ def stopping_early(wanted: bool) -> Iterator[None]:
     with handling([signal.SIGINT], interrupt):
         try:
             yield
-        except KeyboardInterrupt:  # there was nothing to keep
+        except KeyboardInterrupt:  # no result to keep
             raise Interrupted from None
 
 
@@ -239,7 +252,7 @@ def _raising_once(signals: Sequence[signal.Signals], on_request: signal.Signals 
 
     def interrupt(number: int, frame: object) -> None:
         for one in {*signals, signal.SIGINT}:
-            signal.signal(one, signal.SIG_IGN)  # once is enough: cleaning up must not be interrupted again
+            signal.signal(one, signal.SIG_IGN)  # only once: clean-up must not be interrupted again
         raise StopRequested if number == on_request else Interrupted
 
     with handling(signals, interrupt):
@@ -248,17 +261,21 @@ def _raising_once(signals: Sequence[signal.Signals], on_request: signal.Signals 
 
 @contextmanager
 def interrupts_later() -> Iterator[None]:
-    """Keep Ctrl-C until the end of this context. For imports, some of which swallow every exception."""
+    """Delay handled signals until the end of this context, for work that must not be interrupted.
+
+    This includes imports, some of which swallow every exception.
+    """
     came: list[int] = []
-    with handling([signal.SIGINT], lambda number, frame: came.append(number)):
+    heeded = [one for one in _SIGNALS if callable(signal.getsignal(one))]
+    with handling(heeded, lambda number, frame: came.append(number)):
         yield
-    if came:
-        raise Interrupted
+    if came and callable(handler := signal.getsignal(came[0])):
+        handler(came[0], None)
 
 
 @contextmanager
 def handling(signals: Sequence[signal.Signals], handler: Callable[[int, Any], None]) -> Iterator[None]:
-    """Let ``handler`` have these signals for a while; nothing happens outside the main thread."""
+    """Install ``handler`` for these signals within this context; do nothing outside the main thread."""
     before: dict[signal.Signals, Any] = {}
     try:
         for one in signals:
@@ -274,23 +291,29 @@ def handling(signals: Sequence[signal.Signals], handler: Callable[[int, Any], No
 
 
 def ended_like_ctrl_c(on_request: signal.Signals | None = None) -> AbstractContextManager[None]:
-    """Within this context SIGTERM and SIGHUP do what Ctrl-C does, and the signal ``on_request`` stops on request.
+    """Treat SIGTERM and SIGHUP as Ctrl-C, and the signal ``on_request`` as a request to stop.
 
-    For commands that start processes with sessions of their own, which would stay behind.
+    This is for commands that start processes in their own sessions, which would otherwise keep running.
     """
-    # who ignores a signal, as nohup does, wants that
+    # keep ignored signals ignored, as under nohup
     heeded = [one for one in (signal.SIGTERM, signal.SIGHUP) if signal.getsignal(one) != signal.SIG_IGN]
     return _raising_once(heeded if on_request is None else [*heeded, on_request], on_request)
 
 
-def option(metavar: str, text: str) -> Any:
+if TYPE_CHECKING:
+    Place = Path
+else:
+    Place = object  # a path or an address; typer would make a plain `Path` of it
+
+
+def option(metavar: str, text: str, parser: Callable[[str], Any] | None = None) -> Any:
     """Return an option that takes a value."""
-    return typer.Option(metavar=metavar, help=text)
+    return typer.Option(metavar=metavar, help=text, parser=parser)
 
 
-def argument(metavar: str, text: str) -> Any:
+def argument(metavar: str, text: str, parser: Callable[[str], Any] | None = None) -> Any:
     """Return an argument."""
-    return typer.Argument(metavar=metavar, help=text)
+    return typer.Argument(metavar=metavar, help=text, parser=parser)
 
 
 def switch(names: str, text: str) -> Any:
@@ -298,11 +321,11 @@ def switch(names: str, text: str) -> Any:
     return typer.Option(names, help=text)
 
 
-Json = Annotated[bool, switch("--json", "Print JSON for machines instead of tables.")]
+Json = Annotated[bool, switch("--json", "Print JSON instead of tables.")]
 
 
 class Command(NamedTuple):
-    """The module that defines a command (under its own name), and what the command does."""
+    """An entry in the table of commands: the module that defines it, and its help."""
 
     module: str
     help: str
@@ -310,26 +333,28 @@ class Command(NamedTuple):
 
 COMMANDS = {
     "fit": Command("fit", "Fit a model for every site of a table, and compare it with simpler ones on held-out rows."),
-    "predict": Command("models", "Predict rows with a fitted model, each with the model of its site."),
-    "inspect": Command(
-        "models", "Show what a fitted model found: groups, graph, coefficients, and notes on single sites."
-    ),
-    "report": Command("models", "Write the report of a model: one HTML page that opens without a network."),
+    "predict": Command("predict", "Predict rows with a fitted model, each with the model of its site."),
+    "inspect": Command("models", "Show a fitted model: groups, graph, coefficients, and notes on single sites."),
+    "report": Command("models", "Write the report of a model: one HTML page that works offline."),
     "watch": Command("running", "Follow a federation in the browser."),
     "demo": Command(
         "simulate",
-        "Generate sites with a graph that is partly wrong, and see how close each method comes to the truth.",
+        "Generate sites with a partly wrong graph, and compare how close each method comes to the truth.",
     ),
-    "study": Command("simulate", "Run a study: figure, table, page and the rows behind them."),
+    "study": Command("simulate", "Run a study: figure, table, page and the underlying rows."),
     "federation": Command(
-        "federation", "Organise a federation: agree on a contract and admit sites, without seeing a row."
+        "federation", "Organise a federation: draft a contract and admit sites, without seeing any rows."
     ),
     "site": Command("site", "Take part in a federation: check rows, join, share, run. Rows stay where they are."),
 }
 
-#: Examples for the help of commands.
+#: Options that ``--help`` of a command shows; ``--help-all`` shows all.
+MOST_USED = {"fit": {"site", "target", "loss", "features", "drop", "missing", "fixed", "graph", "out", "report"}}
+
+#: Examples in the help of commands, one per line.
 EXAMPLES = {
-    "fit": "fedkin fit patients.csv --site hospital --target outcome --report page.html",
+    "fit": "fedkin fit patients.csv --site hospital --target outcome --report page.html\n"
+    "fedkin fit visits.csv --site hospital --target visits --loss poisson --drop id,date",
     "predict": "fedkin predict fedkin-model new-patients.csv --out predicted.csv",
     "inspect": "fedkin inspect fedkin-model",
     "report": "fedkin report fedkin-model --out page.html",
@@ -366,15 +391,49 @@ EXAMPLES = {
 }
 
 
+class _Group(TyperGroup):
+    """A group of commands whose help shows no type for flags."""
+
+    def get_params(self, ctx: Any) -> Any:
+        for one in (shown := super().get_params(ctx)):
+            one.metavar = "" if getattr(one, "is_flag", False) else one.metavar
+        return shown
+
+
+class _Command(TyperCommand):
+    """A command whose help begins with examples and shows the most used options."""
+
+    def collect_usage_pieces(self, ctx: Any) -> list[str]:
+        """Return the words of the usage line, with arguments as they are named below it."""
+        arguments = [one for one in self.get_params(ctx) if one.param_type_name == "argument"]
+        names = [(one.metavar or str(one.name).upper(), one.required) for one in arguments]
+        return ["[OPTIONS]", *(name if needed or name[0] == "[" else f"[{name}]" for name, needed in names)]
+
+    def format_help(self, ctx: Any, formatter: Any) -> None:
+        name = ctx.command_path.partition(" ")[2]
+        first, *rest = (" ".join(part.split()) for part in cleandoc(self.help or "").split("\n\n"))
+        examples = "\n".join(f"[bold]{line}[/bold]" for line in EXAMPLES[name].splitlines())
+        self.help = "\n\n".join([first, examples, *rest])
+        shown = None if HELP_ALL in (ctx.find_root().obj or ()) else MOST_USED.get(name)
+        for one in self.get_params(ctx):
+            one.metavar = "" if getattr(one, "is_flag", False) else one.metavar
+            if shown is not None and one.param_type_name == "option" and one.name not in (*shown, "help"):
+                one.hidden = True  # type: ignore[attr-defined]
+        if shown is not None:
+            self.epilog = f"All options: [bold]fedkin {name} {HELP_ALL}[/bold]"
+        super().format_help(ctx, formatter)
+
+
 def make_app(arguments: Sequence[str]) -> typer.Typer:
-    """Return the program with the command that the arguments call; all others are there by name and help only."""
+    """Return the program with the called command; the others have only their name and help."""
     app = typer.Typer(
+        cls=_Group,
         no_args_is_help=True,
         add_completion=False,
         pretty_exceptions_enable=False,
         rich_markup_mode="rich",
         context_settings={"help_option_names": ["-h", "--help"]},
-        help="Every site keeps its rows and finds its kin: a model per site, and the groups of sites that are alike.",
+        help="Fit a model for every site, partially pooled between similar sites, while rows stay at the sites.",
         epilog="New here? [bold]fedkin demo[/bold] takes a few seconds.",
     )
     app.callback()(_root)
@@ -385,17 +444,13 @@ def make_app(arguments: Sequence[str]) -> typer.Typer:
         found = getattr(import_module(f"fedkin.cli.{command.module}"), name)
         if isinstance(found, typer.Typer):
             for one in found.registered_commands:
-                one.epilog = _epilog(f"{name} {one.name or getattr(one.callback, '__name__', '')}")
-            app.add_typer(found, name=name, help=command.help)
+                one.cls = _Command
+            app.add_typer(found, name=name, help=command.help, cls=_Group)
         else:
-            # fit says itself what is wrong with arguments too many
+            # fit reports surplus arguments itself
             settings = {"allow_extra_args": True} if name == "fit" else None
-            app.command(name, context_settings=settings, epilog=_epilog(name))(found)
+            app.command(name, cls=_Command, context_settings=settings)(found)
     return app
-
-
-def _epilog(name: str) -> str:
-    return f"Example: [bold]{EXAMPLES[name]}[/bold]"
 
 
 def _not_loaded() -> None: ...

@@ -1,4 +1,4 @@
-"""The commands ``fedkin federation ...``: what the organiser of a federation does."""
+"""Commands of the organiser: ``fedkin federation ...``."""
 
 from __future__ import annotations
 
@@ -47,10 +47,8 @@ from fedkin.report.text import headline
 federation = typer.Typer(no_args_is_help=True)
 
 Directory = Annotated[Path, argument("DIR", "The organiser's directory (fedkin federation new).")]
-CaKey = Annotated[Path | None, option("FILE", "Key of your own authority, where the directory has none.")]
-SiteColumn = Annotated[
-    str | None, typer.Option("--site", metavar="COL", help="Column that says which site a row belongs to.")
-]
+CaKey = Annotated[Path | None, option("FILE", "Key of your own authority, if it is not in the directory.")]
+SiteColumn = Annotated[str | None, typer.Option("--site", metavar="COL", help="Column with the site of each row.")]
 
 
 @federation.callback()
@@ -60,17 +58,17 @@ def _root() -> None: ...
 @federation.command()
 def draft(
     table: Annotated[Path, argument("TABLE", "An example table, CSV or Parquet.")],
-    target: Annotated[str | None, option("COL", "Column to predict; by default a guess.")] = None,
+    target: Annotated[str | None, option("COL", "Column to predict; guessed by default.")] = None,
     site: SiteColumn = None,
-    name: Annotated[str | None, typer.Option(help="Name of the federation; by default that of the file.")] = None,
+    name: Annotated[str | None, typer.Option(help="Name of the federation; by default the name of the file.")] = None,
     out: Annotated[Path | None, option("FILE.toml", "File to write; by default standard output.")] = None,
 ) -> None:
-    """Draft a contract from an example table: kinds, levels, ranges and loss guessed, units asked for.
+    """Draft a contract from an example table: guess kinds, levels, ranges and loss; you add the units.
 
-    The draft tells nothing about single rows: ranges are rounded outward, rare levels are left out.
+    The draft reveals no single rows: ranges are rounded outward, and rare levels are left out.
     """
     if out is not None and out.exists():
-        raise DataError(f"{out} is there already: choose another name, or remove it")
+        raise DataError(f"{out} already exists: choose another name, or remove it")
     called = name or (table if out is None else out).stem
     plain = "".join(mark if mark.isascii() and (mark.isalnum() or mark in "_.-") else "-" for mark in called)
     made = draft_contract(read_columns(table), plain.strip("-_.")[:40] or "federation", target, site)
@@ -87,20 +85,20 @@ def draft(
     for column, reason in made.left_out.items():
         note(f"{column} was left out: {reason}")
     if made.site_column is not None and site is None:
-        note(f"{made.site_column} was taken for the column of the sites")
+        note(f"{made.site_column} was taken as the site column")
     note("units are not in the table: fill them in, and check ranges and levels, before you send the contract to sites")
 
 
 @federation.command()
 def check(
     contract: Annotated[Path, argument("CONTRACT", "The TOML file of a contract.")],
-    data: Annotated[Path | None, option("TABLE", "A table to check against it, CSV or Parquet.")] = None,
+    data: Annotated[Path | None, option("TABLE", "A table to check against the contract, CSV or Parquet.")] = None,
     site: SiteColumn = None,
     as_json: Json = False,
 ) -> None:
-    """Check a contract, and a table against it: everything that does not fit, column by column.
+    """Check a contract, or a table against it, and list all mismatches by column.
 
-    Ends with code 2 when the rows cannot be used as they are.
+    The exit code is 2 if the rows cannot be used unchanged.
     """
     agreed = Contract.read(contract)
     found = {} if data is None else _findings_by_site(agreed, data, site)
@@ -125,35 +123,35 @@ def check(
 def new(
     contract: Annotated[Path, argument("CONTRACT", "The contract, TOML (fedkin federation draft).")],
     sites: Annotated[
-        Path | None, option("FILE.csv", "Column site, and host and port of sites that run rounds.")
+        Path | None, option("FILE.csv", "CSV file with a column site, and host and port of sites that run rounds.")
     ] = None,
     graph: Annotated[Path | None, option("FILE", "Candidate edges between sites, CSV or GraphML.")] = None,
-    out: Annotated[Path | None, option("DIR", "Directory to make. [the contract's name]")] = None,
-    centre: Annotated[str | None, option("HOST:PORT", "Of the central machine, for placement central.")] = None,
+    out: Annotated[Path | None, option("DIR", "Directory to create. [the contract's name]")] = None,
+    centre: Annotated[str | None, option("HOST:PORT", "Address of the central machine, for placement central.")] = None,
     ca_cert: Annotated[Path | None, option("FILE", "Your own certificate authority, PEM.")] = None,
     ca_key: Annotated[Path | None, option("FILE", "Its key, PEM; it is not copied.")] = None,
 ) -> None:
-    """At the organiser: make the directory of a federation, with an authority that admits sites. Needs no rows."""
+    """Create the directory of a federation, with an authority that admits sites. Needs no rows."""
     if (ca_cert is None) != (ca_key is None):
         raise ParameterError("--ca-cert and --ca-key go together: give both, or none for a new authority")
     own = read_authority_files(ca_cert, ca_key) if ca_cert is not None and ca_key is not None else None
     place = Path(Contract.read(contract).name) if out is None else out
     made = Organiser.create(contract, place, graph=graph, sites=sites, centre=centre, authority=own)
+    edges = f", {count(made.graph.n_edges, 'candidate edge')}" if made.graph.n_edges else ""
     say(
-        f"made {place} on this machine, the organiser's: {count(len(made.members), 'site')}, "
-        f"{count(made.graph.n_edges, 'candidate edge')}.",
-        f"The authority's fingerprint is {key_fingerprint(made.authority)}: read it to the sites, on another "
-        f"way than invites travel. Next: fedkin federation invite {place}",
+        f"created {place} on this machine, the organiser's: {count(len(made.members), 'site')}{edges}.",
+        f"The authority's fingerprint is {key_fingerprint(made.authority)}: read it to the sites over a channel "
+        f"other than that of the invites. Next: fedkin federation invite {place}",
     )
 
 
 @federation.command()
 def invite(
     directory: Directory,
-    sites: Annotated[list[str] | None, argument("[SITE]...", "By default all.")] = None,
+    sites: Annotated[list[str] | None, argument("[SITE]...", "Names of sites; by default all.")] = None,
     ca_key: CaKey = None,
 ) -> None:
-    """At the organiser: write invites. Each has the contract and the site's own neighbours, and nobody else's."""
+    """Write invites, each with the contract and the neighbours of that site only."""
     paths = Organiser.read(directory, ca_key).invite(sites or ())
     _say_written(paths, "invite", "fedkin site join SITE.invite --data TABLE")
 
@@ -161,19 +159,19 @@ def invite(
 @federation.command()
 def admit(
     directory: Directory,
-    requests: Annotated[list[Path], argument("FILE...", "Requests that sites sent, or notices that they left.")],
+    requests: Annotated[list[Path], argument("FILE...", "Requests that sites sent, or notices of sites that left.")],
     fingerprint: Annotated[
-        str | None, option("HEX", "Of the key, as the site reads it out; another one is refused.")
+        str | None, option("HEX", "Fingerprint of the key, as the site reads it out; other keys are refused.")
     ] = None,
     again: Annotated[
-        bool, switch("--again", "Admit with another key a site that lost its directory, after asking it.")
+        bool, switch("--again", "Admit a site that lost its directory with a new key, after asking the site.")
     ] = False,
-    yes: Annotated[bool, switch("--yes", "Do not ask for fingerprints, for automation.")] = False,
+    yes: Annotated[bool, switch("--yes", "Skip the prompts for fingerprints, for automation.")] = False,
     ca_key: CaKey = None,
 ) -> None:
-    """At the organiser: check a site's request against its invite, and give it a certificate of days."""
+    """Check a site's request against its invite, and issue a short-lived certificate."""
     if fingerprint is not None and len(requests) > 1:
-        raise ParameterError("--fingerprint is that of one site: admit them one by one")
+        raise ParameterError("--fingerprint is for a single site: admit sites one by one")
     organiser = Organiser.read(directory, ca_key)
     for path in requests:
         heard = fingerprint
@@ -186,28 +184,30 @@ def admit(
         say(
             f"{done.site} is {'renewed' if done.renewed else 'admitted'} until {done.until:%Y-%m-%d}, with a key whose "
             f"fingerprint is {done.fingerprint}" + (": compare it with what the site saw." if not heard else "."),
-            f"Send {done.path} to {done.site}; there: fedkin site accept {done.site} {done.path.name}",
+            f"Send {done.path} to {done.site}. At the site: fedkin site accept {done.site} {done.path.name}",
         )
         if done.lost:
-            say("The lost key gets no link, and what it signs counts for nothing, where the new list of keys is known.")
+            say("Sites with the new list of keys refuse connections and signatures of the lost key.")
             _spread(organiser)
 
 
 @federation.command()
 def renew(
     directory: Directory,
-    every: Annotated[float | None, option("HOURS", "Stay, and do it again so often.")] = None,
+    every: Annotated[float | None, option("HOURS", "Keep running, and repeat at this interval.")] = None,
     ca_key: CaKey = None,
 ) -> None:
-    """At the organiser: issue certificates anew that end soon, for the same keys, and give them to sites that run."""
+    """Renew certificates that expire soon, with the same keys, and send them to running sites."""
     if every is not None:
         check_positive("--every", every)
     while True:
         organiser = Organiser.read(directory, ca_key)
         if names := organiser.renew():
-            say(f"renewed {listed(names, 8)}: {directory / ADMITTED}; for those that do not run: fedkin site accept")
+            say(
+                f"renewed {listed(names, 8)}: {directory / ADMITTED}; at a site that is not running: fedkin site accept"
+            )
         else:
-            say("No certificate ends soon.")
+            say("No certificate expires soon.")
         _spread(organiser)
         if every is None:
             return
@@ -218,22 +218,24 @@ def renew(
 def order(
     directory: Directory,
     lam: Annotated[float | None, option("X", "Penalty level.")] = None,
-    rounds: Annotated[int | None, option("T", "Rounds to do.")] = None,
-    rho: Annotated[float | None, option("X", "Step of the edge duals.")] = None,
+    rounds: Annotated[int | None, option("T", "Number of rounds.")] = None,
+    rho: Annotated[float | None, option("X", "Step size of the edge duals.")] = None,
     ca_key: CaKey = None,
 ) -> None:
-    """At the organiser: sign what holds for the rounds from now on; what is not given is as in the contract."""
+    """Sign settings of all further rounds; the others stay as in the contract."""
     organiser = Organiser.read(directory, ca_key)
     for path, names in organiser.order(lam=lam, rounds=rounds, rho=rho):
         say(
             f"wrote {path} on this machine, the organiser's.",
-            f"Send it to {listed(names, 8)}; there: fedkin site accept SITE {path.name}",
+            f"Send it to {listed(names, 8)}. At each site: fedkin site accept SITE {path.name}",
         )
 
 
 @federation.command()
-def expel(directory: Directory, site: Annotated[str, argument("SITE", "The site.")], ca_key: CaKey = None) -> None:
-    """At the organiser: sign that a site is out, for good. Its neighbours close its link when they hear of it."""
+def expel(
+    directory: Directory, site: Annotated[str, argument("SITE", "Name of the site.")], ca_key: CaKey = None
+) -> None:
+    """Expel a site permanently. Its neighbours close their connections once they are notified."""
     organiser = Organiser.read(directory, ca_key)
     _say_out(organiser, organiser.member(site).name, "is expelled", organiser.expel(site))
 
@@ -241,11 +243,11 @@ def expel(directory: Directory, site: Annotated[str, argument("SITE", "The site.
 @federation.command()
 def deliver(
     directory: Directory,
-    model: Annotated[Path, argument("MODEL", "What fedkin fit made of the summaries.")],
-    sites: Annotated[list[str] | None, argument("[SITE]...", "By default all.")] = None,
+    model: Annotated[Path, argument("MODEL", "The model that fedkin fit wrote from the summaries.")],
+    sites: Annotated[list[str] | None, argument("[SITE]...", "Names of sites; by default all.")] = None,
     ca_key: CaKey = None,
 ) -> None:
-    """At the organiser: write each site's part of a model, for that site alone."""
+    """Write each site's part of a model, for that site only."""
     paths = deliver_model(Organiser.read(directory, ca_key), model, sites or ())
     _say_written(paths, "model", "fedkin site accept SITE SITE.model")
 
@@ -253,10 +255,10 @@ def deliver(
 @federation.command()
 def gather(
     directory: Directory,
-    published: Annotated[list[Path], argument("FILE...", "What sites published after rounds.")],
+    published: Annotated[list[Path], argument("FILE...", "Models that sites published after the rounds.")],
     out: Annotated[Path, option("MODEL", "Directory for the model.")],
 ) -> None:
-    """At the organiser: one model of those that sites published after rounds."""
+    """Join the models that sites published after the rounds."""
     check_model_place(out)
     organiser = Organiser.read(directory)
     found = {}
@@ -266,11 +268,11 @@ def gather(
             file = organiser.read_published(path)
             member = organiser.member(file.site)
             if member.number in found:
-                raise DataError(f"{path}: there are two files of {file.site}; keep one")
+                raise DataError(f"{path}: there are two files from {file.site}; keep one")
             file.unpack(Path(folder, file.site))
             part = load(Path(folder, file.site))
             if [str(site) for site in part.sites] != [str(member.id)] or part.schema != organiser.contract.schema:
-                raise DataError(f"{path}: it is not the model of {file.site} alone, with the columns of the contract")
+                raise DataError(f"{path}: expected a model of {file.site} alone, with the columns of the contract")
             found[member.number] = part
             dropped |= {frozenset((member.number, organiser.member(name).number)) for name in file.dropped}
     numbers, graph = sorted(found), organiser.graph
@@ -287,14 +289,15 @@ def gather(
 
 @federation.command()
 def status(directory: Directory, as_json: Json = False) -> None:
-    """At the organiser: which sites are invited, admitted until when, have sent summaries, or are out."""
+    """Show for every site whether it is invited, admitted (and until when) or has left, and its
+    summaries."""
     organiser = Organiser.read(directory)
     standings = organiser.status()
     if as_json:
         sites = [{**vars(one), "until": None if one.until is None else f"{one.until:%Y-%m-%d}"} for one in standings]
         print_json({"run": organiser.charter.run, "authority": key_fingerprint(organiser.authority), "sites": sites})
         return
-    table = plain_table("site", "is", "certificate until", "summaries")
+    table = plain_table("site", "status", "certificate until", "summaries")
     for one in standings:
         is_now = "out" if one.out else "admitted" if one.until else "invited" if one.invited else "not invited"
         until = "" if one.until is None else f"{one.until:%Y-%m-%d}"
@@ -308,12 +311,12 @@ def status(directory: Directory, as_json: Json = False) -> None:
 def run_centre(
     directory: Directory,
     echo: Annotated[bool, switch("--echo/--no-echo", "Log to standard error, too.")] = True,
-    give_up: Annotated[float, option("SECONDS", "Longest wait for any site.")] = 3600.0,
-    linger: Annotated[float, option("SECONDS", "Longest stay for sites after the end.")] = 600.0,
-    gather: Annotated[float, option("SECONDS", "Wait for sites before round 1.")] = 60.0,
-    deadline: Annotated[float, option("SECONDS", "Wait for answers in a round.")] = 5.0,
+    give_up: Annotated[float, option("SECONDS", "Maximum wait for any site.")] = 3600.0,
+    linger: Annotated[float, option("SECONDS", "Maximum time to stay connected for sites after the end.")] = 600.0,
+    gather: Annotated[float, option("SECONDS", "Maximum wait for sites before round 1.")] = 60.0,
+    deadline: Annotated[float, option("SECONDS", "Maximum wait for answers in a round.")] = 5.0,
 ) -> None:
-    """At the organiser: be the central machine of a federation with placement central, which sees thetas, no rows."""
+    """Run the central machine (placement central), which sees parameters, not rows."""
     patience = Patience(give_up=give_up, linger=linger, gather=gather, deadline=deadline)
     become(directory, patience, echo=echo, listen=None, centre=True)
 
@@ -323,33 +326,34 @@ federation.command()(simulate)
 
 def _say_written(paths: Sequence[Path], what: str, command: str) -> None:
     where = str(paths[0]) if len(paths) == 1 else f"{paths[0].parent}/ ({count(len(paths), what)})"
-    say(f"wrote {where} on this machine, the organiser's.", f"Send to each site its own file; there: {command}")
+    say(f"wrote {where} on this machine, the organiser's.", f"Send each site its own file. At the site: {command}")
 
 
 def _say_out(organiser: Organiser, site: str, what: str, path: Path) -> None:
     say(
-        f"{site} {what}, for good; its certificate is renewed no more, and its summaries count no more.",
-        f"{path} says so, signed.",
+        f"{site} {what} permanently: its certificate will not be renewed, and its summaries no longer count.",
+        f"The signed notice is in {path}.",
     )
     _spread(organiser)
 
 
 def _spread(organiser: Organiser) -> None:
-    """Give the newest list of keys to sites that run."""
+    """Send the newest list of keys to running sites."""
     if organiser.contract.method != "fused":
-        return  # without rounds there are no links
+        return  # without rounds there are no connections
     path = organiser.directory / KEYS
     if have := spread_keys(organiser):
         say(f"{listed(have, 8)} {'has' if len(have) == 1 else 'have'} {path} now, and pass it on.")
     else:
         say(
-            f"No site that runs was reached from here. Send {path} to one of them; there: fedkin site accept SITE "
+            f"No running site could be reached from here. Send {path} to one of them. At the site: fedkin site "
+            "accept SITE "
             f"{path.name}. The others get it from that one."
         )
 
 
 def _findings_by_site(contract: Contract, data: Path, site_column: str | None) -> dict[str, list[Finding]]:
-    """Return what does not fit, of the table as a whole ("") or of each site in it."""
+    """Return the mismatches of the table as a whole (key "") and of each site in it."""
     columns = read_columns(data)
     places = row_places(data, columns)
     if site_column is None:
@@ -362,7 +366,7 @@ def _findings_by_site(contract: Contract, data: Path, site_column: str | None) -
         own = np.flatnonzero(ids == site)
         part = {name: column[own] for name, column in columns.items()}
         found[site] = contract.check(part, at=lambda row, own=own: places(int(own[row])))  # type: ignore[misc]
-    # what is wrong at every site, such as a missing column, is told once
+    # errors common to all sites, such as a missing column, are reported once
     common = [one for one in next(iter(found.values()), ()) if all(one in some for some in found.values())]
     if len(found) == 1 or not common:
         return found
@@ -370,7 +374,7 @@ def _findings_by_site(contract: Contract, data: Path, site_column: str | None) -
 
 
 def _print_contract(path: Path, contract: Contract) -> None:
-    """A contract in a few lines and a table of its columns."""
+    """Return a contract as a few lines and a table of its columns."""
     thresholds, schema = contract.thresholds, contract.schema
     how = "by kin" if contract.method == "kin" else f"fused by the {contract.penalty} penalty"
     target = "no target" if schema.target is None else f"target {schema.target.name}"
@@ -379,7 +383,7 @@ def _print_contract(path: Path, contract: Contract) -> None:
             "contract": f"{path}: {contract.name}, digest {contract.digest[:16]}",
             "model": f"{contract.loss['name']} loss, {how}, {target}, {count(contract.n_params, 'parameter')}",
             "thresholds": f"{thresholds.rows} rows, {thresholds.rows_per_parameter:g} for each parameter, "
-            f"{thresholds.cell} with any level that occurs",
+            f"{thresholds.cell} with each level that occurs",
         }
     )
     output().print(schema_table(schema))

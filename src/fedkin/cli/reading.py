@@ -1,37 +1,31 @@
-"""What ``fedkin fit`` reads: tables, Parquet files larger than memory, summaries of sites, graphs and covariates."""
+"""Read the input of ``fedkin fit``: tables, Parquet files larger than memory, summaries, graphs and covariates."""
 
 from __future__ import annotations
 
 import math
-import os
-import tempfile
 import warnings
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from glob import glob, has_magic
+from glob import has_magic
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from fedkin._base import count, in_file, listed
+from fedkin._base import count, free_memory, in_file, listed
+from fedkin._storage import Remote
 from fedkin.cli.console import flag, note
 from fedkin.core import Summaries, holds_labels, holds_zeros_and_ones, rows_in_files, summarise_files, table_size
 from fedkin.data import (
-    PARQUET_SUFFIXES,
-    Column,
     DecimalMark,
     Federation,
-    RawColumns,
-    RowPlaces,
     Schema,
     files_of,
+    in_batches,
     level_text,
     near_name,
-    open_files,
-    read_columns,
+    read_by_schema,
     read_files,
-    row_places,
     site_ids,
 )
 from fedkin.errors import DataError, ParameterError, SolverError, TableWarning
@@ -44,18 +38,18 @@ from fedkin.graph import Graph
 from fedkin.kin import Covariates, covariate_graph, covariate_remarks, read_covariates
 from fedkin.losses import loss_for, loss_kind, loss_names
 
-_COPIES = 4  # a fit in memory takes about this many times the numbers of the table
-_MOST_IN_MEMORY = 1e9  # bytes up to which rows are kept in memory where sums suffice
+_COPIES = 4  # memory of a fit, as a multiple of the table
+_MOST_IN_MEMORY = 1e9  # most bytes of rows in memory if sums suffice
 _GIGABYTE = 1e9
-_LARGE_CSV = 10_000_000  # bytes below which a CSV file is always read whole
-_MOST_LOG_EXPOSURE = 40.0  # logarithm of the largest exposure that counts may have
+_MANY_IDS = 50  # rows with distinct whole numbers, from which on a target looks like an id
+_MOST_LOG_EXPOSURE = 40.0  # largest log exposure of counts
 
 
 # --- paths ------------------------------------------------------------------------------------------------------------
 
 
 def check_exists(path: Path) -> None:
-    """Raise unless there is a file or directory of that name, or the name is a pattern such as rows/*.parquet."""
+    """Raise unless a file or directory has this name, or the name is a pattern such as rows/*.parquet."""
     if not path.exists() and not has_magic(str(path)):
         siblings = [entry.name for entry in path.parent.iterdir()] if path.parent.is_dir() else []
         near = near_name(path.name, siblings, 0.8)
@@ -63,30 +57,31 @@ def check_exists(path: Path) -> None:
 
 
 def check_new_file(out: Path, example: str, *inputs: Path | None) -> None:
-    """Raise `ParameterError` for a place that cannot hold a new file: before the long work, not after it.
+    """Raise `ParameterError` early if a new file cannot be written here.
 
-    ``inputs`` are the files, directories and patterns that the command reads, which must not be lost.
+    ``inputs`` are the files, directories and patterns that the command reads and must not overwrite.
     """
     if out.is_dir():
         raise ParameterError(f"{out} is a directory, expected the name of a file: {out / example}, for example")
     folder = out.absolute().parent
-    if not folder.is_dir():
-        raise ParameterError(f"there is no directory {folder} for {out.name}: make it first")
+    if not isinstance(out, Remote) and not folder.is_dir():
+        raise ParameterError(f"there is no directory {folder} for {out.name}: create it first")
     for path in inputs:
-        if path is not None and out.exists() and out.resolve() in _files_read(path):
-            raise ParameterError(f"{out} is what this command reads, and would be lost: choose another name")
+        if path is not None and out.exists() and _reads(path, out):
+            raise ParameterError(f"{out} is an input of this command and would be overwritten: choose another name")
     try:
-        with tempfile.TemporaryFile(dir=folder):
-            pass
+        probe = out.with_name(f".{out.name}.part")
+        probe.open("wb").close()
+        probe.unlink()
     except OSError as error:
-        raise ParameterError(f"{out} cannot be written ({error.strerror}): choose another place") from None
+        raise ParameterError(f"{out} cannot be written ({error.strerror or error}): choose another path") from None
 
 
-def _files_read(path: Path) -> set[Path]:
-    """Return the files that a path stands for: itself, all in a directory, or those of a pattern."""
-    files = [Path(name) for name in glob(str(path), recursive=True)] if has_magic(str(path)) else []  # noqa: PTH207
-    files = [path] if path.exists() else files
-    return {file.resolve() for one in files for file in (one.iterdir() if one.is_dir() else [one])}
+def _reads(path: Path, file: Path) -> bool:
+    """Return whether a file belongs to a path: a file, a directory, or the matches of a pattern."""
+    if path.is_dir():
+        return path.resolve() in file.resolve().parents
+    return file.resolve() in {one.resolve() for one in files_of(path)}
 
 
 def no_sites(path: Path, columns: Sequence[str]) -> DataError:
@@ -99,28 +94,29 @@ def no_sites(path: Path, columns: Sequence[str]) -> DataError:
 
 @dataclass(frozen=True, eq=False)
 class Opened:
-    """Data to fit, in memory, in files or as summaries, and what is known about them."""
+    """Data to fit, in memory, in files or as summaries, with metadata."""
 
     data: Data
     options: FitOptions
     schema: Schema | None = None
     graph: Graph | None = None
-    covariates: Covariates | None = None  # what the graph was made of
+    covariates: Covariates | None = None  # covariates of the graph
     queries: Queries | None = None
-    known: Mapping[str, Any] = field(default_factory=dict)  # fields of the model that the data do not tell
+    known: Mapping[str, Any] = field(default_factory=dict)  # further fields of the model
     facts: Mapping[str, str] = field(default_factory=dict)
     ask: Callable[[Queries], Sequence[Path]] | None = None  # writes queries for the sites
     alone: Mapping[str, str] = field(default_factory=dict)  # sites that are left out, and why
+    within: str | None = None  # the column of districts
 
     def with_edges(self, graph: Path | None, covariates: Path | None, site: str | None) -> Opened:
-        """Read which sites may be alike from the file that is given, if any; ``site`` is the column of the sites."""
+        """Read the graph or the covariates, if given; ``site`` is the site column."""
         if graph is not None:
             return replace(self, graph=Graph.read(graph, self.data.sites))
         if covariates is None:
             return self
         check_exists(covariates)
         if covariates.is_dir():
-            raise ParameterError(f"--covariates: {covariates} is a directory, expected a file: a line per site")
+            raise ParameterError(f"--covariates: {covariates} is a directory, expected a file with one line per site")
         known = read_covariates(covariates, self.data.sites, site)
         for text in covariate_remarks(known):
             note(f"{covariates}: {text}")
@@ -129,7 +125,7 @@ class Opened:
 
 
 def open_table(path: Path, options: Mapping[str, Any], columns: Mapping[str, Any]) -> Opened:
-    """Open a table: in memory, or in its Parquet files where memory is short; ``columns`` are `Federation.read`'s."""
+    """Open a table in memory, or in its Parquet files if memory is short; ``columns`` are as in `Federation.read`."""
     how, target = FitOptions(**options), columns.get("target")
     survival, event = loss_names("survival"), columns.get("event")
     if event is not None and how.loss == AUTO:
@@ -153,18 +149,21 @@ def open_table(path: Path, options: Mapping[str, Any], columns: Mapping[str, Any
 def open_by_contract(
     path: Path, options: Mapping[str, Any], contract: Contract, site: str | None, decimal: DecimalMark = "."
 ) -> Opened:
-    """Open the rows of all sites, checked and encoded as the contract says."""
+    """Open the rows of all sites, checked and encoded according to the contract."""
+    check_exists(path)
     columns, column, _ = read_by_schema(path, site, contract.schema, contract.schema.columns, decimal)
     if column is None:
         raise no_sites(path, list(columns))
     with in_file(path, DataError):
         rows = Federation.from_schema(columns, contract.schema, site=column)
     known = {"offset_name": contract.schema.offset}
-    return Opened(rows, contract_options(options, contract), contract.schema, known=known)
+    districts = read_districts(path, site, contract.within, decimal) if contract.within else None
+    how = contract_options(options, contract, districts)
+    return Opened(rows, how, contract.schema, known=known, within=contract.within or None)
 
 
 def open_summaries(folder: Path, options: Mapping[str, Any], federation: Path | None = None) -> Opened:
-    """Open what sites have shared, checked, with what the organiser asked last."""
+    """Open the summaries of sites, checked, with the organiser's last queries."""
     collected = read_summaries(folder, federation)
     data, contract = Summaries.stack(collected.summaries.values()), collected.contract
     places = [folder, folder.absolute().parent]
@@ -185,7 +184,7 @@ def open_summaries(folder: Path, options: Mapping[str, Any], federation: Path | 
     for name in collected.missing:
         note(f"{name} has sent no summary, so it has no model")
     for name, why in collected.alone.items():
-        note(f"{name} stands alone and has no part in this fit: {why}")
+        note(f"{name} is left out of this fit: {why}")
 
     def ask(queries: Queries) -> Sequence[Path]:
         if organiser is None:
@@ -195,52 +194,54 @@ def open_summaries(folder: Path, options: Mapping[str, Any], federation: Path | 
             )
         if queries.round > contract.messages:
             raise SolverError(
-                f"the contract allows {count(contract.messages, 'message')} of a site, after which the relative gap is "
+                f"the contract allows {count(contract.messages, 'message')} per site, after which the relative gap is "
                 f"{queries.gap:.1e}: accept it with a larger {flag('tol')}, or agree on a contract with more messages"
             )
         return organiser.write_queries(queries.questions, queries.to_plain())
 
-    facts = {"contract": f"{contract.name}, {count(collected.round, 'message')} of every site"}
-    how = contract_options(options, contract)
-    return Opened(data, how, contract.schema, graph, queries=queries, facts=facts, ask=ask, alone=collected.alone)
+    facts = {"contract": f"{contract.name}, {count(collected.round, 'message')} from every site"}
+    how = contract_options(options, contract, collected.districts)
+    more: dict[str, Any] = {"alone": collected.alone, "within": contract.within or None}
+    return Opened(data, how, contract.schema, graph, queries=queries, facts=facts, ask=ask, **more)
 
 
 def _check_round(asked: int, answered: int, sites: Sequence[str]) -> None:
     if answered < asked:
         raise DataError(
-            f"the sites were asked question {asked}, but no answer is here: wait for the files of {listed(sites, 8)}"
+            f"the sites were sent query {asked}, but none has answered: wait for the files of {listed(sites, 8)}"
         )
     if answered > asked:
         raise DataError(
-            f"the answers are to question {answered}, but the organiser's folder asks does not know it: fit in the "
-            "organiser's directory, where the question came from"
+            f"the answers are to query {answered}, which is not in the organiser's folder asks: fit in the "
+            "organiser's directory, where the query came from"
         )
 
 
 def folder_of_summaries(path: Path) -> Path | None:
-    """Return the folder with the summaries: ``heart/summaries``, which may be called ``heart``; None for other data."""
+    """Return the folder with the summaries, ``heart/summaries`` for ``heart``; None for other data."""
     folders = [folder for folder in (path, path / "summaries") if folder.is_dir()]
     for folder in folders:
         if next(folder.glob("*.summary"), None) is not None:
             return folder
-    # none has arrived, which is for the reader of summaries to say
+    # none has arrived; the reader of summaries reports that
     own = [one for one in folders if one.name == "summaries" and (one.absolute().parent / "federation.json").exists()]
     return own[0] if own else None
 
 
-def contract_options(given: Mapping[str, Any], contract: Contract) -> FitOptions:
-    """Return the options with what a contract settles; another method is taken where the options ask for it.
+def contract_options(
+    given: Mapping[str, Any], contract: Contract, districts: Mapping[Any, Any] | None = None
+) -> FitOptions:
+    """Return the options with the settings of a contract; the options may ask for another method.
 
-    ``given`` has the options that were typed; one that differs from the contract is refused. Nothing is standardised,
-    since the contract's scale is agreed on.
+    ``districts`` are those of the sites, if the contract asks for them. ``given`` has the options on the command line;
+    those that differ from the contract are refused. Nothing is standardised, since the contract sets the scale.
     """
-    asked = FitOptions(**given)
-    method = contract.method if asked.method == "auto" and asked.chosen == "kin" else asked.chosen
+    method = given.get("method", contract.method)
     if method != contract.method:
-        note(f'the contract says method = "{contract.method}"; this is fitted by {method}, as the options ask for')
+        note(f'the contract says method = "{contract.method}"; this fit uses {method}, as requested by the options')
     agreed = {"loss": contract.loss["name"], "fit_intercept": contract.intercept, "seed": contract.seed}
     if method == "kin":
-        agreed["fixed"] = contract.fixed
+        agreed |= {"fixed": contract.fixed, "within": None if districts is None else dict(districts)}
     else:
         agreed |= {"penalty": contract.penalty, "ridge": contract.ridge, "sparsity": contract.sparsity}
         agreed |= {"standardize": False, "cv_folds": contract.folds}
@@ -260,8 +261,8 @@ def contract_options(given: Mapping[str, Any], contract: Contract) -> FitOptions
 def stays_in_files(path: Path, how: FitOptions, columns: Mapping[str, Any]) -> bool:
     """Return whether rows stay in their Parquet files or their CSV file.
 
-    They do where a fit would take more than half of the free memory; for least squares, where one pass suffices, more
-    than a gigabyte, unless gaps are to be filled or rows have an order in time.
+    They do if a fit would take more than half of the free memory. For least squares, which needs one pass, the limit is
+    a gigabyte, unless gaps are to be filled or rows are ordered in time.
     """
     if not in_batches(path, columns.get("decimal", ".")) or (how.loss != AUTO and not loss_kind(how.loss).additive):
         return False
@@ -272,38 +273,24 @@ def stays_in_files(path: Path, how: FitOptions, columns: Mapping[str, Any]) -> b
     if needed <= min(0.5 * free, _MOST_IN_MEMORY if one_pass else math.inf):
         return False
     size = f"{path}: {count(rows, 'row')} of {count(width, 'column')}, about {needed / _GIGABYTE:.2g} GB in memory"
-    if sums or how.chosen == "kin":
-        way = "read in one pass, of which sums are kept" if sums else "read once for every Newton step, some 25 times"
-        note(f"{size}: they stay in their files, {way}")
+    if sums or how.method == "kin":
+        way = "read in one pass that keeps sums only" if sums else "read once for every Newton step, about 25 times"
+        note(f"{size}: rows stay in their files, {way}")
         return True
     if needed <= free:
         return False
     raise ParameterError(
         f"{size}, and {free / _GIGABYTE:.2g} GB are free, but the fused estimator keeps all rows unless the loss is "
-        "linear: take --method kin, which leaves them in their files"
+        "linear: use --method kin, which leaves them in their files"
     )
 
 
 def _sums_suffice(path: Path, how: FitOptions, target: str | None) -> bool:
-    """Return whether sums over rows are sufficient: for least squares, and so not for classes."""
+    """Return whether sums over rows are sufficient: for least squares, not for classes."""
     if how.loss == "auto":
         return target is None or not (holds_labels(path, target) or holds_zeros_and_ones(path, target))
     kind = loss_kind(how.loss)
     return kind.quadratic and kind.target is not None
-
-
-def free_memory() -> float | None:
-    """Return the bytes of memory that are free, as far as the system says; files that it caches count as free."""
-    try:
-        for line in Path("/proc/meminfo").read_text().splitlines():
-            if line.startswith("MemAvailable:"):
-                return 1024.0 * float(line.split()[1])
-    except (OSError, ValueError, IndexError):
-        pass
-    try:
-        return float(os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
-    except (ValueError, OSError, AttributeError):
-        return None
 
 
 def _open_files(path: Path, how: FitOptions, columns: Mapping[str, Any]) -> Opened:
@@ -329,10 +316,10 @@ def _open_files(path: Path, how: FitOptions, columns: Mapping[str, Any]) -> Open
 
 
 def read_table(path: Path, **columns: Any) -> Federation:
-    """Call `Federation.read`; what it remarks on comes as notes."""
+    """Call `Federation.read`, and print its warnings as notes."""
     check_exists(path)
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", TableWarning)  # they are the federation's notes
+        warnings.simplefilter("ignore", TableWarning)  # they are also the federation's notes
         federation = Federation.read(path, **columns)
     for text in federation.notes:
         note(text)
@@ -340,7 +327,7 @@ def read_table(path: Path, **columns: Any) -> Federation:
 
 
 def read_districts(path: Path, site: str | None, column: str, decimal: DecimalMark = ".") -> dict[Hashable, Hashable]:
-    """Return the district of each site, which a column of the table names."""
+    """Return the district of each site, from a column of the table."""
     with in_file(path, DataError):
         columns, found, _ = read_files(path, site, [column], decimal)
         if column not in columns:
@@ -350,50 +337,15 @@ def read_districts(path: Path, site: str | None, column: str, decimal: DecimalMa
     for one, district in pairs:
         if made[one] != district:
             both = f"{made[one]!r} and {district!r}"
-            raise DataError(f"site {one!r} is in {both}: sites are to be within districts, crossed ones are not served")
+            raise DataError(
+                f"site {one!r} is in {both}: sites must be nested in districts; name a column that is the same in all "
+                "rows of a site with --within"
+            )
     return made
 
 
-def read_by_schema(
-    path: Path, site: str | None, schema: Schema, needed: Sequence[Column], decimal: DecimalMark = "."
-) -> tuple[RawColumns, str | None, RowPlaces]:
-    """Read a table as a schema has it: the columns, the name of the site column, and where rows came from."""
-    check_exists(path)
-    if not path.is_dir():
-        columns = read_columns(path, decimal)
-        return columns, site, row_places(path, columns)
-    offset = [schema.offset] if schema.offset else []
-    return read_files(path, site, [*(column.name for column in needed), *offset], decimal)
-
-
-def batches_by_schema(
-    path: Path, site: str | None, schema: Schema, needed: Sequence[Column], decimal: DecimalMark = "."
-) -> Iterator[tuple[RawColumns, str | None, Callable[[int], str]]]:
-    """Yield what `read_by_schema` returns, of Parquet files and large CSV files in batches."""
-    check_exists(path)
-    if site is not None and in_batches(path, decimal):
-        table, start = open_files(path), 0
-        names = [site, *(column.name for column in needed), *([schema.offset] if schema.offset else [])]
-        if set(names) <= set(table.names):
-            places = table.places()
-            for columns in table.batches(names):
-                yield columns, site, lambda row, start=start: places(start + row)  # type: ignore[misc]
-                start += len(columns[site])
-            if start:
-                return
-    yield read_by_schema(path, site, schema, needed, decimal)
-
-
-def in_batches(path: Path, decimal: DecimalMark = ".") -> bool:
-    """Return whether files are worth reading in batches: Parquet, or one large CSV file."""
-    files = files_of(path)
-    if len(files) > 1 or files[0].suffix.lower() in PARQUET_SUFFIXES:
-        return all(file.suffix.lower() in PARQUET_SUFFIXES for file in files)
-    return files[0].is_file() and files[0].stat().st_size >= _LARGE_CSV and decimal == "."
-
-
 def _checked(rows: Federation, how: FitOptions) -> FitOptions:
-    """Refuse what would give nonsense, remark on odd sites, and choose the loss that suits the target."""
+    """Refuse meaningless targets, note unusual sites, and choose a loss for the target."""
     y, offset, name = rows.y, rows.offset, rows.target_name
     if rows.schema is not None and rows.schema.event is not None and y is not None and not (y > 0).any():
         raise DataError(f"{rows.schema.event!r} is 0 in every row: without an event there is nothing to fit")
@@ -405,20 +357,24 @@ def _checked(rows: Federation, how: FitOptions) -> FitOptions:
     counts = how.loss != "auto" and loss_kind(how.loss).target == "count"
     if counts and offset is not None and np.abs(offset).max() > _MOST_LOG_EXPOSURE:
         raise DataError(
-            f"the offset reaches {offset[np.abs(offset).argmax()]:g}, and its exponential is no exposure: an offset of "
-            "counts is the logarithm of the exposure; --exposure takes the exposure itself"
+            f"the offset reaches {offset[np.abs(offset).argmax()]:g}, too large for a log exposure: an offset of "
+            "counts is the log exposure; pass the exposure itself with --exposure"
         )
     if rows.n_sites == 1:
-        note(f"there is one site only, {rows.sites[0]!r}: kin needs several sites; is --site the right column?")
+        note(f"there is only one site, {rows.sites[0]!r}: kin needs several sites; is --site the right column?")
     if y is None:
         return how
-    code = np.unique(y, return_inverse=True)[1]
-    low, high = (every.reduceat(code, rows.starts[:-1]) for every in (np.minimum, np.maximum))
-    if flat := [rows.sites[u] for u in np.flatnonzero((low == high) & (rows.n_samples > 2)).tolist()]:
+    if flat := [site for site in rows.constant_sites() if rows[site].n_samples > 2]:
         where = f"site {flat[0]!r}" if len(flat) == 1 else f"{len(flat)} sites ({listed(flat)})"
-        note(f"the target {name!r} has one value only at {where}: check that it was recorded there")
+        note(f"the target {name!r} has only one value at {where}: check that it was recorded there")
     if how.loss != "auto" or y.dtype.kind != "f":
         return how
+    if len(y) >= _MANY_IDS and (y == np.floor(y)).all() and np.unique(y).size == len(y):
+        raise DataError(
+            f"the target {name!r} is a different whole number in each of {count(len(y), 'row')}, like an id: name "
+            "another "
+            f"column with --target, or add --loss {loss_for('number').name} if these are amounts"
+        )
     if loss_for("class").suits(y):
         return _as_classes(how, name)
     if loss_for("count").suits(y):

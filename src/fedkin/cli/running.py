@@ -1,4 +1,4 @@
-"""Sites that run on this machine: started, supervised, shown in the terminal and by ``fedkin watch``."""
+"""Run sites on this machine: start, supervise and show them, in the terminal and with ``fedkin watch``."""
 
 from __future__ import annotations
 
@@ -9,13 +9,14 @@ import time
 import webbrowser
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console
 from rich.live import Live
 from rich.table import Table
 
+from fedkin._base import count
 from fedkin.cli.console import (
     Interrupted,
     StopRequested,
@@ -24,6 +25,7 @@ from fedkin.cli.console import (
     ended_like_ctrl_c,
     messages,
     note,
+    output,
     plain_table,
     say,
 )
@@ -47,7 +49,7 @@ from fedkin.report import LiveServer
 
 PROGRAM = "fedkin.cli.site_run"
 _LOOK_SECONDS = 0.3
-FRAME_LINES = 6  # of a live view: head, rule, margins, and the line of the prompt
+FRAME_LINES = 6  # lines of a live view: head, rule, margins and prompt
 
 
 def become(
@@ -59,7 +61,7 @@ def become(
     centre: bool = False,
     follow: Path | None = None,
 ) -> None:
-    """Become the process of a site, or of the central machine: what the command line has loaded is not needed."""
+    """Replace this process by that of a site or of the central machine, to free the modules of the command line."""
     options = [f"--{name.replace('_', '-')}={value!r}" for name, value in vars(patience).items()]
     options += ["--echo"] if echo else []
     options += [] if listen is None else [f"--listen={listen}"]
@@ -77,7 +79,7 @@ def run_all(
     restarts: int = 10,
     give_up: float = 3600.0,
 ) -> list[Line]:
-    """Run all these sites on this machine until they end, with a live view; ``waits``: whether others wait for one."""
+    """Run these sites on this machine until they finish, with a live view; ``waits``: whether others wait for one."""
     Patience(give_up=give_up)
     if restarts < 0:
         raise ParameterError(f"--restarts must be at least 0, got {restarts}")
@@ -97,26 +99,26 @@ def run_all(
     if failed:
         names = ", ".join(child.name for child in failed)
         raise SolverError(f"{names} failed: {failed[0].why}; see log.jsonl and {STDERR} in {failed[0].place}")
-    # a wish to stop may come when all are done: then nothing was stopped
+    # a stop request after all sites are done stops nothing
     if (stopped or supervisor.stopped()) and not all_done(places):
         raise StopRequested
     return lines
 
 
 def _select_all(places: Sequence[Path], give_up: float) -> None:
-    """Test the edges of all these sites that have not done it."""
+    """Test the edges of the sites that have not tested them."""
     waiting = [place for place in places if not (place / SELECTION).exists()]
     command = [sys.executable, "-m", "fedkin.federate.program", "--give-up", str(give_up)]
     running: list[subprocess.Popen[bytes]] = []
     try:
         for place in waiting:
             running.append(subprocess.Popen([*command, str(place)], start_new_session=True))
-        # who fails is missed by the others: they would wait for long
+        # the others would wait long for a site that failed
         while any(process.poll() is None for process in running) and not any(one.returncode for one in running):
             time.sleep(_LOOK_SECONDS)
         codes = [process.returncode for process in running]
     except (Interrupted, KeyboardInterrupt):
-        note("stopping the edge tests; the same command begins them again")
+        note("stopping the edge tests; the same command starts them again")
         raise
     finally:
         for process in running:
@@ -129,7 +131,7 @@ def _select_all(places: Sequence[Path], give_up: float) -> None:
 
 
 def _supervise(supervisor: Supervisor, *, waits: bool) -> None:
-    """Start the sites and look after them until they have ended, with a live view on terminals."""
+    """Start and supervise the sites until they end, with a live view on terminals."""
     console = messages()
     try:
         supervisor.start()
@@ -156,8 +158,22 @@ def _tell_news(supervisor: Supervisor, console: Console) -> None:
         note(supervisor.news.pop(0), console)
 
 
+def say_end(lines: Sequence[Line], places: Sequence[Path]) -> None:
+    """Print the outcome of the rounds, the paths of the models, and the next command."""
+    output().print(status_table(lines))
+    now = snapshot(places)
+    if now["gap"] is not None:
+        at = now["converged"]
+        ended = f"converged at about round {at:,}" if at else f"not converged after {now['round']:,} rounds"
+        gap = max(now["gap"], 1e-12)  # smaller gaps are rounding
+        say(f"Relative gap {'below ' * (gap > now['gap'])}{gap:.1e}: {ended}.")
+    if now["models"]:
+        words, command = closing(sorted(now["models"]))
+        say(words, f"next: {command}")
+
+
 def status_table(lines: Sequence[Line], most: int | None = None) -> Table:
-    """Return a line per site; of more than ``most``, those in trouble and those behind come first."""
+    """Return a line per site; if more than ``most``, failing and slow sites come first."""
     hidden: Sequence[Line] = ()
     if most is not None and len(lines) > most:
         ranked = sorted(lines, key=lambda line: (line.state not in TROUBLE, not line.waiting_for, line.round))
@@ -176,25 +192,45 @@ def status_table(lines: Sequence[Line], most: int | None = None) -> Table:
 
 def watch(
     directory: Annotated[
-        Path, argument("DIR", "A site's directory, or one with several in it (as federation simulate).")
+        Path, argument("DIR", "A site's directory, or a directory of several (as from federation simulate).")
     ],
-    port: Annotated[int, typer.Option(min=0, max=65535, help="Port on 127.0.0.1; 0 for any that is free.")] = 0,
+    port: Annotated[int, typer.Option(min=0, max=65535, help="Port on 127.0.0.1; 0 for any free port.")] = 0,
     browser: Annotated[bool, typer.Option(help="Open the page in a browser.")] = True,
 ) -> None:
-    """Follow a federation in the browser: rounds, who waits for whom, who is absent, bytes, residuals, certificate.
+    """Follow a federation in the browser: rounds, waiting and absent sites, bytes, residuals, certificate.
 
-    It reads what sites write into their directories, once a second, and changes nothing. Only this machine can
-    open the page, with the token in its address.
+    It reads the sites' directories once a second and changes nothing. Only this machine can open the page, with the
+    token in its address.
     """
-    if not directory.exists():
-        raise DataError(f"there is no directory {directory}: check the path")
-    if not directory.is_dir():
+    if directory.exists() and not directory.is_dir():
         raise DataError(f"{directory} is a file: give the directory of a site or of a federation")
-    snapshot(places_in(directory))  # checked once before anything is served; sites may come later
-    with LiveServer(directory.resolve().name, lambda: snapshot(places_in(directory)), port) as server:
-        say(f"watching {directory}: {server.url}", "Ctrl-C ends the page; the run goes on")
+    with LiveServer(directory.resolve().name, lambda: _state(directory), port) as server:
+        say(f"watching {directory}: {server.url}", "Ctrl-C closes the page; the run continues")
+        if not _places(directory):
+            note(f"{directory} has no site yet: waiting for one")
         if browser:
             webbrowser.open(server.url)
         with ended_like_ctrl_c():
             while True:
                 time.sleep(3600)
+
+
+def _places(directory: Path) -> list[Path]:
+    try:
+        return places_in(directory)
+    except DataError:  # watched before the run starts
+        return []
+
+
+def _state(directory: Path) -> dict[str, Any]:
+    """Return the data of the page: a snapshot, and the next step when all sites are done."""
+    now = snapshot(_places(directory))
+    done = now["sites"] and all(site["kind"] in ("done", "left") for site in now["sites"])
+    words, command = closing(sorted(now["models"])) if done and now["models"] else ("", "")
+    return {**now, "closing": {"words": words, "command": command} if words else None}
+
+
+def closing(models: Sequence[str]) -> tuple[str, str]:
+    """Return the paths of the sites' models, and a command that uses the first."""
+    where = models[0] if len(models) == 1 else f"{models[0]} and so on"
+    return f"{count(len(models), 'model')}, one at each site: {where}.", f"fedkin predict {models[0]} rows.csv"

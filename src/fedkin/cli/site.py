@@ -1,7 +1,9 @@
-"""The commands ``fedkin site ...``: what a site does that takes part in a federation."""
+"""Commands of a site in a federation: ``fedkin site ...``."""
 
 from __future__ import annotations
 
+import json
+import sys
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -26,6 +28,7 @@ from fedkin.cli.console import (
 )
 from fedkin.cli.running import become, status_table
 from fedkin.data import read_columns, row_places
+from fedkin.errors import ParameterError
 from fedkin.federate import (
     SELECTION,
     Patience,
@@ -42,6 +45,7 @@ from fedkin.federate import (
     steps_of,
     stop_all,
 )
+from fedkin.federate.messages import Request
 from fedkin.federate.program import select_main
 from fedkin.federate.sharing import Shared
 from fedkin.federate.trust import fingerprint as key_fingerprint
@@ -49,10 +53,10 @@ from fedkin.federate.trust import fingerprint as key_fingerprint
 site = typer.Typer(no_args_is_help=True)
 
 Directory = Annotated[Path, argument("DIR", "The site's directory (fedkin site join).")]
-EitherDirectory = Annotated[Path, argument("DIR", "A site's directory, or one that has some in it.")]
-GiveUp = Annotated[float, option("SECONDS", "Longest wait for a neighbour; after that the site ends with code 4.")]
+EitherDirectory = Annotated[Path, argument("DIR", "A site's directory, or a directory of several.")]
+GiveUp = Annotated[float, option("SECONDS", "Maximum wait for a neighbour, after which the site ends with code 4.")]
 Listen = Annotated[
-    str | None, option("HOST:PORT", "Listen here, behind NAT or in a container. [the address in the list]")
+    str | None, option("HOST:PORT", "Address to listen on, behind NAT or in a container. [the address in the list]")
 ]
 
 
@@ -62,27 +66,25 @@ def _root() -> None: ...
 
 @site.command()
 def join(
-    invite: Annotated[Path, argument("FILE.invite", "What the organiser sent.")],
+    invite: Annotated[Path, argument("FILE.invite", "The invite that the organiser sent.")],
     data: Annotated[Path, option("TABLE", "The site's rows, CSV or Parquet.")],
-    into: Annotated[Path | None, option("DIR", "The site's directory, to be made. [the site's name]")] = None,
-    fingerprint: Annotated[str | None, option("HEX", "Of the authority, as the organiser reads it out.")] = None,
+    into: Annotated[Path | None, option("DIR", "The site's directory, to be created. [the site's name]")] = None,
+    fingerprint: Annotated[
+        str | None, option("HEX", "The authority's fingerprint, as the organiser reads it out.")
+    ] = None,
     below_minima: Annotated[
-        bool, switch("--below-minima", "Let the contract's thresholds alone decide: rows may be recognised.")
+        bool, switch("--below-minima", "Apply the contract's thresholds only: single rows may become identifiable.")
     ] = False,
-    yes: Annotated[bool, switch("--yes", "Do not ask for the fingerprint, for automation.")] = False,
+    yes: Annotated[bool, switch("--yes", "Skip the prompt for the fingerprint, for automation.")] = False,
 ) -> None:
-    """At the site: check the rows against the contract, make a key that never leaves, and write the request."""
+    """Check the rows against the contract, create a private key, and write the request."""
     fingerprint = ask_fingerprint(fingerprint, "Fingerprint of the authority, as the organiser reads it out", yes)
     how = {"expected": fingerprint, "below_minima": below_minima}
     made, remarks = Site.join(invite, data, into, steps=steps_of, **how)  # type: ignore[arg-type]
     for remark in remarks:
         note(str(remark))
-    batch, least = made.contract.rounds.batch_size, made.contract.thresholds.rows
-    if batch is not None and batch < least:
-        note(
-            f"the contract lets a round look at {count(batch, 'row')} only, fewer than its threshold of {least}: "
-            "neighbours may work rows out from such rounds"
-        )
+    if made.contract.rounds.batch_size is not None and not made.settings.below_minima:
+        note("rounds in batches reveal single rows, so site run refuses this contract; site share does not need them")
     if fingerprint is None:
         note(
             f"the invite is signed by the authority with the fingerprint {key_fingerprint(made.authority)}; before you "
@@ -91,9 +93,10 @@ def join(
     told = "no number that" if made.contract.rounds.placement == "peer" else "step numbers, and nothing else which"
     say(
         f"{count(made.rows().n_samples, 'row')} fit the contract {made.contract.name!r}; {made.directory} on this "
-        "machine has them, prepared, with a private key, which stays here, and the request.",
-        f"Send {made.request} to the organiser; it holds {told} depends on rows. Read out, when asked, the "
-        f"fingerprint of your key: {made.key_fingerprint}. There: fedkin federation admit DIR {made.request.name}",
+        "machine has the prepared rows, the request, and a private key that never leaves.",
+        f"Send {made.request} to the organiser; it holds {told} depends on rows. When asked, read out the "
+        f"fingerprint of your key: {made.key_fingerprint}. The organiser runs: fedkin federation admit DIR "
+        f"{made.request.name}",
     )
 
 
@@ -102,7 +105,7 @@ def check(
     what: Annotated[Path, argument("WHAT", "A contract (TOML), an invite, or the directory of a site.")],
     data: Annotated[Path, option("TABLE", "The site's rows, CSV or Parquet.")],
 ) -> None:
-    """At the site: say in words whether rows fit the contract, and are enough to share sums of. Writes nothing."""
+    """Check whether rows fit the contract and suffice for sharing sums. Writes nothing."""
     contract, thresholds = contract_in(what)
     columns = read_columns(data)
     findings = contract.check(columns, thresholds, row_places(data, columns))
@@ -116,101 +119,119 @@ def check(
 @site.command()
 def accept(
     directory: Directory,
-    received: Annotated[list[Path], argument("FILE...", "What came: admit, order, notice or model.")],
+    received: Annotated[list[Path], argument("FILE...", "The received file: admit, order, notice or model.")],
 ) -> None:
-    """At the site: check what the organiser (or a site that left) sent, and keep it."""
+    """Check and store a file from the organiser (or from a site that left)."""
     for path in received:
         say(Site.read(directory).accept(path))
 
 
 @site.command()
 def renew(directory: Directory) -> None:
-    """At the site: make a new key and ask for its certificate. The old ones serve until the answer is accepted."""
-    path, by_itself = Site.read(directory).renew(steps_of)
-    say(f"Send {path} to the organiser; there: fedkin federation admit DIR {path.name}")
+    """Create a new key and request its certificate. The old ones stay valid until then."""
+    found = Site.read(directory)
+    path, by_itself = found.renew(steps_of)
+    asked = found.invite.read(path, Request)[0].request.encode()
+    say(
+        f"Send {path} to the organiser, who runs: fedkin federation admit DIR {path.name}",
+        f"When asked, read out the fingerprint of the new key: {key_fingerprint(asked)}",
+    )
     if not by_itself:
-        note("the old certificate has ended, so the organiser must ask you for the fingerprint, and say --again")
+        note("the old certificate has expired, so the organiser must use --again")
 
 
 @site.command()
-def leave(directory: Directory, yes: Annotated[bool, switch("--yes", "Do not ask.")] = False) -> None:
-    """At the site: sign that it leaves the federation, for good."""
+def leave(directory: Directory, yes: Annotated[bool, switch("--yes", "Do not ask for confirmation.")] = False) -> None:
+    """Leave the federation permanently, with a signed notice."""
     if not yes:
-        typer.confirm(f"{directory}: leave the federation, for good?", abort=True)
+        typer.confirm(f"{directory}: leave the federation permanently?", abort=True)
     path = Site.read(directory).leave()
     neighbours = [one.member.name for one in Site.read(directory).invite.neighbours]
     say(
-        f"Send {path} to the organiser (there: fedkin federation admit DIR {path.name})"
-        + (f" and to {listed(neighbours, 8)} (there: fedkin site accept SITE {path.name})." if neighbours else ".")
+        f"Send {path} to the organiser (who runs: fedkin federation admit DIR {path.name})"
+        + (f" and to {listed(neighbours, 8)} (which run: fedkin site accept SITE {path.name})." if neighbours else ".")
     )
 
 
 @site.command()
 def share(
     directory: Directory,
-    dry_run: Annotated[bool, switch("--dry-run", "Show what would be shared, and write nothing.")] = False,
+    dry_run: Annotated[bool, switch("--dry-run", "Show what would be shared without writing it.")] = False,
     folds: Annotated[
         int | None,
         typer.Option(
             min=0,
-            help="In how many folds to give sums, for the choice of lam; 0 for sums over all rows only. By default as "
+            help="Number of folds with separate sums, to choose lam; 0 for sums over all rows only. By default as "
             "many as the thresholds allow.",
         ),
     ] = None,
     epsilon: Annotated[
-        float | None, option("X", "Add noise for differential privacy: less is safer and less accurate.")
+        float | None, option("X", "Add noise for differential privacy: a smaller epsilon is safer and less accurate.")
     ] = None,
-    delta: Annotated[float, option("X", "Probability with which that may fail.")] = 1e-5,
+    delta: Annotated[float, option("X", "Delta of differential privacy.")] = 1e-5,
     rank: Annotated[
         int | None,
         typer.Option(
             min=1,
-            help="For many coefficients: a shorter message, with products of columns as a diagonal plus this rank.",
+            help="For many coefficients: a shorter message, with cross-products as a diagonal plus this rank.",
         ),
     ] = None,
+    yes: Annotated[bool, switch("--yes", "Write the summary without asking, for automation.")] = False,
 ) -> None:
-    """At the site: sum up the rows in one readable, signed file; every number is shown with what it tells."""
-    _show(sharing.share(directory, dry_run=dry_run, folds=folds, epsilon=epsilon, delta=delta, rank=rank))
+    """Summarise the rows in one signed file. Shows each number and what it reveals; in a terminal, asks
+    for approval."""
+    approve = None if yes or dry_run else _approve
+    how = {"folds": folds, "epsilon": epsilon, "delta": delta, "rank": rank}
+    _say_shared(sharing.share(directory, dry_run=dry_run, approve=approve, **how), approve)  # type: ignore[arg-type]
 
 
 @site.command()
 def answer(
     directory: Directory,
-    question: Annotated[Path, argument("FILE.ask", "What the organiser asks.")],
-    dry_run: Annotated[bool, switch("--dry-run", "Show the answer, and write nothing.")] = False,
+    question: Annotated[Path, argument("FILE.ask", "The organiser's query.")],
+    dry_run: Annotated[bool, switch("--dry-run", "Show the answer without writing it.")] = False,
     yes: Annotated[bool, switch("--yes", "Write the answer without asking.")] = False,
 ) -> None:
-    """At the site: show what the answer to the organiser's question would tell, and write it if you approve."""
-    shown = sharing.answer(directory, question, dry_run=True)
-    if not (dry_run or yes):
-        _show_sums(shown)
-        typer.confirm("May these numbers leave this site?", abort=True)
-    _show(shown if dry_run else sharing.answer(directory, question))
+    """Show what the answer to the organiser's query reveals, and write it if you approve."""
+    approve = None if yes or dry_run else _approve
+    _say_shared(sharing.answer(directory, question, dry_run=dry_run, approve=approve), approve)
 
 
 @site.command()
 def settings(
     directory: Directory,
-    rows: Annotated[int | None, option("N", "Fewest rows.")] = None,
-    rows_per_parameter: Annotated[float | None, option("X", "Fewest rows per parameter.")] = None,
-    cell: Annotated[int | None, option("N", "Fewest rows of a level or class.")] = None,
-    pair: Annotated[int | None, option("N", "Fewest rows of a pair of levels of two features.")] = None,
-    effective_rows: Annotated[float | None, option("X", "Fewest rows that carry the weight in an answer.")] = None,
-    epsilon: Annotated[float | None, option("X", "Most epsilon of all messages with noise together.")] = None,
+    rows: Annotated[int | None, option("N", "Minimum number of rows.")] = None,
+    rows_per_parameter: Annotated[float | None, option("X", "Minimum number of rows per parameter.")] = None,
+    cell: Annotated[int | None, option("N", "Minimum number of rows with a level or class.")] = None,
+    pair: Annotated[int | None, option("N", "Minimum number of rows with a pair of levels.")] = None,
+    effective_rows: Annotated[float | None, option("X", "Minimum effective number of rows in an answer.")] = None,
+    epsilon: Annotated[float | None, option("X", "Maximum total epsilon of all messages with noise.")] = None,
     share_result: Annotated[
-        bool | None, switch("--share-result/--keep-result", "Whether the organiser may have the parameters.")
+        bool | None, switch("--share-result/--keep-result", "Whether to share the parameters with the organiser.")
     ] = None,
     below_minima: Annotated[
-        bool | None, switch("--below-minima/--above-minima", "Whether the hard minima of Fedkin do not hold.")
+        bool | None, switch("--below-minima/--above-minima", "Whether to waive the hard minima of Fedkin.")
     ] = None,
-    confirm: Annotated[bool, switch("--confirm", "site.toml was changed by hand, and is right.")] = False,
+    district: Annotated[
+        str | None, option("NAME", "District of this site, if the contract asks for it; sent with summaries.")
+    ] = None,
+    confirm: Annotated[bool, switch("--confirm", "Confirm a manual change of site.toml.")] = False,
 ) -> None:
-    """At the site: show or change its own rules, which may be stricter than the contract's, not laxer."""
-    given = {"rows": rows, "rows_per_parameter": rows_per_parameter, "cell": cell, "effective_rows": effective_rows}
-    given |= {"pair": pair, "epsilon": epsilon, "share_result": share_result, "below_minima": below_minima}
+    """Show or change the site's own rules, which may be stricter than the contract's but not laxer."""
+    given = {
+        "rows": rows,
+        "rows_per_parameter": rows_per_parameter,
+        "cell": cell,
+        "pair": pair,
+        "effective_rows": effective_rows,
+        "epsilon": epsilon,
+        "share_result": share_result,
+        "below_minima": below_minima,
+        "district": district,
+    }
     changed = {name: value for name, value in given.items() if value is not None}
     found = change_settings(directory, confirmed=confirm, **changed)
-    say(*(f"{name} = {str(value).lower()}" for name, value in msgspec.structs.asdict(found).items()))
+    say(*(f"{name} = {json.dumps(value, ensure_ascii=False)}" for name, value in msgspec.structs.asdict(found).items()))
 
 
 @site.command()
@@ -219,40 +240,46 @@ def run(
     echo: Annotated[bool, switch("--echo/--no-echo", "Log to standard error, too.")] = True,
     listen: Listen = None,
     follow: Annotated[
-        Path | None, option("PATH", "Take in rows that arrive: a table that grows, or a directory of files.")
+        Path | None, option("PATH", "Add rows as they arrive: a growing table, or a directory of files.")
     ] = None,
-    first_pull: Annotated[float, option("SECONDS", "To the first question for a late theta.")] = 0.25,
-    last_pull: Annotated[float, option("SECONDS", "Longest time between two questions.")] = 5.0,
-    complain: Annotated[float, option("SECONDS", "To the first log line about a wait.")] = 5.0,
+    epsilon: Annotated[
+        float | None, option("X", "Add noise to the site's sums for differential privacy, and run with these sums.")
+    ] = None,
+    delta: Annotated[float, option("X", "Delta of differential privacy.")] = 1e-5,
+    first_pull: Annotated[float, option("SECONDS", "Time before the first request for a late message.")] = 0.25,
+    last_pull: Annotated[float, option("SECONDS", "Maximum time between two requests.")] = 5.0,
+    complain: Annotated[float, option("SECONDS", "Time before a wait is logged.")] = 5.0,
     give_up: GiveUp = 3600.0,
-    linger: Annotated[float, option("SECONDS", "Longest stay for neighbours after the end.")] = 600.0,
-    gather: Annotated[float, option("SECONDS", "A leader's wait for sites before round 1.")] = 60.0,
-    deadline: Annotated[float, option("SECONDS", "A leader's wait for answers in a round.")] = 5.0,
+    linger: Annotated[float, option("SECONDS", "Maximum time to stay connected for neighbours after the end.")] = 600.0,
+    gather: Annotated[float, option("SECONDS", "Maximum wait of a leader for sites before round 1.")] = 60.0,
+    deadline: Annotated[float, option("SECONDS", "Maximum wait of a leader for answers in a round.")] = 5.0,
 ) -> None:
-    """At the site: do the rounds with its neighbours, which end with a model; after a crash the same goes on."""
+    """Run the rounds with the neighbours and write a model; the same command continues after a crash."""
     patience = Patience(first_pull, last_pull, complain, give_up, linger, gather, deadline)
+    if epsilon is not None:
+        sharing.share_with_neighbours(directory, epsilon, delta)
     become(directory, patience, echo=echo, listen=listen, follow=follow)
 
 
 @site.command()
 def select(directory: Directory, give_up: GiveUp = 3600.0, listen: Listen = None) -> None:
-    """At the site: test its edges together with its neighbours, before the rounds, if the contract says so."""
-    Patience(give_up=give_up)  # raises for what is no time
+    """Test edges with the neighbours before the rounds, if the contract asks for it."""
+    Patience(give_up=give_up)  # raises for an invalid time
     options = [] if listen is None else ["--listen", listen]
     raise SystemExit(select_main([str(directory), "--give-up", str(give_up), *options]))
 
 
 @site.command()
 def publish(directory: Directory) -> None:
-    """At the site: sign its own model for the organiser, after rounds, if the site's rules allow it."""
+    """Sign the site's model for the organiser after the rounds, if the site's rules allow it."""
     dropped: frozenset[str] = frozenset()
     if (directory / SELECTION).exists():
         plan = site_plan(directory)
         dropped = frozenset(plan.name(number) for number in read_selection(directory, plan))
     path = Site.read(directory).publish(dropped)
     say(
-        f"{path} has the coefficients of this site and its number of rows, and is signed.",
-        f"Send it to the organiser; there: fedkin federation gather DIR {path.name} --out MODEL",
+        f"{path}, which is signed, has the coefficients of this site and its number of rows.",
+        f"Send it to the organiser, who runs: fedkin federation gather DIR {path.name} --out MODEL",
     )
 
 
@@ -260,10 +287,10 @@ def publish(directory: Directory) -> None:
 def ledger(
     directory: Directory,
     withdrawn: Annotated[
-        str | None, option("REASON", "Record that all that left has been withdrawn: other rows may be shared then.")
+        str | None, option("REASON", "Record that everything sent was withdrawn; other rows may then be shared.")
     ] = None,
 ) -> None:
-    """At the site: show what has left it, when, to whom, and from which rows."""
+    """Show what was sent, when, to whom, and from which rows."""
     found = Site.read(directory)
     if withdrawn is not None:
         rows = found.rows()
@@ -282,10 +309,10 @@ def ledger(
 @site.command()
 def status(
     directory: EitherDirectory,
-    metrics: Annotated[bool, switch("--metrics", "Print the text format of Prometheus.")] = False,
+    metrics: Annotated[bool, switch("--metrics", "Print in the text format of Prometheus.")] = False,
     as_json: Json = False,
 ) -> None:
-    """At the site: show how far the rounds are."""
+    """Show the progress of the rounds."""
     lines = overview(places_in(directory))
     if metrics:
         typer.echo(prometheus(lines), nl=False)
@@ -300,27 +327,46 @@ def status(
 
 @site.command()
 def stop(directory: EitherDirectory) -> None:
-    """At the site: stop a run; the same command continues it later."""
+    """Stop a run; fedkin site run continues it later."""
     stopped = stop_all(directory)
     say(f"asked to stop: {', '.join(stopped)}" if stopped else "no site is running here")
 
 
-def _show(shared: Shared) -> None:
-    """Show every number; then what to send to whom."""
+def _approve(shared: Shared) -> None:
+    """Show every number, and end the command unless they may leave the site."""
     _show_sums(shared)
+    if not sys.stdin.isatty():
+        raise ParameterError("there is no terminal to ask for approval: add --yes to write the file without asking")
+    typer.confirm("May these numbers leave this site?", abort=True)
+
+
+def _say_shared(shared: Shared, approve: object) -> None:
+    """Show every number, unless that was done to ask for approval, then what to send to whom."""
+    if approve is None or shared.path is None:
+        _show_sums(shared)
     if shared.path is None:
         say("Nothing was written.")
         return
     say(
-        f"{shared.path} on this machine has these numbers and is signed. Nothing else leaves this site.",
+        f"{shared.path} on this machine has these numbers and is signed. Nothing else is sent.",
         f"Send it to the organiser, for the folder summaries (message {shared.round} of this site).",
     )
 
 
 def _show_sums(shared: Shared) -> None:
-    """Show every number, what it is and what it tells."""
+    """Show every number, what it is and what it reveals."""
+    rows, size = int(shared.summary.count.sum()), len(json.dumps(shared.summary.to_plain())) / 1000
+    say(f"Message {shared.round} of this site, about {count(rows, 'row')}: {size:,.1f} kB of numbers, all shown here.")
+    if shared.summary.privacy is None:
+        say(
+            "These sums are exact, and exact sums are not anonymous: rows can be computed back from those of small "
+            "groups or of whole numbers. Share them under a data agreement only, or add noise with --epsilon."
+        )
+    say("Columns are centred and scaled as in the contract.")
+    if shared.district:
+        say(f"district: {shared.district}", "  reveals the site's district, which the contract asks for")
     for told in describe_summary(shared.summary):
-        say(f"{told.name}: {told.what}", f"  tells {told.tells}")
+        say(f"{told.name}: {told.what}", f"  reveals {told.tells}")
         names = shared.summary.feature_names if told.name.startswith("column") else shared.summary.parameter_names
         if not told.parts:
             _show_numbers(told.numbers, names)
@@ -334,7 +380,7 @@ def _show_sums(shared: Shared) -> None:
 
 
 def _show_numbers(numbers: object, names: Sequence[str]) -> None:
-    """A line for each name, where there is an entry for each of them."""
+    """Print a line for each name, if there is an entry for each."""
     if not isinstance(numbers, list) or len(numbers) != len(names):
         say(f"    {numbers}")
         return

@@ -1,12 +1,13 @@
-"""What ``fedkin site run`` and ``fedkin federation run`` become: a light process that ends with a model.
+"""The light process of ``fedkin site run`` and ``fedkin federation run``, which ends with a model.
 
-``python -m fedkin.cli.site_run [--centre] DIR``. What makes a model of the result is imported at the end only.
+``python -m fedkin.cli.site_run [--centre] DIR``. Modules needed to make a model are imported at the end.
 """
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
+from typing import Any
 
 from fedkin.federate.messages import MODEL
 from fedkin.federate.program import Result, main
@@ -14,12 +15,16 @@ from fedkin.federate.records import read_choice
 
 
 def write_model(result: Result) -> None:
-    """Write the site's own model, with its one site, into its directory."""
+    """Write the model of this site alone into its directory."""
     from fedkin.fitting import FusedFit, model_from_theta
     from fedkin.graph import Graph
 
     view, member, contract = result.plan, result.site.invite.site, result.site.contract
     chosen = {} if read_choice(result.site.directory, view.run, view.revision) is None else {"lam": "cv"}
+    origin: dict[str, Any] = {"from": "rounds", "rounds": view.rounds}
+    if view.noisy is not None and (promised := view.noisy[0].privacy) is not None:
+        about = {"epsilon": promised.epsilon, "delta": promised.delta, "sites": 1}
+        origin |= {"privacy": about, "sums": view.noisy[1]}
     model = model_from_theta(
         {member.id: result.theta},
         Graph.empty([member.id]),
@@ -27,8 +32,8 @@ def write_model(result: Result) -> None:
         loss=contract.loss_object(),
         intercept=contract.intercept,
         n_samples={member.id: result.n_rows},
-        fused=FusedFit(contract.penalty, view.lam, n_iter=view.rounds),  # a certificate takes the rows of all sites
-        origin={"from": "rounds", "rounds": view.rounds},
+        fused=FusedFit(contract.penalty, view.lam, n_iter=view.rounds),  # a certificate needs the rows of all sites
+        origin=origin,
         options={"contract": contract.name, "contract_digest": contract.digest, **chosen},
         notes={member.id: [f"found in rounds with its neighbours: run {view.run}, order {view.revision}"]},
     )

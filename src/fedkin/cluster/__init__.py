@@ -1,21 +1,27 @@
-"""Where work runs: in this process, or on the machines of a Ray cluster.
+"""Run work in this process, or on the machines of a Ray cluster.
 
-An `Engine` maps a function over pieces of work, and hosts `Shards`: objects with a state that exchange arrays with each
-other. `engine` has that of this process, `ray` another; `engine_of` makes it of an argument ``on=``.
+An `Engine` maps a function over pieces of work, and hosts `Shards`: stateful objects that exchange arrays. `engine`
+defines the engine of this process, and `ray` that of Ray; `engine_of` returns the engine for an argument ``on=``.
 """
 
 from __future__ import annotations
 
 from fedkin.cluster.engine import (
+    Cut,
     Engine,
     LocalEngine,
     On,
     Peers,
     Shards,
+    chained,
+    cut_graph,
     engine_of,
     partition,
     running_engine,
     running_on,
 )
 
-__all__ = ["Engine", "LocalEngine", "On", "Peers", "Shards", "engine_of", "partition", "running_engine", "running_on"]
+__all__ = [
+    "Cut", "Engine", "LocalEngine", "On", "Peers", "Shards", "chained", "cut_graph", "engine_of", "partition",
+    "running_engine", "running_on",
+]  # fmt: skip

@@ -1,10 +1,9 @@
-"""Engines, which run work in this process or elsewhere, the argument ``on=``, and shards that take steps together.
+"""Define engines, which run work in this process or elsewhere, the argument ``on=``, and shards.
 
-Shards are objects with a state, each in a process or a thread of its own. All shards of a set run the same method at
-the same time, and exchange arrays with their neighbours on the way. A shard that is lost with its process or machine is
-made again, and so are all others: each from its last saved state, after which the calls since then are repeated. The
-result is the same to the bit. Their states are in a directory of any file system that `pyarrow.fs` knows: local, S3,
-GCS, HDFS.
+Shards are stateful objects, each in its own process or thread. All shards of a set run the same method at the same
+time, and exchange arrays with their neighbours. If a shard is lost with its process or machine, all shards are restored
+from their last saved states and repeat the calls made since then. The result is bitwise identical. States are saved in
+a directory of any file system that `pyarrow.fs` supports: local, S3, GCS, HDFS.
 """
 
 from __future__ import annotations
@@ -13,96 +12,59 @@ import io
 import threading
 import uuid
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from contextvars import ContextVar
-from functools import cache
-from pathlib import Path
+from dataclasses import dataclass
+from functools import cache, partial
+from itertools import chain, product
 from typing import Any, Protocol, TypeVar
 
 import numpy as np
 from scipy.sparse import coo_array, csr_array
 
-from fedkin._base import Array, Index, check_whole
-from fedkin.errors import DataError, ParameterError, SolverError, argument, missing_dependency
-
-
-def file_system(address: str) -> tuple[Any, str]:
-    """Return the file system and the path that an address such as ``s3://bucket/directory`` stands for."""
-    try:
-        from pyarrow import ArrowException, fs
-    except ImportError:
-        raise missing_dependency("pyarrow", f"storage at {address}", extra="parquet") from None
-    try:
-        place = address if "://" in address else str(Path(address).absolute())
-        found: tuple[Any, str] = fs.FileSystem.from_uri(place)
-    except (ArrowException, ValueError) as error:
-        raise DataError(f"{address} is no address of a directory that pyarrow.fs knows: {error}") from None
-    return found
+from fedkin._base import Array, Index, check_whole, replacing
+from fedkin._storage import place_of
+from fedkin.errors import ParameterError, SolverError, argument, missing_dependency
 
 
 def write_state(address: str, name: str, state: Mapping[str, Array]) -> None:
-    """Write arrays to a file of that name, whole or not at all."""
-    system, root = file_system(address)
-    system.create_dir(root, recursive=True)
-    held = io.BytesIO()
-    arrays: dict[str, Any] = dict(state)
+    """Write arrays to a file of this name, completely or not at all."""
+    folder, held, arrays = place_of(address), io.BytesIO(), dict[str, Any](state)
     np.savez(held, **arrays)
-    with system.open_output_stream(f"{root}/{name}.part") as stream:
+    folder.mkdir(parents=True, exist_ok=True)
+    with replacing(folder / f"{name}.npz") as file, file.open("wb") as stream:
         stream.write(held.getbuffer())
-    system.move(f"{root}/{name}.part", f"{root}/{name}.npz")
 
 
 def read_state(address: str, name: str) -> dict[str, Array]:
-    """Return the arrays of a file of that name."""
-    system, root = file_system(address)
-    with system.open_input_file(f"{root}/{name}.npz") as stream, np.load(io.BytesIO(stream.read())) as arrays:
+    """Return the arrays of a file of this name."""
+    with (place_of(address) / f"{name}.npz").open("rb") as stream, np.load(io.BytesIO(stream.read())) as arrays:
         return dict(arrays)
 
 
-def remove_states(address: str, names: Sequence[str]) -> None:
-    """Remove the files of these names, where there are any."""
-    from pyarrow import fs
-
-    system, root = file_system(address)
-    for name in names:
-        path = f"{root}/{name}.npz"
-        if system.get_file_info(path).type != fs.FileType.NotFound:
-            system.delete_file(path)
-
-
-#: A set of shards that is lost so often in a row, without a call that succeeds, is given up.
+#: Number of consecutive losses of a set of shards after which it is given up.
 RESTARTS = 5
 
 
 class Peers(Protocol):
-    """How a shard reaches its neighbours."""
+    """The interface of a shard to its neighbours."""
 
     def exchange(self, messages: Mapping[int, Array]) -> Mapping[int, Array]:
         """Send an array to each neighbour, by number, and return theirs; all neighbours must do so, too."""
 
 
-class Hosted(Protocol):
-    """What an object needs to be a shard, besides the methods that are called."""
-
-    def state(self) -> dict[str, Array]:
-        """Return everything that changes."""
-
-    def restore(self, state: Mapping[str, Array]) -> None:
-        """Go back to a `state`."""
-
-
 class LostError(Exception):
-    """A process or a machine ended, and the shards with it."""
+    """The process or machine of one or more shards has ended."""
 
 
 class AbortedError(Exception):
-    """Another shard failed, so that there is nothing to wait for."""
+    """Another shard has failed, so its message will not arrive."""
 
 
 class Host:
-    """The place of one shard: its inbox, and the object itself."""
+    """The host of one shard: its inbox, and the object itself."""
 
     def __init__(self, number: int) -> None:
         self.number, self._turn, self._aborted = number, 0, False
@@ -112,27 +74,31 @@ class Host:
         self._shard: Any = None
 
     def connect(self, senders: Sequence[Callable[[int, int, Array], object]]) -> None:
-        """Learn how to send ``(turn, number of the sender, array)`` to each shard."""
+        """Set the functions that send ``(turn, number of the sender, array)`` to each shard."""
         self._senders = senders
 
+    def prepare(self, load: Callable[[], object]) -> None:
+        """Load what the shard will need, while its parts are on their way."""
+        load()
+
     def make(self, factory: Callable[..., Any], parts: Sequence[object]) -> None:
-        """Make the shard, ``factory(peers, *parts)``."""
+        """Create the shard, ``factory(peers, *parts)``."""
         self._shard = factory(self, *parts)
 
     def put(self, turn: int, sender: int, message: Array) -> None:
-        """Take a message of another shard."""
+        """Receive a message from another shard."""
         with self._arrived:
             self._messages[turn, sender] = message
             self._arrived.notify()
 
     def abort(self) -> None:
-        """End the exchange that waits."""
+        """End the waiting exchange."""
         with self._arrived:
             self._aborted = True
             self._arrived.notify()
 
     def exchange(self, messages: Mapping[int, Array]) -> Mapping[int, Array]:
-        """Send and receive, as `Peers` say."""
+        """Send and receive arrays; see `Peers`."""
         self._turn += 1
         for number, message in messages.items():
             self._senders[number](self._turn, self.number, message)
@@ -152,15 +118,15 @@ class Host:
         write_state(root, name, self._shard.state())
 
     def restore(self, root: str, name: str) -> None:
-        """Go back to a state that was saved."""
+        """Restore a saved state."""
         self._shard.restore(read_state(root, name))
 
 
 class Hosts(ABC):
-    """Some hosts that an engine started, and how their methods are called."""
+    """Hosts started by an engine, and the calls of their methods."""
 
     @abstractmethod
-    def run(self, method: str, arguments: Sequence[Sequence[object]]) -> list[Any]:
+    def run(self, method: str, arguments: Iterable[Sequence[object]]) -> list[Any]:
         """Call a method of each `Host` at the same time, each with its own arguments; may raise `LostError`."""
 
     @abstractmethod
@@ -169,11 +135,12 @@ class Hosts(ABC):
 
 
 class Shards:
-    """A set of shards as their caller sees it.
+    """A set of shards, as used by the caller.
 
-    ``make(k)`` returns factory and arguments of shard ``k``, which is ``factory(peers, *arguments)``. It is called
-    again after a loss and may then return what the shard has become. ``storage`` is an address of a directory for
-    `pyarrow.fs`; without one a loss costs all calls since ``make``.
+    ``make(k)`` returns the factory and the arguments of shard ``k``, which is ``factory(peers, *arguments)``. It is
+    called again after a loss, and may then return the current state of the shard. ``storage`` is the address of a
+    directory for `pyarrow.fs`; without one, a loss costs all calls since ``make``. ``prepare`` loads what shards need
+    in every process while the first call of ``make`` runs here.
     """
 
     def __init__(
@@ -182,34 +149,35 @@ class Shards:
         make: Callable[[int], tuple[Callable[..., Any], Sequence[object]]],
         count: int,
         storage: str | None = None,
+        prepare: Callable[[], object] = int,
     ) -> None:
-        self.count, self._start, self._make, self._storage = count, start, make, storage
+        self.count, self._start, self._make, self._storage, self._prepare = count, start, make, storage, prepare
         self._name, self._saved, self._saves = uuid.uuid4().hex, "", 0
         self._calls: list[tuple[str, Sequence[Sequence[object]]]] = []
-        #: How often shards were lost.
+        #: Number of losses.
         self.lost = 0
         self._hosts: Hosts | None = None
+        self._waiting = ThreadPoolExecutor(1)
         self._recover()
 
     def call(
         self, method: str, *shared: object, each: Sequence[Sequence[object]] | None = None, changes: bool = True
     ) -> list[Any]:
-        """Call a method of every shard with ``shared`` arguments and ``each`` shard's own; return what they return.
+        """Call a method of every shard with ``shared`` arguments and ``each`` shard's own; return the results.
 
         A call that ``changes`` nothing is not repeated after a loss.
         """
         arguments = [[*shared, *(each[k] if each else ())] for k in range(self.count)]
         call = "do", [(method, given) for given in arguments]
-        with ThreadPoolExecutor(1) as waiting:
-            task = waiting.submit(self._surely, *call)
-            try:
-                return task.result()
-            finally:  # also after Ctrl-C all shards have done the same calls
-                if task.exception() is None and changes:
-                    self._calls.append(call)
+        task = self._waiting.submit(self._surely, *call)
+        try:
+            return task.result()
+        finally:  # also after Ctrl-C all shards have run the same calls
+            if task.exception() is None and changes:
+                self._calls.append(call)
 
     def save(self) -> None:
-        """Save the state of every shard, where there is a storage."""
+        """Save the state of every shard, if there is storage."""
         if self._storage is None:
             return
         self._saves += 1
@@ -218,20 +186,27 @@ class Shards:
         self._saved, self._calls = f"{self._name}-{self._saves % 2}", []
 
     def remake(self, make: Callable[[int], tuple[Callable[..., Any], Sequence[object]]]) -> None:
-        """Make other shards in the same places."""
+        """Create other shards on the same hosts."""
         self._make, self._calls, self._saved = make, [], ""
-        self._surely("make", [make(k) for k in range(self.count)])
+        assert self._hosts is not None
+        try:
+            self._hosts.run("make", map(make, range(self.count)))
+        except LostError:
+            self.lost += 1
+            self._recover()
 
     def renewed(self) -> None:
-        """Forget calls and saved states: from now on ``make`` makes the shards as they are."""
+        """Discard calls and saved states: ``make`` now returns shards in their current state."""
         self._calls, self._saved = [], ""
 
     def close(self) -> None:
-        """End all shards and remove what they saved."""
+        """End all shards and remove their saved states."""
+        self._waiting.shutdown()
         if self._hosts is not None:
             self._hosts.close()
         if self._storage is not None:
-            remove_states(self._storage, [f"{self._name}-{turn}-{k}" for turn in (0, 1) for k in range(self.count)])
+            for turn, k in product((0, 1), range(self.count)):
+                (place_of(self._storage) / f"{self._name}-{turn}-{k}.npz").unlink(missing_ok=True)
 
     def _surely(self, what: str, arguments: Sequence[Sequence[object]]) -> list[Any]:
         for _ in range(RESTARTS):
@@ -243,14 +218,22 @@ class Shards:
                 self._recover()
         raise SolverError(f"shards were lost {RESTARTS} times in a row: look at the logs of the cluster")
 
+    def _started(self) -> Hosts:
+        self._hosts = hosts = self._start(self.count)
+        hosts.run("prepare", [(self._prepare,)] * self.count)
+        return hosts
+
     def _recover(self) -> None:
-        """Make all shards, and bring them to where they should be."""
+        """Make all shards, and restore their states."""
         for _ in range(RESTARTS):
             if self._hosts is not None:
                 self._hosts.close()
             try:
-                self._hosts = hosts = self._start(self.count)
-                hosts.run("make", [self._make(k) for k in range(self.count)])
+                with ThreadPoolExecutor(1) as starting:
+                    started = starting.submit(self._started)
+                    first = self._make(0)
+                hosts = started.result()
+                hosts.run("make", chain([first], map(self._make, range(1, self.count))))
                 if self._saved:
                     assert self._storage is not None
                     hosts.run("restore", [(self._storage, f"{self._saved}-{k}") for k in range(self.count)])
@@ -263,7 +246,9 @@ class Shards:
 
 
 def partition(n_sites: int, edges: Index, shards: int) -> Index:
-    """Return the number of the shard of each site ``(V,)``, by METIS on the graph with ``edges (E, 2)``.
+    """Assign each site to a shard with METIS on the graph with ``edges (E, 2)``; return numbers ``(V,)``.
+
+    Every shard has a site.
 
     Examples
     --------
@@ -271,35 +256,87 @@ def partition(n_sites: int, edges: Index, shards: int) -> Index:
     >>> bool(labels[0] == labels[1] != labels[2] == labels[3])
     True
     """
+    even = np.arange(n_sites, dtype=np.int64) * shards // max(n_sites, 1)
     if shards == 1 or not len(edges):
-        return np.arange(n_sites, dtype=np.int64) * shards // max(n_sites, 1)
+        return even
     try:
         import pymetis
     except ImportError:
-        raise missing_dependency("pymetis", "cutting a graph into shards", extra="ray") from None
+        raise missing_dependency("pymetis", "splitting a graph into shards", extra="ray") from None
     i, j = edges.T
     ones = np.ones(2 * i.size, dtype=np.int8)
     pattern = csr_array(coo_array((ones, (np.r_[i, j], np.r_[j, i])), shape=(n_sites, n_sites)))
     adjacency = pymetis.CSRAdjacency(pattern.indptr, pattern.indices)
-    return np.asarray(pymetis.part_graph(shards, adjacency=adjacency)[1], dtype=np.int64)
+    labels = np.asarray(pymetis.part_graph(shards, adjacency=adjacency)[1], dtype=np.int64)
+    return labels if np.bincount(labels, minlength=shards).all() else even
 
 
 S = TypeVar("S")
 T = TypeVar("T")
 
 
+@dataclass(frozen=True, eq=False)
+class Cut:
+    """One of the shards of a graph: its sites and edges, and the sites that other shards need or host.
+
+    An edge between two shards is stored in both, and counts for the shard of its first site. ``ends (E, 2)``, ``give``
+    and ``take`` (by shard) are positions in ``sites``.
+    """
+
+    sites: Index  # hosted ones first
+    hosted: int
+    edges: Index  # counted ones first
+    counted: int
+    ends: Index
+    give: dict[int, Index]
+    take: dict[int, Index]
+
+    @property
+    def border(self) -> Index:
+        """Positions of the sites that several shards know."""
+        return np.unique(np.concatenate([*self.give.values(), *self.take.values(), self.edges[:0]]))
+
+
+def cut_graph(n_sites: int, edges: Index, shards: int, order: Index | None = None) -> list[Cut]:
+    """Cut a graph into shards, which host their sites in this ``order (V,)``."""
+    shards = min(shards, n_sites)
+    labels, order = partition(n_sites, edges, shards), np.arange(n_sites) if order is None else order
+    return [_cut(edges, labels, order, k) for k in range(shards)]
+
+
+def _cut(edges: Index, labels: Index, order: Index, k: int) -> Cut:
+    own = order[labels[order] == k]
+    first, second = (labels[edges] == k).T
+    chosen = np.concatenate([np.flatnonzero(first), np.flatnonzero(second & ~first)])
+    place = np.full(labels.size, own.size)
+    place[own] = np.arange(own.size)
+    # counted edges first, and neighbouring sites near each other in memory
+    near = place[edges[chosen]]
+    chosen = chosen[np.lexsort((near.min(axis=1), near.max(axis=1), ~first[chosen]))]
+    ends = edges[chosen]
+    crossing = ends[labels[ends[:, 0]] != labels[ends[:, 1]]]
+    here = labels[crossing] == k
+    mine, theirs = crossing[here], crossing[~here]
+    others = np.unique(theirs)
+    place[others] = own.size + np.arange(others.size)
+    shard_of = labels[theirs]
+    give = {int(r): place[np.unique(mine[shard_of == r])] for r in np.unique(shard_of)}
+    take = {r: place[others[labels[others] == r]] for r in give}
+    return Cut(np.concatenate([own, others]), own.size, chosen, int(first.sum()), place[ends], give, take)
+
+
 class Engine(ABC):
-    """Where work runs.
+    """The base class of engines, which run work in this process or elsewhere.
 
     Parameters
     ----------
     workers : int
-        Number of shards, and of pieces of work at the same time.
+        Number of shards, and of simultaneous pieces of work.
     storage : str, optional
-        Directory for the states of shards: a path, or an address that `pyarrow.fs` knows, such as
+        Directory for the states of shards: a path, or an address that `pyarrow.fs` supports, such as
         ``s3://bucket/directory``. All machines must reach it.
     save_every : int
-        Iterations or rounds between two saved states, which is what the loss of a machine costs at most.
+        Iterations, rounds or sweeps between two saved states: the most that the loss of a machine costs.
     """
 
     def __init__(self, workers: int, storage: str | None = None, save_every: int = 50) -> None:
@@ -315,9 +352,14 @@ class Engine(ABC):
     def _start(self, count: int) -> Hosts:
         """Start hosts."""
 
-    def shards(self, make: Callable[[int], tuple[Callable[..., Any], Sequence[object]]], count: int) -> Shards:
-        """Start a set of shards, see `Shards`."""
-        return Shards(self._start, make, count, self.storage)
+    def shards(
+        self,
+        make: Callable[[int], tuple[Callable[..., Any], Sequence[object]]],
+        count: int,
+        prepare: Callable[[], object] = int,
+    ) -> Shards:
+        """Start a set of shards; see `Shards`."""
+        return Shards(self._start, make, count, self.storage, prepare)
 
 
 #: Where to run: ``"local"``, ``"ray"``, ``"ray://host:port"``, or an engine.
@@ -325,7 +367,7 @@ On = str | Engine
 
 
 class LocalEngine(Engine):
-    """This process: pieces one after another, shards in threads.
+    """The engine of this process: pieces run one after another, shards in threads.
 
     Examples
     --------
@@ -348,31 +390,25 @@ class _Threads(Hosts):
         for host in self._hosts:
             host.connect([other.put for other in self._hosts])
 
-    def run(self, method: str, arguments: Sequence[Sequence[object]]) -> list[Any]:
+    def run(self, method: str, arguments: Iterable[Sequence[object]]) -> list[Any]:
         def one(host: Host, given: Sequence[object]) -> Any:
             try:
                 return getattr(host, method)(*given)
-            except Exception:
+            except Exception as error:
                 for other in self._hosts:
                     other.abort()
-                raise
+                return error
 
         waiting = [self._pool.submit(one, *each) for each in zip(self._hosts, arguments, strict=True)]
-        return gathered([task.result for task in waiting])
+        return gathered([task.result() for task in waiting])
 
     def close(self) -> None:
         self._pool.shutdown()
 
 
-def gathered(results: Sequence[Callable[[], Any]]) -> list[Any]:
-    """Return all results; of several errors the first one that is no consequence of others is raised."""
-    found: list[Any] = []
-    errors: list[Exception] = []
-    for result in results:
-        try:
-            found.append(result())
-        except Exception as error:
-            errors.append(error)
+def gathered(found: list[Any]) -> list[Any]:
+    """Return the results, or raise the first error among them that is not a consequence of others."""
+    errors = [one for one in found if isinstance(one, Exception)]
     if errors:
         raise min(errors, key=lambda error: isinstance(error, AbortedError))
     return found
@@ -382,8 +418,10 @@ _running: ContextVar[Engine | None] = ContextVar("running", default=None)
 
 
 @contextmanager
-def running_on(on: On) -> Iterator[None]:
-    """Run what follows on an engine: the final solve of a fit, its rounds of Fed-ADMM, and passes over files.
+def running_on(on: On | None) -> Iterator[None]:
+    """Run code on an engine: the final solve of a fit, its rounds of Fed-ADMM, passes over files, held-out splits.
+
+    None keeps the current engine.
 
     Examples
     --------
@@ -391,7 +429,7 @@ def running_on(on: On) -> Iterator[None]:
     ...     running_engine().workers
     2
     """
-    before = _running.set(engine_of(on))
+    before = _running.set(_running.get() if on is None else engine_of(on))
     try:
         yield
     finally:
@@ -399,8 +437,26 @@ def running_on(on: On) -> Iterator[None]:
 
 
 def running_engine() -> Engine | None:
-    """Return the engine of `running_on`; None outside of it, where nothing is shared out."""
+    """Return the engine of `running_on`; None outside of it, for work in this process."""
     return _running.get()
+
+
+def chained(function: Callable[[S], Iterable[T]], items: Sequence[S]) -> Iterator[T]:
+    """Yield the results of ``function(item)`` for each item in turn; on the engine of `running_on`, each item is a
+    task.
+
+    Examples
+    --------
+    >>> list(chained(range, [1, 3]))
+    [0, 0, 1, 2]
+    """
+    engine = _running.get()
+    each = map(function, items) if engine is None or len(items) < 2 else engine.map(partial(_listed, function), items)
+    return chain.from_iterable(each)
+
+
+def _listed(function: Callable[[S], Iterable[T]], item: S) -> list[T]:
+    return list(function(item))
 
 
 @cache
@@ -411,7 +467,7 @@ def _ray_engine(address: str | None) -> Engine:
 
 
 def engine_of(on: On) -> Engine | None:
-    """Return the engine that ``on`` names; None for ``"local"``, where nothing is shared out.
+    """Return the engine that ``on`` names; None for ``"local"``.
 
     Examples
     --------
@@ -425,4 +481,4 @@ def engine_of(on: On) -> Engine | None:
     if on == "ray" or (isinstance(on, str) and on.startswith("ray://")):
         return _ray_engine(None if on == "ray" else on)
     ways = ", ".join(argument("on", way) for way in ("local", "ray", "ray://host:port"))
-    raise ParameterError(f"{argument('on', on)} is no place to run; choose one of {ways}, or give a RayEngine")
+    raise ParameterError(f"{argument('on', on)} is not an engine; choose one of {ways}, or give a RayEngine")

@@ -1,11 +1,10 @@
-"""The engine on a Ray cluster: pieces of work are tasks, shards are actors."""
+"""Run work on a Ray cluster: pieces of work are tasks, shards are actors."""
 
 from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
-from functools import partial
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, TypeVar
 
 from fedkin.cluster.engine import Engine, Host, Hosts, LostError, gathered
@@ -19,18 +18,18 @@ except ImportError:
 
 S = TypeVar("S")
 T = TypeVar("T")
-#: Tasks that wait for each worker; seconds that actors may take to start before the cores are counted again.
+#: Queued tasks per worker, and seconds that actors may take to start before the cores are counted again.
 QUEUED, START = 2, 120.0
 
 
 class RayEngine(Engine):
-    """A Ray cluster.
+    """The engine of a Ray cluster.
 
     Parameters
     ----------
     address : str, optional
-        ``"ray://host:port"`` or ``"host:port"``. By default the cluster that this process is connected to, or the one
-        that runs on this machine, or a new one with all its cores.
+        ``"ray://host:port"`` or ``"host:port"``. By default, it uses the cluster that this process is connected to, the
+        one on this machine, or a new one with all its cores.
     workers : int, optional
         Number of shards; by default the cores of the cluster.
     storage, save_every
@@ -68,12 +67,12 @@ def _applied(function: Callable[[S], T], item: S) -> T:
 
 
 def _cores() -> int:
-    resources: Any = ray.cluster_resources  # Ray has no annotation of it
+    resources: Any = ray.cluster_resources  # not annotated in Ray
     return max(1, int(resources().get("CPU", 1)))
 
 
 def _result(reference: Any) -> Any:
-    """Return what a reference stands for; errors of Fedkin come as they were raised."""
+    """Return the value of a reference; raise errors of Fedkin unwrapped."""
     try:
         return ray.get(reference)
     except RayActorError as lost:
@@ -83,10 +82,10 @@ def _result(reference: Any) -> Any:
 
 
 class _Actors(Hosts):
-    """Hosts in actors, one core each where the cluster has enough of them."""
+    """Hosts in actors, with one core each if the cluster has enough."""
 
     def __init__(self, count: int) -> None:
-        # after the loss of a machine shards share the cores that are left
+        # after the loss of a machine shards share the remaining cores
         share = 1.0 / math.ceil(count / _cores())
         kind: Any = ray.remote(Host)
         kind = kind.options(num_cpus=share, max_concurrency=2, scheduling_strategy="SPREAD")
@@ -97,22 +96,24 @@ class _Actors(Hosts):
             self.close()
             raise
 
-    def run(self, method: str, arguments: Sequence[Sequence[object]], timeout: float | None = None) -> list[Any]:
+    def run(self, method: str, arguments: Iterable[Sequence[object]], timeout: float | None = None) -> list[Any]:
         calls = zip(self._actors, arguments, strict=True)
         references = [getattr(actor, method).remote(*given) for actor, given in calls]
-        left = list(references)
+        left, found = list(references), dict[Any, Any]()
         while left:
             done, left = ray.wait(left, timeout=timeout)
             if not done:
                 raise LostError("actors do not start")
-            try:
-                ray.get(done)
-            except RayActorError as lost:
-                raise LostError(str(lost)) from None
-            except RayTaskError:
-                for actor in self._actors:
-                    actor.abort.remote()
-        return gathered([partial(_result, reference) for reference in references])
+            for reference in done:
+                try:
+                    found[reference] = _result(reference)
+                except LostError:
+                    raise
+                except Exception as error:
+                    found[reference] = error
+                    for actor in self._actors:
+                        actor.abort.remote()
+        return gathered([found[reference] for reference in references])
 
     def close(self) -> None:
         for actor in self._actors:

@@ -1,4 +1,4 @@
-"""Minimisers of sites' mean losses from rows and from sums, with a ridge or a ball where they need one."""
+"""Minimise sites' mean losses from rows or sums, with a ridge or a ball constraint if needed."""
 
 from __future__ import annotations
 
@@ -7,16 +7,16 @@ from functools import partial
 
 import numpy as np
 
-from fedkin._base import Array, Index, Mask
-from fedkin.core.quadratics import (
+from fedkin._base import TINY, Array, Index, Mask
+from fedkin.core.linalg import (
     RANK_TOLERANCE,
-    SiteTerms,
     damped_newton,
     inverse_of,
     least_eigenvalue,
     solve_positive,
     unit_diagonal,
 )
+from fedkin.core.quadratics import SiteTerms
 from fedkin.core.sitedata import RowData
 from fedkin.core.summaries import Summaries
 from fedkin.core.terms import RowTerms, SummedTerms, row_batches
@@ -24,10 +24,9 @@ from fedkin.data import Federation, Rows
 from fedkin.errors import ParameterError
 from fedkin.losses import LinearLoss, Loss, RowLoss
 
-#: Information about some direction, in rows' worth, below which a likelihood counts as having no maximum.
+#: Information in some direction, in units of one row, below which a likelihood is treated as having no maximum.
 SEPARATION_TOLERANCE = 1e-6
-_TINY, _SECANTS = float(np.finfo(np.float64).tiny), 90
-ROUNDING = 1e-20  # exact fits keep a variance above rounding: this share of the response's mean square
+ROUNDING = 1e-20  # lower bound on the variance of exact fits, as a share of the response's mean square
 
 
 class OwnFits:
@@ -41,8 +40,7 @@ class OwnFits:
         # Hessians of the mean losses, without the ridge; what stands for them in variances (their expected values where
         # they are singular); mean outer products of the scores, 0 where they are not known
         self.hessian, self.curvature, self.score_cov = (np.zeros((m, p, p)) for _ in range(3))
-        # the degrees of freedom are infinite where the dispersion is not estimated; those of a sandwich are 0 where
-        # there are too few rows for one
+        # degrees of freedom: infinite where the dispersion is not estimated, 0 where rows are too few for a sandwich
         self.dispersion, self.dof, self.matrix_dof = np.ones(m), np.full(m, np.inf), np.zeros(m)
         self.noise_covariance: Array | None = None  # of estimates from noisy sums, (M, p, p)
         self.notes: dict[int, list[str]] = {}
@@ -56,15 +54,15 @@ class OwnFits:
             self.notes.setdefault(k, []).append(text)
 
     def keep_inside(self, with_ridge: RidgeFit) -> None:
-        """Replace estimates outside the ball by minimisers over it."""
+        """Replace estimates outside the ball with minimisers over it."""
         if self.radius is not None:
             self.note_border(minimise_in_ball(self.theta, self.ridge, self.radius, with_ridge))
 
     def note_border(self, who: Index) -> None:
-        self.note(who, f"the estimate is at the border of the ball of radius {self.radius:g}")
+        self.note(who, f"the estimate is on the boundary of the ball of radius {self.radius:g}")
 
     def share_dispersion(self, total: Array, degrees: Array, lent: Array, fallback: float) -> None:
-        """Dispersions ``total / degrees``; sites without degrees of freedom take the mean of what the others lend."""
+        """Set dispersions ``total / degrees``; sites without degrees of freedom use the mean over other sites."""
         own = degrees > 0
         self.dispersion = np.divide(total, degrees, out=np.ones_like(total), where=own)
         self.dof = np.where(own, degrees, np.inf)
@@ -85,7 +83,7 @@ class OwnFits:
 def fit_sites(
     data: RowData | Summaries, members: Index, loss: Loss, *, describe: bool = True, radius: float | None = None
 ) -> OwnFits:
-    """Fit the sites with positions ``members`` (ascending), which share one loss; ``describe`` what variances need."""
+    """Fit the sites at positions ``members`` (ascending) of one loss; ``describe`` adds the inputs of variances."""
     fits = OwnFits(members, loss, data.n[members].astype(np.float64), data.n_features, radius)
     if data.in_memory:
         if loss.location and loss.quadratic:
@@ -158,7 +156,7 @@ def _fit_by_rule(fits: OwnFits, sites: _RowFits | _SumFits, loss: RowLoss, descr
     size = np.maximum(sites.size, np.average(sites.size, weights=n))
     size[size == 0] = 1.0
     if loss.estimates_scale:
-        # a light ridge shows how large the noise is, and the noise then how large the ridge should be
+        # a light ridge estimates the noise, which then sets the size of the ridge
         fits.ridge[unfit] = 1e-3 * sites.scale / n[unfit, None]
         fits.theta[unfit] = sites.with_ridge(unfit, fits.ridge[unfit])
         degrees = n - sites.rank * (fits.n_params / fits.n_features)
@@ -173,7 +171,7 @@ def _fit_by_rule(fits: OwnFits, sites: _RowFits | _SumFits, loss: RowLoss, descr
         if sites.rank[k] < fits.n_features:
             rows = "1 row" if n[k] == 1 else f"{round(n[k])} rows"
             why = f"{rows} and a design of rank {sites.rank[k]} for {fits.n_features} features"
-        line = f"{why}: ridge fit, wide in the directions that the rows do not show"
+        line = f"{why}: ridge fit, with large variance in directions that the rows do not determine"
         fits.notes[k] = [line, *fits.notes.get(k, [])]
     fits.keep_inside(sites.with_ridge)
     if describe:
@@ -230,7 +228,7 @@ class _RowFits:
             self.rank[where], self.size[where] = batch.rank, _plausible_size(batch)
 
     def own(self) -> tuple[Array, Mask]:
-        """Minimisers ``(M, p)`` and which exist."""
+        """Return minimisers ``(M, p)`` and which exist."""
         theta, exists = np.full_like(self.fits.theta, np.nan), np.zeros(self.fits.members.size, dtype=bool)
         for where, batch in self.batches:
             full = np.flatnonzero(batch.rank == batch.X.shape[2])
@@ -239,7 +237,7 @@ class _RowFits:
         return theta, exists
 
     def with_ridge(self, who: Index, ridge: Array) -> Array:
-        """Minimisers ``(A, p)`` of the sites ``who (A,)`` with ``ridge (A, p)``."""
+        """Return minimisers ``(A, p)`` of the sites ``who (A,)`` with ``ridge (A, p)``."""
         theta = np.empty_like(ridge)
         for where, batch in self.batches if who.size else ():
             here = np.flatnonzero(np.isin(where, who))
@@ -249,10 +247,10 @@ class _RowFits:
         return theta
 
     def residuals(self, theta: Array, *, lent: bool) -> Array:
-        """Dispersions ``(M,)`` times their degrees of freedom, or what is lent to sites that have none."""
+        """Return dispersions ``(M,)`` times their degrees of freedom, and the value for sites that have none."""
         total, n = np.empty(len(theta)), self.fits.n
-        # a fit through all its points is as noisy as least squares, however robust the loss
-        noisy = LinearLoss() if lent and self.loss.threshold is not None else self.loss
+        # an interpolating fit is as noisy as least squares, however robust the loss
+        noisy = LinearLoss() if lent and self.loss.scale_equivariant else self.loss
         for where, batch in self.batches:
             for b, k in enumerate(where.tolist()):
                 weight = None if batch.weight is None else batch.weight[b] * (n[k] / batch.n_rows)
@@ -261,37 +259,34 @@ class _RowFits:
         return total
 
     def describe(self) -> None:
-        """Fill in Hessians, score covariances and the degrees of freedom of a sandwich at the estimates."""
+        """Fill in Hessians, score covariances and degrees of freedom of a sandwich."""
         for where, batch in self.batches:
-            self._describe(where, batch)
-
-    def _describe(self, where: Index, batch: RowTerms) -> None:
-        fits, k = self.fits, batch.loss.n_outputs
-        n, p, eta = fits.n[where], fits.n_params, batch.predictors(fits.theta[where])
-        slope, weights = batch.loss.slope_at(eta, batch.y), batch.loss.curvature_at(eta, batch.y)
-        fits.hessian[where] = batch.gram_of(weights)
-        fits.score_cov[where] = batch.gram_of(slope[..., :, None] * slope[..., None, :])
-        fits.curvature[where] = fits.hessian[where]
-        own = ~fits.rescued[where]
-        flat = own & (least_eigenvalue(fits.hessian[where]) <= RANK_TOLERANCE)
-        if flat.any():
-            # Huber's Hessian misses the rows beyond delta; its expected value is their share times the Gram matrix
-            share = batch.average(np.einsum("bnkk->bn", weights)) / k
-            gram = np.einsum("kl,bqr->bkqlr", np.eye(k), batch.gram[flat]).reshape(-1, p, p)
-            fits.curvature[where[flat]] = np.maximum(share[flat], 1.0 / n[flat])[:, None, None] * gram
-            fits.note(where[flat], "the Hessian at the estimate is singular: its expected value is used instead")
-        usable = np.flatnonzero(own & ~flat & (n > p))
-        if usable.size:
-            blocks = inverse_of(fits.hessian[where[usable]]).reshape(usable.size, k, p // k, k, p // k)
-            some = batch.take(usable)
-            leverage = np.einsum("bnq,bkqlr,bnr,bnkl->bn", some.X, blocks, some.X, weights[usable], optimize=True)
-            # how far the mean of squared scores is from a Wishart matrix depends on how uneven the leverages are
-            uneven = np.maximum(3.0 * some.average(leverage**2) / (p * (p + 2.0)), 1e-300)
-            fits.matrix_dof[where[usable]] = np.minimum((n[usable] - p) / uneven, n[usable] - p)
+            fits, k = self.fits, batch.loss.n_outputs
+            n, p, eta = fits.n[where], fits.n_params, batch.predictors(fits.theta[where])
+            slope, weights = batch.loss.slope_at(eta, batch.y), batch.loss.curvature_at(eta, batch.y)
+            fits.hessian[where] = batch.gram_of(weights)
+            fits.score_cov[where] = batch.gram_of(slope[..., :, None] * slope[..., None, :])
+            fits.curvature[where] = fits.hessian[where]
+            own = ~fits.rescued[where]
+            flat = own & (least_eigenvalue(fits.hessian[where]) <= RANK_TOLERANCE)
+            if flat.any():
+                # Huber's Hessian misses the rows beyond delta; its expected value is their share times the Gram matrix
+                share = batch.average(np.einsum("bnkk->bn", weights)) / k
+                gram = np.einsum("kl,bqr->bkqlr", np.eye(k), batch.gram[flat]).reshape(-1, p, p)
+                fits.curvature[where[flat]] = np.maximum(share[flat], 1.0 / n[flat])[:, None, None] * gram
+                fits.note(where[flat], "the Hessian at the estimate is singular: its expected value is used instead")
+            usable = np.flatnonzero(own & ~flat & (n > p))
+            if usable.size:
+                blocks = inverse_of(fits.hessian[where[usable]]).reshape(usable.size, k, p // k, k, p // k)
+                some = batch.take(usable)
+                leverage = np.einsum("bnq,bkqlr,bnr,bnkl->bn", some.X, blocks, some.X, weights[usable], optimize=True)
+                # how close the mean of squared scores is to a Wishart matrix depends on the leverages
+                uneven = np.maximum(3.0 * some.average(leverage**2) / (p * (p + 2.0)), 1e-300)
+                fits.matrix_dof[where[usable]] = np.minimum((n[usable] - p) / uneven, n[usable] - p)
 
 
 def _plausible_size(batch: RowTerms) -> Array:
-    """Mean square ``(B,)`` that linear predictors may have, by weights where predictors are in the response's units."""
+    """Return the mean square ``(B,)`` that linear predictors may have, weighted where they have the unit of y."""
     y, offset = batch.y, batch.rows.offset
     if batch.weight is None or not batch.loss.estimates_scale:
         return batch.loss.plausible_size(y, offset)
@@ -302,7 +297,6 @@ def _plausible_size(batch: RowTerms) -> Array:
 
 
 def _fit_functions(fits: OwnFits, data: RowData) -> None:
-    """Sites with a loss that is known only as functions."""
     for k, u in enumerate(fits.members.tolist()):
         rows, one = data.rows[data.sites[u]], data.take(np.array([u])).terms(np.zeros(fits.n_params))
         theta, ridge, problem = minimise_functions(one, np.ones(1), rows.n_samples, fits.radius)
@@ -323,36 +317,34 @@ def _fit_functions(fits: OwnFits, data: RowData) -> None:
 
 
 def minimise_functions(terms: SiteTerms, share: Array, n_rows: float, radius: float | None) -> tuple[Array, Array, str]:
-    """Minimiser ``(p,)`` of the mean losses' weighted sum, the ridge that it needed (0 for none), and why."""
+    """Return the minimiser ``(p,)`` of the mean losses' weighted sum, the ridge that it needed, and the reason."""
     whole, ridge = SummedTerms(terms, np.zeros(share.size, dtype=np.int64), share), np.zeros((1, terms.n_params))
     start = np.diag(whole.hessians(ridge)[0])
     (theta, converged), why = newton(whole, ridge), ""
     exists = bool(converged[0]) and bool(np.isfinite(theta).all())
     if exists:
         hessian = whole.hessians(theta)[0]
-        # curvature that has vanished, in some direction or compared with where the iterations began, means no minimiser
+        # curvature that has vanished means no minimiser
         regular = bool(least_eigenvalue(hessian) > RANK_TOLERANCE)
         exists = regular and n_rows * float(np.diag(hessian).max()) > 1e-6 * float(start.max())
     if not exists:
         ridge = np.where(start > 0, start, start[start > 0].mean() if (start > 0).any() else 1.0)[None] / n_rows
         theta = newton(whole, ridge)[0]
-        why = "the loss has no unique minimiser: ridge fit with one row's worth of curvature"
+        why = "the loss has no unique minimiser: ridge fit with the curvature of one row"
     if radius is not None:
         minimise_in_ball(theta, ridge, radius, lambda _, more: newton(whole, more)[0])
     return theta[0], ridge[0], why
 
 
 def _take_estimates(fits: OwnFits, sums: Summaries) -> None:
-    """The estimates that the sites found themselves, with the Hessians there."""
     if sums.own is None:
         raise ParameterError(
-            "these summaries are answers to questions, which do not hold the sites' own estimates: use those of the "
-            "first round"
+            "these summaries answer queries and do not contain the sites' own estimates: use those of the first round"
         )
     fits.theta = sums.sums.at.copy()
     if fits.radius is not None and (longest := float(np.linalg.norm(fits.theta, axis=1).max())) > fits.radius:
         raise ParameterError(
-            f"radius is {fits.radius:g}, but sites have found estimates of length up to {longest:.3g} by themselves: "
+            f"radius is {fits.radius:g}, but sites' own estimates have lengths up to {longest:.3g}: "
             "minimisers over the ball need rows"
         )
     fits.hessian[:] = fits.curvature[:] = sums.terms(np.zeros(fits.n_params)).hessians(fits.theta)
@@ -367,7 +359,7 @@ def _take_estimates(fits: OwnFits, sums: Summaries) -> None:
 
 
 def _noise_covariances(sums: Summaries, fits: OwnFits) -> Array:
-    """Return covariances ``(V, p, p)`` that the sites' noise gives to their estimates, to first order.
+    """Return first-order covariances ``(V, p, p)`` of the estimates due to the privacy noise.
 
     With noise E in the mean of ``x x'`` and e in that of ``x y``, an estimate moves by ``A^{-1} (e - E theta)``.
     """
@@ -383,7 +375,7 @@ def _noise_covariances(sums: Summaries, fits: OwnFits) -> Array:
 
 
 def _residual_noise(data: Summaries, theta: Array) -> Array | float:
-    """Standard deviations ``(V,)`` of noise in residual sums of squares: no estimate of these is believed below it."""
+    """Return standard deviations ``(V,)`` of the noise in residual sums of squares, lower bounds for these sums."""
     if data.privacy is None:
         return 0.0
     noise = data.noise() ** 2
@@ -395,15 +387,15 @@ def _residual_noise(data: Summaries, theta: Array) -> Array | float:
 
 # --- minimisers ----------------------------------------------------------------------------------------------------
 
-#: ``with_ridge(who (A,), ridge (A, p)) -> (A, p)``: minimisers of the mean losses number ``who`` with that ridge.
+#: ``with_ridge(who (A,), ridge (A, p)) -> (A, p)``: minimisers of the losses ``who`` with that ridge.
 RidgeFit = Callable[[Index, Array], Array]
 
 
 def minimise_in_ball(theta: Array, ridge: Array, radius: float, with_ridge: RidgeFit) -> Index:
-    """Replace those of the minimisers ``theta (M, p)`` that are outside the ball by minimisers over it, in place.
+    """Replace minimisers ``theta (M, p)`` outside the ball with minimisers over it, in place.
 
-    A minimiser over the ball is one with a further ridge, the multiplier m of the constraint, such that its length is
-    the radius. ``1 / length`` is nearly linear in m, so that secants find it. Returns who was outside.
+    A minimiser over the ball has an additional ridge, the multiplier m of the constraint, chosen so that its length is
+    the radius. ``1 / length`` is nearly linear in m, so the secant method finds m. Return which sites were outside.
     """
     outside = np.flatnonzero(np.linalg.norm(theta, axis=1) > radius)
     if not outside.size:
@@ -411,7 +403,7 @@ def minimise_in_ball(theta: Array, ridge: Array, radius: float, with_ridge: Ridg
 
     def excess(m: Array) -> Array:
         theta[outside] = with_ridge(outside, ridge[outside] + m[:, None])
-        return np.asarray(1.0 - radius / np.maximum(np.linalg.norm(theta[outside], axis=1), _TINY))
+        return np.asarray(1.0 - radius / np.maximum(np.linalg.norm(theta[outside], axis=1), TINY))
 
     low, high = np.zeros(outside.size), np.full(outside.size, 1e-3)
     above = 1.0 - radius / np.linalg.norm(theta[outside], axis=1)
@@ -421,9 +413,9 @@ def minimise_in_ball(theta: Array, ridge: Array, radius: float, with_ridge: Ridg
         low, above = np.where(grow, high, low), np.where(grow, below, above)
         high = np.where(grow, 8.0 * high, high)
         below = excess(high)
-    for step in range(_SECANTS):
+    for step in range(90):
         # every third step halves: a secant alone may creep towards the root from one side
-        m = 0.5 * (low + high) if step % 3 == 2 else (low * below - high * above) / np.minimum(below - above, -_TINY)
+        m = 0.5 * (low + high) if step % 3 == 2 else (low * below - high * above) / np.minimum(below - above, -TINY)
         found = excess(m)
         low, above = np.where(found > 0, m, low), np.where(found > 0, found, above)
         high, below = np.where(found > 0, high, m), np.where(found > 0, below, found)
@@ -434,10 +426,10 @@ def minimise_in_ball(theta: Array, ridge: Array, radius: float, with_ridge: Ridg
 
 
 def minimise(batch: RowTerms) -> tuple[Array, Mask]:
-    """Minimisers ``theta (B, p)`` of full-rank sites, and which of them exist.
+    """Return minimisers ``theta (B, p)`` of full-rank sites, and which of them exist.
 
-    A likelihood without a maximum (separated classes, a class or all counts missing) shows in the Hessian at the end of
-    the iterations: they follow some direction until practically no information about it is left.
+    A likelihood without a maximum (separated classes, a missing class, all-zero counts) is detected from the Hessian
+    after the last iteration: the iterates diverge in a direction until it carries almost no information.
     """
     if batch.loss.quadratic:
         return _least_squares(batch), np.ones(batch.n_sites, dtype=bool)
@@ -453,7 +445,7 @@ def minimise(batch: RowTerms) -> tuple[Array, Mask]:
 
 
 def minimise_with_ridge(batch: SiteTerms, ridge: Array, *, start: Array | None = None, tol: float = 1e-15) -> Array:
-    """Minimisers ``(B, p)`` of the mean loss plus ``sum_c ridge_c theta_c^2 / 2``, ``ridge (B, p)`` positive.
+    """Return minimisers ``(B, p)`` of the mean loss plus ``sum_c ridge_c theta_c^2 / 2``, ``ridge (B, p)`` positive.
 
     ``start (B, p)`` may be the minimisers of a similar problem; ``tol`` is that of `damped_newton`.
     """
@@ -462,14 +454,13 @@ def minimise_with_ridge(batch: SiteTerms, ridge: Array, *, start: Array | None =
 
 
 def newton(terms: SiteTerms, ridge: Array, start: Array | None = None, tol: float = 1e-15) -> tuple[Array, Mask]:
-    """Minimisers ``(B, p)`` of mean losses with ``ridge (B, p)``, from ``start``, 0 by default, and which converged."""
+    """Return minimisers ``(B, p)`` of mean losses with ``ridge (B, p)``, from ``start`` or 0, and which converged."""
     diagonal, strict = np.arange(terms.n_params), not terms.caution()[1].any()
 
     def value(theta: Array, who: Index) -> Array:
         return np.asarray(terms.take(who).values(theta) + 0.5 * (ridge[who] * theta**2).sum(axis=1))
 
-    # Singular Hessians get `caution` times the matrix of the loss's cautious model on top. With 1 the full step
-    # decreases the loss; smaller values reach further, and a line search makes up for what goes too far.
+    # singular Hessians get `caution` times the cautious matrix: 1 decreases the loss, smaller values take longer steps
     def derivatives(theta: Array, who: Index, caution: float) -> tuple[Array, Array]:
         part = terms.take(who)
         gradient, matrix = part.gradients(theta), part.hessians(theta)
@@ -484,7 +475,7 @@ def newton(terms: SiteTerms, ridge: Array, start: Array | None = None, tol: floa
     theta, converged = damped_newton(value, partial(derivatives, caution=0.01), begin, tol, max_iter=150)
     if converged.all() or strict:
         return theta, converged
-    # rarely, far-reaching steps run in circles; careful ones do not
+    # long steps occasionally cycle; cautious ones do not
     return damped_newton(value, partial(derivatives, caution=1.0), theta, tol, max_iter=300)
 
 

@@ -1,9 +1,9 @@
-"""Tables larger than memory: Parquet files that are read in batches, once for least squares, or once per evaluation."""
+"""Read Parquet files larger than memory in batches: once for least squares, else once per evaluation."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Hashable, Iterator
+from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import ClassVar, Literal, Unpack
@@ -33,20 +33,19 @@ from fedkin.data import (
     infer_kind,
     open_files,
     parsed_numbers,
-    site_ids,
 )
 from fedkin.errors import DataError, ParameterError, argument
 from fedkin.losses import Loss, loss_for, loss_kind, make_loss
 
 #: Classes that a target may have.
 _MOST_CLASSES = 50
-#: What may be done with missing cells; means are not known before the pass ends.
+#: How to handle missing cells; means are unknown before the pass ends.
 _RULES = ("refuse", "drop")
 
 
 @dataclass(frozen=True, eq=False)
 class Streamed:
-    """What is left of a table after one pass."""
+    """Result of one pass over a table."""
 
     summaries: Summaries  # of least squares, with an intercept first where there is one; in the user's units
     schema: Schema  # with the means of the features
@@ -56,7 +55,7 @@ class Streamed:
 
 @dataclass(frozen=True, eq=False)
 class FileRows(SiteData):
-    """Rows that stay in their files, as `SiteData`: `fedkin.find_kin` takes them in the place of a federation."""
+    """Site data read from files on demand; `fedkin.find_kin` accepts it instead of a federation."""
 
     sites: tuple[Hashable, ...]
     counts: Index | Array  # (V,), rows of each site, or the sums of their weights
@@ -71,7 +70,7 @@ class FileRows(SiteData):
 
     @property
     def classes(self) -> tuple[Label, ...] | None:
-        """Labels of the target's codes 0, 1, ...; None when it is a number."""
+        """Class labels of the target codes 0, 1, ...; None for a numeric target."""
         return self.schema.classes
 
     has_rows: ClassVar[Literal[True]] = True
@@ -79,7 +78,7 @@ class FileRows(SiteData):
 
     @property
     def intercept(self) -> bool:
-        """Whether a column of ones comes first."""
+        """Whether the first column is an intercept."""
         return self.feature_names != self.schema.names
 
     @property
@@ -87,21 +86,21 @@ class FileRows(SiteData):
         return self.counts
 
     def take(self, order: Index) -> FileRows:
-        """Return some sites, in that order."""
+        """Return the data of the given sites, in that order."""
         sites, n = tuple(self.sites[u] for u in order.tolist()), self.counts[order]
         sums, squares = self.column_sums[order], self.column_squares[order]
         return replace(self, sites=sites, counts=n, column_sums=sums, column_squares=squares)
 
     def batches(self) -> Iterator[RowData]:
-        """All rows, prepared, some at a time: each batch has some rows of some sites."""
+        """Yield prepared rows in batches; a batch holds some rows of some sites."""
         for table in complete_batches(self._table, self.schema, self.roles):
-            X, y, sites = self.schema.encoded(table), self.schema.target_of(table), site_ids(table[self.roles.site])
+            X, y, sites = self.schema.encoded(table), self.schema.target_of(table), table[self.roles.site]
             offset, weight, names = self.schema.offset_of(table), _weight(table, self.roles), self.schema.names
             made = Federation.from_arrays(X, y, sites, offset=offset, weight=weight, feature_names=names)
             yield RowData(made.with_intercept() if self.intercept else made, self.loss)
 
     def expand(self, theta: Array, folds: int = 1, seed: int = 0) -> Quadratics:
-        """Sums around ``theta (V, p)``, in one pass; a site's rows go to folds in turn, in the order of the files."""
+        """Return sums around ``theta (V, p)`` in one pass; each site's rows are assigned to folds in turn."""
         sums, came = Quadratics.zeros(theta, 1 if folds == 1 else folds + 1), np.zeros(len(self.sites), dtype=np.int64)
         engine, pieces = running_engine(), self._table.pieces()
         if engine is None or len(pieces) == 1:
@@ -109,7 +108,7 @@ class FileRows(SiteData):
         else:
             found = engine.map(partial(_sums_of_piece, self, theta, folds), pieces)
             for done, (sites, more, rows) in enumerate(found, 1):
-                sums.add(sites, more.turned(came[sites] % folds) if folds > 1 else more)
+                sums.add(sites, more.rotated(came[sites] % folds) if folds > 1 else more)
                 came[sites] += rows
                 report_progress("reading files", done, len(pieces))
         if folds > 1:
@@ -130,13 +129,12 @@ class FileRows(SiteData):
                 came[place] += n
 
     def summaries(self, at: Array, folds: int = 5, seed: int = 0) -> Summaries:
-        """Return what sites would say about their rows at ``at (V, p)``, in one pass."""
+        """Return the site summaries at ``at (V, p)``, in one pass."""
         sums, names = self.expand(at, folds), self.feature_names
         return Summaries(self.sites, self.loss, names, seed, sums, self.column_sums, self.column_squares)
 
 
 def _sums_of_piece(rows: FileRows, theta: Array, folds: int, table: FileTable) -> tuple[Index, Quadratics, Index]:
-    """Return the sites of a piece of the table, their sums, and their numbers of rows."""
     sums, came = Quadratics.zeros(theta, 1 if folds == 1 else folds + 1), np.zeros(len(theta), dtype=np.int64)
     replace(rows, _table=table)._add(sums, came, folds)
     sites = np.flatnonzero(came)
@@ -144,7 +142,7 @@ def _sums_of_piece(rows: FileRows, theta: Array, folds: int, table: FileTable) -
 
 
 def table_size(path: str | os.PathLike[str]) -> tuple[int, int]:
-    """Return the rows and columns of Parquet files, from their footers alone; of a CSV file, about."""
+    """Return the numbers of rows and columns of Parquet files from their footers; for CSV files, an estimate."""
     table = open_files(path)
     return table.n_rows, len(table.names)
 
@@ -159,7 +157,7 @@ def summarise_files(
     seed: int = 0,
     **others: Unpack[TableOptions],
 ) -> Streamed:
-    """Sum up Parquet files for least squares without loading them.
+    """Summarise Parquet files for least squares without loading them into memory.
 
     Parameters
     ----------
@@ -170,27 +168,27 @@ def summarise_files(
     fit_intercept : bool
         Whether to put a column of ones first.
     folds : int
-        Number of folds; a site's rows go to them in turn, in the order of the files.
+        Number of folds; each site's rows are assigned to folds in turn, in file order.
     seed : int
-        Kept with the folds; nothing is drawn.
+        Stored with the folds; this function draws no random numbers.
 
     Other Parameters
     ----------------
     features, offset, weight, categories, spline
-        Columns, as in `Federation.from_frame`. The levels of text are found first, in a pass over those columns alone.
+        Columns, as in `Federation.from_frame`. The levels of text columns are found first, in a pass over those columns
+        only.
     missing : "refuse" | "drop"
-        As in `Federation.from_frame`; means are not known before the pass ends.
+        As in `Federation.from_frame`; imputing means is not possible in one pass.
 
     Returns
     -------
     Streamed
-        Its ``summaries`` take the place of a federation in `fit`, `find_kin` and `Problem`.
+        `fit`, `find_kin` and `Problem` accept its ``summaries`` instead of a federation.
 
     Notes
     -----
-    Memory is that of one batch (at most 262,144 rows) and of ``8 (folds + 1) (q + 2)^2`` bytes per site. Of a column
-    with mean m and standard deviation s, about ``2 log10(m / s)`` of 16 digits are lost: centre columns that are far
-    from 0.
+    Memory use is one batch (at most 262,144 rows) plus ``8 (folds + 1) (q + 2)^2`` bytes per site. A column with mean m
+    and standard deviation s loses about ``2 log10(m / s)`` of 16 digits, so centre columns that are far from 0.
 
     Examples
     --------
@@ -219,14 +217,14 @@ def rows_in_files(
     fit_intercept: bool = True,
     **others: Unpack[TableOptions],
 ) -> FileRows:
-    """Open Parquet files as rows that are read again whenever they are needed.
+    """Open Parquet files as site data whose rows are reread whenever they are needed.
 
     Parameters
     ----------
     path, site, target, fit_intercept
         As in `summarise_files`.
     loss : str or Loss
-        "auto" takes linear for numbers, and logistic or multinomial for labels.
+        "auto" selects linear for numbers, and logistic or multinomial for labels.
 
     Other Parameters
     ----------------
@@ -239,8 +237,8 @@ def rows_in_files(
 
     Notes
     -----
-    Memory is that of one batch (at most 262,144 rows) and of ``8 p (p + 2)`` bytes per site. A fit by kin reads the
-    files some 25 times: once for each Newton step.
+    Memory use is one batch (at most 262,144 rows) plus ``8 p (p + 2)`` bytes per site. A kin fit reads the files about
+    25 times, once per Newton step.
 
     Examples
     --------
@@ -266,7 +264,7 @@ def rows_in_files(
     rows = FileRows(said.sites, said.n, made, said.feature_names, schema, found.notes, roles, *sizes, table)
     if isinstance(loss, Loss) or classes is not None:
         return rows
-    head = next(replace(rows, feature_names=schema.names).batches()).rows  # a batch tells the scale well enough
+    head = next(replace(rows, feature_names=schema.names).batches()).rows  # one batch determines the scale well enough
     y = np.asarray(head.y, dtype=np.float64)
     return replace(rows, loss=kind.from_rows(head.X, y, head.site_index, head.offset, head.weight))
 
@@ -278,7 +276,7 @@ def holds_labels(path: str | os.PathLike[str], target: str) -> bool:
 
 
 def holds_zeros_and_ones(path: str | os.PathLike[str], target: str) -> bool:
-    """Return whether the first rows of a column of Parquet files are 0 or 1, and both are there."""
+    """Return whether the first rows of a column of Parquet files hold only 0 and 1, and both of them."""
     table = open_files(path)
     head = head_of(table, target) if target in table.names else np.empty(0)
     return head.dtype.kind in "iuf" and np.unique(head).tolist() == [0, 1]
@@ -287,10 +285,10 @@ def holds_zeros_and_ones(path: str | os.PathLike[str], target: str) -> bool:
 def _first_pass(
     path: str | os.PathLike[str], roles: Roles, loss: str | Loss, folds: int
 ) -> tuple[Schema, RunningSums, InferredTable]:
-    """Return the schema with the means of its columns, sums of ``[1, X, y]``, and what the table turned out to be."""
+    """Return the schema with the means of its columns, sums of ``[1, X, y]``, and what was inferred about the table."""
     if roles.missing not in _RULES:
         raise ParameterError(
-            f"{argument('missing', roles.missing)} needs all rows in memory; of files rows are dropped or refused"
+            f"{argument('missing', roles.missing)} needs all rows in memory; for files, use 'refuse' or 'drop'"
         )
     if roles.time:
         raise ParameterError(f"{argument('time', roles.time)} needs all rows in memory: use Federation.read")
@@ -300,11 +298,18 @@ def _first_pass(
         scan = SchemaScan(table, asked, table.places(), _RULES)
         schema = _with_target(scan.schema, roles.target or "", classes)
         sums = RunningSums(len(schema.names), folds)
-        for rows, _ in scan.rows():
-            y, offset = schema.target_of(rows), schema.offset_of(rows)
-            assert y is not None
-            y = y if offset is None or classes else y - offset
-            sums.add(site_ids(rows[roles.site]), schema.encoded(rows), y, _weight(rows, roles))
+        pieces: Sequence[FileTable] = table.pieces()
+        engine = running_engine()
+        if engine is None or len(pieces) == 1:
+            _add_rows(scan, sums, schema, roles)
+        else:
+            firsts = np.cumsum([0, *(piece.n_rows for piece in pieces)]).tolist()
+            scans = [scan.of_piece(piece, first) for piece, first in zip(pieces, firsts, strict=False)]
+            read = engine.map(partial(_sums_of_scan, schema=schema, roles=roles, folds=folds), scans)
+            for done, ((part, said), first) in enumerate(zip(read, firsts, strict=False), 1):
+                scan.add(part, first)
+                sums.merge(*said)
+                report_progress("reading files", done, len(pieces))
         found = scan.result()
     except DataError as error:
         raise DataError(f"{path}: {error}") from None
@@ -313,11 +318,27 @@ def _first_pass(
     return schema, sums, found
 
 
+def _add_rows(scan: SchemaScan, sums: RunningSums, schema: Schema, roles: Roles) -> None:
+    for rows, _ in scan.rows():
+        y, offset = schema.target_of(rows), schema.offset_of(rows)
+        assert y is not None
+        y = y if offset is None or schema.classes is not None else y - offset
+        sums.add(rows[roles.site], schema.encoded(rows), y, _weight(rows, roles))
+
+
+def _sums_of_scan(
+    scan: SchemaScan, *, schema: Schema, roles: Roles, folds: int
+) -> tuple[SchemaScan, tuple[tuple[Hashable, ...], Index, Array]]:
+    """Return the scan of a piece of the table once its rows were read, and the sums by site."""
+    sums = RunningSums(len(schema.names), folds)
+    _add_rows(scan, sums, schema, roles)
+    return scan, sums.parts()
+
+
 def _with_target(schema: Schema, name: str, classes: bool) -> Schema:
-    """Return the schema with a target that suits the loss."""
     if not classes:
         if schema.classes not in (None, (False, True)):
-            raise DataError(f"the target {name!r} holds labels, but the loss takes numbers: choose another loss")
+            raise DataError(f"the target {name!r} holds labels, but the loss needs numbers: choose another loss")
         return replace(schema, target=Column(name))
     levels = schema.classes or ()
     if not 2 <= len(levels) <= _MOST_CLASSES:

@@ -1,6 +1,6 @@
-"""Penalties on the difference of two neighbours: a norm phi with its prox and its dual ball.
+"""Define penalties on the difference between two neighbours: a norm phi, its prox and its dual ball.
 
-All functions work on stacked differences ``d (E, p)`` and broadcast a scale per edge ``(E,)`` or a number.
+All functions take stacked differences ``d (E, p)`` and a scale per edge ``(E,)`` or a scalar.
 """
 
 from __future__ import annotations
@@ -15,38 +15,30 @@ from fedkin.errors import ParameterError
 
 
 class Penalty(ABC):
-    """A norm phi on R^p.
-
-    Examples
-    --------
-    >>> import numpy as np
-    >>> from fedkin.core import make_penalty
-    >>> make_penalty("l2").value(np.array([[3.0, 4.0]]))
-    array([5.])
-    """
+    """A norm phi on R^p."""
 
     name: str
-    #: True when phi is a sum over coordinates, so that they fuse one by one.
+    #: True when phi is a sum over coordinates, so that coordinates fuse separately.
     separable: bool = False
 
     @abstractmethod
     def value(self, d: Array) -> Array:
-        """``phi(d_e)``, shape ``(E,)``."""
+        """Return ``phi(d_e)``, shape ``(E,)``."""
 
     @abstractmethod
     def dual_norm(self, y: Array) -> Array:
-        """``phi*(y_e)``, shape ``(E,)``."""
+        """Return ``phi*(y_e)``, shape ``(E,)``."""
 
     @abstractmethod
     def project(self, y: Array, radius: Array | float) -> Array:
-        """Nearest point of the dual ball ``phi*(y_e) <= radius_e``, shape ``(E, p)``."""
+        """Return the nearest point of the dual ball ``phi*(y_e) <= radius_e``, shape ``(E, p)``."""
 
     def prox(self, d: Array, scale: Array | float) -> Array:
-        """``argmin_x scale * phi(x) + ||x - d||^2 / 2``: by Moreau, what projection onto the dual ball leaves over."""
+        """Return ``argmin_x scale * phi(x) + ||x - d||^2 / 2``, by Moreau's decomposition."""
         return d - self.project(d, scale)
 
     def euclidean_bound(self, p: int) -> float:
-        """Smallest c with ``||d||_2 <= c * phi(d)``."""
+        """Return the smallest c with ``||d||_2 <= c * phi(d)``."""
         return 1.0
 
     def __repr__(self) -> str:
@@ -54,7 +46,7 @@ class Penalty(ABC):
 
 
 class L1(Penalty):
-    """Sum of absolute differences: neighbours agree coordinate by coordinate."""
+    """Sum of absolute differences: coordinates fuse separately."""
 
     name = "l1"
     separable = True
@@ -72,7 +64,7 @@ class L1(Penalty):
 
 
 class L2(Penalty):
-    """Euclidean length of the difference: neighbours agree as whole vectors or not at all."""
+    """Euclidean norm of the difference: whole vectors fuse."""
 
     name = "l2"
 
@@ -119,14 +111,14 @@ class LInf(Penalty):
         return float(np.sqrt(p))
 
 
-#: Numbers so large that their squares overflow are cut down to this size.
+#: Values whose squares would overflow are clipped to this size.
 _FAR = 1e100
-#: So many times outside the l1 ball, sums lose what decides.
+#: Points this many radii outside the l1 ball lose the relevant digits in sums.
 _OUTSIDE = 1e8
 
 
 def _shorter(y: Array, size: Array) -> Array:
-    """Rows whose Euclidean ``size (E,)`` overflows, in the same direction and so short that it does not."""
+    """Rescale rows whose Euclidean ``size (E,)`` overflows, keeping their direction."""
     most = np.finfo(np.float64).max
     y = np.clip(y, -most, most)
     longest = np.abs(y).max(axis=1, initial=0.0, keepdims=True)
@@ -134,10 +126,10 @@ def _shorter(y: Array, size: Array) -> Array:
 
 
 def _nearer(size: Array, bound: Array) -> Array:
-    """Absolute values ``(E, p)`` whose projection onto the l1 ball is the same: rows far outside are moved towards it.
+    """Return absolute values ``(E, p)`` with the same projection onto the l1 ball; rows far outside are moved to it.
 
-    The threshold of a projection is at least the largest value minus the radius, so what all of a row have beyond that
-    does not matter.
+    The threshold of a projection is at least the largest value minus the radius, so lowering all values of a row by up
+    to that amount does not change it.
     """
     longest = size.max(axis=1, initial=0.0)
     far = longest > _OUTSIDE * bound

@@ -1,4 +1,4 @@
-"""What is being solved: `Problem` (from data), `FusedObjective` (on arrays) and `Solution`."""
+"""Define `Problem` (from data), `FusedObjective` (on arrays) and `Solution`."""
 
 from __future__ import annotations
 
@@ -11,10 +11,11 @@ import numpy as np
 from numpy.typing import ArrayLike
 from scipy import sparse
 
-from fedkin._base import Array, Index, check_nonnegative, check_positive, count, html_card
+from fedkin._base import TINY, Array, Index, check_nonnegative, check_positive, count, html_card
+from fedkin.core.linalg import sum_groups
 from fedkin.core.penalties import Penalty, make_penalty
-from fedkin.core.quadratics import QuadraticTerms, SiteTerms, sum_groups
-from fedkin.core.sitedata import LossLike, RowData, site_data
+from fedkin.core.quadratics import QuadraticTerms, SiteTerms
+from fedkin.core.sitedata import LossLike, RowData, SiteLosses
 from fedkin.core.summaries import Summaries
 from fedkin.data import Federation
 from fedkin.errors import DataError, ParameterError, UnknownSiteError
@@ -25,18 +26,23 @@ Status = Literal["converged", "iteration_limit", "interrupted"]
 
 
 #: The relative gap is never relative to less than this share of the objective at theta = 0.
-SCALE_FLOOR = 1e-6
-#: Parameters whose squared length is above this share of the squared radius are at the border of their ball.
+_SCALE_FLOOR = 1e-6
+#: Parameters whose squared length exceeds this share of the squared radius are on the boundary of the ball.
 BORDER = 1.0 - 1e-9
 _EUCLIDEAN = make_penalty("l2")
 
 
-class Rerouting:
-    """How pulls at singular sites go to their regular neighbours; one that has none keeps its pull.
+def gap_scale(value: float, zero: float) -> float:
+    """Return the scale of relative gaps, from the objective at the solution and at theta = 0."""
+    return max(abs(value), _SCALE_FLOOR * abs(zero) + TINY)
 
-    A dual that pulls a site in a direction that its rows do not show makes its conjugate infinite. A gap then needs
-    a ball that holds a minimiser, and what can be proven of such balls is often thousands of times too large. But
-    a neighbour with a regular design can take over the pull, and that hardly costs anything.
+
+class Rerouting:
+    """Redistribution of dual forces from singular sites to their regular neighbours.
+
+    A dual force in a direction that a site's rows do not determine makes its conjugate infinite. The gap then needs a
+    ball that contains a minimiser, and the provable radius is often thousands of times too large. A neighbour with a
+    regular design can absorb the force at almost no cost. A site without such a neighbour keeps it.
     """
 
     def __init__(self, terms: QuadraticTerms, graph: Graph) -> None:
@@ -53,9 +59,9 @@ class Rerouting:
         self.serves = m > 0  # whether any singular site has a regular neighbour
 
     def __call__(self, objective: FusedObjective, alpha: Array, balance: Array) -> tuple[Array, Array]:
-        """Duals inside their balls, and their balance, without such pulls.
+        """Return feasible duals without such forces, and their balance.
 
-        First duals move as far as they have room. Then all of them shrink, to make as much room as is still needed.
+        Duals first move as far as their balls allow. Then all of them shrink to make the remaining room.
         """
         penalty, limit = objective.penalty, objective.edge_radius[self._edges, None]
         here, sign = self._here, self._sign
@@ -74,13 +80,13 @@ class Rerouting:
         return shrunk * alpha, shrunk * np.asarray(balance + self._transposed @ rest)
 
     def _pull(self, penalty: Penalty, balance: Array) -> tuple[Array, Array]:
-        """What pulls singular sites in directions that their rows do not show, ``(V, p)``, and how large it is."""
+        """Return forces ``(V, p)`` in directions that the rows of singular sites do not determine, and their sizes."""
         pull = self._terms.unseen(balance)
         return pull, np.abs(pull) if penalty.separable else penalty.dual_norm(pull)[:, None]
 
 
 class CliqueRerouting:
-    """Rerouting on cliques: pulls at singular sites go to all regular ones of the clique, by their weights."""
+    """Rerouting on cliques: forces at singular sites go to all regular sites of the clique, by weight."""
 
     def __init__(self, terms: QuadraticTerms, cliques: Cliques) -> None:
         self._terms, self._cliques = terms, cliques
@@ -91,27 +97,28 @@ class CliqueRerouting:
         self.serves = bool(self._served.any())  # whether any singular site is in a clique with a regular one
 
     def __call__(self, objective: FusedObjective, alpha: Array, balance: Array) -> tuple[Array, Array]:
-        """Sums ``(V, p)`` of duals without such pulls, shrunk where they are too large then."""
+        """Return sums ``(V, p)`` of duals without such forces, shrunk where they would be too large."""
         labels, pull = self._cliques.labels, self._terms.unseen(balance) * self._served[:, None]
         moved = self._share * sum_groups(pull, labels, self._cliques.sizes.size)[labels] - pull
-        excess = self._cliques.congestion(alpha + moved) / max(objective.strength, np.finfo(float).tiny)
+        excess = self._cliques.congestion(alpha + moved) / max(objective.strength, TINY)
         # all coordinates shrink alike: a site's unseen directions mix them
         shrunk = 1.0 / np.maximum(excess.max(axis=1), 1.0)[labels, None]
         return shrunk * (alpha + moved), shrunk * (balance + moved)
 
 
 def _share(part: Array, whole: Array) -> Array:
-    """``part / whole``, 0 where there is no whole."""
+    """Return ``part / whole``, or 0 if ``whole`` is 0."""
     part, whole = np.broadcast_arrays(part, whole)
     return np.divide(part, whole, out=np.zeros_like(part), where=whole > 0)
 
 
 @dataclass(frozen=True, eq=False)
 class FusedObjective:
-    """``sum_u M_u(theta_u) + sum_e r_e phi(theta_i - theta_j) + sum_uc k_uc |theta_uc|``: |V| times the public one.
+    """Objective ``sum_u M_u(theta_u) + sum_e r_e phi(theta_i - theta_j) + sum_uc k_uc |theta_uc|``: |V| times the
+    public one.
 
-    Where there is a ``radius``, the minimum is over parameters with ``||theta_u||_2 <= radius`` on every site. Sparsity
-    and ball share one dual per site, ``zeta``, whose conjugate is ``radius ||zeta - clip(zeta, -k, k)||_2``.
+    With a ``radius``, the minimum is over parameters with ``||theta_u||_2 <= radius`` at every site. The sparsity term
+    and the ball share one dual per site, ``zeta``, with conjugate ``radius ||zeta - clip(zeta, -k, k)||_2``.
     """
 
     terms: SiteTerms
@@ -129,9 +136,9 @@ class FusedObjective:
 
     @cached_property
     def cliques(self) -> Cliques | None:
-        """The graph as cliques, where solvers need no edges: a separable penalty, sparsity as the weights are, no ball.
+        """The graph as cliques, if solvers can work without edges; else None.
 
-        Duals ``alpha`` are then ``(V, p)``, the sums at each site of what its edges have.
+        This requires a separable penalty, matching sparsity and no ball. Duals ``alpha (V, p)`` are then sums by site.
         """
         separable = self.penalty.separable or self.terms.n_params == 1
         if not separable or self.graph.n_edges < self.cliques_from or self.radius is not None:
@@ -153,14 +160,14 @@ class FusedObjective:
         return rows, self.terms.n_params
 
     def balance(self, alpha: Array) -> Array:
-        """``D' alpha (V, p)``: the sums of the duals at each site."""
-        return alpha if self.cliques is not None else np.asarray(self.graph.incidence().T @ alpha)
+        """Return ``D' alpha (V, p)``, the sum of the duals at each site."""
+        return alpha if self.cliques is not None else self.graph.balance(alpha)
 
     def project(self, alpha: Array) -> Array:
-        """Duals inside their balls, close to ``alpha``."""
+        """Return duals inside their balls, close to ``alpha``."""
         if self.cliques is None:
             return self.penalty.project(alpha, self.edge_radius)
-        excess = self.cliques.congestion(alpha) / max(self.strength, np.finfo(float).tiny)
+        excess = self.cliques.congestion(alpha) / max(self.strength, TINY)
         return np.asarray(alpha / np.maximum(excess, 1.0)[self.cliques.labels])
 
     @cached_property
@@ -172,11 +179,11 @@ class FusedObjective:
         return made if made.serves else None
 
     def differences(self, theta: Array) -> Array:
-        """``theta_i - theta_j`` for every edge, shape ``(E, p)``."""
+        """Return ``theta_i - theta_j`` for every edge, shape ``(E, p)``."""
         return np.asarray(self.graph.incidence() @ theta)
 
     def penalty_value(self, theta: Array) -> float:
-        """Edge penalty plus sparsity."""
+        """Return the edge penalty plus sparsity."""
         if self.cliques is not None:
             total = self.strength * float(self.cliques.variation(theta).sum())
         else:
@@ -186,7 +193,7 @@ class FusedObjective:
         return total
 
     def penalty_by_component(self, theta: Array) -> Array:
-        """Edge penalty in each component of the graph."""
+        """Return the edge penalty of each connected component."""
         if self.cliques is not None:
             return self.strength * self.cliques.variation(theta)
         labels = self.graph.components()
@@ -196,7 +203,7 @@ class FusedObjective:
 
     @cached_property
     def box(self) -> Array | None:
-        """Bounds ``k (V, p)`` of the sparsity term, 0 where there is only a ball; None where sites have no dual."""
+        """Bounds ``k (V, p)`` of the sparsity term, 0 if there is only a ball; None if sites have no dual."""
         if self.sparsity is None and self.radius is not None:
             return np.zeros((self.terms.n_sites, self.terms.n_params))
         return self.sparsity
@@ -206,7 +213,7 @@ class FusedObjective:
         return theta if self.radius is None else _EUCLIDEAN.project(theta, self.radius)
 
     def site_duals(self, theta: Array, pull: Array) -> Array | None:
-        """Duals ``zeta (V, p)`` that balance as much of ``pull`` as sparsity and ball can at ``theta``."""
+        """Return site duals ``zeta (V, p)`` that balance as much of ``pull`` as possible at ``theta``."""
         if self.box is None:
             return None
         zeta = np.clip(pull, -self.box, self.box)
@@ -217,7 +224,7 @@ class FusedObjective:
         return zeta
 
     def site_slack(self, theta: Array, zeta: Array) -> float:
-        """Return the part of a duality gap that sparsity and ball have; ``theta`` is in the ball."""
+        """Return the contribution of sparsity and ball to the duality gap; ``theta`` is in the ball."""
         if self.box is None:
             return 0.0
         slack = float((self.box * np.abs(theta) - zeta * theta).sum())
@@ -232,34 +239,54 @@ class FusedObjective:
     def gap(
         self, theta: Array, alpha: Array, zeta: Array | None, balance: Array, radius: float = np.inf
     ) -> tuple[float, bool]:
-        """Duality gap, an upper bound on ``value(theta) - min value``, and whether it needed the radius.
+        """Return the duality gap, an upper bound on ``value(theta) - min value``, and whether it needed the radius.
 
-        ``alpha`` are duals inside their balls, ``zeta (V, p)`` site duals (without a ball inside their boxes), and
-        ``balance (V, p)`` is ``D' alpha + zeta``. A ball of that ``radius`` holds a minimiser, for designs without a
-        finite conjugate; other duals than these are used where `Rerouting` finds better ones.
+        ``alpha`` are feasible edge duals, ``zeta (V, p)`` site duals (inside their boxes if there is no ball), and
+        ``balance (V, p)`` is ``D' alpha + zeta``. The ball of that ``radius`` must contain a minimiser; it is needed
+        for designs with an infinite conjugate. Better duals from `Rerouting` are used where available.
         """
         slack = self._slack(theta)
         site_part = 0.0 if zeta is None else self.site_slack(theta, zeta)
-        radius = radius if self.radius is None else self.radius
 
         def bound(alpha: Array, balance: Array) -> tuple[float, bool]:
-            sites = self.terms.young_gaps(theta, balance)
-            unbounded = ~np.isfinite(sites)
-            if unbounded.any() and np.isfinite(radius):
-                sites[unbounded] = self.terms.young_gaps(theta, balance, radius)[unbounded]
-            return float(sites.sum()) + slack(alpha) + site_part, bool(unbounded.any()) and self.radius is None
+            sites, conditional = self._site_gaps(theta, balance, radius if self.radius is None else self.radius)
+            return sites + slack(alpha) + site_part, conditional
 
         found = bound(alpha, balance)
         if self._rerouting is None:
             return found
         return min(found, bound(*self._rerouting(self, alpha, balance)))
 
+    def gap_of_sums(self, theta: Array, gradients: Array, balance: Array, radius: float = np.inf) -> tuple[float, bool]:
+        """Return `gap` for edge duals of which only the sums ``balance (V, p)`` are known, as of averaged ones.
+
+        ``gradients (V, p)`` are the gradients of the losses at theta; they determine the site duals.
+        """
+        # sum_e <alpha_e, theta_i - theta_j> = <D' alpha, theta>, so no loop over edges is needed
+        slack = self.penalty_value(theta) - float((balance * theta).sum())
+        if self.sparsity is not None:
+            zeta = np.clip(-(gradients + balance), -self.sparsity, self.sparsity)
+            balance = balance + zeta
+            slack -= float((zeta * theta).sum())
+        if self.radius is not None:
+            return float(self.terms.gaps_in_ball(theta, balance, self.radius).sum()) + slack, False
+        sites, conditional = self._site_gaps(theta, balance, radius)
+        return sites + slack, conditional
+
+    def _site_gaps(self, theta: Array, balance: Array, radius: float) -> tuple[float, bool]:
+        """Return the sites' share of the gap, and whether that depends on an assumed ball."""
+        sites = self.terms.young_gaps(theta, balance)
+        unbounded = ~np.isfinite(sites)
+        if unbounded.any() and np.isfinite(radius):
+            sites[unbounded] = self.terms.young_gaps(theta, balance, radius)[unbounded]
+        return float(sites.sum()), bool(unbounded.any()) and self.radius is None
+
     def edge_gap(self, theta: Array, alpha: Array) -> float:
-        """The edges' part of a duality gap: ``sum_e r_e phi(d_e) - <alpha_e, d_e>`` with ``d`` the differences."""
+        """Return the edges' share of the duality gap: ``sum_e r_e phi(d_e) - <alpha_e, d_e>``, d the differences."""
         return self._slack(theta)(alpha)
 
     def _slack(self, theta: Array) -> Callable[[Array], float]:
-        """`edge_gap` as a function of the duals."""
+        """Return `edge_gap` as a function of the duals."""
         if self.cliques is not None:
             penalty = self.strength * float(self.cliques.variation(theta).sum())
             return lambda alpha: max(penalty - float((alpha * theta).sum()), 0.0)
@@ -276,19 +303,19 @@ class Problem:
     Parameters
     ----------
     federation : Federation or Summaries
-        Rows, or what the sites said about theirs.
+        Rows of the sites, or their summaries.
     graph : Graph
         Over the same sites, in any order.
     loss : str, Loss or mapping {site: loss}
-        A name in `fedkin.losses.LOSSES` or an object. Summaries know theirs.
+        A name in `fedkin.losses.LOSSES` or an object. Summaries carry their own.
     penalty : str or Penalty
         "l1", "l2" or "linf".
     lam : float
         The penalty level of F above, at least 0.
     sparsity : float, mapping {site: float} or array (V,) or (V, p)
-        The extra ``(1/|V|) sum_u lam_u ||theta_u||_1``.
+        Level of the extra term ``(1/|V|) sum_u lam_u ||theta_u||_1``.
     ridge : float or array (p,)
-        The extra ``(1/|V|) sum_u sum_c ridge_c theta_uc^2 / 2``.
+        Level of the extra term ``(1/|V|) sum_u sum_c ridge_c theta_uc^2 / 2``.
     radius : float, optional
         Radius r of the paper's parameter space: the minimum is over parameters with ``||theta_u||_2 <= r`` on every
         site. By default there is no such constraint.
@@ -312,8 +339,7 @@ class Problem:
     sparsity: float | Mapping[Hashable, float] | ArrayLike = 0.0
     ridge: float | ArrayLike = 0.0
     radius: float | None = None
-    #: Data and terms of the problem that this one was made from by `with_lam`.
-    _shared: dict[str, Any] = field(default_factory=dict, init=False, repr=False)
+    site_losses: SiteLosses | None = field(default=None, repr=False)  # of a problem that this one was made from
 
     def __post_init__(self) -> None:
         check_nonnegative("lam", self.lam)
@@ -324,15 +350,22 @@ class Problem:
         object.__setattr__(self, "graph", self.graph.aligned(self.federation.sites))
         if self.radius is not None:
             check_positive("radius", self.radius)
+        if self.site_losses is None or not self.site_losses.belong_to(self):
+            object.__setattr__(self, "site_losses", SiteLosses(self))
 
     @property
     def n_sites(self) -> int:
         return self.federation.n_sites
 
-    @cached_property
+    @property
+    def _losses(self) -> SiteLosses:
+        assert self.site_losses is not None
+        return self.site_losses
+
+    @property
     def data(self) -> RowData | Summaries:
-        """The data with the losses of its sites."""
-        return self._shared.get("data") or site_data(self.federation, self.loss)
+        """Site data combined with the losses."""
+        return self._losses.data
 
     @property
     def losses(self) -> tuple[Loss, ...]:
@@ -342,41 +375,32 @@ class Problem:
     @property
     def n_params(self) -> int:
         """Length p of each site's parameter."""
-        return self.losses[0].n_params(self.federation.n_features)
+        return self._losses.n_params
 
     @property
     def strength(self) -> float:
-        """``lam * |V|``: the one place where the paper's factor 1/|V| is moved to the penalty."""
+        """Penalty level ``lam * |V|`` on the scale of the solvers, which sum the losses."""
         return self.lam * self.n_sites
 
-    @cached_property
+    @property
     def terms(self) -> SiteTerms:
-        """The sites' mean losses on arrays; computed once."""
-        return self._shared.get("terms") or self._make_terms()
-
-    def _make_terms(self) -> SiteTerms:
-        ridge = np.asarray(self.ridge, dtype=np.float64)
-        if ridge.shape not in ((), (self.n_params,)):
-            raise ParameterError(f"ridge has shape {ridge.shape}, expected a number or ({self.n_params},)")
-        if not (np.isfinite(ridge) & (ridge >= 0)).all():
-            raise ParameterError(f"ridge must be finite and at least 0, got {self.ridge!r}")
-        ridge = np.broadcast_to(ridge, (self.n_params,))
-        return self.data.terms(ridge, self.graph.degree == 0 if self.lam > 0 else None)
+        """Mean losses of the sites on arrays, computed once."""
+        return self._losses.terms
 
     @cached_property
     def fused(self) -> FusedObjective:
-        """The objective on arrays that solvers work with."""
+        """Objective on arrays, in the form that solvers use."""
         assert isinstance(self.penalty, Penalty)
         return FusedObjective(self.terms, self.graph, self.penalty, self.strength, self._sparsity_matrix(), self.radius)
 
     def objective(self, theta: Array) -> float:
-        """``F(theta)`` for ``theta (V, p)``."""
+        """Return ``F(theta)`` for ``theta (V, p)``."""
         return self.fused.value(np.asarray(theta, dtype=np.float64)) / self.n_sites
 
     def rows_for(self, purpose: str) -> Federation:
-        """The rows, or the error that ``purpose`` needs them and the problem has summaries only."""
+        """Return the rows, or raise an error that ``purpose`` needs rows."""
         if not self.data.in_memory:
-            raise DataError(f"{purpose} needs rows, but the problem was made of the sites' summaries")
+            raise DataError(f"{purpose} needs rows, but the problem has summaries only: build it from a Federation")
         return self.data.rows
 
     def _repr_html_(self) -> str:
@@ -390,12 +414,8 @@ class Problem:
         return html_card("Problem", facts)
 
     def with_lam(self, lam: float) -> Problem:
-        """Return the same problem at another ``lam``; what was computed from the rows is shared."""
-        other = replace(self, lam=lam)
-        # without a penalty more sites are alone, whose minimisers have to be exact
-        other._shared["terms"] = None if self.lam > 0 and lam == 0 else self.terms
-        other._shared["data"] = self.data
-        return other
+        """Return the same problem at another ``lam``, sharing everything computed from the rows."""
+        return replace(self, lam=lam)
 
     def _sparsity_matrix(self) -> Array | None:
         shape = (self.n_sites, self.n_params)
@@ -420,7 +440,7 @@ class Problem:
 
 @dataclass(frozen=True, eq=False)
 class Solution:
-    """What a solver found, with the certificate it can show for it.
+    """Solution found by a solver, with its optimality certificate.
 
     Attributes
     ----------
@@ -435,11 +455,11 @@ class Solution:
     trace : mapping name -> array
         ``n_iter``, ``objective`` and ``gap`` at each check.
     alpha : array (E, p) or (V, p)
-        Edge duals, the rest of a warm start; of large cliques, their sums at each site.
+        Edge duals, needed for a warm start; for large cliques, their sums by site.
     message : str
-        How it ended, and what to do about it.
+        How the solver ended, and what to do if it did not converge.
     radius : float or None
-        None when the certificate is unconditional; else it holds for minimisers in a ball of this radius.
+        None when the certificate is unconditional; otherwise it holds for minimisers in a ball of this radius.
     """
 
     theta: Array = field(repr=False)
@@ -462,8 +482,8 @@ class Solution:
         return html_card("Solution", facts)
 
     def clusters(self, graph: Graph) -> Index:
-        """Labels ``(V,)`` of sites joined by edges of ``graph`` along which they hold the same parameters.
+        """Return group labels ``(V,)``: sites joined by edges of ``graph`` share a group if their parameters are equal.
 
-        Only bitwise equal rows count: solvers return fused sites exactly fused.
+        Parameters must be bitwise equal, as solvers return them for fused sites.
         """
         return graph.equal_groups(self.theta)

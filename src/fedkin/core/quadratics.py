@@ -1,7 +1,8 @@
-"""Quadratic functions of sites' parameters: `SiteTerms`, mean losses; `QuadraticTerms`; `Quadratics`, sums by fold.
+"""Define functions of sites' parameters: `SiteTerms`, `QuadraticTerms`, and `Quadratics` (sums by fold).
 
-`SiteTerms` are everything that a solver or a certificate needs of the data, vectorised over sites: values, gradients,
-Hessians and the Fenchel-Young gap ``M_u(theta_u) + M_u*(-s_u) + <s_u, theta_u>``, a site's share of a duality gap.
+`SiteTerms` provides everything that solvers and certificates need from the data, vectorised over sites: values,
+gradients, Hessians, and the Fenchel-Young gap ``M_u(theta_u) + M_u*(-s_u) + <s_u, theta_u>``, a site's share of the
+duality gap.
 """
 
 from __future__ import annotations
@@ -10,188 +11,12 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
+from typing import Self
 
 import numpy as np
-from scipy import sparse
 
 from fedkin._base import Array, Index, Mask
-
-#: Eigenvalues of a matrix with unit diagonal below this share of the largest one count as zero.
-RANK_TOLERANCE = 1e-10
-#: Pivots of a Cholesky factor above this are far from those of singular matrices.
-SAFE_PIVOT = 1e-3
-
-#: ``value(theta (A, p), who (A,)) -> (A,)``: the functions number ``who`` at ``theta``.
-ValueFunction = Callable[[Array, Index], Array]
-#: ``derivatives(theta (A, p), who (A,)) -> gradient (A, p), matrix (A, p, p)``.
-DerivativeFunction = Callable[[Array, Index], tuple[Array, Array]]
-
-_SUFFICIENT = 1e-4  # share of the promised decrease that a step has to keep (Armijo)
-_HALVINGS = 60
-
-
-def unit_diagonal(matrices: Array) -> tuple[Array, Array]:
-    """``matrices (..., p, p)`` scaled to a unit diagonal, and the scale ``(..., p)`` (1 for zeros on the diagonal)."""
-    diagonal = np.einsum("...ii->...i", matrices)
-    scale = np.sqrt(np.where(diagonal > 0, diagonal, 1.0))
-    return np.asarray(matrices / (scale[..., :, None] * scale[..., None, :])), scale
-
-
-def least_eigenvalue(matrices: Array) -> Array:
-    """Smallest eigenvalues ``(...)`` of ``matrices (..., p, p)`` in units in which they have unit diagonal."""
-    return np.asarray(np.linalg.eigvalsh(unit_diagonal(matrices)[0])[..., 0])
-
-
-def surely_regular(scaled: Array) -> Mask:
-    """Which matrices with unit diagonal are far from singular, by the pivots of a Cholesky factor, which is cheap."""
-    try:
-        pivots = np.einsum("vii->vi", np.linalg.cholesky(scaled))
-    except np.linalg.LinAlgError:
-        if len(scaled) == 1:
-            return np.zeros(1, dtype=bool)
-        half = len(scaled) // 2
-        return np.concatenate([surely_regular(scaled[:half]), surely_regular(scaled[half:])])
-    return np.asarray(pivots.min(axis=1, initial=1.0) > SAFE_PIVOT)
-
-
-def generalized_inverse(matrices: Array) -> tuple[Array, Mask]:
-    """Generalised inverses ``G_u (V, p, p)`` of semi-definite matrices, and which of these are singular ``(V,)``.
-
-    ``A G A = A`` and ``G A G = G`` up to directions that count as zero. They are Moore-Penrose inverses in the units in
-    which ``A`` has unit diagonal, so that the units of the features do not matter.
-    """
-    scaled, scale = unit_diagonal(matrices)
-    singular = np.zeros(len(matrices), dtype=bool)
-    try:
-        inverse = np.linalg.inv(scaled)
-        size = np.linalg.norm(scaled, axis=(1, 2)) * np.linalg.norm(inverse, axis=(1, 2))
-        poor = ~(size < 0.1 / RANK_TOLERANCE)  # NaN counts as poor
-    except np.linalg.LinAlgError:
-        inverse, poor = np.empty_like(scaled), np.ones(len(matrices), dtype=bool)
-    if poor.any():
-        values, vectors = np.linalg.eigh(scaled[poor])
-        kept = values > RANK_TOLERANCE * np.maximum(values[:, -1:], np.finfo(float).tiny)
-        roots = np.divide(1.0, values, out=np.zeros_like(values), where=kept)
-        inverse[poor] = np.matmul(vectors * roots[:, None, :], np.swapaxes(vectors, 1, 2))
-        singular[poor] = ~kept.all(axis=1)
-    return np.asarray(inverse / (scale[:, :, None] * scale[:, None, :])), singular
-
-
-def solve_and_rest(matrices: Array, v: Array) -> tuple[Array, Array]:
-    """``A_u^- v_u`` and the part of ``v_u`` outside the range of ``A_u``, both ``(V, p)``."""
-    scaled, scale = unit_diagonal(matrices)
-    if surely_regular(scaled).all():
-        return np.asarray(np.linalg.solve(scaled, (v / scale)[:, :, None])[:, :, 0] / scale), np.zeros_like(v)
-    inverse, singular = generalized_inverse(matrices)
-    solution = np.matmul(inverse, v[:, :, None])[:, :, 0]
-    rest = np.zeros_like(v)
-    rest[singular] = v[singular] - np.matmul(matrices[singular], solution[singular, :, None])[:, :, 0]
-    return np.asarray(solution), rest
-
-
-def solve_positive(matrix: Array, right: Array) -> Array:
-    """``matrix_a^{-1} right_a`` for positive definite matrices ``(A, p, p)`` and vectors ``(A, p)``.
-
-    Rows and columns are scaled to a unit diagonal first, so that the units of the coordinates do not matter; matrices
-    that are singular to working precision are shifted by as little as makes them regular.
-    """
-    scaled, scale = unit_diagonal(matrix)
-    target = right / scale
-    solution = np.zeros_like(right)
-    pending = np.arange(right.shape[0])
-    eye = np.eye(right.shape[1])
-    for shift in (0.0, 1e-13, 1e-10, 1e-7, 1e-4, 1e-1, 10.0):
-        try:
-            found = np.linalg.solve(scaled[pending] + shift * eye, target[pending][:, :, None])[:, :, 0]
-        except np.linalg.LinAlgError:
-            continue
-        good = np.einsum("ap,ap->a", target[pending], found) >= 0  # False for NaN
-        solution[pending[good]] = found[good]
-        pending = pending[~good]
-        if not pending.size:
-            break
-    return solution / scale
-
-
-def inverse_of(matrices: Array) -> Array:
-    """Inverses of positive definite matrices, exactly symmetric."""
-    scaled, scale = unit_diagonal(matrices)
-    try:
-        inverse = np.linalg.inv(scaled)
-    except np.linalg.LinAlgError:
-        # rows without noise make a ridge that is lost in rounding
-        lost = np.linalg.eigvalsh(scaled)[:, 0] <= RANK_TOLERANCE
-        inverse = np.linalg.inv(scaled + lost[:, None, None] * RANK_TOLERANCE * np.eye(scaled.shape[1]))
-    inverse = inverse / (scale[:, :, None] * scale[:, None, :])
-    return np.asarray(0.5 * (inverse + np.swapaxes(inverse, 1, 2)))
-
-
-def sum_groups(values: Array, labels: Index, groups: int) -> Array:
-    """Sums of ``values (V, ...)`` over each group, ``(groups, ...)``, in the order of the sites."""
-    # a sparse product: several times quicker than np.add.at
-    members = sparse.csc_array((np.ones(labels.size), labels, np.arange(labels.size + 1)), shape=(groups, labels.size))
-    return np.asarray(members @ values.reshape(labels.size, -1)).reshape(groups, *values.shape[1:])
-
-
-def damped_newton(
-    value: ValueFunction, derivatives: DerivativeFunction, start: Array, tol: float = 1e-15, max_iter: int = 100
-) -> tuple[Array, Mask]:
-    """Minimisers ``theta (B, p)`` of B convex functions, each with its own step length, and which converged ``(B,)``.
-
-    Values may be infinite, but not NaN, and are finite at ``start (B, p)``; matrices are positive definite: Hessians,
-    or anything above them where a Hessian is singular. A function is done when half its squared Newton decrement is
-    below ``tol`` times the largest of the value, the value at the start and the first decrement. The step that shows it
-    is still taken, so that the error left is of the order of the square.
-    """
-    theta = np.array(start, dtype=np.float64)
-    who = np.arange(theta.shape[0])
-    converged = np.zeros(who.size, dtype=bool)
-    current = value(theta, who)
-    size, best = np.abs(current), np.full(who.size, np.inf)
-    for iteration in range(max_iter):
-        if not who.size:
-            break
-        gradient, matrix = derivatives(theta[who], who)
-        step = -solve_positive(matrix, gradient)
-        decrement = -0.5 * np.einsum("ap,ap->a", gradient, step)
-        if iteration == 0:
-            size = np.maximum(size, decrement)
-        scale = np.maximum(size[who], np.abs(current[who]))
-        # below the first bound the last step suffices; below the second, rounding no longer lets the decrement shrink
-        done = (decrement <= tol * scale) | ((decrement <= 1e-9 * scale) & (decrement > 0.5 * best[who]))
-        best[who] = decrement
-        theta[who], current[who], stuck = _search(value, theta[who], step, decrement, current[who], scale, who)
-        converged[who[done]] = True
-        who = who[~(done | stuck)]
-    return theta, converged
-
-
-def _search(
-    value: ValueFunction, theta: Array, step: Array, decrement: Array, current: Array, scale: Array, who: Index
-) -> tuple[Array, Array, Mask]:
-    """Halve each step until its value has decreased enough; functions that never do stay where they are."""
-    length = np.ones(who.size)
-    reached, values = theta.copy(), current.copy()
-    pending = np.arange(who.size)
-    slack = 8 * np.finfo(float).eps * scale
-    for _ in range(_HALVINGS):
-        trial = theta[pending] + length[pending, None] * step[pending]
-        at_trial = value(trial, who[pending])
-        enough = at_trial <= current[pending] - _SUFFICIENT * length[pending] * 2 * decrement[pending] + slack[pending]
-        good = pending[enough]
-        reached[good], values[good] = trial[enough], at_trial[enough]
-        pending = pending[~enough]
-        if not pending.size:
-            break
-        length[pending] *= 0.5
-    stuck = np.zeros(who.size, dtype=bool)
-    stuck[pending] = True
-    return reached, values, stuck
-
-
-#: Singular values below this share of the largest one count as zero.
-SINGULAR_TOLERANCE = 1e-12
-_SUMS = ("count", "value", "gradient", "hessian")
+from fedkin.core.linalg import _SUMS, SINGULAR_TOLERANCE, generalized_inverse
 
 
 class SiteTerms(ABC):
@@ -202,42 +27,44 @@ class SiteTerms(ABC):
 
     @abstractmethod
     def values(self, theta: Array) -> Array:
-        """``M_u(theta_u)``, shape ``(V,)``."""
+        """Return ``M_u(theta_u)``, shape ``(V,)``."""
 
     @abstractmethod
     def gradients(self, theta: Array) -> Array:
-        """Shape ``(V, p)``."""
+        """Return the gradients, shape ``(V, p)``."""
 
     @abstractmethod
     def hessians(self, theta: Array) -> Array:
-        """Shape ``(V, p, p)``."""
+        """Return the Hessians, shape ``(V, p, p)``."""
 
     def hessian_blocks(self, theta: Array, columns: Mask) -> Array:
-        """Return the rows and columns ``columns (p,)`` of the Hessians, where all of them would cost more."""
+        """Return the rows and columns ``columns (p,)`` of the Hessians only."""
         return self.hessians(theta)[:, columns][:, :, columns]
 
     def cautious_hessians(self, theta: Array) -> Array:
-        """Matrices ``(V, p, p)`` of quadratic models at ``theta`` that can be trusted farther away than Hessians."""
+        """Return matrices ``(V, p, p)`` of quadratic models at ``theta`` that are valid over a wider range than
+        Hessians."""
         return self.hessians(theta)
 
     def caution(self) -> tuple[Array, Array]:
-        """Shares ``(V,)`` of the cautious Hessians that Newton's method begins with, and that it should always keep."""
+        """Return the initial and the minimum shares ``(V,)`` of cautious Hessians in Newton's method."""
         return np.zeros(self.n_sites), np.zeros(self.n_sites)
 
     def lower_bounds(self) -> Array:
-        """Numbers ``(V,)`` that ``M_u`` never falls below, minus infinity where none is known."""
+        """Return lower bounds ``(V,)`` on ``M_u``, minus infinity if none is known."""
         return np.full(self.n_sites, -np.inf)
 
     @abstractmethod
     def young_gaps(self, theta: Array, s: Array, radius: float = np.inf) -> Array:
-        """Upper bounds ``(V,)`` on ``M_u(theta_u) + <s_u, theta_u> - min_v (M_u(v) + <s_u, v>)``.
+        """Return upper bounds ``(V,)`` on ``M_u(theta_u) + <s_u, theta_u> - min_v (M_u(v) + <s_u, v>)``.
 
-        The minimum is over v in the ball of that ``radius``. Without one, a site is infinite when its minimum is not
-        finite (a residual outside the range of a singular design), or when no bound was found.
+        The minimum is over v in the ball of that ``radius``. Without a radius, the bound is infinite when the minimum
+        is not finite (a residual outside the range of a singular design) or no bound is found.
         """
 
     def gaps_in_ball(self, theta: Array, s: Array, radius: float) -> Array:
-        """`young_gaps` in a ball that may bind: its border takes up what pulls ``theta (V, p)`` outwards."""
+        """Return `young_gaps` in a ball whose constraint may be active: its boundary absorbs outward forces on ``theta
+        (V, p)``."""
         gaps = self.young_gaps(theta, s, radius)
         length = np.sqrt(np.einsum("vp,vp->v", theta, theta))
         outward = -np.einsum("vp,vp->v", self.gradients(theta) + s, theta)
@@ -250,11 +77,11 @@ class SiteTerms(ABC):
 
     @abstractmethod
     def take(self, sites: Index) -> SiteTerms:
-        """Return the terms of some sites, in that order."""
+        """Return the terms of the given sites, in that order."""
 
 
 def times(matrices: Array, v: Array) -> Array:
-    """``A_u v_u`` of matrices ``(V, p, p)``, or of multiples of the identity ``(V,)``, and ``v (V, p)``."""
+    """Return ``A_u v_u`` of matrices ``(V, p, p)``, or of multiples of the identity ``(V,)``, and ``v (V, p)``."""
     return matrices[:, None] * v if matrices.ndim == 1 else np.asarray(np.matmul(matrices, v[:, :, None])[:, :, 0])
 
 
@@ -262,18 +89,18 @@ class QuadraticTerms(SiteTerms):
     """``M_u(theta) = theta' A_u theta / 2 - b_u' theta + c_u``: Gram statistics, no rows.
 
     ``A (V, p, p)``, or ``(V,)`` when every ``A_u`` is a multiple of the identity; ``b (V, p)``; ``c (V,)``; ``factors``
-    of sites whose matrix is so close to singular that ``A`` and ``b`` do not tell their minimiser.
+    of sites whose matrix is too close to singular to find the minimiser from ``A`` and ``b``.
     """
 
     def __init__(self, A: Array, b: Array, c: Array, *, factors: RowFactors | None = None) -> None:
         self.A, self.b, self.c, self.factors = A, b, c, factors
-        #: What solvers worked out from the matrices and may use again.
+        #: Results that solvers computed from the matrices and may reuse.
         self.shared: dict[str, Array] = {}
         self.isotropic = A.ndim == 1
         self.n_sites, self.n_params = b.shape
 
     def apply(self, theta: Array) -> Array:
-        """``A_u theta_u``, shape ``(V, p)``."""
+        """Return ``A_u theta_u``, shape ``(V, p)``."""
         return times(self.A, theta)
 
     def values(self, theta: Array) -> Array:
@@ -297,12 +124,6 @@ class QuadraticTerms(SiteTerms):
             return np.full(self.n_params, self.A.mean())
         return np.asarray(np.einsum("vii->i", self.A) / self.n_sites)
 
-    @cached_property
-    def typical_size(self) -> float:
-        """How large the parameters are that sites would have on their own, roughly."""
-        curvature = max(float(self.mean_curvature.mean()), np.finfo(float).tiny)
-        return float(np.abs(self.b).max(initial=0.0)) / curvature
-
     def resolvent(self, weight: Array) -> Callable[[Array], Array]:
         """Return the map ``v -> (A_u + diag(weight_u))^{-1} v_u`` for positive ``weight (V, p)``."""
         if self.isotropic:
@@ -322,12 +143,12 @@ class QuadraticTerms(SiteTerms):
 
     @property
     def inverses(self) -> Array:
-        """Inverses of the matrices ``(V, p, p)``, generalised where they are singular; ``(V,)`` if isotropic."""
+        """Inverses of the matrices ``(V, p, p)``, generalised if singular; ``(V,)`` if isotropic."""
         return self._inverse[0]
 
     @property
     def singular(self) -> Mask:
-        """Sites whose matrix counts as singular, ``(V,)``."""
+        """Mask of sites whose matrix is numerically singular, ``(V,)``."""
         return self._inverse[1]
 
     @cached_property
@@ -338,13 +159,13 @@ class QuadraticTerms(SiteTerms):
         return np.asarray(np.eye(self.n_params) - np.matmul(self.A[bad], self.inverses[bad]))
 
     def unseen(self, v: Array) -> Array:
-        """The parts of ``v (V, p)`` outside the range of the sites' matrices; 0 where these are not `singular`."""
+        """Return the parts of ``v (V, p)`` outside the range of the sites' matrices, 0 for regular ones."""
         out = np.zeros_like(v)
         out[self.singular] = times(self._outside, v[self.singular])
         return out
 
     def minimizers(self) -> Array:
-        """Each site's own minimiser (the shortest one in standardised units where it is not unique), ``(V, p)``."""
+        """Return each site's own minimiser ``(V, p)``; if there are several, the shortest in standardised units."""
         own = times(self.inverses, self.b)
         if self.factors is not None:
             own[self.factors.sites] = self.factors.minimizers()
@@ -362,22 +183,22 @@ class QuadraticTerms(SiteTerms):
             left = residual[bad] - self.apply(step)[bad]
             gaps[bad] += ball_gap(left, theta[bad], radius)
         if self.factors is not None:
-            # where nothing pulls at a site, its gap is what its rows tell
+            # without a force at a site, its gap depends on its rows only
             free = ~s[self.factors.sites].any(axis=1)
             gaps[self.factors.sites[free]] = self.factors.excess(theta[self.factors.sites])[free]
         return gaps
 
     def take(self, sites: Index) -> QuadraticTerms:
         factors = None if self.factors is None else self.factors.take(new_places(sites, self.n_sites))
-        return QuadraticTerms(self.A[sites], self.b[sites], self.c[sites], factors=factors)
+        return QuadraticTerms(self.A.take(sites, axis=0), self.b[sites], self.c[sites], factors=factors)
 
 
 @dataclass(frozen=True, eq=False)
 class RowFactors:
     """``M_u(theta) = |S_u V_u (scale_u theta) - z_u|^2 / 2 + rest_u``: least squares on nearly collinear rows.
 
-    A Gram matrix squares the condition number: of features whose singular values span more than 1e5, it hardly tells
-    which directions it still sees. Singular values and vectors of the rows keep what the rows know.
+    A Gram matrix squares the condition number. If the features' singular values differ by a factor of more than 1e5, it
+    hardly shows which directions are determined. The singular value decomposition of the rows keeps this information.
     """
 
     sites: Index  # (M,), ascending positions among the terms
@@ -389,7 +210,7 @@ class RowFactors:
 
     @classmethod
     def from_rows(cls, sites: Index, X: Array, y: Array, ridge: Array) -> RowFactors:
-        """Factors of rows ``X (M, n, p)`` with responses ``y (M, n)``, and a ridge ``(p,)``."""
+        """Return factors of rows ``X (M, n, p)`` with responses ``y (M, n)``, and a ridge ``(p,)``."""
         m, n, p = X.shape
         # the ridge is p further rows, whose response is 0
         further = np.broadcast_to(np.diag(np.sqrt(ridge)), (m, p, p))
@@ -404,7 +225,7 @@ class RowFactors:
 
     @classmethod
     def joined(cls, parts: list[RowFactors]) -> RowFactors | None:
-        """Return the factors of all parts, by site; None when there are none."""
+        """Return the factors of all parts, by site; None if there are none."""
         if not parts:
             return None
         arrays = [np.concatenate([getattr(one, item.name) for one in parts]) for item in fields(cls)]
@@ -412,21 +233,21 @@ class RowFactors:
         return cls(*(array[order] for array in arrays))
 
     def take(self, place: Index) -> RowFactors | None:
-        """Return the factors of sites whose new ``place`` is not negative; None when there are none."""
+        """Return the factors of sites whose new ``place`` is not negative; None if there are none."""
         chosen = np.flatnonzero(place[self.sites] >= 0)
         _, *others = (getattr(self, item.name)[chosen] for item in fields(self))
         return RowFactors.joined([RowFactors(place[self.sites[chosen]], *others)] if chosen.size else [])
 
     def values(self, theta: Array) -> Array:
-        """``M_u(theta_u)`` for ``theta (M, p)``."""
+        """Return ``M_u(theta_u)`` for ``theta (M, p)``."""
         return np.asarray(0.5 * (self._misfit(theta) ** 2).sum(axis=1) + self.rest)
 
     def excess(self, theta: Array) -> Array:
-        """``M_u(theta_u) - min M_u``, shape ``(M,)``."""
+        """Return ``M_u(theta_u) - min M_u``, shape ``(M,)``."""
         return np.asarray(0.5 * (np.where(self.S > 0, self._misfit(theta), 0.0) ** 2).sum(axis=1))
 
     def minimizers(self) -> Array:
-        """Minimisers ``(M, p)``, the shortest ones in scaled units where they are not unique."""
+        """Return minimisers ``(M, p)``; if they are not unique, the shortest in scaled units."""
         theta = np.zeros_like(self.z)
         for _ in range(2):  # the second time refines the first
             step = np.divide(self._misfit(theta), self.S, out=np.zeros_like(theta), where=self.S > 0)
@@ -438,7 +259,7 @@ class RowFactors:
 
 
 def ball_gap(left: Array, theta: Array, radius: float) -> Array:
-    """Bound ``<left, theta> + radius * |left|`` on what an unbalanced direction may cost, 0 where nothing is left."""
+    """Return the bound ``<left, theta> + radius * |left|`` on the cost of unbalanced directions, 0 if none."""
     size = np.sqrt(np.einsum("vp,vp->v", left, left))
     if not np.isfinite(radius):
         return np.where(size > 0, np.inf, 0.0)
@@ -446,7 +267,7 @@ def ball_gap(left: Array, theta: Array, radius: float) -> Array:
 
 
 def new_places(sites: Index, n_sites: int) -> Index:
-    """Return where each of ``n_sites`` is in ``sites``, -1 for those that are not."""
+    """Return the position of each of ``n_sites`` sites in ``sites``, or -1."""
     place = np.full(n_sites, -1)
     place[sites] = np.arange(sites.size)
     return place
@@ -454,10 +275,10 @@ def new_places(sites: Index, n_sites: int) -> Index:
 
 @dataclass(frozen=True, eq=False)
 class Quadratics:
-    """Sums over rows of V sites in K parts of the loss, its gradient and its Hessian at ``at (V, p)``.
+    """Sums of the loss, its gradient and its Hessian at ``at (V, p)`` over rows of V sites in K parts.
 
-    Cut into folds, the last part has the rows that always train (fold -1). For quadratic losses the sums tell the loss
-    everywhere; for others they are its expansion.
+    With folds, the last part holds the rows that always train (fold -1). For quadratic losses the sums determine the
+    loss everywhere; for others they are its second-order expansion.
     """
 
     at: Array
@@ -468,13 +289,13 @@ class Quadratics:
 
     @classmethod
     def zeros(cls, at: Array, parts: int) -> Quadratics:
-        """No rows, in so many parts."""
+        """Return sums of zero with this number of parts."""
         v, p = at.shape
         return cls(at, np.zeros((v, parts)), np.zeros((v, parts)), np.zeros((v, parts, p)), np.zeros((v, parts, p, p)))
 
     @classmethod
     def from_terms(cls, terms: SiteTerms, n: Array, at: Array) -> Quadratics:
-        """Sums of ``n (V,)`` times the mean losses at ``at (V, p)``, as one part."""
+        """Return sums of ``n (V,)`` times the mean losses at ``at (V, p)``, as one part."""
         if isinstance(terms, QuadraticTerms) and not at.any():
             value, gradient, hessian = terms.c, -terms.b, terms.A
         else:
@@ -486,13 +307,21 @@ class Quadratics:
         return cls(at, n[:, None], (n * value)[:, None], (n[:, None] * gradient)[:, None], hessian[:, None])
 
     @property
+    def n_sites(self) -> int:
+        return len(self.at)
+
+    @property
+    def n_params(self) -> int:
+        return int(self.at.shape[1])
+
+    @property
     def folds(self) -> int:
-        """Number of folds, without the part that always trains."""
+        """Number of folds, excluding the part that always trains."""
         return int(self.count.shape[1]) - 1
 
-    def take(self, sites: Index) -> Quadratics:
-        """Return the sums of some sites, in that order."""
-        return Quadratics(*(getattr(self, item.name)[sites] for item in fields(self)))
+    def take(self, sites: Index) -> Self:
+        """Return the sums of the given sites, in that order."""
+        return replace(self, at=self.at[sites], **{name: getattr(self, name)[sites] for name in _SUMS})
 
     def add(self, sites: Index, more: Quadratics) -> None:
         """Add the sums of more rows of some sites, in place."""
@@ -505,18 +334,19 @@ class Quadratics:
             each = getattr(self, name)
             each[single, -1], each[single, :-1] = each[single].sum(axis=1), 0.0
 
-    def turned(self, by: Index) -> Quadratics:
-        """Return the sums with fold ``k`` of each site as fold ``k + by (V,)``, modulo their number."""
+    def rotated(self, by: Index) -> Quadratics:
+        """Rotate the folds of each site: fold ``k`` becomes fold ``k + by (V,)``, modulo the number of folds."""
         k = (np.arange(self.folds) - by[:, None]) % self.folds
         order = np.concatenate([k, np.full((len(k), 1), self.folds)], axis=1)
         return replace(self, **{name: getattr(self, name)[np.arange(len(k))[:, None], order] for name in _SUMS})
 
     def pooled(self) -> Quadratics:
-        """Sums over all sites, as one; every ``at`` is 0."""
+        """Return the total over all sites, with ``at`` equal to 0."""
         return Quadratics(self.at[:1], *(getattr(self, name).sum(axis=0, keepdims=True) for name in _SUMS))
 
     def total(self, without: int | None = None, *, forward: bool = False) -> Quadratics:
-        """Return the sums over all rows (or all but those of one fold and, ``forward``, of later ones), as one part."""
+        """Return sums over all rows as one part; if a fold is given, without it (and without later ones if
+        ``forward``)."""
         last = self.folds if without is None or not forward else without
         kept = [k for k in (*range(last), self.folds) if k != without]  # the last part always trains
         parts = (getattr(self, name)[:, kept] for name in ("count", "value", "gradient"))
@@ -527,20 +357,20 @@ class Quadratics:
         return Quadratics(self.at, count, value, gradient, hessian)
 
     def map(self, A: Array, shift: Array | float = 0.0) -> Quadratics:
-        """Return the sums as functions of ``phi``, where ``theta = A phi + shift``."""
+        """Return the sums in terms of ``phi``, where ``theta = A phi + shift``."""
         at = (self.at - shift) @ np.linalg.inv(A).T
         H = self.hessian[..., None, None] * np.eye(len(A)) if self.hessian.ndim == 2 else self.hessian
         return replace(self, at=at, gradient=self.gradient @ A, hessian=A.T @ H @ A)
 
     def coefficients(self) -> tuple[Array, Array, Array]:
-        """``A (V, K, p, p)`` (or ``(V, K)``), ``b (V, K, p)``, ``c (V, K)`` of ``theta'A theta / 2 - b'theta + c``."""
+        """Return ``A (V, K, p, p)``, ``b (V, K, p)``, ``c (V, K)`` of ``theta'A theta / 2 - b'theta + c``."""
         at = self.at[:, None, :]
         A = self.hessian
         bend = A[..., None] * at if A.ndim == 2 else np.matmul(A, at[..., None])[..., 0]
         return A, bend - self.gradient, self.value + ((0.5 * bend - self.gradient) * at).sum(axis=-1)
 
     def terms(self, part: int = 0, ridge: Array | None = None) -> QuadraticTerms:
-        """Mean losses of one part, with ``sum_c ridge_c theta_c^2 / 2`` on each site; every site has rows there."""
+        """Return the mean losses of one part, with a ridge ``(p,)``; every site must have rows in it."""
         one = replace(self, **{name: getattr(self, name)[:, part : part + 1] for name in _SUMS})
         n = one.count[:, 0].astype(np.float64)
         A, b, c = (each[:, 0] for each in one.coefficients())

@@ -1,4 +1,4 @@
-"""`SiteData`: the losses of sites, known by their rows or by what sites said about them, and the map of `Columns`."""
+"""Define `SiteData` (site losses from rows or summaries) and the `Columns` map."""
 
 from __future__ import annotations
 
@@ -18,6 +18,8 @@ from fedkin.errors import DataError, ParameterError, UnknownSiteError, argument
 from fedkin.losses import Loss, make_loss
 
 if TYPE_CHECKING:
+    from fedkin.core.problem import Problem
+    from fedkin.core.summaries import Summaries
     from fedkin.core.summary import LowRankCurvature, OwnEstimate
 
 LossLike = str | Loss | Mapping[Hashable, str | Loss]
@@ -25,40 +27,42 @@ SiteDataT = TypeVar("SiteDataT", bound="SiteData")
 
 
 def parameter_names(names: Sequence[str], outputs: int, labels: Sequence[Hashable] | None = None) -> tuple[str, ...]:
-    """A name for each parameter: those of the columns, output by output with its label where there are several."""
+    """Return parameter names: the column names, with the output label if there are several outputs."""
     if outputs <= 1:
         return tuple(names)
     labels = [f"class {k + 1}" for k in range(outputs)] if labels is None else labels
     return tuple(f"{name} [{label}]" for label in labels for name in names)
 
 
+class AffineMap:
+    """Map ``theta = A fitted + shift`` between the fitted parameters and the user's."""
+
+    A: Array
+    shift: Array
+
+    def theta(self, fitted: Array) -> Array:
+        """Return the user's parameters ``(..., p)``."""
+        return np.asarray(fitted @ self.A.T + self.shift)
+
+    def to_fitted(self, theta: Array) -> Array:
+        """Return fitted parameters for ``theta (..., p)``."""
+        return np.asarray((theta - self.shift) @ np.linalg.inv(self.A).T)
+
+    def covariance(self, fitted: Array) -> Array:
+        """Return covariances ``(..., p, p)`` of the user's parameters."""
+        return np.asarray(self.A @ fitted @ self.A.T)
+
+
 @dataclass(frozen=True, eq=False)
-class Columns:
-    """Fitted columns ``(x - mean) / scale`` of q named columns x; the first may be the constant ``(intercept)``."""
+class Columns(AffineMap):
+    """Standardised columns ``(x - mean) / scale`` of q named columns; the first may be ``(intercept)``."""
 
     names: tuple[str, ...]
     mean: Array  # (q,), 0 for the intercept, which takes up the means of the others; all 0 without one
     scale: Array  # (q,), 1 for the intercept
     outputs: int = 1  # blocks of coefficients in a theta
-    location: bool = False  # whether the parameters are a point among the rows rather than coefficients of them
+    location: bool = False  # whether the parameters are a location rather than coefficients
     labels: Sequence[Hashable] | None = None  # names of the outputs
-
-    @classmethod
-    def from_features(
-        cls,
-        features: Sequence[str],
-        mean: Array,
-        scale: Array,
-        *,
-        intercept: bool,
-        outputs: int = 1,
-        location: bool = False,
-        labels: Sequence[Hashable] | None = None,
-    ) -> Columns:
-        """Columns of features, after an intercept if there is one."""
-        if intercept:
-            features, mean, scale = (INTERCEPT, *features), np.append(0.0, mean), np.append(1.0, scale)
-        return cls(tuple(features), mean, scale, max(outputs, 1), location, labels)
 
     @property
     def intercept(self) -> bool:
@@ -75,7 +79,7 @@ class Columns:
 
     @property
     def intercepts(self) -> Mask:
-        """Which of the p parameters are intercepts."""
+        """Mask of the p parameters that are intercepts."""
         return np.tile(np.arange(len(self.names)) == (0 if self.intercept else -1), self.outputs)
 
     def per_parameter(self, value: float) -> Array:
@@ -83,33 +87,21 @@ class Columns:
         return np.where(self.intercepts, 0.0, value)
 
     @cached_property
-    def A(self) -> Array:
-        """The matrix ``(p, p)`` of the map ``theta = A fitted + shift``."""
+    def A(self) -> Array:  # type: ignore[override]
+        """Matrix ``(p, p)`` of the map ``theta = A fitted + shift``."""
         one = np.diag(self.scale if self.location else 1.0 / self.scale)
         if self.intercept:
             one[0, 1:] = -self.mean[1:] / self.scale[1:]
         return np.asarray(np.kron(np.eye(self.outputs), one), dtype=np.float64)
 
     @property
-    def shift(self) -> Array:
-        """The vector ``(p,)`` of that map."""
+    def shift(self) -> Array:  # type: ignore[override]
+        """Vector ``shift (p,)`` of the map ``theta = A fitted + shift``."""
         return self.mean if self.location else np.zeros(self.n_params)
-
-    def theta(self, fitted: Array) -> Array:
-        """Parameters ``(..., p)`` of the user's columns."""
-        return np.asarray(fitted @ self.A.T + self.shift)
-
-    def fitted(self, theta: Array) -> Array:
-        """Parameters ``(..., p)`` of the fitted columns."""
-        return np.asarray((theta - self.shift) @ np.linalg.inv(self.A).T)
-
-    def covariance(self, fitted: Array) -> Array:
-        """Return covariances ``(..., p, p)`` of the user's parameters."""
-        return np.asarray(self.A @ fitted @ self.A.T)
 
 
 class SiteData(HasSites, ABC):
-    """The losses of V sites: rows in memory (`RowData`), rows in files (`FileRows`) or `Summaries`."""
+    """Losses of V sites, from rows in memory (`RowData`), rows in files (`FileRows`) or `Summaries`."""
 
     has_rows: ClassVar[bool]  # whether the losses can be expanded anywhere
     in_memory: ClassVar[bool]  # whether the rows can be cut and taken
@@ -124,15 +116,15 @@ class SiteData(HasSites, ABC):
     @property
     @abstractmethod
     def n(self) -> Index | Array:
-        """Rows of each site, or the sums of their weights, ``(V,)``."""
+        """Number of rows of each site, or the sum of their weights, ``(V,)``."""
 
     @abstractmethod
     def take(self, order: Index) -> SiteData:
-        """Return some sites, in that order."""
+        """Return the data of the given sites, in that order."""
 
     @abstractmethod
     def expand(self, theta: Array, folds: int = 1, seed: int = 0) -> Quadratics:
-        """Sums around ``theta (V, p)``, or around the point of the summaries; of all rows, or by fold."""
+        """Return sums around ``theta (V, p)``, or around the point of the summaries, over all rows or by fold."""
 
     @property
     def n_samples(self) -> Index | Array:
@@ -140,7 +132,7 @@ class SiteData(HasSites, ABC):
 
     @property
     def column_scale(self) -> Array:
-        """Mean square ``(q,)`` of each column over all rows; 1 for a column of zeros, which has no scale."""
+        """Mean square ``(q,)`` of each column over all rows; 1 for a column of zeros."""
         scale = self.column_squares.sum(axis=0) / self.n.sum()
         return np.where(scale > 0, scale, 1.0)
 
@@ -163,28 +155,28 @@ class SiteData(HasSites, ABC):
         return (self.loss,) * self.n_sites
 
     def batches(self) -> Iterator[RowData]:
-        """All rows, some at a time."""
+        """Yield all rows in batches."""
         raise DataError("this needs rows, and summaries have none")
 
     def values(self, theta: Array) -> Array:
-        """Return the losses ``(V,)`` at ``theta (V, p)``, sums over rows."""
+        """Return the losses ``(V,)`` at ``theta (V, p)``, summed over rows."""
         return self.expand(theta).value[:, 0]
 
     def terms(self, ridge: Array, alone: Mask | None = None) -> SiteTerms:
         """Return the mean losses with a ridge, see `build_terms`."""
         needs = f"the rows of the {self.loss.name} loss in memory"
-        raise ParameterError(f"the fused estimator needs {needs}: leave its options out, or read the table as a whole")
+        raise ParameterError(f"the fused estimator needs {needs}: omit its options, or load the whole table")
 
     def gram(self, members: Mask) -> Array:
-        """Products of features, summed over some sites, up to the scale of each feature."""
+        """Return the features' cross-products summed over some sites, up to the scale of each feature."""
         return np.asarray(self.expand(np.zeros((self.n_sites, self.n_params))).hessian[members, 0].sum(axis=0))
 
     def check_folds(self, folds: int, seed: int) -> None:
-        """Raise an error where there are no such folds."""
+        """Raise an error if these folds are not available."""
 
 
 class RowData(SiteData):
-    """The rows of a federation with a loss for each site."""
+    """Rows of a federation with a loss for each site."""
 
     has_rows: ClassVar[Literal[True]] = True
     in_memory: ClassVar[Literal[True]] = True
@@ -214,7 +206,7 @@ class RowData(SiteData):
 
     @property
     def zeros(self) -> Array:
-        """The parameters ``(V, p)`` that are all 0."""
+        """Zero parameters ``(V, p)``."""
         return np.zeros((self.n_sites, self.n_params))
 
     def terms(self, ridge: Array, alone: Mask | None = None) -> SiteTerms:
@@ -242,7 +234,7 @@ class RowData(SiteData):
         return self.expand_folds(theta, assign_folds(self.rows, folds, seed) if self.loss.additive else whole, folds)
 
     def expand_folds(self, at: Array, fold_of: Index, folds: int) -> Quadratics:
-        """Sums around ``at (V, p)`` of rows with a fold ``(N,)`` each; -1 is the last part."""
+        """Return sums around ``at (V, p)`` of rows with a fold ``(N,)`` each; -1 is the last part."""
         (v, p), rows = at.shape, self.rows
         cell = rows.site_index * (folds + 1) + fold_of % (folds + 1)
         count = np.bincount(cell, rows.weight, v * (folds + 1)).reshape(v, folds + 1)
@@ -270,7 +262,7 @@ class RowData(SiteData):
 
 
 def site_data(data: Federation | SiteDataT, loss: LossLike) -> RowData | SiteDataT:
-    """Return the data with the losses of its sites; files and summaries know theirs."""
+    """Return the data with the losses of its sites; files and summaries carry their own."""
     if isinstance(data, SiteData):
         return data
     if not isinstance(data, Federation):
@@ -278,8 +270,43 @@ def site_data(data: Federation | SiteDataT, loss: LossLike) -> RowData | SiteDat
     return RowData(data, loss)
 
 
+class SiteLosses:
+    """Site losses of a problem, shared by problems with the same losses.
+
+    Isolated sites are marked in ``alone (V,)``; their minimisers are exact. None means that all sites are isolated.
+    """
+
+    def __init__(self, problem: Problem) -> None:
+        self.federation, self.loss, self.ridge = problem.federation, problem.loss, problem.ridge
+        self.alone = problem.graph.degree == 0 if problem.lam > 0 else None
+
+    def belong_to(self, problem: Problem) -> bool:
+        """Return whether the problem has the same rows, losses and ridge, and no other isolated sites."""
+        same = (self.federation is problem.federation, self.loss is problem.loss, self.ridge is problem.ridge)
+        if not all(same) or self.alone is None:
+            return all(same)
+        return problem.lam > 0 and not ((problem.graph.degree == 0) & ~self.alone).any()
+
+    @cached_property
+    def data(self) -> RowData | Summaries:
+        return site_data(self.federation, self.loss)
+
+    @property
+    def n_params(self) -> int:
+        return self.data.losses[0].n_params(self.federation.n_features)
+
+    @cached_property
+    def terms(self) -> SiteTerms:
+        ridge = np.asarray(self.ridge, dtype=np.float64)
+        if ridge.shape not in ((), (self.n_params,)):
+            raise ParameterError(f"ridge has shape {ridge.shape}, expected a number or ({self.n_params},)")
+        if not (np.isfinite(ridge) & (ridge >= 0)).all():
+            raise ParameterError(f"ridge must be finite and at least 0, got {self.ridge!r}")
+        return self.data.terms(np.broadcast_to(ridge, (self.n_params,)), self.alone)
+
+
 def assign_folds(federation: Federation, folds: int, seed: int) -> Index:
-    """Fold ``(N,)`` of each row, cut within sites; -1 for the row of a site that has a single one: it trains."""
+    """Assign rows to folds ``(N,)`` within sites; -1 for the row of a one-row site, which always trains."""
     sizes = zip(federation.sites, federation.n_samples.tolist(), strict=True)
 
     def dealt(site: Hashable, n: int) -> Index:
@@ -299,7 +326,7 @@ def resolve_losses(loss: LossLike, federation: Federation) -> tuple[Loss, ...]:
     if federation.weight is not None:
         for one in losses:
             if one.rowwise is None and not one.quadratic:
-                raise ParameterError(f"the {one.name} loss takes no weights of rows: leave {argument('weight')} out")
+                raise ParameterError(f"the {one.name} loss does not support row weights: omit {argument('weight')}")
     try:
         # the whole column first: the loop over sites is slow
         for one in {id(one): one for one in losses}.values():

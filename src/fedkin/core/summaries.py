@@ -1,7 +1,7 @@
-"""`Summaries`: what all sites said about their rows in one message each, in the place of rows.
+"""Define `Summaries`, the sufficient statistics of all sites, used instead of rows.
 
-A summary holds sums over rows, fold by fold, of the loss and its first two derivatives at one point. For quadratic
-losses they describe the loss everywhere, so that a fit from summaries is the fit from rows.
+A summary holds sums over rows, by fold, of the loss and its first two derivatives at one point. For quadratic losses
+these sums determine the loss everywhere, so fitting summaries gives the same result as fitting rows.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from fedkin.data import INTERCEPT
 from fedkin.errors import DataError, ParameterError, UnknownSiteError
 from fedkin.losses import Loss, describe_loss
 
-#: A column whose variance is below this share of its mean square counts as constant.
+#: A column whose variance is below this share of its mean square is treated as constant.
 CONSTANT = 1e-14
 
 
 @dataclass(frozen=True, eq=False)
 class Summaries(SiteData):
-    """The summaries of V sites, stacked in the order of ``sites``: what `Problem` takes in the place of rows.
+    """Summaries of V sites, stacked in the order of ``sites``; `Problem` accepts them instead of rows.
 
     Attributes
     ----------
@@ -43,19 +43,9 @@ class Summaries(SiteData):
     gaps : array (V,) or None
         As in `Summary`.
     privacy : tuple of V Privacy or None, or None
-        What each site promises its rows, where sums are noisy.
+        Privacy guarantee of each site with noisy sums.
     curvature : tuple of V LowRankCurvature or None, or None
-        Second derivatives of sites that have sent a short message.
-
-    Examples
-    --------
-    >>> import fedkin
-    >>> fed = fedkin.Federation({"a": ([[1.0], [2.0]], [1.0, 3.0]), "b": ([[1.0], [3.0]], [2.0, 2.0])})
-    >>> summaries = fedkin.summarise(fed, "linear", folds=2)
-    >>> problem = fedkin.Problem(summaries, fedkin.Graph.complete(["a", "b"]), lam=0.1)
-    >>> theta = fedkin.solve(problem).theta
-    >>> bool(abs(theta - fedkin.solve(fedkin.Problem(fed, problem.graph, lam=0.1)).theta).max() < 1e-12)
-    True
+        Second derivatives of sites that sent a short summary.
     """
 
     sites: tuple[Hashable, ...]
@@ -73,16 +63,16 @@ class Summaries(SiteData):
 
     @classmethod
     def stack(cls, summaries: Iterable[Summary]) -> Summaries:
-        """Return the summaries of several sites in that order.
+        """Stack the summaries of several sites, in that order.
 
         Raises
         ------
         DataError
-            When a site comes twice, or sites have summed up something else: another loss, other columns or folds.
+            When a site appears twice, or summaries differ in the loss, columns or folds.
         """
         parts = list(summaries)
         if not parts:
-            raise DataError("there are no summaries to stack: give that of at least one site")
+            raise DataError("there are no summaries to stack: pass the summary of at least one site")
         first, seen = parts[0], set()
         for part in parts:
             for (what, one), two in zip(_agreed(first).items(), _agreed(part).values(), strict=True):
@@ -153,16 +143,16 @@ class Summaries(SiteData):
     # --- making another one -------------------------------------------------------------------------------------
 
     def subset(self, sites: Sequence[Hashable]) -> Summaries:
-        """Return the summaries of some sites, in that order."""
+        """Return the summaries of the given sites, in that order."""
         unknown = [site for site in sites if site not in self.index]
         if unknown:
             raise UnknownSiteError(f"there is no summary of site {unknown[0]!r}, only of {listed(self.sites)}")
         if len(set(sites)) < len(sites):
-            raise DataError("a site is named twice: name every site once")
+            raise DataError("a site is named twice: name each site once")
         return self.take(np.array([self.index[site] for site in sites], dtype=np.int64))
 
     def take(self, order: Index) -> Summaries:
-        """Return the summaries of some sites by position, in that order."""
+        """Return the summaries of the sites at the given positions, in that order."""
         entries: dict[str, Any] = {"sums": self.sums.take(order), "sites": tuple(self.sites[u] for u in order)}
         for name in ("column_sums", "column_squares", "scores", "gaps"):
             entries[name] = None if (each := getattr(self, name)) is None else each[order]
@@ -172,9 +162,9 @@ class Summaries(SiteData):
         return replace(self, **entries)
 
     def pooled(self) -> Summaries:
-        """Return what all sites would have said as one, for quadratic losses."""
+        """Return the summary of all rows combined into one site, for quadratic losses."""
         if self.privacy is not None:
-            raise DataError("noisy sums of several sites are not added up: their noise would be forgotten")
+            raise DataError("noisy sums of several sites cannot be pooled: the scale of their noise would be lost")
         if not self.loss.quadratic:
             raise DataError(f"sums of the {self.loss.name} loss at different points cannot be added up")
         entries: dict[str, Any] = {"sites": (0,), "curvature": None, "sums": self.sums.pooled()}
@@ -183,10 +173,10 @@ class Summaries(SiteData):
         return replace(self, **entries)
 
     def noise(self) -> Array:
-        """Standard deviations ``(V, q + 1, q + 1)`` of the noise in sums over all rows of ``z z'``.
+        """Return standard deviations ``(V, q + 1, q + 1)`` of the noise in sums over all rows of ``z z'``.
 
-        Here z are the columns and the target, or the columns and a constant 1 for the mean loss; 0 where sums are
-        exact.
+        Here z holds the columns and the target (for the mean loss, a constant 1 instead). The result is 0 for exact
+        sums.
         """
         out = np.zeros((self.n_sites, self.n_features + 1, self.n_features + 1))
         for u, one in enumerate(self.privacy or ()):
@@ -199,11 +189,11 @@ class Summaries(SiteData):
         return out
 
     def repaired(self) -> Summaries:
-        """Add as much ridge to noisy sums as makes them sums that rows might have (as AdaSSP does).
+        """Add enough ridge to noisy sums to make them valid sums of squares (as AdaSSP does).
 
-        Every site's products of columns become positive definite by the margin ``noise * sqrt(draws * p)``, half of
-        what noise alone may have taken away, for all rows and without any one fold. What is missing is added to the
-        diagonal in units of the columns' limits. Values are raised where noise left residuals that are below 0.
+        Every site's matrix of cross-products becomes positive definite with the margin ``noise * sqrt(draws * p)``,
+        half of the possible effect of the noise, for all rows and with any one fold left out. The ridge is added to the
+        diagonal in units of the columns' limits. Values are raised if noise made the residual sum of squares negative.
         """
         if self.privacy is None:
             return self
@@ -227,14 +217,14 @@ class Summaries(SiteData):
     def check_folds(self, folds: int, seed: int) -> None:
         if (self.folds, self.seed) != (folds, seed):
             raise ParameterError(
-                f"the sites have cut their rows into {self.folds} folds with seed {self.seed}, which cannot be "
+                f"the sites split their rows into {self.folds} folds with seed {self.seed}, which cannot be "
                 f"changed: give folds={self.folds} and seed={self.seed} instead of {folds} and {seed}"
             )
         if not self.sums.count[:, :-1].any():
-            raise DataError("no site has given its sums by fold, so there is nothing to hold out: give lam as a number")
+            raise DataError("no summary has sums by fold, so cross-validation is not possible: give lam as a number")
 
     def expand(self, theta: Array, folds: int = 1, seed: int = 0) -> Quadratics:
-        """Return the sums, which are around the point that the sites chose or were asked about."""
+        """Return the sums, expanded around the point in the summaries."""
         return self.sums if folds > 1 else self.sums.total()
 
     def terms(self, ridge: Array, alone: Mask | None = None) -> QuadraticTerms:
@@ -242,24 +232,22 @@ class Summaries(SiteData):
         return self.sums.total().terms(ridge=ridge)
 
     def standardized(self) -> tuple[Summaries, Array, Array]:
-        """Return what the sites would have summed up of columns with standard deviation 1 over all rows.
+        """Return the summaries of columns standardised to standard deviation 1 over all rows.
 
         Returns
         -------
         summaries : Summaries
-            Of columns with mean 0 as well where there is an intercept, and for the mean loss.
+            Summaries of the standardised columns, also centred if there is an intercept, and for the mean loss.
         mean, scale : array (q,)
             As in `Federation.standardized`; without an intercept the mean is 0. For an intercept, 0 and 1.
 
         Notes
         -----
-        A variance is the small difference of two large numbers where a column is far from 0: of 16 digits, 2 are lost
-        for every factor of 10 between mean and standard deviation. Contracts centre columns.
+        If a column is far from 0, its variance is a small difference of large numbers: 2 of 16 digits are lost for
+        every factor of 10 between mean and standard deviation. Contracts centre columns.
         """
         if self.privacy is not None:
-            raise ParameterError(
-                "noisy sums are fitted in the units in which sites prepared their rows: standardize=False"
-            )
+            raise ParameterError("noisy sums cannot be standardised again: use standardize=False")
         n = int(self.n_samples.sum())
         mean = self.column_sums.sum(axis=0) / n
         square = self.column_squares.sum(axis=0) / n
@@ -290,7 +278,7 @@ class Summaries(SiteData):
         T, sums = columns.A, self.sums.map(columns.A)
         own = None
         if self.own is not None:
-            # a ridge in other coordinates is a matrix; its diagonal is what keeps estimates back
+            # a ridge in other coordinates is a matrix, of which the diagonal is kept
             own = tuple(replace_in(one, ridge=np.einsum("ij,i,ij->j", T, one.ridge, T)) for one in self.own)
         return replace(self, sums=sums, own=own, curvature=None)
 
@@ -309,7 +297,7 @@ def _with_margin(parts: Array, count: Array, privacy: Privacy) -> Array:
 
 
 def _raised(value: Array, matrices: Array, gradient: Array, count: Array, privacy: Privacy) -> Array:
-    """Values with which the least residual sum of squares is at least the standard deviation of its noise."""
+    """Raise the values so that the residual sum of squares is at least the standard deviation of its noise."""
     b = gradient.sum(axis=0)
     least = 0.5 * float(b @ np.linalg.solve(matrices.sum(axis=0), b))
     least += 0.5 * np.sqrt(int((count > 0).sum())) * privacy.noise * privacy.limits[-1] ** 2
@@ -318,7 +306,6 @@ def _raised(value: Array, matrices: Array, gradient: Array, count: Array, privac
 
 
 def _agreed(summary: Summary) -> dict[str, object]:
-    """Return what the summaries of all sites have in common."""
     return {
         "loss": describe_loss(summary.loss),
         "columns": summary.feature_names,

@@ -1,4 +1,4 @@
-"""`Summary`: the sums over its rows that a site shares. `Query`: where the organiser asks for further ones."""
+"""Define `Summary`, the sums that a site shares, and `Query`, the organiser's request for further sums."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ import numpy as np
 from msgspec.structs import replace as replace_in
 
 from fedkin._base import AnyArray, Array, Index, check_whole
-from fedkin.core.quadratics import least_eigenvalue
+from fedkin.core.linalg import least_eigenvalue
 from fedkin.core.sitedata import parameter_names
 from fedkin.errors import DataError, ParameterError
 from fedkin.losses import Loss, describe_loss, described_loss
 
-#: Products of rows are positive semi-definite up to this.
+#: Tolerance when checking that cross-products are positive semi-definite.
 IMPOSSIBLE = 1e-9
-#: Directions with less than this share of the largest curvature are those that rows say nothing about.
+#: Directions with less than this share of the largest curvature count as undetermined by the rows.
 NOTHING = 1e-10
 #: A diagonal stands for the rest if it keeps so much of it, and this times the share of directions that are kept: of
 #: about as many rows as parameters it would know next to nothing, and not how little.
@@ -26,7 +26,7 @@ WORTH, WORTH_PER_RANK = 0.3, 1.5
 
 #: A whole number of at least 0.
 WholeNumber = Annotated[int, msgspec.Meta(ge=0, le=10**10)]
-#: Larger numbers than this are nobody's sums; their products would overflow.
+#: Larger numbers cannot be valid sums, and their products would overflow.
 _LARGEST = 1e100
 _T = TypeVar("_T")
 
@@ -35,7 +35,7 @@ _T = TypeVar("_T")
 
 
 def to_plain(message: msgspec.Struct) -> dict[str, Any]:
-    """Return the fields of a message as JSON can hold them, without those that are None or infinite; exact."""
+    """Return the fields of a message as JSON values without loss, omitting those that are None or infinite."""
 
     def finite(plain: Any) -> Any:
         if isinstance(plain, list) and plain and isinstance(plain[0], dict):
@@ -49,7 +49,7 @@ def to_plain(message: msgspec.Struct) -> dict[str, Any]:
 
 
 def from_plain(plain: object, kind: type[_T], what: str) -> _T:
-    """Read the message that `to_plain` wrote; raises `DataError`, which begins with ``what``."""
+    """Read a message written by `to_plain`; raise a `DataError` that starts with ``what`` if it is invalid."""
     try:
         return msgspec.convert(plain, kind, dec_hook=_array)
     except msgspec.ValidationError as error:
@@ -57,12 +57,12 @@ def from_plain(plain: object, kind: type[_T], what: str) -> _T:
 
 
 def refuse(what: str, why: str) -> NoReturn:
-    """Raise `DataError` about something that came from elsewhere."""
+    """Raise a `DataError` about a received message."""
     raise DataError(f"{what} {why}; ask for it again")
 
 
 def check_shapes(message: Any, shapes: Mapping[str, tuple[int, ...]], what: str) -> None:
-    """Raise `DataError` about an array of a message that has another shape."""
+    """Raise `DataError` unless an array of a message has the expected shape."""
     for name, shape in shapes.items():
         if (found := getattr(message, name)).shape != shape:
             refuse(what, f"has {name!r} of shape {found.shape}, expected {shape}")
@@ -80,14 +80,14 @@ def _array(kind: Any, value: Any) -> Any:
 
 
 class PlainMessage(msgspec.Struct, frozen=True, eq=False, forbid_unknown_fields=True):
-    """Numbers and names that travel between sites and the organiser; None and infinity may only be defaults."""
+    """Message between sites and the organiser; only defaults may be None or infinite."""
 
 
 # --- parts of a summary -------------------------------------------------------------------------------------------
 
 
 class OwnEstimate(PlainMessage, frozen=True):
-    """How a site found the point of its first message: its own minimiser, or a ridge fit where it has none."""
+    """Estimate of a site in its first message: its own minimiser, or a ridge fit if none exists."""
 
     ridge: Array  # (p,), extra curvature of the mean loss that the estimate needed; zeros for an ordinary one
     dispersion: float = 1.0  # factor by which the variance of a score exceeds the Hessian
@@ -96,7 +96,7 @@ class OwnEstimate(PlainMessage, frozen=True):
 
 
 class Privacy(PlainMessage, frozen=True):
-    """Differential privacy of one message: replacing one row changes the odds of any message by ``exp(epsilon)``."""
+    """Differential privacy of one message: replacing a row changes its probability by at most ``exp(epsilon)``."""
 
     epsilon: float
     delta: float  # the probability with which the promise may fail
@@ -106,7 +106,7 @@ class Privacy(PlainMessage, frozen=True):
 
 
 class LowRankCurvature(PlainMessage, frozen=True):
-    """The matrix ``diag(diagonal) + factor factor'`` of p parameters: r times p numbers instead of p times p."""
+    """Diagonal plus low-rank matrix ``diag(diagonal) + factor factor'`` for p parameters."""
 
     diagonal: Array  # (p,)
     factor: Array  # (p, r)
@@ -114,12 +114,12 @@ class LowRankCurvature(PlainMessage, frozen=True):
 
     @property
     def rank(self) -> int:
-        """Columns of the factor."""
+        """Number of columns of the factor."""
         return int(self.factor.shape[1])
 
     @property
     def exact(self) -> bool:
-        """Whether nothing was left out or stands for something else."""
+        """Whether the approximation is exact."""
         return not self.left_out and not self.diagonal.any()
 
     def dense(self) -> Array:
@@ -132,12 +132,12 @@ class LowRankCurvature(PlainMessage, frozen=True):
 
 
 def shortened(value: float, gradient: Array, hessian: Array, rank: int) -> tuple[float, Array, LowRankCurvature]:
-    """Value, gradient and curvature of this rank of a quadratic with the minimum of the given one, at the same point.
+    """Approximate a quadratic by one of low-rank curvature with the same minimum, and return its derivatives.
 
-    The factor holds the directions of most curvature, in units in which every parameter alone has curvature 1. For
-    least squares, directions that are left out are rows of a rotated table that are left out: less is known, and what
-    is known is right. Where rows tell enough about all parameters, the diagonal stands for the rest, scaled so that
-    the minimum is as far from the truth as it promises, on average over directions: ``trace(short / hessian) = p``.
+    The factor holds the directions of largest curvature, in units where every parameter alone has curvature 1. For
+    least squares, omitting directions is like omitting rows of a rotated table: information is lost, but no bias
+    arises. If the rows determine all parameters well, the diagonal replaces the omitted directions, scaled so that the
+    stated precision is correct on average over directions: ``trace(short / hessian) = p``.
     """
     size = np.sqrt(np.maximum(np.diag(hessian), 0.0))
     size = np.where(size > 0, size, 1.0)
@@ -165,7 +165,7 @@ def shortened(value: float, gradient: Array, hessian: Array, rank: int) -> tuple
 
 @dataclass(frozen=True, eq=False)
 class Summary:
-    """Everything that one site says about its rows: sums, fold by fold.
+    """Sufficient statistics of one site: sums over its rows, by fold.
 
     Attributes
     ----------
@@ -176,10 +176,10 @@ class Summary:
     seed : int
         Of the folds.
     at : array (p,)
-        The parameter at which the loss was expanded: 0 for quadratic losses, the site's own estimate in the first
-        message of others, and then the parameter that it was asked about.
+        Parameter at which the loss was expanded: 0 for quadratic losses; otherwise the site's own estimate in the first
+        message, and later the point of the query.
     count : int array (K + 1,)
-        Rows of each of the K folds; the last part is of a single row, which is in no fold.
+        Number of rows in each of the K folds; the last part holds a single row, which is in no fold.
     value, gradient, hessian : arrays (K + 1,), (K + 1, p), (K + 1, p, p)
         Sums over the rows of each part of the loss and its derivatives at ``at``; ``hessian (K + 1,)`` for the mean
         loss, where all are multiples of the identity.
@@ -190,20 +190,12 @@ class Summary:
     own : OwnEstimate, optional
         In the first message about a loss that is not quadratic.
     gap : float, optional
-        In answers: how far the site's loss is from its minimum, given what the neighbours pull (its Young gap).
+        In answers: the site's Young gap, the distance of its loss from the minimum given the neighbours' dual forces.
     privacy : Privacy, optional
-        Where the sums are noisy: what is promised, and how large the noise is.
+        For noisy sums: the privacy guarantee and the size of the noise.
     curvature : LowRankCurvature, optional
-        In a short message: the second derivatives of all rows, which are in no fold, as diagonal plus low rank.
-        ``hessian`` has the same as a matrix.
-
-    Examples
-    --------
-    >>> import fedkin
-    >>> fed = fedkin.Federation({"north": ([[1.0], [2.0], [4.0]], [1.0, 3.0, 5.0])})
-    >>> summary = fedkin.summarise(fed, "linear", folds=2)["north"]
-    >>> summary.n_samples, summary.gradient.sum(axis=0).tolist()  # minus the sum of x times y
-    (3, [-27.0])
+        In a short message: second derivatives over all rows, without folds, as diagonal plus low rank. ``hessian``
+        holds the same matrix in full.
     """
 
     site: Hashable
@@ -225,7 +217,7 @@ class Summary:
 
     @property
     def n_samples(self) -> int:
-        """Rows of the site."""
+        """Number of rows of the site."""
         return int(self.count.sum())
 
     @property
@@ -240,36 +232,27 @@ class Summary:
 
     @property
     def parameter_names(self) -> tuple[str, ...]:
-        """A name for each entry of ``at``."""
+        """Names of the entries of ``at``."""
         return parameter_names(self.feature_names, self.n_params // max(len(self.feature_names), 1))
 
     @property
     def used(self) -> Index:
-        """The parts of the sums that are about rows: a site may use fewer folds than the contract has, or none."""
+        """Parts of the sums that contain rows; a site may use fewer folds than the contract allows, or none."""
         return np.flatnonzero((self.count != 0) | (self.value != 0) | (self.gradient != 0).any(axis=1))
 
     def short(self, rank: int) -> Summary:
-        """Shorten the message: second derivatives of this rank (plus a diagonal), no folds.
+        """Shorten the summary: second derivatives of this rank plus a diagonal, without folds.
 
-        Nothing but the folds is lost where the rank is at least the number of rows, or of parameters. Otherwise the
-        loss keeps the place and depth of its minimum, and says less about how it rises around it (`LowRankCurvature`).
-
-        Examples
-        --------
-        >>> import fedkin
-        >>> fed = fedkin.Federation({"north": ([[1.0, 2.0, 0.0], [2.0, 0.0, 1.0]], [1.0, 3.0])})
-        >>> summary = fedkin.summarise(fed)["north"]
-        >>> short = summary.short(2)  # two rows, so this is exact
-        >>> short.curvature.factor.shape, bool(abs(short.hessian[-1] - summary.hessian.sum(axis=0)).max() < 1e-12)
-        ((3, 2), True)
+        Only the folds are lost if the rank is at least the number of rows or parameters. Otherwise the minimiser and
+        the minimum stay exact, but the curvature around them is approximate (`LowRankCurvature`).
         """
         check_whole("rank", rank, least=1)
         if self.privacy is not None:
-            raise ParameterError("noisy sums have no low rank: leave out the rank, or the noise")
+            raise ParameterError("noisy sums have full rank: omit the rank or the noise")
         if self.scores is not None:
-            raise ParameterError("the mean loss has the same curvature in all directions: leave out the rank")
+            raise ParameterError("the mean loss has the same curvature in all directions: omit the rank")
         if self.curvature is not None:
-            raise ParameterError("this summary is short already: shorten the one that was made of the rows")
+            raise ParameterError("this summary is already short: shorten the full summary instead")
         sums = float(self.value.sum()), self.gradient.sum(axis=0), self.hessian.sum(axis=0)
         value, gradient, curvature = shortened(*sums, rank)
 
@@ -281,39 +264,40 @@ class Summary:
         return replace(self, hessian=hessian, curvature=curvature, **parts)
 
     def to_plain(self) -> dict[str, Any]:
-        """Plain numbers and names, as a file holds them; `from_plain` gets back the same bits."""
+        """Return plain values for a file; `from_plain` restores exactly the same numbers."""
         if not isinstance(self.site, str):
-            raise DataError(f"a site that writes files needs a name, but this one is called {self.site!r}")
+            raise DataError(f"a site that writes files needs a string id, but this one has the id {self.site!r}")
         first = 0 if self.curvature is None else self.folds
         curvature = self.curvature and replace_in(self.curvature, factor=self.curvature.factor.T)
         parts = []
         for k in range(first, self.folds + int(self.count[-1] != 0)):
             entry, matrix = ("hessian", self.hessian[k]) if self.scores is None else ("products", self.scores[k])
-            # matrices by their rows from the diagonal on
+            # matrices by their rows from the diagonal onwards
             told = {} if curvature else {entry: [row[j:] for j, row in enumerate(matrix)]}
             parts.append(_FoldSums(int(self.count[k]), float(self.value[k]), self.gradient[k], **told))
         gap: float | Literal["infinite"] | None = "infinite" if self.gap == np.inf else self.gap
         head = self.site, describe_loss(self.loss), self.feature_names, self.seed
         sums = self.at, self.column_sums, self.column_squares
-        return to_plain(_Summary(*head, *sums, self.folds, parts, self.own, self.privacy, curvature, gap))
+        return to_plain(_PlainSummary(*head, *sums, self.folds, parts, self.own, self.privacy, curvature, gap))
 
     @classmethod
     def from_plain(cls, plain: object, loss: Loss | None = None) -> Summary:
-        """Read the summary that `to_plain` wrote; ``loss`` is the custom loss, whose code no file holds.
+        """Read a summary written by `to_plain`; pass ``loss`` for a custom loss, whose code is not stored.
 
         Raises
         ------
         DataError
-            With the site and the entry: missing, of the wrong kind or length, or numbers that no rows have.
+            When an entry is missing, has the wrong type or length, or holds impossible numbers; the message names the
+            site and the entry.
         """
         name = plain.get("site") if isinstance(plain, Mapping) else None
         what = "the summary" if name is None else f"the summary of site {name!r}"
-        said = from_plain(plain, _Summary, what)
+        said = from_plain(plain, _PlainSummary, what)
         if loss is None or describe_loss(loss) != said.loss:
             try:
                 loss = described_loss(said.loss)
             except (ParameterError, KeyError, TypeError, ValueError, AttributeError):
-                refuse(what, f"is of the loss {said.loss!r}, which is not known here")
+                refuse(what, f"is of the loss {said.loss!r}, which is not available here")
         q = len(said.columns)
         p, mean = loss.n_params(q), loss.location and loss.quadratic
         said.check(p, q, what)
@@ -345,23 +329,23 @@ class Summary:
         return made
 
     def _refuse_impossible(self, matrices: Array, entry: str, what: str) -> None:
-        """Refuse numbers that no rows have, noise apart."""
+        """Reject numbers that no rows can produce, apart from noise."""
         if self.n_samples < 1:
             refuse(what, "has no rows")
         if not np.isfinite(self.value).all() or np.abs(self.value).max() > _LARGEST:
-            refuse(what, "has a 'value' that is not finite, or far too large")
+            refuse(what, "has a 'value' that is not finite or is far too large")
         if self.privacy is not None:
             return
         if self.curvature is None and (
             not (least_eigenvalue(matrices) >= -IMPOSSIBLE).all() or (np.einsum("kpp->kp", matrices) < 0).any()
         ):
-            refuse(what, f"has products of columns in {entry!r} that no rows have")
+            refuse(what, f"has products of columns in {entry!r} that no rows can produce")
         if (self.n_samples * self.column_squares < (1 - IMPOSSIBLE) * self.column_sums**2).any():
             refuse(what, "has 'column_squares' that are too small for its 'column_sums'")
 
 
 class _FoldSums(PlainMessage, frozen=True):
-    """The sums of a fold in a file; matrices by their rows from the diagonal on."""
+    """Sums of a fold as stored in a file; matrices are stored row by row from the diagonal onwards."""
 
     rows: WholeNumber
     value: float
@@ -370,9 +354,7 @@ class _FoldSums(PlainMessage, frozen=True):
     products: list[Array] | None = None
 
 
-class _Summary(PlainMessage, frozen=True):
-    """A summary in a file."""
-
+class _PlainSummary(PlainMessage, frozen=True):
     site: str
     loss: dict[str, Any]
     columns: tuple[str, ...]
@@ -388,14 +370,14 @@ class _Summary(PlainMessage, frozen=True):
     gap: float | Literal["infinite"] | None = None  # JSON has no infinity
 
     def check(self, p: int, q: int, what: str) -> None:
-        """Raise `DataError` about names and arrays that do not fit p parameters of q columns, or have a wrong sign."""
+        """Raise `DataError` if names or arrays do not fit p parameters of q columns, or have the wrong sign."""
         if len(set(self.columns)) < q:
             refuse(what, "has a name twice in 'columns'")
         check_shapes(self, {"at": (p,), "column_sums": (q,), "column_squares": (q,)}, what)
         if self.own is not None:
             check_shapes(self.own, {"ridge": (p,)}, f"{what}, entry 'own',")
             if (self.own.ridge < 0).any() or not self.own.dispersion > 0 or not self.own.dof > 0:
-                refuse(what, "has a number below 0 in 'own'")
+                refuse(what, "has a negative number in 'own'")
         if self.privacy is not None:
             check_shapes(self.privacy, {"limits": (q + 1,)}, f"{what}, entry 'privacy',")
             numbers = [self.privacy.epsilon, self.privacy.delta, self.privacy.bound, self.privacy.noise]
@@ -405,7 +387,7 @@ class _Summary(PlainMessage, frozen=True):
             shapes = {"diagonal": (p,), "factor": (len(self.curvature.factor), p)}
             check_shapes(self.curvature, shapes, f"{what}, entry 'curvature',")
             if (self.curvature.diagonal < 0).any():
-                refuse(what, "has a number below 0 in the 'diagonal' of 'curvature'")
+                refuse(what, "has a negative number in the 'diagonal' of 'curvature'")
 
 
 def _symmetric(rows: list[Array] | None, p: int, entry: str, what: str) -> Array:
@@ -418,28 +400,28 @@ def _symmetric(rows: list[Array] | None, p: int, entry: str, what: str) -> Array
 
 
 class Query(PlainMessage, frozen=True):
-    """What the organiser asks a site: the loss and its derivatives at a point, and how far that is from balance."""
+    """Query of the organiser to a site: evaluate the loss and its derivatives at a point."""
 
     site: Any
-    round: int  # from 2 on; the first round is the summary that nobody asked for
+    round: int  # from 2 onwards; round 1 is the initial summary
     theta: Array  # (p,), the point
-    balance: Array  # (p,), what the neighbours pull: at the solution, minus the gradient of the site's mean loss
-    radius: float = np.inf  # of a ball that holds the solution; it matters where the rows do not show all directions
+    balance: Array  # (p,), dual force of the neighbours: at the solution, minus the gradient of the site's mean loss
+    radius: float = np.inf  # of a ball that contains the solution; used if the rows do not determine all directions
 
     def to_plain(self) -> dict[str, Any]:
-        """Plain numbers and names, as a file holds them."""
+        """Return plain values for a file."""
         if not isinstance(self.site, str):
-            raise DataError(f"a site that reads files needs a name, but this one is called {self.site!r}")
+            raise DataError(f"a site that reads files needs a string id, but this one has the id {self.site!r}")
         return to_plain(self)
 
     @classmethod
     def from_plain(cls, plain: object) -> Query:
-        """Read the question that `to_plain` wrote; raises `DataError` with what is wrong."""
-        what = "the question"
+        """Read a query written by `to_plain`; raise a `DataError` that names the problem."""
+        what = "the query"
         made = from_plain(plain, cls, what)
         if not isinstance(made.site, str):
-            refuse(what, f"is to the site {made.site!r}, expected a name")
-        what = f"the question to site {made.site!r}"
+            refuse(what, f"is for the site {made.site!r}, expected a name")
+        what = f"the query to site {made.site!r}"
         if made.round < 2 or not made.radius > 0:
             refuse(what, f"has round {made.round} (at least 2) and radius {made.radius:g} (a positive number)")
         check_shapes(made, {"theta": (made.theta.size,), "balance": (made.theta.size,)}, what)

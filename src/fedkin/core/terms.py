@@ -1,4 +1,4 @@
-"""The terms of sites: losses on linear predictors in batches of rows, other losses, mixtures, and groups of sites."""
+"""Build the sites' mean losses: linear predictors in batches, custom losses, mixtures, and groups of sites."""
 
 from __future__ import annotations
 
@@ -8,33 +8,23 @@ from functools import cached_property
 import numpy as np
 
 from fedkin._base import Array, Index, Mask
-from fedkin.core.quadratics import (
-    RANK_TOLERANCE,
-    QuadraticTerms,
-    RowFactors,
-    SiteTerms,
-    ball_gap,
-    new_places,
-    solve_and_rest,
-    sum_groups,
-    surely_regular,
-    unit_diagonal,
-)
+from fedkin.core.linalg import RANK_TOLERANCE, solve_and_rest, sum_groups, surely_regular, unit_diagonal
+from fedkin.core.quadratics import QuadraticTerms, RowFactors, SiteTerms, ball_gap, new_places
 from fedkin.data import Federation, Rows
 from fedkin.losses import Loss, RowLoss, by_loss, weighted_gram
 
-#: Share of the cautious Hessian where the Hessian itself may vanish in directions in which the gradient does not.
+#: Share of the cautious Hessian where the Hessian may vanish in directions with a nonzero gradient.
 LEAST_CAUTION = 1e-6
-#: Sites whose numbers of rows differ by at most this factor make one batch, which has at most so many numbers.
+#: Sites whose numbers of rows differ by at most this factor form one batch of at most this many numbers.
 PADDED, ROOM = 1.25, 2**22
 
 
 def row_batches(
     federation: Federation, sites: Index, padding: float = 1.0
 ) -> Iterator[tuple[Index, Rows, Array | None]]:
-    """Batches of sites, their rows ``X (B, n, q)``, and their weights ``(B, n)`` with mean 1 on each site.
+    """Yield batches of sites, their rows ``X (B, n, q)``, and their weights ``(B, n)`` with mean 1 on each site.
 
-    Shorter sites repeat their first row, with weight 0. Weights are None where all rows count alike.
+    Shorter sites repeat their first row, with weight 0. Weights are None if all rows count equally.
     """
     sizes, starts, width = federation.n_samples, federation.starts, max(federation.n_features, 1)
     order = sites[np.argsort(sizes[sites], kind="stable")]
@@ -80,26 +70,26 @@ class RowTerms(SiteTerms):
     # --- sums over rows ---
 
     def predictors(self, theta: Array) -> Array:
-        """Linear predictors ``(B, n, k)``."""
+        """Return linear predictors ``(B, n, k)``."""
         offset = self.rows.offset
         eta = np.matmul(self.X, np.swapaxes(theta.reshape(len(theta), self.loss.n_outputs, -1), 1, 2))
         return np.asarray(eta if offset is None else eta + offset[:, :, None])
 
     def average(self, values: Array) -> Array:
-        """Means ``(B,)`` of ``values (B, n)`` over each site's rows, by their weights."""
+        """Return weighted means ``(B,)`` of ``values (B, n)`` over each site's rows."""
         if self.weight is None:
             return np.asarray(values.mean(axis=1))
         # a row that does not count may be infinite
         return np.asarray((np.where(self.weight > 0, values, 0.0) * self.weight).mean(axis=1))
 
     def mean_of(self, slope: Array) -> Array:
-        """Means of ``slope (x) x`` over a site's rows, ``(B, p)``, for ``slope (B, n, k)``."""
+        """Return means of ``slope (x) x`` over a site's rows, ``(B, p)``, for ``slope (B, n, k)``."""
         if self.weight is not None:
             slope = slope * self.weight[:, :, None]
         return np.asarray(np.matmul(np.swapaxes(slope, 1, 2), self.X) / self.n_rows).reshape(self.n_sites, -1)
 
     def gram_of(self, weights: Array) -> Array:
-        """Means of ``x x' (x) W`` for ``weights (B, n, k, k)``, ``(B, p, p)``."""
+        """Return means of ``x x' (x) W`` for ``weights (B, n, k, k)``, ``(B, p, p)``."""
         return weighted_gram(self.X, weights if self.weight is None else weights * self.weight[:, :, None, None])
 
     @cached_property
@@ -118,9 +108,9 @@ class RowTerms(SiteTerms):
         return (*np.linalg.eigh(scaled), scale)
 
     def information(self, theta: Array) -> Array:
-        """Least information about any direction, ``(B,)``: smallest eigenvalue of ``n H`` relative to the Gram matrix.
+        """Return the least information ``(B,)``: the smallest eigenvalue of ``n H`` relative to the Gram matrix.
 
-        One row whose curvature is 1 contributes 1 on average. For full-rank designs of n rows.
+        A row with curvature 1 contributes 1 on average. This requires full-rank designs of n rows.
         """
         values, vectors, scale = self._gram_spectrum
         root = vectors / np.sqrt(np.maximum(values, RANK_TOLERANCE))[:, None, :] / scale[:, :, None]
@@ -189,7 +179,7 @@ class RowTerms(SiteTerms):
 
 
 class LossTerms(SiteTerms):
-    """Mean losses known only as functions (`UserLoss`), one site after the other, and ``ridge (p,)``."""
+    """Mean losses given as functions (`UserLoss`), evaluated site by site, with ``ridge (p,)``."""
 
     def __init__(self, loss: Loss, rows: Sequence[Rows], ridge: Array) -> None:
         self.loss, self.rows, self.ridge = loss, tuple(rows), ridge
@@ -209,7 +199,7 @@ class LossTerms(SiteTerms):
 
     def cautious_hessians(self, theta: Array) -> Array:
         hessians, gradients = self.hessians(theta), self.gradients(theta)
-        # nothing is known but the derivatives: curb the step to about the length of theta
+        # only derivatives are known: limit the step to about the length of theta
         size, steepness = np.linalg.norm(theta, axis=1), np.linalg.norm(gradients, axis=1)
         curb = np.maximum(np.einsum("vii->v", hessians) / self.n_params, steepness / (1.0 + size))
         return np.asarray(hessians + curb[:, None, None] * np.eye(self.n_params))
@@ -280,7 +270,7 @@ class MixedTerms(SiteTerms):
 class SummedTerms(SiteTerms):
     """Groups of sites that share one parameter: ``M_g(theta) = sum of M_u(theta)`` over the group's sites.
 
-    ``share (V,)`` are weights of the sites, 1 by default.
+    ``share (V,)`` holds the weights of the sites, 1 by default.
     """
 
     def __init__(self, terms: SiteTerms, labels: Index, share: Array | None = None) -> None:
@@ -325,7 +315,7 @@ class SummedTerms(SiteTerms):
 
     def take(self, sites: Index) -> SiteTerms:
         if sites.size < self.n_sites:
-            raise NotImplementedError("groups are not taken apart")
+            raise NotImplementedError("a subset of sites of a group cannot be selected")
         return self
 
 
@@ -339,9 +329,9 @@ def summed_terms(terms: SiteTerms, labels: Index) -> SiteTerms:
 
 
 def build_terms(federation: Federation, losses: Sequence[Loss], ridge: Array, alone: Mask | None = None) -> SiteTerms:
-    """The terms of V sites with one loss each, and ``sum_c ridge_c theta_c^2 / 2`` of ``ridge (p,)`` on each of them.
+    """Return the terms of V sites with one loss each, plus ``sum_c ridge_c theta_c^2 / 2`` at each.
 
-    ``alone (V,)`` are sites that nothing ties to others, so that their own minimiser has to be exact; by default all.
+    ``alone (V,)`` marks isolated sites, whose own minimisers must be exact; by default all sites.
     """
     parts: list[tuple[Index, SiteTerms]] = []
     for sites, loss in by_loss(losses):
@@ -358,7 +348,6 @@ def build_terms(federation: Federation, losses: Sequence[Loss], ridge: Array, al
 def _quadratic_terms(
     federation: Federation, members: Index, loss: Loss, ridge: Array, alone: Mask | None
 ) -> QuadraticTerms:
-    """Return the terms of a quadratic loss at the sites ``members``."""
     p, place, factors = ridge.size, new_places(members, federation.n_sites), []
     A, b, c = np.empty(0), np.empty((members.size, p)), np.empty(members.size)
     for some, rows, weight in row_batches(federation, members):

@@ -1,11 +1,11 @@
-"""The paper's quantities on given data: what its theorems promise, when the truth is known.
+"""Compute the bounds of the paper's theorems for data with a known truth.
 
-Each function names its equation. The scale of lambda needs care: Theorem 1 states
+Each function cites its equation. The scale of lambda needs care: Theorem 1 states
 ``lambda = |V|^{-1/2} R*{(D^+)' Psi}``, but its proof uses ``lambda / |V|^{1/2}`` as the penalty level of the objective
 (eq. basic_ineq3 against eq. ob). `theorem1_lambda` is the theorem's number and `objective_lam` turns it into the
 ``lam`` of `fedkin.Problem`.
 
-Arguments that several functions take: ``federation``, the data; ``graph``, the edges E; ``theta_star (V, p)``, the
+Several functions have these arguments: ``federation``, the data; ``graph``, the edges E; ``theta_star (V, p)``, the
 true parameters in the federation's order; ``loss``, what each site minimises.
 """
 
@@ -14,18 +14,19 @@ from __future__ import annotations
 import math
 from bisect import bisect_left
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import ArrayLike
 from scipy import sparse
-from scipy.sparse.linalg import splu
+from scipy.sparse.linalg import ArpackNoConvergence, eigsh, splu
 from scipy.special import chdtri
 
 from fedkin._base import Array, Index, Mask, check_choice, check_positive, check_whole
+from fedkin.core.linalg import sum_groups
 from fedkin.core.penalties import L1, Penalty, make_penalty
 from fedkin.core.problem import Problem, Solution
-from fedkin.core.quadratics import SiteTerms, sum_groups
+from fedkin.core.quadratics import SiteTerms
 from fedkin.core.sitedata import LossLike, RowData
 from fedkin.data import Federation
 from fedkin.errors import ParameterError
@@ -37,18 +38,14 @@ __all__ = [
     "theorem2_bound", "theorem2_rate",
 ]  # fmt: skip
 
+_DENSE = 1500  # all eigenvalues are computed up to this many sites
+
 
 def rho(federation: Federation, graph: Graph, theta_star: ArrayLike, loss: LossLike = "linear") -> float:
-    """``rho = |V|^{-1/2} ||Pi_ker(D) Psi||_F`` (Theorem 1): the noise that agreement along the graph cannot remove.
+    """Return ``rho = |V|^{-1/2} ||Pi_ker(D) Psi||_F`` (Theorem 1), the error that pooling cannot remove.
 
-    Psi are the gradients of the sites' mean losses at ``theta_star``; of the graph, only components matter.
-
-    Examples
-    --------
-    >>> import fedkin
-    >>> fed, truth = fedkin.Federation({"a": [[1.0]], "b": [[-1.0]]}), [[0.0], [0.0]]
-    >>> rho(fed, fedkin.Graph.complete("ab"), truth, "mean"), rho(fed, fedkin.Graph.empty("ab"), truth, "mean")
-    (0.0, 1.0)
+    Psi are the gradients of the sites' mean losses at ``theta_star``. Only the connected components of the graph
+    matter.
     """
     terms, theta = _at_truth(federation, theta_star, loss)
     means = _component_means(graph.aligned(federation.sites), terms.gradients(theta))
@@ -62,21 +59,13 @@ def theorem1_lambda(
     loss: LossLike = "linear",
     penalty: str | Penalty = "l1",
 ) -> float:
-    """``lambda = |V|^{-1/2} R*{(D^+)' Psi}`` (Theorem 1), with ``R*`` the largest dual norm of ``penalty`` over edges.
+    """Return ``lambda = |V|^{-1/2} R*{(D^+)' Psi}`` (Theorem 1); ``R*`` is the largest dual norm over edges.
 
     Notes
     -----
-    On the theorem's scale. The estimator that the theorem is about has the penalty level `objective_lam` of it, smaller
-    by ``|V|^{1/2}``; with the number as it stands for ``lam``, the bound of the theorem can fail. With edge weights w,
-    R is ``sum_e w_e phi`` and D becomes ``diag(w) D``.
-
-    Examples
-    --------
-    >>> import fedkin
-    >>> fed = fedkin.Federation({"a": [[1.0]], "b": [[-1.0]]})
-    >>> lam = theorem1_lambda(fed, fedkin.Graph.complete("ab"), [[0.0], [0.0]], "mean")
-    >>> round(lam, 4), round(objective_lam(lam, 2), 4)
-    (0.7071, 0.5)
+    The result is on the theorem's scale. The theorem's estimator uses the penalty level `objective_lam`, which is
+    smaller by ``|V|^{1/2}``; with the result itself as ``lam``, the theorem's bound can fail. With edge weights w, R is
+    ``sum_e w_e phi`` and D becomes ``diag(w) D``.
     """
     graph = graph.aligned(federation.sites)
     if graph.n_edges == 0:
@@ -94,27 +83,15 @@ def theorem1_lambda(
 
 
 def objective_lam(lam: float, n_sites: int) -> float:
-    """Return the ``lam`` of the objective that belongs to the theorem's lambda: ``lambda / |V|^{1/2}``.
-
-    Examples
-    --------
-    >>> objective_lam(0.5, 4)
-    0.25
-    """
+    """Convert the theorem's lambda to the ``lam`` of the objective: ``lambda / |V|^{1/2}``."""
     return lam / math.sqrt(n_sites)
 
 
 def kappa(federation: Federation, theta_star: ArrayLike, loss: LossLike = "linear") -> float:
-    """Smallest ``kappa >= 1`` with all Hessians' eigenvalues at ``theta_star`` in ``[1/kappa, kappa]`` (Condition 2.2).
+    """Return the smallest ``kappa >= 1`` with Hessian eigenvalues at ``theta_star`` in ``[1/kappa, kappa]``.
 
-    Infinite when some Hessian is singular. The condition asks for a ball around ``theta_star``; for losses that are not
-    quadratic the value here is its centre's.
-
-    Examples
-    --------
-    >>> import fedkin
-    >>> kappa(fedkin.Federation({"a": ([[2.0], [2.0]], [0.0, 1.0])}), [[0.0]])
-    4.0
+    The result is infinite if some Hessian is singular. The condition concerns a ball around ``theta_star``; for losses
+    that are not quadratic, this is the value at its centre.
     """
     terms, theta = _at_truth(federation, theta_star, loss)
     values = np.linalg.eigvalsh(terms.hessians(theta))
@@ -130,14 +107,14 @@ def theorem1_bound(
     kappa_0: float,
     form: Literal["proved", "printed"] = "proved",
 ) -> float:
-    """Right-hand side of Theorem 1, a bound on ``||Theta_hat - Theta_star||_F^2 / |V|``.
+    """Return the right-hand side of Theorem 1, a bound on ``||Theta_hat - Theta_star||_F^2 / |V|``.
 
     Parameters
     ----------
     rho, kappa : float
-        From the functions of these names.
+        Results of the functions of these names.
     lam : float
-        From `theorem1_lambda`, on the theorem's scale (any larger one will do, if the estimator uses it).
+        From `theorem1_lambda`, on the theorem's scale; larger values are also valid if the estimator uses them.
     n_false_edges : int
         |S|, edges between sites with different parameters.
     kappa_0 : float
@@ -145,11 +122,6 @@ def theorem1_bound(
     form : "proved" or "printed"
         The proof arrives at ``2 kappa^2 (rho^2 + 4 |S| lambda^2 / kappa_0^2)``; the theorem prints ``kappa_0`` without
         the square, which gives less for ``kappa_0 < 1``.
-
-    Examples
-    --------
-    >>> theorem1_bound(rho=0.5, lam=0.5, n_false_edges=1, kappa=1.0, kappa_0=0.5)
-    8.5
     """
     check_choice("form", form, ("proved", "printed"))
     factor = kappa_0**2 if form == "proved" else kappa_0
@@ -158,7 +130,7 @@ def theorem1_bound(
 
 @dataclass(frozen=True)
 class Sizes:
-    """The numbers of Theorem 2 that can be counted."""
+    """Sample, graph and parameter counts of Theorem 2."""
 
     n_samples: int  # n, the smallest number of rows of a site
     n_sites: int  # |V|
@@ -168,16 +140,8 @@ class Sizes:
     n_false_edges: int  # |S|
 
     @classmethod
-    def of(cls, federation: Federation, graph: Graph, theta_star: ArrayLike) -> Sizes:
-        """Count them on data whose true parameters ``theta_star (V, p)`` are known.
-
-        Examples
-        --------
-        >>> import fedkin
-        >>> fed = fedkin.Federation({"a": [[0.0]] * 9, "b": [[1.0]] * 8})
-        >>> Sizes.of(fed, fedkin.Graph.complete("ab"), [[0.0], [1.0]]).n_false_edges
-        1
-        """
+    def from_truth(cls, federation: Federation, graph: Graph, theta_star: ArrayLike) -> Sizes:
+        """Count them in data with known true parameters ``theta_star (V, p)``."""
         graph, theta = graph.aligned(federation.sites), np.asarray(theta_star, dtype=np.float64)
         if theta.ndim != 2 or len(theta) != federation.n_sites:
             raise ParameterError(
@@ -187,19 +151,14 @@ class Sizes:
         return cls(n, federation.n_sites, theta.shape[1], graph.n_components, graph.n_edges, false)
 
     def unit(self, sigma: float) -> float:
-        """``sigma^2 p / (n |V|)``."""
+        """Return ``sigma^2 p / (n |V|)``."""
         return sigma**2 * self.n_params / (self.n_samples * self.n_sites)
 
 
 def theorem2_rate(sizes: Sizes, sigma: float = 1.0) -> float:
-    """``sigma^2 p (K + |S|) / (n |V|)``: the rate after Theorem 2, without its logarithms and constants.
+    """Return ``sigma^2 p (K + |S|) / (n |V|)``: the rate after Theorem 2, without its logarithms and constants.
 
     ``sigma`` is the sub-Gaussian size of the scores (for the linear model with unit features, the noise).
-
-    Examples
-    --------
-    >>> theorem2_rate(Sizes(100, 100, n_params=20, n_components=5, n_edges=900, n_false_edges=0))
-    0.01
     """
     return sizes.unit(sigma) * (sizes.n_components + sizes.n_false_edges)
 
@@ -212,10 +171,8 @@ def theorem2_bound(
     kappa_0: float,
     xi: float = 0.05,
     sigma: float = 1.0,
-    c_rho: float = 1.0,
-    c_lambda: float = 1.0,
 ) -> float:
-    """Right-hand side of eq. thm_prop: a bound that holds with probability about ``1 - xi``.
+    """Return the right-hand side of eq. thm_prop: a bound that holds with probability about ``1 - xi``.
 
     Parameters
     ----------
@@ -227,49 +184,61 @@ def theorem2_bound(
         Between 0 and 1.
     sigma : float
         Sub-Gaussian size of the scores.
-    c_rho, c_lambda : float
-        The theorem's constants, of which it only says that they exist.
 
     Notes
     -----
-    As printed, for phi = l1, with ``u = sigma^2 p / (n |V|)``:
-    ``2 kappa^2 {C_rho u K log(1/xi) + 4 C_lambda / (kappa_0 gamma_G^2) u |S| log(|E|/xi)}``. Its proof starts from
-    Theorem 1, whose own proof has ``kappa_0^2`` (`theorem1_bound`); here kappa_0 stands as printed. For the squared
-    form give ``kappa_0**2``.
-
-    Examples
-    --------
-    >>> sizes = Sizes(100, 100, n_params=20, n_components=5, n_edges=900, n_false_edges=0)
-    >>> round(theorem2_bound(sizes, gamma_squared=1.0, kappa=1.0, kappa_0=1.0), 4)
-    0.0599
+    As printed, for phi = l1, with ``u = sigma^2 p / (n |V|)``, and with 1 for the two constants of which the theorem
+    states that they exist: ``2 kappa^2 {u K log(1/xi) + 4 / (kappa_0 gamma_G^2) u |S| log(|E|/xi)}``. Its proof starts
+    from Theorem 1, whose own proof has ``kappa_0^2`` (`theorem1_bound`); here kappa_0 stands as printed. For the
+    squared form give ``kappa_0**2``.
     """
     if not 0 < xi < 1:
         raise ParameterError(f"xi is a probability between 0 and 1, got {xi!r}")
     unit, wrong = sizes.unit(sigma), 0.0
     if sizes.n_false_edges:
-        wrong = 4 * c_lambda / (kappa_0 * gamma_squared) * unit * sizes.n_false_edges * math.log(sizes.n_edges / xi)
-    return 2 * kappa**2 * (c_rho * unit * sizes.n_components * math.log(1 / xi) + wrong)
+        wrong = 4 / (kappa_0 * gamma_squared) * unit * sizes.n_false_edges * math.log(sizes.n_edges / xi)
+    return 2 * kappa**2 * (unit * sizes.n_components * math.log(1 / xi) + wrong)
 
 
-#: ``gamma_G^2``, the smallest nonzero eigenvalue of ``D'D`` without weights (Theorem 2).
-gamma_squared = Graph.algebraic_connectivity
 #: ``GF = K(E0) / (K(E) + |E minus E0|)`` of a graph and the true one (after Theorem 2).
 graph_fidelity = Graph.fidelity
+
+
+def gamma_squared(graph: Graph) -> float:
+    """Return ``gamma_G^2``, the smallest nonzero eigenvalue of ``D'D`` without weights (Theorem 2).
+
+    The result is infinite for a graph without edges.
+    """
+    laplacian, labels = graph.laplacian(weighted=False), graph.components()
+    parts = (np.flatnonzero(labels == label) for label in np.flatnonzero(np.bincount(labels) > 1))
+    return min((_second_eigenvalue(laplacian[members][:, members]) for members in parts), default=math.inf)
+
+
+def _second_eigenvalue(laplacian: sparse.csr_array) -> float:
+    """Return the second smallest eigenvalue of a Laplacian."""
+    size = laplacian.shape[0]
+    if size <= _DENSE:
+        return float(np.linalg.eigvalsh(laplacian.toarray())[1])
+    how: dict[str, Any] = {"k": 2, "v0": np.random.default_rng(0).standard_normal(size), "return_eigenvectors": False}
+    try:
+        return float(eigsh(laplacian, which="SA", maxiter=100, **how).max())  # fast on random graphs
+    except ArpackNoConvergence:  # paths, grids and maps, whose sparse factors are small
+        return float(eigsh(laplacian, sigma=-1e-6, **how).max())
 
 
 def compatibility_lower_bound(
     graph: Graph, n_false_edges: int, penalty: str | Penalty = "l1", *, n_params: int
 ) -> float:
-    """Lower bound ``1 / (2 min(sqrt(d), sqrt(|T|)))`` on the compatibility factor ``kappa_T(D)`` (after Definition 1).
+    """Return the lower bound ``1 / (2 min(sqrt(d), sqrt(|T|)))`` on the compatibility factor (after Definition 1).
 
     Parameters
     ----------
     graph : Graph
-        G, with largest degree d.
+        Graph G with maximum degree d.
     n_false_edges : int
         |T|; in the theorems T = S, the false edges. The bound is 1 for an empty T.
     penalty : str or Penalty
-        The norm phi that R sums.
+        Norm phi summed in R.
     n_params : int
         p, which matters for "l1" only.
 
@@ -279,12 +248,6 @@ def compatibility_lower_bound(
     For "l1" the factor is exactly ``p^{-1/2}`` times the one for p = 1 (take equal coordinates), so the bound is
     divided by ``sqrt(p)`` here, although the paper states it without. With edge weights R is ``sum_e w_e phi``, and the
     bound is divided by the largest weight.
-
-    Examples
-    --------
-    >>> from fedkin import Graph
-    >>> compatibility_lower_bound(Graph.complete(range(5)), 9, n_params=1)
-    0.25
     """
     if not 0 <= n_false_edges <= graph.n_edges:
         raise ParameterError(f"n_false_edges must lie between 0 and the {graph.n_edges} edges, got {n_false_edges!r}")
@@ -298,7 +261,7 @@ def compatibility_lower_bound(
 
 @dataclass(frozen=True, eq=False)
 class MinimumSignal:
-    """Whether every false edge shows clearly enough to be dropped (eq. min_signal)."""
+    """Signal of every false edge, compared with the minimum needed to drop it (eq. min_signal)."""
 
     edges: Index  # (|S|, 2), ends of edges with different true parameters, as positions in the federation
     signal: Array  # (|S|,), ``n_e dist^2``
@@ -306,7 +269,7 @@ class MinimumSignal:
 
     @property
     def ratio(self) -> Array:
-        """``signal / required``, at least 1 on every edge when the condition holds."""
+        """``signal / required``, at least 1 on every edge if the condition holds."""
         return self.signal / self.required
 
     @property
@@ -321,7 +284,6 @@ def minimum_signal_check(
     theta_star: ArrayLike,
     loss: LossLike = "linear",
     level: float = 0.05,
-    dispersion: float = 1.0,
 ) -> MinimumSignal:
     """Check the minimum-signal condition of Theorem 3 on every false edge.
 
@@ -331,21 +293,11 @@ def minimum_signal_check(
         As in `rho`; edges between different rows of ``theta_star`` are false.
     level : float
         Size of the edge selection.
-    dispersion : float
-        Noise variance. The paper's condition has 1 (the second Bartlett identity); the signal is divided by it.
 
     Notes
     -----
     ``n_e dist^2 = d' {(n_i H_i)^{-1} + (n_j H_j)^{-1}}^{-1} d`` with d the true difference and H_u the Hessian at the
     true parameter: the noncentrality of the Wald statistic.
-
-    Examples
-    --------
-    >>> import fedkin
-    >>> fed = fedkin.Federation({"a": [[0.0]] * 50, "b": [[1.0]] * 50})
-    >>> check = minimum_signal_check(fed, fedkin.Graph.complete("ab"), [[0.0], [1.0]], "mean")
-    >>> check.signal.round(6).tolist(), round(check.required, 2), check.holds
-    ([25.0], 15.37, True)
     """
     if not 0 < level < 1:
         raise ParameterError(f"level is the size of a test, between 0 and 1, got {level!r}")
@@ -361,19 +313,20 @@ def minimum_signal_check(
         # (A^{-1} + B^{-1})^{-1} = A (A + B)^{-1} B, which is also right for singular A or B
         first, second, d = information[a], information[b], (theta[a] - theta[b])[:, :, None]
         middle = np.linalg.pinv(first + second, hermitian=True) @ (second @ d)
-        signal[start : start + step] = (d * (first @ middle)).sum(axis=(1, 2)) / dispersion
+        signal[start : start + step] = (d * (first @ middle)).sum(axis=(1, 2))
     return MinimumSignal(false, signal, 4.0 * float(chdtri(terms.n_params, level / max(graph.n_edges, 1))))
 
 
 @dataclass(frozen=True)
 class ConvergenceConstants:
-    """The constants of Theorem 4 and Corollary 1: how far the average of T rounds is from the minimiser.
+    """Constants of Theorem 4 and Corollary 1 on the distance between the average of T rounds and the minimiser.
 
     Notes
     -----
-    On the algorithm's scale, ``|V|`` times the objective: the penalty level is ``lam |V|``. Algorithm 1 starts at 0.
+    The scale is that of the algorithm, ``|V|`` times the objective, so the penalty level is ``lam |V|``. Algorithm 1
+    starts at 0.
 
-    The theorem prints ``2 kappa^2 C_psi log(T) / T``, for T from `valid_from` on. Its proof is about the proximal step
+    The theorem prints ``2 kappa^2 C_psi log(T) / T``, for T from `valid_from`. Its proof concerns the proximal step
     (``step=kappa`` in `fedkin.fed_admm`; the paper notes the equivalence) and, with the constants collected anew, gives
     ``(2 kappa / (|V| T)) {|V| kappa C_psi (1 + log T) / 2 + |E| (a^2 / rho + rho r_0^2 + 4 r_0 a)}`` for every T, where
     ``a`` is `dual_radius`: the proof takes duals of norm up to kappa_alpha, and then writes kappa_alpha for its square;
@@ -394,19 +347,10 @@ class ConvergenceConstants:
     def from_problem(
         cls, problem: Problem, radius: float, rho: float, solution: Solution | None = None
     ) -> ConvergenceConstants:
-        """Compute them for a problem whose parameters lie in a ball.
+        """Compute the constants for a problem whose parameters lie in a ball.
 
         With the exact ``solution``, kappa_alpha is the theorem's; otherwise it is an upper bound. For losses that are
         not quadratic, kappa is that of the Hessians at the solution (at 0 without one).
-
-        Examples
-        --------
-        >>> import fedkin
-        >>> fed = fedkin.Federation({"a": [[0.0]], "b": [[1.0]]})
-        >>> problem = fedkin.Problem(fed, fedkin.Graph.complete("ab"), loss="mean", lam=0.1)
-        >>> constants = ConvergenceConstants.from_problem(problem, radius=2.0, rho=1.0)
-        >>> constants.kappa, constants.c_psi, round(constants.dual_radius, 9)
-        (1.0, 9.0, 0.2)
         """
         federation, p = problem.rows_for("Theorem 4"), problem.n_params
         directions = np.vstack([np.full(p, p**-0.5), np.eye(p)[0]])  # where l1 and the others are largest
@@ -431,14 +375,8 @@ class ConvergenceConstants:
     def bound(self, rounds: int, form: Literal["proved", "printed"] = "proved", *, availability: float = 1.0) -> float:
         """Bound ``E ||average of T rounds - minimiser||_F^2 / |V|`` (Theorem 4).
 
-        ``availability`` is the least p_i of sites that come and go (Corollary 1). The printed form is infinite where
-        T is too small for it.
-
-        Examples
-        --------
-        >>> constants = ConvergenceConstants(10, 20, 2.0, 3.0, 0.01, 0.1, 1.0, 0.5)
-        >>> round(constants.bound(1000), 4), round(constants.bound(1000, availability=0.5), 4)
-        (0.1023, 0.1971)
+        ``availability`` is the smallest p_i of intermittent sites (Corollary 1). The printed form is infinite if T is
+        too small.
         """
         check_choice("form", form, ("proved", "printed"))
         check_whole("rounds", rounds, least=1)
@@ -453,13 +391,7 @@ class ConvergenceConstants:
         return 2 * self.kappa / rounds * (noise * (1 + math.log(rounds)) / 2 + edges / self.n_sites)
 
     def valid_from(self, *, availability: float = 1.0) -> int:
-        """Return the first T that is "sufficiently large" for the printed bound.
-
-        Examples
-        --------
-        >>> ConvergenceConstants(10, 20, 2.0, 3.0, 0.01, 0.1, 1.0, 0.5).valid_from()
-        2
-        """
+        """Return the smallest T that is "sufficiently large" for the printed bound."""
         exponent = self._printed_edges / (self.n_sites * self.kappa * self.c_psi / availability)
         if exponent > 700:
             raise ParameterError(f"the printed bound holds from T = exp({exponent:.0f}) on; use form='proved'")
@@ -468,15 +400,7 @@ class ConvergenceConstants:
     def rounds_for(
         self, accuracy: float, form: Literal["proved", "printed"] = "proved", *, availability: float = 1.0
     ) -> int:
-        """Return the smallest number of rounds from which on the bound is at most ``accuracy``.
-
-        Examples
-        --------
-        >>> constants = ConvergenceConstants(10, 20, 2.0, 3.0, 0.01, 0.1, 1.0, 0.5)
-        >>> rounds = constants.rounds_for(0.01)
-        >>> constants.bound(rounds) <= 0.01 < constants.bound(rounds - 1)
-        True
-        """
+        """Return the number of rounds after which the bound stays at or below ``accuracy``."""
         check_positive("accuracy", accuracy)
 
         def enough(rounds: int) -> bool:
@@ -498,14 +422,8 @@ class ConvergenceConstants:
 def score_bound(federation: Federation, radius: float, loss: LossLike = "linear") -> float:
     """Bound ``C_psi``: the largest mean of squared score norms of a site, over a ball of parameters (Theorem 4).
 
-    Each row has its own worst parameter here, so that the bound is at least the theorem's C_psi. For the mean loss, and
-    losses of one linear predictor.
-
-    Examples
-    --------
-    >>> import fedkin
-    >>> score_bound(fedkin.Federation({"a": ([[1.0]], [1.0])}), radius=2.0)
-    9.0
+    The bound uses the worst parameter for each row, so it is at least the theorem's C_psi. It is available for the mean
+    loss and losses of one linear predictor.
     """
     check_positive("radius", radius)
     largest = 0.0
@@ -515,7 +433,7 @@ def score_bound(federation: Federation, radius: float, loss: LossLike = "linear"
         if one.location:
             squared = (radius + length) ** 2
         elif one.rowwise is None or one.n_outputs != 1:
-            raise ParameterError(f"C_psi is known for losses of one linear predictor, not for {one.name}")
+            raise ParameterError(f"C_psi is available for losses of one linear predictor, not for {one.name}")
         else:
             y = np.asarray(rows.y, dtype=np.float64)
             shift = np.zeros_like(length) if rows.offset is None else rows.offset
@@ -527,7 +445,7 @@ def score_bound(federation: Federation, radius: float, loss: LossLike = "linear"
 
 
 def _at_truth(federation: Federation, theta_star: ArrayLike, loss: LossLike) -> tuple[SiteTerms, Array]:
-    """The sites' mean losses, without a ridge, and ``theta_star`` as an array, or the error that it is none."""
+    """Return the sites' mean losses, without a ridge, and ``theta_star`` as an array."""
     data, theta = RowData(federation, loss), np.asarray(theta_star, dtype=np.float64)
     if theta.shape != data.zeros.shape:
         raise ParameterError(f"theta_star has shape {theta.shape}, expected {data.zeros.shape}: a row for every site")
@@ -535,7 +453,6 @@ def _at_truth(federation: Federation, theta_star: ArrayLike, loss: LossLike) -> 
 
 
 def _joins_different(graph: Graph, theta: Array) -> Mask:
-    """Return the edges that are false: those between different rows of ``theta (V, p)``."""
     return np.asarray((theta[graph.edges[:, 0]] != theta[graph.edges[:, 1]]).any(axis=1))
 
 

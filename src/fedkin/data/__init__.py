@@ -1,4 +1,4 @@
-"""Sites and their rows: tables read, described by a `Schema`, and stacked in a `Federation`."""
+"""Read tables, describe them by a `Schema`, and stack the rows of all sites in a `Federation`."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from fedkin.data.cells import (
     is_missing,
     is_missing_text,
     level_text,
+    natural_basis,
     near_name,
     number_of,
     parsed_numbers,
@@ -22,25 +23,44 @@ from fedkin.data.columns import (
     RawColumns,
     RowPlaces,
     columns_of,
-    files_of,
     read_cells,
     read_columns,
-    read_files,
     row_places,
     write_csv,
 )
 from fedkin.data.federation import INTERCEPT, Federation
-from fedkin.data.files import FileTable, ParquetTable, head_of, open_files, write_batches
+from fedkin.data.files import (
+    FileTable,
+    ParquetTable,
+    files_of,
+    head_of,
+    in_batches,
+    open_files,
+    read_by_schema,
+    read_files,
+    table_pieces,
+    write_batches,
+)
 from fedkin.data.infer import InferredTable, SchemaScan, complete_batches, with_curves
-from fedkin.data.rows import HasSites, Rows, block_folds, deal_folds, refuse_dates, site_id, site_ids
+from fedkin.data.rows import (
+    HasSites,
+    Rows,
+    block_folds,
+    deal_folds,
+    grouped,
+    refuse_dates,
+    site_id,
+    site_ids,
+    stable_order,
+)
 from fedkin.data.schema import Column, Roles, Schema, Spline, Table, TableInMemory, TableOptions
 
 __all__ = [
     "CSV_SUFFIXES", "INTERCEPT", "PARQUET_SUFFIXES", "Column", "DecimalMark", "Federation", "FileTable", "Finding",
-    "HasSites",
-    "InferredTable", "Label", "ParquetTable", "RawColumns", "Roles", "RowPlaces", "Rows", "Schema", "SchemaScan",
-    "Spline", "Table", "TableInMemory", "TableOptions", "block_folds", "columns_of", "complete_batches", "deal_folds",
-    "files_of", "head_of", "infer_column", "infer_kind", "is_missing", "is_missing_text", "level_text", "near_name",
-    "number_of", "open_files", "parsed_numbers", "raise_findings", "read_cells", "read_columns", "read_files",
-    "refuse_dates", "row_places", "site_id", "site_ids", "with_curves", "write_batches", "write_csv",
+    "HasSites", "InferredTable", "Label", "ParquetTable", "RawColumns", "Roles", "RowPlaces", "Rows", "Schema",
+    "SchemaScan", "Spline", "Table", "TableInMemory", "TableOptions", "block_folds", "columns_of", "complete_batches",
+    "deal_folds", "files_of", "grouped", "head_of", "in_batches", "infer_column", "infer_kind", "is_missing",
+    "is_missing_text", "level_text", "natural_basis", "near_name", "number_of", "open_files", "parsed_numbers",
+    "raise_findings", "read_by_schema", "read_cells", "read_columns", "read_files", "refuse_dates", "row_places",
+    "site_id", "site_ids", "stable_order", "table_pieces", "with_curves", "write_batches", "write_csv",
 ]  # fmt: skip

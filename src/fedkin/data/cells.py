@@ -1,7 +1,7 @@
-"""Read cells as missing, numbers, dates and levels, infer what a column holds, and report what is wrong with it.
+"""Parse cells as missing values, numbers, dates and levels, infer kinds of columns, and report errors in them.
 
-A `Finding` has a code for programs and a text for people. Unless a reader names rows otherwise, they are counted as a
-spreadsheet counts them: the header is row 1, the first row of data row 2.
+A `Finding` has a code for programs and a text for people. By default rows are numbered as in a spreadsheet: the header
+is row 1, the first row of data row 2.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from fedkin._base import AnyArray, Array, Index, Mask, count, listed
 from fedkin.errors import DataError
 
 Label = str | bool | int
-#: Names a row, numbered from 0, in messages.
+#: Function that names a row, numbered from 0, in messages.
 RowName = Callable[[int], str]
-#: What becomes of missing cells: they refuse the table, their rows are left out, or they are filled in.
+#: How to treat missing cells: refuse the table, leave out their rows, or fill them in.
 Gaps = Literal["refuse", "drop", "fill"]
 DATES = "these are dates: turn them into numbers, such as days since a start"
-#: What stands before the decimals of a number.
+#: Decimal separator of numbers.
 DecimalMark = Literal[".", ","]
 
 LARGEST_EXACT_INTEGER = 2**53
@@ -52,11 +52,10 @@ _MONTH = re.compile(
 )
 _WITH_MONTHS = re.compile("(mon|tues?|wed(nes)?|thu(rs)?|fri|sat(ur)?|sun)(day)?|[ap]m|st|nd|rd|th|of|t|z|[a-z]{2,4}t")
 _TOKENS = re.compile(r"[^\W\d_]+|\d+")
-#: Text that has more levels than this, or more than half as many as rows, is rather a name or an id.
+#: Text with more levels than this, or with more than half as many levels as rows, is a name or an id.
 MOST_LEVELS = 200
-_FEW_LEVELS = 10
-_MOST_UNITS = 3
-#: So many numbers for each word make a column of numbers with mistakes, not of labels.
+_FEW_LEVELS, _MOST_UNITS = 10, 3
+#: With this many numbers per word, a column holds numbers with mistakes, not labels.
 NUMBERS_PER_WORD = 20
 _INDEX_NAMES = re.compile(r"|unnamed: ?\d+|index|level_\d+|__index_level_\d+__|row|rownames?|\.\.\.1", re.IGNORECASE)
 _CODE_NAME = re.compile(
@@ -64,8 +63,7 @@ _CODE_NAME = re.compile(
 )
 _ID_NAME = re.compile(r"(^|[_\W])(ids?|uuid|mrn|ssn|nr|serial)$", re.IGNORECASE)
 _KEY_NAME = re.compile(r"(^|[_\W])(number|no|key|code|record|case|row|patient|person|customer|order)$", re.IGNORECASE)
-_MOST_CODES = 20
-_ROWS_PER_CODE = 10
+_MOST_CODES, _ROWS_PER_CODE = 20, 10
 
 
 def is_missing(value: object) -> bool:
@@ -79,7 +77,7 @@ def is_missing(value: object) -> bool:
 
 
 def is_missing_text(cell: str) -> bool:
-    """Return whether a cell of text stands for nothing: empty, NA, nan."""
+    """Return whether a cell of text is missing: empty, NA, nan."""
     return cell.strip() in MISSING
 
 
@@ -89,7 +87,7 @@ def is_gap(cell: object) -> bool:
 
 
 def unwrapped(values: Any) -> Any:
-    """Return a pandas or polars series as an array, a pyarrow array as a list, anything else as it is."""
+    """Return a pandas or polars series as an array, a pyarrow array as a list, anything else unchanged."""
     if hasattr(values, "to_pylist"):
         return values.to_pylist()
     return values.to_numpy() if hasattr(values, "to_numpy") else values
@@ -118,20 +116,20 @@ def infer_column(cells: Sequence[str], decimal: DecimalMark = ".") -> AnyArray:
 
 
 def _with_point(text: str) -> str:
-    """Return a number that is written with a decimal comma, and maybe points between thousands, as Python writes it."""
+    """Return text with a decimal comma, and perhaps points between thousands, as a number in Python's notation."""
     plain = text.replace(".", "") if _THOUSANDS_POINTS.fullmatch(text) else text
     changed = plain.replace(",", ".", 1)
     return changed if _NUMBER.fullmatch(changed) else text
 
 
 def number_of(cell: str) -> float | None:
-    """Return the number that a cell of text stands for, leading zeros allowed; None when it is not a number."""
+    """Return the number in a cell of text, leading zeros allowed; None if it is not a number."""
     text = cell.strip()
     return float(text) if _NUMBER.fullmatch(text) or LEADING_ZERO.fullmatch(text) else None
 
 
 class Numbers(NamedTuple):
-    """A column read as numbers: NaN where a cell is missing or not a number."""
+    """A column read as numbers: NaN for cells that are missing or not numbers."""
 
     values: Array
     missing: Mask
@@ -139,9 +137,11 @@ class Numbers(NamedTuple):
 
 
 def parsed_numbers(column: AnyArray) -> Numbers:
-    """Return the numbers of a column, which of its cells are missing, and those that are neither."""
+    """Return the numbers of a column, a mask of its missing cells, and the cells that are neither."""
     if column.dtype.kind in "fb":
-        values = column.astype(np.float64)
+        values = column.astype(np.float64, copy=False)
+        if np.isfinite(values).all():
+            return Numbers(values, np.zeros(len(values), dtype=bool), [])
         infinite = np.flatnonzero(np.isinf(values)).tolist()
         return Numbers(values, np.isnan(values), [(row, float(values[row])) for row in infinite])
     values = np.full(len(column), math.nan)
@@ -175,7 +175,7 @@ def looks_like_date(cell: object) -> bool:
 
 
 def _names_a_month(cell: str) -> bool:
-    """Return whether text is a month by name, a year, perhaps a day, and nothing but a weekday and a time of day."""
+    """Return whether text has the name of a month, a year, perhaps a day, a weekday or a time, and nothing else."""
     tokens = _TOKENS.findall(cell.lower())
     words = [token for token in tokens if not token.isdigit()]
     others = [word for word in words if not _MONTH.fullmatch(word)]
@@ -199,10 +199,9 @@ def level_text(label: object) -> str:
 
 
 def level_codes(column: AnyArray, levels: Sequence[Label]) -> Index:
-    """Return the number of each cell's level; -1 where it is missing, -2 where it is none of the levels.
+    """Return the number of each cell's level; -1 for missing cells, -2 for unknown levels.
 
-    Where levels are 0 and 1, true and false stand for them, and the other way round. Missing cells are of the level
-    "", where there is one.
+    True and false match the levels 1 and 0, and vice versa. Missing cells have the level "" if there is one.
     """
     known = {level_text(level): code for code, level in enumerate(levels)}
     for one, other in (("0 1", "false true"), ("false true", "0 1")):
@@ -229,7 +228,7 @@ def level_codes(column: AnyArray, levels: Sequence[Label]) -> Index:
 
 
 class ColumnKind(NamedTuple):
-    """What a column seems to hold; the levels that it has as a category, and how often each occurs."""
+    """The inferred kind of a column, with its levels as a category and their counts."""
 
     kind: Literal["number", "category", "date", "empty"]
     levels: tuple[str, ...] = ()
@@ -237,11 +236,11 @@ class ColumnKind(NamedTuple):
 
 
 def infer_kind(column: AnyArray, *, category: bool = False) -> ColumnKind:
-    """Infer what a column holds; with ``category`` numbers are levels, too.
+    """Infer the kind of a column; with ``category`` numbers are also levels.
 
-    A column of text is a category, unless most of its cells are dates, or all of them are numbers, or so many are, or
-    such ones, that the rest must be mistakes: words among amounts such as 17.5 are. Numbers with leading zeros are
-    codes, so that they stay text. Amounts with a unit, such as 5.2% or 53 y, are numbers to fix.
+    A column of text is a category, unless most of its cells are dates or numbers; the other cells are then mistakes,
+    such as words among amounts like 17.5. Numbers with leading zeros are codes and stay text. Amounts with a unit, such
+    as 5.2% or 53 y, are numbers to correct.
     """
     if column.dtype.kind in "fb" and not category:
         return ColumnKind("empty" if column.dtype.kind == "f" and np.isnan(column).all() else "number")
@@ -249,11 +248,11 @@ def infer_kind(column: AnyArray, *, category: bool = False) -> ColumnKind:
 
 
 def count_cells(column: AnyArray) -> Counter[Hashable]:
-    """Count how often each cell occurs, missing ones left out."""
+    """Count the occurrences of each cell that is not missing."""
     cells = column.tolist()
     try:
         counted = Counter(cells)
-    except TypeError:  # lists and other things that have no place in a table
+    except TypeError:  # lists and other values that do not belong in a table
         counted = Counter(map(str, cells))
     return Counter({cell: n for cell, n in counted.items() if not is_gap(cell)})
 
@@ -279,7 +278,7 @@ def kind_of_counts(counted: Counter[Hashable], category: bool) -> ColumnKind:
 
 
 def target_kind(counted: Counter[Hashable], category: bool) -> ColumnKind:
-    """Infer the kind of a target of text: classes, unless it rather holds amounts and a few words by mistake."""
+    """Infer the kind of a text target: classes, unless it holds amounts with a few mistaken words."""
     found = kind_of_counts(counted, category)
     if category:
         return found
@@ -294,7 +293,7 @@ def target_kind(counted: Counter[Hashable], category: bool) -> ColumnKind:
 
 
 def _levels(counted: Counter[Hashable]) -> ColumnKind:
-    """Return the levels as text, numbers by size and words by the alphabet."""
+    """Return the levels as text, numbers by size and words in alphabetical order."""
     counts: Counter[str] = Counter()
     for cell, n in counted.items():
         counts[level_text(cell)] += n
@@ -304,7 +303,7 @@ def _levels(counted: Counter[Hashable]) -> ColumnKind:
 
 
 def _amounts(counted: Counter[Hashable], *, fraction: bool = False) -> bool:
-    """Return whether three cells or more are different numbers; with ``fraction`` one of them not whole."""
+    """Return whether at least three cells are different numbers; with ``fraction``, at least one is not whole."""
     texts = (cell for cell in counted if isinstance(cell, str) and not LEADING_ZERO.fullmatch(cell.strip()))
     numbers = {number for text in texts if (number := number_of(text)) is not None}
     numbers |= {float(cell) for cell in counted if isinstance(cell, (int, float)) and not isinstance(cell, bool)}
@@ -312,38 +311,34 @@ def _amounts(counted: Counter[Hashable], *, fraction: bool = False) -> bool:
 
 
 def _have_units(counted: Counter[Hashable]) -> bool:
-    """Return whether most cells are amounts, some with one of a few units, and their numbers too many for levels."""
-    units: Counter[str] = Counter()
-    plain, numbers = 0, set()
+    """Return whether most cells are amounts, some with one of a few units, with too many values for levels."""
+    units, numbers = Counter[str](), set()
     for cell, n in counted.items():
         found = UNIT_NUMBER.fullmatch(cell.strip()) if isinstance(cell, str) else None
         if found is None or LEADING_ZERO.fullmatch(found["number"]):
             continue
-        unit = found["before"] + found["after"].strip().lower()
         numbers.add(found["number"])
-        if unit:
-            units[unit] += n
-        else:
-            plain += n
+        units[found["before"] + found["after"].strip().lower()] += n
+    plain = units.pop("", 0)
     common = sum(n for _, n in units.most_common(_MOST_UNITS))
     many = len(numbers) > _FEW_LEVELS or (len(numbers) >= 3 and any("." in number for number in numbers))
     return common > 0 and many and 2 * (plain + common) > sum(counted.values())
 
 
 def too_many_levels(levels: int, rows: int) -> bool:
-    """Return whether text has so many levels that it is rather a name or an id."""
+    """Return whether text has so many levels that it is a name or an id."""
     return levels > MOST_LEVELS or (levels > _FEW_LEVELS and 2 * levels > rows)
 
 
 def is_row_number(name: str, column: AnyArray) -> bool:
-    """Return whether a column is an index that was saved along: without a name of its own, and counting rows."""
+    """Return whether a column is a saved index: unnamed, and counting rows."""
     if not _INDEX_NAMES.fullmatch(name.strip()) or column.dtype.kind != "f" or column.size == 0:
         return False
     return bool(column[0] in (0.0, 1.0) and (np.diff(column) == 1).all())
 
 
 def looks_like_name(name: str, column: AnyArray) -> Literal["id", "code", ""]:
-    """Return whether whole numbers are rather ids of rows, or codes of a few kinds, by their name and values."""
+    """Return whether whole numbers look like ids of rows, or codes of a few kinds, by their name and values."""
     values = column[~np.isnan(column)] if column.dtype.kind == "f" else np.empty(0)
     if values.size < 3 * _ROWS_PER_CODE or (values != np.floor(values)).any():
         return ""
@@ -361,39 +356,39 @@ def looks_like_name(name: str, column: AnyArray) -> Literal["id", "code", ""]:
 
 
 def sheet_row(row: int) -> str:
-    """Name a row as a spreadsheet counts it."""
+    """Name a row as numbered in a spreadsheet."""
     return f"row {row + 2}"
 
 
 def frame_row(row: int) -> str:
-    """Name a row of a data frame or of arrays as Python counts it."""
+    """Name a row of a data frame or of arrays, numbered from 0."""
     return f"row {row} (from 0)"
 
 
 @dataclass(frozen=True)
 class Finding:
-    """Something about a column that its owner should know."""
+    """An error or remark about a column."""
 
     column: str  # "" for the table as a whole
-    text: str  # what is wrong, where, and what to do
+    text: str  # the problem, where it is, and what to do
     code: str = "other"  # "missing", "unknown_level", "not_number", "out_of_range", ...
-    refuses: bool = True  # whether rows cannot be used before it is fixed; False for a remark
+    refuses: bool = True  # whether it must be fixed before rows can be used; False for a remark
 
     def __str__(self) -> str:
         return f"{self.column}: {self.text}" if self.column else self.text
 
 
 class Hints(NamedTuple):
-    """What a finding may propose, which depends on the interface."""
+    """Proposals in findings, which depend on the interface."""
 
     fill: str = "fill them in, or leave these rows out"  # for missing cells
-    empty: str = ""  # an option to add where a wrong cell is left empty
+    empty: str = ""  # an option to add if a wrong cell is left empty
     more: str = ""  # follows every finding about numbers
-    names: str = ""  # follows where many cells are not numbers
+    names: str = ""  # follows if many cells are not numbers
 
 
 def raise_findings(findings: Iterable[Finding]) -> None:
-    """Raise one `DataError` with all findings that refuse, if there are any."""
+    """Raise one `DataError` with all serious findings, if any."""
     serious = [finding for finding in findings if finding.refuses]
     if len(serious) == 1:
         raise DataError(f"the table does not fit: {serious[0]}")
@@ -403,29 +398,29 @@ def raise_findings(findings: Iterable[Finding]) -> None:
 
 
 def near_names(name: str, known: Iterable[str], most: int = 1, cutoff: float = 0.6) -> list[str]:
-    """Return the known names that are most similar to one, capital letters and blanks aside."""
+    """Return the known names that are most similar to one, ignoring case and blanks."""
     by_lower = {word.strip().lower(): word for word in known}
     return [by_lower[word] for word in difflib.get_close_matches(name.strip().lower(), by_lower, most, cutoff)]
 
 
 def near_name(name: str, known: Iterable[str], cutoff: float = 0.6) -> str:
-    """Guess what was meant by a name, to follow it in a message; "" when nothing is similar."""
+    """Return a suggestion of similar names to append to a message; "" if there are none."""
     similar = near_names(name, known, 3, cutoff)
     return f" (did you mean {' or '.join(map(repr, similar))}?)" if similar else ""
 
 
 def missing_column(name: str, present: Sequence[str], wanted: Sequence[str]) -> Finding:
-    """Report a column that is not there, with the name that was likely meant."""
+    """Report a missing column, with the name that was likely meant."""
     others, short = [one for one in present if one not in wanted], name.lower()
     near = near_names(name, others)
     near = near or [one for one in others if short in one.lower() or (len(one) > 2 and one.lower() in short)]
     has = f"the table has {listed(present, 20)}" if present else "the table has no columns"
-    guess = f"is {near[0]!r} what is meant? Then rename it" if near else has
+    guess = f"did you mean {near[0]!r}? Then rename it" if near else has
     return Finding(name, f"there is no such column; {guess}", "no_column")
 
 
 def number_hint(cells: Sequence[object]) -> str:
-    """Return what to do about cells that are not numbers; "" where nothing is special about them."""
+    """Return advice about cells that are not numbers; "" if there is none."""
     first = cells[0]
     if looks_like_date(first):
         return "turn dates into numbers, for example an age in years or days since admission"
@@ -447,13 +442,13 @@ def number_hint(cells: Sequence[object]) -> str:
 # The columns are the cardinal basis without its first function (Wood 2017, section 5.3.1): the coefficient of a column
 # at a knot is how much higher the curve is there than at the first knot. Beyond the outer knots the curve is straight.
 
-#: Knots unless told otherwise, at equally spaced quantiles between the outer ones (Harrell 2015, section 2.4.6).
+#: Default number of knots, at equally spaced quantiles between the outer ones (Harrell 2015, section 2.4.6).
 N_KNOTS, OUTER = 5, (0.05, 0.95)
-_DENSE = 64  # points between two knots at which the range of a column is found
+_DENSE = 64  # grid points between two knots for the range of a column
 
 
 def natural_basis(values: Array, knots: Sequence[float]) -> Array:
-    """Return the columns ``(n, K - 1)`` of a natural cubic spline with K knots; NaN where a value is."""
+    """Return the columns ``(n, K - 1)`` of a natural cubic spline with K knots; NaN for NaN values."""
     t, eye = np.asarray(knots, dtype=np.float64), np.eye(len(knots))
     h, bend = np.diff(t), _second_derivatives(t)
     inside = np.clip(values, t[0], t[-1])
@@ -469,9 +464,9 @@ def natural_basis(values: Array, knots: Sequence[float]) -> Array:
 
 
 def _second_derivatives(t: Array) -> Array:
-    """Return the second derivatives ``(K, K)`` at the knots of the functions that are 1 at one knot, 0 at the others.
+    """Return the second derivatives ``(K, K)`` at the knots of the basis functions, 1 at one knot and 0 at others.
 
-    They are 0 at the outer knots; between, those of both sides of a knot agree in the first derivative.
+    They are 0 at the outer knots; first derivatives are continuous at the inner knots.
     """
     h, k = np.diff(t), np.arange(len(t) - 2)
     slopes, widths = np.zeros((k.size, len(t))), np.zeros((k.size, len(t)))
@@ -485,19 +480,19 @@ def basis_range(knots: Sequence[float], low: float, high: float) -> tuple[Array,
     ends = np.unique([low, *(knot for knot in knots if low < knot < high), high])
     grid = np.linspace(ends[:-1], ends[1:], _DENSE + 1).reshape(-1)
     found = natural_basis(grid, knots)
-    # how far a function with these second derivatives can be from its chord between two points of the grid
+    # largest distance of a function with these second derivatives from its chord between grid points
     beyond = (np.diff(ends).max() / _DENSE) ** 2 / 8 * np.abs(_second_derivatives(np.asarray(knots)))[:, 1:].max()
     return found.min(axis=0) - beyond, found.max(axis=0) + beyond
 
 
 def quantile_knots(values: Array, n_knots: int = N_KNOTS) -> tuple[float, ...]:
-    """Return knots at quantiles, rounded to about three digits; () for fewer than three different values."""
+    """Return knots at quantiles, rounded to about three digits; () for fewer than three distinct values."""
     known = values[np.isfinite(values)]
     distinct = np.unique(known)
     if distinct.size <= n_knots:
         return tuple(distinct.tolist()) if distinct.size > 2 else ()
     digits = 2 - int(np.floor(np.log10(distinct[-1] - distinct[0])))
-    for cells in (known, distinct):  # where most values are alike, quantiles of the different ones
+    for cells in (known, distinct):  # if most values are equal, quantiles of the distinct ones
         found = np.quantile(cells, np.linspace(*OUTER, n_knots))
         if np.unique(np.round(found, digits)).size == n_knots:
             return tuple(np.round(found, digits).tolist())

@@ -1,7 +1,7 @@
 """Read tables from data frames and files as plain columns, and write CSV files.
 
-Whatever a table was (CSV, Parquet, pandas, polars, pyarrow, a dict of arrays), it becomes `RawColumns`: name -> array,
-where the array is
+Every table (CSV, Parquet, pandas, polars, pyarrow, a dict of arrays) becomes `RawColumns`, a mapping of names to arrays
+of
 
 - float64 for numbers (missing cells are NaN),
 - bool for truth values without missing cells,
@@ -11,7 +11,6 @@ where the array is
 from __future__ import annotations
 
 import csv
-import glob
 import gzip
 import io
 import itertools
@@ -21,43 +20,41 @@ import warnings
 import zipfile
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO, get_args
-from urllib.parse import unquote
 
+import narwhals.stable.v2 as nw
 import numpy as np
+from narwhals.exceptions import DuplicateError
 
 from fedkin._base import AnyArray, check_choice, count, in_file, listed, repeated, replacing
+from fedkin._storage import Remote, file_system, place_of
 from fedkin.data.cells import (
     LARGEST_EXACT_INTEGER,
     DecimalMark,
     infer_column,
-    infer_kind,
     is_gap,
     is_missing,
     unwrapped,
 )
-from fedkin.errors import DataError, TableWarning, argument, missing_dependency
+from fedkin.errors import DataError, TableWarning, missing_dependency
 
 RawColumns = dict[str, AnyArray]
 
-#: Bytes that are read of the first lines of a CSV file.
+#: Number of bytes read to inspect the first lines of a CSV file.
 HEAD_BYTES = 100_000
 
 CSV_SUFFIXES = (".csv", ".tsv", ".txt")
 PARQUET_SUFFIXES = (".parquet", ".pq")
 EXCEL_SUFFIX = ".xlsx"
-#: CSV files of more bytes are read by pyarrow, if it is there.
+#: Larger CSV files (in bytes) are read by pyarrow, if it is installed.
 _LARGE = 2_000_000
-#: Without pyarrow, files of more bytes take so long that a warning is due.
+#: Without pyarrow, larger files (in bytes) cause a warning that reading is slow.
 _SLOW = 50_000_000
-#: Cells that a cast to float64 reads as `infer_column` does: no leading zeros, no integers beyond 2**53.
+#: Cells that a cast to float64 parses like `infer_column`: no leading zeros, no integers beyond 2**53.
 _ORDINARY = r"^(?:-?(?:0|[1-9][0-9]{0,14})(?:\.[0-9]*)?(?:[eE][+-]?[0-9]+)?)?$"
-#: The column of file names, where each file is a site.
-_FILE = "(file)"
-#: The folder of rows without a value, as Hive and Spark write it.
-_NO_PARTITION = "__HIVE_DEFAULT_PARTITION__"
 
 
 # --- columns from frames --------------------------------------------------------------------------------------
@@ -114,9 +111,6 @@ def _column_named(name: str, values: Any) -> AnyArray:
 
 
 def _columns_by_narwhals(frame: object) -> list[tuple[str, AnyArray]]:
-    import narwhals.stable.v2 as nw  # slow to load for those who have no frames
-    from narwhals.exceptions import DuplicateError
-
     try:
         table = nw.from_native(frame)  # type: ignore[call-overload]
     except TypeError:
@@ -138,7 +132,7 @@ def _column_of_series(series: Any) -> AnyArray:
         values: AnyArray = series.to_numpy()
         if values.dtype.kind == "f":
             return values.astype(np.float64)
-    if series.dtype.is_integer() and series.null_count() == 0:  # no walk through Python
+    if series.dtype.is_integer() and series.null_count() == 0:  # without a loop in Python
         return as_column(series.to_numpy())
     decimal = series.dtype.is_decimal()
     return as_column([float(cell) if decimal and cell is not None else cell for cell in series.to_list()])
@@ -148,7 +142,7 @@ def _column_of_series(series: Any) -> AnyArray:
 
 
 def split_name(path: Path) -> tuple[str, str]:
-    """Return the name of a table's file without its suffix, and the suffix that tells the format: .csv of .csv.gz."""
+    """Return a file name without its suffix, and the suffix of its format: .csv for .csv.gz."""
     inner = Path(path.name[:-3]) if path.suffix.lower() == ".gz" else path
     return inner.stem, inner.suffix.lower()
 
@@ -156,12 +150,13 @@ def split_name(path: Path) -> tuple[str, str]:
 def read_columns(path: str | os.PathLike[str], decimal: DecimalMark = ".") -> RawColumns:
     """Read the columns of a CSV file, which may be compressed (.csv.gz), of a Parquet or an Excel file, by suffix."""
     check_choice("decimal", decimal, get_args(DecimalMark))
-    path = Path(path)
+    path = place_of(path)
     suffix = split_name(path)[1]
     if suffix in PARQUET_SUFFIXES:
         table = _whole_parquet(path, open_parquet(path).read)
         with in_file(path, DataError):
-            return columns_of(table)
+            found: RawColumns = _whole_parquet(path, lambda: columns_of(table))
+        return found
     if suffix == EXCEL_SUFFIX:
         return _read_sheet(path)
     if suffix not in CSV_SUFFIXES:
@@ -177,7 +172,7 @@ def read_columns(path: str | os.PathLike[str], decimal: DecimalMark = ".") -> Ra
 
 
 def _read_sheet(path: Path) -> RawColumns:
-    """Read the first sheet of an Excel file by openpyxl: its first row has the names, formulas have their values."""
+    """Read the first sheet of an Excel file with openpyxl: names in the first row, formulas as their values."""
     if not path.is_file():
         raise DataError(f"there is no file {path}: check the path")
     try:
@@ -185,14 +180,15 @@ def _read_sheet(path: Path) -> RawColumns:
     except ImportError:
         raise missing_dependency("openpyxl", f"reading {path.name}", extra="excel") from None
     try:
-        book = openpyxl.load_workbook(path, read_only=True, data_only=True)
-        first, n_sheets = book.worksheets[0], len(book.worksheets)
-        rows = [[None if is_gap(cell) else cell for cell in row] for row in first.iter_rows(values_only=True)]
-        book.close()
+        with path.open("rb") as file:
+            book = openpyxl.load_workbook(file, read_only=True, data_only=True)
+            first, n_sheets = book.worksheets[0], len(book.worksheets)
+            rows = [[None if is_gap(cell) else cell for cell in row] for row in first.iter_rows(values_only=True)]
+            book.close()
     except (OSError, KeyError, IndexError, ValueError, zipfile.BadZipFile) as error:
-        raise DataError(f"{path} is not a whole Excel file ({error}); save or copy it again") from None
+        raise DataError(f"{path} is not a complete Excel file ({error}); save or copy it again") from None
     if n_sheets > 1:
-        text = f"{path.name} has {n_sheets} sheets, and the first one, {first.title!r}, is read"
+        text = f"{path.name} has {n_sheets} sheets; only the first one, {first.title!r}, is read"
         warnings.warn(text, TableWarning, stacklevel=2)
     while rows and not any(cell is not None for cell in rows[-1]):
         rows.pop()
@@ -200,22 +196,23 @@ def _read_sheet(path: Path) -> RawColumns:
         raise DataError(f"{path} is empty: expected a row of names and at least one row")
     header = ["" if name is None else str(name).strip() for name in rows[0]]
     columns = list(zip(*rows[1:], strict=True)) or [()] * len(header)
-    # cells that once held something make columns without name and content
+    # cleared cells leave columns without name and content
     kept = [k for k, name in enumerate(header) if name or any(cell is not None for cell in columns[k])]
     _check_header(path, [header[k] for k in kept])
     return {header[k]: as_column(columns[k]) for k in kept}
 
 
 def open_parquet(path: Path) -> Any:
-    """Open a Parquet file by pyarrow, which reads its footer alone."""
+    """Open a Parquet file with pyarrow, which reads only its footer."""
     if not path.is_file():
         raise DataError(f"there is no file {path}: check the path")
     try:
         import pyarrow.parquet
     except ImportError:
         raise missing_dependency("pyarrow", f"reading {path.name}", extra="parquet") from None
-    # One file, also where a parent folder looks like "key=value", which pyarrow would take for a partition.
-    return _whole_parquet(path, lambda: pyarrow.parquet.ParquetFile(path, pre_buffer=False))
+    # One file, even if a parent folder such as "key=value" looks like a partition to pyarrow.
+    system, place = file_system(path)
+    return _whole_parquet(path, lambda: pyarrow.parquet.ParquetFile(place, pre_buffer=False, filesystem=system))
 
 
 def _whole_parquet(path: Path, read: Callable[[], Any]) -> Any:
@@ -223,13 +220,13 @@ def _whole_parquet(path: Path, read: Callable[[], Any]) -> Any:
 
     try:
         return read()
-    except (pyarrow.ArrowException, OSError) as error:
-        raise DataError(f"{path} is not a whole Parquet file ({error}); write or copy it again") from None
+    except (pyarrow.ArrowException, UnicodeDecodeError, OSError) as error:
+        raise DataError(f"{path} is not a complete Parquet file ({error}); write or copy it again") from None
 
 
 def read_cells(path: str | os.PathLike[str], decimal: DecimalMark = ".") -> tuple[list[str], list[list[str]]]:
     """Read header and columns of a CSV file as text, without any inference."""
-    path = Path(path)
+    path = place_of(path)
     text = _decoded(path)
     rows: list[list[str]] = []
     header: list[str] | None = None
@@ -270,7 +267,7 @@ def _csv_rows(text: str, decimal: DecimalMark = ".") -> Iterator[tuple[int, list
 
 
 def _delimiter(text: str, decimal: DecimalMark) -> str:
-    """Return the first of comma, semicolon, tab and bar that is in the header; the comma last where it is decimal."""
+    """Return the first of comma, semicolon, tab and bar in the header; a decimal comma comes last."""
     first_line = text.lstrip("\r\n").partition("\n")[0]
     return next((mark for mark in (",;\t|" if decimal == "." else ";\t|,") if mark in first_line), ",")
 
@@ -281,7 +278,7 @@ def _decoded(path: Path) -> str:
         with _opened(path) as file:
             content = file.read()
     except (gzip.BadGzipFile, EOFError, zlib.error) as error:
-        raise DataError(f"{path} is not a whole gzip file ({error}); write or copy it again") from None
+        raise DataError(f"{path} is not a complete gzip file ({error}); write or copy it again") from None
     except FileNotFoundError:
         raise DataError(f"there is no file {path}: check the path") from None
     except IsADirectoryError:
@@ -295,12 +292,14 @@ def _decoded(path: Path) -> str:
         ) from None
 
 
-def _opened(path: Path) -> BinaryIO:
-    return gzip.open(path) if path.suffix.lower() == ".gz" else path.open("rb")  # type: ignore[return-value]
+@contextmanager
+def _opened(path: Path) -> Iterator[BinaryIO]:
+    with path.open("rb") as file:
+        yield gzip.GzipFile(fileobj=file) if path.suffix.lower() == ".gz" else file  # type: ignore[misc]
 
 
 def _read_large_csv(path: Path, decimal: DecimalMark = ".") -> RawColumns | None:
-    """Read a CSV file by pyarrow, many times faster; None where the standard library must, or says what is wrong."""
+    """Read a CSV file with pyarrow, which is faster; None if the standard library must read it or report errors."""
     try:
         import pyarrow
         import pyarrow.csv
@@ -321,12 +320,19 @@ def _read_large_csv(path: Path, decimal: DecimalMark = ".") -> RawColumns | None
         column_types=kinds, strings_can_be_null=False, quoted_strings_can_be_null=False
     )
     try:
-        table = pyarrow.csv.read_csv(path, parse_options=parse, convert_options=convert)
+        with open_stream(path) as stream:
+            table = pyarrow.csv.read_csv(stream, parse_options=parse, convert_options=convert)
     except pyarrow.ArrowException:
         return None
-    if table.column_names != header:  # a line break within the header, or something else that is rare
+    if table.column_names != header:  # a line break within the header, or another rare case
         return None
     return {name: _column_of_text(table.column(k), decimal) for k, name in enumerate(names)}
+
+
+def open_stream(path: Path) -> Any:
+    """Open a file as pyarrow does, and decompress it by its suffix."""
+    system, place = file_system(path)
+    return system.open_input_stream(place)
 
 
 def csv_head(path: Path, decimal: DecimalMark = ".") -> tuple[str, list[str], str]:
@@ -349,7 +355,7 @@ def _column_of_text(cells: Any, decimal: DecimalMark) -> AnyArray:
         known = pc.if_else(empty, None, cells) if pc.any(empty).as_py() else cells
         numbers: AnyArray = pc.cast(known, pyarrow.float64()).to_numpy()
         return numbers.astype(np.float64)
-    encoded = cells.combine_chunks().dictionary_encode()  # inference needs distinct cells only
+    encoded = cells.combine_chunks().dictionary_encode()  # inference needs only distinct cells
     distinct = infer_column(encoded.dictionary.to_pylist(), decimal)
     return np.asarray(distinct[encoded.indices.to_numpy()])
 
@@ -359,7 +365,7 @@ def _column_of_text(cells: Any, decimal: DecimalMark) -> AnyArray:
 
 @dataclass(frozen=True)
 class RowPlaces:
-    """Name rows of files that were read one after the other, ``counts`` of each, by file and line."""
+    """Name rows of concatenated files, with ``counts`` rows each, by file and line."""
 
     files: tuple[Path, ...]
     counts: Sequence[int]
@@ -376,8 +382,8 @@ class RowPlaces:
 
 
 def row_places(path: Path, columns: Mapping[str, Sized]) -> RowPlaces:
-    """Return what names the rows of a file that was read as ``columns``."""
-    return RowPlaces((Path(path),), (len(next(iter(columns.values()), ())),))
+    """Return the function that names the rows of a file read as ``columns``."""
+    return RowPlaces((path,), (len(next(iter(columns.values()), ())),))
 
 
 def _line_of(path: Path, row: int) -> int:
@@ -394,121 +400,18 @@ def _line_of(path: Path, row: int) -> int:
     return row + 2
 
 
-# --- several files as one table --------------------------------------------------------------------------------
-
-
-def files_of(path: str | os.PathLike[str]) -> list[Path]:
-    """Return the files that a path stands for: itself, those of a directory, or those of a pattern.
-
-    Of a directory without files of its own, those of its partitions, folders such as ``clinic=north``.
-    """
-    place = Path(path)
-    if place.is_dir():
-        suffixes = (*CSV_SUFFIXES, *PARQUET_SUFFIXES, EXCEL_SUFFIX)
-        for pattern in ("*", "*=*/**/*"):
-            inside = (file for file in place.glob(pattern) if file.is_file() and not file.name.startswith((".", "_")))
-            if files := sorted(file for file in inside if split_name(file)[1] in suffixes):
-                return files
-        raise DataError(f"the directory {place} has no file that ends in {', '.join(suffixes)}")
-    if not place.exists() and glob.has_magic(str(path)):
-        found = sorted(Path(name) for name in glob.glob(str(path), recursive=True))  # noqa: PTH207
-        if not found:
-            raise DataError(f"no file is called like {path}: check the pattern")
-        return found
-    return [place]
-
-
-def partitions(path: str | os.PathLike[str], files: Sequence[Path]) -> RawColumns:
-    """Return the columns that folders such as ``clinic=north`` below a path stand for, one value for each file."""
-    root = Path(path)
-    while glob.has_magic(str(root)):
-        root = root.parent
-    folders = [file.relative_to(root).parts[:-1] if file.is_relative_to(root) else () for file in files]
-    keys = [dict(part.split("=", 1) for part in parts if "=" in part) for parts in folders]
-    for file, own in zip(files, keys, strict=True):
-        if own.keys() != keys[0].keys():
-            raise DataError(f"{file}: its folders name {listed(own) or 'nothing'}, but others name {listed(keys[0])}")
-    values = {name: [unquote(own[name]) for own in keys] for name in keys[0]}
-    return {
-        name: infer_column(["" if text == _NO_PARTITION else text for text in texts]) for name, texts in values.items()
-    }
-
-
-def read_files(
-    path: str | os.PathLike[str],
-    site: str | None,
-    wanted: Iterable[str] | None = None,
-    decimal: DecimalMark = ".",
-) -> tuple[RawColumns, str, RowPlaces]:
-    """Read all files as one table; return its columns, the name of the site column, and where rows came from.
-
-    Of several files, all columns are read, or those ``wanted``; without a site column, each file is a site.
-    """
-    files = files_of(path)
-    if len(files) == 1 and not Path(path).is_dir():
-        columns = read_columns(files[0], decimal)
-        if not site:
-            text = f"say which column holds the sites, {argument('site')}; it has {listed(columns, 20)}"
-            raise DataError(f"{path}: {text}")
-        return columns, site, row_places(files[0], columns)
-    tables = [read_columns(file, decimal) for file in files]
-    counts = [len(next(iter(table.values()), ())) for table in tables]
-    folders = partitions(path, files)
-    for k, (table, rows) in enumerate(zip(tables, counts, strict=True)):
-        table |= {name: column[k : k + 1].repeat(rows) for name, column in folders.items()}
-    if site is None and len(folders) == 1:
-        (site,) = folders
-    needed = set(tables[0]) if wanted is None else {*wanted, *([] if site is None else [site])}
-    problems = []
-    for file, table in zip(files, tables, strict=True):
-        missing, extra = needed - set(table), set(table) - needed if wanted is None else set()
-        if missing:
-            problems.append(f"{file}: there is no column {listed(sorted(missing))}")
-        if extra:
-            problems.append(f"{file}: there is a column {listed(sorted(extra))} that {files[0].name} does not have")
-    stems = [split_name(file)[0] for file in files]
-    for file, stem, rows in zip(files, stems, counts, strict=True):
-        if site is None and stems.count(stem) > 1:
-            problems.append(f"{file}: another file of the directory also stands for site {stem!r}")
-        if site is None and rows == 0:
-            problems.append(f"{file}: site {stem!r} has no rows; remove the file or give it data")
-    if problems:
-        raise DataError("\n".join(problems))
-    stacked = {name: _stacked_column(name, files, tables) for name in tables[0] if name in needed}
-    places = RowPlaces(tuple(files), counts)
-    if site is not None:
-        return stacked, site, places
-    return {_FILE: np.repeat(np.array(stems, dtype=object), counts), **stacked}, _FILE, places
-
-
-def _stacked_column(name: str, files: Sequence[Path], tables: Sequence[Mapping[str, AnyArray]]) -> AnyArray:
-    parts = [table[name] for table in tables]
-    if len({part.dtype.kind == "O" for part in parts}) == 1:
-        return np.concatenate(parts)
-    other = next(k for k, part in enumerate(parts) if part.dtype.kind == "O")
-    kind = infer_kind(parts[other])
-    for k, (file, part) in enumerate(zip(files, parts, strict=True)):
-        if part.dtype.kind == "O":
-            continue
-        # an empty column has no type of its own; a word among numbers is found with all other mistakes
-        if kind.kind == "number" or (part.dtype.kind == "f" and np.isnan(part).all()):
-            parts[k] = np.array([None if cell != cell else cell for cell in part.tolist()], dtype=object)
-        elif split_name(file)[1] in CSV_SUFFIXES and all(level[:1].isdigit() for level in kind.levels):
-            header, cells = read_cells(file)  # ids such as 007, which another file has without zeros
-            parts[k] = np.array([cell.strip() or None for cell in cells[header.index(name)]], dtype=object)
-        else:
-            raise DataError(f"{file}: column {name!r} is numeric, but text in {files[other].name}: write it in one way")
-    return np.concatenate(parts)
-
-
 # --- writing --------------------------------------------------------------------------------------------------
 
 
 def write_csv(path: str | os.PathLike[str], header: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
-    """Write a CSV file (UTF-8, comma) in one piece: a reader never sees half of it."""
-    path = Path(path)
-    if not path.parent.is_dir():
+    """Write a CSV file (UTF-8, comma) atomically: readers never see an incomplete file."""
+    path = place_of(path)
+    if not isinstance(path, Remote) and not path.parent.is_dir():
         raise DataError(f"cannot write {path}: there is no directory {path.parent}")
-    with replacing(path) as temporary, temporary.open("w", encoding="utf-8", newline="") as stream:
+    with (
+        replacing(path) as temporary,
+        temporary.open("wb") as file,
+        io.TextIOWrapper(file, encoding="utf-8", newline="", write_through=True) as stream,
+    ):
         writer = csv.writer(stream, lineterminator="\n")
         writer.writerows(itertools.chain([header], rows))

@@ -23,7 +23,8 @@ from fedkin.data.cells import (
     parsed_numbers,
     sheet_row,
 )
-from fedkin.data.columns import RawColumns, columns_of, read_files
+from fedkin.data.columns import RawColumns, columns_of
+from fedkin.data.files import read_files
 from fedkin.data.infer import SchemaScan
 from fedkin.data.rows import (
     HasSites,
@@ -38,6 +39,7 @@ from fedkin.data.rows import (
     row_numbers,
     rows_of_site,
     shuffled_ranks,
+    stable_order,
     stacked_rows,
     times_of,
 )
@@ -49,7 +51,7 @@ INTERCEPT = "(intercept)"
 
 @dataclass(frozen=True, eq=False, repr=False, init=False)
 class Federation(HasSites):
-    """Sites and their rows. Immutable: every method that changes something returns another federation.
+    """The rows of several sites. Immutable: methods return new federations.
 
     Parameters
     ----------
@@ -68,15 +70,15 @@ class Federation(HasSites):
     starts : int64 array of shape (V + 1,)
         The rows of site number u are ``starts[u]:starts[u + 1]``.
     row_order : int64 array of shape (N,)
-        Position of each stacked row in the arrays or file that the federation came from.
+        Position of each stacked row in the original arrays or file.
     feature_names : tuple of q str
     target_name : str or None
     schema : Schema or None
-        What the columns of the table are that the federation was read from.
+        Description of the columns of the original table.
     notes : tuple of str
-        What was done with that table: columns and rows left out, columns to look at.
+        Remarks on that table: columns and rows left out, columns to check.
     ordered : bool
-        Whether the rows of each site are in the order of time.
+        Whether the rows of each site are in time order.
 
     Raises
     ------
@@ -109,7 +111,7 @@ class Federation(HasSites):
     def __init__(self, data: Mapping[Any, Any], feature_names: Sequence[str] | None = None) -> None:
         if not isinstance(data, Mapping):
             raise DataError(
-                f"Federation takes a mapping {{site: (X, y)}}, got {type(data).__name__}; "
+                f"Federation needs a mapping {{site: (X, y)}}, got {type(data).__name__}; "
                 "for stacked arrays use Federation.from_arrays(X, y, site)"
             )
         if not data:
@@ -125,7 +127,7 @@ class Federation(HasSites):
     def _set(
         self, sites: tuple[Hashable, ...], counts: Index, rows: Rows, row_order: npt.NDArray[np.integer], **more: Any
     ) -> Federation:
-        """Set parts that have been checked already; ``more`` are other attributes."""
+        """Set checked parts; ``more`` are other attributes."""
         parts = {
             "target_name": None,
             "schema": None,
@@ -145,8 +147,8 @@ class Federation(HasSites):
     def _stacked(
         cls, sites: tuple[Hashable, ...], codes: Index, rows: Rows, time: Array | None, numbers: Index, **more: Any
     ) -> Federation:
-        """Make a federation of checked rows with the number of each one's site, and of each row in the table."""
-        order = np.argsort(codes, kind="stable") if time is None else np.lexsort((time, codes))
+        """Make a federation from checked rows, their site numbers, and their positions in the table."""
+        order = stable_order(codes, len(sites)) if time is None else np.lexsort((time, codes))
         counts = np.bincount(codes, minlength=len(sites))
         more["ordered"] = time is not None
         return object.__new__(cls)._set(sites, counts, rows.take(order), numbers[order], **more)
@@ -154,7 +156,7 @@ class Federation(HasSites):
     def _like(
         self, sites: tuple[Hashable, ...], counts: Index, rows: Rows, row_order: Index, **more: Any
     ) -> Federation:
-        """Make another federation with what this one knows about its columns."""
+        """Make another federation with the metadata of this one's columns."""
         known = {name: getattr(self, name) for name in ("feature_names", "target_name", "schema", "notes", "ordered")}
         return object.__new__(Federation)._set(sites, counts, rows, row_order, **{**known, **more})
 
@@ -182,13 +184,13 @@ class Federation(HasSites):
         y : array of shape (N,), or None
             Target; None for the mean loss.
         site : iterable of N ids
-            The site of each row. Sites are ordered by their first appearance, rows of a site keep their order.
+            The site of each row. Sites are ordered by first appearance; rows of a site keep their order.
         offset : array of shape (N,), optional
             Known part of the linear predictor.
         weight : array of shape (N,), optional
-            As how many rows each one counts, more than 0.
+            How many rows each row stands for, more than 0.
         time : array of shape (N,), optional
-            Numbers or days. Rows of a site are put in this order, and cuts hold out later rows.
+            Numbers or days. Rows of a site are sorted by it, and splits hold out later rows.
         feature_names, target_name : sequence of q str and str, optional
             By default ``x0, x1, ...``, and no name.
 
@@ -206,7 +208,7 @@ class Federation(HasSites):
         if len(codes) != n:
             raise DataError(f"X has {count(n, 'row')}, but site= has {len(codes)}: give every row its site")
         if not sites:
-            raise DataError("there are no rows, at least one row is needed")
+            raise DataError("there are no rows; at least one is needed")
         moments = None if time is None else times_of(time, n)
         return cls._stacked(sites, codes, rows, moments, np.arange(n), feature_names=names, target_name=target_name)
 
@@ -229,10 +231,10 @@ class Federation(HasSites):
         ----------------
         features : sequence of str, optional
             Columns of features: numbers, truth values, or text, whose levels become columns of 0 and 1. By default all
-            others, without those that are the same in every row or follow from others; a `TableWarning` names them.
+            others, except constant columns and those that are functions of others; a `TableWarning` names them.
         event : str, optional
-            Column of 1 (or true) where the event came at the time in the target, 0 where the time is censored. The
-            target of such a row is the time with a minus sign.
+            Column with 1 (or true) for an event at the time in the target, 0 for a censored time. The target of a
+            censored row is the negative time.
         offset : str, optional
             Column of offsets: known parts of the linear predictor.
         exposure : str, optional
@@ -240,16 +242,16 @@ class Federation(HasSites):
         weight : str, optional
             Column with weights: how many rows each row stands for; rows of weight 0 are left out.
         time : str, optional
-            Column of numbers or days that orders the rows of a site; cuts then hold out later rows.
+            Column of numbers or days that orders the rows of a site; splits then hold out later rows.
         missing : "refuse" | "drop" | "mean" | "indicator"
-            What to do with missing cells: refuse the table, leave out the rows, fill in the mean of the rows that
-            train, or do that and add a column that says where.
+            How to treat missing cells: refuse the table, leave out the rows, fill in the mean of the training rows, or
+            fill in the mean and add an indicator column.
         categories : sequence of str
-            Columns of numbers that are names: zip codes, types.
+            Columns of numbers to treat as categories: zip codes, types.
         spline : sequence of str, or mapping {str: number of knots, or knots}
-            Columns of numbers whose effects are curves, natural cubic splines; by default with 5 knots at quantiles.
+            Columns with nonlinear effects, as natural cubic splines; by default with 5 knots at quantiles.
         drop : sequence of str
-            Columns to leave out, where the features are all others.
+            Columns to leave out, if the features are all others.
 
         Examples
         --------
@@ -294,14 +296,15 @@ class Federation(HasSites):
         ----------
         path : path
             A file with a column of site ids, a pattern such as ``rows/*.parquet``, or a directory of files with the
-            same columns. CSV files may be compressed (``.csv.gz``); folders such as ``clinic=north`` are columns.
+            same columns, here or at an address such as ``s3://bucket/rows`` (any of `pyarrow.fs`). CSV files may be
+            compressed (``.csv.gz``); folders such as ``clinic=north`` are columns.
         site : str, optional
             Column of site ids. For several files the default is the folder's column, or the name of the file without
             its suffix.
         target : str, optional
             Column of the target, as in `from_frame`.
         decimal : "." | ","
-            What stands before the decimals of numbers in CSV files.
+            Decimal separator in CSV files.
 
         Other Parameters
         ----------------
@@ -327,7 +330,7 @@ class Federation(HasSites):
 
     @classmethod
     def from_schema(cls, columns: Mapping[str, object], schema: Schema, *, site: str) -> Federation:
-        """Make a federation from a table of several sites as a schema says, in the user's units.
+        """Make a federation from a table of several sites according to a schema, in the user's units.
 
         Examples
         --------
@@ -351,7 +354,7 @@ class Federation(HasSites):
         name = None if schema.target is None else schema.target.name
         return cls.from_arrays(X, y, table[site], offset=offset, feature_names=schema.names, target_name=name)
 
-    # --- what can be read off it ------------------------------------------------------------------------------
+    # --- properties ------------- ------------------------------------------------------------------------------
 
     @property
     def n_features(self) -> int:
@@ -390,7 +393,7 @@ class Federation(HasSites):
 
     @cached_property
     def weight_sums(self) -> Array:
-        """As how many rows those of each site count, array of shape (V,)."""
+        """Total weight of the rows of each site, array of shape (V,)."""
         if self.weight is None:
             return frozen(self.n_samples.astype(np.float64))
         return frozen(np.bincount(self.site_index, self.weight, self.n_sites).astype(np.float64))
@@ -428,14 +431,25 @@ class Federation(HasSites):
         rows = self.n_samples
         per_site = f"{rows.min()} to {rows.max()}" if rows.size else "none"
         facts = {
-            "sites": f"{self.n_sites}: {some_of(self.sites)}",
-            "rows": f"{len(self.X)}, {per_site} at a site",
+            "sites": f"{self.n_sites:,}: {some_of(self.sites)}",
+            "rows": f"{len(self.X):,}, {per_site} at a site",
             "features": f"{self.n_features}: {some_of(self.feature_names)}",
             "target": "none" if self.y is None else self.target_name or "y",
         }
         return html_card("Federation", facts)
 
-    # --- making another one -----------------------------------------------------------------------------------
+    def constant_sites(self) -> tuple[Hashable, ...]:
+        """Return the sites with several rows that all have the same target."""
+        if self.y is None:
+            return ()
+        code = np.unique(self.y, return_inverse=True)[1]
+        low, high = (np.full(self.n_sites, 0), np.full(self.n_sites, 0))
+        there = np.flatnonzero(self.n_samples > 1)
+        for ends, every in ((low, np.minimum), (high, np.maximum)):
+            ends[there] = [every.reduce(code[self.starts[u] : self.starts[u + 1]]) for u in there.tolist()]
+        return tuple(self.sites[u] for u in there[low[there] == high[there]].tolist())
+
+    # --- derived federations -----------------------------------------------------------------------------------
 
     def take(self, rows: npt.ArrayLike, *, allow_empty: bool = False) -> Federation:
         """Restrict the federation to some stacked rows, with all sites in the same order.
@@ -455,7 +469,7 @@ class Federation(HasSites):
             empty = [self.sites[u] for u in np.flatnonzero(counts == 0)]
             raise DataError(
                 f"no rows would be left for {listed(empty)}: keep at least one row of each site, "
-                "or say allow_empty=True"
+                "or pass allow_empty=True"
             )
         return self._like(self.sites, counts, self.rows.take(chosen), self.row_order[chosen])
 
@@ -476,15 +490,15 @@ class Federation(HasSites):
         return self._like(self.sites, self.n_samples, rows, self.row_order, feature_names=names)
 
     def split(self, test_size: float = 0.25, seed: int = 0) -> tuple[Federation, Federation]:
-        """Cut every site into training and test rows.
+        """Split every site into training and test rows.
 
         Parameters
         ----------
         test_size : float in (0, 1)
             Site u gives ``round(test_size * n_u)`` rows to the test, and at least one to each side. A site with a
-            single row keeps it for training and has no row in the test. Rows in the order of time give their last ones.
+            single row keeps it for training and has no row in the test. Rows in time order give their last ones.
         seed : int
-            The cut of a site depends on the seed, its id and its number of rows, not on the other sites.
+            Seed. The split of a site depends on the seed, its id and its number of rows, not on the other sites.
 
         Returns
         -------
@@ -507,22 +521,22 @@ class Federation(HasSites):
         return self.take(~is_test, allow_empty=True), self.take(is_test, allow_empty=True)
 
     def folds(self, k: int = 5, seed: int = 0) -> Index:
-        """Return fold numbers 0..k-1, cut within each site.
+        """Return fold numbers 0..k-1, assigned within each site.
 
         Parameters
         ----------
         k : int
             Number of folds, from 2 to the number of rows N.
         seed : int
-            How the rows of a site are dealt depends on the seed, its id and its number of rows, not on the other
-            sites: a site that is alone with its rows deals them in the same way.
+            Seed. The folds of a site depend on the seed, its id and its number of rows, not on the other sites, so a
+            site can compute them alone.
 
         Returns
         -------
         int64 array of shape (N,)
-            Fold of each stacked row. Shuffled rows are dealt like cards: fold sizes differ by at most one within each
-            site, so a site with n_u >= k gives rows to every fold. With few rows in all, a fold may have none. Rows
-            in the order of time are cut into blocks, the earliest in fold 0.
+            Fold of each stacked row. Shuffled rows are assigned in turn: fold sizes differ by at most one within each
+            site, so a site with n_u >= k has rows in every fold. With few rows in total, a fold may be empty. Rows in
+            time order are split into blocks, the earliest in fold 0.
 
         Examples
         --------
@@ -538,7 +552,7 @@ class Federation(HasSites):
     def with_intercept(self) -> Federation:
         """Add a leading column of ones, named ``(intercept)``."""
         if INTERCEPT in self.feature_names:
-            raise DataError(f"there is a feature called {INTERCEPT!r} already")
+            raise DataError(f"there is already a feature called {INTERCEPT!r}")
         X = np.column_stack([np.ones(len(self.X)), self.X])
         return self.replaced(X=X, feature_names=(INTERCEPT, *self.feature_names))
 
@@ -548,7 +562,7 @@ class Federation(HasSites):
         Returns
         -------
         federation : Federation
-            With ``(X - mean) / scale``. Do it before `with_intercept`: a constant column becomes zero.
+            With ``(X - mean) / scale``. Call it before `with_intercept`, since a constant column becomes zero.
         mean, scale : array of shape (q,)
             Pooled means and standard deviations (divisor N); 1 for constant columns.
 
@@ -560,7 +574,7 @@ class Federation(HasSites):
                [ 1.,  0.]]), array([2., 5.]), array([1., 1.]))
         """
         if len(self.X) == 0:
-            raise DataError("the federation has no rows, so there is no mean and no standard deviation")
+            raise DataError("the federation has no rows, so it has no mean and no standard deviation")
         constant = self.X.min(axis=0) == self.X.max(axis=0)
         # a rounded mean would leave a tiny deviation
         mean = np.where(constant, self.X[0], np.average(self.X, axis=0, weights=self.weight))

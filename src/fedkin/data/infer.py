@@ -1,14 +1,16 @@
-"""Infer what the columns of a table are: kinds, levels, gaps, constants, copies of the target, and what to leave out.
+"""Infer the columns of a table: kinds, levels, gaps, constants, copies of the target, and columns to leave out.
 
 `SchemaScan` reads any `Table` in batches: columns in memory are one batch, files that stay on disk are many. The kind
-of a column depends on the counts of its cells alone (`infer_kind`), and all that is known of numbers adds up.
+of a column depends only on the counts of its cells (`infer_kind`), and statistics of numbers are sums.
 """
 
 from __future__ import annotations
 
+import copy
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any, get_args
 
 import numpy as np
@@ -38,50 +40,50 @@ from fedkin.data.columns import RawColumns
 from fedkin.data.schema import FILLING, Column, Missing, Roles, Schema, Spline, Table, event_column, positive_findings
 from fedkin.errors import DataError, argument
 
-#: Fewer rows than this say nothing about columns that are alike by chance.
+#: With fewer rows than this, columns can be equal by chance.
 _ENOUGH_ROWS = 10
-#: Encoded columns up to which all are compared with each other; beyond it, numbers only.
+#: Up to this many encoded columns all are compared with each other; beyond it, numbers only.
 _MOST_COMPARED = 500
-#: Standardised weight from which on a column is named among those that another one follows from.
+#: Standardised weight from which a column is named as part of a combination.
 _SHARE_NAMED = 1e-6
-#: A column is a combination of others when no more than this share of its variance is its own.
+#: A column is a combination of others if at most this share of its variance is unexplained.
 _OWN_SHARE = 1e-13
-#: Different cells of a column from which on no more are counted: its kind is known.
+#: Distinct cells of a column at which counting stops, since its kind is known.
 _MOST_COUNTED = 100_000
 _DATES = DATES + "; or, if the column puts rows in order, name it with {} (written like 2021-03-04)"
 
 
 @dataclass(frozen=True, eq=False)
 class InferredTable:
-    """What a table turned out to be."""
+    """The result of a scan of a table."""
 
     schema: Schema
-    notes: tuple[str, ...]  # what was left out, and what its owner may want to know
-    filled: str  # how many cells are to be filled because that was asked for; "" for none
-    kept: Index  # positions of the schema's encoded columns among those of the scan's
-    n_rows: int  # of the table, those that are left out included
+    notes: tuple[str, ...]  # columns left out, and remarks
+    filled: str  # text on the number of cells to fill on request; "" for none
+    kept: Index  # positions of the schema's encoded columns in the scan
+    n_rows: int  # of the table, including rows that are left out
 
 
 def with_curves(
     columns: Sequence[Column], wanted: Spline, values: Callable[[Sequence[str]], Mapping[str, Array]]
 ) -> tuple[Column, ...]:
-    """Return the columns with knots where curves are wanted: those given, or quantiles of the ``values`` of columns."""
+    """Return the columns with knots for splines: given ones, or quantiles of the ``values`` of columns."""
     given: dict[str, Any] = dict(wanted) if isinstance(wanted, Mapping) else dict.fromkeys(wanted, N_KNOTS)
     numbers, argued = {column.name for column in columns if column.kind == "number"}, argument("spline")
     if words := [name for name in given if name not in numbers]:
-        raise DataError(f"{words[0]!r} is no column of numbers, so it has no curve: leave it out of {argued}")
+        raise DataError(f"{words[0]!r} is not a column of numbers, so it has no curve: leave it out of {argued}")
     found = values([name for name, one in given.items() if isinstance(one, int)])
     for name, cells in found.items():
         check_whole(f"the number of knots of {name!r}", given[name], least=3)
         given[name] = quantile_knots(cells, given[name])
         if not given[name]:
-            raise DataError(f"{name!r} has fewer than three different values: leave it out of {argued}")
+            raise DataError(f"{name!r} has fewer than three distinct values: leave it out of {argued}")
     known = {name: tuple(map(float, knots)) for name, knots in given.items()}
     return tuple(replace(one, knots=known[one.name]) if one.name in known else one for one in columns)
 
 
 def complete_batches(table: Table, schema: Schema, roles: Roles) -> Iterator[RawColumns]:
-    """Yield the complete rows of each batch of a table whose schema is known, those of weight 0 left out."""
+    """Yield the complete rows of each batch of a table with a known schema, without rows of weight 0."""
     for batch in table.batches([*roles.taken, *(column.name for column in schema.features)]):
         masks = [column.gaps(batch[column.name]) for column in schema.features]
         kept = ~np.any([*masks, *(_gaps(batch[name]) for name in roles.taken)], axis=0)
@@ -92,10 +94,10 @@ def complete_batches(table: Table, schema: Schema, roles: Roles) -> Iterator[Raw
 
 
 class SchemaScan:
-    """Infer the schema of a table while its rows are read: iterate over `rows`, then ask for the `result`.
+    """A scan that infers the schema of a table while its rows are read: iterate over `rows`, then call `result`.
 
-    Columns of text are read first, for their levels. ``rules`` are what may be done with missing cells. ``schema`` has
-    all columns that can be features; that of `result` goes without those that tell nothing.
+    Columns of text are read first, for their levels. ``rules`` are the allowed treatments of missing cells. ``schema``
+    has all possible features; that of `result` omits uninformative ones.
     """
 
     def __init__(
@@ -129,7 +131,7 @@ class SchemaScan:
         if sites.dtype.kind == "O":
             self._note_case(
                 dict.fromkeys(cell for cell in sites.tolist() if isinstance(cell, str)),
-                "sites {} differ in case only, and are taken for different ones",
+                "sites {} differ in case only, and are treated as different sites",
             )
         known = tuple(column for column in features if column is not None)
         if not self._findings:
@@ -164,7 +166,7 @@ class SchemaScan:
         return DataError(f"no column is left for the features besides {listed(self._roles.taken)}")
 
     def _count_text(self, chosen: Sequence[str]) -> tuple[dict[str, Counter[Hashable]], int]:
-        """Count the cells of columns that are not plain numbers, and rows, in a pass over these columns alone."""
+        """Count rows, and the cells of columns that are not plain numbers, in one pass over these columns."""
         target = [] if self._roles.target is None else [self._roles.target]
         text = [name for name in chosen if self._is_text(name) or self._is_constant(name)]
         text += [name for name in target if self._is_text(name)]
@@ -191,7 +193,7 @@ class SchemaScan:
             self._notes.append(f"left out {listed(names, 10)}: {why}")
 
     def _note_case(self, names: Iterable[str], text: str) -> None:
-        """Remark on the first two names that are the same but for capital letters."""
+        """Note the first two names that differ only in case."""
         lower: dict[str, str] = {}
         for name in names:
             if lower.setdefault(name.lower(), name) != name:
@@ -222,7 +224,7 @@ class SchemaScan:
             how = f"of {argument('features')}" if given else f"with {argument('drop')}"
             self._refuse(
                 name,
-                f"text with {len(levels)} different values in {n} rows, such as {listed(levels[:2])}: a name or an "
+                f"text with {len(levels)} distinct values in {n} rows, such as {listed(levels[:2])}: a name or an "
                 f"id? Leave it out {how} (or call it a category, {argument('categories')})",
             )
         else:
@@ -231,11 +233,11 @@ class SchemaScan:
         return None
 
     def _lone_level(self, name: str, level: str) -> Column | None:
-        """Return a column that is empty or has one value, as 0 and 1; None where rows with gaps are left out."""
+        """Return a column that is empty or has one value, as 0 and 1; None if rows with gaps are left out."""
         if self._roles.missing == "drop":
             self._leave_out([name], f"{level!r} wherever it is not empty")
             return None
-        self._notes.append(f"{name!r} is {level!r} or empty: empty cells are a level of their own")
+        self._notes.append(f"{name!r} is {level!r} or empty: empty cells are a separate level")
         return Column(name, "category", levels=("", level))
 
     def _target(self, name: str, counted: Counter[Hashable] | None, n: int) -> Column | None:
@@ -262,9 +264,9 @@ class SchemaScan:
     # --- rows
 
     def rows(self) -> Iterator[tuple[RawColumns, Index]]:
-        """Yield the complete rows of each batch, and their numbers in the table; raise what stands in the way."""
+        """Yield the complete rows of each batch, and their positions in the table; raise on errors."""
         used = [*self._roles.taken, *(column.name for column in self.schema.features)]
-        if self._findings:  # with what is wrong with the first rows, but no further
+        if self._findings:  # with errors of the first rows only
             self._check(self._head, self._at)
             raise_findings(self._findings)
         for batch in self._table.batches(used):
@@ -282,11 +284,11 @@ class SchemaScan:
             yield batch, rows + start
 
     def _check(self, batch: RawColumns, at: RowName) -> None:
-        """Find cells that are not what their column needs."""
+        """Find cells that do not fit their column."""
         refused = self._roles.missing == "refuse"
         drop = argument("missing", "drop") if refused else ""
         fill = f"{drop} or {argument('missing', 'mean')}" if refused else ""
-        names = f"; if these are names, say so with {argument('categories')}"
+        names = f"; if these are categories, add {argument('categories')}"
         checked = {c.name: Hints(empty=fill, names=names) for c in self.schema.features if c.kind == "number"}
         target = self.schema.target
         if target is not None and target.kind == "number":
@@ -299,7 +301,7 @@ class SchemaScan:
         if self._roles.weight is not None:
             values = parsed_numbers(batch[self._roles.weight]).values
             for row in np.flatnonzero(values < 0)[:1].tolist():
-                self._refuse(self._roles.weight, f"a weight is at least 0, but it is {values[row]:g} in {at(row)}")
+                self._refuse(self._roles.weight, f"a weight must be at least 0, but is {values[row]:g} in {at(row)}")
         if self._roles.exposure is not None:
             self._findings += positive_findings(self._roles.exposure, "an exposure", batch[self._roles.exposure], at)
         if self._roles.event is not None and self._roles.target is not None:
@@ -338,29 +340,65 @@ class SchemaScan:
         self._compared = compared
         q = sum(len(column.encoded) for column in compared) + 1  # the target comes last
         self._low, self._high = np.full(q, np.inf), np.full(q, -np.inf)
-        self._centre: Array | None = None
         self._sums, self._squares = np.zeros(q), np.zeros((q, q))
 
     def _notice(self, batch: RawColumns) -> None:
-        """Add up what tells constant columns, copies of the target, and columns that follow from others."""
+        """Add up sums that detect constant columns, copies of the target, and combinations of columns."""
         if not self._compared:
             return
+        X = self._compared_columns(batch)
+        gaps = np.isnan(X)
+        has_gaps = bool(gaps.any())
+        low, high = (np.fmin.reduce(X, 1), np.fmax.reduce(X, 1)) if has_gaps else (X.min(axis=1), X.max(axis=1))
+        self._low, self._high = np.fmin(self._low, low), np.fmax(self._high, high)
+        X -= self._centre[:, None]
+        if has_gaps:
+            X[gaps] = 0.0
+        # not in place: a scan from another process has read-only arrays
+        self._sums, self._squares = self._sums + X.sum(axis=1), self._squares + X @ X.T
+
+    def _compared_columns(self, batch: RawColumns) -> Array:
+        """Return the encoded columns that are compared, and the target, as rows ``(q, n)``: contiguous columns."""
         y = self.schema.target_of(batch)
         y = np.zeros(len(batch[self._roles.site])) if y is None else y
         y = y if self.schema.event is None else np.abs(y)
-        X = np.column_stack([*(column.encode(batch[column.name]) for column in self._compared), y])
-        self._low = np.fmin(self._low, np.fmin.reduce(X))
-        self._high = np.fmax(self._high, np.fmax.reduce(X))
-        gaps = np.isnan(X)
-        if self._centre is None:  # close to the mean, so that no digits are lost
-            self._centre = np.where(gaps, 0.0, X).sum(axis=0) / np.maximum((~gaps).sum(axis=0), 1)
-        X -= self._centre
-        X[gaps] = 0.0
-        self._sums += X.sum(axis=0)
-        self._squares += X.T @ X
+        return np.concatenate([*(column.encode(batch[column.name]).T for column in self._compared), y[None]])
 
-    def _telling(self) -> tuple[Column, ...]:
-        """Return the columns without those that are constant or follow from others; raise for a copy of the target."""
+    @cached_property
+    def _centre(self) -> Array:
+        """Approximate means of these columns, used as shifts to keep digits of squares."""
+        kept = ~np.any([_gaps(self._head[name]) for name in self._roles.taken], axis=0)
+        X = self._compared_columns({name: cells[kept] for name, cells in self._head.items()})
+        gaps = np.isnan(X)
+        return np.asarray(np.where(gaps, 0.0, X).sum(axis=1) / np.maximum((~gaps).sum(axis=1), 1))
+
+    def of_piece(self, table: Table, first: int) -> SchemaScan:
+        """Return the scan of a piece of the table that starts at row ``first``; its rows may be read elsewhere."""
+        self._check(self._head, self._at)
+        raise_findings(self._findings)
+        if self._compared:
+            _ = self._centre  # is that of all pieces
+        made = copy.copy(self)
+        made._table, made._n_rows, made._n_kept, made._n_lost, made._incomplete = table, first, 0, 0, 0
+        made._gaps, made._filled, made._head = {}, Counter(), {}
+        made._start_comparing()
+        return made
+
+    def add(self, piece: SchemaScan, first: int) -> None:
+        """Add the scan of a piece of the table after its rows were read; pieces are added in order."""
+        self._n_rows += piece._n_rows - first
+        self._n_kept += piece._n_kept
+        self._n_lost += piece._n_lost
+        self._incomplete += piece._incomplete
+        for name, (n, row) in piece._gaps.items():
+            before, earlier = self._gaps.get(name, (0, row))
+            self._gaps[name] = before + n, earlier
+        self._filled.update(piece._filled)
+        self._low, self._high = np.fmin(self._low, piece._low), np.fmax(self._high, piece._high)
+        self._sums, self._squares = self._sums + piece._sums, self._squares + piece._squares
+
+    def _informative_columns(self) -> tuple[Column, ...]:
+        """Return the columns without constant or redundant ones; raise for a copy of the target."""
         known, n = self.schema.features, self._n_kept
         if not self._compared or n < 2:
             return known
@@ -400,7 +438,7 @@ class SchemaScan:
         return tuple(column for column in known if column.name not in {*flat, *whole})
 
     def _refuse_copies(self, gram: Array, blocks: Mapping[str, list[int]]) -> None:
-        """Raise for columns that are the target, in other units, or with other names for its classes."""
+        """Raise for columns that equal the target, in other units, or with other names for its classes."""
         classes = self.schema.classes
         copies = []
         for name, block in blocks.items():
@@ -420,10 +458,10 @@ class SchemaScan:
     # --- the end
 
     def result(self) -> InferredTable:
-        """Return what the table turned out to be, once all rows were read."""
+        """Return the result of the scan, once all rows were read."""
         self._settle_gaps()
         roles, schema = self._roles, self.schema
-        known = self._telling()
+        known = self._informative_columns()
         if not known and roles.features is None:
             raise self._no_feature()
         self._remark_on_names([column.name for column in known if column.kind == "number"])
@@ -451,28 +489,28 @@ class SchemaScan:
             raise DataError("every row has a missing cell, so no row is left: fill some in")
         if n:
             raise DataError(f"the weight {roles.weight!r} is 0 in every row, so no row is left: check the column")
-        raise DataError("there are no rows, at least one row is needed")
+        raise DataError("there are no rows; at least one is needed")
 
     def _gaps_text(self) -> str:
         shown = sorted(self._gaps, key=lambda name: -self._gaps[name][0])
-        parts = [f"{name!r} in {self._gaps[name][0]} (first in {self._at(self._gaps[name][1])})" for name in shown[:10]]
+        parts = [f"{self._gaps[name][0]} in {name!r} (first in {self._at(self._gaps[name][1])})" for name in shown[:10]]
         more = f" and {len(shown) - 10} more columns" if len(shown) > 10 else ""
-        text = f"cells are missing: {', '.join(parts)}{more}, of {count(self._n_rows, 'row')}"
+        text = f"cells are missing: {', '.join(parts)}{more}; the table has {count(self._n_rows, 'row')}"
         if all(name in self._roles.taken for name in self._gaps):
             return f"{text}. Fill them in, or leave such rows out with {argument('missing', 'drop')}"
         hints = {
             "drop": f"leaves out the {count(self._incomplete, 'row')} with a gap",
-            "mean": "fills in the mean of the rows that train",
-            "indicator": "also adds a column that says where",
+            "mean": "fills in the mean of the training rows (for text, the shares of the levels)",
+            "indicator": "also adds an indicator column",
         }
         told = [f"{argument('missing', rule)} {hints[rule]}" for rule in self._rules if rule in hints]
-        return f"{text}. Say what to do: {', '.join(told)}"
+        return f"{text}. Choose one: {', '.join(told)}"
 
     def _remark_on_names(self, numbers: Sequence[str]) -> None:
         found = {name: looks_like_name(name, self._head[name]) for name in numbers}
         hints = {
             "id": f"if so, leave them out with {argument('drop')}",
-            "code": f"if they are names, say so with {argument('categories')}",
+            "code": f"if they are categories, add {argument('categories')}",
         }
         for kind, hint in hints.items():
             names = [name for name in numbers if found[name] == kind]
@@ -480,14 +518,19 @@ class SchemaScan:
                 self._notes.append(f"{listed(names, 10)}: numbers that look like {kind}s are used as amounts; {hint}")
 
     def _filled_text(self, known: Sequence[Column]) -> str:
-        parts = {column.name: self._filled[column.name] for column in known if self._filled[column.name]}
-        if not parts:
-            return ""
-        total = sum(parts.values())
-        more = f" and {len(parts) - 10} more columns" if len(parts) > 10 else ""
-        means = "the mean of its column" if total == 1 else "means of the rows that train"
-        shown = ", ".join(f"{name!r} {n}" for name, n in list(parts.items())[:10])
-        return f"{count(total, 'missing cell')} filled by {means}: {shown}{more}"
+        texts = []
+        for words, one, several in (
+            (False, "the mean of its column", "means of the training rows"),
+            (True, "the shares of its levels", "the shares of their levels in the training rows"),
+        ):
+            parts = {one.name: self._filled[one.name] for one in known if (one.kind == "category") == words}
+            parts = {name: n for name, n in parts.items() if n}
+            if total := sum(parts.values()):
+                more = f" and {len(parts) - 10} more columns" if len(parts) > 10 else ""
+                shown = ", ".join(f"{name!r} {n:,}" for name, n in list(parts.items())[:10])
+                cells = count(total, "missing cell") + (" of text" if words else "")
+                texts.append(f"{cells} filled by {one if total == 1 else several}: {shown}{more}")
+        return "; ".join(texts)
 
 
 def _gaps(cells: AnyArray) -> Mask:
@@ -499,9 +542,9 @@ def _gaps(cells: AnyArray) -> Mask:
 
 
 def dependent_columns(gram: Array, share: float = _OWN_SHARE) -> list[int]:
-    """Return the columns that follow from those before them, by inner products ``(q, q)`` of columns of length 1."""
+    """Return the columns that are combinations of earlier ones, from inner products ``(q, q)`` of unit columns."""
     left, out = gram.copy(), []
-    # Cholesky, column after column: what is left of the diagonal is each column's own share
+    # Cholesky by columns: the remaining diagonal is each column's unexplained share
     for k in range(len(left)):
         if left[k, k] <= share:
             out.append(k)

@@ -1,4 +1,4 @@
-"""`Rows`, the only container of rows; checks of ids and arrays that become rows; cuts of rows into parts."""
+"""Define `Rows`, the only container of rows; check ids and arrays; split rows into parts."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ import datetime
 import hashlib
 import os
 import re
-from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+import narwhals.stable.v2 as nw
 import numpy as np
 import numpy.typing as npt
 
@@ -22,7 +22,7 @@ from fedkin.data.columns import as_column
 from fedkin.errors import DataError
 
 _NAMES = ("X", "y", "offset", "weight")
-#: Rows from which on copies of all of them are no chance, and the share of copies that is worth a note.
+#: Number of rows from which copies of all rows are not due to chance, and the share of copies to report.
 _MANY_ROWS, _MANY_COPIES = 10, 0.01
 _TEMPORAL = (datetime.date, datetime.time, datetime.timedelta, np.datetime64, np.timedelta64)
 _DAY = re.compile(r"\d{4}-\d{2}-\d{2}")
@@ -31,12 +31,12 @@ _TARGETS = {"f": "numbers", "b": "truth values", "O": "labels"}
 
 @dataclass(frozen=True, eq=False)
 class Rows:
-    """Rows of one site, or of several that are stacked; blocks of them have further leading axes."""
+    """Rows of one site, or stacked rows of several; blocks of rows have further leading axes."""
 
     X: Array  # (n, q), features; for the mean loss, the samples themselves
     y: AnyArray | None = None  # (n,), numbers or class labels
     offset: Array | None = None  # (n,), known part of the linear predictor
-    weight: Array | None = None  # (n,), as how many rows each one counts, more than 0
+    weight: Array | None = None  # (n,), how many rows each one stands for, more than 0
 
     @property
     def n_samples(self) -> int:
@@ -45,7 +45,7 @@ class Rows:
 
     @property
     def arrays(self) -> tuple[Array, AnyArray | None, Array | None]:
-        """``(X, y, offset)``, as losses take them."""
+        """``(X, y, offset)``, the arguments of losses."""
         return self.X, self.y, self.offset
 
     @property
@@ -64,11 +64,11 @@ class Rows:
 
     @classmethod
     def stack(cls, parts: Sequence[Rows]) -> Rows:
-        """Stack the rows of all parts in their order; either all have a target (an offset, a weight) or none."""
+        """Stack the rows of all parts in order; either all have a target (an offset, a weight) or none."""
         columns = zip(*(part._parts for part in parts), strict=True)
         return cls(*(None if column[0] is None else np.concatenate(column) for column in columns))  # type: ignore[arg-type]
 
-    # --- as a file ---
+    # --- files -------
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write an NPZ file that only the owner may read, with a digest of all its numbers."""
@@ -80,23 +80,13 @@ class Rows:
         """SHA-256 of all numbers, in hexadecimal digits."""
         return _digest(self._numbers()).tobytes().hex()
 
-    def row_digests(self) -> npt.NDArray[np.uint64]:
-        """Return 8 bytes of a digest of each row ``(n,)``, sorted; rows that are equal are told apart by counting."""
-        seen: Counter[bytes] = Counter()
-        found = []
-        for row in np.column_stack(list(self._numbers().values())).astype("<f8"):
-            text = row.tobytes()
-            seen[text] += 1
-            found.append(hashlib.sha256(text + seen[text].to_bytes(8, "little")).digest()[:8])
-        return np.sort(np.frombuffer(b"".join(found), dtype="<u8").astype(np.uint64))
-
     def _numbers(self) -> dict[str, Array]:
         named = zip(_NAMES, self._parts, strict=True)
         return {name: np.ascontiguousarray(part, dtype=np.float64) for name, part in named if part is not None}
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Rows:
-        """Read the numbers that `save` wrote; raises `DataError` when the file is not as it was written."""
+        """Read the file that `save` wrote; raise `DataError` if it has changed."""
         if not Path(path).is_file():
             raise DataError(f"there is no file {path}")
         try:
@@ -105,13 +95,13 @@ class Rows:
                 stored = {name: file[name] for name in file.files}
             digest = stored.pop("digest")
             parts = {name: np.ascontiguousarray(part, dtype=np.float64) for name, part in stored.items()}
-        except Exception as error:  # numpy and zipfile raise what they like on damaged bytes
-            raise DataError(f"{path} is damaged, or not an NPZ file of rows; make it again") from error
+        except Exception as error:  # numpy and zipfile raise various errors on damaged bytes
+            raise DataError(f"{path} is damaged, or not an NPZ file of rows; create it again") from error
         if "X" not in parts or not parts.keys() <= set(_NAMES):
             has = ", ".join(parts) or "none"
             raise DataError(f"{path} has the arrays {has}, expected X, and y, offset and weight if used")
         if not np.array_equal(digest, _digest(parts)):
-            raise DataError(f"{path} is damaged: its numbers do not have the digest that was written; make it again")
+            raise DataError(f"{path} is damaged: its numbers do not match the stored digest; create it again")
         return cls(**parts)
 
 
@@ -128,7 +118,7 @@ def _digest(parts: Mapping[str, Array]) -> AnyArray:
 
 
 class HasSites:
-    """What has sites in an order: a federation, a graph, a model."""
+    """A mixin for objects with ordered sites: federations, graphs and models."""
 
     sites: tuple[Hashable, ...]
 
@@ -144,7 +134,7 @@ class HasSites:
 
 
 def site_id(value: object) -> Hashable:
-    """Return a site id as a plain Python value; whole floats become ints, as ids with a gap are read as floats."""
+    """Return a site id as a plain Python value; whole floats become ints, because ids with a gap are read as floats."""
     if isinstance(value, np.generic) and not isinstance(value, (np.datetime64, np.timedelta64)):
         value = value.item()
     if is_missing(value):
@@ -166,7 +156,8 @@ def site_ids(values: Iterable[object]) -> list[Hashable]:
         return list(values)
     values = unwrapped(values)
     if isinstance(values, np.ndarray) and values.ndim == 1 and values.dtype.kind in "biufUS":
-        values = values.tolist()
+        whole = values.dtype.kind == "f" and bool((values == np.floor(values)).all())
+        values = (values.astype(np.int64) if whole and np.abs(values).max(initial=0) < 2**53 else values).tolist()
     given = list(values)
     if set(map(type, given)) <= {int, str, bool}:
         return given
@@ -174,7 +165,7 @@ def site_ids(values: Iterable[object]) -> list[Hashable]:
 
 
 def distinct_ids(values: Iterable[object]) -> tuple[Hashable, ...]:
-    """Return site ids, each of which must be named once."""
+    """Return site ids, after checking that each is named once."""
     ids = tuple(site_ids(values))
     if twice := repeated(ids):
         raise DataError(f"site {twice[0]!r} is given twice: every site must be named once")
@@ -184,18 +175,38 @@ def distinct_ids(values: Iterable[object]) -> tuple[Hashable, ...]:
 def grouped(site: Any) -> tuple[tuple[Hashable, ...], Index]:
     """Return site ids in order of first appearance, and the number of the site of each row."""
     if isinstance(site, (str, bytes)) or not isinstance(site, Iterable):
-        raise DataError(f"site must hold one id per row, got {site!r}")
+        raise DataError(f"site must be a list with one id per row, got {site!r}")
     site = unwrapped(site)
     if isinstance(site, np.ndarray):
         if site.ndim != 1:
             raise DataError(f"site has shape {site.shape}, expected one id per row")
         if site.dtype.kind in "biufUS":
-            values, first, codes = np.unique(site, return_index=True, return_inverse=True)
+            values, first, codes = _distinct(site)
             by_appearance = np.argsort(first)
             return tuple(site_ids(values[by_appearance])), np.argsort(by_appearance).astype(np.int64)[codes]
     numbers: dict[Hashable, int] = {}
     row_codes = [numbers.setdefault(value, len(numbers)) for value in site_ids(site)]
     return tuple(numbers), np.array(row_codes, dtype=np.int64)
+
+
+def _distinct(site: AnyArray) -> tuple[AnyArray, Index, Index]:
+    """Return distinct values, their first positions, and the number of each value; integers are counted, not sorted."""
+    n, low = len(site), site.min() if site.size and site.dtype.kind in "iuf" else np.inf
+    whole = site.dtype.kind in "iuf" and n > 0 and bool(site.max() - low < 4 * n)  # not if one is missing
+    if not whole or (site.dtype.kind == "f" and (site != np.floor(site)).any()):
+        values, first, codes = np.unique(site, return_index=True, return_inverse=True)
+        return values, first, codes
+    code = (site - low).astype(np.int64)
+    first = np.full(int(code.max()) + 1, n)
+    first[code[::-1]] = np.arange(n)[::-1]
+    there = first < n
+    found = np.flatnonzero(there)
+    return (found + low).astype(site.dtype), first[found], (np.cumsum(there) - 1)[code]
+
+
+def stable_order(code: Index, n: int) -> Index:
+    """Return the order of numbers below n; numpy sorts short ones several times faster."""
+    return np.argsort(code.astype(np.uint16) if n <= 1 << 16 else code, kind="stable")
 
 
 # --- arrays ---------------------------------------------------------------------------------------------------------
@@ -204,7 +215,7 @@ def grouped(site: Any) -> tuple[tuple[Hashable, ...], Index]:
 def checked_rows(X: Any, y: Any, offset: Any, weight: Any, names: Sequence[str], at: RowName, where: str = "") -> Rows:
     """Return finite arrays of the right types and lengths.
 
-    ``names`` are those of features, ``at`` names a row, ``where`` says whose rows they are.
+    ``names`` are the names of the features, ``at`` names a row, and ``where`` names the site.
     """
     matrix = _matrix(X, where)
     n = len(matrix)
@@ -217,13 +228,13 @@ def checked_rows(X: Any, y: Any, offset: Any, weight: Any, names: Sequence[str],
     if rows.weight is not None:
         for row in np.flatnonzero(~(np.isfinite(rows.weight) & (rows.weight > 0)))[:1]:
             value = rows.weight[row]
-            raise DataError(f"{where}row {row} has the weight {value:g}: weights are more than 0, drop the row")
+            raise DataError(f"{where}row {row} has the weight {value:g}: weights must be more than 0; drop the row")
     wrong = ~np.isfinite(matrix)
     for row, column in np.argwhere(wrong)[:1].tolist():
         name = names[column] if column < len(names) else f"x{column}"
         raise DataError(
             f"{at(row)}, feature {name!r} is {matrix[row, column]}: fill or drop such values "
-            f"({int(wrong.any(axis=1).sum())} of {n} rows have one)"
+            f"({int(wrong.any(axis=1).sum())} of {n} rows are affected)"
         )
     for name, values in (("target", rows.y), ("offset", rows.offset)):
         if values is None:
@@ -235,7 +246,7 @@ def checked_rows(X: Any, y: Any, offset: Any, weight: Any, names: Sequence[str],
 
 
 def rows_of_site(site: Hashable, value: Any, names: Sequence[str]) -> Rows:
-    """Return the rows that a user gives for one site."""
+    """Return the rows of one site from user input."""
     where = f"site {site!r}: "
     if isinstance(value, Rows):
         value = (*value.arrays, value.weight)
@@ -262,12 +273,12 @@ def stacked_rows(sites: tuple[Hashable, ...], parts: Sequence[Rows]) -> Rows:
     for name in ("y", "offset", "weight"):
         absent = [site for site, part in zip(sites, parts, strict=True) if getattr(part, name) is None]
         if absent and len(absent) < len(sites):
-            raise DataError(f"{listed(absent)} came without {name}, other sites with one: give it to all or to none")
+            raise DataError(f"no {name} at {listed(absent)}, but at other sites: give it for all sites or for none")
     for site, y in zip(sites, targets, strict=False):
         kind, first = _TARGETS[y.dtype.kind], _TARGETS[targets[0].dtype.kind]
         if kind != first:
             raise DataError(
-                f"y of site {site!r} is made of {kind}, but that of site {sites[0]!r} of {first}: "
+                f"y of site {site!r} has the type {kind}, but y of site {sites[0]!r} of {first}: "
                 "use one type for all sites"
             )
     return Rows.stack(parts)
@@ -285,10 +296,10 @@ def checked_feature_names(names: Sequence[str] | None, q: int) -> tuple[str, ...
 
 
 def note_of_copies(rows: Rows, codes: Index, time: Array | None, at: RowName) -> str:
-    """Return a note about rows that occur again where chance does not explain it; "" otherwise.
+    """Return a note about repeated rows if chance does not explain them; "" otherwise.
 
-    Copies are expected where all columns have few values. They are odd where a column has about as many values as there
-    are different rows, and where all rows occur equally often.
+    Copies are expected if all columns have few values. They are suspicious if a column has about as many values as
+    there are distinct rows, or if all rows occur equally often.
     """
     y = rows.y
     if y is not None and y.dtype.kind == "O":
@@ -296,7 +307,7 @@ def note_of_copies(rows: Rows, codes: Index, time: Array | None, at: RowName) ->
     hashes = np.zeros(len(codes), dtype=np.uint64)
     for column in (*rows.X.T, *(part for part in (codes, y, rows.offset, rows.weight, time) if part is not None)):
         values = column.astype(np.float64)
-        values = np.where(np.isnan(values), np.inf, values) + 0.0  # one bit pattern for each number
+        values = np.where(np.isnan(values), np.inf, values) + 0.0  # one bit pattern per number
         hashes = (hashes ^ values.view(np.uint64)) * np.uint64(0x9E3779B97F4A7C15)
         hashes ^= hashes >> np.uint64(29)
     _, first, which, counts = np.unique(hashes, return_index=True, return_inverse=True, return_counts=True)
@@ -315,7 +326,7 @@ def note_of_copies(rows: Rows, codes: Index, time: Array | None, at: RowName) ->
 
 
 def times_of(time: Any, n: int) -> Array:
-    """Return what orders rows: numbers, or days (2021-03-04, also with a time of day) as seconds."""
+    """Return sortable times: numbers, or days (2021-03-04, optionally with a time) as seconds."""
     column = as_column(_vector(time, n, "time", ""))
     if column.dtype.kind in "fb":
         values = column.astype(np.float64)
@@ -333,7 +344,7 @@ def times_of(time: Any, n: int) -> Array:
 
 
 def row_numbers(rows: npt.ArrayLike, n: int) -> Index:
-    """Return the rows that a mask or an array of row numbers chooses among n."""
+    """Return the rows selected by a mask or an array of row numbers among n."""
     chosen = np.asarray(rows)
     if chosen.size == 0 and chosen.dtype.kind == "f":  # np.asarray([])
         chosen = chosen.astype(np.int64)
@@ -354,8 +365,6 @@ def refuse_dates(X: Any, where: str = "") -> None:
     """Raise `DataError` for the first column of dates in a data frame or an array."""
     dates: list[object] = []
     if hasattr(X, "columns") and not isinstance(X, Mapping):
-        import narwhals.stable.v2 as nw  # slow to load for those who have no frames
-
         table = nw.from_native(X, pass_through=True)
         schema = table.collect_schema() if isinstance(table, nw.DataFrame | nw.LazyFrame) else {}
         dates = [name for name, kind in schema.items() if kind.is_temporal()]
@@ -426,29 +435,29 @@ def _numbers(values: Any, n: int, name: str, where: str) -> Array:
     return column.astype(np.float64)
 
 
-# --- cuts -----------------------------------------------------------------------------------------------------------
+# --- splits ---------------------------------------------------------------------------------------------------------
 
 
 def deal_folds(site: Hashable, n: int, k: int, seed: int) -> Index:
-    """Deal a site's n rows to k folds ``(n,)`` by its id and the seed alone, whatever the other sites are.
+    """Assign a site's n rows to k folds ``(n,)`` by its id and the seed, independently of other sites.
 
-    Shuffled rows are dealt like cards, from a fold on that also depends on seed and site.
+    Shuffled rows are assigned in turn, starting from a fold that also depends on seed and site.
     """
     first = _stable_hash(f"first fold, seed {seed}", site) % k
     return np.asarray((first + shuffled_ranks(site, n, seed, "folds")) % k, dtype=np.int64)
 
 
 def block_folds(n: int, k: int) -> Index:
-    """Cut n rows in the order of time into k folds ``(n,)``, the earliest first."""
+    """Split n rows in time order into k folds ``(n,)``, the earliest first."""
     return np.repeat(np.arange(k), [len(part) for part in np.array_split(np.arange(n), k)])
 
 
 def _stable_hash(purpose: str, site: Hashable) -> int:
-    """Return a hash that is the same in every process."""
+    """Return a hash that is the same in all processes."""
     text = f"{purpose}:{type(site).__name__}:{site!r}"
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little")
 
 
 def shuffled_ranks(site: Hashable, n: int, seed: int, purpose: str) -> Index:
-    """Return the place of each of a site's n rows in a shuffle that depends on seed, purpose and site only."""
+    """Return the rank of each of a site's n rows in a shuffle that depends only on seed, purpose and site."""
     return np.random.default_rng([seed, _stable_hash(purpose, site)]).permutation(n).astype(np.int64)

@@ -1,8 +1,8 @@
-"""Describe what the columns of a table must be, check tables against it, and prepare rows accordingly.
+"""Describe the columns of a table, check tables against the description, and prepare rows accordingly.
 
-A schema is agreed on in a contract before anybody sees rows, or inferred from a table (`fedkin.data.SchemaScan`). It
-says everything that preparation needs: how levels become columns of 0 and 1, by which numbers features are centred and
-scaled, and what stands in for missing cells. Everybody who has the schema prepares rows the same way.
+A schema is set in a contract before anyone sees rows, or inferred from a table (`fedkin.data.SchemaScan`). It
+determines preparation: the encoding of levels as columns of 0 and 1, centring and scaling, and the treatment of missing
+cells. All sites with the same schema prepare rows in the same way.
 """
 
 from __future__ import annotations
@@ -45,33 +45,33 @@ from fedkin.data.rows import Rows
 from fedkin.errors import DataError, ParameterError, TableWarning, argument
 
 Missing = Literal["refuse", "drop", "mean", "indicator"]
-#: Columns whose effects are curves; also with how many knots, or with the knots themselves.
+#: Columns with nonlinear effects, optionally with the number of knots, or with the knots.
 Spline = Sequence[str] | Mapping[str, int | Sequence[float]]
-#: Rules for missing cells that put a number in their place; they need the rows of all sites.
+#: Rules that fill in missing cells; they need the rows of all sites.
 FILLING = ("mean", "indicator")
-#: Numbers that people write where there is none.
+#: Numbers commonly used as codes of missing values.
 _MISSING_CODES = frozenset({-1.0, -9.0, -99.0, -999.0, -9999.0, 9.0, 99.0, 999.0, 9999.0, 99999.0})
-#: No amount is larger; squares of such numbers, and their sums, are finite.
+#: Largest allowed number; squares up to it, and their sums, are finite.
 _LARGEST = 1e100
-#: Knots of a curve, and how near they may be: of the largest, and at all.
+#: Most knots of a curve, and the least distance between them, relative to the largest and absolute.
 _MOST_KNOTS, _NEAREST, _LEAST = 100, 1e-10, 1e-50
-#: Cells and levels that a finding shows.
+#: Number of cells and levels in a finding.
 _SHOWN = 3
 
 
 @dataclass(frozen=True)
 class Column:
-    """What one column of a table must be."""
+    """The specification of one column of a table."""
 
     name: str  # as in the header of the table
     kind: Literal["number", "category", "count"] = "number"  # a count is a whole number of at least 0
     unit: str = ""  # for people and for messages
-    low: float | None = None  # of the plausible range; values outside are refused
+    low: float | None = None  # bounds of the plausible range; values outside are refused
     high: float | None = None
     levels: tuple[Label, ...] = ()  # of a category, the reference first
     mean: float | None = None  # centre in preparation; by default the middle of the plausible range, or 0
     scale: float | None = None  # by default half the width of the plausible range, or 1
-    knots: tuple[float, ...] = ()  # of a number whose effect is a curve, a natural cubic spline
+    knots: tuple[float, ...] = ()  # knots of a natural cubic spline, for a nonlinear effect
 
     def __post_init__(self) -> None:
         if not self.name:
@@ -113,19 +113,19 @@ class Column:
     def _check_knots(self, name: str) -> None:
         finite, rising = all(map(math.isfinite, self.knots)), all(a < b for a, b in pairwise(self.knots))
         if self.kind != "number" or len(self.knots) < 3 or not (finite and rising):
-            raise ParameterError(f"{name} has knots {listed(self.knots)}: a curve has a number's, at least 3, rising")
+            raise ParameterError(f"{name} has knots {listed(self.knots)}: expected at least 3 ascending numbers")
         if len(self.knots) > _MOST_KNOTS:
             raise ParameterError(f"{name} has {len(self.knots)} knots, expected {_MOST_KNOTS} at most: leave some out")
         largest, nearest = max(map(abs, self.knots)), min(b - a for a, b in pairwise(self.knots))
         if largest > _LARGEST or nearest < max(_NEAREST * largest, _LEAST):
-            words = f"too large, or nearer than {_NEAREST:g} of the largest"
+            words = f"too large, or closer together than {_NEAREST:g} of the largest"
             raise ParameterError(f"{name} has knots {listed(self.knots)}, {words}: give knots among its values")
         if self.mean is not None or self.scale is not None:
             raise ParameterError(f"{name} has knots, so it has no mean and no scale: its columns are about 0 to 1")
 
     @property
     def encoded(self) -> tuple[str, ...]:
-        """Names of the numeric columns that it becomes: itself, or one for each level or knot but the first."""
+        """Names of its encoded columns: its own name, or one for each level or knot but the first."""
         if self.knots:
             return tuple(f"{self.name} at {knot:.12g}" for knot in self.knots[1:])
         if self.kind != "category":
@@ -134,7 +134,7 @@ class Column:
 
     @property
     def centre_and_scale(self) -> tuple[float, float]:
-        """By what preparation centres and scales each of the encoded columns."""
+        """Centre and scale of each encoded column in preparation."""
         centre, scale = 0.0, 1.0
         if self.low is not None and self.high is not None and not self.knots:
             centre, scale = (self.low + self.high) / 2, (self.high - self.low) / 2
@@ -142,7 +142,7 @@ class Column:
 
     @property
     def ranges(self) -> tuple[Array, Array]:
-        """Least and largest values of the encoded columns, infinite where there is no plausible range."""
+        """Smallest and largest values of the encoded columns, infinite without a plausible range."""
         k = len(self.encoded)
         if self.kind == "category":
             return np.zeros(k), np.ones(k)
@@ -153,7 +153,7 @@ class Column:
 
     @property
     def description(self) -> str:
-        """The column in words: "number in kg from 30 to 250", "one of 'A', 'B'"."""
+        """A description of the column: "number in kg from 30 to 250", "one of 'A', 'B'"."""
         if self.kind == "category":
             return f"one of {listed(map(level_text, self.levels), 12)}"
         parts = ["whole number" if self.kind == "count" else "number"]
@@ -172,7 +172,7 @@ class Column:
         *,
         open_ended: bool = False,
     ) -> list[Finding]:
-        """Check the cells of this column; unknown levels refuse unless a category is ``open_ended``."""
+        """Check the cells of this column; unknown levels are errors unless a category is ``open_ended``."""
         category = self.kind == "category"
         missing = self.gaps(column)
         rows, findings = np.flatnonzero(missing), list[Finding]()
@@ -204,9 +204,16 @@ class Column:
             return [Finding(self.name, f"is {level!r} in every row", "constant", refuses=False)]
         return []
 
+    def _fits(self, values: Array) -> bool:
+        """Return whether all numbers are present, differ and lie in the plausible range, in two quick passes."""
+        low, high = -_LARGEST if self.low is None else self.low, _LARGEST if self.high is None else self.high
+        return bool(max(low, -_LARGEST) <= values.min() < values.max() <= min(high, _LARGEST))
+
     def _wrong(self, column: AnyArray, at: RowName, hints: Hints) -> list[Finding]:
         """Find text, values out of range, fractions among counts, and a constant column."""
         numbers, findings, counts = parsed_numbers(column), list[Finding](), self.kind == "count"
+        if self.kind == "number" and len(column) and self._fits(numbers.values):
+            return findings
 
         def find(code: str, text: str) -> None:
             findings.append(Finding(self.name, text + hints.more, code))
@@ -270,7 +277,7 @@ class Column:
         return level_codes(column, self.levels) == -1 if self.kind == "category" else parsed_numbers(column).missing
 
     def encode(self, column: AnyArray) -> Array:
-        """Return the numeric columns ``(n, k)`` in the user's units; NaN where a cell is missing or unknown."""
+        """Return the numeric columns ``(n, k)`` in the user's units; NaN for missing or unknown cells."""
         if self.kind != "category":
             values = parsed_numbers(column).values
             return natural_basis(values, self.knots) if self.knots else values[:, None]
@@ -282,22 +289,22 @@ class Column:
 
 @dataclass(frozen=True)
 class Schema:
-    """Features, target and offset of a table.
+    """The specification of the features, target and offset of a table.
 
-    What becomes of ``missing`` cells: the table is refused until they are filled in; rows that have any do not train;
-    the mean of the training rows stands in for them; or it does, and a column for each feature in ``indicators`` says
-    where. Rows to predict are never left out. A schema that is agreed on has one of the first two rules.
+    ``missing`` is the treatment of missing cells: refuse the table, leave out incomplete training rows, fill in the
+    mean of the training rows, or fill in the mean and add an indicator column for each feature in ``indicators``. Rows
+    to predict are never left out. A schema in a contract has one of the first two rules.
     """
 
     features: tuple[Column, ...]
     target: Column | None = None  # a category whose levels are the classes, a number or a count; None for the mean loss
-    offset: str | None = None  # column that is added to the linear predictor as it is
+    offset: str | None = None  # column added to the linear predictor with coefficient 1
     missing: Missing = "refuse"
-    agreed: bool = True  # by sites, before anybody saw rows; otherwise the schema was inferred from a table
+    agreed: bool = True  # in a contract, before anyone saw rows; otherwise inferred from a table
     indicators: tuple[str, ...] = ()  # features with a column such as ``age missing``
     fill: tuple[float, ...] = ()  # means of the encoded columns over the training rows; also for unknown levels
     log_offset: bool = False  # `offset` is a column of exposures: its logarithm is added
-    event: str | None = None  # column that is 1 where the event came at the time of the target, 0 where it was censored
+    event: str | None = None  # column with 1 for an event at the time in the target, 0 for a censored time
 
     def __post_init__(self) -> None:
         check_choice("missing", self.missing, ("refuse", "drop") if self.agreed else get_args(Missing))
@@ -307,14 +314,14 @@ class Schema:
         if twice := repeated(columns):
             raise ParameterError(f"the column {twice[0]!r} is named twice among features, target, event and offset")
         if twice := repeated(self.names):
-            raise ParameterError(f"two encoded columns would be called {twice[0]!r}: rename a feature or a level")
+            raise ParameterError(f"two encoded columns would have the name {twice[0]!r}: rename a feature or a level")
         for column in self.features:
             if column.kind == "count":
                 raise ParameterError(f'column {column.name!r} is a feature: its kind is "number" or "category"')
 
     @property
     def columns(self) -> tuple[Column, ...]:
-        """Features, then the target and the column of events if there are any."""
+        """Features, then the target and the event column, if any."""
         event = () if self.event is None else (event_column(self.event),)
         return (*self.features, *(() if self.target is None else (self.target,)), *event)
 
@@ -326,18 +333,18 @@ class Schema:
 
     @property
     def classes(self) -> tuple[Label, ...] | None:
-        """Labels of the target's codes 0, 1, ...; None when it is not a category."""
+        """Labels of the target's codes 0, 1, ...; None if it is not a category."""
         return self.target.levels if self.target is not None and self.target.kind == "category" else None
 
     @cached_property
     def mean(self) -> Array:
-        """By what the encoded columns are centred, ``(q,)``; with an intercept only."""
+        """Centres of the encoded columns, ``(q,)``; used only with an intercept."""
         centres = [column.centre_and_scale[0] for column in self.features for _ in column.encoded]
         return frozen(np.array(centres + [0.0] * len(self.indicators)))
 
     @cached_property
     def scale(self) -> Array:
-        """By what the encoded columns are divided, ``(q,)``."""
+        """Scales of the encoded columns, ``(q,)``."""
         scales = [column.centre_and_scale[1] for column in self.features for _ in column.encoded]
         return frozen(np.array(scales + [1.0] * len(self.indicators)))
 
@@ -346,7 +353,7 @@ class Schema:
     def check(
         self, columns: Mapping[str, object], *, target: bool = True, offset: bool = True, at: RowName = sheet_row
     ) -> list[Finding]:
-        """Find everything that is wrong with a table."""
+        """Return all findings about a table."""
         table = as_columns(columns)
         used = self._used(target=target, offset=offset)
         findings = []
@@ -375,14 +382,14 @@ class Schema:
         hints = Hints()
         if not (training or self.agreed) and feature:
             filling = argument("missing", "mean")
-            fill = f"fill them in, leave these rows out, or fit with {filling}: such a model fills them in itself"
+            fill = f"fill them in, leave these rows out, or fit with {filling}: such a model fills them in"
             hints = Hints(fill)
         return column.findings(cells, gaps, at, hints, open_ended=bool(self.fill))
 
     def encode(self, columns: Mapping[str, object]) -> Array:
-        """Return the features ``(n, q)`` of a table, levels expanded, in the user's units: as a model takes them.
+        """Return the encoded features ``(n, q)`` of a table in the user's units, for prediction.
 
-        Gaps are filled as in training. A `TableWarning` names levels that did not train and stand for an average.
+        Gaps are filled as in training. A `TableWarning` names unknown levels, which are treated as an average.
         """
         table = as_columns(columns)
         found = self.check(table, target=False, offset=False)
@@ -393,7 +400,7 @@ class Schema:
         return self.filled(self.encoded(table))
 
     def encoded(self, table: Mapping[str, AnyArray]) -> Array:
-        """Return encoded columns ``(n, q)`` without a check, NaN where a cell is missing or its level is unknown."""
+        """Return encoded columns ``(n, q)`` without checks, NaN for missing cells and unknown levels."""
         n = len(next(iter(table.values()), ()))
         known = {column.name: column for column in self.features}
         parts = [column.encode(table[name]) for name, column in known.items()]
@@ -401,18 +408,18 @@ class Schema:
         return np.concatenate([np.empty((n, 0)), *parts], axis=1)
 
     def filled(self, X: Array) -> Array:
-        """Return encoded columns with the means of training in the place of NaN."""
+        """Return encoded columns with NaN replaced by the training means."""
         return np.where(np.isnan(X), self.fill, X) if self.fill and np.isnan(X).any() else X
 
     def trained(self, X: Array, weight: Array | None = None) -> Schema:
-        """Return the schema with the means of these encoded rows ``(n, q)``; 0 for a column without any number."""
+        """Return the schema with the means of these encoded rows ``(n, q)``; 0 for a column without numbers."""
         there = ~np.isnan(X)
         mass = there if weight is None else there * weight[:, None]
         means = (np.where(there, X, 0.0) * mass).sum(axis=0) / np.maximum(mass.sum(axis=0), 1e-300)
         return replace(self, fill=tuple(means.tolist()))
 
     def rows(self, columns: Mapping[str, object], intercept: bool) -> Rows:
-        """Prepare rows as solvers take them: levels expanded, centred and scaled, classes numbered from 0."""
+        """Prepare rows for solvers: encode levels, centre and scale, and number classes from 0."""
         table = self.complete(as_columns(columns))
         X = self.scaled(self.encoded(table), intercept)
         if intercept:
@@ -420,7 +427,7 @@ class Schema:
         return Rows(np.ascontiguousarray(X), self.target_of(table), self.offset_of(table))
 
     def complete(self, table: dict[str, AnyArray], more: Sequence[Finding] = ()) -> dict[str, AnyArray]:
-        """Return the table without the rows that are left out; raise one `DataError` with all that does not fit."""
+        """Return the table without rows to leave out; raise one `DataError` with all errors."""
         raise_findings([*self.check(table), *more])
         if self.missing == "refuse":
             return table
@@ -430,11 +437,11 @@ class Schema:
         return {name: column[kept] for name, column in table.items()}
 
     def scaled(self, X: Array, intercept: bool) -> Array:
-        """Return encoded columns ``(n, q)`` in prepared units, centred if there is an intercept to take the shift."""
+        """Return encoded columns ``(n, q)`` in prepared units, centred only with an intercept."""
         return (X - self.mean) / self.scale if intercept else X / self.scale
 
     def target_of(self, table: Mapping[str, AnyArray]) -> Array | None:
-        """Return the target of each row, classes numbered from 0, times with a minus sign where they are censored."""
+        """Return the target of each row: class numbers from 0, and censored times negative."""
         if self.target is None:
             return None
         cells = table[self.target.name]
@@ -455,7 +462,7 @@ class Schema:
     # --- as plain values --------------------------------------------------------------------------------------
 
     def plain(self) -> dict[str, Any]:
-        """Return the schema as JSON can hold it; `from_plain` reads it back."""
+        """Return the schema as plain values for JSON; `from_plain` reads it back."""
         values: dict[str, Any] = msgspec.to_builtins(self)
         return values
 
@@ -469,19 +476,19 @@ class Schema:
 
 
 def event_column(name: str) -> Column:
-    """Return the column of whether an event came."""
+    """Return the column of events."""
     return Column(name, "category", levels=(0, 1))
 
 
 def positive_findings(name: str, what: str, cells: AnyArray, at: RowName) -> list[Finding]:
-    """Find the first number that is not above 0."""
+    """Find the first number that is not positive."""
     values = parsed_numbers(cells).values
     first = np.flatnonzero(values <= 0)[:1].tolist()
-    return [Finding(name, f"{what} is above 0, but it is {values[row]:g} in {at(row)}", "positive") for row in first]
+    return [Finding(name, f"{what} must be above 0, but is {values[row]:g} in {at(row)}", "positive") for row in first]
 
 
 def as_columns(columns: object) -> dict[str, AnyArray]:
-    """Return a table as `RawColumns`, without a walk through what is so already."""
+    """Return a table as `RawColumns`; such tables are returned unchanged."""
     if isinstance(columns, dict) and all(isinstance(one, np.ndarray) for one in columns.values()):
         return columns
     return columns_of(columns)
@@ -491,14 +498,14 @@ def as_columns(columns: object) -> dict[str, AnyArray]:
 
 
 class Table(Protocol):
-    """A table that is read in batches, as often as needed."""
+    """Protocol of a table that is read in batches, any number of times."""
 
     @property
     def names(self) -> Sequence[str]:
         """Names of all columns."""
 
     def batches(self, names: Sequence[str]) -> Iterator[RawColumns]:
-        """Yield some columns of the rows, batch after batch, always in the same order."""
+        """Yield batches of some columns, always in the same order."""
 
 
 @dataclass(frozen=True)
@@ -516,7 +523,7 @@ class TableInMemory:
 
 
 class TableOptions(TypedDict, total=False):
-    """What may be said about a table apart from its site and target columns; `Federation.from_frame` explains it."""
+    """Options of reading a table, apart from its site and target columns; see `Federation.from_frame`."""
 
     features: Sequence[str] | None
     event: str | None
@@ -532,7 +539,7 @@ class TableOptions(TypedDict, total=False):
 
 @dataclass(frozen=True)
 class Roles:
-    """Which columns of a table are what, and what to do with gaps: `TableOptions`, site and target."""
+    """The roles of the columns of a table, and the treatment of gaps: `TableOptions`, site and target."""
 
     site: str
     target: str | None = None
@@ -553,13 +560,13 @@ class Roles:
         if self.offset is not None and self.exposure is not None:
             both = f"{argument('offset')} and {argument('exposure')}"
             raise ParameterError(f"give one of {both}: an exposure is the exponential of an offset")
-        for name in ("features", "categories", "drop", "spline"):  # a word alone is a list of one
+        for name in ("features", "categories", "drop", "spline"):  # a single word is a list of one
             if isinstance(getattr(self, name), str):
                 object.__setattr__(self, name, (getattr(self, name),))
 
     @property
     def named(self) -> list[tuple[str, str]]:
-        """Columns that are not features, and what each is."""
+        """Columns that are not features, with their roles."""
         roles = ("site", "target", "event", "offset", "exposure", "weight", "time")
         return [(getattr(self, role), role) for role in roles if getattr(self, role) is not None]
 
@@ -569,7 +576,7 @@ class Roles:
         return dict(self.named)
 
     def check(self, columns: Iterable[str]) -> None:
-        """Raise one `DataError` with all columns that are named and not there; or named for two things."""
+        """Raise one `DataError` with all columns that are missing, or named for two roles."""
         present = dict.fromkeys(columns)
         roles = [(name, f"the {role}") for name, role in self.named]
         roles += [(name, "the features") for name in self.features or ()]

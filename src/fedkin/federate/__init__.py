@@ -1,17 +1,17 @@
-"""Federations between machines: what sites have agreed on, who is who, and what carries their messages.
+"""Federations between machines: contracts, identities, and the transport of messages.
 
 | module | what is in it |
 |---|---|
-| `contract`, `draft` | what all sites agree on; a draft from a table |
-| `disclosure` | what may leave a site |
-| `trust`, `messages` | certificates and private files; every signed file that travels |
+| `contract`, `draft` | the contract that all sites agree on; a draft from a table |
+| `disclosure`, `describe` | which numbers may leave a site; what those of a summary reveal |
+| `trust`, `messages` | certificates and private files; every signed file that is exchanged |
 | `organiser`, `site` | the organiser's directory; a site's directory |
-| `sharing` | a site's summary, its answers to queries, and all summaries checked |
+| `sharing` | a site's summary and its answers to queries; checks of all summaries |
 | `plan` | a run as one site sees it, from these directories and its rows |
-| `participant`, `links` | who takes part in the rounds, and which theta goes where: neighbours, central, replicated |
-| `endpoint`, `inbox` | what was sent and has come, how to wait for it, how it is written |
-| `transports` | what moves frames between machines, and who may do what |
-| `records` | a site's log and small files, and the ledger of what has left it |
+| `participant`, `links` | a participant in the rounds, and how thetas travel: neighbours, central, replicated |
+| `endpoint`, `inbox` | messages sent and received, waiting for them, their format |
+| `transports` | transport of frames between machines, and access control |
+| `records` | a site's log and small files, and the ledger of everything that has left it |
 | `program`, `supervisor` | the process of a site, edge tests; several sites on one machine |
 
 Names are imported on first use: a contract needs no cryptography, and a site's process stays light.
@@ -24,7 +24,8 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from fedkin.federate.contract import Contract, ContractError, EdgeTests, Rounds
-    from fedkin.federate.disclosure import Thresholds, check_disclosure, describe_summary
+    from fedkin.federate.describe import describe_summary
+    from fedkin.federate.disclosure import Thresholds, check_disclosure
     from fedkin.federate.draft import draft_contract
     from fedkin.federate.inbox import Patience
     from fedkin.federate.messages import Order, Steps, read_charter, read_invite
@@ -59,7 +60,8 @@ if TYPE_CHECKING:
 
 _MODULES = {
     "contract": "Contract ContractError EdgeTests Rounds",
-    "disclosure": "Thresholds check_disclosure describe_summary",
+    "describe": "describe_summary",
+    "disclosure": "Thresholds check_disclosure",
     "draft": "draft_contract",
     "messages": "Order Steps read_charter read_invite",
     "organiser": "Organiser",

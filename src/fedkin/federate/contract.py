@@ -1,7 +1,7 @@
-"""The contract of a federation: what everybody agrees on before anything is computed.
+"""The contract of a federation: what all sites agree on before anything is computed.
 
-The organiser writes it, as a TOML file, without seeing a row; every site checks its own rows against it. It names no
-sites and no edges: those are the organiser's. A contract that exists holds together: all its entries were checked.
+The organiser writes it as a TOML file without seeing a row; every site checks its own rows against it. It names no
+sites and no edges, which the organiser keeps separately. All entries of a `Contract`, checked together.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_typ
 
 import msgspec
 import numpy as np
-from msgspec import Meta
+from msgspec import Meta, inspect
 
-from fedkin._base import Array, count
+from fedkin._base import Array, count, hidden_text
 from fedkin.admm import Average, GradientKind, StandIns, Wire
-from fedkin.data import INTERCEPT, Column, Finding, Rows, Schema, columns_of, level_text
+from fedkin.data import INTERCEPT, Column, Finding, Rows, Schema, columns_of, level_text, parsed_numbers
 from fedkin.errors import FedkinError
 from fedkin.federate.disclosure import Thresholds, check_count, check_disclosure
 from fedkin.losses import LOSS_NAMES, LOSSES, Loss, describe_loss, described_loss, loss_for, loss_names
@@ -39,37 +39,37 @@ Whole = Annotated[int, Meta(ge=0)]
 Positive = Annotated[float, Meta(gt=0)]
 Nonnegative = Annotated[float, Meta(ge=0)]
 
-#: A theta longer than this many times the target's size (1 for classes and counts) is nobody's estimate.
+#: A theta longer than this many times the target's size (1 for classes and counts) is not a plausible estimate.
 _BALL = 1000.0
-#: The ball where nothing is known about the size of the target.
+#: Radius of the ball if nothing is known about the size of the target.
 _WIDE_BALL = 1e9
 #: Levels from which ``lam`` is chosen, and the largest, as a multiple of the target's size per edge.
 _LEVELS, _TOP_LEVEL = 12, 2.0
 
 
 class ContractError(FedkinError, ValueError):
-    """A contract that cannot be read or does not hold together."""
+    """A contract that cannot be read or contradicts itself."""
 
 
 class EdgeTests(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """How neighbours test, before the rounds, whether they are kin."""
+    """Settings of the tests by which neighbours decide before the rounds whether they are alike."""
 
     level: Annotated[float, Meta(gt=0, lt=1)] = 0.05
     variance: Literal["model", "sandwich", "bartlett"] = "model"
 
 
 class Rounds(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """How Fed-ADMM runs between sites.
+    """Settings of Fed-ADMM between sites.
 
-    - ``lam``: None until the organiser orders one; "cv" for sites that choose it by rows that they hold out, among
-      ``levels`` (None for those that follow from target and graph), with ``level_rounds`` rounds for each;
-      ``rho``: None for the one that goes with scaled features.
-    - ``radius``: of the ball in which every theta must lie; None for one that follows from the target.
-    - ``batch_size``: rows per round, None for all; ``smallest_batch``: what batches may be as small as, by default the
-      least number of rows of a site, since a theta from few rows gives them away.
+    - ``lam``: None until the organiser orders one; "cv" if sites choose it by held-out rows, among
+      ``levels`` (None to derive them from target and graph), with ``level_rounds`` rounds for each;
+      ``rho``: None for the default with scaled features.
+    - ``radius``: of the ball in which every theta must lie; None to derive it from the target.
+    - ``batch_size``: rows per round, None for all. Batches can reveal single rows, so a site takes part only if its
+      custodian lifts the hard minima.
     - ``compare_every``: rounds between comparisons of the two copies of an edge's dual, 0 for never.
-    - ``placement``: who holds the state of an edge: its two ends, a central machine, or all of the component.
-    - ``select``: how edges are tested before the rounds, None for keeping all.
+    - ``placement``: which machine holds the state of an edge: its two ends, a central one, or all of the component.
+    - ``select``: how edges are tested before the rounds; None keeps all edges.
     """
 
     lam: Nonnegative | Literal["cv"] | None = None
@@ -79,7 +79,6 @@ class Rounds(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     radius: Positive | None = None
     rounds: Count = 1000
     batch_size: Count | None = None
-    smallest_batch: Count | None = None
     gradient: GradientKind = "plain"
     average: Average | None = None
     wire: Wire = "float64"
@@ -92,18 +91,20 @@ class Rounds(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 class Contract(
     msgspec.Struct, frozen=True, kw_only=True, dict=True, forbid_unknown_fields=True, tag_field="format", tag=FORMAT
 ):
-    """What a federation computes, and from what.
+    """Agreement on what a federation computes, and from which data.
 
     - ``schema``: features, target and offset; ``loss``: name and parameters, as `fedkin.losses.describe_loss` gives
       them.
-    - ``method``: "kin" finds similar sites from one summary of each, with probabilities; "fused" draws edges together
-      by a penalty, with rounds and a certified gap. ``penalty``, ``ridge`` and ``sparsity`` (on scaled features) are
-      its.
-    - ``fixed``: columns with one effect at all sites, where the method is "kin".
+    - ``method``: "kin" finds similar sites from one summary of each, with probabilities; "fused" shrinks the
+      differences along edges by a penalty, in rounds with a certified gap. ``penalty``, ``ridge`` and ``sparsity``
+      (on scaled features) belong to "fused".
+    - ``fixed``: columns with one effect at all sites, for the method "kin".
+    - ``within``: a level above sites, such as "district", for the method "kin": each site names its own in its
+      settings. In a table of all sites it is a column.
     - ``folds``, ``seed``: of the sums by fold, from which ``lam`` is chosen.
-    - ``messages``: how often a site may give sums of its rows at most, the first time included: each answer tells more.
+    - ``messages``: maximum number of messages with sums of its rows that a site may send, since each reveals more.
 
-    Raises `ContractError` when two entries do not fit together.
+    Raises `ContractError` if two entries contradict each other.
 
     Examples
     --------
@@ -123,7 +124,9 @@ class Contract(
     True
     """
 
-    name: Annotated[str, Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,39}\Z")]
+    name: Annotated[
+        str, Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,39}\Z", description="at most 40 letters, digits, _, . and -")
+    ]
     schema: Schema
     loss: dict[str, Any]
     intercept: bool = True
@@ -132,6 +135,7 @@ class Contract(
     ridge: Nonnegative = 0.0
     sparsity: Nonnegative | Literal["cv", "cv-sites"] = 0.0
     fixed: tuple[str, ...] = ()
+    within: str = ""
     folds: Annotated[int, Meta(ge=2, le=60)] = 5
     seed: Whole = 0
     messages: Count = 12
@@ -141,6 +145,8 @@ class Contract(
     def __post_init__(self) -> None:
         if wrong := [*self._wrong_target(), *self._wrong_method()]:
             raise ContractError("; ".join(wrong))
+        if (hidden := hidden_text(msgspec.json.decode(self.to_bytes()))) is not None:
+            raise ContractError(f"{hidden!r} has characters that change what a terminal shows: remove them")
 
     def loss_object(self) -> Loss:
         """Return the loss."""
@@ -148,7 +154,7 @@ class Contract(
 
     @property
     def column_names(self) -> tuple[str, ...]:
-        """Columns of the prepared rows, the intercept first where there is one."""
+        """Columns of the prepared rows, the intercept first if there is one."""
         return (INTERCEPT, *self.schema.names) if self.intercept else self.schema.names
 
     @property
@@ -158,7 +164,7 @@ class Contract(
 
     @cached_property
     def parameter_names(self) -> tuple[str, ...]:
-        """What each of the p parameters belongs to; with more than two classes, class after class but the first."""
+        """Names of the p parameters; with more than two classes, one block for each class except the first."""
         if self.n_params == len(self.column_names):
             return self.column_names
         assert self.schema.classes is not None
@@ -173,7 +179,7 @@ class Contract(
 
     @property
     def radius(self) -> float:
-        """Of the ball in which a theta must lie to count, in prepared units."""
+        """Radius of the ball in which every theta must lie, in prepared units."""
         if self.rounds.radius is not None:
             return self.rounds.radius
         target = self.schema.target
@@ -184,10 +190,11 @@ class Contract(
         return _BALL * max(abs(target.low), abs(target.high))
 
     def levels(self, n_edges: int) -> Array:
-        """Return the levels ``(M,)`` from which ``lam`` is chosen, decreasing; of a graph with so many edges.
+        """Return the levels ``(M,)`` from which ``lam`` is chosen, decreasing, for a graph with this many edges.
 
-        By default they follow from the size of the target and the number of edges, and so from no rows: where the
-        pull of the edges is about as large as the gradients of the losses, and down to a thousandth of that.
+        By default they follow from the size of the target and the number of edges, not from rows. They range from a
+        level at which the pull of the edges is about as large as the gradients of the losses down to a thousandth of
+        it.
         """
         if self.rounds.levels is not None:
             return np.sort(np.array(self.rounds.levels, dtype=np.float64))[::-1].copy()
@@ -196,17 +203,12 @@ class Contract(
         return np.asarray(_TOP_LEVEL * size / max(n_edges, 1) * np.logspace(0.0, -3.0, _LEVELS))
 
     @property
-    def smallest_batch(self) -> int:
-        """The fewest rows that a round may be computed from."""
-        return self.thresholds.rows if self.rounds.smallest_batch is None else self.rounds.smallest_batch
-
-    @property
     def fixed_sparsity(self) -> float:
-        """The sparsity of rounds, 0 where it is to be chosen."""
+        """The sparsity of rounds, 0 if it is still to be chosen."""
         return 0.0 if isinstance(self.sparsity, str) else self.sparsity
 
     def check_rounds(self, where: str) -> None:
-        """Raise `ContractError` unless the contract is one for rounds; ``where`` is the file or directory to name."""
+        """Raise `ContractError` unless the contract is for rounds; ``where`` is the file or directory to name."""
         if isinstance(self.sparsity, str):
             raise ContractError(
                 f'{where}: sparsity = "{self.sparsity}" is chosen by cross-validation from summaries; rounds need a '
@@ -221,9 +223,9 @@ class Contract(
     def check(
         self, columns: Mapping[str, object], own: Thresholds | None = None, at: Callable[[int], str] | None = None
     ) -> list[Finding]:
-        """Return everything about a site's table that does not fit; ``own`` are the site's stricter thresholds.
+        """Return everything in a site's table that does not fit; ``own`` are the site's stricter thresholds.
 
-        ``at`` says what a row, numbered from 0, is called (`fedkin.data.row_places` for those of a file).
+        ``at`` returns the name of a row, numbered from 0 (`fedkin.data.row_places` for rows of a file).
         """
         findings = self.schema.check(columns) if at is None else self.schema.check(columns, at=at)
         if not any(finding.refuses for finding in findings):
@@ -232,16 +234,65 @@ class Contract(
         return [*findings, *check_count(self, n, own)]
 
     def prepare(self, columns: Mapping[str, object]) -> Rows:
-        """Return a site's table as prepared rows; raises one `DataError` with all that does not fit the schema."""
+        """Return a site's table as prepared rows; raise one `DataError` with everything that does not fit."""
         return self.schema.rows(columns, self.intercept)
+
+    def in_table_units(self, rows: Rows) -> dict[str, Array]:
+        """Return the columns of prepared rows in the units of the table, whatever the ranges, scales, knots or levels.
+
+        Numbers have 9 digits; levels are numbers derived from their text.
+        """
+        at, found, target = int(self.intercept), dict[str, Array](), self.schema.target
+        for column in self.schema.features:
+            block = rows.X[:, at : at + len(column.encoded)]
+            at += block.shape[1]
+            centre, scale = column.centre_and_scale
+            if column.kind == "category":
+                found[column.name] = _level_numbers(column)[(block @ np.arange(1, block.shape[1] + 1)).astype(np.int64)]
+            elif column.knots:
+                found[column.name] = column.knots[0] + block @ (np.asarray(column.knots[1:]) - column.knots[0])
+            else:
+                found[column.name] = block[:, 0] * scale + (centre if self.intercept else 0.0)
+        if target is not None and rows.y is not None:
+            known = target.kind == "category"
+            found[target.name] = _level_numbers(target)[rows.y.astype(np.int64)] if known else rows.y
+        if rows.offset is not None:
+            found[f"offset {self.schema.offset}"] = rows.offset
+        for name, cells in found.items():
+            size = np.log10(np.abs(cells), out=np.zeros(len(cells)), where=cells != 0)
+            unit = 10.0 ** (8 - np.floor(size))
+            found[name] = np.round(cells * unit) / unit + 0.0
+        return found
 
     @cached_property
     def digest(self) -> str:
-        """SHA-256 of `to_bytes`, in hexadecimal digits: two contracts are the same if and only if it is."""
+        """SHA-256 of `to_bytes`, in hexadecimal digits: equal if and only if two contracts are."""
         return hashlib.sha256(self.to_bytes()).hexdigest()
 
+    @cached_property
+    def columns_digest(self) -> str:
+        """SHA-256 of what is summed: the loss and the prepared columns, ignoring the scale, which does not matter for a
+        quadratic loss.
+
+        Sums under two contracts with the same digest reveal no more than those under one of them.
+        """
+        schema, scaled = self.schema, not self.loss_object().quadratic
+        columns = [
+            [
+                one.name,
+                sorted(map(level_text, one.levels)),
+                one.knots,
+                [one.levels, one.centre_and_scale] if scaled else 0,
+            ]
+            for one in schema.features
+        ]
+        target = None if schema.target is None else [schema.target.name, schema.target.levels]
+        rest = [self.loss, target, schema.offset, schema.event, schema.log_offset, self.intercept if scaled else 0]
+        told = [columns if scaled else sorted(columns, key=lambda one: str(one[0])), *rest]
+        return hashlib.sha256(msgspec.json.encode(told, order="sorted")).hexdigest()
+
     def to_bytes(self) -> bytes:
-        """Return canonical JSON. Of the schema it has what is agreed on: nothing that is inferred from rows."""
+        """Return canonical JSON, with only the agreed parts of the schema: nothing that is inferred from rows."""
         schema = self.schema
         agreed = {
             "features": [_given(column) for column in schema.features],
@@ -264,12 +315,12 @@ class Contract(
         except (msgspec.MsgspecError, ValueError, OverflowError, RecursionError, FedkinError) as error:
             raise ContractError(f"the contract cannot be used: {error}") from None
         if not same:
-            raise ContractError("the contract has entries that this fedkin does not know, or lacks some")
+            raise ContractError("the contract has entries that this version of Fedkin does not know, or lacks some")
         return made
 
     @classmethod
     def from_toml(cls, text: str, name: str = "the contract") -> Contract:
-        """Return the contract that a TOML text states; ``name`` is the file to name in errors."""
+        """Return the contract in a TOML text; errors name it ``name``."""
         try:
             entries = tomllib.loads(text)
         except (ValueError, RecursionError) as error:
@@ -278,12 +329,12 @@ class Contract(
         contract = reading.contract(entries)
         if contract is None:
             lines = reading.wrong
-            raise ContractError("\n  ".join([f"{name}:", *lines]) if len(lines) > 1 else f"{name}, {lines[0]}")
+            raise ContractError("\n  ".join([f"{name}:", *lines]) if len(lines) > 1 else f"{name}: {lines[0]}")
         return contract
 
     @classmethod
     def read(cls, path: str | PathLike[str]) -> Contract:
-        """Read the contract in a TOML file; raises `ContractError` with everything that is wrong."""
+        """Read the contract in a TOML file; raise `ContractError` with everything that is wrong."""
         try:
             text = Path(path).read_text(encoding="utf-8-sig")
         except UnicodeDecodeError:
@@ -301,17 +352,15 @@ class Contract(
             wrong.append(
                 f"fixed names {unknown[0]!r}, which is not among [features]: correct the name, or leave it out"
             )
-        if self.fixed and self.method != "kin":
-            wrong.append('fixed is of kin, but method is "fused": set method = "kin", or leave it out')
+        of_kin = [name for name in ("fixed", "within") if getattr(self, name)]
+        if of_kin and self.method != "kin":
+            wrong.append(f'{of_kin[0]} needs method "kin", but method is "fused": set method = "kin", or leave it out')
+        if self.within in [column.name for column in self.schema.columns]:
+            wrong.append(f"within names {self.within!r}, which is a feature or the target: leave it out of one of them")
         given = [name for name in ("penalty", "ridge", "sparsity") if getattr(self, name) not in ("l1", 0.0)]
         if self.method == "kin" and given:
             wrong.append(
-                f'{given[0]} is of the fused estimator, but method is "kin": set method = "fused", or leave it out'
-            )
-        if rounds.batch_size is not None and rounds.batch_size < self.smallest_batch:
-            wrong.append(
-                f"rounds.batch_size is {rounds.batch_size}, but a theta from fewer than {self.smallest_batch} rows can "
-                f"give them away: take more, none for all rows, or state rounds.smallest_batch = {rounds.batch_size}"
+                f'{given[0]} needs the fused estimator, but method is "kin": set method = "fused", or leave it out'
             )
         if rounds.placement != "peer" and rounds.gradient != "plain":
             wrong.append(
@@ -325,7 +374,7 @@ class Contract(
         numbers += rounds.levels or ()
         batches = rounds.batch_size is not None or rounds.gradient != "plain"
         if batches and self.loss.get("name") in LOSSES and not self.loss_object().additive:
-            wrong.append(f"rounds of the {self.loss['name']} loss take all rows: leave out batch_size and gradient")
+            wrong.append(f"rounds of the {self.loss['name']} loss use all rows: leave out batch_size and gradient")
         if not all(math.isfinite(number) for number in numbers if isinstance(number, float | int)):
             wrong.append("a number is not finite")
         return wrong
@@ -374,8 +423,17 @@ _EXAMPLES = {
 _COLUMN = 'a column is a table, such as {unit = "kg", low = 30, high = 250} or {levels = ["no", "yes"]}'
 
 
+_KINDS = {
+    inspect.FloatType: "a number",
+    inspect.IntType: "a whole number",
+    inspect.StrType: "text",
+    inspect.BoolType: "true or false",
+}
+_LIMITS = (("ge", "of at least"), ("gt", "above"), ("le", "and at most"), ("lt", "and below"))
+
+
 class _Reading:
-    """A TOML file on its way to a contract: what is wrong is collected, so that all of it can be said at once."""
+    """A TOML file that is read into a contract; all mistakes are collected and reported together."""
 
     def __init__(self, text: str) -> None:
         self._lines = text.splitlines()
@@ -406,13 +464,15 @@ class _Reading:
                 self._mistake(place, f"unknown key {key!r} {section}{near}")
             elif key in _TABLES and isinstance(value, dict):
                 made[key] = _TABLES[key](**self._entries(_TABLES[key], value, place))
-            elif isinstance(value, str) and (words := _words(hints[key])) and value not in words:
+            elif isinstance(value, str) and (words := _literals(hints[key])) and value not in words:
                 numbers = "" if get_origin(hints[key]) is Literal else " or a number"
-                known_words = " or ".join(f'"{word}"' for word in words)
-                self._mistake(place, f'{".".join(place)} must be {known_words}{numbers}, got "{value}"')
+                allowed = " or ".join(f'"{word}"' for word in words)
+                self._mistake(place, f'{".".join(place)} must be {allowed}{numbers}, got "{value}"')
             else:
-                with self._noting(*place):
+                try:
                     made[key] = msgspec.convert(value, hints[key])
+                except msgspec.ValidationError:
+                    self._mistake(place, f"{'.'.join(place)} must be {_allowed(hints[key])}, got {value!r}")
         return made
 
     def _schema(self, entries: Mapping[str, Any]) -> Schema | None:
@@ -453,7 +513,7 @@ class _Reading:
         return None
 
     def _loss(self, given: Any, schema: Schema | None) -> dict[str, Any] | None:
-        """Return a loss with all its parameters, so that a default and the same number given are one contract."""
+        """Return a loss with all its parameters, so that stating a default gives the same contract as omitting it."""
         described = dict(given) if isinstance(given, dict) else {"name": given}
         if (name := described.get("name")) not in LOSS_NAMES:
             near = _near(str(name), LOSS_NAMES)
@@ -470,10 +530,10 @@ class _Reading:
 
     @contextmanager
     def _noting(self, *path: str) -> Iterator[None]:
-        """Note what goes wrong within this context, with its place."""
+        """Record a mistake within this context, with its place."""
         try:
             yield
-        except (msgspec.ValidationError, FedkinError) as error:
+        except FedkinError as error:
             self._mistake(path, f"{'.'.join(path)}: {error}" if path else str(error))
 
     def _mistake(self, path: tuple[str, ...], words: str) -> None:
@@ -481,12 +541,32 @@ class _Reading:
         self.wrong.append(words if line is None else f"line {line}: {words}")
 
 
-def _words(kind: Any) -> list[str]:
-    """Return the words that a type allows; none where any text will do."""
+def _level_numbers(column: Column) -> Array:
+    """Return a number for each level of a category: the number in its text, or one derived from the text."""
+    texts = [level_text(one) for one in column.levels]
+    known = parsed_numbers(np.array(texts, dtype=object)).values
+    other = [float(int.from_bytes(hashlib.sha256(text.encode()).digest()[:6], "little")) for text in texts]
+    return np.where(np.isfinite(known), known, other)
+
+
+def _literals(kind: Any) -> list[str]:
+    """Return the words that a type allows; none if any text is allowed."""
     if get_origin(kind) is Literal:
         return [word for word in get_args(kind) if isinstance(word, str)]
     parts = get_args(kind) if get_origin(kind) in (Union, UnionType) else ()
-    return [] if str in parts else [word for part in parts for word in _words(part)]
+    return [] if str in parts else [word for part in parts for word in _literals(part)]
+
+
+def _allowed(hint: Any) -> str:
+    """Describe the values that a type allows."""
+    kind, parts = inspect.type_info(hint), [f'"{word}"' for word in _literals(hint)]
+    if isinstance(kind, inspect.Metadata):
+        return str((kind.extra_json_schema or {})["description"])
+    for one in kind.types if isinstance(kind, inspect.UnionType) else (kind,):
+        limits = [f"{words} {getattr(one, name):g}" for name, words in _LIMITS if getattr(one, name, None) is not None]
+        if not isinstance(one, inspect.NoneType | inspect.LiteralType):
+            parts.append(" ".join([_KINDS.get(type(one), "a list"), *limits]))
+    return " or ".join(parts)
 
 
 def _given(column: Column) -> dict[str, Any]:
@@ -501,7 +581,7 @@ def _near(word: str, known: Iterable[str]) -> str:
 
 
 def _line_of(lines: list[str], path: tuple[str, ...]) -> int | None:
-    """Return the line of an entry: of the key within its section, or of the header of the section."""
+    """Return the line of an entry: that of its key in the section, or of the section's header."""
     names = [rf"""["']?{re.escape(name)}["']?""" for name in path]
     for depth in range(len(path), -1, -1):
         header = re.compile(r"\s*\[\s*" + r"\s*\.\s*".join(names[:depth]) + r"\s*\]")

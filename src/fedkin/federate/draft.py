@@ -1,7 +1,7 @@
-"""A contract drafted from an example table: kinds, levels, ranges and the loss inferred, units asked for in comments.
+"""Draft a contract from an example table: infer kinds, levels, ranges and the loss; comments ask for units.
 
-The draft tells nothing about single rows of the example: ranges are wider than the values and rounded, levels that only
-a few rows have are left out.
+The draft reveals nothing about single rows of the example: ranges are widened and rounded, and levels with only a few
+rows are left out.
 """
 
 from __future__ import annotations
@@ -27,20 +27,20 @@ _HEAD = """\
 name = {name}
 loss = "{loss}"  # {target} holds {why}
 intercept = true
-method = "kin"  # finds from one summary of each site who is alike, and how sure that is; rounds (site run) need
-#     "fused", which draws neighbours together by a penalty, with a certified gap
+method = "kin"  # finds from one summary per site which sites are alike, with probabilities; rounds (site run)
+#     need "fused": a penalty on differences between neighbours, with a certified gap
 # penalty = "l1"  # for fused: l1 fuses single coefficients, l2 and linf whole sites
 
-# --- what the rows of a site must have
+# --- the columns of a site's rows
 # unit: for people; empty for none.
 # low, high: least and largest plausible value; values outside are refused. They are rounded from the example:
 #     correct them.
-# mean, scale: what is subtracted and by what is divided before fitting. Roughly mean and standard deviation is
-#     best; without them middle and half width of the range are taken.
+# mean, scale: subtracted, and divided by, before fitting. Approximate means and standard deviations work best;
+#     without them, the middle and half the width of the range are used.
 # levels: the first is the reference; add those that other sites have.
 """
 _TAIL = f"""
-# --- below these numbers nothing is computed from a site's rows; a site may ask for more
+# --- below these numbers nothing is computed from a site's rows; a site may choose larger ones
 [thresholds]
 rows = {Thresholds().rows}
 rows_per_parameter = {Thresholds().rows_per_parameter:g}
@@ -49,7 +49,7 @@ cell = {Thresholds().cell}  # rows with any level that occurs at all
 # --- for rounds between sites (fedkin site run), with the fused method; fedkin site share does not need them
 [rounds]
 rounds = 1000
-# lam = 0.01  # or "cv": the sites choose it; or let the summaries tell: fedkin fit DIR_OF_SUMMARIES
+# lam = 0.01  # or "cv": the sites choose it; to choose it from summaries: fedkin fit DIR_OF_SUMMARIES
 """
 _MOST_LEVELS = 20
 _ENOUGH = 30  # values from which a mean is taken
@@ -63,7 +63,7 @@ _NEGATIVE = ("no", "none", "false", "0", "alive", "control", "negative", "absent
 
 @dataclass(frozen=True)
 class Draft:
-    """The text of a contract, what it was taken from, and what was left out and why."""
+    """A drafted contract: its text, its columns, and what was left out and why."""
 
     text: str
     target: str
@@ -74,10 +74,10 @@ class Draft:
 def draft_contract(
     columns: Mapping[str, AnyArray], name: str, target: str | None = None, site_column: str | None = None
 ) -> Draft:
-    """Draft a contract in TOML with comments, to be read and corrected by who knows the data.
+    """Draft a contract in TOML, with comments, for a person who knows the data to read and correct.
 
-    The target is by default the last column, or one that is called like a target; the column of the sites, which is not
-    a feature, one that is called so.
+    By default the target is a column with a typical target name, or else the last one, and the site column is one with
+    a typical name; it is not a feature.
 
     Examples
     --------
@@ -121,7 +121,7 @@ def draft_contract(
 
 
 def _infer(name: str, cells: AnyArray, is_target: bool) -> Column | str:
-    """Return what a column seems to be, or why it is left out."""
+    """Return the inferred kind of a column, or why it is left out."""
     if not name:
         return "it has no name"
     found, values = infer_kind(cells), parsed_numbers(cells).values
@@ -159,7 +159,7 @@ def _category(name: str, counts: Mapping[Label, int]) -> Column | str:
 
 
 def outward(values: Array) -> tuple[float, float]:
-    """Return a range of round numbers that is wider than the values, and does not tell the extreme ones.
+    """Return a range of round numbers that is wider than the values and does not reveal the extremes.
 
     Examples
     --------
@@ -178,7 +178,7 @@ def outward(values: Array) -> tuple[float, float]:
 
 
 def roughly(values: Array) -> tuple[float, float]:
-    """Return mean and standard deviation, rounded so much that single values do not show; the latter up.
+    """Return mean and standard deviation, rounded enough to hide single values; the latter is rounded up.
 
     Examples
     --------

@@ -1,4 +1,4 @@
-"""One process's end of a run: what it has sent and what has come, how it waits for others, what its owner is told."""
+"""One process's end of a run: messages sent and received, waiting for others, and reports to its owner."""
 
 from __future__ import annotations
 
@@ -27,16 +27,17 @@ from fedkin.federate.records import HOLDING, Journal, SiteStatus
 from fedkin.federate.transports import Transport
 
 _DONE_SECONDS, _MOMENT_SECONDS = 0.4, 0.02
-#: Kinds of messages that are written to disk, so that they can be told again after a crash.
+#: Kinds of messages that are written to disk, so that they can be sent again after a crash.
 _SAVED = (Kind.THETA, Kind.ALPHA, Kind.PRESENT)
 _NOTHING = np.zeros(0)
 Action = Callable[[], None]
 
 
 class Endpoint:
-    """What everybody who steps in a run has: partners, an inbox, sent vectors, patience, a status.
+    """One end of a run: partners, an inbox, sent vectors, waiting times, a status.
 
-    ``tick`` is called several times a second while waiting, and may raise `Stopped`; ``idle`` when a wait gets longer.
+    ``tick`` is called several times a second while waiting, and may raise `Stopped`; ``idle`` is called in longer
+    waits.
     """
 
     def __init__(
@@ -55,14 +56,14 @@ class Endpoint:
         self.here, self.partners = plan.here, plan.partners()
         self.names = {u: plan.name(u) for u in [plan.here, *self.partners]}
         self.status, self.inbox = SiteStatus(state="starting", started=time.time()), Inbox(self.names, journal)
-        #: Partners that have left for good.
+        #: Partners that have left permanently.
         self.left: frozenset[int] = frozenset()
         self.keep = plan.checkpoint_every + 2
-        #: Own vectors of the last rounds, for who asks: by kind and receiver (None for all), then by round.
+        #: Own vectors of the last rounds, to answer requests: by kind and receiver (None for all), then by round.
         self.past: dict[tuple[Kind, int | None], dict[int, Array]] = {}
         self._unsaved: list[Sent] = []
         self._slots: dict[tuple[Kind, int], Callable[[bytes], bool]] = {}
-        #: Somebody may be ahead of this site: pull at once.
+        #: Whether a partner may be ahead of this site, so that it should pull at once.
         self.hint = True
 
     @property
@@ -76,7 +77,7 @@ class Endpoint:
         answer: Callable[[Kind, int, int], bytes | None] | None = None,
         word: str = "neighbour",
     ) -> None:
-        """Begin to listen: ``expected(v)`` is what may come from partner v, ``answer(kind, v, t)`` what it may ask."""
+        """Start listening: ``expected(v)`` is what partner v may send, ``answer(kind, v, t)`` what it may ask for."""
         plan = self.plan
         for v in self.partners:
             for one in expected(v):
@@ -95,7 +96,7 @@ class Endpoint:
         self.inbox.wake()
 
     def drop(self, gone: Iterable[int]) -> frozenset[int]:
-        """Go on without partners that have left for good; returns those that had not been dropped before."""
+        """Continue without partners that have left permanently; return those not dropped before."""
         new = frozenset(gone) & set(self.partners)
         self.left |= new
         self.partners = [v for v in self.partners if v not in new]
@@ -104,7 +105,7 @@ class Endpoint:
         return new
 
     def expected(self, kind: Kind, v: int, length: int, first: int, last: int, **bounds: object) -> Expected:
-        """Return what may come from partner v: so many numbers, of these rounds."""
+        """Return the header expected from partner v: number of values and rounds."""
         if kind is Kind.THETA:
             bounds = {"wire": self.plan.wire, "bound": self.plan.radius, **bounds}
         return Expected(self.plan.run_bytes, kind, v, length, first, last, **bounds)  # type: ignore[arg-type]
@@ -115,14 +116,14 @@ class Endpoint:
         return encode(self.plan.run_bytes, kind, self.here, t, values, wire)
 
     def send(self, kind: Kind, t: int, values: Array, to: int | None = None, *, push: bool = True) -> None:
-        """Send a vector to all partners, or to one, and keep it for those who ask; without ``push`` only keep it."""
+        """Send a vector to all partners, or to one, and keep it for requests; without ``push`` only keep it."""
         self.remember(kind, t, values, to)
         if push and self.partners:
             key = self.plan.key(kind, self.here, self.here if to is None else to)
             self.transport.publish(key, self.frame(kind, t, values))
 
     def remember(self, kind: Kind, t: int, values: Array, to: int | None = None) -> None:
-        """Keep a vector for those who ask."""
+        """Keep a vector for requests."""
         # threads of the transport read this dictionary: single operations only
         held = self.past.setdefault((kind, to), {})
         held[t] = values
@@ -133,7 +134,7 @@ class Endpoint:
             del self._unsaved[: -len(_SAVED) * self.keep]
 
     def answer(self, kind: Kind, v: int, t: int) -> bytes | None:
-        """Return the frame of round t, 0 for the newest, that partner v asks for; None when there is none."""
+        """Return the frame of round t, 0 for the newest, that partner v requests; None if there is none."""
         held = self.past.get((kind, None)) or self.past.get((kind, v)) or {}
         t = t or next(reversed(held), 0)
         values = held.get(t)
@@ -142,15 +143,15 @@ class Endpoint:
         return None if values is None else self.frame(kind, t, values)
 
     def unsaved(self, t: int) -> list[Sent]:
-        """Return what was sent up to round t and not yet `saved`."""
+        """Return the messages up to round t that are not yet `saved`."""
         return [one for one in self._unsaved if one.round <= t]
 
     def saved(self, t: int) -> None:
-        """Take note that what was sent up to round t is on the disk."""
+        """Record that messages sent up to round t are on disk."""
         self._unsaved = [one for one in self._unsaved if one.round > t]
 
     def recall(self, sent: Sequence[Sent], done: int) -> None:
-        """Take back what was sent up to round ``done``, before this process began."""
+        """Restore the messages up to round ``done``, from before this process started."""
         for one in sent:
             if done - self.keep < one.round <= done:
                 self.past.setdefault((Kind(one.kind), None), {})[one.round] = one.values
@@ -166,7 +167,7 @@ class Endpoint:
         self.transport.pull(self.plan.asking_key(kind, sender, self.here), t, on_frame)
 
     def hinted(self) -> bool:
-        """Return, once, whether somebody may be ahead."""
+        """Return, once, whether a partner may be ahead."""
         hint, self.hint = self.hint, False
         return hint
 
@@ -178,8 +179,9 @@ class Endpoint:
         pull: Callable[[Kind, int, int], None] | None = None,
         stop: Callable[[], bool] | None = None,
     ) -> bool:
-        """Wait for the messages of round t, and pull them where they do not come; False when ``stop`` says so first."""
-        # in nearly every round that is all
+        """Wait for the messages of round t and pull those that do not arrive; return False if ``stop`` ends the
+        wait."""
+        # in nearly every round this suffices
         missing = self.inbox.wait(kind, list(senders), t, 0.0 if self.hint else _MOMENT_SECONDS)
         if missing:
             self.idle()
@@ -200,7 +202,7 @@ class Endpoint:
                 if now >= next_tick:
                     next_tick = now + LOOK_SECONDS
                     self.tick()
-                    # a neighbour may have left for good meanwhile
+                    # a neighbour may have left permanently meanwhile
                     senders = [sender for sender in senders if sender not in self.left]
                 pause = max(min(reminders.next_pull, next_tick) - now, 0.001)
                 missing = self.inbox.wait(kind, list(senders), t, pause)
@@ -213,14 +215,14 @@ class Endpoint:
         self.journal.write("warning", "waiting", round=t, **facts)
         if seconds >= self.patience.give_up:
             which = f"{kind.name} of round {t}" if t else kind.name
-            whom = self.inbox.in_words(missing, self.status.up)
+            whom = self.inbox.format_missing(missing, self.status.up)
             raise PeerError(f"no {which} for {seconds:.0f} s from {whom}")
 
     def _down(self, names: Sequence[str]) -> list[str]:
         return [name for name in names if name not in self.status.up]
 
     def gather(self, t: int, seconds: float) -> None:
-        """Wait until all partners are up, at most so long: a slow start is not to be taken for absence in round t."""
+        """Wait a limited time until all partners are up, so that a slow start does not count as absence in round t."""
 
         def missing() -> list[str]:
             return self._down([self.names[u] for u in self.partners])
@@ -233,9 +235,10 @@ class Endpoint:
             self.journal.write("warning", "starting without", peers=missing())
 
     def collect(self, t: int, pull: Callable[[int], None], least: int = 0) -> dict[int, Array]:
-        """Return the thetas of round t: of all who are up, or who have sent them by the deadline, but at least so many.
+        """Return the thetas of round t from partners that are up or sent them by the deadline, and from at least
+        ``least``.
 
-        ``pull(u)`` asks u again. Raises `PeerError` when fewer than ``least`` have come after ``patience.give_up``
+        ``pull(u)`` asks u again. Raises `PeerError` if fewer than ``least`` have arrived after ``patience.give_up``
         seconds.
         """
         inbox, names, status, patience, senders = self.inbox, self.names, self.status, self.patience, self.partners
@@ -250,7 +253,7 @@ class Endpoint:
             if enough and (not awaited or now >= deadline):
                 break
             if waited > patience.give_up and not enough:
-                raise PeerError(f"no site has answered in round {t} for {waited:.0f} s; start some")
+                raise PeerError(f"no site has answered in round {t} for {waited:.0f} s; start the sites")
             if reminders.pull_is_due(now):
                 for u in awaited:
                     pull(u)
@@ -266,15 +269,15 @@ class Endpoint:
                 self.tick()
         status.waiting_for = []
         for u in awaited:
-            self.journal.sparingly("warning", "up, but no theta before the deadline", peer=names[u])
+            self.journal.sparingly("warning", "running, but sent no theta before the deadline", peer=names[u])
         return {u: inbox.values(Kind.THETA, u, t) for u in senders if u not in missing}
 
     def hold(
         self, write: Callable[[], None], path: Path, round: int, event: str = "checkpoint failed, holding"
     ) -> None:
-        """Call ``write`` until the disk takes it, and wait where this process is; log lines come ever less often.
+        """Call ``write`` until it succeeds, with log lines at growing intervals.
 
-        Raises `PeerError` when it has not after ``patience.give_up`` seconds.
+        Raises `PeerError` if it has not succeeded after ``patience.give_up`` seconds.
         """
         failures: list[OSError] = []
 
@@ -299,16 +302,16 @@ class Endpoint:
             self.tick()
 
         if not wait_until(is_written, self.patience.give_up, complain=complain, silence=1.0, sleep=pause):
-            raise PeerError(f"cannot write {path}: {failures[-1]}; make room, then start again") from failures[-1]
+            raise PeerError(f"cannot write {path}: {failures[-1]}; free some space and start again") from failures[-1]
         self.status.state = before
 
     def linger(
         self, kind: Kind, t: int, *, waits: bool = True, only_up: bool = False, on_over: Action | None = None
     ) -> None:
-        """Say that this site has finished, and stay until all partners say so, as they may need its last vectors.
+        """Announce that this site has finished, and stay until all partners have, since they may need its last vectors.
 
-        It stays at most as long as `Patience` says, and waits for those only who are up (``only_up``), or for nobody
-        (``waits=False``). ``on_over`` is called when all have finished.
+        It stays at most as long as `Patience` allows, and waits only for partners that are up (``only_up``), or for no
+        partner (``waits=False``). ``on_over`` is called when all have finished.
         """
         began = time.monotonic()
         deadline, silence = began + self.patience.linger, self.patience.complain
@@ -326,7 +329,7 @@ class Endpoint:
             now = time.monotonic()
             if waiting and now >= next_word:
                 facts = {"peers": names, "down": self._down(names), "at_most": round(deadline - now, 1)}
-                self.journal.write("info", "finished, staying for neighbours that have not", **facts)
+                self.journal.write("info", "finished; staying connected for neighbours that have not", **facts)
                 next_word, silence = now + silence, min(2.0 * silence, LONGEST_SILENCE)
             self.tick()
         if waiting:

@@ -1,6 +1,6 @@
-"""Frames, how they are checked, and the inbox in which a site waits for them.
+"""Frames, their checks, and the inbox in which a site waits for them.
 
-A frame is a header of 28 bytes and numbers, nothing that could be executed::
+A frame is a header of 28 bytes and numbers; it contains nothing executable::
 
     offset  bytes  field
     0       2      magic  "FK"
@@ -13,8 +13,8 @@ A frame is a header of 28 bytes and numbers, nothing that could be executed::
     24      4      CRC-32 of everything else
     28      ...    the numbers, little endian
 
-A receiver knows what it expects (`Expected`), and `decode` compares the whole header with it before any memory is
-taken for the numbers. A message that differs in anything is refused with `MessageError`.
+A receiver knows what it expects (`Expected`), and `decode` compares the whole header with it before it allocates
+memory for the numbers. A message that differs in any field is refused with `MessageError`.
 """
 
 from __future__ import annotations
@@ -44,38 +44,38 @@ MAGIC = b"FK"
 VERSION = 1
 _HEAD = struct.Struct("<2sBB8sIII")
 _U32 = struct.Struct("<I")
-_PARTS = struct.Struct("<16sIII")  # the same bytes: what never changes, round, how many, checksum
+_PARTS = struct.Struct("<16sIII")  # the same bytes as constant part, round, number of values and checksum
 HEADER_BYTES = _HEAD.size + _U32.size
 RUN_BYTES = 8
 _FORMATS: tuple[np.dtype[np.float64] | np.dtype[np.float32], ...] = (np.dtype("<f8"), np.dtype("<f4"))
 _WIRES: tuple[Wire, ...] = ("float64", "float32")
-#: Size of a vector of so many numbers 1, in each norm.
+#: Size of a vector of n ones, in each norm.
 _SPREAD: dict[str, Callable[[int], float]] = {"length": math.sqrt, "max": lambda n: 1.0, "sum": float}
 
 
 class Kind(IntEnum):
-    """What the numbers are."""
+    """Kind of a message: the meaning of its numbers."""
 
     THETA = 1  #: a site's parameters after its node step
     ALPHA = 2  #: the dual of one edge, for the comparison of its two replicas
     DONE = 3  #: no numbers: the sender has finished its last round
     DOWN = 4  #: from the central machine: theta, pull, probability
-    RESULT = 5  #: averaged parameters, for an owner who collects
+    RESULT = 5  #: averaged parameters, for a site that collects its result
     SUMMARY = 6  #: a site's local fit, for edge selection
     VERDICT = 7  #: the p-value of an edge, from the end that decides
-    PRESENT = 8  #: from a leader: who was there in a round
+    PRESENT = 8  #: from a leader: which sites were present in a round
     REPLICA = 9  #: from a leader: the state of its component
     CHOSEN = 10  #: no numbers: the sender has tested its edges
-    HELD_OUT = 11  #: losses of rows that were held out, by site and level: what the sender knows
+    HELD_OUT = 11  #: losses of held-out rows, by site and level, as far as the sender knows them
 
 
 class MessageError(FedkinError, ValueError):
-    """A message that is not what the receiver expects; the text says how it differs."""
+    """A message that differs from what the receiver expects; the text states the difference."""
 
 
 @dataclass(frozen=True)
 class Expected:
-    """What a receiver knows about the next message on a key: rounds from ``first`` to ``last`` are of use now.
+    """Expected header of the next message on a key; rounds from ``first`` to ``last`` are accepted.
 
     ``bound`` is the largest size of the numbers in the norm of ``bound_kind``: Euclidean ("length") for the parameter
     ball; for an edge dual, the dual norm of the penalty.
@@ -99,23 +99,23 @@ class Expected:
 
     @cached_property
     def format(self) -> np.dtype[Any]:
-        """How numbers are written."""
+        """Number format of the message."""
         return _FORMATS[_WIRES.index(self.wire)]
 
     @cached_property
     def size(self) -> int:
-        """Bytes of the whole message."""
+        """Size of the whole message in bytes."""
         return HEADER_BYTES + self.length * self.format.itemsize
 
     @cached_property
     def inside(self) -> float:
-        """Numbers that are all at most so large are within the bound, whatever they are."""
+        """Limit on single numbers below which any message is within the bound."""
         most = sys.float_info.max if self.bound is None else self.bound
         return min(most, sys.float_info.max) / _SPREAD[self.bound_kind](max(self.length, 1))
 
 
 def encode(run: bytes, kind: Kind, sender: int, round: int, values: Array, wire: Wire = "float64") -> bytes:
-    """The bytes of a message; sender and round are from 0 to 2**32 - 1."""
+    """Encode a message as bytes; sender and round are from 0 to 2**32 - 1."""
     code = _WIRES.index(wire)
     numbers = values.astype(_FORMATS[code]).tobytes()
     head = _HEAD.pack(MAGIC, VERSION, kind | code << 4, run, sender, round, values.size)
@@ -123,7 +123,7 @@ def encode(run: bytes, kind: Kind, sender: int, round: int, values: Array, wire:
 
 
 def decode(frame: bytes, expected: Expected, first: int | None = None, last: int | None = None) -> tuple[int, Array]:
-    """Return round and numbers of a message, if it is the expected one, of the rounds from ``first`` to ``last``.
+    """Return the round and the numbers of an expected message, for a round from ``first`` to ``last``.
 
     Raises `MessageError`, naming the first thing that differs. Header and checksum are compared before numbers are
     allocated.
@@ -137,9 +137,9 @@ def decode(frame: bytes, expected: Expected, first: int | None = None, last: int
     if not first <= round <= last:
         raise OutsideWindow(f"round {round} is outside {first}..{last}", round)
     if zlib.crc32(memoryview(frame)[HEADER_BYTES:], zlib.crc32(frame[: _HEAD.size])) != checksum:
-        raise MessageError("the checksum does not fit: it was changed on the way")
+        raise MessageError("the checksum does not match: it was changed on the way")
     values = np.frombuffer(frame, expected.format, length, HEADER_BYTES).astype(np.float64)
-    # nearly always one look is enough; it is False for what is not a number
+    # this one test nearly always suffices; it is False for NaN
     if not np.maximum.reduce(np.absolute(values), initial=0.0) <= expected.inside:
         _check_values(values, expected)
     return round, values
@@ -154,7 +154,7 @@ def _say_what_differs(frame: bytes, expected: Expected) -> NoReturn:
         raise MessageError(f"it starts with {magic!r}, not {MAGIC!r}")
     if version != VERSION:
         raise MessageError(
-            f"format version {version}, but this program speaks {VERSION}; use the same fedkin everywhere"
+            f"format version {version}, but this program uses {VERSION}; use the same version of Fedkin everywhere"
         )
     if run != expected.run:
         raise MessageError(f"run {run.hex()}, but this is run {expected.run.hex()}")
@@ -164,14 +164,14 @@ def _say_what_differs(frame: bytes, expected: Expected) -> NoReturn:
     if code != _WIRES.index(expected.wire):
         raise MessageError(f"number format {code}, expected {expected.wire}")
     if sender != expected.sender:
-        raise MessageError(f"it claims to come from site number {sender}, but {expected.sender} writes here")
+        raise MessageError(f"it claims to come from site number {sender}, but {expected.sender} sends here")
     if length != expected.length:
         raise MessageError(f"{length} numbers, expected {expected.length}")
     raise MessageError(f"{len(frame)} bytes do not hold a header and {length} numbers")
 
 
 class OutsideWindow(MessageError):
-    """A message of a round that is over or too far ahead: a replay, a duplicate, or a neighbour that catches up."""
+    """A message of a past round or one too far ahead: a replay, a duplicate, or from a neighbour catching up."""
 
     def __init__(self, text: str, round: int) -> None:
         super().__init__(text)
@@ -205,23 +205,23 @@ _NEVER = 1 << 30
 
 
 class PeerError(FedkinError, RuntimeError):
-    """A site that cannot go on; starting it again continues where it was."""
+    """A site that cannot continue now; when started again it resumes where it was."""
 
 
 class Stopped(FedkinError):
-    """The site was asked to stop; starting it again continues where it was."""
+    """A request that the site stop; when started again it resumes where it was."""
 
 
 @dataclass(frozen=True)
 class Patience:
-    """How long a site waits for what, in seconds; ``linger``, ``gather`` and ``deadline`` may be 0.
+    """Waiting times of a site, in seconds; ``linger``, ``gather`` and ``deadline`` may be 0.
 
-    - A theta that has not come is pulled after ``first_pull``, then again and again, up to ``last_pull`` apart.
-    - ``complain``: to the first log line about a wait; to the next ones it doubles, up to ten minutes.
-    - ``give_up``: a wait as long as this ends the process.
-    - ``linger``: a site that has finished stays so long to serve neighbours that have not.
-    - ``lease``: a link on which nothing came for so long is taken for broken.
-    - ``gather``, ``deadline``: how long a central machine waits for sites before its first round, and in a round.
+    - A missing theta is pulled after ``first_pull``, then repeatedly at growing intervals of up to ``last_pull``.
+    - ``complain``: until the first log line about a wait; the interval then doubles, up to ten minutes.
+    - ``give_up``: a wait of this length ends the process.
+    - ``linger``: longest time that a finished site stays to serve neighbours that have not finished.
+    - ``lease``: a link that receives nothing for this long is considered broken.
+    - ``gather``, ``deadline``: longest wait of a central machine for sites before its first round, and in a round.
     """
 
     first_pull: float = 0.25
@@ -243,7 +243,7 @@ class Patience:
 
 
 class Reminders:
-    """When to ask again for what is missing, and when to complain about it: ever less often."""
+    """Schedule of requests for missing messages and of log lines about them, at growing intervals."""
 
     def __init__(self, patience: Patience) -> None:
         self.began = time.monotonic()
@@ -252,28 +252,28 @@ class Reminders:
         self.next_pull, self._next_complaint = self.began + self._pause, self.began + self._silence
 
     def pull_is_due(self, now: float) -> bool:
-        """Whether to ask the senders."""
+        """Return whether to ask the senders now."""
         return now >= self.next_pull
 
     def pulled(self, now: float) -> None:
-        """They were asked."""
+        """Record that the senders were asked."""
         self.next_pull, self._pause = now + self._pause, min(2.0 * self._pause, self._longest_pause)
 
     def complaint_is_due(self, now: float) -> bool:
-        """Whether to tell the user."""
+        """Return whether to tell the user now."""
         return now >= min(self._next_complaint, self._end)
 
     def complained(self, now: float) -> None:
-        """The user was told."""
+        """Record that the user was told."""
         self._next_complaint, self._silence = now + self._silence, min(2.0 * self._silence, LONGEST_SILENCE)
 
 
 class Inbox:
-    """What neighbours have sent, checked and kept until it is used.
+    """Inbox of a site: messages from neighbours, checked and kept until they are used.
 
-    Frames come from the transport's threads; one thread waits for what it needs. A lock-step neighbour is at most one
-    round ahead, so two rounds per slot are kept and anything else is refused; of frames that nobody has looked at yet
-    only some wait in line: memory is bounded whatever arrives.
+    Frames come from the transport's threads; one thread waits for them. A lock-step neighbour is at most one round
+    ahead, so two rounds per slot are kept and all others are refused. The queue of unchecked frames is limited, so
+    memory is bounded whatever arrives.
     """
 
     def __init__(self, names: Mapping[int, str], journal: Journal) -> None:
@@ -291,7 +291,7 @@ class Inbox:
         self._wanted: set[tuple[Kind, int, int]] = set()
 
     def expect(self, expected: Expected) -> Callable[[bytes], bool]:
-        """Open a slot, and get the function that frames for it go to; it says whether a frame brought something new."""
+        """Open a slot and return the function that receives its frames; it returns whether a frame was new."""
         slot = (expected.kind, expected.sender)
         self._expected[slot] = expected
 
@@ -306,9 +306,9 @@ class Inbox:
         return on_frame
 
     def line(self, slot: Slot) -> Callable[[bytes], object]:
-        """The function that frames for an open slot may go to, too: they are looked at by the thread that waits.
+        """Return a function that queues frames for an open slot, to be checked by the waiting thread.
 
-        Waking threads, and taking the interpreter from each other, costs more than looking at messages.
+        Waking threads and competing for the interpreter costs more than checking messages.
         """
         line, at_once = self._line, self.expect(self._expected[slot])
 
@@ -330,14 +330,14 @@ class Inbox:
             self._held = {key: values for key, values in self._held.items() if key[1] != sender}
 
     def advance(self, kind: Kind, first: int, last: int) -> None:
-        """From now on only rounds ``first .. last`` of ``kind`` are of use."""
+        """Accept only rounds ``first .. last`` of ``kind`` from now on."""
         with self._lock:
             self._windows[kind] = first, last
             for key in [key for key in self._held if key[0] is kind and not first <= key[2] <= last]:
                 del self._held[key]
 
     def _look(self) -> None:
-        """Check the frames in line; the lock is held."""
+        """Check the queued frames; the caller holds the lock."""
         line = self._line
         while line:
             self._check(*line.popleft())
@@ -361,7 +361,7 @@ class Inbox:
                 self._refusals.pop(sender, None)
             return True
         if known.tobytes() != values.tobytes():
-            words = "same round twice with other numbers: the first counts"
+            words = "same round twice with different numbers: the first one counts"
             self.journal.sparingly("warning", words, peer=self.names[sender])
         return False
 
@@ -375,15 +375,16 @@ class Inbox:
             self.journal.sparingly("warning", "message refused", **about, why=str(refusal))
             self._refusals[expected.sender] = str(refusal)
 
-    def in_words(self, missing: Sequence[int], up: Collection[str]) -> str:
-        """Who is missing and what to do about each: start it, look at what it sends, or at the link to it."""
-        down, there = "it is down: start it, then this site", "it is up: see in its log whom it waits for itself"
-        cures = {v: there if self.names[v] in up else down for v in missing}
-        cures |= {v: f"what it sends is refused: {self._refusals[v]}" for v in missing if v in self._refusals}
-        return ", ".join(f"{self.names[v]} ({cure})" for v, cure in cures.items())
+    def format_missing(self, missing: Sequence[int], up: Collection[str]) -> str:
+        """Return which senders are missing and what to do about each: start it, or check its messages or its
+        connection."""
+        down, there = "it is down: start it, then this site", "it is up: see its log for the site it is waiting for"
+        hints = {v: there if self.names[v] in up else down for v in missing}
+        hints |= {v: f"what it sends is refused: {self._refusals[v]}" for v in missing if v in self._refusals}
+        return ", ".join(f"{self.names[v]} ({hint})" for v, hint in hints.items())
 
     def wake(self) -> None:
-        """Make a waiting thread look around."""
+        """Wake the waiting thread."""
         self._wakes += 1
         self._ring()
 
@@ -392,7 +393,7 @@ class Inbox:
             self._bell.release()
 
     def _wait(self, ready: Callable[[], bool], enough: Callable[[], int], seconds: float) -> None:
-        """Wait until it is ready, somebody calls `wake`, or the time is over; ``enough`` frames are worth a look."""
+        """Wait until ready, `wake` is called, ``enough`` frames are queued or the time is over."""
         wakes, end = self._wakes, time.monotonic() + seconds
         while True:
             with self._lock:
@@ -409,14 +410,14 @@ class Inbox:
                 return
 
     def missing(self, kind: Kind, senders: list[int], round: int) -> list[int]:
-        """Senders whose message has not come."""
+        """Return the senders whose message has not arrived."""
         if self._line:
             with self._lock:
                 self._look()
         return [sender for sender in senders if (kind, sender, round) not in self._held]
 
     def wait(self, kind: Kind, senders: list[int], round: int, seconds: float) -> list[int]:
-        """Wait until all have come, somebody calls `wake`, or the time is over; returns who is missing."""
+        """Wait for all messages, for `wake` or for the time limit; return the missing senders."""
         with self._lock:
             self._look()
             wanted = self._wanted = {(kind, sender, round) for sender in senders} - self._held.keys()
@@ -427,7 +428,7 @@ class Inbox:
         return self.missing(kind, senders, round)
 
     def newest(self, kind: Kind, sender: int, seconds: float) -> tuple[int, Array] | None:
-        """Wait for any message of a kind, take the one of the highest round, and forget the others."""
+        """Wait for any message of a kind, return the one with the highest round, and discard the others."""
 
         def rounds() -> list[int]:
             return [key[2] for key in self._held if key[:2] == (kind, sender)]
@@ -439,5 +440,5 @@ class Inbox:
         return (max(come), found[max(come)]) if come else None
 
     def values(self, kind: Kind, sender: int, round: int) -> Array:
-        """The numbers of a message that has come."""
+        """Return the numbers of a message that has arrived."""
         return self._held[kind, sender, round]

@@ -1,14 +1,14 @@
-"""Links between machines (`fedkin.admm.Link`): who tells whom which theta, and who steps for sites that are absent.
+"""Links between machines (`fedkin.admm.Link`): how thetas are exchanged, and which machine steps for absent sites.
 
-- `NeighbourLink`: a site waits for its neighbours only, in lock step. Nothing is ever skipped: a vector that does not
-  arrive is pulled until it does. The two ends of an edge compare their replicas of its dual now and then.
-- `ChoosingLink`: the same in the rounds that choose ``lam``, after which held-out losses travel along the edges.
-- `CentralLink` and `WorkerLink`: Algorithm 2. A central machine S holds all edge state; in each round it tells every
-  site theta, pull and chance to be there, and a site that is there answers with its theta.
+- `NeighbourLink`: a site waits only for its neighbours, in lock step. No vector is skipped: one that does not arrive
+  is pulled until it does. The two ends of an edge regularly compare their replicas of its dual.
+- `ChoosingLink`: a `NeighbourLink` for the rounds that choose ``lam``, which then exchanges held-out losses.
+- `CentralLink` and `WorkerLink`: Algorithm 2. A central machine S holds all edge state; in each round it sends every
+site theta, pull and the probability of being present, and a site that is present answers with its theta.
 - `ReplicatedLink`: Algorithm 2 without a central machine; every site keeps a replica of its component.
 
-Presence is what happens: who has not answered before the deadline of a round counts as absent, gets the penalty's
-part of its step, and is seen less often; gradients are divided by ``p_i(t) = (1 + rounds seen before t) / t``.
+Presence is observed: a site that has not answered by the deadline of a round counts as absent and takes only the
+penalty part of its step; gradients are divided by ``p_i(t) = (1 + rounds seen before t) / t``.
 """
 
 from __future__ import annotations
@@ -24,60 +24,48 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedkin._base import Array, Mask
-from fedkin.admm import Shard, ShardState
+from fedkin.admm import Link, Shard, ShardState
 from fedkin.federate.endpoint import Endpoint
 from fedkin.federate.inbox import HEADER_BYTES, LOOK_SECONDS, Expected, Kind, MessageError, PeerError, decode, encode
 from fedkin.federate.plan import ChoicePlan
 
 Arrays = Mapping[str, NDArray[Any]]
 
-#: Differences between the replicas of an edge dual up to this share of its bound are rounding of different processors.
+#: Differences between the replicas of an edge dual up to this share of its bound are due to rounding.
 SAME_DUAL = 1e-9
 _BOUND_KIND = {"l1": "max", "l2": "length", "linf": "sum"}  # dual norms of the penalties
 _STATE = ("theta", "balance", "balance_before", "average", "average_balance", "alpha")
 
 
-class BaseLink(ABC):
-    """What all links share; the rounds of most of them follow each other.
+class BaseLink(Link, ABC):
+    """Base of links between machines, most of which run round after round.
 
-    ``done`` rounds are over; ``over`` says whether all partners have finished, too. ``keeps_state`` says whether this
-    process writes checkpoints, ``keeps_all`` whether after every round; ``only_up`` whether it stays at the end only
-    for partners that are up; ``certifies`` whether the shard has what its share of the certificate takes.
+    ``over`` states whether all partners have finished, too; ``keeps_state`` whether this process writes checkpoints,
+    and ``keeps_all`` whether after every round; ``only_up`` whether it finally waits only for partners that are up;
+    ``certifies`` whether the shard can compute its share of the certificate.
     """
 
     keeps_state = keeps_all = True
     only_up = certifies = False
 
     def __init__(self, end: Endpoint, shard: Shard) -> None:
-        self.endpoint, self.plan, self.shard = end, end.plan, shard
-        self.done, self.over = 0, False
+        super().__init__(end.plan.rounds)
+        self.endpoint, self.plan, self.shard, self.over = end, end.plan, shard, False
 
     @abstractmethod
     def open(self) -> None:
         """Begin to listen."""
 
     def gather(self) -> None:
-        """Wait for partners before the first round, where rounds do not wait for them."""
+        """Wait for partners before the first round, if rounds do not wait for them."""
         return
 
-    def begin(self, shard: Shard) -> int | None:
-        return self.done + 1 if self.done < self.plan.rounds else None
-
-    def presence(self, t: int) -> tuple[Mask | None, Array | None]:
-        return None, None
-
-    @abstractmethod
-    def exchange(self, t: int, shard: Shard) -> Mapping[int, Array] | None: ...
-
-    def end(self, t: int, shard: Shard) -> None:
-        self.done = t
-
     def result(self) -> Array:
-        """Return the averaged parameters, ``(p,)`` of a site or ``(V, p)`` of a central machine."""
+        """Return the averaged parameters: ``(p,)`` for a site, ``(V, p)`` for a central machine."""
         return np.asarray(self.shard.average[self.shard.sites.tolist().index(self.plan.here)])
 
     def linger(self, save: Callable[[], None]) -> None:
-        """Stay until partners need this process no more; ``save()`` keeps that."""
+        """Stay until no partner needs this process; ``save()`` records that."""
 
         def on_over() -> None:
             self.over = True
@@ -86,19 +74,19 @@ class BaseLink(ABC):
         self.endpoint.linger(Kind.DONE, self.done, waits=not self.over, only_up=self.only_up, on_over=on_over)
 
     def arrays(self) -> Arrays:
-        """Return what changes here and belongs into a checkpoint."""
+        """Return the state that belongs in a checkpoint."""
         return {}
 
     def restore(self, arrays: Arrays, done: int) -> None:
-        """Go back to such a state."""
+        """Restore the state of a checkpoint."""
         self.done = done
 
     def saved(self, t: int) -> None:
-        """Take note that the state after round t is safe on the disk."""
+        """Record that the state after round t is safely on disk."""
         return
 
     def _usual(self, v: int) -> list[Expected]:
-        """Return what may come from any partner: thetas of this round and the next, and that it has finished."""
+        """Return what any partner may send: thetas of this round and the next, and that it has finished."""
         end, rounds, t = self.endpoint, self.plan.rounds, self.done + 1
         done = end.expected(Kind.DONE, v, 0, rounds, rounds + 1)
         return [end.expected(Kind.THETA, v, self.plan.n_params, t, t + 1), done]
@@ -109,7 +97,7 @@ class BaseLink(ABC):
 
 
 class NeighbourLink(BaseLink):
-    """The link of one site to its neighbours, which also compares the two replicas of each edge's dual."""
+    """Link of one site to its neighbours, which also compares the two replicas of each edge's dual."""
 
     certifies = True
 
@@ -150,7 +138,7 @@ class NeighbourLink(BaseLink):
         self.done = t
 
     def compare_duals(self, t: int) -> None:
-        """Compare the replicas, and take over those of the smaller ends, which are right by definition."""
+        """Compare the replicas and adopt those of the ends with smaller numbers, which are correct by definition."""
         end, shard, here = self.endpoint, self.shard, self.plan.here
         for edge, (i, j) in enumerate(shard.edges.tolist()):
             if j == here:
@@ -174,11 +162,11 @@ class NeighbourLink(BaseLink):
 
 
 class ChoosingLink(NeighbourLink):
-    """The link of one site in the rounds that choose ``lam`` (`ChoicePlan`), and the exchange of losses after them.
+    """Link of one site in the rounds that choose ``lam`` (`ChoicePlan`), and in the exchange of losses after them.
 
-    Every stage of the plan begins where the shard is told to begin. After the last one, sites send each other what they
-    know of all sites' held-out losses until it is all: a site's own numbers travel unchanged, so that everybody has the
-    same table, adds it up in the same order, and finds the same level.
+    Every stage of the plan starts at the given state of the shard. After the last one, sites pass on the held-out
+    losses they know until all sites have all of them. The numbers are passed on unchanged, so every site adds up the
+    same table in the same order and finds the same level.
     """
 
     certifies = False
@@ -206,7 +194,7 @@ class ChoosingLink(NeighbourLink):
         return super().begin(shard)
 
     def result(self) -> Array:
-        """Exchange losses until those of all sites are known, or no more can come; return the table."""
+        """Exchange losses until those of all sites are known, or no more can arrive; return the table."""
         end, plan = self.endpoint, self._choice
         own = self._losses.reshape(len(plan.parts), -1).sum(axis=0) / max(plan.n_held, 1)
         self.table[plan.here] = [*own, 1.0]
@@ -233,7 +221,7 @@ class ChoosingLink(NeighbourLink):
         both = told & (self.table[:, -1] > 0.5)
         if not np.array_equal(theirs[both], self.table[both]):
             name = self.endpoint.names[v]
-            raise PeerError(f"{name} tells other held-out losses of a site than were known: sites would disagree")
+            raise PeerError(f"{name} sends other held-out losses of a site than were known: sites would disagree")
         self.table[told] = theirs[told]
 
     def _expected(self, v: int) -> list[Expected]:
@@ -256,7 +244,7 @@ class ChoosingLink(NeighbourLink):
 
 
 class _Attended(BaseLink):
-    """What links share that count who was there: ``seen (m,)``, and ``attended``, a bool array ``(m,)`` per round."""
+    """Base of links that count presence: ``seen (m,)``, and ``attended``, a bool array ``(m,)`` per round."""
 
     keeps_all = False
 
@@ -269,7 +257,7 @@ class _Attended(BaseLink):
         return None, np.asarray((1.0 + self.seen) / t)
 
     def note(self, t: int, here: Mask) -> None:
-        """Round t is over, and these were there."""
+        """Record that round t is over and which sites were present."""
         self.seen = self.seen + here
         self.attended.append(here)
         self.done = t
@@ -283,7 +271,7 @@ class _Attended(BaseLink):
 
 
 class CentralLink(_Attended):
-    """The central machine S, whose shard hosts all sites without their rows."""
+    """Link of the central machine S, whose shard hosts all sites without their rows."""
 
     _here: Mask
 
@@ -325,7 +313,7 @@ class CentralLink(_Attended):
         return self.shard.average
 
     def linger(self, save: Callable[[], None]) -> None:
-        """Hand out the results, until all sites have them or the time is over."""
+        """Hand out the results until all sites have them or the time is up."""
         end = self.endpoint
         deadline, waiting = time.monotonic() + end.patience.linger, end.partners
         while waiting and time.monotonic() < deadline:
@@ -339,7 +327,7 @@ class CentralLink(_Attended):
 
 
 class WorkerLink(BaseLink):
-    """A site of a central placement: answers S until the result comes, and keeps nothing between rounds."""
+    """Link of a site in a central placement: it answers S until the result comes, and keeps no state between rounds."""
 
     keeps_state = False
     _chance: Array
@@ -353,7 +341,7 @@ class WorkerLink(BaseLink):
         end.journal.write("info", "started")
 
     def begin(self, shard: Shard) -> int | None:
-        """Wait for S. A round may come again: S repeats itself, or has gone back to its checkpoint."""
+        """Wait for S. A round may be repeated, by S itself or after S has restored its checkpoint."""
         end, plan, patience = self.endpoint, self.plan, self.endpoint.patience
         heard = time.monotonic()
         next_pull = heard + patience.first_pull
@@ -391,17 +379,17 @@ class WorkerLink(BaseLink):
 
 
 class ReplicatedLink(_Attended):
-    """A site of a component whose sites come and go, and that all keep a replica of the whole component.
+    """Link of a site in a component whose sites come and go; each keeps a replica of the whole component.
 
     A step for an absent site needs the duals around it, hence the thetas of *its* neighbours, which an absent site
-    cannot pass on. So sites of a component talk to all others of it: a site that is there sends its theta to all, and
-    all take the penalty's part of the step for who is absent, each in its own replica. Replicas hold the same bits as
-    long as all know the same sites to be absent.
+    cannot pass on. So each present site sends its theta to all other sites of the component, and all of them take the
+    penalty part of the step for absent sites, each in its own replica. Replicas are bitwise equal as long as all sites
+    agree on which are absent.
 
-    One site of the component, the leader, says who was there in a round: those whose theta it had got before the
-    deadline. It writes that down in ``record``, thetas included, before it says so. A site that has missed a round, or
-    was not there at all, takes over the leader's replica. Nobody decides in the leader's place: two leaders on the two
-    sides of a broken network would make two histories that no rule could join.
+    One site of the component, the leader, decides which sites were present in a round: those whose theta it received
+    before the deadline. It writes them to ``record``, with the thetas, before it announces them. A site that missed a
+    round, or was absent, adopts the leader's replica. No other site replaces the leader: with two leaders, the parts of
+    a split network would have two histories that no rule could merge.
     """
 
     only_up = True
@@ -478,7 +466,7 @@ class ReplicatedLink(_Attended):
             self.endpoint.send(Kind.PRESENT, t, here.astype(np.float64), push=push)
 
     def _wait(self, kind: Kind, senders: list[int], t: int) -> bool:
-        """Wait as all do; False when the leader is ahead, and its replica was taken over."""
+        """Wait as other links do; return False if the leader was ahead and its replica was adopted."""
         end, leader = self.endpoint, self.plan.leader
         ahead: list[tuple[int, Array]] = []
 
@@ -505,7 +493,7 @@ class ReplicatedLink(_Attended):
         return True
 
     def take_vector(self, vector: Array, done: int) -> None:
-        """Take over another replica; raises `MessageError` when it cannot be a state after ``done`` rounds."""
+        """Adopt another replica; raise `MessageError` if it cannot be a state after ``done`` rounds."""
         shard = self.shard
         m, p = shard.theta.shape
         *parts, seen = np.split(vector, np.cumsum([m * p] * 5 + [shard.edges.shape[0] * p]))
@@ -536,7 +524,7 @@ class ReplicatedLink(_Attended):
         self.endpoint.hold(write, path, t, "record failed, holding")
 
     def replay(self) -> None:
-        """Do the rounds again that were decided after the last checkpoint."""
+        """Repeat the rounds that were decided after the last checkpoint."""
         text = b"" if self.record is None or not self.record.exists() else self.record.read_bytes()
         m, p, plan, shard = len(self.members), self.plan.n_params, self.plan, self.shard
         size = HEADER_BYTES + 8 * m * (1 + p)
@@ -561,12 +549,12 @@ class ReplicatedLink(_Attended):
 
 
 def replica_vector(state: ShardState, seen: NDArray[np.int64]) -> Array:
-    """Return a replica as it travels."""
+    """Encode a replica as a message."""
     return np.concatenate([*(getattr(state, name).ravel() for name in _STATE), seen.astype(np.float64)])
 
 
 def make_link(end: Endpoint, shard: Shard, record: Path | None = None) -> BaseLink:
-    """Return the link that goes with the placement of the run."""
+    """Return the link for the placement of the run."""
     plan = end.plan
     if plan.placement == "replicas":
         return ReplicatedLink(end, shard, record)

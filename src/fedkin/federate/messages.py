@@ -1,12 +1,12 @@
-"""The files that travel between organiser and sites: what is in each, how it is signed, and how it is checked.
+"""The files that organiser and sites exchange: their content, how they are signed, and how they are checked.
 
 Each is a msgspec struct in an envelope of readable, versioned JSON::
 
     {"body": {...}, "format": "fedkin-order-1", "signature": "...", "signer": "three hospitals"}
 
-A file that a site signed has the site's ``certificate``, too, so that the authority's certificate is enough to check
-it. The signature covers everything but itself, as JSON with sorted keys and without blanks, so that mail programs may
-change line ends. A changed bit anywhere gives a `SecurityError`, which names the file.
+A file signed by a site also contains the site's ``certificate``, so the authority's certificate is enough to check
+it. The signature covers everything but itself, as JSON with sorted keys and without blanks, so mail programs may change
+line endings. Any other change raises a `SecurityError` that names the file.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from typing import Annotated, Any, ClassVar, Literal, TypeVar
 import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
-from fedkin._base import in_file, replacing_directory, write_file
+from fedkin._base import hidden_text, in_file, replacing_directory, write_file
 from fedkin.federate import trust
 from fedkin.federate.contract import Contract, Count, Nonnegative, Positive, Whole
 from fedkin.federate.trust import Pair, SecurityError, site_of
@@ -39,13 +39,20 @@ KEYS = "keys.json"  #: also in the organiser's
 INVITE, ADMIT = "invite.json", "admit.json"
 KEY, NEXT_KEY = "site.key", "next.key"  #: the second one waits for its certificate
 ROWS, ARRIVED, SETTINGS, MODEL = "rows.npz", "arrived", "site.toml", "model"
-SENT = "sent"  #: all that the site has said
+SENT, SUMMARY = "sent", ".summary"  #: everything that the site has sent; end of the name of a summary
 
 CENTRE = "centre"  #: name of the central machine; its number is the number of sites
 PLAIN_NAME = r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,39}\Z"
 Name = Annotated[str, Meta(pattern=PLAIN_NAME)]
 Run = Annotated[str, Meta(pattern=r"^[0-9a-f]{16}\Z")]
-PlainFile = Annotated[str, Meta(pattern=r"^[a-z_]+\.(json|csv|npz)\Z")]  #: a file that a model has, in no other folder
+#: Text in one line, without characters that change what a terminal shows.
+_LINE = r"^[^\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069]"
+District = Annotated[str, Meta(pattern=_LINE + r"{0,60}\Z")]  #: empty for none
+Id = Annotated[str, Meta(pattern=_LINE + r"+\Z")]
+PlainFile = Annotated[str, Meta(pattern=r"^[a-z_]+\.(json|csv|npz)\Z")]  #: name of a file in a model's directory
+Endpoint = Annotated[
+    str, Meta(pattern=r"^tls/(\[[0-9A-Fa-f:.]{2,45}\]|[A-Za-z0-9._-]{1,253}):[0-9]{1,5}\Z")
+]  #: no options
 By = Literal["either", "organiser", "site"]
 _VERSION = 1
 _SMALL, _LARGE = 2**26, 2**30  # bytes
@@ -65,7 +72,7 @@ class _Envelope(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 
 
 def canonical(content: Any) -> bytes:
-    """Encode as JSON with sorted keys and without blanks: what is signed and hashed."""
+    """Encode a value as JSON with sorted keys and without blanks, to be signed and hashed."""
     return msgspec.json.encode(content, order="sorted")
 
 
@@ -88,23 +95,24 @@ def unseal(
     now: datetime | None = None,
     ended: bool = False,
 ) -> tuple[M, bytes | None]:
-    """Return the message in a file and the certificate of the site that signed it, None where the authority did.
+    """Return the message in a file and the certificate of the site that signed it, or None if the authority did.
 
-    From nowhere but the certificate of the ``authority`` comes the trust in a file; without one, the file brings it
-    along, and whether it is the right one is for people to say, who compare fingerprints. A request without a
-    certificate is signed with the key that it asks for, and proves no more than that. A site's certificate must be
-    valid ``now`` (the present by default), unless it may have ``ended``. ``by`` is who may have signed, by default who
-    signs messages of this form.
+    All trust in a file comes from the certificate of the ``authority``. If it is not given, it is taken from the file,
+    and people must compare its fingerprint. A request without a certificate is signed with the key it asks for, and
+    proves only that the sender has that key. A site's certificate must be valid ``now`` (by default the current time),
+    unless it may have ``ended``. ``by`` is the required kind of signer; the default depends on the form of the message.
     """
     plain, kind, version = _decoded(text)
     if kind != form.kind:
-        raise SecurityError(f"it is a file of the kind {kind!r}, expected {form.kind!r}")
+        raise SecurityError(f"it is a file of kind {kind!r}, expected {form.kind!r}")
     if version != _VERSION:
-        raise SecurityError(f"it has format version {version}, but this fedkin reads {_VERSION}: use the same fedkin")
+        raise SecurityError(
+            f"it has format version {version}, but this version of Fedkin reads {_VERSION}: use the same version"
+        )
     try:
         envelope = msgspec.convert(plain, _Envelope)
     except msgspec.ValidationError as error:
-        raise SecurityError(f"it is not a whole signed file of fedkin ({error}); get it again") from None
+        raise SecurityError(f"it is not a complete signed Fedkin file ({error}); get it again") from None
     own = None if isinstance(envelope.certificate, UnsetType) else envelope.certificate.encode()
     brought = None if form.brings is None else str(envelope.body.get(form.brings)).encode()
     if authority is None and (authority := brought) is not None and not trust.may_sign(authority):
@@ -126,26 +134,26 @@ def unseal(
 
 
 def read_kind(path: Path) -> tuple[bytes, str]:
-    """Read a file that anybody may have sent, and what it says that it is, before anything is checked."""
+    """Read an unchecked file from any sender, and the kind it claims to be."""
     text = trust.read_whole(path, _LARGE)
     with in_file(path, SecurityError):
         return text, kind_of(text)
 
 
 def kind_of(text: bytes) -> str:
-    """Return the kind that a file says that it is, before anything is checked."""
+    """Return the kind that an unchecked file claims to be."""
     return _decoded(text)[1]
 
 
 def _decoded(text: bytes) -> tuple[dict[str, Any], str, int]:
-    """Return what is in a file, and which kind and version it says that it is."""
+    """Return the content of an unchecked file, and the kind and version that it claims."""
     try:
         plain = msgspec.json.decode(text)
     except (msgspec.MsgspecError, ValueError, RecursionError):
-        raise SecurityError("it is damaged, or not a file of fedkin (JSON cannot be read); get it again") from None
+        raise SecurityError("it is damaged, or not a Fedkin file (JSON cannot be read); get it again") from None
     named = _FORMAT.fullmatch(str(plain.get("format"))) if isinstance(plain, dict) else None
     if named is None:
-        raise SecurityError("it does not say which file of fedkin it is")
+        raise SecurityError("it does not name its kind and format version: it is not a Fedkin file")
     return plain, named[1], int(named[2])
 
 
@@ -153,18 +161,18 @@ def _decoded(text: bytes) -> tuple[dict[str, Any], str, int]:
 
 
 class Member(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A site as its neighbours know it."""
+    """A site as its neighbours see it."""
 
-    id: str | int  # what the organiser's list calls it
+    id: Id | int  # what the organiser's list calls it
     name: Name  # its directory, the common name of its certificate, its part of the keys of messages
     number: Whole  # its place in the list; of the two ends of an edge the larger number comes first
-    endpoint: str | None = None  # ``tls/host:port`` where it listens; None when it only shares or only connects
+    endpoint: Endpoint | None = None  # ``tls/host:port`` where it listens; None when it only shares or only connects
 
 
 class Steps(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The step rule of a site, and the theta ``(p,)`` from which it starts: all that is planned from its rows.
+    """Step rule of a site, and the theta ``(p,)`` from which it starts: everything planned from its rows.
 
-    Who steps for a site while it is away needs them, too (placements central and replicas).
+    In the placements central and replicas, machines that step for an absent site need them too.
     """
 
     start: Nonnegative
@@ -174,12 +182,12 @@ class Steps(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Message(msgspec.Struct, frozen=True, forbid_unknown_fields=True, dict=True):
-    """What all files have: the run of the federation to which they belong."""
+    """Base of all files: the run of the federation to which they belong."""
 
     kind: ClassVar[str]
-    by: ClassVar[By] = "organiser"  # who signs it
-    outlasts: ClassVar[bool] = False  # whether it counts after the certificate of the site that signed it has ended
-    brings: ClassVar[str | None] = None  # the entry with the certificate, or request, of the key that signed it
+    by: ClassVar[By] = "organiser"  # signer
+    outlasts: ClassVar[bool] = False  # whether it remains valid after the signing site's certificate has expired
+    brings: ClassVar[str | None] = None  # the entry with the certificate, or request, of the signing key
     most_bytes: ClassVar[int] = _SMALL
     run: Run
 
@@ -190,7 +198,7 @@ class Message(msgspec.Struct, frozen=True, forbid_unknown_fields=True, dict=True
 
     @cached_property
     def digest(self) -> str:
-        """SHA-256 of the content: who knows it has seen the file."""
+        """SHA-256 of the content, which proves that its sender has seen the file."""
         return hashlib.sha256(canonical(self)).hexdigest()
 
 
@@ -198,7 +206,7 @@ M = TypeVar("M", bound=Message)
 
 
 class _Invitation(Message, frozen=True):
-    """A file that brings contract and authority along. Other files of the federation are checked against it."""
+    """A file with the contract and the authority, against which other files of the federation are checked."""
 
     brings = "authority"
     federation: str
@@ -208,23 +216,23 @@ class _Invitation(Message, frozen=True):
 
     @cached_property
     def terms(self) -> Contract:
-        """The contract in it."""
+        """The contract in the message."""
         return Contract.from_bytes(canonical(self.contract))
 
     def read(
         self, path: Path, form: type[M], *, site: str | None = None, most_bytes: int | None = None, **how: Any
     ) -> tuple[M, bytes | None]:
-        """Read a file of this federation; raises `SecurityError`, which names the file.
+        """Read a file of this federation; raise `SecurityError`, which names the file, if it is not valid.
 
-        ``site`` is the one that it must be about; a file of more than ``most_bytes`` is not read. What a site signed
-        must be about itself. ``how`` and the result are as those of `unseal`.
+        It must be about ``site`` and have at most ``most_bytes``. A site may sign only files about itself. ``how`` and
+        the result are as in `unseal`.
         """
         text = trust.read_whole(path, form.most_bytes if most_bytes is None else min(most_bytes, form.most_bytes))
         with in_file(path, SecurityError):
             return self.open(text, form, site=site, **how)
 
     def open(self, text: bytes, form: type[M], *, site: str | None = None, **how: Any) -> tuple[M, bytes | None]:
-        """Return what is in the text of a file of this federation, as `read` does."""
+        """Return the content of the text of a file of this federation, checked as in `read`."""
         body, certificate = unseal(text, form, self.authority.encode(), **how)
         about = getattr(body, "site", None)
         if body.run != self.run:
@@ -241,13 +249,14 @@ class _Invitation(Message, frozen=True):
         return body, certificate
 
     def find(self, path: Path, form: type[M], site: str | None = None) -> M | None:
-        """Read a file that the organiser signed, if it is there."""
+        """Read a file signed by the organiser; None if there is no file."""
         return self.read(path, form, site=site)[0] if path.exists() else None
 
     def departures(self, directory: Path) -> frozenset[str]:
-        """Return the names of the sites that are out, by the notices in a directory; raises when one is not valid.
+        """Return the names of expelled or departed sites from the notices in a directory; raise an error if one is not
+        valid.
 
-        A notice that was signed with a lost key counts for nothing.
+        A notice signed with a lost key is ignored.
         """
         names, keys = set(), self.keys(directory)
         for path in sorted((directory / NOTICES).glob("*.notice")):
@@ -259,10 +268,10 @@ class _Invitation(Message, frozen=True):
         return frozenset(names)
 
     def keys(self, directory: Path) -> KeyList:
-        """Return the list of keys in a directory, an empty one where there is none."""
+        """Return the list of keys in a directory; an empty one if there is none."""
         found = self.find(directory / KEYS, KeyList)
         if found is not None and len(found.keys) != self.n_sites:
-            raise SecurityError(f"{directory / KEYS} is not of {self.n_sites} sites: get it again")
+            raise SecurityError(f"{directory / KEYS} does not have keys for {self.n_sites} sites: get it again")
         return found or KeyList(self.run, 0, "", ("",) * self.n_sites)
 
 
@@ -271,18 +280,18 @@ class Charter(_Invitation, frozen=True):
 
     kind = "federation"
     digests: dict[str, str]
-    centre: str | None = None
+    centre: Endpoint | None = None
 
 
 class Neighbour(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Another end of an edge."""
+    """A site at the other end of an edge."""
 
     member: Member
     weight: Positive = 1.0
 
 
 class Invite(_Invitation, frozen=True):
-    """What a site gets first: the contract, the authority's certificate, itself and its neighbours.
+    """Invite of a site: the contract, the authority's certificate, the site itself and its neighbours.
 
     ``n_sites`` is the V of ``lam * V``.
     """
@@ -290,15 +299,16 @@ class Invite(_Invitation, frozen=True):
     kind = "invite"
     site: Member
     neighbours: tuple[Neighbour, ...]
-    n_edges: Whole  # that are tested
+    n_edges: Whole  # number of edges that are tested
     degree: Whole  # of the site, for its steps, also where it does not learn its neighbours (placement central)
-    code: str  # random: who answers with the digest of this file has seen it
-    centre: str | None = None
+    code: str  # random, so that only a recipient of this file can answer with its digest
+    centre: Endpoint | None = None
     component: tuple[Member, ...] | None = None  # this and the next only where the placement is replicas
     edges: tuple[tuple[int, int, float], ...] | None = None  # pairs of numbers with a weight
 
     def departures(self, directory: Path) -> frozenset[str]:
-        """Return who is out, of the sites that this one knows, by the list of keys and the notices in a directory."""
+        """Return which of the known sites have left or were expelled, from the list of keys and the notices in a
+        directory."""
         out, near = self.keys(directory).out, (one.member for one in self.neighbours)
         listed = {one.name for one in (self.site, *near, *(self.component or ())) if one.number in out}
         return super().departures(directory) | listed
@@ -312,7 +322,7 @@ class _OfSite(Message, frozen=True):
 
 
 class Request(_OfSite, frozen=True):
-    """What a site answers: a certificate request for a key that it made itself, and the digest of its invite."""
+    """A site's answer to its invite: a certificate request for its own new key, and the digest of the invite."""
 
     kind = "request"
     by = "either"
@@ -323,7 +333,7 @@ class Request(_OfSite, frozen=True):
 
 
 class Admit(_OfSite, frozen=True):
-    """The certificate of a site, and the text of the newest list of keys."""
+    """Admission of a site: its certificate, and the text of the newest list of keys."""
 
     kind = "admit"
     certificate: str
@@ -331,7 +341,10 @@ class Admit(_OfSite, frozen=True):
 
 
 class SummaryFile(_OfSite, frozen=True):
-    """A site's summary: its first one, or the answer to a query of a later round, with the query's digest."""
+    """A site's summary: the first, or the answer to a query of a later round, with the query's digest.
+
+    ``district`` is the district of the site, if the contract asks for one.
+    """
 
     kind = "summary"
     by = "site"
@@ -340,6 +353,7 @@ class SummaryFile(_OfSite, frozen=True):
     day: str
     summary: dict[str, Any]
     ask: str | None = None
+    district: District = ""
 
 
 class QueryFile(_OfSite, frozen=True):
@@ -350,7 +364,7 @@ class QueryFile(_OfSite, frozen=True):
 
 
 class ModelFile(_OfSite, frozen=True):
-    """A model of one site: from the organiser to the site, or from the site to the organiser."""
+    """A model of one site, from the organiser to the site or the other way round."""
 
     kind = "model"
     most_bytes = _LARGE
@@ -366,40 +380,44 @@ class ModelFile(_OfSite, frozen=True):
         return cls(run, site, contract, today(), {name: one.decode() for name, one in files.items()}, dropped)
 
     def unpack(self, place: Path) -> None:
-        """Write the files into a directory, which is replaced as a whole."""
+        """Write the files into a directory, replacing it completely."""
         try:
             files = {
                 name: base64.b64decode(text) if name.endswith(".npz") else text.encode()
                 for name, text in self.files.items()
             }
-        except ValueError:
-            raise SecurityError(f"the model of {self.site} has arrays that are not in base 64; get it again") from None
+            told = [msgspec.json.decode(text) for name, text in self.files.items() if name.endswith(".json")]
+        except (msgspec.MsgspecError, ValueError, RecursionError):
+            raise SecurityError(f"the model of {self.site} has files that cannot be read; get it again") from None
+        if (hidden := hidden_text(told, "\n\t")) is not None:
+            what = f"text that would change what a terminal shows: {hidden!r}"
+            raise SecurityError(f"the model of {self.site} has {what}")
         with replacing_directory(place) as fresh:
             for name, content in files.items():
                 (fresh / name).write_bytes(content)
 
 
 class KeyList(Message, frozen=True):
-    """The fingerprint of the one key of each site, by its number: no other key gets a link.
+    """List of the fingerprints of the sites' keys, by site number. Connections with any other key are refused.
 
-    It names nobody, since sites know the names of their neighbours only. A site accepts it only with a higher
-    ``revision`` than that of the list it has, and passes it on to its neighbours while it runs.
+    It contains no names, since sites only know those of their neighbours. A site accepts it only if its ``revision`` is
+    higher than that of the list it has, and passes it on to its neighbours while it runs.
     """
 
     kind = "keys"
     revision: Whole
     time: str
     keys: tuple[str, ...]  # empty for a site that is not admitted, or out
-    lost: tuple[str, ...] = ()  # fingerprints of keys that were replaced after a loss: what they signed counts no more
+    lost: tuple[str, ...] = ()  # fingerprints of keys replaced after a loss: files that they signed are no longer valid
     out: tuple[Whole, ...] = ()  # numbers of sites that have left or were expelled
 
     def has_lost(self, certificate: bytes | None) -> bool:
-        """Return whether a certificate is of a key that was lost; False for what the organiser signed."""
+        """Return whether a certificate belongs to a lost key; False if the organiser signed the file."""
         return certificate is not None and trust.fingerprint(certificate) in self.lost
 
 
 class Order(Message, frozen=True):
-    """What the organiser sets for the rounds after the contract was agreed; None: as in the contract."""
+    """Order of the organiser: settings of the rounds that replace the contract's; None leaves the contract's."""
 
     kind = "order"
     contract: str
@@ -411,7 +429,7 @@ class Order(Message, frozen=True):
 
 
 class Notice(Message, frozen=True):
-    """A site is out, for good: the organiser expelled it, or it says itself that it left."""
+    """Notice that a site is out permanently: the organiser expelled it, or it has left."""
 
     kind = "notice"
     by = "either"
@@ -422,7 +440,7 @@ class Notice(Message, frozen=True):
 
 
 class FitState(Message, frozen=True):
-    """What the organiser remembers between a query and its answers."""
+    """State that the organiser keeps between a query and its answers."""
 
     kind = "fit"
     most_bytes = _LARGE
@@ -431,12 +449,12 @@ class FitState(Message, frozen=True):
 
 
 def read_charter(path: Path) -> Charter:
-    """Read what an organiser fixed, from ``federation.json``."""
+    """Read an organiser's ``federation.json``."""
     return _read_invitation(path, Charter)
 
 
 def read_invite(path: Path) -> Invite:
-    """Read an invite, signed by the authority that it brings along."""
+    """Read an invite, signed by the authority whose certificate it contains."""
     return _read_invitation(path, Invite)
 
 
@@ -447,10 +465,10 @@ def _read_invitation(path: Path, form: type[M]) -> M:
 
 
 def today() -> str:
-    """Return the day, as files have it."""
+    """Return the day in the format of files."""
     return f"{datetime.now(UTC):%Y-%m-%d}"
 
 
 def round_file(folder: Path, site: str, number: int, suffix: str) -> Path:
-    """Name a file: ``north.summary`` in the first round, ``north@2.summary`` in the second; no site has an @."""
+    """Name a file: ``north.summary`` in the first round, ``north@2.summary`` in the second; no site name contains @."""
     return folder / f"{site}{'' if number == 1 else f'@{number}'}{suffix}"

@@ -1,7 +1,7 @@
-"""The organiser's directory: a federation made, its sites invited, admitted, given orders, queried, and expelled.
+"""The organiser's directory: create a federation, and invite, admit, order, query and expel its sites.
 
-The organiser sees no rows and no site's private key. ``federation.json`` fixes, signed, what was agreed: the contract,
-the run, the authority, and the digests of the contract's file, the graph and the list of sites.
+The organiser sees no rows and no site's private key. The signed file ``federation.json`` records what was agreed: the
+contract, the run, the authority, and the digests of the contract's file, the graph and the list of sites.
 """
 
 from __future__ import annotations
@@ -22,7 +22,16 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from fedkin._base import PRIVATE_DIRECTORY, check_nonnegative, check_positive, check_whole, in_file, write_file
+from fedkin._base import (
+    PRIVATE_DIRECTORY,
+    check_nonnegative,
+    check_positive,
+    check_whole,
+    hidden_text,
+    in_file,
+    listed,
+    write_file,
+)
 from fedkin.core import Query
 from fedkin.data import read_columns, site_ids, write_csv
 from fedkin.errors import DataError, ParameterError, UnknownSiteError
@@ -35,23 +44,24 @@ from fedkin.graph import Graph
 _STATE = "fit.json"  #: in the folder of queries: what the organiser remembers until they are answered
 _LABEL = re.compile(r"(?!-)[A-Za-z0-9_-]{1,63}(?<!-)")
 _LAST_PORT = 65535
+_EARLIER = ".earlier"  #: end of the name of the file with the fingerprints of a site's earlier keys
 
 
 @dataclass(frozen=True)
 class Admission:
-    """What came of a file from a site; for a notice that it left, ``path`` is the notice and ``until`` is None."""
+    """Outcome of a file from a site; for a notice of leaving, ``path`` is the notice and ``until`` is None."""
 
     site: str
     path: Path
     fingerprint: str = ""
     until: datetime | None = None
     renewed: bool = False
-    lost: bool = False  # whether another key of the site counts no more
+    lost: bool = False  # whether another key of the site is no longer valid
 
 
 @dataclass(frozen=True)
 class Standing:
-    """Where a site is: invited, admitted until a day, out; and how many of its summaries are here."""
+    """State of a site: invited, admitted until a day, or out; and the number of its summaries here."""
 
     name: str
     invited: bool
@@ -63,9 +73,9 @@ class Standing:
 
 @dataclass(frozen=True, eq=False)
 class Organiser:
-    """An organiser's directory, whose signature and digests fit; ``members[k].number`` is k.
+    """An organiser's directory, with signature and digests checked; ``members[k].number`` is k.
 
-    ``ca_key`` is the file with the key of the organiser's own authority, where it has one that is not in the directory.
+    ``ca_key`` is the file with the authority's key if the organiser keeps it outside the directory.
     """
 
     directory: Path
@@ -84,19 +94,19 @@ class Organiser:
         centre: str | None = None,
         authority: Pair | None = None,
     ) -> Organiser:
-        """Make the organiser's directory, new or empty, for a contract in TOML.
+        """Create an organiser's directory, which must be new or empty, for a contract in TOML.
 
-        ``sites`` is a table with the columns site, and host and port where sites run rounds; by default the sites of
-        the ``graph`` take part, a file of candidate edges, without which nobody has neighbours. ``centre`` is
-        ``host:port`` of the central machine, for that placement; ``authority`` the organiser's own, whose key is not
-        kept.
+        ``sites`` is a table with the column site, and host and port if sites run rounds; by default the sites of the
+        ``graph`` take part. ``graph`` is a file of candidate edges; without it no site has neighbours. ``centre`` is
+        the ``host:port`` of the central machine, for that placement; ``authority`` is the organiser's own authority,
+        whose key is not stored.
         """
         agreed, members = Contract.read(contract), _read_members(sites, graph)
         if directory.exists() and (not directory.is_dir() or any(directory.iterdir())):
             raise DataError(f"{directory} exists and is not empty: choose another place, or remove it")
         placement = agreed.rounds.placement
         if (centre is not None) != (placement == "central"):
-            raise ParameterError(f"--centre HOST:PORT goes with placement = 'central'; the contract says {placement!r}")
+            raise ParameterError(f"--centre HOST:PORT needs placement = 'central'; the contract says {placement!r}")
         edges = None if graph is None else Graph.read(graph, sites=[member.id for member in members])
         own = trust.make_authority(f"{agreed.name[:48]} organiser") if authority is None else authority
         directory.mkdir(parents=True, exist_ok=True)
@@ -125,21 +135,21 @@ class Organiser:
 
     @classmethod
     def read(cls, directory: Path, ca_key: Path | None = None) -> Organiser:
-        """Read the organiser's directory; raises `SecurityError` when a file in it was changed after `create`."""
+        """Read an organiser's directory; raise `SecurityError` if a file in it was changed after `create`."""
         if not (directory / messages.FEDERATION).exists():
             raise DataError(f"{directory} is not an organiser's directory: it has no {messages.FEDERATION}")
         charter = messages.read_charter(directory / messages.FEDERATION)
         for name, digest in charter.digests.items():
             if _digest(directory / name) != digest:
                 raise SecurityError(
-                    f"{directory / name} was changed after fedkin federation new: sites hold what was agreed then; "
+                    f"{directory / name} was changed after fedkin federation new, but sites have the original; "
                     "put it back, or make a new federation"
                 )
         return cls(directory, charter, _read_members(directory / messages.SITES, None), ca_key)
 
     @property
     def contract(self) -> Contract:
-        """What all sites agree on."""
+        """The contract that all sites agreed on."""
         return self.charter.terms
 
     @property
@@ -149,7 +159,7 @@ class Organiser:
 
     @cached_property
     def graph(self) -> Graph:
-        """Candidate edges between the sites, in the order of ``members``; without edges where none were given."""
+        """Candidate edges between the sites, in the order of ``members``; no edges if none were given."""
         ids = [member.id for member in self.members]
         path = self.directory / messages.GRAPH
         return Graph.read(path, sites=ids) if messages.GRAPH in self.charter.digests else Graph(ids, [])
@@ -159,13 +169,14 @@ class Organiser:
         return {str(one.id): one for one in self.members} | {one.name: one for one in self.members}
 
     def member(self, name: str) -> Member:
-        """Return the site of that name or id; raises `UnknownSiteError`."""
+        """Return the site with this name or id; raise `UnknownSiteError` if there is none."""
         if name not in self._by_name:
-            raise UnknownSiteError(f"{self.directory / messages.SITES} has no site {name!r}")
+            known = listed(self._by_name, 8)
+            raise UnknownSiteError(f"{self.directory / messages.SITES} has no site {name!r}, only {known}")
         return self._by_name[name]
 
     def neighbours(self) -> list[list[tuple[int, float]]]:
-        """Return for each site the numbers of its neighbours, increasing, with the weights of the edges."""
+        """Return each site's neighbours, by increasing number, with the weights of the edges."""
         ends, weights = np.concatenate([self.graph.edges, self.graph.edges[:, ::-1]]), np.tile(self.graph.weights, 2)
         order = np.lexsort((ends[:, 1], ends[:, 0]))
         cuts = np.searchsorted(ends[order, 0], np.arange(1, len(self.members)))
@@ -173,11 +184,11 @@ class Organiser:
         return [pairs[start:stop] for start, stop in pairwise([0, *cuts.tolist(), len(pairs)])]
 
     def out(self) -> frozenset[str]:
-        """Return the names of sites that have left or were expelled, by the valid notices in the directory."""
+        """Return the names of sites that have left or were expelled, from the valid notices in the directory."""
         return self.charter.departures(self.directory)
 
     def signing(self) -> Pair:
-        """Return the authority with its key."""
+        """Return the authority's certificate with its key."""
         path = self.ca_key or self.directory / messages.AUTHORITY_KEY
         if not path.exists():
             own = "give the key of your own authority with --ca-key FILE, or put it there for commands without it"
@@ -190,13 +201,13 @@ class Organiser:
         return pair
 
     def link_pair(self) -> Pair:
-        """Make a key and certificate for the organiser's own links, which are never written down."""
+        """Make a key and certificate for the organiser's own connections; they are never written to disk."""
         key = trust.make_key()
         hosts, request = _hosts(self.charter.centre), trust.make_request(CENTRE, key)
         return Pair(trust.issue(self.signing(), request, hosts, name=CENTRE), key)
 
     def status(self) -> list[Standing]:
-        """Return where every site is, in the order of the list."""
+        """Return the state of every site, in the order of the list."""
         out, folder, found = self.out(), self.directory, []
         # north.summary, north@2.summary
         summaries = Counter(path.stem.partition("@")[0] for path in (folder / messages.SUMMARIES).glob("*.summary"))
@@ -210,13 +221,13 @@ class Organiser:
     # --- what the organiser signs ---------------------------------------------------------------------------------
 
     def invite(self, names: Sequence[str] = ()) -> list[Path]:
-        """Write invites, for all sites or those of these names; one that is there already is replaced.
+        """Write invites for all sites, or for those with these names; replace existing ones.
 
-        Each has the contract, the site and its neighbours, and nothing about anybody else.
+        Each contains the contract, the site and its neighbours, and nothing about other sites.
         """
         chosen, out = [self.member(name) for name in names] or list(self.members), self.out()
         if gone := [member.name for member in chosen if names and member.name in out]:
-            raise DataError(f"{gone[0]} has left or was expelled, for good: make a new federation to invite it again")
+            raise DataError(f"{gone[0]} has left or was expelled permanently: make a new federation to invite it again")
         charter, signer = self.charter, self.signing()
         central = self.contract.rounds.placement == "central"
         around: Sequence[Sequence[tuple[int, float]]] = [()] * len(self.members) if central else self.neighbours()
@@ -239,9 +250,9 @@ class Organiser:
     def order(
         self, *, lam: float | None = None, rounds: int | None = None, rho: float | None = None
     ) -> list[tuple[Path, list[str]]]:
-        """Sign what holds for the rounds from now on; what is None stays as the contract says.
+        """Sign settings for all further rounds; None keeps the contract's setting.
 
-        Returns files, and the names of sites to which each goes: one for all, or for replicas one per component.
+        Returns files with the names of their recipients: one for all sites, or with replicas one per component.
         """
         if lam is not None:
             check_nonnegative("lam", lam)
@@ -266,7 +277,7 @@ class Organiser:
             inside = [self.members[u].name for u in np.flatnonzero(labels == label).tolist()]
             names = [name for name in inside if name not in out]
             if missing := [name for name in names if name not in steps]:
-                raise DataError(f"{missing[0]} is not admitted yet: replicas need the steps of all they stand for")
+                raise DataError(f"{missing[0]} is not admitted yet: replicas need the steps of all sites")
             if names:
                 own = msgspec.structs.replace(given, steps={name: steps[name] for name in names})
                 written.append((own.write(self.directory / f"{names[0]}.order", signer), names))
@@ -274,11 +285,11 @@ class Organiser:
         return written
 
     def newest_order(self) -> Order | None:
-        """Return the newest order; None before there was one."""
+        """Return the newest order; None before the first."""
         return self.charter.find(self.directory / messages.ORDER, Order)
 
     def expel(self, name: str) -> Path:
-        """Sign that a site is out, for good, and a list of keys without its key; returns the notice."""
+        """Expel a site permanently: sign a notice and a list of keys without its key; return the notice."""
         site, signer = self.member(name).name, self.signing()
         notice = Notice(run=self.charter.run, site=site, what="expelled", day=messages.today())
         path = notice.write(self._notice_file(site), signer)
@@ -286,7 +297,7 @@ class Organiser:
         return path
 
     def write_queries(self, queries: Iterable[Query], state: Mapping[str, Any]) -> list[Path]:
-        """Write the queries of a round, one file for each site, and the plain values to remember until the answers."""
+        """Write the queries of a round, one file for each site, and the state to keep until they are answered."""
         signer, run, digest = self.signing(), self.charter.run, self.contract.digest
         folder, paths = self.directory / messages.QUERIES, []
         for query in queries:
@@ -297,12 +308,12 @@ class Organiser:
         return paths
 
     def read_state(self) -> dict[str, Any] | None:
-        """Return what `write_queries` remembered last; None before anything was asked."""
+        """Return the state that `write_queries` kept last; None before the first query."""
         found = self.charter.find(self.directory / messages.QUERIES / _STATE, messages.FitState)
         return None if found is None else found.state
 
     def deliver(self, folders: Mapping[str, Path]) -> list[Path]:
-        """Sign each site's part of a model, in the directory given for it, for that site alone; returns the files."""
+        """Sign each site's part of a model, from its own directory and for that site alone; return the files."""
         signer, place, paths = self.signing(), self.directory / messages.MODELS, []
         place.mkdir(mode=PRIVATE_DIRECTORY, exist_ok=True)
         for name, folder in folders.items():
@@ -316,11 +327,11 @@ class Organiser:
     def admit(
         self, path: Path, *, again: bool = False, expected: str | None = None, now: datetime | None = None
     ) -> Admission:
-        """Check a site's request and issue its certificate; or take note that a site has left.
+        """Check a site's request and issue its certificate, or record that a site has left.
 
-        Another key than the one with the ``expected`` fingerprint, which the site read out, is refused. With ``again``
-        a site that was admitted may come with another key, unsigned by its old one: after a loss of its directory, and
-        after it was asked. What was signed with the old key then counts no more.
+        Keys without the ``expected`` fingerprint, which the site reads out, are refused. With ``again`` a known site
+        may use a new key that its old one did not sign, after it lost its directory and confirmed that. Files signed
+        with the old key are then no longer valid.
         """
         text, kind = messages.read_kind(path)
         if kind == Notice.kind:
@@ -332,33 +343,45 @@ class Organiser:
             self._check_request(request)
             known, lost = self.certificate(name), self.keys().lost
             if expected is not None and not trust.same_fingerprint(mark, expected):
-                raise SecurityError(f"its key has the fingerprint {mark}, not {expected}: is it from the site?")
+                raise SecurityError(f"its key does not have the fingerprint {expected}: ask the site again")
             if mark in lost or (signed_with is not None and trust.fingerprint(signed_with) in lost):
-                raise SecurityError(f"{name} lost the key that asks, so it counts no more")
+                raise SecurityError(f"{name} has lost the key of this request, so it is no longer valid")
             if known is not None and not again:
                 _check_second(name, known, signed_with, mark, now)
         place = self._admit_file(name)
         if known is not None and trust.fingerprint(known) == mark and not again:
             return Admission(name, place, mark, trust.validity(known)[1], True)
         loses = again and known is not None and trust.fingerprint(known) != mark
+        earlier = self._earlier_keys(name)
+        if known is not None:
+            write_file(
+                place.with_suffix(_EARLIER), "\n".join({**earlier, trust.fingerprint(known): None}), private=True
+            )
         write_file(place.with_suffix(".request"), text, private=True)
-        self._list_keys(name, mark, self.signing(), loses=loses)
+        self._list_keys(name, mark, self.signing(), loses=[*earlier] if loses else None)
         until = self._issue(name, asked, now)
         return Admission(name, place, mark, until, known is not None, loses)
 
     def needs_fingerprint(self, path: Path, *, again: bool = False) -> bool:
-        """Return whether only people can tell that a request comes from the site: no key that counts signed it."""
+        """Return whether people must confirm that a request comes from the site, since it is for a new key.
+
+        A thief may have signed it with a copy of the old one.
+        """
         if messages.read_kind(path)[1] != Request.kind:
             return False
-        request, signed_with = self.charter.read(path, Request)
+        request, _ = self.charter.read(path, Request)
         known = self.certificate(request.site)
-        vouching = {trust.fingerprint(one) for one in (request.request.encode(), signed_with) if one is not None}
-        return again or known is None or trust.fingerprint(known) not in vouching
+        return again or known is None or trust.fingerprint(known) != trust.fingerprint(request.request.encode())
+
+    def _earlier_keys(self, name: str) -> dict[str, None]:
+        """Return the fingerprints of all keys that a site has had, oldest first."""
+        path = self._admit_file(name).with_suffix(_EARLIER)
+        return dict.fromkeys(path.read_text().split("\n") if path.exists() else ())
 
     def renew(self, now: datetime | None = None) -> list[str]:
-        """Issue certificates anew, for the same keys, where they end soon; returns the names of the sites.
+        """Renew certificates that expire soon, for the same keys; return the names of the sites.
 
-        Sites that left, were expelled or lost a key get none for that key.
+        Sites that left or were expelled, and lost keys, get no certificate.
         """
         due = [one.name for one in self.status() if one.ends_soon]
         for name in due:
@@ -370,7 +393,7 @@ class Organiser:
         self._issue(name, self.charter.read(path, Request, ended=True)[0].request.encode(), now)
 
     def _issue(self, name: str, asked: bytes, now: datetime | None) -> datetime:
-        """Write the admission of a site with a certificate for the key of its request; returns until when it lasts."""
+        """Write a site's admission with a certificate for the key of its request; return when it expires."""
         signer, hosts = self.signing(), _hosts(self.member(name).endpoint)
         days = trust.LINK_DAYS if self.contract.method == "fused" else trust.FILE_DAYS
         certificate = trust.issue(signer, asked, hosts, days=days, now=now)
@@ -380,7 +403,7 @@ class Organiser:
         return trust.validity(certificate)[1]
 
     def certificate(self, name: str) -> bytes | None:
-        """Return the newest certificate of a site, PEM; None before it was admitted."""
+        """Return the newest certificate of a site, PEM; None before it is admitted."""
         found = self.charter.find(self._admit_file(name), messages.Admit, name)
         return None if found is None else found.certificate.encode()
 
@@ -389,9 +412,9 @@ class Organiser:
         return self.charter.keys(self.directory)
 
     def admission(self, name: str, revision: int) -> bytes | None:
-        """Return the admission of a site that has this revision of the list of keys; None when that is the newest.
+        """Return the admission for a site with this revision of the list of keys; None if that is the newest.
 
-        A site whose certificate ends soon asks as if it had no list, and gets a certificate that lasts longer.
+        A site whose certificate expires soon asks as if it had no list, and gets a new certificate.
         """
         keys, path = self.keys(), self._admit_file(name)
         if revision >= keys.revision or not path.exists():
@@ -402,44 +425,44 @@ class Organiser:
         newest = msgspec.structs.replace(admit, keys=trust.read_whole(self.directory / messages.KEYS).decode())
         return messages.seal(newest.kind, newest, self.signing())
 
-    def _list_keys(self, name: str, mark: str, signer: Pair, *, loses: bool = False) -> None:
-        """Sign the list in which a site has the key with that fingerprint, none if it is out.
+    def _list_keys(self, name: str, mark: str, signer: Pair, *, loses: Sequence[str] | None = None) -> None:
+        """Sign the list in which a site has the key with this fingerprint, or no key if it is out.
 
-        ``loses``: its key of before was lost.
+        ``loses``: the earlier keys of a site that has lost its previous one; none of them counts any more.
         """
         before, number, path = self.keys(), self.member(name).number, self.directory / messages.KEYS
         keys, out = list(before.keys), {*before.out, *(() if mark else (number,))}
-        lost = (*before.lost, keys[number]) if loses else before.lost
+        lost = before.lost if loses is None else tuple({**dict.fromkeys((*before.lost, *loses)), keys[number]: None})
         keys[number] = mark
         if (changed := (tuple(keys), lost, tuple(sorted(out)))) != (before.keys, before.lost, before.out):
             stamp = f"{datetime.now(UTC):%Y-%m-%dT%H:%M:%SZ}"
             messages.KeyList(self.charter.run, before.revision + 1, stamp, *changed).write(path, signer)
 
     def steps(self) -> dict[str, Steps]:
-        """Return the step rules that admitted sites sent with their requests, by name."""
+        """Return the step rules that admitted sites sent with their requests, by site name."""
         paths = {one.name: self._admit_file(one.name).with_suffix(".request") for one in self.members}
         there = {name: path for name, path in paths.items() if path.exists()}
         found = {name: self.charter.read(path, Request, ended=True)[0].steps for name, path in there.items()}
         return {name: steps for name, steps in found.items() if steps is not None}
 
     def read_published(self, path: Path) -> ModelFile:
-        """Read what a site published: signed by itself, with a key that it has not lost, under this contract."""
+        """Read a published model, signed by its site with a key that is still valid, under this contract."""
         body, certificate = self.charter.read(path, ModelFile, by="site")
         self.check_signer(path, body.site, certificate, self.out())
         return body
 
     def check_signer(self, path: Path, name: str, certificate: bytes | None, out: frozenset[str]) -> None:
-        """Raise when the site that signed a file has lost the key for it, or is among those that are ``out``."""
+        """Raise an error if the site that signed a file is ``out`` or has lost the key that signed it."""
         if self.keys().has_lost(certificate):
-            raise SecurityError(f"{path}: {name} lost the key with which it was signed; let it send the file again")
+            raise SecurityError(f"{path} was signed with a key that {name} has since lost; let it send the file again")
         if name in out:
-            raise DataError(f"{path}: {name} has left or was expelled, so it counts no more; remove the file")
+            raise DataError(f"{path}: {name} has left or was expelled, so the file is not valid; remove it")
 
     def _check_request(self, request: Request) -> None:
         name, path = request.site, self._invite_file(request.site)
         self._check_member(name)
         if name in self.out():
-            raise SecurityError(f"{name} has left or was expelled, for good: make a new federation to admit it")
+            raise SecurityError(f"{name} has left or was expelled permanently: make a new federation to admit it")
         if request.steps is None and self.contract.rounds.placement != "peer":
             raise SecurityError(f"it lacks step numbers, which placement {self.contract.rounds.placement!r} needs")
         if not path.exists():
@@ -470,7 +493,7 @@ class Organiser:
         return self.directory / messages.NOTICES / f"{name}.notice"
 
     def _components(self) -> dict[int, dict[str, Any]]:
-        """Return for each site all members and edges of its component, where the placement needs them."""
+        """Return the members and edges of each site's component, if the placement needs them."""
         if self.contract.rounds.placement != "replicas":
             return {}
         labels, edges = self.graph.components(), self.graph.edges
@@ -485,7 +508,7 @@ class Organiser:
 
 
 def _check_second(name: str, known: bytes, signed_with: bytes | None, mark: str, now: datetime | None) -> None:
-    """Check a site with a certificate that comes again: with the same key, or a new one that its newest one signed."""
+    """Check a new request of a certified site: it has the same key, or one that its newest key signed."""
     newest, ended = trust.fingerprint(known), trust.validity(known)[1]
     if mark == newest and (now or datetime.now(UTC)) > ended:
         raise SecurityError(
@@ -497,7 +520,7 @@ def _check_second(name: str, known: bytes, signed_with: bytes | None, mark: str,
             "admit it with --again"
         )
     if mark != newest and signed_with is not None and trust.fingerprint(signed_with) != newest:
-        raise SecurityError(f"{name} signed it with an old key; a renewal is signed with the newest one")
+        raise SecurityError(f"{name} signed it with an old key; a renewal must be signed with the newest one")
 
 
 def _digest(path: Path) -> str:
@@ -525,7 +548,7 @@ def _read_members(sites: Path | None, graph: Path | None) -> tuple[Member, ...]:
         ids = _checked_ids(graph, Graph.read(graph).sites)
         endpoints = [None] * len(ids)
     else:
-        raise ParameterError("say who takes part: --sites FILE.csv with a column site, or --graph FILE.csv")
+        raise ParameterError("no sites given: pass --sites FILE.csv with a column site, or --graph FILE.csv")
     first: dict[str, str | int] = {}
     for one, place in zip(ids, endpoints, strict=True):
         if place is not None and first.setdefault(place, one) != one:
@@ -536,7 +559,7 @@ def _read_members(sites: Path | None, graph: Path | None) -> tuple[Member, ...]:
 
 
 def _plain_names(ids: Sequence[Hashable]) -> list[str]:
-    """Return a name for each id that can stand in file names, certificates and keys: the id itself, or ``site-3``."""
+    """Return a name for each id that is valid in file names, certificates and keys: the id itself, or ``site-3``."""
     names = [str(one) if re.match(messages.PLAIN_NAME, str(one)) else f"site-{k}" for k, one in enumerate(ids)]
     taken = {name.lower() for name in names}
     if len(taken) < len(names) or CENTRE in taken:  # also where file systems do not tell cases apart
@@ -545,13 +568,15 @@ def _plain_names(ids: Sequence[Hashable]) -> list[str]:
 
 
 def _checked_ids(path: Path, found: Sequence[Hashable]) -> list[str | int]:
-    """Return ids that are text or whole numbers, each once; raises `DataError` that names the file."""
+    """Check that ids are text or whole numbers without duplicates; raise `DataError` that names the file."""
     ids: dict[str, str | int] = {}
     for one in found:
         if isinstance(one, bool) or not isinstance(one, str | int):
             raise DataError(f"{path}: a site is named by text or a whole number, got {one!r}")
         if str(one) in ids:
             raise DataError(f"{path} has two lines for site {one!r}")
+        if hidden_text(str(one)) is not None:
+            raise DataError(f"{path}: the name {one!r} has characters that change what a terminal shows: remove them")
         ids[str(one)] = one
     if not ids:
         raise DataError(f"{path} names no sites")
@@ -570,13 +595,13 @@ def _centre_endpoint(text: str) -> str | None:
 
 
 def _endpoint(where: str, host: object, port: object) -> str | None:
-    """Return ``tls/host:port``, or None where both are empty; raises `DataError` when either cannot be."""
+    """Return ``tls/host:port``, or None if both are empty; raise `DataError` if either is not valid."""
     name, number = ("" if one is None or one != one else str(one).strip() for one in (host, port))  # NaN is empty, too
     if not name and not number:
         return None
     bare, number = name[1:-1] if name.startswith("[") and name.endswith("]") else name, number.removesuffix(".0")
     try:
-        # a name does not end with a number: what does is an address, or a slip in one
+        # a name does not end with a number: if it does, it is an address, perhaps mistyped
         numeric = ":" in bare or name.split(".")[-1].isdigit()
         address = ipaddress.ip_address(bare) if numeric else None
         if address is None and not all(map(_LABEL.fullmatch, name.split("."))):
@@ -584,12 +609,12 @@ def _endpoint(where: str, host: object, port: object) -> str | None:
     except ValueError:
         raise DataError(f"{where}: the host {name!r} is neither a name nor an address") from None
     if address is not None and address.is_unspecified:
-        raise DataError(f"{where}: nobody can connect to {name}; give the address under which neighbours reach it")
+        raise DataError(f"{where}: {name} is not an address to connect to; give one that neighbours can reach")
     if not number.isdecimal() or not 1 <= int(number) <= _LAST_PORT:
         raise DataError(f"{where}: the port must be a whole number from 1 to {_LAST_PORT}, got {number or 'nothing'}")
     return f"tls/{f'[{address}]' if address is not None and address.version == 6 else name}:{int(number)}"
 
 
 def _hosts(endpoint: str | None) -> list[str]:
-    """Return the host of ``tls/host:port``, for a certificate; nothing where nobody listens."""
+    """Return the host of ``tls/host:port``, for a certificate; nothing without an endpoint."""
     return [] if endpoint is None else [endpoint.partition("/")[2].rpartition(":")[0].strip("[]")]

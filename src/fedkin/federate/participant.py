@@ -1,15 +1,14 @@
-"""Somebody who takes part in a run: a shard, a link to the others, and the state on disk.
+"""A participant in a run: a shard, a link to the others, and the state on disk.
 
-What makes crashes harmless: the vector of a round is a function of the state after the round before. A site that
-starts from an older state computes the same numbers again; the neighbours ignore what they know already, and hand out
-their own last vectors, of which everybody keeps as many as lie between two durable states, and two more. A process
-that is killed has its state with the kernel, at most `LAG_SECONDS` of rounds ago; a machine that lost power starts
-from the last durable state.
+Crashes are harmless because the vector of a round is a function of the state after the previous round. A site that
+restarts from an older state computes the same numbers again. Its neighbours ignore repeated messages and resend their
+own; each keeps its vectors since the last durable state, and two more. A killed process loses at most `LAG_SECONDS` of
+rounds, since the kernel has its state; a machine that lost power restarts from the last durable state.
 
-Rows that arrive while a site runs (`Arrivals`) never count at once. They are taken in after a round whose state is
-safely on disk, and are on disk themselves, with the round from which they count, before the next theta is computed.
-Whoever sees two thetas could tell what came between them: the rows of one intake must pass the site's disclosure check
-on their own, and wait for more until they do.
+Rows that arrive while a site runs (`Arrivals`) are never used immediately. They are taken in after a round whose state
+is safely on disk, and are written to disk, with the round from which they are used, before the next theta is computed.
+Two successive thetas could reveal the rows added between them. So the rows of one intake must pass the site's
+disclosure check on their own, and wait for more rows until they do.
 """
 
 from __future__ import annotations
@@ -40,7 +39,7 @@ from fedkin.admm import (
 )
 from fedkin.data import CSV_SUFFIXES, PARQUET_SUFFIXES, Rows, raise_findings, read_columns, row_places
 from fedkin.errors import DataError, FedkinError, ModelFileError, ParameterError
-from fedkin.federate.disclosure import check_disclosure, concentration
+from fedkin.federate.disclosure import check_disclosure, check_point, check_rounds, concentration
 from fedkin.federate.endpoint import Endpoint
 from fedkin.federate.inbox import Patience, Stopped
 from fedkin.federate.links import Arrays, ReplicatedLink, make_link
@@ -62,13 +61,12 @@ _LITTLE = 0.02  # moves of a theta, relative to its length, that do not change w
 
 
 class CheckpointFile:
-    """The file of one site; states of another run or revision are refused.
+    """Checkpoint file of one site; states of another run or revision are refused.
 
-    ``hold(write, path, round)`` calls ``write`` until the disk takes it. Sent vectors are kept for ``keep`` rounds.
-    States above ``most_bytes`` are written with durable saves only.
+    ``hold(write, path, round)`` calls ``write`` until the disk accepts it. Sent vectors are kept for ``keep`` rounds.
+    States larger than ``most_bytes`` are written by durable saves only.
 
-    `save` writes at once, `note` when ``lag`` seconds have gone by since the last write; `settle` writes what was noted
-    last.
+    `save` writes at once, `note` after ``lag`` seconds without a write; `settle` writes the last noted state.
     """
 
     def __init__(
@@ -92,7 +90,7 @@ class CheckpointFile:
     def save(
         self, round: int, arrays: Arrays, header: Mapping[str, Any], sent: Sequence[Sent] = (), *, durable: bool
     ) -> bool:
-        """Write the state after a round; False when it is too large for a save that is not durable."""
+        """Write the state after a round; False if it is too large for a save that is not durable."""
         if not durable and sum(part.nbytes for part in arrays.values()) > self._most_bytes:
             return False
         whole, self._noted = {"site": self.site, **header}, None
@@ -101,19 +99,20 @@ class CheckpointFile:
         return True
 
     def note(self, write: Callable[[], None]) -> None:
-        """Call ``write``, which calls `save` with the state as it is now: now, or later unless a newer one is noted."""
+        """Call ``write``, which calls `save` with the current state: now, or later unless a newer state is noted."""
         self._noted = write
         if time.monotonic() - self._written >= self._lag:
             self.settle()
 
     def settle(self) -> None:
-        """Write what was noted and is not yet written."""
+        """Write the noted state, if it is not yet written."""
         write, self._noted = self._noted, None
         if write is not None:
             write()
 
     def load(self) -> Saved | None:
-        """The last state, or None; raises when the file is damaged, or of another run, revision or site."""
+        """Return the last state, or None; raise an error if the file is damaged, or of another run, revision or
+        site."""
         try:
             found = self._store.load()
             others = [] if found is not None else self._store.others()
@@ -132,20 +131,20 @@ class CheckpointFile:
         return found
 
     def sent(self) -> list[Sent]:
-        """Vectors that were sent and are still kept, oldest first."""
+        """Return the sent vectors that are still kept, oldest first."""
         return self._store.sent()
 
     def close(self) -> None:
-        """Close the file, without what was noted only; the next save opens it again."""
+        """Close the file without writing a noted state; the next save opens it again."""
         self._noted = None
         self._store.close()
 
 
 class Participant:
-    """A site, or the central machine, without the process: `run` does all rounds.
+    """A site or the central machine, independent of its process; `run` does all rounds.
 
-    ``checkpoint`` is where its state goes; in ``record`` a leader of replicas writes what it decided since then.
-    ``left`` are neighbours that have left for good; ``arrivals`` the rows that arrive while it runs. ``tick`` is
+    ``checkpoint`` is the file for its state; in ``record`` a leader of replicas writes its decisions since then.
+    ``left`` are neighbours that have left permanently; ``arrivals`` are the rows that arrive while it runs. ``tick`` is
     called after every round and several times a second while waiting; it may raise `Stopped`.
     """
 
@@ -168,7 +167,8 @@ class Participant:
         self._rows = None if plan.rows is None else plan.rows.data.digest
         self.endpoint = Endpoint(plan, transport, journal, patience=patience, tick=self.tick, idle=self.settle)
         self.link = make_link(self.endpoint, self.shard, record)
-        self._loss, self._moved = plan.loss_object(), math.inf  # since its theta was looked at
+        self._loss = plan.loss_object()
+        self._looked: tuple[object, Array] = (None, np.zeros(0))  # rows and theta that were looked at
         self._taker: ShareTaker | None = None
         if self.link.certifies and plan.n_params <= MOST_PARAMS:
             self._taker = ShareTaker(self.shard)
@@ -185,16 +185,16 @@ class Participant:
 
     @property
     def done(self) -> int:
-        """Rounds that are over."""
+        """Number of finished rounds."""
         return self.link.done
 
     @property
     def status(self) -> SiteStatus:
-        """What the owner may want to know."""
+        """Facts for the status."""
         return self.endpoint.status
 
     def tick(self) -> None:
-        """Tell the owner that this process is alive."""
+        """Report that this process is alive."""
         if self._on_tick is not None:
             self._on_tick(self)
 
@@ -204,11 +204,11 @@ class Participant:
             self.kept.settle()
 
     def run(self) -> Array:
-        """Do all rounds that are left, and return the averaged parameters ``(p,)``, of a central machine ``(V, p)``."""
+        """Run all remaining rounds, and return the averaged parameters: ``(p,)`` for a site, ``(V, p)`` for a central
+        machine."""
         plan, status, link = self.plan, self.status, self.link
         link.gather()
         status.state, status.round = "running", self.done
-        self._look_at_theta()
         config = RoundConfig(
             plan.rounds,
             plan.wire,
@@ -217,6 +217,7 @@ class Participant:
             constrained=plan.constrained,
             save_every=plan.checkpoint_every,
             save_all=link.keeps_all,
+            before=self._check_theta,
             after=self._after,
         )
         try:
@@ -233,8 +234,6 @@ class Participant:
 
     def _after(self, t: int, change: float) -> None:
         self.status.round, self.status.change = t, change if math.isfinite(change) else None
-        self._moved += change
-        self._look_at_theta()
         if self._taker is not None and (is_shared(t) or t == self.plan.rounds):
             share = vars(self._taker.take(t)).values()
             self.status.shares.append([one if math.isfinite(one) else None for one in share])
@@ -245,25 +244,32 @@ class Participant:
             self._take_arrived(t)
         self.tick()
 
-    def _look_at_theta(self) -> None:
-        """Stop where few rows carry the weight, before a theta has the gradient there: others may have drawn it there.
+    def _check_theta(self) -> None:
+        """Stop before a gradient is computed outside the ball, or where few rows carry the weight.
 
-        Only after moves that can change the weights, so that rounds stay quick.
+        Others may have drawn or set the parameters there. Rows are checked only after moves that can change their
+        weights, so rounds stay quick.
         """
         plan, gradients = self.plan, self.shard.gradients
-        if not plan.effective_rows or self._loss.quadratic or gradients is None or plan.is_centre:
+        if not plan.effective_rows or gradients is None or plan.is_centre:
             return
         theta = self.shard.theta[int(np.flatnonzero(plan.sites == plan.here)[0])]
-        if not self._moved <= _LITTLE * (1.0 + float(np.linalg.norm(theta))):
-            self._moved = 0.0
+        size = float(np.linalg.norm(theta))
+        if plan.radius is not None and not size <= plan.radius * (1.0 + 1e-6):
+            raise DataError(f"its parameters were set to a point of length {size:.3g}, outside the contract's ball")
+        if self._loss.quadratic:
+            return
+        rows, before = self._looked
+        if rows is not gradients.rows or not np.linalg.norm(theta - before) <= _LITTLE * (1.0 + size):
+            self._looked = gradients.rows, theta.copy()
             if (words := concentration(self._loss, gradients.rows.of(0), theta, plan.effective_rows)) is not None:
                 raise DataError(
-                    f"its neighbours have drawn its parameters to a point at which {words}: the next theta would tell "
-                    "of single rows. A smaller lam draws less; if no lam explains it, ask who sends what"
+                    f"its neighbours have pulled its parameters to a point at which {words}: the next theta "
+                    "would reveal single rows. A smaller lam pulls less; otherwise check the neighbours' messages"
                 )
 
     def _take_arrived(self, t: int) -> None:
-        """Go on, after round t, with the rows that count from the next round on."""
+        """Use, after round t, the rows that count from the next round onwards."""
         if self.arrivals is None:
             return
         self.arrivals.tell(self.status)
@@ -283,7 +289,7 @@ class Participant:
         self._close()
 
     def drop(self, gone: Iterable[int]) -> None:
-        """Go on without neighbours that have left for good: their edges leave the objective, with duals set to 0.
+        """Continue without neighbours that have left permanently: their edges leave the objective, with duals set to 0.
 
         Only the site's own part changes, so neighbours of the same leaver need not agree on the round.
         """
@@ -315,7 +321,7 @@ class Participant:
             return
         if found.header.get("rows") != self._rows:
             raise ModelFileError(
-                f"{kept.path} was computed from other rows: join again with the rows of before, or remove it, on all "
+                f"{kept.path} was computed from other rows: join again with the earlier rows, or remove it, on all "
                 "sites, to start from round 0"
             )
         self.link.over = found.header["over"]
@@ -336,7 +342,7 @@ _CHUNK = 16  # rows that are given to the test for changes at once
 
 
 class Arrivals:
-    """The rows that arrive at a site in a run; ``source`` is a table or a directory, None to look for no more."""
+    """Rows that arrive at a site during a run; ``source`` is a table or a directory, None for no more rows."""
 
     def __init__(
         self, site: Site, revision: int, source: Path | None, start: Array, loss: Loss, journal: Journal
@@ -345,8 +351,13 @@ class Arrivals:
         rounds = site.contract.rounds
         if rounds.placement != "peer" or rounds.gradient != "plain":
             raise ParameterError(
-                "rows that arrive need a contract with placement = 'peer' and gradient = 'plain': others who step for "
-                "a site know its steps from before, and SAGA and SVRG remember the rows of before"
+                "arriving rows need a contract with placement = 'peer' and gradient = 'plain': elsewhere, other "
+                "machines know a site's earlier steps, and SAGA and SVRG remember earlier rows"
+            )
+        if not loss.additive:
+            raise ParameterError(
+                f"arriving rows extend a sum, but those of the {loss.name} loss change the risk sets of all others: "
+                "join again with the whole table, and let the organiser order new rounds"
             )
         if source is not None and not source.exists():
             raise DataError(f"there is no table or directory {source} to follow")
@@ -370,7 +381,7 @@ class Arrivals:
         return [part for part in self.arrived.parts if part.revision == self.revision]
 
     def rows_from(self, round: int) -> Rows | None:
-        """Return all rows that count in a round; None when they are those of the last call."""
+        """Return all rows used in a round; None if they are the same as in the last call."""
         used = sum(part.round <= round for part in self._own_parts)
         if used == self._used:
             return None
@@ -378,29 +389,32 @@ class Arrivals:
         return Rows.stack([self.base, *self.parts[:used]])
 
     def tell(self, status: SiteStatus) -> None:
-        """Say what has arrived, how well it was predicted, and the last change."""
+        """Return what has arrived, how well it was predicted, and the last change."""
         status.arrived = sum(rows.n_samples for rows in self.parts)
         if own := self._own_parts:
             status.new_loss, status.new_error = own[-1].loss, own[-1].error
         status.changed = self.changes[-1] if self.changes else None
 
     def look(self, t: int, theta: Array) -> None:
-        """Take in new rows after round t, whose state is on disk; ``theta (p,)`` is the average so far.
+        """Take in new rows after round t, whose state is on disk; ``theta (p,)`` is the current average.
 
-        Rows that cannot be read, do not fit the contract or are too few to be taken in alone are left where they are,
-        and the log says why.
+        Rows that cannot be read, do not fit the contract or are too few to use on their own are left in place, and the
+        log gives the reason.
         """
         try:
             found = self._read()
             if found is None:
                 return
             rows, seen = found
-            findings = check_disclosure(self.site.contract, rows, self.site.settings)
-            if findings:
+            contract, own = self.site.contract, self.site.settings
+            whole = Rows.stack([self.base, *self.parts, rows])
+            findings = check_disclosure(contract, rows, own) or check_point(contract, rows, theta, own)
+            if findings := findings or check_rounds(contract, whole, theta, own):
                 self._facts = []  # the settings may change
-                self._say("info", "new rows wait for more", rows=rows.n_samples, why=str(findings[0]))
+                self._say("info", "new rows are waiting for more", rows=rows.n_samples, why=str(findings[0]))
                 return
-            part = self._written(t + 1, rows, theta)
+            self.site.ledger.check_differences(whole, own)
+            part = self._written(t + 1, rows, whole, theta)
         except (FedkinError, OSError) as error:
             self._say("warning", "new rows refused", why=str(error))
             return
@@ -414,10 +428,10 @@ class Arrivals:
         before = len(self.changes)
         self._test_rows(rows)
         for row in self.changes[before:]:
-            self.journal.write("warning", "rows follow other parameters", from_arrived_row=row, round=t)
+            self.journal.write("warning", "rows follow different parameters", from_arrived_row=row, round=t)
 
-    def _written(self, round: int, rows: Rows, theta: Array) -> Part:
-        """Write rows that are to count from a round on, and a line of the ledger."""
+    def _written(self, round: int, rows: Rows, whole: Rows, theta: Array) -> Part:
+        """Write rows that are to count from a round onwards, and a line of the ledger about the ``whole`` table."""
         losses = np.array([self.loss.value(theta, *rows.take(slice(k, k + 1)).arrays) for k in range(rows.n_samples)])
         mean, sd = float(losses.mean()), float(losses.std(ddof=min(1, losses.size - 1)))
         part = Part(f"{self.revision}-{round}.npz", self.revision, round, mean, sd / losses.size**0.5)
@@ -426,7 +440,7 @@ class Arrivals:
         with replacing(folder / part.file, private=True, durable=True) as temporary:
             rows.save(temporary)
         note = f"{count(rows.n_samples, 'row')} that arrived, from round {round} on"
-        site.ledger.record(site.entry("arrived", rows, "its neighbours", note), rows, once=True)
+        site.ledger.record(site.entry("arrived", whole, "its neighbours", note), whole, once=True)
         return part
 
     def _say(self, level: str, event: str, **facts: object) -> None:
@@ -436,7 +450,7 @@ class Arrivals:
             self.journal.write(level, event, **facts)
 
     def _read(self) -> tuple[Rows, dict[str, Seen]] | None:
-        """Return rows that have not been taken in, and how far each file is read then."""
+        """Return rows that have not been taken in, and how far each file has then been read."""
         source = self.source
         if source is None:
             return None
@@ -476,7 +490,7 @@ class Arrivals:
             return joined.n_samples
         if self.source is not None and self.source.is_file():
             told = count(joined.n_samples, "row")
-            raise DataError(f"{path} does not begin with the {told} that the site joined with; follow that table")
+            raise DataError(f"{path} does not start with the {told} that the site joined with; follow that table")
         return 0
 
     def _test_rows(self, rows: Rows) -> None:

@@ -1,8 +1,8 @@
-"""A run between machines as one of them sees it: itself, whom it exchanges messages with, and what it computes.
+"""A run between machines as one of them sees it: itself, its partners, and what it computes.
 
-A `SitePlan` is made once, in memory, from what was signed and the rows of the site, and is never a file. Sites go by
-their numbers in the organiser's list: they order the ends of an edge, edges and members, and stand in messages. So what
-a site computes from its own part of the graph has the bits of a run that sees all of it.
+A `SitePlan` is made in memory from signed files and the rows of the site, and is never written to a file. Sites are
+identified by their numbers in the organiser's list, which determine the order of edges, their ends and members, and
+appear in messages. So what a site computes from its own part of the graph is bitwise equal to a run on the whole graph.
 """
 
 from __future__ import annotations
@@ -21,15 +21,14 @@ import numpy as np
 
 from fedkin._base import Array, Index
 from fedkin.admm import RunPlan, Shard, SiteRows, StepRule, Wire, plan_run, site_keys
-from fedkin.core import Problem, SiteTerms, build_terms, local_fit, make_penalty
+from fedkin.core import Problem, SiteTerms, Summary, build_terms, local_fit, make_penalty, table_of_sums
 from fedkin.data import Federation, Rows, deal_folds
 from fedkin.errors import DataError, DegenerateSiteWarning, FedkinError, ParameterError
 from fedkin.federate.contract import Contract, EdgeTests, Placement
 from fedkin.federate.disclosure import (
     Thresholds,
     check_count,
-    check_disclosure,
-    check_point,
+    check_rounds,
     most_folds,
     refuse_disclosure,
     required,
@@ -44,36 +43,35 @@ from fedkin.losses import Loss, described_loss
 
 Edge = tuple[int, int, float]
 
-#: rho where the contract has none, for features that are scaled to about 1: smaller where noise makes steps short.
+#: Default rho, for features that are scaled to about 1: smaller if noise makes steps short.
 AGREED_RHO, AGREED_NOISY_RHO = 1.0, 0.25
-#: Why parameters diverge, and what helps.
-TOO_LONG = (
-    "its steps are too long for its rows; let the contract have a larger batch_size or some ridge, or a smaller rho"
-)
-#: Kinds of messages that are for one receiver only.
+#: Why parameters diverge, and how to fix it.
+TOO_LONG = "its steps are too long for its rows; give the contract a larger batch_size, a ridge or a smaller rho"
+#: Kinds of messages that have a single receiver.
 _PAIRWISE = (Kind.ALPHA, Kind.VERDICT, Kind.DOWN, Kind.RESULT)
 
 
 class PlanError(FedkinError, ValueError):
-    """A plan of a run that does not hold together."""
+    """A plan of a run that contradicts itself."""
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class SitePlan(RunPlan):
-    """The plan of a run (`fedkin.admm.RunPlan`) with what its messages need.
+    """Plan of a run (`fedkin.admm.RunPlan`) with the settings of its messages.
 
-    - ``run``: 16 hexadecimal digits; ``revision``: how often the organiser has ordered something. Sites with different
-      revisions do not understand each other.
+    - ``run``: 16 hexadecimal digits; ``revision``: number of orders by the organiser so far. Sites with different
+      revisions refuse each other's messages.
     - ``here``: the number of the site whose plan this is, ``federation_size`` for the central machine; ``members``: the
-      site itself and those whom it exchanges messages with, increasing by number; ``federation_size``: sites of all.
-    - ``sites``, ``theta``, ``steps`` are of those who are stepped for here; ``edges`` touch them.
+      site itself and its partners, increasing by number; ``federation_size``: number of all sites.
+      - ``sites``, ``theta``, ``steps`` are those of the sites whose steps are computed here; ``edges`` touch them.
     - ``checkpoint_every``, ``compare_every``: rounds between checkpoints, and between comparisons of the edge duals'
       replicas (0 for never).
-    - ``placement``: who holds the state of an edge: its two ends, a central machine (its endpoint is ``centre``), or
-      every site of the component.
+    - ``placement``: which machine holds the state of an edge: its two ends, a central one (its endpoint is ``centre``),
+      or every site of the component.
     - ``select``: the edge selection that comes before the rounds, among ``n_edges`` edges of the whole graph.
     - ``constrained``: whether the ball of ``radius`` is a constraint that the contract states, not a limit by default.
     - ``effective_rows``: how many rows of the site must carry the weight at any of its thetas, 0 for no such check.
+    - ``noisy``: the noisy sums that the rows of this plan are made from, with their digest; None for the site's rows.
     - ``phase``: "" for the rounds that end with a model; messages of other phases have other keys and marks.
     """
 
@@ -94,9 +92,10 @@ class SitePlan(RunPlan):
     phase: str = ""
     constrained: bool = False
     effective_rows: float = 0.0
+    noisy: tuple[Summary, str] | None = None
 
     def __post_init__(self) -> None:
-        """Raise `PlanError` when two fields do not fit together."""
+        """Raise `PlanError` if two fields contradict each other."""
         if len({member.name for member in self.members} | {CENTRE}) <= len(self.members):
             raise PlanError("two sites have the same name")
         if self.numbers != sorted(self.numbers):
@@ -113,14 +112,14 @@ class SitePlan(RunPlan):
 
     @cached_property
     def run_bytes(self) -> bytes:
-        """What messages and checkpoints are marked with: the run id, or a digest of it, the revision and the phase."""
+        """Mark of messages and checkpoints: the run id, or a digest of the id, the revision and the phase."""
         if self.revision == 0 and not self.phase:
             return bytes.fromhex(self.run)
         return hashlib.blake2b(f"{self.run}{self.phase} {self.revision}".encode(), digest_size=RUN_BYTES).digest()
 
     @property
     def most_bytes(self) -> int:
-        """Bytes of the largest message of this run."""
+        """Size of the largest message of this run in bytes."""
         p, m = self.n_params, len(self.members)
         summary = 0 if self.select is None else p * p + 2 * p + 5
         replica = (5 * m + len(self.edges)) * p + m if self.placement == "replicas" else 0
@@ -137,7 +136,7 @@ class SitePlan(RunPlan):
 
     @property
     def numbers(self) -> list[int]:
-        """Of the members, increasing."""
+        """Numbers of the members, increasing."""
         return list(self._by_number)
 
     def name(self, number: int) -> str:
@@ -145,14 +144,14 @@ class SitePlan(RunPlan):
         return CENTRE if number == self.federation_size else self._by_number[number].name
 
     def number(self, name: str) -> int:
-        """Return the number of the site of that name."""
+        """Return the number of the site with this name."""
         for member in self.members:
             if member.name == name:
                 return member.number
         raise PlanError(f"{self.name(self.here)} knows no site named {name!r}")
 
     def endpoint(self, number: int) -> str | None:
-        """Return where a site, or the central machine, listens."""
+        """Return the endpoint on which a site, or the central machine, listens."""
         return self.centre if number == self.federation_size else self._by_number[number].endpoint
 
     def neighbours(self, number: int) -> list[int]:
@@ -162,7 +161,7 @@ class SitePlan(RunPlan):
 
     @property
     def is_centre(self) -> bool:
-        """Whether it is the plan of the central machine."""
+        """Whether this is the plan of the central machine."""
         return self.here == self.federation_size
 
     @property
@@ -171,7 +170,7 @@ class SitePlan(RunPlan):
         return self.numbers[0]
 
     def partners(self) -> list[int]:
-        """Return the numbers of those whom this site exchanges messages with, increasing."""
+        """Return the numbers of this site's partners, increasing."""
         if self.placement == "central":
             return self.numbers if self.is_centre else [self.federation_size]
         if self.placement == "replicas":
@@ -191,20 +190,20 @@ class SitePlan(RunPlan):
         return kinds
 
     def key(self, kind: Kind, sender: int, receiver: int) -> str:
-        """Return the key under which ``sender`` writes what ``receiver`` reads."""
+        """Return the key under which ``sender`` writes messages for ``receiver``."""
         pair = f"/{self.name(receiver)}" if kind in _PAIRWISE else ""
         return f"{self.run}{self.phase}/{kind.name.lower()}/{self.name(sender)}{pair}"
 
     def asking_key(self, kind: Kind, sender: int, receiver: int) -> str:
-        """Return the key under which ``receiver`` asks for what was lost: nobody else may, so the asker is known."""
+        """Return the key under which only ``receiver`` may ask for lost messages; the key identifies it."""
         return f"{self.run}{self.phase}/ask/{kind.name.lower()}/{self.name(sender)}/{self.name(receiver)}"
 
     def presence_key(self, sender: int) -> str:
-        """Return the key under which a site shows that it is there."""
+        """Return the key under which a site announces its presence."""
         return f"{self.run}{self.phase}/live/{self.name(sender)}"
 
     def all_keys(self, sender: int, receiver: int) -> list[str]:
-        """Return all keys under which ``sender`` writes what ``receiver`` reads."""
+        """Return all keys under which ``sender`` writes messages for ``receiver``."""
         kinds = self.kinds(sender, receiver)
         keys = [self.key(kind, sender, receiver) for kind in kinds]
         keys += [list_key(self.run, self.name(sender), self.name(receiver)), self.presence_key(sender)]
@@ -213,9 +212,9 @@ class SitePlan(RunPlan):
 
 @dataclass(frozen=True, eq=False)
 class FoldPart:
-    """What a site does in one fold of the choice of ``lam``: rows to train on, steps and start planned from them.
+    """One fold of the choice of ``lam`` at a site: its training rows, and the steps and start planned from them.
 
-    ``held_out`` are the rows that it holds out, None for none.
+    ``held_out`` are its held-out rows, None for none.
     """
 
     rows: SiteRows
@@ -226,10 +225,10 @@ class FoldPart:
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class ChoicePlan(SitePlan):
-    """The plan of the rounds in which sites choose ``lam``: for each fold, all ``levels (M,)``, the largest first.
+    """Plan of the rounds in which sites choose ``lam``: for each fold, all ``levels (M,)``, the largest first.
 
-    A stage is a fold and a level, and takes ``level_rounds`` rounds with all rows that train. Its ``lam`` is 1, so that
-    ``edge_radius`` is to be multiplied by a level.
+    A stage is a fold and a level, and takes ``level_rounds`` rounds with all training rows. The plan has ``lam`` 1, so
+    ``edge_radius`` must be multiplied by a level.
     """
 
     levels: Array
@@ -254,7 +253,7 @@ class ChoicePlan(SitePlan):
         return [*super().all_keys(sender, receiver), *SitePlan.all_keys(later, sender, receiver)]
 
     def stage(self, number: int, shard: Shard) -> RunPlan:
-        """Return the plan of a stage; all but the first of a fold go on from where the shard is."""
+        """Return the plan of a stage; all but the first of a fold continue from the state of the shard."""
         fold, level = divmod(number, self.levels.size)
         part, radius = self.parts[fold], self.levels[level] * self.edge_radius
         theta, alpha = part.theta, np.zeros((len(self.edges), self.n_params))
@@ -274,18 +273,18 @@ class ChoicePlan(SitePlan):
         return np.asarray(edges[:, 0] * self.federation_size + edges[:, 1])
 
     def held_out(self, number: int, theta: Array) -> float:
-        """Return the mean loss at ``theta (p,)`` of the rows that were held out in a stage, 0 without any."""
+        """Return the mean loss at ``theta (p,)`` of the held-out rows of a stage, 0 without any."""
         terms = self.parts[number // self.levels.size].held_out
         return 0.0 if terms is None else float(terms.values(theta[None])[0])
 
     def chosen(self, table: Array) -> Choice:
-        """Return the level with the least loss in all, from losses by site ``(V, M + 1)`` (`ChoosingLink`)."""
+        """Return the level with the least total loss, from losses by site ``(V, M + 1)`` (`ChoosingLink`)."""
         totals = np.zeros(self.levels.size)
         for line in table:  # one after the other, so that all sites get the same bits
             totals += line[:-1]
         if not totals.any():
             raise DataError(
-                "no site has rows enough to hold some out, so lam cannot be chosen: let the organiser order one "
+                "no site has enough rows to hold some out, so lam cannot be chosen: let the organiser order one "
                 "(fedkin federation order DIR --lam X), or agree on fewer folds"
             )
         lam, known = float(self.levels[int(totals.argmin())]), int(table[:, -1].sum())
@@ -298,14 +297,18 @@ def list_key(run: str, sender: str, receiver: str) -> str:
 
 
 def site_plan(directory: Path | Site) -> SitePlan:
-    """Return the plan of a site, from its directory: invite, order, and steps planned from its own rows.
+    """Return the plan of a site from its directory: invite, order, and steps planned from its own rows.
 
-    Where sites choose ``lam`` and have not yet, it is a `ChoicePlan`.
+    It is a `ChoicePlan` if sites choose ``lam`` and have not done so yet.
     """
     site = directory if isinstance(directory, Site) else Site.read(directory)
     given, contract = site.invite, site.contract
-    rows = rows_before(site, 0 if site.order is None else site.order.revision)
-    refuse_disclosure(check_disclosure(contract, rows, site.settings), f"{site.directory}: no rounds")
+    noisy = site.noisy_sums()
+    rows = (
+        rows_before(site, 0 if site.order is None else site.order.revision)
+        if noisy is None
+        else table_of_sums(noisy[0])
+    )
     own, placement = given.site, contract.rounds.placement
     members = tuple(one.member for one in given.neighbours)
     near = [(one.member.number, one.weight) for one in given.neighbours]
@@ -320,25 +323,32 @@ def site_plan(directory: Path | Site) -> SitePlan:
     members = tuple(sorted({one.number: one for one in (*members, own)}.values(), key=lambda one: one.number))
     rho = _rho(contract, site.order)
     planned, every = plan_site(contract, rows, given.degree, rho)
-    findings = check_point(contract, rows, np.array(planned.theta), site.settings)
-    refuse_disclosure(findings, f"{site.directory}: no rounds", "thetas at this site's own estimate")
+    if noisy is None:
+        findings = check_rounds(contract, rows, np.array(planned.theta), site.settings)
+        refuse_disclosure(findings, f"{site.directory}: no rounds")
     steps = {own.number: others.get(own.name, planned)}  # as the others know it, also when rows were replaced
     if placement == "replicas":
         for member in members:
             if member.number != own.number:
                 if member.name not in others:
                     raise DataError(
-                        f"{site.directory} has no steps of {member.name}, for which it must step: the organiser sends "
-                        "them with an order, when all are admitted (fedkin federation order)"
+                        f"{site.directory} lacks the steps of {member.name}, which replicas need; the organiser sends "
+                        "them with an order when all sites are admitted (fedkin federation order)"
                     )
                 steps[member.number] = others[member.name]
     degrees = {u: sum(u in edge[:2] for edge in edges) for u in steps} | {own.number: given.degree}
     facts: dict[str, Any] = {"run": given.run, "here": own.number, "federation_size": given.n_sites}
     facts |= {"snapshot_every": every, "centre": given.centre, "n_edges": given.n_edges, "where": str(site.directory)}
     facts["effective_rows"] = required(contract, site.settings).effective_rows
+    facts["noisy"] = noisy
     lam = _lam(contract, site.order)
     if lam == "cv":
         lam = read_choice(site.directory, given.run, 0 if site.order is None else site.order.revision)
+        if lam is None and noisy is not None:
+            raise ParameterError(
+                "with noisy sums no rows can be held out to choose lam: let the organiser order one (fedkin federation "
+                "order DIR --lam X)"
+            )
         if lam is None:
             calm = _without_noise(contract)
             plan = _plan(calm, site.order, members, edges, steps, degrees, {own.number: rows}, lam=1.0, **facts)
@@ -347,7 +357,7 @@ def site_plan(directory: Path | Site) -> SitePlan:
 
 
 def _without_noise(contract: Contract) -> Contract:
-    """Return the contract with rounds of all rows."""
+    """Return the contract with rounds that use all rows."""
     calm = {"batch_size": None, "gradient": "plain", "average": "last", "compare_every": 0}
     return msgspec.structs.replace(contract, rounds=msgspec.structs.replace(contract.rounds, **calm))
 
@@ -379,7 +389,7 @@ def centre_plan(organiser: Organiser) -> SitePlan:
     graph, order = organiser.graph, organiser.newest_order()
     known, members = organiser.steps(), organiser.members
     if missing := ", ".join(member.name for member in members if member.name not in known):
-        raise DataError(f"{missing} not admitted yet: the central machine steps for all, and needs their steps")
+        raise DataError(f"{missing} not admitted yet: the central machine needs the steps of all sites")
     steps, degrees = {one.number: known[one.name] for one in members}, dict(enumerate(graph.degree.tolist()))
     facts: dict[str, Any] = {"run": organiser.charter.run, "here": len(members), "federation_size": len(members)}
     facts |= {"centre": organiser.charter.centre, "n_edges": graph.n_edges, "where": str(organiser.directory)}
@@ -389,7 +399,7 @@ def centre_plan(organiser: Organiser) -> SitePlan:
 def whole_plan(
     contract: Contract, graph: Graph, rows: Mapping[int, Rows], *, run: str, order: Order | None = None
 ) -> SitePlan:
-    """Return the plan of somebody who sees all sites, whatever the placement of the contract."""
+    """Return the plan of a run that sees all sites, for any placement of the contract."""
     ids = [one if isinstance(one, str | int) else str(one) for one in graph.sites]
     members = tuple(Member(one, f"site-{k}", k) for k, one in enumerate(ids))
     degrees, rho = dict(enumerate(graph.degree.tolist())), _rho(contract, order)
@@ -403,7 +413,7 @@ def whole_plan(
 
 
 def steps_of(invite: Invite, rows: Rows) -> Steps:
-    """Return what a site tells the organiser of its plan, where others step for it while it is away."""
+    """Return the steps that a site sends to the organiser if others step for it while it is absent."""
     return plan_site(invite.terms, rows, invite.degree, _rho(invite.terms, None))[0]
 
 
@@ -425,10 +435,10 @@ def _plan(
     rounds, rho = contract.rounds, _rho(contract, order)
     asked = _lam(contract, order) if lam is None else lam
     if asked == "cv":
-        raise ParameterError(f'{where}: lam is "cv": sites choose it in rounds; here it must be a number')
+        raise ParameterError(f'{where}: lam is "cv", which sites choose in rounds; here it must be a number')
     lam = asked
     if lam is None:
-        raise ParameterError(f"{where}: no lam is set; the organiser orders one: fedkin federation order DIR --lam X")
+        raise ParameterError(f"{where}: no lam is set; the organiser can set it: fedkin federation order DIR --lam X")
     ordered, numbers = sorted(edges), sorted(steps)
     ids = {member.number: member.id for member in members}
     # edges without any strength do not slow a site down
@@ -468,7 +478,7 @@ def _plan(
 
 
 def stacked(contract: Contract, rows: Mapping[int, Rows], ids: Mapping[int, str | int]) -> SiteRows:
-    """Return the rows of some sites, by number, as shards take them."""
+    """Return the rows of some sites, by number, in the form that shards need."""
     here = sorted(rows)
     counts = np.array([rows[u].n_samples for u in here], dtype=np.int64)
     batch = contract.rounds.batch_size
@@ -484,16 +494,16 @@ def stacked(contract: Contract, rows: Mapping[int, Rows], ids: Mapping[int, str 
 
 
 def planned_rows(plan: SitePlan, site: Site, rows: Rows) -> tuple[SiteRows, Array]:
-    """Return other rows of a plan's own site as shards take them, and 1 / (the longest first step) on them ``(1,)``."""
+    """Return other rows of a plan's own site for its shard, and 1 / (the longest first step) for them ``(1,)``."""
     steps, _ = plan_site(site.contract, rows, site.invite.degree, plan.rho)
     return stacked(site.contract, {plan.here: rows}, {plan.here: site.invite.site.id}), np.array([steps.start])
 
 
 def plan_site(contract: Contract, rows: Rows, degree: int, rho: float) -> tuple[Steps, int]:
-    """Return what a site plans from its own rows: steps, where it starts, and rounds between snapshots.
+    """Return the plan based on a site's own rows: steps, start, and rounds between snapshots.
 
-    It starts from its own estimate on all its rows, inside the ball. From 0, the first theta that it sends would be the
-    gradient of a few rows; so it is the first theta minus something that nobody else knows.
+    A site starts from its own estimate on all its rows, inside the ball. From 0, its first theta would be the gradient
+    of a few rows; its own estimate is a start that others do not know.
     """
     rounds, ridge = contract.rounds, contract.per_parameter(contract.ridge)
     problem = Problem(Federation({0: rows}), Graph.empty([0]), contract.loss_object(), lam=0.0, ridge=ridge)
@@ -504,7 +514,7 @@ def plan_site(contract: Contract, rows: Rows, degree: int, rho: float) -> tuple[
 
 
 def own_estimate(contract: Contract, rows: Rows) -> Array:
-    """Return the estimate of a site on its own ``(p,)``, with a ridge where there would be none, inside the ball."""
+    """Return a site's own estimate ``(p,)`` inside the ball, with a ridge if there is none otherwise."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DegenerateSiteWarning)
         theta = local_fit(Federation({0: rows}), contract.loss_object()).theta
@@ -512,7 +522,7 @@ def own_estimate(contract: Contract, rows: Rows) -> Array:
 
 
 def _is_noisy(contract: Contract) -> bool:
-    """Return whether anything is random in a run: batches, or who is there."""
+    """Return whether anything is random in a run: batches or presence."""
     return contract.rounds.batch_size is not None or contract.rounds.placement != "peer"
 
 

@@ -1,14 +1,14 @@
 """The process of a site, or of the central machine: its directory, lock, log, status, signals, transport, exit code.
 
 ``fedkin site run`` and ``fedkin federation run`` do all rounds (`run`); ``fedkin site select`` tests edges before them
-(`run_selection`). Exit codes: 0 finished, 3 stopped on request, 4 cannot go on now (start again later), 2 wrong
+(`run_selection`). Exit codes: 0 finished, 3 stopped on request, 4 cannot continue now (start again later), 2 wrong
 directory or input.
 
-Edge selection: each site fits its own rows and sends its neighbours the estimate, its covariance and what the test
-needs to know about them (``p^2 + 2 p + 5`` numbers). Both ends of an edge can then test it; the end with the smaller
-number decides and tells the other, so that rounding cannot make them disagree. The Bonferroni threshold ``level / |E|``
-needs no one else. Unlike in `fedkin.select_edges`, noise variances are moderated across the two ends only, and a site
-without an estimate of its own takes the scale of its prior from its own rows.
+Edge selection: each site fits its own rows and sends its neighbours the estimate, its covariance and the facts that the
+test needs (``p^2 + 2 p + 5`` numbers). Both ends of an edge can then test it; the end with the smaller number decides
+and tells the other, so that rounding cannot make them disagree. The Bonferroni threshold ``level / |E|`` needs no other
+site. Unlike in `fedkin.select_edges`, noise variances are moderated across the two ends only, and a site without an
+estimate of its own takes the scale of its prior from its own rows.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from typing import Any
 import numpy as np
 
 from fedkin._base import Array, lock, wait_until, write_arrays
-from fedkin.core import LocalFit, bonferroni, local_fit, wald_tests
+from fedkin.core import LocalFit, Summaries, bonferroni, local_fit, wald_tests
 from fedkin.data import Federation
 from fedkin.errors import DataError, DegenerateSiteWarning, FedkinError, ParameterError
 from fedkin.federate import records, transports
@@ -59,7 +59,7 @@ _LOOK_SECONDS = 1.0  # between two looks for a renewed certificate, and for a ne
 
 @dataclass(frozen=True, eq=False)
 class Result:
-    """What a site has at the end: the averaged parameters ``theta (p,)``, in the units of its prepared rows."""
+    """Result of a site: the averaged parameters ``theta (p,)``, in the units of its prepared rows."""
 
     site: Site
     plan: SitePlan
@@ -67,12 +67,12 @@ class Result:
     n_rows: int
 
 
-#: What is done with a site's result; `fedkin.cli` makes a model of it.
+#: Function that takes a site's result; `fedkin.cli` makes a model of it.
 Finish = Callable[[Result], None]
 
 
 class Program:
-    """A site, or the central machine, that runs: where and who it is, and what it writes to."""
+    """Process of a site or the central machine: its directory, identity, log and status."""
 
     def __init__(self, place: Path, *, centre: bool = False, listen: str | None = None, lease: float = 10.0) -> None:
         self.place, self._listen, self._lease = place, listen, lease
@@ -98,13 +98,13 @@ class Program:
         self._looked, self._ticked = time.monotonic(), -math.inf
 
     def begin(self, journal: Journal, status: StatusWriter) -> None:
-        """Plan the run; what goes wrong from now on is written down."""
+        """Plan the run; errors are logged from now on."""
         self.journal, self.status = journal, status
         self.plan = site_plan(self.site) if self._organiser is None else centre_plan(self._organiser)
 
     @property
     def site(self) -> Site:
-        """The site; not for the central machine."""
+        """The site; not available for the central machine."""
         assert self._site is not None
         return self._site
 
@@ -113,13 +113,12 @@ class Program:
         return self.site.pair() if self._organiser is None else self._pair
 
     def allow(self, what: What) -> None:
-        """Raise `DataError` when nothing may leave the site for its neighbours; otherwise record that it does."""
+        """Raise `DataError` if nothing may leave the site for its neighbours; otherwise record what leaves."""
         if self._site is not None:
-            rows, ledger = self._site.allowed_rows(what), self._site.ledger
             to = "the central machine" if self.plan.placement == "central" else "its neighbours"
             note = "estimate and covariance" if what == "select" else f"thetas, order {self.plan.revision}"
             note += ", and held-out losses by level" if isinstance(self.plan, ChoicePlan) else ""
-            ledger.record(self._site.entry(what, rows, to, note), rows, once=True)
+            self._site.let_out(what, to, note)
 
     def _who_is_out(self) -> frozenset[str]:
         return self.site.out if self._organiser is None else self._organiser.out()
@@ -134,14 +133,14 @@ class Program:
         return {one: name for one, name in {CENTRE: CENTRE, **names}.items() if one not in self.out}
 
     def gone(self) -> frozenset[int]:
-        """Return the numbers of partners that are out, for good."""
+        """Return the numbers of partners that are permanently out."""
         if not self.out:  # as in nearly every round
             return frozenset()
         return frozenset(v for v in self.plan.partners() if self.plan.name(v) in self.out)
 
     @contextmanager
     def linked(self) -> Iterator[ReopeningTransport]:
-        """Open a transport to those whom it exchanges messages with; it is closed at the end."""
+        """Open a transport to the partners; it is closed at the end."""
 
         def make() -> transports.ZenohTransport:
             about = (self.pair(), self.authority, self.out, self._links())
@@ -169,13 +168,13 @@ class Program:
             words = "link with a key that is not on the list" if site in links else "link from a stranger"
             self.journal.sparingly("warning", f"{words}: all it does is refused", peer=site, key=name, address=address)
             if site in links:
-                self.status.status.why = f"somebody at {address} has another key of {site} than the list: refused"
+                self.status.status.why = f"someone at {address} has a key of {site} that is not on the list: refused"
             self._looked = -math.inf  # a newer list may have it
         else:
             self.journal.sparingly("info", f"link {'opened' if opened else 'closed'}", peer=site)
 
     def _warn_of_copies(self) -> None:
-        """Warn where one key has had two links for longer than a broken one lasts: somebody has a copy of it."""
+        """Warn where one key has had two links for longer than a broken one lasts: someone has a copy of it."""
         ends: dict[str, list[str]] = {}
         for (name, address), since in list(self._open.items()):
             if time.monotonic() - since > self._lease and name != CENTRE and name in self._links().values():
@@ -194,19 +193,24 @@ class Program:
         return read_whole(self.place / KEYS) if 0 <= revision < self.keys.revision else None
 
     def _ask_for_keys(self) -> None:
-        """Take the lists of keys that came, and ask partners, and the organiser, for newer ones."""
+        """Adopt the lists of keys received, and ask partners and the organiser for newer ones."""
         if self._site is None:  # the central machine has the organiser's own
             return
         while self._heard:
-            try:
-                self._site.take(self._heard.popleft())
-            except SecurityError as error:
-                self.journal.sparingly("warning", "list of keys refused", why=str(error))
+            self._site.take(self._heard.popleft())
         if self.transport is not None:
             due = self._site.renewal_due()
             for name in {CENTRE, *(self.plan.name(v) for v in self.plan.partners())} - self.out:
                 asked, known = list_key(self.plan.run, name, self.name), self.keys.revision
-                self.transport.pull(asked, 0 if due and name == CENTRE else known, self._heard.append)
+                self.transport.pull(asked, 0 if due and name == CENTRE else known, self._hear)
+
+    def _hear(self, text: bytes) -> None:
+        """Keep news from the organiser for the next look; anything else, of which much may come, takes no place."""
+        try:
+            if self.site.is_news(text) and text not in self._heard:
+                self._heard.append(text)
+        except SecurityError as error:
+            self.journal.sparingly("warning", "list of keys refused", why=str(error))
 
     def _on_refused(self, key: str, size: int) -> None:
         parts = key.split("/")  # RUN/KIND/SENDER/..., RUN/ask/KIND/SENDER/...
@@ -221,7 +225,7 @@ class Program:
         return [(path.name, fact.st_mtime_ns, fact.st_size) for path, fact in facts]
 
     def tick(self, *_: object) -> None:
-        """Write the status, stop if asked to, and now and then look at the directory."""
+        """Write the status, stop if requested, and occasionally check the directory."""
         now = time.monotonic()
         if now - self._ticked < _TICK_SECONDS and not self.status.stop:
             return
@@ -234,13 +238,13 @@ class Program:
             self._look()
 
     def _look(self) -> None:
-        """Take note of a renewed certificate, keys that changed and who is out: links are closed, and opened anew."""
+        """React to a renewed certificate, changed keys and departed sites: close links, and reopen them."""
         self._ask_for_keys()
         self._warn_of_copies()
         self.pair()  # raises when it has ended
         if self._site is not None and self._site.renewal_due():
-            cure = "it is renewed when the organiser says fedkin federation renew"
-            self.journal.sparingly("warning", f"the certificate ends soon: {cure}")
+            hint = "it is renewed when the organiser runs fedkin federation renew"
+            self.journal.sparingly("warning", f"the certificate ends soon: {hint}")
         seen = self._files()
         if seen == self._seen:
             return
@@ -259,12 +263,14 @@ class Program:
             return
         gone = sorted(self.out - before)
         for name in gone:
-            self.journal.write("warning", "out for good: its link is closed, nothing more goes to it", peer=name)
+            self.journal.write(
+                "warning", "permanently out: its link is closed, and nothing more is sent to it", peer=name
+            )
         if renewed:
-            self.journal.write("info", "certificate renewed: links are opened anew")
+            self.journal.write("info", "certificate renewed: links are reopened")
         changed = [(name, one) for name, one in self._links().items() if links.get(name) != one]
         for name, one in changed:
-            event = "key replaced: the old one gets no link any more" if name in links else "key known"
+            event = "key replaced: links with the old one are refused" if name in links else "key known"
             self.journal.write("warning" if name in links else "info", event, peer=name, link=one)
         self.status.status.why = None  # until the next link with a key that is not on the list
         if (renewed or gone or changed) and self.transport is not None:
@@ -272,9 +278,9 @@ class Program:
 
 
 def spread_keys(organiser: Organiser, seconds: float = 5.0) -> list[str]:
-    """Give the newest list of keys to sites that run and listen; others get it from them, or at their next start.
+    """Send the newest list of keys to running sites that listen; others get it from them, or at their next start.
 
-    Returns the names of those that have it, after at most so many seconds; sooner when no site answers.
+    Returns the names of those that have it, after at most this many seconds, or earlier if no site answers.
     """
     out, revision = organiser.out(), organiser.keys().revision
     sites = {one.name: one.endpoint for one in organiser.members if one.endpoint is not None and one.name not in out}
@@ -299,7 +305,7 @@ def spread_keys(organiser: Organiser, seconds: float = 5.0) -> list[str]:
 
 
 class StatusWriter:
-    """Keeps ``status.json`` up to date, and passes on the wish to stop. A site replaces ``status`` by its own."""
+    """Keeps ``status.json`` up to date, and passes on requests to stop. A site replaces ``status`` with its own."""
 
     def __init__(self, place: Path) -> None:
         self.place, before = place, records.read_status(place)
@@ -317,11 +323,11 @@ class StatusWriter:
         self.stop = True
 
     def begin(self, status: SiteStatus, settle: Callable[[], None]) -> None:
-        """From now on write this status; before it tells of a round, ``settle`` has written the state after it."""
+        """Write this status from now on; before it reports a round, ``settle`` has written the state after it."""
         self.status, self._settle = status, settle
 
     def tick(self, now: float) -> None:
-        """Write the status if it is time to, and raise `Stopped` after SIGTERM or Ctrl-C."""
+        """Write the status if it is due, and raise `Stopped` after SIGTERM or Ctrl-C."""
         if self.stop:
             self.end("stopped")
             raise Stopped("stopped on request")
@@ -330,7 +336,7 @@ class StatusWriter:
             self.write()
 
     def end(self, state: str, why: str | None = None) -> None:
-        """Write the last state, and why it is."""
+        """Write the final state and its reason."""
         self.status.state, self.status.why = state, why
         self.write()
 
@@ -344,9 +350,9 @@ class StatusWriter:
 
 
 def run_program(place: Path, work: Callable[[Program], None], *, echo: bool = False, **how: Any) -> int:
-    """Do ``work`` as the site whose directory is ``place``; errors go to its log, status and stderr.
+    """Run ``work`` as the site whose directory is ``place``; errors go to its log, status and stderr.
 
-    ``how`` goes to `Program`. Returns an exit code.
+    ``how`` is passed to `Program`. Returns an exit code.
     """
     try:
         program = Program(place, **how)
@@ -370,7 +376,7 @@ def run_program(place: Path, work: Callable[[Program], None], *, echo: bool = Fa
 
 
 def exit_code(error: FedkinError | OSError) -> int:
-    """Return `LATER` for what may be gone at the next start, `WRONG` for what somebody has to fix first."""
+    """Return `LATER` for an error that may be gone at the next start, `WRONG` for one to fix first."""
     if isinstance(error, OSError):
         fix = isinstance(error, FileNotFoundError | PermissionError | IsADirectoryError) or error.errno == errno.EROFS
         return WRONG if fix else LATER
@@ -379,7 +385,7 @@ def exit_code(error: FedkinError | OSError) -> int:
 
 @contextmanager
 def only_one(place: Path) -> Iterator[None]:
-    """Hold the site's lock; raises `DataError` when another process does."""
+    """Hold the site's lock; raise `DataError` if another process does."""
     try:
         descriptor = lock(place / records.LOCK, str(os.getpid()))
     except OSError as error:
@@ -387,7 +393,7 @@ def only_one(place: Path) -> Iterator[None]:
             raise
         raise DataError(
             f"{place} cannot be written ({error.strerror}), but a site keeps its state and its log there: make it "
-            "writable for the user who runs the site, or carry it to a place that is"
+            "writable for the user who runs the site, or move it to a place that is"
         ) from None
     if descriptor is None:
         raise DataError(f"{place} is in use by another process: a site runs in one process at a time")
@@ -400,12 +406,12 @@ def only_one(place: Path) -> Iterator[None]:
 def parse(
     command: str, words: str, patience: Patience, arguments: Sequence[str] | None
 ) -> tuple[Path, Patience, dict[str, Any]]:
-    """Parse the directory of a site, how long it waits (``patience`` has the defaults), and what else it is told."""
+    """Parse the directory of a site, its waiting times (``patience`` has the defaults), and its other options."""
     parser = argparse.ArgumentParser(prog=f"fedkin {command}", description=words)
     parser.add_argument("place", type=Path, help="the site's directory")
     parser.add_argument("--listen", metavar="HOST:PORT", help="listen here instead of at the address in the list")
     if command == "site run":
-        parser.add_argument("--follow", type=Path, metavar="PATH", help="a table that grows, or a directory of files")
+        parser.add_argument("--follow", type=Path, metavar="PATH", help="a growing table, or a directory of files")
     parser.add_argument("--echo", action="store_true", help="log to standard error, too")
     for name, value in vars(patience).items():
         parser.add_argument(f"--{name.replace('_', '-')}", type=float, default=value, metavar="SECONDS")
@@ -421,7 +427,7 @@ def parse(
 
 
 def run(program: Program, patience: Patience, finish: Finish | None = None, follow: Path | None = None) -> None:
-    """Do all rounds that are left, hand over the result, and stay while others need this process.
+    """Run all remaining rounds, deliver the result, and stay while others need this process.
 
     ``follow`` is a table that grows, or a directory to which files are added.
     """
@@ -430,7 +436,9 @@ def run(program: Program, patience: Patience, finish: Finish | None = None, foll
         if isinstance(program.plan, ChoicePlan):
             choose(program, program.plan, transport, patience)
         plan, place, arrivals = program.plan, program.place, None
-        if not plan.is_centre and (follow is not None or read_arrived(place).parts):
+        if plan.noisy is not None and follow is not None:
+            raise ParameterError("arriving rows need their own sums, and therefore more noise: leave out --follow")
+        if not plan.is_centre and plan.noisy is None and (follow is not None or read_arrived(place).parts):
             about = (plan.theta[0], plan.loss_object(), program.journal)
             arrivals = Arrivals(program.site, plan.revision, follow, *about)
         participant = _begin(program, transport, patience, record=place / records.RECORD, arrivals=arrivals)
@@ -480,7 +488,7 @@ def _begin(
 
 
 def choose(program: Program, plan: ChoicePlan, transport: Transport, patience: Patience) -> None:
-    """Do the rounds that choose ``lam``, write ``choice.json``, and plan the rounds that follow."""
+    """Run the rounds that choose ``lam``, write ``choice.json``, and plan the rounds that follow."""
     journal = program.journal
     journal.write("info", "choosing lam", levels=plan.levels.size, folds=len(plan.parts), held_out=plan.n_held)
     participant = _begin(program, transport, patience, state=records.CHOICE_STATE)
@@ -501,12 +509,12 @@ def main(finish: Finish | None = None, arguments: Sequence[str] | None = None, *
 
 
 def summary(plan: SitePlan) -> Array:
-    """Return what a site tells about its own fit: theta, covariance, prior precision, and five facts."""
+    """Return what a site reports about its own fit: theta, covariance, prior precision, and five facts."""
     assert plan.select is not None and plan.rows is not None
-    rows = plan.rows.of(0)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DegenerateSiteWarning)  # `rescued` travels, and the log says so
-        fit = local_fit(Federation({0: rows}), plan.rows.losses[0], plan.select.variance)
+        data = Federation({0: plan.rows.of(0)}) if plan.noisy is None else Summaries.stack([plan.noisy[0]])
+        fit = local_fit(data, plan.rows.losses[0], plan.select.variance)
     dof = fit.residual_dof[0] if np.isfinite(fit.residual_dof[0]) else -1.0
     facts = [fit.n_samples[0], fit.dispersion[0], dof, fit.matrix_estimated[0], fit.rescued[0]]
     parts = [fit.theta[0], fit.covariance[0].ravel(), fit.prior_precision[0], np.array(facts, dtype=float)]
@@ -538,7 +546,7 @@ def _pair(plan: SitePlan, first: Array, second: Array) -> LocalFit:
 def select(
     plan: SitePlan, transport: Transport, journal: Journal, patience: Patience, *, tick: Action | None = None
 ) -> Selection:
-    """Exchange summaries and verdicts with the neighbours, and say whose edge is dropped.
+    """Exchange summaries and verdicts with the neighbours, and return which edges are dropped.
 
     ``tick`` is called several times a second while waiting.
     """
@@ -546,7 +554,7 @@ def select(
         raise ParameterError("this federation tests no edges: its contract has no [rounds.select]")
     here, own = plan.here, summary(plan)
     if own[-1]:
-        journal.write("warning", "no estimate of its own: a ridge fit stands in")
+        journal.write("warning", "no estimate of its own: a ridge fit is used instead")
     end = Endpoint(plan, transport, journal, patience=patience, tick=tick)
     lengths = {Kind.SUMMARY: own.size, Kind.VERDICT: 1, Kind.CHOSEN: 0}
     end.open(lambda v: [end.expected(kind, v, lengths[kind], 0, 0) for kind in plan.kinds(v, here) if kind in lengths])

@@ -1,11 +1,13 @@
-"""A site's directory: joined with an invite, and what the site reads, accepts and signs itself.
+"""A site's directory: how a site joins with an invite, and what it reads, accepts and signs.
 
-Private key and rows are made here and never leave. What came from outside is checked whenever it is read.
+The private key and the prepared rows are created here and never leave. Files from outside are checked on every read.
 """
 
 from __future__ import annotations
 
 import hashlib
+import json
+import math
 import shutil
 import tomllib
 from collections.abc import Callable
@@ -17,50 +19,75 @@ from typing import Annotated, Any
 import msgspec
 from msgspec import Meta
 
-from fedkin._base import PRIVATE_DIRECTORY, in_file, write_file
-from fedkin.data import Finding, Rows, raise_findings, read_columns, row_places
+from fedkin._base import PRIVATE_DIRECTORY, AnyArray, in_file, write_file
+from fedkin.core import Summary
+from fedkin.data import Finding, Rows, level_text, raise_findings, read_columns, row_places
 from fedkin.errors import DataError
 from fedkin.federate import messages, trust
 from fedkin.federate.contract import Contract
-from fedkin.federate.disclosure import Thresholds, check_disclosure, fewest_rows, refuse_disclosure
-from fedkin.federate.messages import Admit, Invite, KeyList, ModelFile, Notice, Order, Request, Steps, read_invite
+from fedkin.federate.disclosure import Thresholds, check_count, check_disclosure, refuse_disclosure
+from fedkin.federate.messages import (
+    Admit,
+    District,
+    Invite,
+    KeyList,
+    ModelFile,
+    Notice,
+    Order,
+    Request,
+    Steps,
+    SummaryFile,
+    read_invite,
+)
 from fedkin.federate.records import Entry, Ledger, What, now
 from fedkin.federate.trust import Pair, SecurityError
 
-#: Makes a site's step numbers, which the placements central and replicas need, from its invite and rows.
+#: Computes a site's step numbers from its invite and rows; the placements central and replicas need them.
 StepMaker = Callable[[Invite, Rows], Steps]
 
 _SETTINGS = """\
 # The rules of this site. Nothing is shared below these thresholds. They may be stricter than the contract's, not laxer.
 # After a change by hand:  fedkin site settings {place} --confirm
-rows = {rows}                  # fewest rows
-rows_per_parameter = {rows_per_parameter}    # fewest rows for each parameter of the model
-cell = {cell}                  # fewest rows with any level of a category, or any class of the target, that occurs
-pair = {pair}                  # fewest rows with any pair of levels of two features that occurs
-effective_rows = {effective_rows}      # fewest rows that carry the weight in the answer to a query
-epsilon = {epsilon}             # most epsilon of all messages with noise together; 0 for a single message
+rows = {rows}                  # minimum number of rows
+rows_per_parameter = {rows_per_parameter}    # minimum rows for each parameter of the model
+cell = {cell}                  # minimum rows with any level of a category, or any class of the target, that occurs
+pair = {pair}                  # minimum rows with any pair of levels of two features that occurs
+effective_rows = {effective_rows}      # minimum effective number of rows in the answer to a query
+epsilon = {epsilon}             # maximum total epsilon of all messages with noise; 0 for a single message
 share_result = {share_result}       # whether the organiser may have this site's fitted parameters
-below_minima = {below_minima}       # whether the hard minima of Fedkin (docs/contract.md) do not hold
+below_minima = {below_minima}       # whether the hard minima of Fedkin (docs/contract.md) are waived
+district = {district}           # the district of this site, if the contract asks for it; sent with summaries
 digest = "{digest}"
 """
 
 
-class SiteSettings(Thresholds, frozen=True, kw_only=True):
-    """A site's own rules, ``site.toml``: thresholds as strict as the contract's or stricter, and what else it shares.
+_OF_ROUNDS = ("model.json", "coefficients.csv", "edges.csv")  # files of the model that rounds end with
 
-    The file is for people; a digest of its values tells a damaged file, or one that was changed by hand, from the one
-    that the site's owner confirmed. ``epsilon``: the budget of all messages with noise together, 0 for that of the
-    first; ``share_result``: whether the organiser may have the site's fitted parameters;
-    ``below_minima``: whether only these thresholds and the contract's hold, not the hard minima of Fedkin.
+
+class _Origin(msgspec.Struct):
+    """Where a model comes from, in ``model.json``."""
+
+    origin: dict[str, Any]
+
+
+class SiteSettings(Thresholds, frozen=True, kw_only=True):
+    """A site's own rules, ``site.toml``: thresholds at least as strict as the contract's, and what else it shares.
+
+    People edit the file; a digest of its values reveals damage, and changes by hand that the site's owner has not
+    confirmed. ``epsilon``: the total budget of all messages with noise, 0 for that of the first message;
+    ``share_result``: whether the organiser may receive the site's fitted parameters;
+    ``below_minima``: whether only these thresholds and the contract's apply, not the hard minima of Fedkin;
+    ``district``: the district of the site, if the contract asks for one.
     """
 
     epsilon: Annotated[float, Meta(ge=0)] = 0.0
     share_result: bool = False
     below_minima: bool = False
+    district: District = ""
 
     @classmethod
     def from_contract(cls, contract: Contract, **more: Any) -> SiteSettings:
-        """Take the contract's thresholds, and share nothing beyond."""
+        """Return settings with the contract's thresholds that share nothing else."""
         return cls(**msgspec.structs.asdict(contract.thresholds), **more)
 
     @property
@@ -69,7 +96,7 @@ class SiteSettings(Thresholds, frozen=True, kw_only=True):
 
     @classmethod
     def read(cls, path: Path, contract: Contract, *, confirmed: bool = True, **changes: Any) -> SiteSettings:
-        """Read the settings in a file, whose digest must fit where they are ``confirmed``, and change some of them."""
+        """Read the settings in a file and change some; the digest must match if they are ``confirmed``."""
         trust.check_private(path)
         try:
             values = tomllib.loads(path.read_bytes().decode())
@@ -92,18 +119,18 @@ class SiteSettings(Thresholds, frozen=True, kw_only=True):
         return wanted
 
     def write(self, path: Path) -> None:
-        """Write the file, with its digest."""
-        shown = {name: str(value).lower() for name, value in msgspec.structs.asdict(self).items()}
+        """Write the file with its digest."""
+        shown = {name: json.dumps(value, ensure_ascii=False) for name, value in msgspec.structs.asdict(self).items()}
         write_file(path, _SETTINGS.format(place=path.parent, digest=self.digest, **shown), private=True)
 
     @property
     def digest(self) -> str:
-        """What tells these values from others."""
+        """Digest of these values."""
         return hashlib.sha256(messages.canonical(self)).hexdigest()[:16]
 
 
 def change_settings(directory: Path, *, confirmed: bool = False, **changes: Any) -> SiteSettings:
-    """Change some of a site's own rules, or confirm those that were changed by hand; returns all of them."""
+    """Change some of a site's own rules, or confirm changes made by hand; return all of them."""
     path, contract = directory / messages.SETTINGS, read_invite(directory / messages.INVITE).terms
     wanted = SiteSettings.read(path, contract, confirmed=not confirmed, **changes)
     if confirmed or changes:
@@ -118,10 +145,10 @@ def change_settings(directory: Path, *, confirmed: bool = False, **changes: Any)
 
 @dataclass(frozen=True, eq=False)
 class Site:
-    """A site's directory, in which everything was checked but the rows.
+    """A site's directory, in which everything except the rows has been checked.
 
-    ``certificate`` is None before the site was admitted; ``out`` are the names of sites that have left or were
-    expelled, as far as this site knows them, by the notices here and the list of ``keys``.
+    ``certificate`` is None until the site is admitted; ``out`` has the names of sites that have left or were expelled,
+    as far as this site knows from its notices and the list of ``keys``.
     """
 
     directory: Path
@@ -144,20 +171,19 @@ class Site:
         steps: StepMaker | None = None,
         below_minima: bool = False,
     ) -> tuple[Site, list[Finding]]:
-        """Join a federation: check the rows, make a key, write the request for the organiser.
+        """Join a federation: check the rows, create a key and write the request for the organiser.
 
-        Joining again with an invite to the same federation replaces rows and request, and keeps key and settings.
-        Nothing is written unless the rows fit the contract, and the authority's fingerprint is the ``expected`` one,
-        which the organiser read out. Rows ``below_minima`` need that decision of the site's custodian. The numbers of
-        ``steps`` are the only ones in the request that depend on rows.
-        Returns the site, and remarks on the rows.
+        Joining the same federation again replaces the rows and the request, and keeps the key and the settings. Nothing
+        is written unless the rows fit the contract and the authority has the ``expected`` fingerprint, which the
+        organiser reads out. Only the site's custodian may allow rows ``below_minima``. The numbers from ``steps`` are
+        the only ones in the request that depend on rows. Returns the site and notes on the rows.
         """
         given = read_invite(invite)
         seen = trust.fingerprint(given.authority.encode())
         if expected is not None and not trust.same_fingerprint(seen, expected):
             raise SecurityError(
-                f"{invite}: its authority has the fingerprint {seen}, not {expected}; do not join, and ask the "
-                "organiser"
+                f"{invite} is not signed by the authority with the fingerprint {expected}: do not join, and ask the "
+                "organiser to read it out again"
             )
         contract, name = given.terms, given.site.name
         place = Path(name) if directory is None else directory
@@ -169,9 +195,11 @@ class Site:
             settings = SiteSettings.read(place / messages.SETTINGS, contract, **changes)
         findings = contract.check(columns, settings, at=row_places(data, columns))
         raise_findings(findings)
+        if contract.within in columns:
+            settings = msgspec.structs.replace(settings, district=_district(columns[contract.within], contract.within))
         rows = contract.prepare(columns)
         if steps is not None and contract.rounds.placement != "peer":
-            Ledger(place, given.run, name).check("request", rows, fewest_rows(contract, settings))
+            Ledger(place, given.run, name, contract).check("request", rows, settings)
         request, key = _request(given, known or trust.make_key(), rows, steps)
         place.mkdir(parents=True, exist_ok=True)
         place.chmod(PRIVATE_DIRECTORY)
@@ -217,7 +245,7 @@ class Site:
 
     @property
     def contract(self) -> Contract:
-        """What all agree on."""
+        """The contract that all sites agreed on."""
         return self.invite.terms
 
     @property
@@ -232,11 +260,11 @@ class Site:
 
     @property
     def key_fingerprint(self) -> str:
-        """What people compare of the site's key."""
+        """Fingerprint of the site's key, for people to compare."""
         return trust.fingerprint(trust.make_request(self.name, self.key))
 
     def pair(self) -> Pair:
-        """Return certificate and key, both valid; raises `SecurityError` unless the site is admitted and not out."""
+        """Return the valid certificate and key; raise `SecurityError` unless the site is admitted and not out."""
         certificate = self._admitted()
         with in_file(self.directory / messages.ADMIT, SecurityError):
             trust.check_issued(certificate, self.authority)
@@ -246,32 +274,31 @@ class Site:
         if self.certificate is None:
             raise SecurityError(f"{self.name} is not admitted yet; send {self.request} to the organiser")
         if self.name in self.out:
-            raise SecurityError(f"{self.directory}: {self.name} has left or was expelled, for good")
+            raise SecurityError(f"{self.directory}: {self.name} has left or was expelled permanently")
         if self.keys.has_lost(self.certificate):
             raise SecurityError(
-                f"{self.directory}: its key was lost, and {self.name} was admitted with another one: use the directory "
-                "that has it, and tell the organiser if you know of none"
+                f"{self.directory}: its key was lost, and {self.name} was admitted with another one. Use the directory "
+                "with the new key, and tell the organiser if you know of none"
             )
         return self.certificate
 
     def renewal_due(self, now: datetime | None = None) -> bool:
-        """Return whether the certificate ends soon."""
+        """Return whether the certificate expires soon."""
         return self.certificate is not None and trust.ends_soon(self.certificate, now)
 
     @property
     def ledger(self) -> Ledger:
-        """What has left the site."""
-        return Ledger(self.directory, self.invite.run, self.name)
+        """Ledger of everything that has left the site."""
+        return Ledger(self.directory, self.invite.run, self.name, self.contract)
 
     def entry(self, what: What, rows: Rows, to: str = "the organiser", note: str = "") -> Entry:
-        """Return an entry of the ledger about something of these rows, or of a model of them, that leaves now."""
-        run, contract = self.invite.run, self.contract.digest
-        return Entry(
-            what=what, to=to, run=run, site=self.name, contract=contract, rows=rows.digest, time=now(), note=note
-        )
+        """Return a ledger entry for something about to leave the site: about these rows, or a model of them."""
+        contract, run = self.contract, self.invite.run
+        made = Entry(what=what, to=to, run=run, site=self.name, contract=contract.digest, rows=rows.digest, time=now())
+        return msgspec.structs.replace(made, note=note, columns=contract.columns_digest)
 
     def rows(self) -> Rows:
-        """Read the prepared rows; raises when they are damaged or do not fit the contract."""
+        """Read the prepared rows; raise `DataError` if they are damaged or do not fit the contract."""
         path = self.directory / messages.ROWS
         trust.check_private(path)
         rows, p = Rows.load(path), len(self.contract.column_names)
@@ -281,16 +308,51 @@ class Site:
         return rows
 
     def allowed_rows(self, what: What) -> Rows:
-        """Read the rows for something without noise that leaves; raises `DataError` unless ledger and gate allow it."""
+        """Read the rows for a message without noise; raise `DataError` unless the ledger and the disclosure gate allow
+        it."""
         rows = self.rows()
-        self.ledger.check(what, rows, fewest_rows(self.contract, self.settings))
+        self.ledger.check(what, rows, self.settings)
         refuse_disclosure(check_disclosure(self.contract, rows, self.settings), f"{what}: nothing is shared")
         return rows
 
-    def accept(self, path: Path) -> str:
-        """Keep a file from the organiser (admit, order, model) or from a site that left (notice), after checking it.
+    def noisy_sums(self) -> tuple[Summary, str] | None:
+        """Return the noisy sums of the rows that have left, and the digest of their file; None if none have.
 
-        Returns what it was, in words.
+        Rounds use them instead of the rows.
+        """
+        known = {one.sums for one in self.ledger.sent(self.rows()) if one.sums and one.run == self.invite.run}
+        if not known:
+            return None
+        path = messages.round_file(self.directory / messages.SENT, self.name, 1, messages.SUMMARY)
+        found, _ = self.invite.read(path, SummaryFile, ended=True)
+        if found.digest not in known:
+            raise DataError(f"{path} does not have the noisy sums that left this site: put them back")
+        return Summary.from_plain(found.summary), found.digest
+
+    def let_out(self, what: What, to: str = "the organiser", note: str = "", about: Rows | None = None) -> str:
+        """Check and record that numbers of rounds may leave the site; return the digest of the noisy sums behind them.
+
+        It is empty if they are computed from the rows, which are those of the join, or ``about`` these.
+        """
+        noisy = self.noisy_sums()
+        if noisy is None:
+            rows = self.allowed_rows(what)
+            self.ledger.record(self.entry(what, rows if about is None else about, to, note), rows, once=True)
+            return ""
+        rows, (summary, digest) = self.rows(), noisy
+        assert summary.privacy is not None
+        private = (summary.privacy.epsilon, summary.privacy.delta)
+        self.ledger.check(what, rows, self.settings, private=private, budget=self.settings.epsilon, sums=digest)
+        refuse_disclosure(check_count(self.contract, rows.n_samples, self.settings), f"{what}: nothing is shared")
+        entry = self.entry(what, rows, to, f"{note}, from the noisy sums")
+        given = dict(zip(("epsilon", "delta"), private, strict=True))
+        self.ledger.record(msgspec.structs.replace(entry, **given, sums=digest), rows, once=True)
+        return digest
+
+    def accept(self, path: Path) -> str:
+        """Check and keep a file from the organiser (admit, order, model) or from a departed site (notice).
+
+        Returns a sentence that describes it.
         """
         text, kind = messages.read_kind(path)
         if kind == Admit.kind:
@@ -305,36 +367,47 @@ class Site:
         if kind == Notice.kind:
             notice, certificate = self.invite.read(path, Notice)
             if self.keys.has_lost(certificate):
-                raise SecurityError(f"{path}: {notice.site} lost the key with which it was signed; remove the file")
+                raise SecurityError(f"{path} was signed with a key that {notice.site} has since lost; remove the file")
             write_file(self.directory / messages.NOTICES / f"{notice.site}.notice", text, private=True)
             what = "was expelled" if notice.what == "expelled" else "has left"
-            return f"{notice.site} {what}: its link is closed for good"
+            return f"{notice.site} {what}: its link is closed permanently"
         if kind == KeyList.kind:
             with in_file(path, SecurityError):
                 newer = self.take_keys(text)
-            return "its keys count from now on" if newer else "its keys, or newer ones, were here already"
+            return "its keys are valid from now on" if newer else "its keys, or newer ones, were already here"
         raise DataError(f"{path} is a file of the kind {kind!r}; a site accepts admit, order, notice, keys and model")
 
     def take(self, text: bytes) -> None:
-        """Keep what came over a link: a newer list of keys, or a certificate that lasts longer than the one here.
+        """Keep a newer list of keys, or a certificate with a later end, received over a connection.
 
-        Anybody may have passed it on; raises `SecurityError` unless the organiser signed it.
+        Any site may have passed it on; raises `SecurityError` unless the organiser signed it.
         """
         if messages.kind_of(text) != Admit.kind:
             self.take_keys(text)
-            return
-        admit, _ = self.invite.open(text, Admit, site=self.name)
-        self.take_keys(admit.keys.encode())
-        given, here = (trust.validity(one)[1] for one in (admit.certificate.encode(), self._admitted()))
-        if given > here:
+        elif self._extends(admit := self.invite.open(text, Admit, site=self.name)[0]):
             self._accept_admit(text)
+        else:
+            self.take_keys(admit.keys.encode())
 
-    def take_keys(self, text: bytes) -> bool:
-        """Keep a list of keys if the organiser signed it and it is newer than the one here; returns whether it is."""
+    def is_news(self, text: bytes) -> bool:
+        """Return whether `take` would keep anything; raise `SecurityError` unless the organiser signed it."""
+        if messages.kind_of(text) != Admit.kind:
+            return self._is_newer(text)
+        admit, _ = self.invite.open(text, Admit, site=self.name)
+        return self._is_newer(admit.keys.encode()) or self._extends(admit)
+
+    def _extends(self, admit: Admit) -> bool:
+        return trust.validity(admit.certificate.encode())[1] > trust.validity(self._admitted())[1]
+
+    def _is_newer(self, text: bytes) -> bool:
         given, _ = self.invite.open(text, KeyList)
         if len(given.keys) != self.invite.n_sites:
-            raise SecurityError(f"it is not of {self.invite.n_sites} sites")
-        if newer := given.revision > self.invite.keys(self.directory).revision:
+            raise SecurityError(f"it does not have keys for {self.invite.n_sites} sites")
+        return given.revision > self.invite.keys(self.directory).revision
+
+    def take_keys(self, text: bytes) -> bool:
+        """Keep a list of keys if the organiser signed it and it is newer than the current one; return whether it is."""
+        if newer := self._is_newer(text):
             write_file(self.directory / messages.KEYS, text, private=True, durable=True)
         return newer
 
@@ -354,7 +427,7 @@ class Site:
         order, _ = self.invite.read(path, Order)
         if self.order is not None and order.revision < self.order.revision:
             raise DataError(
-                f"{path} has revision {order.revision}, older than {self.order.revision}, which is here already"
+                f"{path} has revision {order.revision}, but the newer revision {self.order.revision} is already here"
             )
         write_file(self.directory / messages.ORDER, text, private=True)
         given = {name: getattr(order, name) for name in ("lam", "rounds", "rho")}
@@ -362,14 +435,14 @@ class Site:
         return f"order {order.revision}: {words or 'everything as in the contract'}"
 
     def leave(self) -> Path:
-        """Sign that this site leaves, for good; returns the notice for the organiser and the neighbours."""
+        """Sign a notice that this site leaves permanently; return the file for the organiser and the neighbours."""
         notice = Notice(run=self.invite.run, site=self.name, what="left", day=messages.today())
         return notice.write(self.directory / messages.NOTICES / f"{self.name}.notice", self.pair())
 
     def renew(self, steps: StepMaker | None = None) -> tuple[Path, bool]:
-        """Make a new key and a request for its certificate; the old ones serve until the answer is accepted.
+        """Create a new key and request its certificate; the old ones remain in use until the answer is accepted.
 
-        Returns the request, and whether the old key could sign it: otherwise the organiser must ask who sent it.
+        Returns the request, and whether the old key signed it. If not, the organiser must ask the site to confirm it.
         """
         certificate, rows, path = self._admitted(), self.rows(), self.directory / messages.NEXT_KEY
         if steps is not None and self.contract.rounds.placement != "peer":
@@ -386,37 +459,59 @@ class Site:
         return request.write(self.request, Pair(certificate, self.key) if valid else key), valid
 
     def publish(self, dropped: frozenset[str] = frozenset()) -> Path:
-        """Sign the site's own model for the organiser, if the site's rules allow it; returns the file to send.
+        """Sign the site's own model for the organiser, if the site's rules allow it; return the file to send.
 
         ``dropped`` are the names of neighbours whose edge the edge tests dropped.
         """
         signer, model, sent = self.pair(), self.directory / messages.MODEL, self.directory / messages.SENT
         if not model.is_dir():
-            raise DataError(f"{self.directory} has no model yet: fedkin site run makes one")
-        if (model / "baseline.json").exists():
-            raise DataError(
-                f"{model} has baseline hazards, whose steps are the times of single events: keep that model elsewhere, "
-                "and publish the one that fedkin site run made"
-            )
+            raise DataError(f"{self.directory} has no model yet: fedkin site run creates one")
         if not self.settings.share_result:
             raise DataError(
-                f"the rules of {self.name} keep its parameters to itself: fedkin site settings {self.directory} "
+                f"the rules of {self.name} do not allow sharing its parameters: fedkin site settings {self.directory} "
                 "--share-result"
             )
-        rows = self.allowed_rows("publish")
-        self.ledger.record(self.entry("publish", rows, note="coefficients and number of rows"), rows)
+        sums = self.let_out("publish", note="coefficients and number of rows", about=rows_before(self, math.inf))
+        _check_of_rounds(model, sums)
         sent.mkdir(mode=PRIVATE_DIRECTORY, exist_ok=True)
         packed = ModelFile.pack(self.invite.run, self.name, self.contract.digest, model, tuple(sorted(dropped)))
         return packed.write(sent / f"{self.name}.model", signer)
 
 
+def _check_of_rounds(model: Path, sums: str) -> None:
+    """Raise `DataError` unless a directory has a model from rounds, with these noisy sums if any, and nothing else."""
+    if others := sorted(path.name for path in model.iterdir() if path.name not in _OF_ROUNDS):
+        raise DataError(f"{model} has {others[0]}, which is not part of a model of fedkin site run: move it away")
+    try:
+        told = msgspec.json.decode((model / _OF_ROUNDS[0]).read_bytes(), type=_Origin)
+    except (OSError, msgspec.DecodeError) as error:
+        raise DataError(f"{model / _OF_ROUNDS[0]} cannot be used ({error}); run fedkin site run again") from None
+    if told.origin.get("from") != "rounds" or told.origin.get("sums", "") != sums:
+        how = "rounds with the noisy sums that left" if sums else "rounds"
+        raise DataError(f"{model} was not made by {how}: move it elsewhere, and run fedkin site run again")
+
+
 def contract_in(path: Path) -> tuple[Contract, Thresholds]:
-    """Return the contract in a TOML file, an invite or a site's directory, and thresholds: the site's own if it is."""
+    """Return the contract in a TOML file, an invite or a site's directory, and that site's own thresholds, if any."""
     if path.is_dir():
         contract = read_invite(path / messages.INVITE).terms
         return contract, SiteSettings.read(path / messages.SETTINGS, contract)
     contract = Contract.read(path) if path.suffix == ".toml" else read_invite(path).terms
     return contract, contract.thresholds
+
+
+def _district(cells: AnyArray, name: str) -> str:
+    """Return the district of the site, from a column of its table."""
+    named = list(dict.fromkeys(level_text(one) for one in cells.tolist()))
+    if len(named) > 1:
+        raise DataError(
+            f"{name} is {named[0]!r} in some rows and {named[1]!r} in others, but a site has one {name}; crossed "
+            "groupings are not supported. Make each part a site, or leave within out of the contract"
+        )
+    try:
+        return msgspec.convert(named[0], District)
+    except msgspec.ValidationError:
+        raise DataError(f"{name} is {named[0]!r}, expected a name of at most 60 characters in one line") from None
 
 
 def _known_key(place: Path, given: Invite) -> bytes | None:
@@ -443,7 +538,7 @@ def _request(invite: Invite, key: bytes, rows: Rows, steps: StepMaker | None) ->
 
 
 def _key_of(directory: Path, certificate: bytes) -> bytes:
-    """Return the one of the site's keys to which a certificate (or request) belongs."""
+    """Return whichever of the site's keys belongs to a certificate or request."""
     for path in (directory / messages.KEY, directory / messages.NEXT_KEY):
         if path == directory / messages.KEY or path.exists():
             key = trust.read_key(path)
@@ -461,7 +556,7 @@ ARRIVED_LIST = "list.json"
 
 
 class Part(msgspec.Struct, frozen=True):
-    """Rows that were taken in together: the file in which they are, and the revision and round from which they count.
+    """Rows that were taken in together: their file, and the revision and round from which they are used.
 
     ``loss`` and ``error`` are the mean loss of these rows before they were used, and its standard error.
     """
@@ -474,21 +569,21 @@ class Part(msgspec.Struct, frozen=True):
 
 
 class Seen(msgspec.Struct, frozen=True):
-    """How many rows of a file were taken in, and their digest."""
+    """Number of rows of a file that were taken in, and their digest."""
 
     rows: int
     digest: str
 
 
 class Arrived(msgspec.Struct, frozen=True):
-    """All that has arrived at a site, ``arrived/list.json``."""
+    """List of everything that has arrived at a site, ``arrived/list.json``."""
 
     parts: tuple[Part, ...] = ()
     seen: dict[str, Seen] = {}
 
 
 def read_arrived(directory: Path) -> Arrived:
-    """Read the list in a site's directory; an empty one where nothing has arrived."""
+    """Read the list in a site's directory; it is empty if nothing has arrived."""
     path = directory / messages.ARRIVED / ARRIVED_LIST
     if not path.exists():
         return Arrived()
@@ -498,7 +593,7 @@ def read_arrived(directory: Path) -> Arrived:
         raise DataError(f"{path} is damaged ({error}); put a copy back, or join again") from None
 
 
-def rows_before(site: Site, revision: int) -> Rows:
-    """Return the rows with which a run of this revision begins: those of the join, and what arrived in runs before."""
+def rows_before(site: Site, revision: float) -> Rows:
+    """Return the rows with which a run of this revision starts: those of the join and of arrivals in earlier runs."""
     earlier = [part for part in read_arrived(site.directory).parts if part.revision < revision]
     return Rows.stack([site.rows(), *(Rows.load(site.directory / messages.ARRIVED / part.file) for part in earlier)])

@@ -1,7 +1,7 @@
-"""Sites whose directories are on this machine: what is known about them, and their processes.
+"""Sites whose directories are on this machine: their state and their processes.
 
-Residuals and the gap are sums over sites. Each writes its share into its own directory; where the directories of all
-are here, as in a simulation, the certificate is known. Where it is not, the words say why.
+Residuals and the gap are sums over sites. Each site writes its share into its own directory. If all directories are
+here, as in a simulation, the certificate is known; otherwise a sentence explains why not.
 """
 
 from __future__ import annotations
@@ -26,27 +26,29 @@ from fedkin.federate.program import FINISHED, RESTARTS, STOPPED, WRONG
 from fedkin.federate.records import CANNOT, HOLDING, LOCK, STATE, STATUS, STDERR, SiteStatus, read_status
 from fedkin.federate.trust import open_private
 
-#: State of a site that runs and says nothing.
+#: State of a site that runs and does not update its status.
 SILENT = "silent"
-#: States in which somebody should look after a site.
+#: States in which a site needs attention.
 TROUBLE = ("failed", "dead", "starting again", CANNOT, HOLDING, SILENT)
-#: A site that has not written its status for so many seconds is silent; fewer where its disk is full.
+#: A site that has not written its status for this many seconds is silent; fewer if its disk is full.
 SILENT_SECONDS, SILENT_SECONDS_WITHOUT_ROOM = 20.0, 3.0
 _LITTLE_ROOM = 65536  # bytes
 _MOMENT = 2.0  # seconds from a lock to the number of its process
 _DONE = ("done", "finished")
 _AT_REST = (*_DONE, "stopped", "selected", "never started", CANNOT)
 _ABSENT = ("dead", "never started", "stopped", SILENT, "starting again")
+#: Relative gap from which on rounds have converged.
+CONVERGED = 1e-6
 _TRACE = ("n_iter", "primal_residual", "dual_residual", "gap")
 _NO_SHARES = (
-    "Sites have not told their shares of the gap for one and the same round; they do so for up to "
+    "Sites have not reported their shares of the gap for the same round; they report them for up to "
     f"{MOST_PARAMS} parameters, in runs between neighbours."
 )
 
 
 @dataclass(frozen=True)
 class Line:
-    """What is known about a site on this machine."""
+    """Overview of one site on this machine."""
 
     name: str
     state: str
@@ -68,7 +70,8 @@ class Line:
 
 
 def places_in(directory: Path) -> list[Path]:
-    """Return the directories of sites: this one, or those in it; first the organiser's, if the centre ran there."""
+    """Return the directories of sites here or in this directory, starting with the organiser's if it ran the central
+    machine."""
     if (directory / INVITE).exists():
         return [directory]
     found = sorted(path.parent for path in directory.glob(f"*/{INVITE}"))
@@ -81,12 +84,12 @@ def places_in(directory: Path) -> list[Path]:
 
 
 def name_of(place: Path) -> str:
-    """Return what to call the site whose directory it is."""
+    """Return the name of the site in a directory."""
     return CENTRE if (place / FEDERATION).exists() else place.name
 
 
 def overview(places: Sequence[Path], children: Mapping[str, Child] | None = None) -> list[Line]:
-    """Return a line for each site; ``children`` are those of a supervisor, by name."""
+    """Return a `Line` for each site; ``children`` are those of a supervisor, by name."""
     return [_line(place, (children or {}).get(name_of(place))) for place in places]
 
 
@@ -118,9 +121,9 @@ def _state(place: Path, status: SiteStatus, alive: bool, child: Child | None) ->
 
 
 def silence(place: Path, status: SiteStatus, pid: int | None = None) -> str | None:
-    """Return what to say about a running site that has not written its status for long; None about others.
+    """Return a message about a running site that has not written its status for a long time; None for others.
 
-    A process (``pid``) that does not hold the lock yet is given time.
+    A process (``pid``) that does not hold the lock yet is allowed some time.
     """
     running, since = holder(place / LOCK), status.time
     if status.pid != running or since is None:
@@ -139,16 +142,16 @@ def silence(place: Path, status: SiteStatus, pid: int | None = None) -> str | No
 
 
 def trouble_with_disk(place: Path) -> str | None:
-    """Return why nothing can be written to a directory, as far as its file system tells."""
+    """Return why a directory cannot be written to, as far as its file system reports."""
     try:
         facts = os.statvfs(place)
     except OSError:
         return None
     if facts.f_flag & os.ST_RDONLY:
-        return f"the disk of {place} can only be read; it goes on when that is fixed"
+        return f"the disk of {place} is read-only; the site continues when that is fixed"
     blocks = facts.f_bfree if os.geteuid() == 0 else facts.f_bavail
     if blocks * facts.f_frsize < _LITTLE_ROOM:
-        return f"the disk of {place} is full; make room, and it goes on"
+        return f"the disk of {place} is full; free some space, and the site continues"
     return None
 
 
@@ -158,10 +161,9 @@ def is_running(place: Path) -> bool:
 
 
 def holder(lock: Path) -> int | None:
-    """Return the number of the process that holds a lock; None when none does.
+    """Return the number of the process that holds a lock; None if none does.
 
-    A process writes its number right after it has taken the lock, so this waits a moment for a number of a process that
-    is alive.
+    A process writes its number right after it takes the lock, so this waits a moment for the number of a live process.
     """
     alive: list[int] = []
 
@@ -179,22 +181,22 @@ def holder(lock: Path) -> int | None:
 
 
 def prometheus(lines: Sequence[Line]) -> str:
-    """Return the overview in the text format of Prometheus, of sites that are on this machine."""
+    """Return the overview of sites on this machine in the text format of Prometheus."""
     measures = (
-        ("round", "gauge", "Round that the site is in.", lambda line: line.round),
+        ("round", "gauge", "Current round of the site.", lambda line: line.round),
         ("rounds", "gauge", "Rounds of the run.", lambda line: line.rounds),
         ("change", "gauge", "Largest change of a parameter in the last round.", lambda line: line.change),
-        ("neighbours_up", "gauge", "Neighbours that are there.", lambda line: line.up),
-        ("waiting_for", "gauge", "Neighbours that it has waited for long.", lambda line: len(line.waiting_for)),
-        ("running", "gauge", "1 when the process runs.", lambda line: int(line.pid is not None)),
-        ("trouble", "gauge", "1 when somebody should look after it.", lambda line: int(line.state in TROUBLE)),
-        ("pulled_total", "counter", "Messages asked for again.", lambda line: line.pulled),
+        ("neighbours_up", "gauge", "Neighbours that are connected.", lambda line: line.up),
+        ("waiting_for", "gauge", "Neighbours that are overdue.", lambda line: len(line.waiting_for)),
+        ("running", "gauge", "1 if the process is running.", lambda line: int(line.pid is not None)),
+        ("trouble", "gauge", "1 if the site needs attention.", lambda line: int(line.state in TROUBLE)),
+        ("pulled_total", "counter", "Messages requested again.", lambda line: line.pulled),
         ("repaired_total", "counter", "Edge duals that had to be repaired.", lambda line: line.repaired),
-        ("sent_bytes_total", "counter", "Bytes that it has sent.", lambda line: line.sent),
-        ("arrived_rows_total", "counter", "Rows that were taken in during the run.", lambda line: line.arrived),
+        ("sent_bytes_total", "counter", "Bytes sent.", lambda line: line.sent),
+        ("arrived_rows_total", "counter", "Rows taken in during the run.", lambda line: line.arrived),
         ("new_rows_loss", "gauge", "Loss of the newest rows before they were used.", lambda line: line.new_loss),
-        ("changed", "gauge", "1 when new rows follow other parameters.", lambda line: int(line.changed is not None)),
-        ("restarts_total", "counter", "Times that the supervisor started it again.", lambda line: line.restarts),
+        ("changed", "gauge", "1 if new rows follow different parameters.", lambda line: int(line.changed is not None)),
+        ("restarts_total", "counter", "Restarts by the supervisor.", lambda line: line.restarts),
     )
     out = []
     for name, kind, words, value_of in measures:
@@ -205,10 +207,11 @@ def prometheus(lines: Sequence[Line]) -> str:
 
 
 def snapshot(places: Sequence[Path]) -> dict[str, Any]:
-    """Return what the directories of sites say now: sites, edges between them, round, largest change, bytes, gap.
+    """Return the current state of sites from their directories: edges, round, largest change, bytes and gap.
 
-    A site has the ``kind`` "running", "waiting", "absent", "trouble", "done", "left" or "elsewhere" (a neighbour whose
-    directory is not on this machine).
+    ``converged`` is the round from which the gap stays at most `CONVERGED`, or None. A site has the
+    ``kind`` "running", "waiting", "absent", "trouble", "done", "left" or "elsewhere" (a neighbour whose directory is
+    not on this machine).
     """
     lines = overview(places)
     left = frozenset[str]().union(*(_left(place) for place in places))
@@ -224,7 +227,6 @@ def snapshot(places: Sequence[Path]) -> dict[str, Any]:
     changes = [line.change for line in running if line.change is not None and line.state not in _DONE]
     trace, words = _certificate(places, sites, left)
     return {
-        "kind": "sites",
         "sites": sites,
         "edges": [[number[a], number[b]] for a, b in pairs],
         "round": min((line.round for line in running), default=0),
@@ -233,6 +235,8 @@ def snapshot(places: Sequence[Path]) -> dict[str, Any]:
         "bytes": sum(line.sent for line in lines),
         "waited_for": sorted({name for line in lines for name in line.waiting_for}),
         "gap": trace["gap"][-1] if trace["gap"] and not words else None,
+        "converged": None if words else _converged(trace),
+        "models": [str(place / MODEL) for place in places if (place / MODEL).exists()],
         "trace": trace,
         "no_gap": words,
     }
@@ -241,7 +245,7 @@ def snapshot(places: Sequence[Path]) -> dict[str, Any]:
 def _certificate(
     places: Sequence[Path], sites: Sequence[dict[str, Any]], left: frozenset[str]
 ) -> tuple[dict[str, list[float | None]], str | None]:
-    """Return residuals and gap in the rounds of which all sites here told their shares, and why there is no gap."""
+    """Return residuals and gap for rounds with shares of all sites here, and the reason if there is no gap."""
     here = [place for place in places if name_of(place) not in left | {CENTRE}]
     told = [{int(one[0] or 0): one for one in read_status(place).shares} for place in here]
     rounds = sorted(set.intersection(*(set(one) for one in told))) if told else []
@@ -252,17 +256,27 @@ def _certificate(
     }
     away = [site["name"] for site in sites if site["kind"] != "left" and site["name"] not in map(name_of, here)]
     if CENTRE in away or any(name_of(place) == CENTRE for place in places):
-        return trace, "With a central machine, sites do not hold the duals of their edges, which a gap needs."
+        return trace, "With a central machine, sites do not hold the duals of their edges, which the gap needs."
     if away:
         trace["gap"] = []
         known = f"{count(len(away), 'site')} {'is' if len(away) == 1 else 'are'} on other machines"
         return trace, f"A gap is a sum over all sites, and {known}. Residuals are of the sites on this one."
     if not rounds:
-        return trace, _NO_SHARES if any(site.get("round") for site in sites) else "No round is over yet."
+        return trace, _NO_SHARES if any(site.get("round") for site in sites) else "No round is complete yet."
     if trace["gap"][-1] is None:
         open_ = [name_of(place) for place, one in zip(here, told, strict=True) if one[rounds[-1]][3] is None]
-        return trace, f"The rows of {listed(open_)} do not bound the gap: a ridge in the contract would."
+        return trace, f"The rows of {listed(open_)} do not bound the gap; a ridge in the contract would."
     return trace, None
+
+
+def _converged(trace: Mapping[str, Sequence[float | None]]) -> int | None:
+    """Return the first round from which all gaps are small."""
+    found = None
+    for t, gap in zip(reversed(trace["n_iter"]), reversed(trace["gap"]), strict=False):
+        if gap is None or gap > CONVERGED:
+            break
+        found = int(t or 0)
+    return found
 
 
 def _site(line: Line, left: frozenset[str]) -> dict[str, Any]:
@@ -282,7 +296,7 @@ def _left(place: Path) -> frozenset[str]:
 
 
 def _edges(place: Path) -> list[tuple[str, str]]:
-    """Return the pairs of names that exchange messages, as far as a site's invite tells; with a centre, with it."""
+    """Return the pairs of names that exchange messages, as far as a site's invite shows them."""
     if not (place / INVITE).exists():
         return []
     invite = read_invite(place / INVITE)
@@ -291,13 +305,13 @@ def _edges(place: Path) -> list[tuple[str, str]]:
     return [(name_of(place), neighbour.member.name) for neighbour in invite.neighbours]
 
 
-#: A site that dies so often is given up.
+#: A site that fails this often is not restarted.
 MAX_RESTARTS = 10
 #: Seconds before the first restart; doubled each time, up to a minute.
 FIRST_PAUSE, LONGEST_PAUSE = 0.5, 60.0
 _STOP_SECONDS = 20.0
 _LISTEN_SECONDS = 1.0  # between two looks at what a running site says
-#: What a supervisor holds while it runs, in the directory that has the sites' ones, and how it is asked to stop.
+#: Lock of a running supervisor, in the directory above the sites', and the signal that stops it.
 SUPERVISOR_LOCK, STOP_SIGNAL = "up.lock", signal.SIGUSR1
 
 
@@ -323,9 +337,9 @@ class Child:
 
 @dataclass
 class Supervisor:
-    """Runs the sites of these directories as child processes.
+    """Supervisor that runs the sites of these directories as child processes.
 
-    ``module`` is the program, which gets ``options``; one that dies is started again at most ``max_restarts`` times.
+    ``module`` is the program to run, with ``options``. A site that fails is restarted at most ``max_restarts`` times.
     """
 
     places: Sequence[Path]
@@ -333,11 +347,11 @@ class Supervisor:
     options: Sequence[str] = ()
     max_restarts: int = MAX_RESTARTS
     children: list[Child] = field(default_factory=list)
-    #: What happened and has not been told yet: a sentence for each site that ended with an error.
+    #: News that has not been shown yet: a sentence for each site that ended with an error.
     news: list[str] = field(default_factory=list)
 
     def start(self) -> None:
-        """Start every site that is here; raises `DataError` when one runs already."""
+        """Start every site that is here; raise `DataError` if one is already running."""
         check_idle(self.places)
         self.children = [Child(place, restarts_before=read_status(place).restarts) for place in self.places]
         for child in self.children:
@@ -362,7 +376,7 @@ class Supervisor:
         child.state = "running"
 
     def poll(self) -> bool:
-        """Look after the sites; False when all have ended, well or not."""
+        """Check the sites and restart those that failed; return False when all have ended."""
         now = time.monotonic()
         for child in self.children:
             if child.state == "waiting" and now >= child.due:
@@ -383,7 +397,7 @@ class Supervisor:
         return any(child.state in ("running", "waiting") for child in self.children)
 
     def _listen(self, child: Child, now: float) -> None:
-        """Tell once when a running site holds or says nothing, and once more when that is over."""
+        """Report once when a running site is holding or silent, and once more when it continues."""
         if now - child.listened < _LISTEN_SECONDS:
             return
         child.listened, status = now, read_status(child.place)
@@ -410,15 +424,15 @@ class Supervisor:
 
     @property
     def by_name(self) -> dict[str, Child]:
-        """The sites by their names."""
+        """The child processes by site name."""
         return {child.name: child for child in self.children}
 
     def failed(self) -> list[Child]:
-        """Sites that are not started again."""
+        """Return the sites that are not restarted."""
         return [child for child in self.children if child.state == "failed"]
 
     def stop(self) -> None:
-        """Ask all sites to stop, and end those that do not; none is started again."""
+        """Ask all sites to stop, and kill those that do not; none is restarted."""
         running = [(child, child.process) for child in self.children if child.state == "running"]
         for child in self.children:
             if child.state == "waiting":
@@ -438,12 +452,12 @@ class Supervisor:
             child.state = "finished" if process.returncode == FINISHED else "stopped"
 
     def stopped(self) -> bool:
-        """Whether sites were stopped before their end."""
+        """Return whether sites were stopped before they finished."""
         return any(child.state == "stopped" for child in self.children)
 
 
 def _why(child: Child, code: int) -> str:
-    """Why a site ended, in its own words if it had the time."""
+    """Return why a site ended, in its own words if it had the time."""
     status = read_status(child.place)
     if child.process is not None and status.pid == child.process.pid and status.why:
         return status.why
@@ -457,7 +471,7 @@ def _why(child: Child, code: int) -> str:
 
 
 def all_done(places: Sequence[Path]) -> bool:
-    """Whether all sites have done all that there is to do; who removes a checkpoint wants to start from round 0."""
+    """Return whether all sites have finished; removing a checkpoint requests a new start from round 0."""
 
     def is_done(place: Path) -> bool:
         made = (place / MODEL).is_dir() if name_of(place) != CENTRE else (place / STATE).exists()
@@ -468,9 +482,9 @@ def all_done(places: Sequence[Path]) -> bool:
 
 @contextmanager
 def only_supervisor(directory: Path) -> Iterator[None]:
-    """Hold the lock of a supervisor; raises `DataError` when another process does.
+    """Hold the lock of a supervisor; raise `DataError` if another process does.
 
-    Whoever holds it must take `STOP_SIGNAL` for the wish to stop.
+    The holder must stop when it receives `STOP_SIGNAL`.
     """
     descriptor = lock(directory / SUPERVISOR_LOCK, str(os.getpid()))
     if descriptor is None:
@@ -483,7 +497,7 @@ def only_supervisor(directory: Path) -> Iterator[None]:
 
 
 def check_idle(places: Sequence[Path]) -> None:
-    """Raise `DataError` when sites run already, under another supervisor or none."""
+    """Raise `DataError` if sites are already running, with or without another supervisor."""
     if running := [name_of(place) for place in places if is_running(place)]:
         raise DataError(
             f"already running: {', '.join(running)}; to see them: fedkin site status {places[0].parent}; "
@@ -492,9 +506,9 @@ def check_idle(places: Sequence[Path]) -> None:
 
 
 def stop_all(directory: Path) -> list[str]:
-    """Ask every site that runs in a directory to stop, and their supervisor, which then starts none again.
+    """Ask every running site in a directory to stop, and their supervisor, which then restarts none.
 
-    Returns who was asked.
+    Returns the names of these sites.
     """
     # who runs is looked up first: the supervisor, once it is asked, stops its sites, too
     running = {name_of(place): pid for place in places_in(directory) if (pid := holder(place / LOCK)) is not None}

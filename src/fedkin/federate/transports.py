@@ -1,8 +1,8 @@
-"""What moves frames between machines: the `Transport` protocol, one that is opened anew, and the one over zenoh.
+"""Transport of frames between machines: the `Transport` protocol, a reopening wrapper, and one over zenoh.
 
-Links are TLS with certificates on both sides, in zenoh's peer mode: no router, no server. Each site enforces, for every
-link by the common name at its other end, which has the fingerprint of the key there: a neighbour may write only its own
-keys and read only what this site publishes for it. Anybody else may do nothing but answer when this site asks for a
+Links are TLS with certificates on both sides, in zenoh's peer mode: no router, no server. Each site controls access on
+every connection by the common name at its other end, which includes the fingerprint of the key: a neighbour may write
+only its own keys and read only what this site publishes for it. Other sites may only answer when this site asks for a
 newer list of keys. A new transport is a class with the methods of `Transport`.
 """
 
@@ -53,38 +53,38 @@ OnPresence = Callable[[bool], None]
 
 
 class Transport(Protocol):
-    """Frames that are pushed under a key, frames that are pulled by key and round, and who is there.
+    """Protocol to push frames under a key, to pull them by key and round, and to announce presence.
 
-    Nothing is promised about a pushed frame: it may be lost, arrive twice or late. Callbacks run in the transport's
-    threads; those for frames hold up what comes next, so they take note of a frame and return.
+    Pushed frames may be lost, or arrive twice or late. Callbacks run in the transport's threads. Callbacks for frames
+    delay what follows, so they only record a frame and return.
     """
 
     def publish(self, key: str, frame: bytes) -> None:
-        """Push a frame to all who subscribe to ``key``."""
+        """Push a frame to all subscribers of ``key``."""
 
     def subscribe(self, key: str, on_frame: OnFrame) -> None:
         """Call ``on_frame`` for every frame pushed under ``key``."""
 
     def answer(self, key: str, on_pull: OnPull) -> None:
-        """Serve pulls of ``key``: ``on_pull(round)`` gives the frame, or None."""
+        """Serve pulls of ``key``: ``on_pull(round)`` returns the frame, or None."""
 
     def pull(self, key: str, round: int, on_frame: OnFrame) -> None:
-        """Ask the one who serves ``key`` for the frame of a round; returns at once."""
+        """Ask the server of ``key`` for the frame of a round, without waiting."""
 
     def announce(self, key: str) -> None:
-        """Be seen under ``key`` until `close`."""
+        """Announce presence under ``key`` until `close`."""
 
     def watch(self, key: str, on_presence: OnPresence) -> None:
-        """Call ``on_presence(True)`` when somebody announces ``key``, ``on_presence(False)`` when it is gone."""
+        """Call ``on_presence(True)`` when ``key`` is announced, ``on_presence(False)`` when it is gone."""
 
     def close(self) -> None:
-        """Leave."""
+        """Close the connection."""
 
 
 class ReopeningTransport:
-    """Passes everything on to a transport that ``make`` makes, and remembers what it was asked to listen to.
+    """Transport that can be reopened: it wraps one made by ``make`` and remembers its subscriptions.
 
-    What is under way while it is closed is lost, as on any network; who waits for it pulls it.
+    Frames in transit while it is closed are lost, as on any network; receivers pull them.
     """
 
     def __init__(self, make: Callable[[], Transport]) -> None:
@@ -96,7 +96,7 @@ class ReopeningTransport:
         self.sent = 0
 
     def reopen(self) -> None:
-        """Close the links and open new ones; who is not granted anything any more gets none."""
+        """Close all connections and open new ones, only to sites that still have grants."""
         with self._lock:
             self._inner.close()
             failures: list[PeerError] = []
@@ -145,9 +145,9 @@ class ReopeningTransport:
 
 @dataclass(frozen=True)
 class Grant:
-    """What one neighbour, by its common name, may do on a link: key expressions that it writes and reads.
+    """Permissions of a neighbour, by its common name, on a connection: key expressions that it may write and read.
 
-    Without a name it is for everybody with a certificate of the authority.
+    Without a name they apply to every holder of a certificate of the authority.
     """
 
     name: str | None
@@ -158,8 +158,8 @@ class Grant:
 def access_list(grants: Sequence[Grant]) -> dict[str, Any]:
     """Return the ``access_control`` part of a zenoh configuration: what is not granted is refused.
 
-    A neighbour's rules come in two directions. What it writes may enter, and what asks for it (subscriptions, queries)
-    may leave; what it reads may leave, and what asks for that may enter.
+    A neighbour's rules apply in two directions. What it writes may enter, and requests for it (subscriptions, queries)
+    may leave; what it reads may leave, and requests for it may enter.
     """
     told = ["put", "reply", "declare_queryable", "liveliness_token"]
     asked = ["declare_subscriber", "query", "liveliness_query", "declare_liveliness_subscriber"]
@@ -195,9 +195,9 @@ def link_configuration(
 ) -> dict[str, Any]:
     """Return a zenoh configuration: explicit endpoints, no scouting, TLS on both sides, and the access list.
 
-    It has the private key of ``pair``, and is never written down. Endpoints are ``tls/host:port``; without ``grants``
-    there is no access list, as an intruder would have it. Payloads above ``most_bytes`` are dropped before they are put
-    together; a link on which nothing came for ``lease`` seconds is taken for broken.
+    It contains the private key of ``pair``, and is never written to disk. Endpoints are ``tls/host:port``; without
+    ``grants`` there is no access list, as for an intruder. Payloads above ``most_bytes`` are dropped before they are
+    assembled; a connection that receives nothing for ``lease`` seconds is considered broken.
     """
     own, key, root = (base64.b64encode(text).decode() for text in (pair.certificate, pair.key, authority))
     tls = {
@@ -241,12 +241,12 @@ def site_links(
     listen: str | None = None,
     lease: float = 10.0,
 ) -> dict[str, Any]:
-    """Return the zenoh configuration of a site: grants follow `SitePlan.all_keys`, and who is ``out`` gets none.
+    """Return the zenoh configuration of a site: grants follow `SitePlan.all_keys`, and sites in ``out`` get none.
 
-    ``links`` are the common names with the keys that count, by name; who is not among them gets no link.
+    ``links`` maps names to the common names with valid keys; all others are refused.
 
-    Of two neighbours the one with the larger number connects to the other, if that listens. ``listen`` replaces the
-    endpoint on which the site itself listens, where it is behind NAT or in a container.
+    Of two neighbours the one with the larger number connects to the other, if that one listens. ``listen`` replaces the
+    endpoint on which the site itself listens, for example behind NAT or in a container.
     """
     here = plan.here
     others = [v for v in plan.partners() if plan.name(v) not in out]
@@ -272,13 +272,13 @@ def site_links(
 
 
 class EndpointError(FedkinError, ValueError):
-    """Links that cannot be opened on this machine, at any time."""
+    """An endpoint that can never be opened on this machine."""
 
 
 def not_opened(listen: Sequence[str], words: str) -> FedkinError:
-    """What to raise, with the cure, when zenoh says these words instead of opening a session that listens there.
+    """Return the error to raise, with a hint, if zenoh reports these words instead of opening a session.
 
-    A `PeerError` may pass, as when another process still has the port; an `EndpointError` does not.
+    A `PeerError` may pass, for example if another process still has the port; an `EndpointError` does not.
     """
     why = f"cannot {f'listen on {listen[0]}' if listen else 'open links'}: {_SOURCE.sub('', words)}"
     host = listen[0].partition("/")[2].rpartition(":")[0] if listen else ""
@@ -299,15 +299,15 @@ def not_opened(listen: Sequence[str], words: str) -> FedkinError:
             f"name server, or {again}; {nat}"
         )
     if f"os error {errno.EACCES}" in words:
-        return EndpointError(f"{why}; this user may not listen there: use a port from 1024 on, {again}")
+        return EndpointError(f"{why}; this user may not listen there: use a port from 1024 onwards, {again}")
     return PeerError(why)
 
 
 class ZenohTransport:
     """A zenoh session, configured by `link_configuration`.
 
-    ``on_link(common_name, address, opened)`` hears of every link that opens or closes; the name is None without TLS.
-    ``on_refused(key, size)`` hears of payloads above ``most_bytes``, which are not even copied.
+    ``on_link(common_name, address, opened)`` is called for every connection that opens or closes; the name is None
+    without TLS. ``on_refused(key, size)`` is called for payloads above ``most_bytes``, which are not even copied.
     """
 
     def __init__(
@@ -323,7 +323,7 @@ class ZenohTransport:
         try:
             checked = zenoh.Config.from_json5(json.dumps(dict(configuration)))
         except zenoh.ZError as error:
-            raise EndpointError(f"zenoh does not take its configuration: {_SOURCE.sub('', str(error))}") from None
+            raise EndpointError(f"zenoh rejects its configuration: {_SOURCE.sub('', str(error))}") from None
         listen = configuration.get("listen", {}).get("endpoints", [])
         zenoh.init_log_from_env_or("error")  # unless RUST_LOG says something else
         try:
@@ -372,7 +372,11 @@ class ZenohTransport:
             if reply.ok is not None:
                 self._hand(key, on_frame, reply.ok)
 
-        self._session.get(f"{key}?round={round}", on_reply, timeout=PULL_SECONDS)
+        # everybody who serves the key is asked, and each reply is handed on at once: one that says nothing, or
+        # something else, keeps no answer back
+        everybody, each = zenoh.QueryTarget.ALL, zenoh.ConsolidationMode.NONE
+        asked = f"{key}?round={round}"
+        self._session.get(asked, on_reply, target=everybody, consolidation=each, timeout=PULL_SECONDS)
 
     def announce(self, key: str) -> None:
         self._kept.append(self._session.liveliness().declare_token(key))

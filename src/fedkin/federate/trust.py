@@ -1,9 +1,9 @@
-"""Certificates, signatures and private files: who is who, and what only its owner may read.
+"""Certificates, signatures and private files: the identities of sites, and files that only their owner may read.
 
-A site makes its key and a certificate request where they stay; the holder of the authority's key issues a certificate
-of days (`LINK_DAYS`; `FILE_DAYS` where it opens no links). All keys are Ed25519. Keys, requests and certificates are
-PEM text. Files of keys are encrypted where the environment has a passphrase: ``FEDKIN_PASSPHRASE_FILE`` names its file,
-or ``FEDKIN_PASSPHRASE`` holds it.
+A site creates its key, which never leaves it, and a certificate request. The holder of the authority's key issues a
+certificate for some days (`LINK_DAYS`, or `FILE_DAYS` if the site opens no connections). All keys are Ed25519. Keys,
+requests and certificates are PEM text. Key files are encrypted if the environment has a passphrase:
+``FEDKIN_PASSPHRASE_FILE`` names its file, or ``FEDKIN_PASSPHRASE`` holds it.
 """
 
 from __future__ import annotations
@@ -43,14 +43,14 @@ _OTHER_TYPE = "is not of the type Ed25519; make one with openssl genpkey -algori
 
 
 class SecurityError(FedkinError, RuntimeError):
-    """A signature, certificate or file permission that is not as it must be."""
+    """A signature, certificate or file permission that is not valid."""
 
 
 # --- files ------------------------------------------------------------------------------------------------------------
 
 
 def open_private(path: Path) -> IO[bytes]:
-    """Open a file that only its owner may read, to append to it."""
+    """Open a private file, readable only by its owner, for appending."""
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, PRIVATE_FILE)
     os.fchmod(descriptor, PRIVATE_FILE)  # also when the file was there before
     return os.fdopen(descriptor, "ab")
@@ -61,7 +61,7 @@ def check_private(path: Path) -> None:
     try:
         mode, folder = path.stat().st_mode & 0o777, path.is_dir()
     except FileNotFoundError:
-        raise SecurityError(f"{path} is missing") from None
+        raise SecurityError(f"there is no file {path}: check the path") from None
     if mode & (0o022 if folder else 0o077):
         what = "write in this directory" if folder else "read or write it"
         raise SecurityError(f"{path}: others may {what} (mode {mode:o}); run: chmod go= {path}")
@@ -74,7 +74,7 @@ def read_private(path: Path) -> bytes:
 
 
 def read_whole(path: Path, most: int | None = None) -> bytes:
-    """Read a file of at most ``most`` bytes; raises `SecurityError` that names it when that is not possible."""
+    """Read a file of at most ``most`` bytes; raise `SecurityError` that names it if that is not possible."""
     try:
         if most is not None:
             about = path.stat()
@@ -84,7 +84,7 @@ def read_whole(path: Path, most: int | None = None) -> bytes:
                 raise SecurityError(f"{path} has {about.st_size} bytes, more than the {most} that such a file may have")
         return path.read_bytes()
     except FileNotFoundError:
-        raise SecurityError(f"{path} is missing") from None
+        raise SecurityError(f"there is no file {path}: check the path") from None
     except OSError as error:
         raise SecurityError(f"{path} cannot be read ({error.strerror})") from None
 
@@ -94,19 +94,19 @@ def read_whole(path: Path, most: int | None = None) -> bytes:
 
 @dataclass(frozen=True)
 class Pair:
-    """A private key, and the certificate (or certificate request) that says whose it is."""
+    """A private key with the certificate, or certificate request, that names its owner."""
 
     certificate: bytes
     key: bytes = field(repr=False)
 
     @cached_property
     def name(self) -> str:
-        """Whose key it is."""
+        """Name of the owner of the key."""
         return site_of(self.certificate)
 
     @cached_property
     def vouched(self) -> bytes | None:
-        """The certificate, if an authority issued it to a site: files that the site signs carry it along."""
+        """The certificate, if an authority issued it to a site; files signed by the site include it."""
         own = _is_request(self.certificate) or may_sign(self.certificate)
         return None if own else self.certificate
 
@@ -119,12 +119,12 @@ class Pair:
         return self._private.sign(content)
 
     def fits(self) -> bool:
-        """Return whether the key is that of the certificate; raises `SecurityError` when either cannot be read."""
+        """Return whether a key belongs to a certificate; raise `SecurityError` if either cannot be read."""
         return _public_key(self.certificate) == self._private.public_key()
 
 
 def make_authority(name: str) -> Pair:
-    """Make a certificate authority with this common name, good for ten years."""
+    """Make a certificate authority with this common name, valid for ten years."""
     text = make_key()
     key, now, own = _load_key(text), datetime.now(UTC), _subject(name)
     unused = ("content_commitment", "key_encipherment", "data_encipherment", "key_agreement")
@@ -149,14 +149,14 @@ def write_key(path: Path, key: bytes) -> None:
 
 
 def read_key(path: Path) -> bytes:
-    """Read a private key, decrypted, from a private file; raises `SecurityError` when the passphrase does not fit."""
+    """Read and decrypt a private key from a private file; raise `SecurityError` if the passphrase is wrong."""
     text = read_private(path)
     if b"ENCRYPTED PRIVATE KEY" not in text:
         return text
     _need_cryptography()
     if (passphrase := _passphrase()) is None:
         raise SecurityError(
-            f"{path} is encrypted: say in {_PASSPHRASE}_FILE which file has the passphrase, or give it in {_PASSPHRASE}"
+            f"{path} is encrypted: set {_PASSPHRASE}_FILE to the file with the passphrase, or {_PASSPHRASE} to it"
         )
     try:
         key = serialization.load_pem_private_key(text, passphrase)
@@ -180,7 +180,7 @@ def _passphrase() -> bytes | None:
 
 
 def make_request(name: str, key: bytes) -> bytes:
-    """Make a certificate request: "this is the public key of ``name``", signed with the private one."""
+    """Make a certificate request for the public key of ``name``, signed with the private key."""
     signer = _load_key(key)
     return x509.CertificateSigningRequestBuilder().subject_name(_subject(name)).sign(signer, None).public_bytes(_PEM)
 
@@ -196,15 +196,15 @@ def issue(
 ) -> bytes:
     """Issue a certificate for the key of a certificate request.
 
-    Its common ``name`` is by default the `link_name` of site and key: links are granted by common names, so another
-    key of the same site gets none.
+    Its common ``name`` is by default the `link_name` of site and key. Connections are granted by common name, so
+    another key of the same site gets none.
 
-    Whether the name is the right one is for the caller to check. ``hosts`` are names and addresses under which the
-    owner listens. It is valid from a day before ``now``, as clocks differ, and not longer than the authority's.
+    The caller must check that the name is right. ``hosts`` are names and addresses on which the owner listens. The
+    certificate is valid from a day before ``now``, because clocks differ, and no longer than the authority's.
     """
     asked, issuer, when = _loaded(request), _load_certificate(authority.certificate), now or datetime.now(UTC)
     if isinstance(asked, x509.Certificate):
-        raise SecurityError("it has a certificate in the place of a certificate request")
+        raise SecurityError("it has a certificate instead of a certificate request")
     until = min(when + timedelta(days=days), issuer.not_valid_after_utc)
     if until <= when:
         raise SecurityError(f"the authority's certificate ended on {issuer.not_valid_after_utc:%Y-%m-%d}")
@@ -219,7 +219,7 @@ def issue(
 
 
 def read_authority_files(certificate: Path, key: Path) -> Pair:
-    """Read the user's own certificate authority; raises `SecurityError` unless the two files are that of one."""
+    """Read the user's own certificate authority; raise `SecurityError` unless the two files belong together."""
     own = Pair(read_whole(certificate), read_key(key))
     with in_file(f"{certificate} and {key}", SecurityError):
         fits = own.fits()
@@ -227,16 +227,16 @@ def read_authority_files(certificate: Path, key: Path) -> Pair:
         raise SecurityError(f"{key} is not the key of {certificate}")
     if not may_sign(own.certificate):
         raise SecurityError(
-            f"{certificate} is not the certificate of an authority (CA:TRUE, and certificate signing where it lists "
+            f"{certificate} is not the certificate of an authority (CA:TRUE, and certificate signing if it lists "
             "uses): sites would refuse what it signs"
         )
     return own
 
 
 def check_issued(certificate: bytes, authority: bytes, now: datetime | None = None, *, ended: bool = False) -> str:
-    """Return the name in a site's certificate, after checking that the authority issued it and that it is valid now.
+    """Return the name in a site's certificate after checking that the authority issued it and that it is valid now.
 
-    It may have ended where ``ended`` says so. Raises `SecurityError`, in words that go on after the name of a file.
+    It may have expired if ``ended`` is set. Raises `SecurityError` with a message to append to the name of a file.
     """
     try:
         _load_certificate(certificate).verify_directly_issued_by(_load_certificate(authority))
@@ -248,22 +248,22 @@ def check_issued(certificate: bytes, authority: bytes, now: datetime | None = No
     if when > end and not ended:
         raise SecurityError(f"the certificate of {name} ended on {end:%Y-%m-%d}; renew it: fedkin site renew")
     if when < begin and not ended:
-        raise SecurityError(f"the certificate of {name} begins on {begin:%Y-%m-%d}; check the clock of this machine")
+        raise SecurityError(f"the certificate of {name} starts on {begin:%Y-%m-%d}; check the clock of this machine")
     return name
 
 
 def check_signature(signature: bytes, content: bytes, by: bytes) -> None:
-    """Raise `SecurityError` unless the owner of a certificate, or certificate request, signed the content."""
+    """Raise `SecurityError` unless the owner of a certificate or certificate request signed the content."""
     try:
         _public_key(by).verify(signature, content)
     except InvalidSignature:
         raise SecurityError(
-            "the signature does not fit: the file was changed after signing, or somebody else signed it; get it again"
+            "the signature does not match: the file was changed after signing, or signed with another key; get it again"
         ) from None
 
 
 def validity(certificate: bytes) -> tuple[datetime, datetime]:
-    """Return from when, and until when, a certificate is valid."""
+    """Return the start and the end of a certificate's validity."""
     read = _load_certificate(certificate)
     return read.not_valid_before_utc, read.not_valid_after_utc
 
@@ -275,23 +275,23 @@ def ends_soon(certificate: bytes, now: datetime | None = None) -> bool:
 
 
 def fingerprint(text: bytes) -> str:
-    """Return what people compare: 32 hexadecimal digits of the hash of the public key in a certificate or request."""
+    """Return a fingerprint for people to compare: 32 hexadecimal digits of the hash of the public key."""
     key = _public_key(text).public_bytes(serialization.Encoding.DER, serialization.PublicFormat.SubjectPublicKeyInfo)
     digest = hashlib.sha256(key).hexdigest()
     return "-".join(digest[k : k + 4] for k in range(0, 32, 4))
 
 
 def same_fingerprint(one: str, other: str) -> bool:
-    """Return whether two fingerprints are the same; case and signs between digits do not count."""
+    """Return whether two fingerprints are the same, ignoring case and separators."""
     first, second = ("".join(sign for sign in text.lower() if sign.isalnum()) for text in (one, other))
     return first == second
 
 
 def common_name(text: bytes) -> str:
-    """Return whose certificate, or certificate request, it is."""
+    """Return the common name in a certificate or certificate request."""
     names = _loaded(text).subject.get_attributes_for_oid(NameOID.COMMON_NAME)
     if len(names) != 1:
-        raise SecurityError("the certificate does not say whose it is")
+        raise SecurityError("the certificate does not name its owner")
     return str(names[0].value)
 
 
@@ -301,7 +301,7 @@ def link_name(site: str, mark: str) -> str:
 
 
 def site_of(certificate: bytes) -> str:
-    """Return the site to which a certificate, or certificate request, belongs."""
+    """Return the site to which a certificate or certificate request belongs."""
     return common_name(certificate).partition("~")[0]
 
 

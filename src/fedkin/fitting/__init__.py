@@ -1,8 +1,8 @@
-"""From data to a model: `fit`, `compare`, `FitOptions`, `FittedModel` and its directory of files.
+"""Fit and compare models: `fit`, `compare`, `FitOptions`, `FittedModel` and the directory of a saved model.
 
 `fedkin.fitting.estimators` has the scikit-learn interface.
 
-To add an option of a fit: `options`, and the constructors in `estimators`. To add a field of a model: `model`, and
+To add an option of a fit: a field in `options`. To add a field of a model: `model`, and
 `store` for its directory. To add a baseline: `baselines`. To add a method: `methods`.
 """
 
@@ -13,15 +13,16 @@ from fedkin.fitting.comparison import REPEATS, Comparison, compare
 from fedkin.fitting.fused import fit_after_kin, with_history
 from fedkin.fitting.methods import data_record, fit, naive_confint, with_covariates
 from fedkin.fitting.model import FittedModel, NewSite
-from fedkin.fitting.options import DEFAULTS, DESCRIPTIONS, SHARED, FitOptions, choices, position_of
+from fedkin.fitting.options import DEFAULTS, DESCRIBED, SHARED, FitOptions, choices, position_of
 from fedkin.fitting.parts import FusedFit
+from fedkin.fitting.predicting import Predictor, predict_files
 from fedkin.fitting.preparation import Data, join_parts, model_from_theta, prepare
 from fedkin.fitting.queries import Queries
-from fedkin.fitting.store import check_model_place, load
+from fedkin.fitting.store import check_model_place, load, reserved_place
 
 __all__ = [
     "DEFAULTS",
-    "DESCRIPTIONS",
+    "DESCRIBED",
     "REPEATS",
     "SHARED",
     "Comparison",
@@ -30,6 +31,7 @@ __all__ = [
     "FittedModel",
     "FusedFit",
     "NewSite",
+    "Predictor",
     "Queries",
     "baseline_models",
     "check_model_place",
@@ -43,7 +45,9 @@ __all__ = [
     "model_from_theta",
     "naive_confint",
     "position_of",
+    "predict_files",
     "prepare",
+    "reserved_place",
     "with_covariates",
     "with_history",
 ]

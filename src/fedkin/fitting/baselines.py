@@ -1,7 +1,7 @@
-"""The models that Fedkin is compared with, each tuned: every site alone, one model for all, site intercepts.
+"""Tuned baselines that Fedkin is compared with: local models, one global model, and site intercepts.
 
 From rows, ridges are tuned by leaving out one row at a time: exactly for least squares, where one eigendecomposition
-gives the fits of all ridges and leverages give every row's prediction without it; by one Newton step for smooth losses
+gives the fits of all ridges and leverages give each leave-one-out prediction; by one Newton step for smooth losses
 (Rad and Maleki 2020). From sums, they are tuned by folds (`fold_baselines`).
 """
 
@@ -38,7 +38,7 @@ LOCAL, GLOBAL, INTERCEPTS = "Local", "Global", "Site intercepts"
 
 #: Ridges that are tried for least squares, on standardised columns and sums over rows.
 RIDGES = np.logspace(-2, 4, 13)
-#: Strengths that hold site intercepts together: noise variance over the variance between sites.
+#: Shrinkage of site intercepts: noise variance over the variance between sites.
 HOLDS = np.logspace(-1, 3, 9)
 #: The same for smooth losses, largest first.
 SMOOTH_RIDGES, SMOOTH_HOLDS = np.logspace(3, -1, 9), np.logspace(3, -1, 5)
@@ -54,7 +54,7 @@ _LEAST = 1e-10  # what keeps sums without enough rows solvable, as a share of th
 def baseline_models(
     federation: Federation, options: FitOptions | None = None, schema: Schema | None = None
 ) -> dict[str, FittedModel]:
-    """Fit the models to compare with to the same rows.
+    """Fit the baseline models to the same rows.
 
     Parameters
     ----------
@@ -68,9 +68,9 @@ def baseline_models(
     Returns
     -------
     dict {"Local" | "Global" | "Site intercepts": FittedModel}
-        Local is a ridge fit at each site, tuned there; Global one ridge fit of all rows; Site intercepts the same with
-        an intercept of its own for every site, held together as strongly as predicts best. There are no site intercepts
-        without an intercept, or with one site. Losses that are no functions of linear predictors have nothing to tune.
+        Local is a ridge fit at each site, tuned there. Global is one ridge fit to all rows. Site intercepts is Global
+        with a separate intercept for each site, shrunk by the amount that predicts best; it needs an intercept and at
+        least two sites. Losses that do not depend on linear predictors have nothing to tune.
 
     Examples
     --------
@@ -96,7 +96,7 @@ def _thetas(prepared: Prepared) -> dict[str, Array]:
         data = RowData(fed, prepared.loss)
         return {LOCAL: _by_freedom(data), GLOBAL: np.tile(_by_freedom(data, pooled=True), (fed.n_sites, 1))}
     if loss is None or fed.y is None:
-        # its rescue is as good as Local's, which is silent
+        # a ridge is added as for Local, which does not warn
         with warnings.catch_warnings(action="ignore", category=DegenerateSiteWarning):
             pooled = global_fit(fed, prepared.loss)
         return {LOCAL: local_fit(fed, prepared.loss).theta, GLOBAL: np.tile(pooled, (fed.n_sites, 1))}
@@ -118,10 +118,10 @@ def _thetas(prepared: Prepared) -> dict[str, Array]:
 
 
 def _by_freedom(data: RowData, pooled: bool = False) -> Array:
-    """Return parameters ``(V, p)`` with the ridge of the least Akaike criterion; ``(1, p)`` of all sites ``pooled``.
+    """Return parameters ``(V, p)`` with the ridge chosen by AIC; ``(1, p)`` when all sites are ``pooled``.
 
-    Of partial likelihoods rows cannot be left out one at a time. The criterion takes the effective degrees of freedom
-    of a ridge fit, and approximates the cross-validated partial likelihood (Verweij and van Houwelingen 1994).
+    Leave-one-out does not apply to partial likelihoods. AIC with the effective degrees of freedom of the ridge fit
+    approximates the cross-validated partial likelihood (Verweij and van Houwelingen 1994).
     """
     n = data.n.astype(np.float64)
     terms: SiteTerms = data.terms(np.zeros(data.n_params))
@@ -160,7 +160,7 @@ class StackedRows(NamedTuple):
         return np.repeat(np.arange(self.n_sites), np.diff(self.starts))
 
     def by_size(self) -> Iterator[tuple[Index, Index]]:
-        """Yield sites ``(B,)`` with equally many rows n, and the numbers of these rows ``(B, n)``."""
+        """Yield sites ``(B,)`` with the same number of rows n, and the numbers of these rows ``(B, n)``."""
         sizes = np.diff(self.starts)
         for size in np.unique(sizes):
             sites = np.flatnonzero(sizes == size)
@@ -173,10 +173,10 @@ class StackedRows(NamedTuple):
 
 
 def own_ridges(rows: StackedRows) -> Array:
-    """Return a ridge regression at each site, tuned there: ``theta (V, p)``.
+    """Fit a ridge regression at each site, with its own tuning; return ``theta (V, p)``.
 
-    What `sklearn.linear_model.RidgeCV` finds at each site. Columns are standardised over all sites, so that a column
-    that hardly varies at a site has hardly any weight there.
+    The result equals that of `sklearn.linear_model.RidgeCV` at each site. Columns are standardised over all sites, so a
+    column that hardly varies at a site has little weight there.
     """
     theta = np.zeros((rows.n_sites, rows.X.shape[1]))
     for sites, where in rows.by_size():
@@ -209,11 +209,11 @@ def _largest_best(scores: Array) -> Index:
 
 
 def ridge_with_site_intercepts(rows: StackedRows) -> Array:
-    """Return one ridge regression whose intercepts differ between sites, ridge and hold tuned: ``theta (V, p)``.
+    """Fit a ridge regression with site intercepts, with tuned ridge and shrinkage; return ``theta (V, p)``.
 
     Site u's intercept is the common one plus ``b_u``, with ``sum_u hold b_u^2`` added to the sum of squares. With the
-    ``b_u`` eliminated, least squares is in the metric ``M = I - share_u 1 1'`` on the rows of site u, so ``M x`` is x
-    less ``share_u`` times the site's sum; ``left`` is what that leaves of ones.
+    ``b_u`` eliminated, least squares uses the metric ``M = I - share_u 1 1'`` on the rows of site u, so ``M x`` is x
+    minus ``share_u`` times the site's sum; ``left`` is the remainder for a column of ones.
     """
     root, site, first = np.sqrt(rows.weight), rows.site, rows.starts[:-1]
     Z, target = rows.X[:, 1:] * root[:, None], rows.y * root
@@ -248,7 +248,7 @@ def ridge_with_site_intercepts(rows: StackedRows) -> Array:
 
 
 def own_fits(loss: RowLoss, rows: StackedRows) -> Array:
-    """Return a fit at each site with the ridge that is best there: ``theta (V, p)``."""
+    """Fit each site with its best ridge; return ``theta (V, p)``."""
     theta = np.zeros((rows.n_sites, loss.n_outputs * rows.X.shape[1]))
     for sites, where in rows.by_size():
         weight = rows.weight[where]
@@ -260,7 +260,7 @@ def own_fits(loss: RowLoss, rows: StackedRows) -> Array:
 
 
 def _tuned(batch: RowTerms, total: Array, intercept: bool) -> Array:
-    """Return parameters ``(B, p)`` with the ridge that best predicts rows that are left out."""
+    """Return parameters ``(B, p)`` with the ridge that best predicts left-out rows."""
     q, k = batch.X.shape[2], batch.loss.n_outputs
     best, chosen, theta = np.full(batch.n_sites, np.inf), np.zeros((batch.n_sites, k * q)), None
     for ridge in SMOOTH_RIDGES:
@@ -268,7 +268,7 @@ def _tuned(batch: RowTerms, total: Array, intercept: bool) -> Array:
         if intercept:
             level[:, 0] = LIGHT
         each = level.reshape(-1) / total[:, None]
-        theta = minimise_with_ridge(batch, each, start=theta, tol=_ENOUGH)  # from the fit before: a few steps suffice
+        theta = minimise_with_ridge(batch, each, start=theta, tol=_ENOUGH)  # the last fit is close: few steps suffice
         score = _without_each_row(batch, theta, each)
         better = score < best
         best, chosen = np.where(better, score, best), np.where(better[:, None], theta, chosen)
@@ -276,7 +276,7 @@ def _tuned(batch: RowTerms, total: Array, intercept: bool) -> Array:
 
 
 def _without_each_row(batch: RowTerms, theta: Array, ridge: Array) -> Array:
-    """Return mean losses ``(B,)`` of rows that are left out, approximately."""
+    """Return approximate leave-one-out mean losses ``(B,)``."""
     loss, eta = batch.loss, batch.predictors(theta)
     curvature = loss.curvature_at(eta, batch.y)
     weight = np.ones(batch.y.shape) if batch.weight is None else batch.weight
@@ -302,7 +302,7 @@ def _left_out(eta: Array, slope: Array, curvature: Array, leverage: Array) -> Ar
 
 
 def with_site_intercepts(loss: RowLoss, rows: StackedRows, start: Array) -> Array:
-    """Return one fit whose intercepts differ between sites, ridge and hold tuned in turn: ``theta (V, p)``.
+    """Fit a model with site intercepts, tuning ridge and shrinkage in turn; return ``theta (V, p)``.
 
     ``start (p,)`` is a fit of all rows.
     """
@@ -347,7 +347,7 @@ class _Intercepts:
         return value + penalty if np.isfinite(value) else np.inf
 
     def fit(self, state: _State, ridge: float, hold: float) -> tuple[_State, float]:
-        """Return the minimiser from a start on, and the mean loss of rows that are left out."""
+        """Return the minimiser, and the mean loss of left-out rows."""
         level = np.full(state[0].shape, ridge)
         level[:, 0] = LIGHT
         now = self.cost(state, level, hold)
@@ -366,7 +366,7 @@ class _Intercepts:
         return state, self.step(state, level, hold, score=True)[1]
 
     def step(self, state: _State, level: Array, hold: float, *, score: bool = False) -> tuple[_State, float]:
-        """Return the Newton step, and on demand the mean loss of rows that are left out, approximately."""
+        """Return the Newton step and, on request, the approximate mean loss of left-out rows."""
         X, y, weight, loss = self.rows.X, self.rows.y, self.rows.weight, self.loss
         (k, q), eta = state[0].shape, self.predictors(state)
         slope, curvature = loss.slope_at(eta, y), loss.curvature_at(eta, y)
@@ -401,7 +401,7 @@ class _Intercepts:
 def fold_baselines(sums: Quadratics, intercepts: Mask, held_out: int) -> dict[str, Array]:
     """Return parameters ``(V, p)`` of each method from all folds but one; ``intercepts (p,)`` are never shrunk.
 
-    Ridges are chosen by the other folds, each held out in turn; at every site its own for Local.
+    Ridges are chosen by cross-validation over the other folds, separately at each site for Local.
     """
     A, b, _ = sums.coefficients()
     A = A[:, :, None, None] * np.eye(len(intercepts)) if A.ndim == 2 else A
@@ -430,7 +430,7 @@ def fold_baselines(sums: Quadratics, intercepts: Mask, held_out: int) -> dict[st
 def _fold_fits(
     whole: tuple[Array, Array, Array], free: Mask, without: tuple[int, ...], ridge: Array
 ) -> dict[str, Array]:
-    """Return all methods with these ridges ``(V,)``, of which the pooled ones take the first."""
+    """Return all methods with these ridges ``(V,)``; pooled methods use the first."""
     kept = [k for k in range(whole[0].shape[1]) if k not in without]
     n, A, b = (part[:, kept].sum(axis=1) for part in whole)
     V, slopes, one = len(n), ~free, np.eye(len(free))

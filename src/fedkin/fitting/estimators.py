@@ -1,40 +1,28 @@
 """Estimators with scikit-learn's interface: `KinRegressor`, `KinClassifier`, `KinSurvival`, and the fused ones.
 
-The site of each row is passed with X, as scikit-learn's metadata is::
+Pass the site of each row as scikit-learn metadata::
 
     import sklearn
     sklearn.set_config(enable_metadata_routing=True)
 
     cross_val_score(KinRegressor(), X, y, cv=WithinSiteKFold(5), params={"site": site, "groups": site})
 
-or is a column of X, which ``site_column`` names; then everything of scikit-learn works that knows no metadata.
+or name a column of X that holds it with ``site_column``, for scikit-learn tools without metadata routing.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike
 from sklearn.utils.validation import check_is_fitted
 
-from fedkin.core import Correction, Variance
 from fedkin.data import Spline
-from fedkin.fitting.model import FittedModel
-from fedkin.fitting.options import (
-    AUTO,
-    DEFAULTS,
-    CvRule,
-    Debiasing,
-    FitOptions,
-    PenaltyName,
-    Solver,
-    Sparsity,
-    Unseen,
-    documented,
-)
+from fedkin.fitting.model import Each, FittedModel, Interval
+from fedkin.fitting.options import AUTO, DEFAULTS, FitOptions, SharedOptions, Unseen, documented
 from fedkin.fitting.per_site import PerSite, SiteClassifier, SiteRegressor, Sites, SiteSurvival
 from fedkin.fitting.scoring import SiteScorer, WithinSiteKFold
 from fedkin.kin import Predicted
@@ -76,86 +64,87 @@ class _Kin(PerSite):
         self,
         X: ArrayLike,
         site: Sites = None,
-        offset: ArrayLike | None = None,
+        offset: Each = None,
         unseen: Unseen | None = None,
         *,
         level: float = 0.95,
-        target: Literal["mean", "observation"] = "mean",
+        interval: Interval = "mean",
     ) -> Predicted:
         """Predict with intervals; see `FittedModel.predict_interval`.
 
         Parameters
         ----------
         X, site, offset, unseen
-            As in `predict`. Intervals of unseen sites are as wide as sites differ.
+            As in `predict`. Intervals for unseen sites include the differences between sites.
         level : float in (0, 1)
-            Probability that the intervals promise, on average over sites.
-        target : "mean" or "observation"
-            Intervals of the mean response, or of a new observation, which has noise of its own.
+            Nominal coverage of the intervals, on average over sites.
+        interval : "mean" or "observation"
+            Intervals for the mean response, or for a new observation, which include its noise.
         """
         rows, site = self._rows(X, site)
-        how: dict[str, Any] = {"level": level, "target": target, "unseen": unseen or self.unseen}
-        return self.model_.predict_interval(rows, site, offset, **how)
+        return self.model_.predict_interval(
+            rows, site, offset, unseen=unseen or self.unseen, level=level, interval=interval
+        )
 
     def summary(self, level: float = 0.95) -> str:
-        """Return the population effects, what differs between sites, and groups as text; see `Kin.summary`."""
+        """Return population effects, variances between sites and groups as text; see `Kin.summary`."""
         check_is_fitted(self)
         assert self.kin_ is not None
         return self.kin_.summary(level)
 
 
 class KinRegressor(_Kin, SiteRegressor):
-    """A regression for every site, pooled as far as the sites are alike.
+    """Regression with a model for each site, partially pooled between similar sites.
 
-    Sites differ around a common mean, each coefficient by a spread that is learned, and some of them form groups; see
-    `fedkin.find_kin`. Nothing is to be tuned.
+    Each coefficient varies between sites around a common mean, with an estimated variance, and some sites may form
+    groups; see `fedkin.find_kin`. There is nothing to tune.
 
     Parameters
     ----------
     loss : str or Loss
-        "linear" (also "auto"), "huber", "poisson", "negbinomial" or "gamma". "negbinomial" learns how much counts vary
-        beyond Poisson counts (`model_.loss.alpha`). The threshold of "huber" is at 1.345 robust standard
-        deviations of residuals; ``HuberLoss(delta)`` has it in units of the target.
+        "linear" (also "auto"), "huber", "poisson", "negbinomial" or "gamma". "negbinomial" estimates the overdispersion
+        of counts (`model_.loss.alpha`). The threshold of "huber" is 1.345 robust standard deviations of the residuals;
+        ``HuberLoss(delta)`` sets it in units of the target.
     fit_intercept : bool
         Whether every site has an intercept.
     random_state : int, RandomState or None
         Seed of the sampler; None is 0.
     warm_start : bool
-        Begin where the fit before ended, which saves time for losses other than least squares. The result is the same
-        but for rounding, and for what the sampler makes of that.
+        Start from the previous fit, which saves time for losses other than least squares. The result is the same up to
+        rounding and its effect on the sampler.
     site_column : str, int or None
         Column of X that holds the sites, by name or number; then ``site=`` need not be passed.
     unseen : "raise" or "population"
-        What becomes of rows of sites that were not part of the fit: an error, or a prediction by the model of a site
+        How to treat rows of sites that were not part of the fit: an error, or a prediction by the model of a site
         without rows (`FittedModel.population`), so that ``GroupKFold`` works.
     fixed : sequence of str
-        Columns with one effect, the same at all sites (``"x0"``, ``"x1"``, ... for an array): a population effect. So
-        have columns that are constant within nearly all sites; a `FedkinWarning` names them.
+        Columns with one effect for all sites, a population effect (``"x0"``, ``"x1"``, ... for an array). Columns that
+        are constant within nearly all sites are treated this way, too; a `FedkinWarning` names them.
     spline : sequence of str or int, or mapping, optional
         Columns of X, by name or number, whose effects are curves: natural cubic splines with 5 knots at quantiles. A
-        mapping has other numbers of knots, or knots.
+        mapping gives other numbers of knots, or the knots.
     boost : bool
-        Whether to add a column: the cross-fitted prediction of one boosting model of all rows (LightGBM), for effects
-        that are not linear. For the losses "linear", "logistic" and "poisson".
+        Whether to add a column for nonlinear effects: the cross-fitted prediction of one boosting model of all rows
+        (LightGBM). For the losses "linear", "logistic" and "poisson".
     within : dict {site: district} or None
-        The district of each site: variances are learned at both levels, and no groups are looked for. Unseen sites that
-        it has are predicted by what their district has in common.
+        The district of each site: variances are estimated at both levels, and no groups are sought. Unseen sites that
+        it lists are predicted from their district.
 
     Attributes
     ----------
     kin_ : Kin
-        Everything that was found: probabilities of being kin, covariances, diagnostics; `kin_.summary()`.
+        The result: probabilities of being kin, covariances, diagnostics; see `kin_.summary()`.
     sites_ : tuple of V ids
     coef_ : array (V, q)
         A row per site, in the order of `sites_`.
     intercept_ : array (V,)
     groups_ : int array (V,)
-        Groups that are resolved; where none are, every site is its own, also where all may be equal: estimates differ
-        as far as the rows leave open. `kin_.probability` has who is kin, and how likely.
+        Resolved groups. If there are none, each site is its own group, even if all sites may be equal.
+        `kin_.probability` has the probability that each pair of sites is kin.
     graph_ : Graph
-        The graph that was given, that of the covariates, or one without edges.
+        The given graph, the graph of the covariates, or a graph without edges.
     model_ : FittedModel
-        `model_.save(directory)` writes it, `fedkin.load` reads it.
+        `model_.save(directory)` writes it; `fedkin.load` reads it.
     n_features_in_, feature_names_in_
         As in scikit-learn.
 
@@ -175,7 +164,7 @@ class KinRegressor(_Kin, SiteRegressor):
 
 
 class KinClassifier(_Kin, SiteClassifier):
-    """A logistic regression for every site, pooled as far as the sites are alike.
+    """Logistic regression with a model for each site, partially pooled between similar sites.
 
     Parameters
     ----------
@@ -195,10 +184,10 @@ class KinClassifier(_Kin, SiteClassifier):
 
     Notes
     -----
-    A site may have rows of one class only, or separated ones: the spread between sites holds its parameters back.
+    A site may have rows of one class only, or separated classes: shrinkage keeps its parameters finite.
 
-    Probabilities are averaged over the uncertainty in the parameters of a site, so those of a site with few rows are
-    nearer to equal than its coefficients alone would say; `decision_function` has their log odds.
+    Probabilities are averaged over the uncertainty in a site's parameters, so for a site with few rows they are less
+    extreme than its coefficients alone imply; `decision_function` returns their log odds.
 
     Examples
     --------
@@ -213,9 +202,9 @@ class KinClassifier(_Kin, SiteClassifier):
 
 
 class KinSurvival(_Kin, SiteSurvival):
-    """Cox's proportional hazards for every site, pooled as far as the sites are alike.
+    """Cox proportional hazards with a model for each site, partially pooled between similar sites.
 
-    Every site has its own baseline hazard. Ties are Efron's. See the guide on survival.
+    Each site has its own baseline hazard. Ties are handled by Efron's method. The documentation has a page on survival.
 
     Parameters
     ----------
@@ -227,13 +216,13 @@ class KinSurvival(_Kin, SiteSurvival):
     coef_ : array (V, q)
         Log hazard ratios per unit of a column, a row per site.
     unique_times_ : array (T,)
-        All times of events, and the last time of each site.
+        All event times, and the last time of each site.
     kin_, sites_, groups_, graph_, model_, n_features_in_, feature_names_in_
         As in `KinRegressor`.
 
     Notes
     -----
-    Targets are those of scikit-survival: a structured array with a boolean field (whether the event came) and a field
+    Targets are as in scikit-survival: a structured array with a boolean field (whether the event occurred) and a field
     of times; or an array (n, 2) of events and times. `predict` gives risks, higher for earlier events, `score` the
     concordance within sites, and `summary` hazard ratios.
 
@@ -265,41 +254,17 @@ class KinSurvival(_Kin, SiteSurvival):
 
 # --- the fused estimator ----------------------------------------------------------------------------------------
 
-#: Options that scikit-learn's users know by another name.
+#: Options that have another name in scikit-learn.
 _NAMES = {"seed": "random_state"}
 
 
 @dataclass(eq=False, repr=False)
-class _FedADMM(PerSite):
-    loss: str | Loss = FitOptions.loss
-    penalty: PenaltyName = FitOptions.penalty
-    lam: float | Literal["cv"] = FitOptions.lam
-    select: Correction | Literal["none"] | None = FitOptions.select
-    level: float = FitOptions.level
-    variance: Variance = FitOptions.variance
-    debias: Debiasing = FitOptions.debias
-    refit: bool = FitOptions.refit
-    fit_intercept: bool = FitOptions.fit_intercept
-    fuse_intercept: bool | Literal["auto"] = FitOptions.fuse_intercept
-    standardize: bool = FitOptions.standardize
-    ridge: float | Literal["cv"] = FitOptions.ridge
-    sparsity: float | Sparsity = FitOptions.sparsity
-    radius: float | None = FitOptions.radius
-    cv_folds: int = FitOptions.cv_folds
-    cv_rule: CvRule = FitOptions.cv_rule
-    tol: float = FitOptions.tol
-    max_iter: int = FitOptions.max_iter
+class _FedADMM(SharedOptions, PerSite):
     random_state: int | np.random.RandomState | None = FitOptions.seed
-    n_jobs: int | None = FitOptions.n_jobs
-    solver: Solver = FitOptions.solver
-    rounds: int = FitOptions.rounds
-    batch_size: int | None = FitOptions.batch_size
-    fedadmm: dict[str, Any] | None = FitOptions.fedadmm
     warm_start: bool = False
     site_column: str | int | None = None
     unseen: Unseen = "raise"
     spline: Spline | None = None
-    boost: bool = False
 
     def _options(self) -> FitOptions:
         named = {name: _NAMES.get(name, name) for name in DEFAULTS}
@@ -322,26 +287,26 @@ class _FedADMM(PerSite):
 
 
 class FedADMMRegressor(_FedADMM, SiteRegressor):
-    """A regression for every site, with sites that are alike sharing what they know.
+    """Regression with a model for each site, fused between similar sites (the paper's estimator).
 
     Minimises ``(1/|V|) sum_u M_u(theta_u) + lam sum_e w_e phi(theta_i - theta_j)`` over the edges of a graph between
     the sites, M_u being the mean loss of site u. All options, their names and defaults are those of
-    `fedkin.fitting.FitOptions`, except that `random_state` stands for `seed`.
+    `fedkin.fitting.FitOptions`, except that `random_state` replaces `seed`.
 
     Parameters
     ----------
     <options>
     warm_start : bool, default False
-        Keep the ``lam`` that the first fit has chosen in later ones, instead of choosing it again; where it is chosen
-        together with another level, both are chosen again.
+        Keep the ``lam`` of the first fit in later fits instead of choosing it again. If it is chosen together with
+        another penalty level, both are chosen again.
     site_column : str, int or None, default None
         Column of X that holds the sites, by name or number; then ``site=`` need not be passed.
     unseen : "raise" or "population"
-        What becomes of rows of sites that were not part of the fit: an error, or a prediction by the model of a site
+        How to treat rows of sites that were not part of the fit: an error, or a prediction by the model of a site
         without rows (`FittedModel.population`), so that ``GroupKFold`` works.
     spline : sequence of str or int, or mapping, optional
         Columns of X, by name or number, whose effects are curves: natural cubic splines with 5 knots at quantiles. A
-        mapping has other numbers of knots, or knots.
+        mapping gives other numbers of knots, or the knots.
 
     Attributes
     ----------
@@ -350,18 +315,18 @@ class FedADMMRegressor(_FedADMM, SiteRegressor):
         A row per site, in the order of `sites_`.
     intercept_ : array (V,)
     groups_ : int array (V,)
-        Group of each site: sites joined by edges along which their parameters came out exactly equal.
+        Group of each site: sites joined by edges along which their estimated parameters are exactly equal.
     graph_ : Graph
         The graph used, after selection.
     lam_, gap_ : float
         The penalty level used, and the certificate: a relative duality gap.
     sparsity_ : float or array (V,)
-        The level of the l1 term that was used, or one for each site.
+        The level of the l1 term, or one level per site.
     n_iter_ : int
     selection_ : dict
         Summary of the edge selection; absent with ``select=None``.
     model_ : FittedModel
-        Everything together; `model_.save(directory)` writes it, `fedkin.load` reads it.
+        The fitted model; `model_.save(directory)` writes it; `fedkin.load` reads it.
     n_features_in_, feature_names_in_
         As in scikit-learn.
 
@@ -383,7 +348,7 @@ class FedADMMRegressor(_FedADMM, SiteRegressor):
 
 
 class FedADMMClassifier(_FedADMM, SiteClassifier):
-    """A logistic regression for every site, with sites that are alike sharing what they know.
+    """Logistic regression with a model for each site, fused between similar sites.
 
     Parameters
     ----------
@@ -404,9 +369,9 @@ class FedADMMClassifier(_FedADMM, SiteClassifier):
     -----
     The losses are "logistic", which becomes multinomial for more than two classes, and "multinomial".
 
-    A site may have rows of one class only: it learns from the sites that it is joined to. When the data
-    do not determine the parameters (separated classes on a whole component of the graph), a ridge of a 25th of one row
-    is added and a `DegenerateSiteWarning` says so.
+    A site may have rows of one class only: it learns from its neighbours. When the data do not determine the parameters
+    (separated classes on a whole component of the graph), a ridge worth 1/25 of a row is added, with a
+    `DegenerateSiteWarning`.
 
     Examples
     --------

@@ -1,4 +1,4 @@
-"""The fused estimator: edges tested, ``lam`` chosen, the problem solved with a certificate; also after kin."""
+"""Fit the fused estimator: test edges, choose ``lam``, solve with a certificate; also on the result of kin."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from fedkin._base import Array, Index, Mask, Say
-from fedkin.admm import Availability, fed_admm
+from fedkin.admm import Availability
+from fedkin.admm.algorithm import fed_admm
 from fedkin.cluster import running_engine
 from fedkin.core import (
     RANK_TOLERANCE,
@@ -50,22 +51,22 @@ from fedkin.solvers import (
     solve_fused,
 )
 
-Reasons = dict[Hashable, str]  # site: why its parameters had to be held back
+Reasons = dict[Hashable, str]  # site: why its parameters needed a ridge
 
-_MOST_PAIRS = 5_000_000  # beyond this many, pairs are not listed
+_MOST_PAIRS = 5_000_000  # largest number of pairs that are listed
 _COLLINEAR = "collinear features"
 _SEPARATED = "separated classes, a class that is missing, or no counts"
-#: Candidates for a ridge that is to be chosen; features have a standard deviation of about 1.
+#: Candidate ridges; features have a standard deviation of about 1.
 RIDGES = (0.0, 1e-3, 1e-2, 0.1, 1.0)
-#: Powers of the standard deviation between sites that cross-validation chooses among after kin; 0 changes nothing.
+#: Candidate powers of the standard deviation between sites, after kin; 0 leaves columns unscaled.
 POWERS = (0.0, 0.5, 1.0)
-#: Levels by which a power is judged, down to this share of the one that fuses all, and the gap of their solutions.
+#: Penalty levels at which a power is scored, down to this share of the level that fuses all, and their gap.
 _LEVELS, _SHARE, _ROUGH_GAP = 5, 0.01, 1e-3
-#: No standard deviation counts for less than this share of the largest.
+#: Standard deviations are at least this share of the largest.
 _LEAST_SD = 1e-3
-#: Dropped edges that are kept by name.
+#: Largest number of dropped edges that are stored by name.
 MOST_DROPPED = 20_000
-#: Numbers in the duals of a problem whose path is worth solving for a picture, and sites whose groups are kept.
+#: Largest number of duals for which the path is solved for the report, and of sites whose groups are stored.
 _MOST_DUALS, _MOST_SITES = 200_000, 2_000
 _PATH_TOL, _PATH_ITER = 1e-5, 2_000
 #: Relative gap of solutions without a fold.
@@ -87,10 +88,9 @@ def fused_estimate(prepared: Prepared, graph: Graph | None, options: FitOptions,
     except SolverError:
         if reasons:
             raise
-        # rows held out by a fold can take away the last overlap of two classes; where edges do not pull at intercepts,
-        # it is that of a site
+        # holding out a fold can remove the last overlap of two classes; without fused intercepts it is that of a site
         alone = options.fuse_intercept is not True
-        reasons = dict.fromkeys(sites, "separated classes or a missing one, perhaps only without the rows of a fold")
+        reasons = dict.fromkeys(sites, "separated classes or a missing class, perhaps only without the rows of a fold")
         problem = _with_light_ridge(problem, Graph.empty(sites) if alone else used, list(sites))
         level, solution, groups = _solved(problem, options, free, say)
     note_light_ridge(notes, reasons)
@@ -105,7 +105,7 @@ def fused_estimate(prepared: Prepared, graph: Graph | None, options: FitOptions,
 
 
 def _groups_to_pool(prepared: Prepared, graph: Graph, theta: Array, options: FitOptions) -> Index:
-    """Return groups of neighbours that pass for equal, joined in the order of their distances in ``theta (V, p)``."""
+    """Return groups of neighbours that do not differ significantly, joined in order of distance in ``theta (V, p)``."""
     local = local_fit(prepared.solvable, prepared.loss, options.variance, radius=options.radius)
     statistic, _, _ = wald_tests(local, graph.edges)
     i, j = graph.edges.T
@@ -144,7 +144,7 @@ def used_graph(
 
 
 class _Level(NamedTuple):
-    """A problem with its ridge, the level, what cross-validation saw, and whether edges pull at intercepts."""
+    """A problem with its ridge, the penalty level, the cross-validation, and whether intercepts are fused."""
 
     problem: Problem
     lam: float
@@ -153,7 +153,7 @@ class _Level(NamedTuple):
 
 
 def _solved(problem: Problem, options: FitOptions, free: Mask, say: Say) -> tuple[_Level, Solution, Index]:
-    """Return the level, the solution there with all parameters, and the groups that share what edges pull at."""
+    """Return the level, the solution there with all parameters, and the groups that share fused parameters."""
     level = _chosen_level(problem, options, free, say)
     say(f"solving at lam = {level.lam:.4g}")
     profiled = None if level.fuses else ProfiledProblem(level.problem, free)
@@ -177,7 +177,7 @@ def _solution(problem: Problem, options: FitOptions) -> Solution:
 
 
 def _choice_record(level: _Level, scores: LamChoice, options: FitOptions) -> dict[str, Any]:
-    """Return what a cross-validation saw, in plain values."""
+    """Return the results of a cross-validation as plain values."""
     curves = {name: getattr(scores, name).tolist() for name in ("lams", "mean", "error")}
     choice = {"lam": scores.lam, "rule": scores.rule, **curves}
     if options.fuse_intercept is not True:
@@ -191,7 +191,7 @@ def _choice_record(level: _Level, scores: LamChoice, options: FitOptions) -> dic
 
 
 def at_chosen_level(problem: Problem, options: FitOptions, say: Say) -> tuple[Problem, dict[str, Any] | None]:
-    """Return the problem at the given level, or at that of cross-validation with what that saw."""
+    """Return the problem at the given level, or at the level that cross-validation chose, with its results."""
     level = _with_intercepts_fused(problem, options, say)
     seen = None if level.scores is None else _choice_record(level, level.scores, options)
     return level.problem.with_lam(level.lam), seen
@@ -200,7 +200,7 @@ def at_chosen_level(problem: Problem, options: FitOptions, say: Say) -> tuple[Pr
 def _chosen_level(problem: Problem, options: FitOptions, free: Mask, say: Say) -> _Level:
     fuse = options.fuse_intercept
     if not free.any() or problem.graph.n_edges == 0:
-        fuse = True  # nothing to leave alone
+        fuse = True  # no intercept to leave unfused
     if fuse is True:
         return _with_intercepts_fused(problem, options, say)
     if fuse is False:
@@ -216,7 +216,7 @@ def _chosen_level(problem: Problem, options: FitOptions, free: Mask, say: Say) -
 
 
 def _with_intercepts_apart(problem: Problem, options: FitOptions, free: Mask, say: Say) -> _Level:
-    say(f"choosing lam by {options.cv_folds}-fold cross-validation within sites, intercepts left alone")
+    say(f"choosing lam by {options.cv_folds}-fold cross-validation within sites, intercepts not fused")
     lams = None if options.lam == "cv" else [float(options.lam)]
     with warnings.catch_warnings(action="ignore", category=ConvergenceWarning):
         choice = cross_validate_lam(problem, lams, free=free, **_cross_validation(options))
@@ -228,7 +228,7 @@ def _cross_validation(options: FitOptions) -> dict[str, Any]:
 
 
 def _with_intercepts_fused(problem: Problem, options: FitOptions, say: Say, *, compared: bool = False) -> _Level:
-    """Return the given ``lam``, or that of cross-validation; ``compared`` asks for scores in any case."""
+    """Return the given ``lam``, or the one that cross-validation chose; ``compared`` always computes scores."""
     if options.lam != "cv" and not compared:
         return _Level(problem, float(options.lam))
     joined, sparse = np.flatnonzero(problem.graph.degree > 0), isinstance(options.sparsity, str)
@@ -244,7 +244,7 @@ def _with_intercepts_fused(problem: Problem, options: FitOptions, say: Say, *, c
         data, graph = problem.federation.subset(sites), problem.graph.subset(sites)
         part = replace(problem, federation=data, graph=graph, sparsity=np.asarray(problem.sparsity)[joined])
     how = _cross_validation(options)
-    # candidates that are hard to solve are far from the best, whose solution gets a certificate of its own
+    # candidates that are hard to solve are far from the best; the chosen one gets its own certificate
     with warnings.catch_warnings(action="ignore", category=ConvergenceWarning):
         names = part.federation.feature_names
         slopes = np.tile([name != INTERCEPT for name in names], part.n_params // len(names))
@@ -260,7 +260,7 @@ def _with_intercepts_fused(problem: Problem, options: FitOptions, say: Say, *, c
             problem = replace(problem, sparsity=part.sparsity)
         else:
             choice = cross_validate_lam(part, None if options.lam == "cv" else [float(options.lam)], **how)
-    # the same scale for the candidates: they are levels of the whole problem then
+    # scale the candidates alike, so that they are levels of the whole problem
     return _Level(problem, choice.lam * share, replace(choice, lam=choice.lam * share, lams=choice.lams * share))
 
 
@@ -270,7 +270,7 @@ def _with_intercepts_fused(problem: Problem, options: FitOptions, say: Say, *, c
 def extras(
     columns: Columns, graph: Graph, options: FitOptions, choice: Mapping[str, Any] | None = None
 ) -> dict[str, Any]:
-    """Return radius, ridge ``(p,)`` and sparsity ``(V, p)`` of a problem: given numbers, or those of a ``choice``."""
+    """Return radius, ridge ``(p,)`` and sparsity ``(V, p)`` of a problem, as given or as in a ``choice``."""
     known = {"ridge": options.least_ridge, "sparsity": options.least_sparsity, **(choice or {})}
     levels = np.broadcast_to(np.asarray(known["sparsity"], dtype=np.float64), (graph.n_sites,))
     sparsity = levels[:, None] * columns.per_parameter(1.0)
@@ -278,7 +278,7 @@ def extras(
 
 
 def well_posed_problem(prepared: Prepared, graph: Graph, options: FitOptions) -> tuple[Problem, Reasons]:
-    """Return the problem, with a light ridge where it would have no minimiser, and the reasons for that."""
+    """Return the problem, with a small ridge if it would have no minimiser, and the reasons."""
     how = extras(prepared.columns, graph, options)
     problem = Problem(prepared.solvable, graph, prepared.loss, options.penalty, **how)
     if options.radius is not None:  # a ball holds a minimiser
@@ -295,7 +295,7 @@ def well_posed_problem(prepared: Prepared, graph: Graph, options: FitOptions) ->
 
 
 def _with_light_ridge(problem: Problem, groups: Graph, sites: list[Hashable]) -> Problem:
-    """Add a 25th of one row's worth of ridge for all sites, intercept included; the rule of `LocalFit`."""
+    """Add a ridge worth 1/25 of a row at all sites, intercept included, as in `LocalFit`."""
     data = problem.data
     rows = np.bincount(groups.components(), weights=data.n)[groups.components()]
     fewest = min(rows[data.index[site]] for site in sites)
@@ -304,7 +304,7 @@ def _with_light_ridge(problem: Problem, groups: Graph, sites: list[Hashable]) ->
 
 
 def note_light_ridge(notes: dict[Hashable, tuple[str, ...]], reasons: Reasons) -> None:
-    """Note why sites have a light ridge, and warn of those whose parameters the data do not determine."""
+    """Note why sites have a small ridge, and warn about those whose parameters the data do not determine."""
     sites = [site for site, reason in reasons.items() if reason != _COLLINEAR]
     if sites:
         shown, more = ", ".join(map(repr, sites[:5])), f" and {len(sites) - 5} more" if len(sites) > 5 else ""
@@ -341,7 +341,7 @@ def _without_minimiser(data: SiteData, columns: Columns, labels: Index, options:
         assert fed is not None and fed.y is not None
         group = labels[fed.site_index]
         if held:
-            # only the intercept is free: it has nowhere to stop when a class, or every count, is missing
+            # only the intercept is free: it diverges when a class, or every count, is missing
             diverges = np.flatnonzero(loss.constant_diverges(fed.y, group)) if columns.intercept else ()
             bad = {int(label): _SEPARATED for label in diverges}
         else:
@@ -362,11 +362,11 @@ def _collinear(data: SiteData, members: Mask) -> bool:
 def with_history(
     model: FittedModel, data: Data, graph: Graph | None, options: FitOptions, schema: Schema | None = None
 ) -> FittedModel:
-    """Return a model with what its report shows of the rows: standard deviations of columns, and of a fused model the
-    dropped edges and the path.
+    """Return a model with the data for its report: standard deviations of columns; for a fused model also the dropped
+    edges and the path.
     """
     history = dict(model.history or {})
-    if isinstance(data, Federation) and data.n_features == model.n_features:
+    if data.in_memory and data.n_features == model.n_features:
         history["deviations"] = data.X.std(axis=0).tolist()
     if model.fused is None:
         return replace(model, history=history)
@@ -376,7 +376,7 @@ def with_history(
         edges = candidates.edges[gone].tolist() if gone.sum() <= MOST_DROPPED else []
         history["dropped"] = {"candidates": candidates.n_edges, "edges": edges}
     choice = history.get("choice")
-    known = isinstance(data, Federation) or data.has_rows or data.loss.quadratic  # what a path needs
+    known = data.has_rows or data.loss.quadratic  # required for a path
     if known and choice and model.graph.n_edges * model.coef[0].size <= _MOST_DUALS and model.n_sites <= _MOST_SITES:
         prepared = prepare(data, options, schema)
         options = replace(options, ridge=choice.get("ridge", options.least_ridge), sparsity=options.least_sparsity)
@@ -384,7 +384,7 @@ def with_history(
         problem = replace(problem, sparsity=extras(prepared.columns, model.graph, options, choice)["sparsity"])
         if choice.get("fuse_intercept") is False:
             problem = ProfiledProblem(problem, prepared.columns.intercepts).rest
-        with warnings.catch_warnings(action="ignore", category=ConvergenceWarning):  # only a picture
+        with warnings.catch_warnings(action="ignore", category=ConvergenceWarning):  # for the report only
             path = lam_path(problem, choice["lams"], tol=_PATH_TOL, max_iter=_PATH_ITER)
         labels = [solution.clusters(model.graph).tolist() for solution in path.solutions]
         history["path"] = {"lams": path.lams.tolist(), "labels": labels}
@@ -413,14 +413,14 @@ def fused_from_sums(prepared: Prepared, model: FittedModel, options: FitOptions,
 def fit_after_kin(
     federation: Federation, options: FitOptions | None = None, progress: Say | None = None
 ) -> FittedModel:
-    """Fit the fused estimator on what kin found.
+    """Fit the fused estimator to the result of kin.
 
-    Edges join the sites of a group; without groups, and where some site would have no edge, all pairs. The penalty
-    measures a coefficient's differences in a power of its standard deviation between sites, which kin has learned.
+    Edges join the sites of a group, or all pairs if there are no groups or some site would have no edge. The penalty
+    measures differences of a coefficient in a power of its standard deviation between sites, as estimated by kin.
     """
     options = replace(FitOptions() if options is None else options, method="fused", select="none")
     if options.radius is not None:
-        raise ParameterError("after kin columns have units of their own, in which a radius means nothing: leave it out")
+        raise ParameterError("after kin, columns are rescaled, so a radius has no meaning: leave it out")
     say = progress or silent
     prepared = prepare(federation, options)
     say("finding kin")
@@ -436,7 +436,7 @@ def fit_after_kin(
 
 
 def _stretched(prepared: Prepared, kin: Kin, power: float) -> Prepared:
-    """Return the same rows with columns in units of that power of the standard deviation between sites."""
+    """Return the rows with columns in units of a power of the standard deviation between sites."""
     rows, sd = prepared.rows, np.maximum(kin.sd, _LEAST_SD * kin.sd.max())
     # classes share columns
     size = np.log(sd if sd.any() else np.ones_like(sd)).reshape(-1, rows.n_features).mean(axis=0)

@@ -1,4 +1,4 @@
-"""`fit`: one way from data to a model, whatever the method and wherever the rows are."""
+"""Fit models from rows, files or summaries, with either method."""
 
 from __future__ import annotations
 
@@ -7,13 +7,14 @@ import os
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any, overload
 
 import numpy as np
 from scipy.special import ndtri
 
 from fedkin._base import Array, Say, check_level, listed
+from fedkin._storage import place_of
+from fedkin.cluster import On, running_on
 from fedkin.core import FileRows, Quadratics, RowData, Summaries, local_fit
 from fedkin.data import Federation, Schema, files_of
 from fedkin.errors import FedkinWarning, ParameterError, SolverError, argument
@@ -32,7 +33,7 @@ Answer = Callable[[Queries], Summaries]
 
 @dataclass(frozen=True)
 class Method:
-    """How an `Estimate` is found in prepared data; `fit` and `compare` know methods by this only."""
+    """Interface of a method, which computes an `Estimate` from prepared data for `fit` and `compare`."""
 
     options: FitOptions
 
@@ -51,7 +52,7 @@ class Method:
         raise NotImplementedError
 
     def agreed(self, data: Summaries) -> Method:
-        """Return the method with the folds and the seed that the sites used, where it needs them."""
+        """Return the method with the sites' folds and seed, if it needs them."""
         return self
 
 
@@ -67,7 +68,7 @@ class KinMethod(Method):
         how: dict[str, Any] = {"loss": prepared.loss, "seed": self.options.seed, "fixed": prepared.fixed}
         how |= {"start": earlier, "within": self.options.within}
         found = find_kin(prepared.data, graph, **how, **length)
-        # groups that are resolved; where none are, every site is on its own
+        # resolved groups; if there are none, each site is its own group
         groups = in_order_of_appearance(found.groups) if found.resolved else np.arange(len(found.sites))
         used = Graph.empty(found.sites) if graph is None else graph.aligned(found.sites)
         return Estimate(found.theta, used, groups, kin=found)
@@ -77,7 +78,7 @@ class KinMethod(Method):
         found = self.fit(prepared, graph, say)
         if number >= self.options.messages:
             return found
-        # no edges pull, so nothing is to be certified
+        # there is no penalty, so nothing to certify
         data, theta = prepared.summaries, found.theta
         pull = -data.sums.total().terms().gradients(theta)
         V, p = theta.shape
@@ -91,7 +92,7 @@ class KinMethod(Method):
 
 
 class FusedMethod(Method):
-    """The paper's estimator: edges tested, ``lam`` chosen, the objective minimised with a certificate."""
+    """The paper's estimator: it tests edges, chooses ``lam`` and minimises the objective with a certificate."""
 
     def fit(
         self, prepared: Prepared, graph: Graph | None, say: Say, start: FittedModel | None = None, quick: bool = False
@@ -109,8 +110,8 @@ class FusedMethod(Method):
 
 
 def method_for(options: FitOptions) -> Method:
-    """Return the method that the options ask for."""
-    return KinMethod(options) if options.chosen == "kin" else FusedMethod(options)
+    """Return the method selected by the options."""
+    return KinMethod(options) if options.method == "kin" else FusedMethod(options)
 
 
 @overload
@@ -134,39 +135,42 @@ def fit(
     queries: Queries | None = None,
     answer: Answer | None = None,
     max_rounds: int = 30,
+    on: On | None = None,
 ) -> FittedModel | Queries:
     """Fit a model for every site.
 
     Parameters
     ----------
     data : Federation, FileRows or Summaries
-        Rows in memory; rows that stay in files (`fedkin.core.rows_in_files`), for kin; or the summaries of the sites.
-        For "logistic" and "multinomial" the targets of rows are class labels of any kind.
+        Rows in memory; for kin also rows that stay in files (`fedkin.core.rows_in_files`); or the sites' summaries. For
+        "logistic" and "multinomial" the targets of rows are class labels of any kind.
     graph : Graph, optional
-        Over the sites of the data, in any order. Kin takes it for a hint at which sites are alike, which may be wrong.
-        For the fused estimator it has the edges; without it all pairs of sites are edges (candidates for edges, if
+        A graph over the sites of the data, in any order. Kin uses it as a hint, which may be wrong, about which sites
+        are alike. The fused estimator uses its edges, or all pairs of sites without it (as candidates if
         ``options.select`` is on).
     options : FitOptions, optional
-        How to fit. For files and summaries, loss, intercept, classes and folds are those of the data.
+        Options of the fit. For files and summaries, loss, intercept, classes and folds are those of the data.
     progress : callable, optional
         Called with a line of text before each step.
     schema : Schema, optional
-        Of `Federation.from_schema`, or by which sites prepared the rows that they summed up: rows are then scaled as
-        it says, whatever ``options.standardize``, and the model keeps it.
+        The schema of `Federation.from_schema`, or the one by which sites prepared their summaries. It determines the
+        scaling, whatever ``options.standardize`` says, and the model keeps it.
     start : FittedModel, optional
-        An earlier model of the same columns, where kin starts; saves time.
+        An earlier model of the same columns, as a warm start for kin.
     covariates : mapping {site: value, row or {name: value}}, array (V, q) or pandas table, optional
-        What is known about the sites besides their rows, instead of a graph (see `fedkin.kin.covariate_graph`). The
-        model keeps the names in ``options["covariates"]``.
+        Covariates of the sites, instead of a graph (see `fedkin.kin.covariate_graph`). The model keeps their names in
+        ``options["covariates"]``.
     quick : bool
-        Whether only predictions are wanted: kin samples a third as long, which is enough for them, and not for
-        diagnostics and probabilities.
+        Whether kin samples a third as long: enough for predictions, but not for diagnostics and probabilities.
     queries : Queries, optional
         The last queries, where ``data`` are the sites' answers to them.
     answer : callable, optional
-        Returns the sites' answers to `Queries`: then `fit` asks until it has a model.
+        Function that returns the sites' answers to `Queries`; `fit` calls it until it has a model.
     max_rounds : int
-        Most rounds of messages with ``answer``, the first among them.
+        Maximum number of rounds of messages with ``answer``, including the first.
+    on : str or Engine, optional
+        Where to run: "local", "ray", "ray://host:port", or an engine (docs/cluster.md); by default the engine of
+        `fedkin.cluster.running_on`.
 
     Returns
     -------
@@ -176,19 +180,19 @@ def fit(
 
     Notes
     -----
-    *Groups of the fused estimator* are sites that came out exactly equal along edges. With one site or without edges
-    there is nothing to choose: ``lam`` is 0 unless it is given as a number.
+    *Groups of the fused estimator* are sites joined by edges with exactly equal estimates. With one site or without
+    edges, ``lam`` is 0 unless it is given as a number.
 
-    *No minimiser.* Where the likelihood of a whole connected component has no maximum (classes separated, a class
-    missing, no counts), or its features are collinear, a ridge of a 25th of one row's worth is added for all sites.
-    The sites concerned have a note in the model; in the first case a `DegenerateSiteWarning` is given.
+    *No minimiser.* If the likelihood of a whole connected component has no maximum (separated classes, a missing class,
+    no counts), or its features are collinear, a ridge worth 1/25 of a row is added at all sites. The model has a note
+    on each site concerned. In the first case a `DegenerateSiteWarning` is issued.
 
-    *Summaries of quadratic losses.* The result is that of the rows up to rounding: coefficients agree to 1e-10 on
-    ordinary designs. A Gram matrix squares the condition number of the features, so of nearly collinear ones fewer
-    digits agree.
+    *Summaries of quadratic losses.* The result equals that from the rows up to rounding: coefficients agree to 1e-10 on
+    ordinary designs. A Gram matrix squares the condition number of the features, so fewer digits agree for nearly
+    collinear ones.
 
-    *Summaries of other losses.* Kin expands them at the sites' own estimates, then at its own, ``options.messages``
-    times in all. The fused estimator tests edges with the sites' own estimates, cross-validates ``lam`` on quadratic
+    *Summaries of other losses.* Kin expands them at the sites' own estimates and then at its own, ``options.messages``
+    times in total. The fused estimator tests edges with the sites' own estimates, cross-validates ``lam`` on quadratic
     expansions in the first two rounds, and asks until the certified relative gap is at most ``options.tol``.
 
     Examples
@@ -204,6 +208,13 @@ def fit(
     >>> fit(fedkin.summarise(design.federation.with_intercept()), design.graph).n_groups
     2
     """
+    if on is not None:
+        again: Callable[..., FittedModel | Queries] = fit
+        with running_on(on):
+            return again(
+                data, graph, options, progress, schema, start, covariates=covariates, quick=quick, queries=queries,
+                answer=answer, max_rounds=max_rounds,
+            )  # fmt: skip
     options = FitOptions() if options is None else options
     say = progress or silent
     hint = hint_of(graph, covariates, data.sites)
@@ -224,7 +235,7 @@ def fit(
 
 
 def warn_of_rows(prepared: Prepared, found: Estimate) -> None:
-    """Give a `FedkinWarning` where columns are constant within sites, or rows vary otherwise than the loss has it."""
+    """Warn if columns are constant within sites, or if the variance of rows does not match the loss."""
     if found.kin is not None:
         _warn_of_constant(prepared, found.kin)
         noise = float(np.average(found.kin.noise, weights=found.kin.n_samples))
@@ -247,7 +258,7 @@ def _warn_of_constant(prepared: Prepared, kin: Kin) -> None:
 
 
 def _start(model: FittedModel, prepared: Prepared) -> Kin | None:
-    """Return the kin of an earlier model in the units of prepared columns; None where it had other parameters."""
+    """Return the kin of an earlier model in the units of prepared columns; None if its parameters differ."""
     columns, names = prepared.columns, prepared.columns.parameter_names
     if model.kin is None or model.kin.names != names or model.loss.name != prepared.loss.name:
         return None
@@ -258,7 +269,7 @@ def _start(model: FittedModel, prepared: Prepared) -> Kin | None:
 def _step(
     data: Summaries, graph: Graph | None, options: FitOptions, say: Say, schema: Schema | None, queries: Queries | None
 ) -> FittedModel | Queries:
-    """Return what follows from the messages of one round."""
+    """Return the model, or the next queries, from the messages of one round."""
     if options.solver != "exact":
         given = argument("solver", options.solver)
         raise ParameterError(f"{given} needs rows; summaries are solved directly: leave it out")
@@ -281,15 +292,15 @@ def _step(
 
 
 def with_covariates(model: FittedModel, covariates: Covariates | None) -> FittedModel:
-    """Return the model with the names of the covariates that its graph was made of among its ``options``."""
+    """Return the model with the names of its covariates in its ``options``."""
     if covariates is None:
         return model
     return replace(model, options={**model.options, "covariates": list(covariate_names(covariates))})
 
 
 def data_record(path: str | os.PathLike[str], rows: int) -> dict[str, Any]:
-    """Return the name of a table and the digest of its bytes; of several files, in order of their names."""
-    digest, place = hashlib.sha256(), Path(path)
+    """Return the name of a table and the digest of its bytes; several files are read in the order of their names."""
+    digest, place = hashlib.sha256(), place_of(path)
     inside = sorted(one for one in place.iterdir() if one.is_file()) if place.is_dir() else []
     files = inside or files_of(place)
     for one in files:
@@ -305,7 +316,7 @@ def data_record(path: str | os.PathLike[str], rows: int) -> dict[str, Any]:
 
 
 def naive_confint(model: FittedModel, federation: Federation, level: float = 0.95) -> Array:
-    """Return intervals of each site's parameters from the pooled rows of its group, as if the groups had been given.
+    """Return intervals of each site's parameters from the pooled rows of its group, taking the groups as known.
 
     Parameters
     ----------
@@ -314,9 +325,9 @@ def naive_confint(model: FittedModel, federation: Federation, level: float = 0.9
     federation : Federation
         The rows that it was fitted on.
     level : float in (0, 1)
-        What the intervals would cover if the groups were the true ones and had not been chosen. They ignore that edges
-        were selected with the same rows, that groups may be wrong, and the penalty's shrinkage, so they cover less.
-        `Kin.confint` averages over groupings instead.
+        Nominal coverage if the groups were known. The intervals ignore that edges were selected with the same rows,
+        that groups may be wrong, and the penalty's shrinkage, so they cover less. `Kin.confint` averages over groupings
+        instead.
 
     Returns
     -------

@@ -12,13 +12,12 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from fedkin import __version__
-from fedkin._base import Array, Index, check_choice, count, html_card, some_of
+from fedkin._base import Array, Index, check_choice, check_level, count, html_card, some_of
 from fedkin.core import Summary
-from fedkin.data import Federation, HasSites, Rows, Schema, columns_of, raise_findings, site_id, site_ids
-from fedkin.errors import DataError, ParameterError, SolverError
+from fedkin.data import Federation, HasSites, Schema, columns_of, raise_findings, site_id, site_ids
+from fedkin.errors import ParameterError, SolverError
 from fedkin.fitting.options import (
     Unseen,
-    class_numbers,
     feature_matrix,
     in_order_of_appearance,
     is_table,
@@ -27,11 +26,15 @@ from fedkin.fitting.options import (
     schema_columns,
     site_positions,
 )
-from fedkin.fitting.parts import Baselines, Boosting, FusedFit, survival_target
+from fedkin.fitting.parts import CODES, Baselines, Boosting, FusedFit, labelled_rows
 from fedkin.graph import Graph
 from fedkin.kin import Contrast, Joined, Kin, Kind, Predicted, Sites, predicted
 from fedkin.losses import Loss
 
+Each = ArrayLike | None  # a number per row
+Weights = Mapping[str, float]
+SiteCodes = tuple[tuple[float, ...], ...] | None
+Interval = Literal["mean", "observation"]
 #: Leading columns of the table of coefficients.
 _LEADING = ("site", "group", "n_samples", "class", "intercept")
 
@@ -43,12 +46,12 @@ class NewSite:
     Attributes
     ----------
     model : FittedModel
-        Of this site alone: it predicts, has intervals, and can be saved.
+        The model of this site alone; it predicts, has intervals, and can be saved.
     probability : array (V,)
-        That it is alike with each site of the fit.
+        Probability that it is alike with each site of the fit.
     groups : array (K,)
-        Probability of each group that is resolved; the rest is the probability that it belongs to none of them. Empty
-        where none are.
+        Probability of each resolved group; the remainder is the probability that it belongs to none. Empty without
+        groups.
     """
 
     model: FittedModel
@@ -58,7 +61,7 @@ class NewSite:
 
 @dataclass(frozen=True, eq=False, repr=False)
 class FittedModel(HasSites):
-    """A model for every site, and the groups of sites that turned out to be alike.
+    """A fitted model: parameters for each site, and groups of similar sites.
 
     Attributes
     ----------
@@ -70,13 +73,13 @@ class FittedModel(HasSites):
         Zeros when the fit had none.
     feature_names : tuple of q str
     groups : int array (V,)
-        Group of each site, numbered by first appearance. With kin: the groups that are resolved; where none are,
-        every site is on its own. Fused: sites joined by edges along which their parameters came out exactly equal.
+        Group of each site, numbered by first appearance. With kin: the resolved groups; if there are none, each site is
+        its own group. Fused: sites joined by edges along which their estimates are exactly equal.
     n_samples : int array (V,)
         Rows that each site was fitted on.
     loss : Loss
     graph : Graph
-        The graph that was used, after edge selection if there was one. With kin: the graph that was given, or no edges.
+        The graph used, after any edge selection. With kin: the given graph, or no edges.
     fit_intercept : bool
     classes : tuple or None
         Class labels in the order of the columns of `predict_proba`; None for regression.
@@ -89,23 +92,25 @@ class FittedModel(HasSites):
     options : mapping
         The options of the fit, in plain values.
     notes : mapping {site: tuple of str}
-        What had to be done about single sites.
+        Notes on single sites, such as an added ridge.
     fedkin_version : str
     schema : Schema or None
         The columns that a table must have, inferred from a table or agreed on in a contract; None for
         rows that came as arrays. Tables to predict hold the columns of the schema (``ward``), while `feature_names`
         and `coef` are of the encoded ones (``ward=B``).
     origin : mapping or None
-        Where the model comes from, if not from rows: ``{"from": "summaries", "rounds": 3}`` and what was promised.
+        Origin of the model if not from rows: ``{"from": "summaries", "rounds": 3}``, and any guarantees.
     comparison : mapping or None
         Errors of Local, Global, site intercepts and this method on held-out rows, in plain values.
     baseline : Baselines or None
-        Of losses with hazards: every site's baseline, where rows were at hand; see `with_baseline`.
+        For losses with hazards: each site's baseline, if rows were available; see `with_baseline`.
     history : mapping or None
-        How the fit came about, in plain values, for its report: the curve of the cross-validation (``choice``), groups
-        along the path (``path``), edges that were dropped, the digest of the data, the command.
+        Records for the report, in plain values: the cross-validation curve (``choice``), groups along the path
+        (``path``), dropped edges, the digest of the data, the command.
     boosting : Boosting or None
         The boosting model whose prediction is the last of the features.
+    site_codes : tuple of V tuples of numbers, or None
+        Codes by which the boosting model tells sites apart, if it knows them; empty for a site that it does not know.
 
     Examples
     --------
@@ -113,7 +118,7 @@ class FittedModel(HasSites):
     >>> from fedkin.fitting import FitOptions, fit
     >>> X = [[0.0], [1.0], [2.0]]
     >>> fed = fedkin.Federation({"a": (X, [1.0, 3.0, 5.0]), "b": (X, [0.0, 2.0, 4.0])})
-    >>> model = fit(fed, None, FitOptions(lam=0.0))
+    >>> model = fit(fed, None, FitOptions(method="fused", lam=0.0))
     >>> model.predict([[10.0]], "a").round(6)
     array([21.])
     """
@@ -141,13 +146,14 @@ class FittedModel(HasSites):
     history: Mapping[str, Any] | None = None
     baseline: Baselines | None = None
     boosting: Boosting | None = None
+    site_codes: SiteCodes = None
 
     def __post_init__(self) -> None:
         wrong = ~(np.isfinite(self.coef).all(axis=(1, 2)) & np.isfinite(self.intercept).all(axis=1))
         if wrong.any():
             raise SolverError(
-                f"the parameters of site {self.sites[int(np.argmax(wrong))]!r} are not finite, so there is no model: "
-                "look for columns or targets of extreme size, or take another loss"
+                f"the parameters of site {self.sites[int(np.argmax(wrong))]!r} are not finite: "
+                "look for columns or targets of extreme size, or choose another loss"
             )
 
     @property
@@ -170,14 +176,14 @@ class FittedModel(HasSites):
         return tuple(tuple(self.sites[u] for u in np.flatnonzero(self.groups == k)) for k in range(self.n_groups))
 
     def part(self, sites: Iterable[Hashable]) -> FittedModel:
-        """Return the model of some of the sites, in this order; it holds nothing about the other sites.
+        """Return the model of some of the sites, in this order, without anything about the other sites.
 
         Examples
         --------
         >>> import fedkin
         >>> from fedkin.fitting import FitOptions, fit
         >>> fed = fedkin.Federation({u: [[float(u > 1)]] for u in range(4)})
-        >>> model = fit(fed, None, FitOptions(loss="mean", lam=0.02, select="none"))
+        >>> model = fit(fed, None, FitOptions(method="fused", loss="mean", lam=0.02, select="none"))
         >>> model.members(), model.part([3]).sites
         (((0, 1), (2, 3)), (3,))
         """
@@ -200,13 +206,14 @@ class FittedModel(HasSites):
             baseline=None if self.baseline is None else self.baseline.take(chosen),
             comparison=None,
             history=None,
+            site_codes=None if self.site_codes is None else tuple(self.site_codes[u] for u in chosen),
         )
 
     def coefficients(self) -> dict[str, list[Any]]:
         """Return the coefficients as columns: site, group, class (with more than two), intercept, then the features.
 
-        ``pandas.DataFrame(model.coefficients())`` makes a table of it. A feature that is called like one of the
-        leading columns gets the prefix ``feature:``.
+        ``pandas.DataFrame(model.coefficients())`` is a table. A feature with the name of a leading column gets the
+        prefix ``feature:``.
         """
         k = self.coef.shape[1]
         columns: dict[str, list[Any]] = {
@@ -230,18 +237,20 @@ class FittedModel(HasSites):
         return f"FittedModel({self.loss.name}, {sites} in {groups}{how})"
 
     def _repr_html_(self) -> str:
-        facts = {
+        verdict = (self.comparison or {}).get("verdict")
+        facts: dict[str, object] = {"decision": str(verdict)} if verdict else {}
+        facts |= {
             "loss": self.loss.name + (f", target {self.target_name}" if self.target_name else ""),
-            "sites": f"{self.n_sites}, {int(self.n_samples.sum())} rows",
+            "data": f"{count(self.n_sites, 'site')}, {count(int(self.n_samples.sum()), 'row')}",
             "features": f"{self.n_features}: {some_of(self.feature_names)}",
         }
         if self.fused is not None:
             facts |= {"lam": f"{self.fused.lam:.4g}", "relative gap": f"{self.fused.gap:.1e} ({self.status})"}
-        if self.comparison:
-            facts["comparison"] = str(self.comparison.get("verdict", ""))
         members = []
         if 1 < self.n_groups < self.n_sites:
             members = sorted(self.members(), key=len, reverse=True)
+        elif self.kin is not None and self.kin.within is not None:
+            facts["districts"] = len(self.kin.districts)
         else:
             facts["groups"] = "one" if self.n_groups == 1 else "none resolved"
         lines = [(k, len(group), some_of(group)) for k, group in enumerate(members, 1)]
@@ -249,22 +258,20 @@ class FittedModel(HasSites):
 
     # --- predictions ------------------------------------------------------------------------------------------
 
-    def predict(
-        self, X: object, site: object = None, offset: ArrayLike | None = None, *, unseen: Unseen = "raise"
-    ) -> NDArray[Any]:
+    def predict(self, X: object, site: object = None, offset: Each = None, *, unseen: Unseen = "raise") -> NDArray[Any]:
         """Predict rows.
 
         Parameters
         ----------
         X : array (n, q), or a table with the features among its columns
-            Rows to predict. With a `schema`, a table holds its columns: levels as they are, an offset if it has one.
+            Rows to predict. With a `schema`, a table with its columns: unencoded levels, and the offset if any.
         site : id, or list or array of n ids
             The site of all rows, or of each row (`UnknownSiteError` for one that was not part of the fit). It may be
             left out when the model has one site only.
         offset : array (n,), optional
             Needed when, and only when, the fit had an offset.
         unseen : "raise" or "population"
-            Whether rows of sites that were not part of the fit are refused, or predicted by the model of a site
+            Whether to refuse rows of sites that were not part of the fit, or to predict them by the model of a site
             without rows: see `population`.
 
         Returns
@@ -280,18 +287,16 @@ class FittedModel(HasSites):
             labels = np.fromiter(self.classes, dtype=object, count=len(self.classes))
         return np.asarray(labels[self.predict_proba(X, site, offset, unseen=unseen).argmax(axis=1)])
 
-    def predict_proba(
-        self, X: object, site: object = None, offset: ArrayLike | None = None, *, unseen: Unseen = "raise"
-    ) -> Array:
+    def predict_proba(self, X: object, site: object = None, offset: Each = None, *, unseen: Unseen = "raise") -> Array:
         """Return probabilities ``(n, C)`` in the order of `classes`; arguments as in `predict`.
 
-        With kin they are averaged over the uncertainty in each site's parameters: nearer to equal than those at the
-        estimates, the more so the less is known. With two classes that is exact for normal parameters, with more it is
-        an approximation.
+        With kin they are averaged over the uncertainty in each site's parameters, so they are less extreme than those
+        at the estimates, in particular for sites with few rows. The average is exact for normal parameters with two
+        classes, and approximate with more.
         """
         if self.classes is None:
             named = f"a model with the {self.loss.name} loss"
-            raise ParameterError(f"{named} has no classes and so no probabilities: use predict")
+            raise ParameterError(f"{named} has no classes, so it has no probabilities: use predict")
         return self._probabilities(*self._checked_rows(X, site, offset, unseen))
 
     def predict_survival(
@@ -299,53 +304,57 @@ class FittedModel(HasSites):
         X: object,
         site: object = None,
         times: ArrayLike = (),
-        offset: ArrayLike | None = None,
+        offset: Each = None,
         *,
+        level: float | None = None,
         unseen: Unseen = "raise",
     ) -> Array:
-        """Return the probability ``(n, T)`` that the event comes later than each of the T times.
+        """Return survival probabilities at T times: ``(n, T)``, or ``(3, n, T)`` with the ends of intervals.
 
         Parameters
         ----------
         X, site, offset, unseen
             As in `predict`. Unseen sites have the pooled baseline (`Baselines.pooled`).
         times : array (T,)
-            Beyond the last time of a site its curve stays where it is.
+            Each site's curve is constant after its last time.
+        level : float in (0, 1), optional
+            Level of the intervals, with kin; for unseen sites they include the variance between sites.
         """
+        check_level(0.95 if level is None else level)
         if self.baseline is None:
             raise ParameterError(
-                "the model has no baseline hazards, which take rows: with_baseline(rows) computes them where the rows "
-                "are (survival curves are for the cox loss)"
+                "the model has no baseline hazards, which need rows: with_baseline(rows) computes them from rows "
+                " (survival curves are for the cox loss)"
             )
         rows, position, shift = self._checked_rows(X, site, offset, unseen)
         moments = np.atleast_1d(np.asarray(times, dtype=np.float64))
-        out = np.empty((len(rows), moments.size))
+        out = np.empty((1 if level is None else 3, len(rows), moments.size))
         for own, model, u in self._by_site(position):
             assert model.baseline is not None
-            hazard = model.loss.predict(
-                model.theta(u), model._with_ones(rows[own]), None if shift is None else shift[own]
-            )
-            out[own] = np.exp(-np.outer(hazard, model.baseline.cumulative(u, moments)))
-        return out
+            X = model._with_ones(rows[own])
+            hazard = model.loss.predict(model.theta(u), X, None if shift is None else shift[own])
+            how = () if level is None else (model._kin("intervals").covariance[u], level)
+            out[:, own] = model.baseline.survival(u, moments, hazard, X, *how)
+        return out[0] if level is None else out
 
     def with_baseline(self, rows: Federation) -> FittedModel:
-        """Return the model of the sites of these rows, with the baseline hazards that the rows have.
+        """Return the model of the sites of these rows, with baseline hazards estimated from them.
 
-        For models from summaries or rounds, which hold none: a site computes its own, and nothing leaves it.
+        This is for models from summaries or rounds, which have none: each site computes its own locally.
         """
         part = self.part(rows.sites)
         return replace(part, baseline=Baselines.from_rows(self.loss, part.coef[:, 0], rows))
 
-    def linear_predictor(self, X: object, site: object = None, offset: ArrayLike | None = None) -> Array:
+    def linear_predictor(self, X: object, site: object = None, offset: Each = None) -> Array:
         """Return ``X theta + offset`` at the sites' estimates, shape ``(n, k)``; arguments as in `predict`."""
         return self._predictor(*self._checked_rows(X, site, offset))
 
     def averaged_predictor(
-        self, X: object, site: object = None, offset: ArrayLike | None = None, *, unseen: Unseen = "raise"
+        self, X: object, site: object = None, offset: Each = None, *, unseen: Unseen = "raise"
     ) -> Array:
-        """Return predictors ``(n, k)`` whose response is what `predict_proba` gives: log odds against the first class.
+        """Return predictors ``(n, k)`` whose response is `predict_proba`: log odds against the first class.
 
-        Those of `linear_predictor`, but for classes with kin. Arguments as in `predict`.
+        They equal `linear_predictor`, except for classes with kin. Arguments as in `predict`.
         """
         if self.loss.rowwise is None:
             raise ParameterError(f"the {self.loss.name} loss has no averaged predictors: use linear_predictor")
@@ -355,10 +364,10 @@ class FittedModel(HasSites):
         self,
         X: object,
         site: object = None,
-        offset: ArrayLike | None = None,
+        offset: Each = None,
         *,
         level: float = 0.95,
-        target: Literal["mean", "observation"] = "mean",
+        interval: Interval = "mean",
         unseen: Unseen = "raise",
     ) -> Predicted:
         """Predict with intervals, for the mean response or for new observations.
@@ -366,13 +375,13 @@ class FittedModel(HasSites):
         Parameters
         ----------
         X, site, offset, unseen
-            As in `predict`. Intervals of unseen sites are as wide as sites differ.
+            As in `predict`. Intervals for unseen sites include the differences between sites.
         level : float in (0, 1)
-            Probability that the intervals promise, on average over sites.
-        target : "mean" or "observation"
-            New observations have noise of their own (linear and Poisson losses). Of classes, the mean is the
-            probability of the second one, as in `predict_proba`; where it lies in a tail of the probabilities that are
-            possible, the interval ends at the mean.
+            Nominal coverage of the intervals, on average over sites.
+        interval : "mean" or "observation"
+            Intervals for observations include their noise (linear and Poisson losses). For classes, the mean is the
+            probability of the second class, as in `predict_proba`; if it is in a tail of its posterior distribution,
+            the interval ends at the mean.
 
         Examples
         --------
@@ -383,25 +392,36 @@ class FittedModel(HasSites):
         >>> bool(found.low < found.mean < found.high)
         True
         """
-        check_choice("target", target, ("mean", "observation"))
+        check_choice("interval", interval, ("mean", "observation"))
         rows, position, shift = self._checked_rows(X, site, offset, unseen)
         ends, ones = np.empty((3, len(rows))), self._with_ones(rows)
         for own, model, u in self._by_site(position):
             kin = model._kin("intervals")
             given = kin, ones[own], kin.theta[u], kin.covariance[u], float(kin.noise[u])
-            found = predicted(*given, level=level, target=target, offset=None if shift is None else shift[own])
+            found = predicted(*given, level=level, interval=interval, offset=None if shift is None else shift[own])
             ends[:, own] = found.mean, found.low, found.high
-        if self.classes is not None:  # to the last digit what predict_proba gives, which rounds elsewhere
+        if self.classes is not None:  # exactly what predict_proba returns, up to the last digit
             mean = self._probabilities(rows, position, shift)[:, 1]
             ends = np.stack([mean, np.minimum(ends[1], mean), np.maximum(ends[2], mean)])
         return Predicted(*ends)
 
-    def _features(self, X: object) -> Array:
-        """Return the features ``(n, q)``, the prediction of the boosting model among them if there is one."""
+    def features_of(self, X: object, site: object = None, unseen: Unseen | None = None) -> tuple[Array, Index]:
+        """Return the features ``(n, q)``, including the prediction of any boosting model, and the sites' numbers.
+
+        Without ``unseen`` the rows are those of a site that the boosting model does not know.
+        """
         if self.boosting is None:
-            return feature_matrix(X, self.feature_names, self.schema)
-        rows = feature_matrix(X, self.feature_names[:-1], self.schema)
-        return np.column_stack([rows, self.boosting.predict(rows)])
+            rows = feature_matrix(X, self.feature_names, self.schema)
+        else:
+            rows = feature_matrix(X, self.feature_names[:-1], self.schema)
+        n = np.full(len(rows), self.n_sites)
+        position = n if unseen is None else site_positions(site, len(rows), self.index, unseen)
+        if self.boosting is not None:
+            unknown, codes = [np.nan] * CODES, None
+            if self.site_codes is not None:
+                codes = np.array([*(one or unknown for one in self.site_codes), unknown])[position]
+            rows = np.column_stack([rows, self.boosting.predict(rows, codes)])
+        return rows, position
 
     def _with_ones(self, rows: Array) -> Array:
         rows = rows if self.baseline is None else rows - self.baseline.at  # hazards are relative to this row
@@ -409,25 +429,24 @@ class FittedModel(HasSites):
 
     @cached_property
     def population(self) -> FittedModel:
-        """The model of a site without rows, by which unseen sites are predicted.
+        """The model of a site without rows, used to predict unseen sites.
 
-        With kin it is that of `join`. A fused model has the mean of the sites' parameters, every site with the same
-        weight.
+        With kin it is the result of `join`. A fused model uses the unweighted mean of the sites' parameters.
         """
         if self.kin is not None:
             return self.join().model
         mean: dict[str, Any] = {name: getattr(self, name).mean(axis=0, keepdims=True) for name in ("coef", "intercept")}
         baseline = None if self.baseline is None else self.baseline.pooled()
-        return replace(self.part(self.sites[:1]), **mean, **_about_new("new site", 0), baseline=baseline)
+        return replace(self.part(self.sites[:1]), **mean, **self._about_new("new site", 0), baseline=baseline)
 
     @cached_property
     def _unseen(self) -> tuple[FittedModel, ...]:
-        """The models of a site without rows: of no district of the fit, and of each of these by number."""
+        """Models of a site without rows: for new districts, and for each district of the fit by number."""
         known = {} if self.kin is None else self.kin.districts
         return (self.population, *(self.join(within=one).model for one in sorted(known, key=known.__getitem__)))
 
     def _by_site(self, position: Index) -> Iterator[tuple[Index, FittedModel, int]]:
-        """Yield where the rows of each site are, the model that has its parameters, and its number there."""
+        """Yield the positions of each site's rows, the model with its parameters, and its number in that model."""
         order = np.argsort(position, kind="stable")
         starts = np.flatnonzero(np.diff(position[order], prepend=-1))
         for own in np.split(order, starts[1:]) if len(order) else ():
@@ -450,7 +469,7 @@ class FittedModel(HasSites):
         width, covariance = rows.shape[1], np.empty((len(rows), k, k))
         for own, model, u in self._by_site(position):
             assert model.kin is not None
-            blocks = model.kin.covariance[u].reshape(k, width, k, width).transpose(0, 2, 1, 3)
+            blocks = model.kin.posterior_covariance(u).reshape(k, width, k, width).transpose(0, 2, 1, 3)
             covariance[own] = np.einsum("nklq,nq->nkl", np.einsum("np,klpq->nklq", rows[own], blocks), rows[own])
         return self.loss.rowwise.averaged_predictor(eta, covariance)
 
@@ -468,7 +487,7 @@ class FittedModel(HasSites):
         return np.column_stack([1.0 - mean, mean]) if mean.ndim == 1 else mean
 
     def theta(self, u: int) -> Array:
-        """Return the parameters of site number u, intercept first, of a loss with one block of coefficients."""
+        """Return the parameters of site number u, intercept first, for a loss with one block of coefficients."""
         return np.concatenate([self.intercept[u], self.coef[u, 0]]) if self.fit_intercept else self.coef[u, 0]
 
     def _checked_rows(
@@ -477,8 +496,7 @@ class FittedModel(HasSites):
         if offset is None and self.schema is not None and is_table(X):
             raise_findings(self.schema.check(columns := columns_of(X), target=False))
             offset = self.schema.offset_of(columns)
-        rows = self._features(X)
-        position = site_positions(site, len(rows), self.index, unseen)
+        rows, position = self.features_of(X, site, unseen)
         if self.kin is not None and self.kin.within and (position == self.n_sites).any():
             numbers, places = self.kin.districts, dict(self.kin.within)
             several = isinstance(site, Iterable) and not isinstance(site, str | bytes | tuple)
@@ -503,16 +521,11 @@ class FittedModel(HasSites):
     def summary(
         self, level: float = 0.95, *, site: Hashable | None = None, group: int | None = None, kind: Kind = "average"
     ) -> str:
-        """Describe the result, a site or a group as text; see `Kin.summary`."""
+        """Return a summary of the result, a site or a group as text; see `Kin.summary`."""
         return self._kin("summary").summary(level, site=site, group=group, kind=kind)
 
     def contrast(
-        self,
-        one: Sites,
-        other: Sites | None = None,
-        *,
-        weights: Mapping[str, float] | None = None,
-        kind: Kind = "average",
+        self, one: Sites, other: Sites | None = None, *, weights: Weights | None = None, kind: Kind = "average"
     ) -> Contrast:
         """Compare sites or groups; see `Kin.contrast`."""
         return self._kin("contrasts").contrast(one, other, weights=weights, kind=kind)
@@ -523,11 +536,11 @@ class FittedModel(HasSites):
         Parameters
         ----------
         site : Rows, (X, y), table, Summary or None
-            Its labelled rows, with the features of the model (a table has them, the target and an offset among its
-            columns); its summary, made as those of the fit were; or None before it has any. Then its model is the mean
-            of the others', every site with the same weight, and its intervals are as wide as sites differ.
+            Its labelled rows, with the features of the model (in a table also the target and any offset); its summary,
+            made like those of the fit; or None if it has no rows. Then its model is the unweighted mean of the others,
+            and its intervals reflect how much sites differ.
         name : id
-            What to call it.
+            Name of the site.
         within : id, optional
             Its district, where the sites of the fit are within districts.
 
@@ -553,15 +566,15 @@ class FittedModel(HasSites):
             theta=joined.theta[None],
             covariance=joined.covariance[None],
             noise=np.array([kin.learned.noise * kin.learned.units.target**2]),
-            learned=replace(part.learned, precision=joined.precision[None], score=joined.score[None]),
+            learned=replace(part.learned, precision=joined.precision[None], score=joined.score[None], one=0.0),
         )
         baseline = self.baseline
         if baseline is not None and n and not isinstance(site, Summary):
-            alone = Federation({name: self._labelled(site)}, self.feature_names)
+            alone = Federation({name: labelled_rows(self, site)}, self.feature_names)
             baseline = Baselines.from_rows(self.loss, blocks[:, 0], alone, baseline.at)
         elif baseline is not None:
             baseline = baseline.pooled()
-        about = {**_about_new(name, n), "baseline": baseline}
+        about = {**self._about_new(name, n), "baseline": baseline}
         model = replace(self.part([self.sites[0]]), coef=blocks[:, :, first:], intercept=intercept, kin=known, **about)
         n_groups = int(kin.groups.max()) + 1 if kin.resolved else 0
         groups = np.array([joined.probability[kin.groups == k].mean() for k in range(n_groups)])
@@ -572,63 +585,39 @@ class FittedModel(HasSites):
         if site is None:
             return kin.join(None, within), 0
         if not isinstance(site, Summary):
-            rows = self._labelled(site)
+            rows = labelled_rows(self, site)
             return kin.join(replace(rows, X=self._with_ones(rows.X)), within), len(rows.X)
         n = int(site.count.sum())
         if self.schema is None or not self.schema.agreed:
             return kin.join(site, within), n
         columns = schema_columns(self.schema, self.loss, self.fit_intercept)
-        # the summary is in the units that the sites have agreed on
+        # the summary is in the units that the sites agreed on
         back: Array = np.asarray(np.linalg.inv(columns.A), dtype=np.float64)
         found = kin.in_units(back, -back @ columns.shift, site.parameter_names).join(site, within)
         theta, covariance = columns.theta(found.theta), columns.covariance(found.covariance)
         return replace(found, theta=theta, covariance=covariance), n
 
-    def _labelled(self, site: Any) -> Rows:
-        """Return the rows of a new site with its target as the loss needs it."""
-        parts: Any
-        if isinstance(site, Rows):
-            parts = site.X, site.y, site.offset, site.weight
-        elif isinstance(site, tuple) and len(site) == 2:
-            parts = *site, None, None
-        elif is_table(site):
-            table = columns_of(site)
-            y = table.get(self.target_name or "")
-            if y is not None and self.schema is not None and self.schema.event is not None:
-                raise_findings(self.schema.check(table))
-                y = self.schema.target_of(table)
-            parts = table, y, table.get(self.offset_name or ""), None
-        else:
-            kind = type(site).__name__
-            raise DataError(f"a new site comes with Rows, (X, y), a table, a Summary or nothing, got {kind}")
-        X, y, offset, weight = parts
-        rows = self._features(X)
-        if self.loss.target is not None:
-            if y is None:
-                raise DataError(f"the rows of the new site have no target {self.target_name or 'y'!r}")
-            y = np.asarray(y)
-            if self.loss.target == "survival" and (y.dtype.names or y.ndim == 2):
-                y = survival_target(y)
-            y = y.astype(np.float64) if self.classes is None else class_numbers(y, self.classes)
-            if len(y) != len(rows):
-                raise DataError(f"the new site has {len(rows)} rows, but {len(y)} targets")
-        return Rows(rows, y, offset_column(offset, len(rows), needed=self.offset_name is not None), weight)
+    def _about_new(self, name: Hashable, n: int) -> dict[str, Any]:
+        """Return the attributes of a model of one new site with n rows."""
+        codes = None if self.site_codes is None else ((),)
+        return {
+            "sites": (name,),
+            "n_samples": np.array([n]),
+            "graph": Graph.empty([name]),
+            "notes": {},
+            "site_codes": codes,
+        }
 
     def save(self, directory: str | os.PathLike[str]) -> None:
-        """Write the model to a directory in open formats (JSON, NumPy, CSV); `load` reads it back to the bit.
+        """Write the model to a directory in open formats (JSON, NumPy, CSV); `load` restores it exactly.
 
         Parameters
         ----------
         directory : path
-            Made if need be. A model that is there already is kept until the new one is complete (`load` finds the older
-            one if a crash comes between the two renames). `ModelFileError` if it holds anything else, or cannot be
-            written. A custom loss is saved by name only: see `load`.
+            Created if needed. An existing model is kept until the new one is complete (after a crash between the two
+            renames, `load` finds the older one). Raises `ModelFileError` if the directory holds anything else or cannot
+            be written. A custom loss is saved by name only: see `load`.
         """
         from fedkin.fitting.store import save
 
         save(self, directory)
-
-
-def _about_new(name: Hashable, n: int) -> dict[str, Any]:
-    """Return what a model of one new site with n rows says about its sites."""
-    return {"sites": (name,), "n_samples": np.array([n]), "graph": Graph.empty([name]), "notes": {}}

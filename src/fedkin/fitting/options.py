@@ -1,9 +1,7 @@
-"""How to fit: every option, its default, its check and its description, for Python and the command line alike."""
-
-from __future__ import annotations
+"""Define the options of a fit: defaults, checks and descriptions, for Python and the command line."""
 
 from collections.abc import Hashable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import KW_ONLY, dataclass, fields
 from itertools import chain
 from types import NoneType
 from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
@@ -11,10 +9,20 @@ from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from fedkin._base import Array, Index, check_choice, check_level, check_nonnegative, check_positive, check_whole, listed
+from fedkin._base import (
+    Array,
+    Index,
+    check_choice,
+    check_level,
+    check_nonnegative,
+    check_positive,
+    check_whole,
+    count,
+    listed,
+)
 from fedkin.admm import check_steps
 from fedkin.core import Columns, Correction, Variance
-from fedkin.data import Schema, columns_of, site_id, site_ids
+from fedkin.data import INTERCEPT, Schema, columns_of, site_id, site_ids
 from fedkin.errors import DataError, ParameterError, UnknownSiteError, argument
 from fedkin.losses import LOSS_NAMES, Loss, describe_loss
 
@@ -23,22 +31,114 @@ CvRule = Literal["min", "1se"]
 Debiasing = Literal["none", "mcp", "adaptive"]
 Solver = Literal["exact", "fedadmm"]
 Sparsity = Literal["cv", "cv-sites"]
-FitMethod = Literal["auto", "kin", "fused"]
+FitMethod = Literal["kin", "fused"]
 
-#: The loss that depends on the target, and the method that depends on the other options.
+#: The loss that depends on the target.
 AUTO = "auto"
-#: Keys of the option ``fedadmm``: those of `fedkin.fed_admm` with the same meaning, and others.
+#: Topics of options, in the order of the help.
+_TOPICS = MODEL, FUSED, TESTS, LEVEL, HOW = "Model", "Fused estimator", "Edge tests", "Choice of lam", "Computation"
+#: Keys of the option ``fedadmm``: arguments of `fedkin.fed_admm`, and others.
 STEP_OPTIONS = ("step", "kappa", "rho", "average", "gradient")
 ROUND_OPTIONS = (*STEP_OPTIONS, "availability", "weighting", "fuse", "stop")
-#: Options that both methods have, and those of kin; all others are the fused estimator's.
+#: Options of both methods, and of kin; all others belong to the fused estimator.
 _KIN = ("messages", "fixed", "within")
 SHARED = frozenset({*_KIN, "method", "loss", "boost", "fit_intercept", "standardize", "seed", "n_jobs"})
 KIN_ONLY = frozenset(_KIN)
+NOT_KIN = "is for the fused estimator, not for kin: leave it out, or use"
 
 
-@dataclass(frozen=True)
-class FitOptions:
-    """How to fit. The estimators and ``fedkin fit`` take the same options with the same defaults.
+@dataclass(eq=False, repr=False)
+class SharedOptions:
+    """The options that `FitOptions` and the estimators of the paper share; each has a type, a text and a topic."""
+
+    loss: Annotated[
+        str | Loss,
+        "Loss of a site's rows; auto uses linear for numbers, and logistic or multinomial for labels.",
+        MODEL,
+    ] = AUTO
+    _: KW_ONLY
+    boost: Annotated[
+        bool, "Add a column for nonlinear effects: the cross-fitted prediction of a boosting model of all rows.", MODEL
+    ] = False
+    penalty: Annotated[
+        PenaltyName,
+        "Norm of the difference between two neighbours: l1 fuses single coefficients, l2 and linf whole sites.",
+        FUSED,
+    ] = "l1"
+    lam: Annotated[
+        float | Literal["cv"],
+        "Strength of the penalty: a number, or cv to choose it by cross-validation within sites.",
+        FUSED,
+    ] = "cv"
+    select: Annotated[
+        Correction | Literal["none"] | None,
+        "Test every edge first and drop those between sites that differ; none keeps all edges.",
+        TESTS,
+    ] = "bonferroni"
+    level: Annotated[float, "Significance level of the tests of edges, and of groups that are refitted.", TESTS] = 0.05
+    variance: Annotated[Variance, "Variance estimate in the tests.", TESTS] = "model"
+    debias: Annotated[
+        Debiasing,
+        "Solve again with weaker edges between sites that differ, so that groups are shrunk less towards each "
+        "other: mcp, or adaptive weights.",
+        FUSED,
+    ] = "none"
+    refit: Annotated[
+        bool, "Pool neighbours that do not differ significantly, and fit each such group without the penalty.", FUSED
+    ] = False
+    fit_intercept: Annotated[bool, "Add a constant; it is fused like the coefficients, but not shrunk.", MODEL] = True
+    fuse_intercept: Annotated[
+        bool | Literal["auto"],
+        "Whether intercepts are fused, too; if not, sites that share slopes keep their own intercepts. auto "
+        "decides by cross-validation.",
+        FUSED,
+    ] = True
+    standardize: Annotated[
+        bool,
+        "Fit on features of mean 0 and standard deviation 1; coefficients stay in the units of the features.",
+        FUSED,
+    ] = True
+    ridge: Annotated[
+        float | Literal["cv"],
+        "Extra quadratic penalty on every site, for separable classes or collinear features: a number, or cv to "
+        "choose it together with lam.",
+        FUSED,
+    ] = 0.0
+    sparsity: Annotated[
+        float | Sparsity,
+        "Extra l1 penalty on the coefficients of every site: a number, cv to choose it together with lam, or "
+        "cv-sites to choose one per site.",
+        FUSED,
+    ] = 0.0
+    radius: Annotated[float | None, "Upper bound on the norm of each site's parameters; none by default.", FUSED] = None
+    cv_folds: Annotated[int, "Folds of the cross-validation.", LEVEL] = 5
+    cv_rule: Annotated[
+        CvRule,
+        "Which lam cross-validation chooses: the best, or the largest within one standard error (1se).",
+        LEVEL,
+    ] = "min"
+    tol: Annotated[float, "Relative duality gap at which the solver stops.", HOW] = 1e-6
+    max_iter: Annotated[int, "Maximum number of iterations of the exact solver.", HOW] = 20_000
+    n_jobs: Annotated[
+        int | None, "Folds to run at the same time; by default one, or with kernels one per core.", HOW
+    ] = None
+    solver: Annotated[Solver, "Solve directly, or by the rounds that sites would run between themselves.", HOW] = (
+        "exact"
+    )
+    rounds: Annotated[int, "Maximum number of rounds of fedadmm.", HOW] = 1000
+    batch_size: Annotated[int | None, "Rows that each site samples in a round of fedadmm; all by default.", HOW] = None
+    fedadmm: Annotated[
+        dict[str, Any] | None,
+        "Settings of the rounds of fedadmm: step, kappa, rho, average and gradient as in `fedkin.fed_admm`; "
+        "availability, a probability or a recorded file, with weighting; fuse; stop at the gap, or after all "
+        "rounds.",
+        HOW,
+    ] = None
+
+
+@dataclass
+class FitOptions(SharedOptions):
+    """Options of a fit, with the same names and defaults as in the estimators and ``fedkin fit``.
 
     Parameters
     ----------
@@ -46,117 +146,51 @@ class FitOptions:
 
     Notes
     -----
-    *Method.* "kin" is `fedkin.find_kin`: partial pooling with groups, every site's parameters with their uncertainty,
-    nothing to tune. "fused" is the paper's estimator: edges tested, ``lam`` chosen, the objective minimised with a
-    certificate. "auto" is kin, which has the lower error on almost every table and takes seconds. Options belong to a
-    method: "auto" with another value of an option that kin does not have is the fused estimator, and "kin" with one is
-    an error. Both have ``loss``, ``fit_intercept`` and ``seed``; ``standardize`` makes no difference to kin, whose
+    *Method.* "kin" is `fedkin.find_kin`: partial pooling with groups, each site's parameters with their uncertainty,
+    and nothing to tune; it has the lower error on almost every table and takes seconds. "fused" is the paper's
+    estimator: edges tested, ``lam`` chosen, the objective minimised with a certificate. Options of the other method are
+    refused. Both have ``loss``, ``fit_intercept`` and ``seed``; ``standardize`` makes no difference to kin, whose
     result does not depend on units.
 
-    With ``standardize``, ``lam``, ``ridge``, ``sparsity`` and ``radius`` refer to the standardised features. The extras
-    are ``(1/|V|) sum_u ridge ||theta_u||^2 / 2`` and ``(1/|V|) sum_u sparsity ||theta_u||_1``; ``radius`` bounds
-    ``||theta_u||_2`` with the intercept, in edge tests, folds, solutions and refits alike.
+    With ``standardize``, ``lam``, ``ridge``, ``sparsity`` and ``radius`` refer to the standardised features. The
+    additional terms are ``(1/|V|) sum_u ridge ||theta_u||^2 / 2`` and ``(1/|V|) sum_u sparsity ||theta_u||_1``;
+    ``radius`` bounds ``||theta_u||_2`` with the intercept, in edge tests, folds, solutions and refits alike.
 
-    ``refit`` joins neighbours into groups, those with the most similar estimates first, as long as a test of "all sites
-    of the group are equal" at ``level`` does not reject. ``lam`` is chosen with exact solutions, whatever the solver.
-    The printed Algorithm 1 is ``solver="fedadmm"`` with
-    ``fedadmm={"step": "literal", "average": "paper", "fuse": False, "stop": "rounds"}``.
+    ``refit`` joins neighbours into groups, the most similar estimates first, until a test at ``level`` rejects that all
+    sites of the group are equal. ``lam`` is chosen with exact solutions, whatever the solver. The printed Algorithm 1
+    is ``solver="fedadmm"`` with ``fedadmm={"step": "literal", "average": "paper", "fuse": False, "stop": "rounds"}``.
     ``select`` may also be None, which means "none".
 
     Examples
     --------
-    >>> FitOptions().chosen, FitOptions(lam=0.1).chosen
-    ('kin', 'fused')
+    >>> FitOptions(method="fused", lam=0.1).select
+    'bonferroni'
     """
 
-    loss: Annotated[
-        str | Loss, "Loss of a site's rows; auto takes linear for numbers, and logistic or multinomial for labels."
-    ] = AUTO
     method: Annotated[
         FitMethod,
-        "kin: partial pooling with groups, and intervals; fused: the paper's estimator, with edges and lam; auto: kin, "
-        "unless an option of fused is given.",
-    ] = "auto"
+        "kin: partial pooling with groups, and intervals; fused: the paper's estimator, with edges and lam.",
+        MODEL,
+    ] = "kin"
     messages: Annotated[
-        int,
-        "Messages of every site from which kin is fitted, where only messages are known and the loss is not quadratic.",
+        int, "Messages per site when kin is fitted from summaries of a loss that is not quadratic.", MODEL
     ] = 2
     fixed: Annotated[
         tuple[str, ...],
-        "Columns with one effect, the same at all sites: a population effect. So have columns that are constant within "
-        "nearly all sites.",
+        "Columns with one effect for all sites (a population effect). Columns that are constant within nearly all "
+        "sites are added automatically.",
+        MODEL,
     ] = ()
-    boost: Annotated[
-        bool,
-        "Add a column for effects that are not linear: the cross-fitted prediction of a boosting model of all rows.",
-    ] = False
     within: Annotated[
         dict[Any, Any] | None,
-        "The district of each site, where sites are within districts: variances at both levels, and no groups.",
+        "The district of each site, for sites nested in districts: variances at both levels, and no groups.",
+        MODEL,
     ] = None
-    penalty: Annotated[
-        PenaltyName,
-        "Norm of the difference between two neighbours: l1 fuses single coefficients, l2 and linf whole sites.",
-    ] = "l1"
-    lam: Annotated[
-        float | Literal["cv"], "Strength of the penalty: a number, or cv to choose it by cross-validation within sites."
-    ] = "cv"
-    select: Annotated[
-        Correction | Literal["none"] | None,
-        "Test every edge first and drop those between sites that differ; none keeps all edges.",
-    ] = "bonferroni"
-    level: Annotated[float, "Level of the tests of edges, and of groups that are refitted."] = 0.05
-    variance: Annotated[Variance, "Variance that the tests use."] = "model"
-    debias: Annotated[
-        Debiasing,
-        "Solve again with weaker edges between sites that differ, so that groups are not drawn towards each other: "
-        "mcp, or adaptive weights.",
-    ] = "none"
-    refit: Annotated[
-        bool, "Pool neighbours that do not differ significantly, and fit each such group without the penalty."
-    ] = False
-    fit_intercept: Annotated[bool, "Add a constant; it is fused like the coefficients, but not shrunk."] = True
-    fuse_intercept: Annotated[
-        bool | Literal["auto"],
-        "Whether edges pull at intercepts, too; if not, sites that share slopes keep their levels. "
-        "auto lets cross-validation say.",
-    ] = True
-    standardize: Annotated[
-        bool, "Fit on features of mean 0 and standard deviation 1; coefficients stay in the units of the features."
-    ] = True
-    ridge: Annotated[
-        float | Literal["cv"],
-        "Extra quadratic penalty on every site, for separable classes or collinear features: a number, or cv to choose "
-        "it together with lam.",
-    ] = 0.0
-    sparsity: Annotated[
-        float | Sparsity,
-        "Extra l1 penalty on the coefficients of every site: a number, cv to choose it together with lam, or cv-sites "
-        "for one of each site.",
-    ] = 0.0
-    radius: Annotated[
-        float | None, "Radius of the ball in which the parameters of every site are to be; no ball by default."
-    ] = None
-    cv_folds: Annotated[int, "Folds of the cross-validation."] = 5
-    cv_rule: Annotated[
-        CvRule, "The lam that cross-validation takes: the best, or the largest within one standard error of it."
-    ] = "min"
-    tol: Annotated[float, "Relative duality gap to reach."] = 1e-6
-    max_iter: Annotated[int, "Most iterations of the exact solver."] = 20_000
-    seed: Annotated[int, "Seed of everything that is drawn: folds, batches, held-out rows."] = 0
-    n_jobs: Annotated[int | None, "Folds to run at the same time; by default one, or with kernels one per core."] = None
-    solver: Annotated[Solver, "Solve directly, or by the rounds that the sites would do between themselves."] = "exact"
-    rounds: Annotated[int, "Most rounds of fedadmm."] = 1000
-    batch_size: Annotated[int | None, "Rows that a site draws in a round of fedadmm; all by default."] = None
-    fedadmm: Annotated[
-        dict[str, Any] | None,
-        "How the rounds of fedadmm go: step, kappa, rho, average and gradient as `fedkin.fed_admm` takes them; "
-        "availability, a probability or a recorded file, with weighting; fuse; stop at the gap, or after all rounds.",
-    ] = None
+    seed: Annotated[int, "Seed of all random draws: folds, batches, held-out rows.", HOW] = 0
 
     def __post_init__(self) -> None:
         if self.select == "none":
-            object.__setattr__(self, "select", None)
+            self.select = None
         for name, words in (("lam", ("cv",)), ("ridge", ("cv",)), ("sparsity", get_args(Sparsity))):
             value = getattr(self, name)
             if not isinstance(value, str):
@@ -199,46 +233,33 @@ class FitOptions:
                 exact = argument("solver", "exact")
                 raise ParameterError(f"{argument(name)} is for {exact}, not for {self.solver!r}: leave one of them out")
         if isinstance(self.fixed, str) or not all(isinstance(name, str) for name in self.fixed):
-            raise ParameterError(f"fixed takes the names of columns, got {self.fixed!r}: give a list of names")
-        object.__setattr__(self, "fixed", tuple(self.fixed))
+            raise ParameterError(f"fixed must be a list of column names, got {self.fixed!r}")
+        self.fixed = tuple(self.fixed)
         for name in ("fixed", "within"):
-            if getattr(self, name) and self.chosen == "fused":
+            if getattr(self, name) and self.method == "fused":
                 what = f"{argument(name)} is for kin; the fused estimator has no such effects"
                 raise ParameterError(f"{what}: leave it out, or take {argument('method', 'kin')}")
-        if self.method == "kin" and self._fused_only:
-            what = f"{argument(self._fused_only[0])} is for the fused estimator, not for kin"
-            raise ParameterError(f"{what}: leave it out, or take {argument('method', 'fused')}")
+        if self.method == "kin":
+            for item in fields(self):
+                if item.name not in SHARED and getattr(self, item.name) != item.default:
+                    raise ParameterError(f"{argument(item.name)} {NOT_KIN} {argument('method', 'fused')}")
 
     @property
     def least_ridge(self) -> float:
-        """The ridge that there is in any case: the number that was given, or 0 where it is to be chosen."""
+        """Lower bound of the ridge: the given number, or 0 if it is to be chosen."""
         return 0.0 if isinstance(self.ridge, str) else self.ridge
 
     @property
     def least_sparsity(self) -> float:
-        """The sparsity that there is in any case, as `least_ridge`."""
+        """Lower bound of the sparsity, as `least_ridge`."""
         return 0.0 if isinstance(self.sparsity, str) else self.sparsity
 
-    @property
-    def chosen(self) -> Literal["kin", "fused"]:
-        """The method, with "auto" decided."""
-        if self.method == AUTO:
-            return "fused" if self._fused_only else "kin"
-        return self.method  # type: ignore[return-value]
-
-    @property
-    def _fused_only(self) -> list[str]:
-        """Options of the fused estimator that depart from their defaults."""
-        apart = [item for item in fields(self) if item.name not in SHARED]
-        return [item.name for item in apart if getattr(self, item.name) != item.default]
-
     def plain(self) -> dict[str, Any]:
-        """Return the options that count, in plain values, as a model file keeps them."""
-        kin = self.chosen == "kin"
-        left_out = {"within"} if kin else KIN_ONLY - {"messages"}  # the result has the districts
+        """Return the options in use as plain values, for model files."""
+        kin = self.method == "kin"
+        left_out = {"within"} if kin else KIN_ONLY - {"messages"}  # districts are part of the result
         kept = [item.name for item in fields(self) if (not kin or item.name in SHARED) and item.name not in left_out]
         made: dict[str, Any] = {name: getattr(self, name) for name in kept}
-        made["method"] = self.chosen
         made["loss"] = self.loss if isinstance(self.loss, str) else describe_loss(self.loss)
         return made
 
@@ -252,21 +273,26 @@ def _check_rounds(given: Mapping[str, Any]) -> None:
     check_choice("fuse", given.get("fuse", True), (True, False))
     check_choice("stop", given.get("stop", "gap"), ("gap", "rounds"))
     if "weighting" in given and "availability" not in given:
-        raise ParameterError("weighting is for sites that come and go: give availability, or leave it out")
+        raise ParameterError("weighting is for sites that are not always available: give availability, or leave it out")
 
 
 _TYPES = get_type_hints(FitOptions, include_extras=True)
-#: {option: default}, in order.
-DEFAULTS = {item.name: item.default for item in fields(FitOptions)}
-#: {option: one line that says what it is}.
-DESCRIPTIONS: dict[str, str] = {name: _TYPES[name].__metadata__[0] for name in DEFAULTS}
+#: {option: (type, description, topic)}, by topic, the method first.
+DESCRIBED: dict[str, tuple[Any, str, str]] = dict(
+    sorted(
+        ((item.name, get_args(_TYPES[item.name])) for item in fields(FitOptions)),
+        key=lambda one: (_TOPICS.index(one[1][2]), one[0] != "method"),
+    )
+)
+#: {option: default}, in the same order.
+DEFAULTS: dict[str, Any] = {name: getattr(FitOptions, name) for name in DESCRIBED}
 
 
 def choices(name: str) -> tuple[str, ...]:
-    """Return the values by name that an option may have; () where there is no list of them."""
+    """Return the named values of an option; () if it has none."""
     if name == "loss":
         return (AUTO, *LOSS_NAMES)
-    kind = get_args(_TYPES[name])[0]
+    kind = DESCRIBED[name][0]
     parts = [kind] if get_origin(kind) is Literal else [part for part in get_args(kind) if part is not NoneType]
     return tuple(chain(*map(get_args, parts))) if all(get_origin(part) is Literal for part in parts) else ()
 
@@ -274,28 +300,27 @@ def choices(name: str) -> tuple[str, ...]:
 def documented(doc: str | None, names: Mapping[str, str] | None = None, losses: tuple[str, ...] = LOSS_NAMES) -> str:
     """Return a docstring with its line ``<options>`` replaced by the parameters of `FitOptions`.
 
-    ``names`` are {option: name} where an estimator, which has one method, has another name for an option; ``losses``
-    those that it takes.
+    ``names`` are {option: name} for options with another name in the estimator; ``losses`` are the losses it accepts.
     """
     lines, loss = [], f"{' | '.join(map(repr, (AUTO, *losses)))} | Loss"
-    for name, description in DESCRIPTIONS.items():
+    for name, (kind, description, _) in DESCRIBED.items():
         if names is None or name not in KIN_ONLY | {"method"}:
-            kind = loss if name == "loss" else _type_words(get_args(_TYPES[name])[0])
+            words = loss if name == "loss" else _format_type(kind)
             called = (names or {}).get(name, name)
-            lines.append(f"    {called} : {kind}, default {DEFAULTS[name]!r}\n        {description}")
+            lines.append(f"    {called} : {words}, default {DEFAULTS[name]!r}\n        {description}")
     return (doc or "").replace("    <options>", "\n".join(lines))
 
 
-def _type_words(kind: Any) -> str:
+def _format_type(kind: Any) -> str:
     if get_origin(kind) is tuple:
-        return f"tuple of {_type_words(get_args(kind)[0])}"
+        return f"tuple of {_format_type(get_args(kind)[0])}"
     if get_origin(kind) is Literal:
         return " | ".join(map(repr, get_args(kind)))
     if kind is NoneType:
         return "None"
     if get_origin(kind) is dict:
         return "dict"
-    return " | ".join(map(_type_words, get_args(kind))) or str(kind.__name__)
+    return " | ".join(map(_format_type, get_args(kind))) or str(kind.__name__)
 
 
 FitOptions.__doc__ = documented(FitOptions.__doc__)
@@ -328,7 +353,7 @@ def feature_matrix(X: object, names: tuple[str, ...], schema: Schema | None) -> 
 def _from_table(columns: Mapping[str, NDArray[Any]], names: tuple[str, ...]) -> Array:
     absent = [name for name in names if name not in columns]
     if absent:
-        raise DataError(f"there is no column {listed(absent, 20)}; the model needs {listed(names, 20)}")
+        raise DataError(f"missing column {listed(absent, 20)}; the model needs {listed(names, 20)}")
     wrong = [name for name in names if columns[name].dtype.kind not in "fb"]
     if wrong:
         raise DataError(f"column {wrong[0]!r} is not numeric, but the model needs numbers there")
@@ -336,12 +361,12 @@ def _from_table(columns: Mapping[str, NDArray[Any]], names: tuple[str, ...]) -> 
     return np.column_stack([np.empty((n, 0)), *(columns[name] for name in names)]).astype(np.float64)
 
 
-#: What becomes of rows of sites that were not part of the fit: refused, or predicted by the population of sites.
+#: How to treat rows of sites that were not part of the fit: refuse them, or predict from the population of sites.
 Unseen = Literal["raise", "population"]
 
 
 def site_positions(site: object, n: int, index: Mapping[Hashable, int], unseen: Unseen = "raise") -> Index:
-    """Return the number of each row's site, that of the last and one more for unseen ones that are allowed.
+    """Return the number of each row's site; unseen sites, if allowed, get the number of sites.
 
     ``site`` is one id, an id per row, or None for a model of one site.
     """
@@ -350,22 +375,22 @@ def site_positions(site: object, n: int, index: Mapping[Hashable, int], unseen: 
         if len(index) == 1:
             return np.zeros(n, dtype=np.int64)
         raise DataError(
-            f"the model has {len(index)} sites, so it must be told which one each row belongs to: "
+            f"the model has {len(index)} sites, so it needs the site of each row: "
             f"{argument('site')} one of {listed(index)}, or a list with an id per row"
         )
     if isinstance(site, str | bytes | tuple) or not isinstance(site, Iterable):
         return np.full(n, position_of(site_id(site), index, unseen))
     ids = site_ids(site)
     if len(ids) != n:
-        raise DataError(f"site names {len(ids)} rows, but X has {n}: give one id per row, or one id for all")
+        raise DataError(f"site has {len(ids)} ids, but X has {count(n, 'row')}: give one id per row, or one for all")
     known = {one: position_of(one, index, unseen) for one in dict.fromkeys(ids)}
     return np.fromiter((known[one] for one in ids), dtype=np.int64, count=n)
 
 
 def position_of(site: Hashable, index: Mapping[Hashable, int], unseen: Unseen = "raise") -> int:
-    """Return the number of a site; raise `UnknownSiteError` for one that the model does not have.
+    """Return the number of a site; raise `UnknownSiteError` for an unknown one.
 
-    An unseen site that is allowed has the next number, unless a known one is written like it.
+    If unseen sites are allowed, an unknown site has the next number, unless a known one has the same text.
     """
     if site in index:
         return index[site]
@@ -379,7 +404,7 @@ def position_of(site: Hashable, index: Mapping[Hashable, int], unseen: Unseen = 
         guess = ""
         hint = (
             '. Fit again with rows of this site, or predict it from the population of sites (unseen="population" in '
-            "Python). In cross-validation use cv=fedkin.WithinSiteKFold(), which leaves rows of every site to train on"
+            "Python, also for GroupKFold); cv=fedkin.WithinSiteKFold() tests on new rows of known sites"
         )
     raise UnknownSiteError(
         f"site {site!r}{guess} was not part of the fit, so it has no model; the {len(index)} known sites are "
@@ -406,13 +431,13 @@ def offset_column(offset: ArrayLike | None, n: int, *, needed: bool) -> Array | 
 
 
 def with_exposure(offset: ArrayLike | None, exposure: ArrayLike | None) -> ArrayLike | None:
-    """Return the offset plus the logarithm of the exposure, as far as they are given."""
+    """Return the sum of the offset and the logarithm of the exposure, if given."""
     if exposure is None:
         return offset
     values = np.asarray(exposure, dtype=np.float64)
     if not (values > 0).all():
         bad = values[~(values > 0)].flat[0]
-        raise DataError(f"exposures are above 0, but one is {bad:g}: leave out rows that were not exposed")
+        raise DataError(f"exposures must be positive, but one is {bad:g}: leave out rows that were not exposed")
     return np.asarray(np.log(values) + (0.0 if offset is None else np.asarray(offset, dtype=np.float64)))
 
 
@@ -441,5 +466,7 @@ def columns_for(
     loss: Loss, names: Sequence[str], mean: Array, scale: Array, intercept: bool, classes: tuple[Any, ...] | None = None
 ) -> Columns:
     """Return the columns of features with this centre and scale."""
-    how: dict[str, Any] = {"intercept": intercept, "outputs": loss.n_outputs, "location": loss.location}
-    return Columns.from_features(names, mean, scale, **how, labels=None if classes is None else classes[1:])
+    if intercept:
+        names, mean, scale = (INTERCEPT, *names), np.append(0.0, mean), np.append(1.0, scale)
+    labels = None if classes is None else classes[1:]
+    return Columns(tuple(names), mean, scale, max(loss.n_outputs, 1), loss.location, labels)

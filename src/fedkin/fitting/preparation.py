@@ -1,8 +1,9 @@
-"""From the user's rows, files or summaries to prepared columns, and back to a model in the user's units."""
+"""Prepare rows, files or summaries for the solver, and convert estimates back to the user's units."""
 
 from __future__ import annotations
 
 from collections.abc import Hashable, Mapping, Sequence
+from copy import deepcopy
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -10,26 +11,26 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from fedkin._base import Array, Index, count, listed
-from fedkin.core import Columns, FileRows, Summaries
+from fedkin.core import Columns, FileRows, RunningSums, Summaries
 from fedkin.data import INTERCEPT, Federation, Schema
 from fedkin.errors import DataError, ParameterError, argument
-from fedkin.fitting.model import FittedModel
+from fedkin.fitting.model import FittedModel, SiteCodes
 from fedkin.fitting.options import AUTO, FitOptions, class_numbers, columns_for, schema_columns
 from fedkin.fitting.parts import BOOSTING, Baselines, Boosting, FusedFit, fit_boosting
 from fedkin.graph import Graph
 from fedkin.kin import Kin
 from fedkin.losses import Loss, loss_for, loss_kind, make_loss
 
-#: What a fit takes: rows in memory, rows that stay in files, or the summaries of sites.
+#: Data of a fit: rows in memory, rows that stay in files, or the summaries of sites.
 Data = Federation | FileRows | Summaries
 
-#: Largest difference, in units of scaled columns, up to which neighbours count as equal after rounds.
+#: Largest difference, in scaled units, at which neighbours count as equal after rounds.
 SAME = 1e-4
 
 
 @dataclass(frozen=True, eq=False)
 class Estimate:
-    """What a method found, in the units of prepared columns; ``graph`` has the edges that were used."""
+    """The result of a method, in the units of prepared columns; ``graph`` has the edges that were used."""
 
     theta: Array
     graph: Graph
@@ -42,7 +43,7 @@ class Estimate:
 
 @dataclass(frozen=True, eq=False)
 class Prepared:
-    """Data as the solver sees them (`data`), the user's (`original`), and the map of columns between them."""
+    """Data for the solver (`data`), the user's data (`original`), and the map between their columns."""
 
     data: Data
     original: Data
@@ -54,16 +55,17 @@ class Prepared:
     schema: Schema | None = None
     fixed: tuple[str, ...] = ()  # columns whose coefficients are the same at all sites
     boosting: Boosting | None = None
+    site_codes: SiteCodes = None
 
     @property
     def rows(self) -> Federation:
-        """The rows, where they are in memory."""
+        """The rows, if they are in memory."""
         assert self.data.in_memory
         return self.data
 
     @property
     def summaries(self) -> Summaries:
-        """The summaries, where there are no rows."""
+        """The summaries, if there are no rows."""
         assert not self.data.has_rows
         return self.data
 
@@ -73,7 +75,7 @@ class Prepared:
         if self.data.has_rows and not self.data.in_memory:
             raise ParameterError(
                 f"the fused estimator needs the rows of the {self.loss.name} loss in memory: leave its options out, or "
-                "read the table as a whole"
+                "read the whole table"
             )
         return self.data
 
@@ -82,7 +84,10 @@ class Prepared:
         columns = self.columns
         kin = None if found.kin is None else found.kin.in_units(columns.A, columns.shift, columns.parameter_names)
         n = np.rint(self.original.n_samples).astype(np.int64)
-        about = {name: getattr(self, name) for name in ("classes", "target_name", "offset_name", "schema", "boosting")}
+        about = {
+            name: getattr(self, name)
+            for name in ("classes", "target_name", "offset_name", "schema", "boosting", "site_codes")
+        }
         about |= {name: getattr(found, name) for name in ("fused", "notes", "history")}
         how = {"kin": kin, "options": options.plain()}
         model = build_model(found.theta, columns, self.loss, found.graph, n, found.groups, **about, **how)
@@ -96,8 +101,8 @@ def build_model(
 ) -> FittedModel:
     """Return the model with parameters ``theta (V, p)`` of prepared columns, for the sites of ``graph``.
 
-    ``more`` are other attributes of `FittedModel`. Without ``groups``, sites are of one group when edges join them
-    along which their parameters are equal to the bit.
+    ``more`` holds other attributes of `FittedModel`. Without ``groups``, sites form a group if they are joined by edges
+    along which their parameters are exactly equal.
     """
     first = int(columns.intercept)
     blocks, mean, scale = theta.reshape(len(theta), columns.outputs, -1), columns.mean[first:], columns.scale[first:]
@@ -117,16 +122,16 @@ def build_model(
 def prepare(
     data: Data, options: FitOptions, schema: Schema | None = None, *, standardize: bool | None = None
 ) -> Prepared:
-    """Return the data as ``options`` want them fitted.
+    """Return the data prepared according to ``options``.
 
-    Classes become numbers, an intercept column is added, features are standardised where the method needs it
-    (``standardize`` overrules that), or scaled as a schema has it. With a ``schema`` the federation is that of
-    `Federation.from_schema`, or the sites have summed up rows that it prepared; then classes, centre and scale are what
-    was agreed on. Otherwise the means that stand in for missing cells are learned from these rows.
+    Classes become numbers, an intercept column is added, and features are standardised if the method needs it
+    (``standardize`` overrides that), or scaled as in a schema. With a ``schema``, the federation comes from
+    `Federation.from_schema`, or the summaries are of rows that the schema prepared; classes, centre and scale are then
+    those of the schema. Otherwise the means that fill missing cells are computed from these rows.
     """
     if options.boost and (schema is not None or not data.in_memory):
         raise ParameterError(f"{argument('boost')} needs all rows in memory, and no contract: leave it out")
-    scaled = options.standardize and options.chosen == "fused" if standardize is None else standardize
+    scaled = options.standardize and options.method == "fused" if standardize is None else standardize
     if not data.has_rows:
         made = _prepared_summaries(data, options, schema, scaled)
     elif not data.in_memory:
@@ -142,8 +147,8 @@ def prepare(
 
 
 def with_fixed_curves(options: FitOptions, schema: Schema) -> FitOptions:
-    """Return the options of kin with the columns of curves among the fixed ones, for data without a schema."""
-    if options.chosen != "kin":
+    """Return the options of kin with spline columns as fixed ones, for data without a schema."""
+    if options.method != "kin":
         return options
     curves = {column.name: column.encoded for column in schema.features if column.knots}
     named = [name for name in options.fixed if name not in curves]
@@ -151,13 +156,13 @@ def with_fixed_curves(options: FitOptions, schema: Schema) -> FitOptions:
 
 
 def _fixed_columns(prepared: Prepared, named: Sequence[str]) -> tuple[str, ...]:
-    """Return the prepared columns that are meant: a category has several."""
+    """Return the prepared columns of the named features: a category has several."""
     columns, schema = [name for name in prepared.columns.names if name != INTERCEPT], prepared.schema
     several = {} if schema is None else {column.name: column.encoded for column in schema.features}
     for name in named:
         if name not in columns and name not in several:
             near = listed([*several, *(column for column in columns if column not in several)], 12)
-            raise ParameterError(f"{argument('fixed')} names {name!r}, which is no column: there are {near}")
+            raise ParameterError(f"{argument('fixed')} names {name!r}, which is not a column: there are {near}")
     return tuple(column for name in named for column in ((name,) if name in columns else several[name]))
 
 
@@ -172,13 +177,13 @@ def _prepared_rows(federation: Federation, options: FitOptions, schema: Schema |
         federation = federation if filled is federation.X else federation.replaced(X=filled)
     loss, classes, encoded = _encoded(federation, options.loss, schema)
     intercept = options.fit_intercept and loss.takes_intercept and not loss.location
-    boosting = None
+    boosting, codes = None, None
     if options.boost:
-        boosting, column = fit_boosting(encoded, loss, options.seed)
+        boosting, column, codes = fit_boosting(encoded, loss, options.seed)
         X, names = np.column_stack([encoded.X, column]), (*encoded.feature_names, BOOSTING)
         federation, encoded = (one.replaced(X=X, feature_names=names) for one in (federation, encoded))
     about: dict[str, Any] = {"classes": classes, "target_name": federation.target_name, "schema": learned}
-    about["boosting"] = boosting
+    about |= {"boosting": boosting, "site_codes": None if codes is None else tuple(map(tuple, codes.tolist()))}
     if schema is not None:
         columns = schema_columns(schema, loss, intercept)
         encoded = encoded.replaced(X=schema.scaled(encoded.X, intercept))
@@ -199,13 +204,13 @@ def _prepared_rows(federation: Federation, options: FitOptions, schema: Schema |
     if loss.n_params(encoded.n_features) != columns.n_params:
         raise ParameterError(
             f"the {loss.name} loss has {loss.n_params(encoded.n_features)} parameters for {encoded.n_features} columns "
-            "(the intercept among them); a model has one for each column: use Problem and solve for other losses"
+            "(including the intercept); a model has one for each column: use Problem and solve for other losses"
         )
     return Prepared(encoded, federation, loss, columns, **about)
 
 
 def _prepared_summaries(summaries: Summaries, options: FitOptions, schema: Schema | None, scaled: bool) -> Prepared:
-    """Prepare summaries: sites have encoded classes and added the intercept; only the scales are left."""
+    """Prepare summaries, whose classes are encoded and which have an intercept: only scale them."""
     loss, wanted = summaries.loss, options.loss
     if wanted != AUTO and (wanted if isinstance(wanted, str) else wanted.name) != loss.name:
         out = f"leave {argument('loss')} out, or ask for other summaries"
@@ -275,7 +280,7 @@ def model_from_theta(
     n_samples: Mapping[Hashable, int],
     **more: Any,
 ) -> FittedModel:
-    """Return the model of sites whose parameters were found on rows that `Schema.rows` prepared."""
+    """Return a model from parameters of sites estimated from rows prepared by `Schema.rows`."""
     columns = schema_columns(schema, loss, intercept)
     absent = [site for site in graph.sites if site not in theta]
     if absent:
@@ -291,9 +296,9 @@ def model_from_theta(
 
 
 def join_parts(parts: Sequence[FittedModel], graph: Graph) -> FittedModel:
-    """Return the model of all sites of some models that were found in the same rounds."""
+    """Join models fitted in the same rounds into one model of all their sites."""
     if not parts:
-        raise ParameterError("there is no model to join")
+        raise ParameterError("there are no models to join")
     first = parts[0]
     for part in parts:
         for name in ("feature_names", "fit_intercept", "classes", "schema", "penalty", "lam"):
@@ -301,7 +306,7 @@ def join_parts(parts: Sequence[FittedModel], graph: Graph) -> FittedModel:
             if mine != theirs:
                 raise DataError(
                     f"the models of {first.sites[0]!r} and {part.sites[0]!r} differ in {name.replace('_', ' ')}: "
-                    "they are not of the same rounds"
+                    "they are not from the same rounds"
                 )
     sites = tuple(site for part in parts for site in part.sites)
     if len(set(sites)) < len(sites) or set(sites) != set(graph.sites):
@@ -315,8 +320,13 @@ def join_parts(parts: Sequence[FittedModel], graph: Graph) -> FittedModel:
     scaled = coef / scale if first.loss.location else coef * scale
     theta = np.concatenate([scaled, (intercept + coef @ mean)[:, :, None]], axis=2).reshape(len(coef), -1)
     apart = np.abs(theta[graph.edges[:, 0]] - theta[graph.edges[:, 1]]).max(axis=1, initial=0.0)
+    origin = {name: value for name, value in (first.origin or {}).items() if name not in ("privacy", "sums")}
+    if promised := [part.origin["privacy"] for part in parts if part.origin and "privacy" in part.origin]:
+        worst = {name: max(one[name] for one in promised) for name in ("epsilon", "delta")}
+        origin["privacy"] = {**worst, "sites": len(promised)}
     return replace(
         first,
+        origin=origin or None,
         sites=graph.sites,
         coef=coef,
         intercept=intercept,
@@ -325,3 +335,87 @@ def join_parts(parts: Sequence[FittedModel], graph: Graph) -> FittedModel:
         graph=graph,
         notes={site: lines for part in parts for site, lines in part.notes.items()},
     )
+
+
+# --- rows so far, for partial_fit -------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, eq=False)
+class SumsSoFar:
+    """Sums of least squares over all rows so far, of features minus ``shift (q,)``."""
+
+    sums: RunningSums
+    shift: Array
+    names: tuple[str, ...]
+    has_offset: bool
+
+    def with_rows(self, more: Federation) -> SumsSoFar:
+        sums = deepcopy(self.sums)
+        came = np.argsort(more.row_order)
+        assert more.y is not None
+        y = more.y if more.offset is None else more.y - more.offset
+        ids: list[Hashable] = [more.sites[u] for u in more.site_index[came].tolist()]
+        sums.add(ids, more.X[came] - self.shift, y[came], None if more.weight is None else more.weight[came])
+        return replace(self, sums=sums)
+
+    def prepared(self, options: FitOptions) -> Prepared:
+        made = prepare(self.sums.summaries(self.names, intercept=options.fit_intercept, seed=options.seed), options)
+        mean = made.columns.mean + np.append(np.zeros(int(made.columns.intercept)), self.shift)
+        offset = "offset" if self.has_offset else None
+        return replace(made, columns=replace(made.columns, mean=mean), offset_name=offset)
+
+
+@dataclass(frozen=True, eq=False)
+class RowsSoFar:
+    """Training rows so far."""
+
+    rows: Federation
+
+    def with_rows(self, more: Federation) -> RowsSoFar:
+        """Return the rows of both, the earlier ones first, as if they were in one table."""
+        both = [(one, np.argsort(one.row_order)) for one in (self.rows, more)]
+        parts: dict[str, Any] = {}
+        for name in ("X", "y", "offset", "weight"):
+            values = [getattr(one, name) for one, _ in both]
+            if name == "weight" and any(value is not None for value in values):
+                values = [np.ones(len(one.X)) if one.weight is None else one.weight for one, _ in both]
+            together = [value[came] for value, (_, came) in zip(values, both, strict=True) if value is not None]
+            parts[name] = np.concatenate(together) if together else None
+        ids = [one.sites[u] for one, came in both for u in one.site_index[came].tolist()]
+        features = parts.pop("X"), parts.pop("y")
+        return RowsSoFar(Federation.from_arrays(*features, ids, **parts, feature_names=self.rows.feature_names))
+
+    def prepared(self, options: FitOptions) -> Prepared:
+        return prepare(self.rows, options)
+
+    def shortened(self, options: FitOptions, *, quadratic: bool) -> RowsSoFar | SumsSoFar:
+        """Return sums if they are sufficient and take less memory than the rows."""
+        rows, folds = self.rows, options.cv_folds if options.method == "fused" else 1
+        small = len(rows.X) <= rows.n_sites * folds * (rows.n_features + 2)
+        if not quadratic or options.solver != "exact" or options.boost or small:
+            return self
+        # without an intercept a shift of the features would be another model
+        shift = np.average(rows.X, axis=0, weights=rows.weight) if options.fit_intercept else 0 * rows.X[0]
+        empty = RunningSums(rows.n_features, folds)
+        return SumsSoFar(empty, shift, rows.feature_names, rows.offset is not None).with_rows(rows)
+
+
+SoFar = RowsSoFar | SumsSoFar
+
+
+def weighted_rows(federation: Federation, sample_weight: ArrayLike) -> Federation:
+    """Return the federation with weights, given in the order of the input, without rows of weight 0."""
+    weight, n = np.asarray(sample_weight, dtype=np.float64), len(federation.X)
+    if weight.shape != (n,):
+        raise DataError(f"sample_weight has shape {weight.shape}, expected one number per row: ({n},)")
+    wrong = np.flatnonzero(~(np.isfinite(weight) & (weight >= 0)))
+    if wrong.size:
+        raise DataError(f"row {wrong[0]}: the sample_weight is {weight[wrong[0]]:g}, expected a number of at least 0")
+    weight = weight[federation.row_order]
+    if not weight.any():
+        raise DataError("sample_weight is zero in every row, so no row is left: give some rows a weight")
+    if not weight.all():
+        federation = federation.take(weight > 0, allow_empty=True)
+        federation = federation.subset([u for u, n in zip(federation.sites, federation.n_samples, strict=True) if n])
+        weight = weight[weight > 0]
+    return federation.replaced(weight=weight)

@@ -1,24 +1,23 @@
-"""The fit from summaries: at once for quadratic losses, else in rounds of queries and answers.
+"""Fit from summaries: directly for quadratic losses, otherwise in rounds of queries and answers.
 
-Kin asks once more, about its estimates from the first messages: two rounds in all, or as many as it is told.
+Kin asks once more, at its estimates from the first messages: two rounds in total, or as many as requested.
 
-For the fused estimator, proximal Newton between organiser and sites: the organiser minimises the fused objective in
-which every site's loss is its quadratic expansion at the last point, and asks each site about the minimiser: its loss
-and derivatives there, and its Young gap. Their sum with the edges' parts is the duality gap of the true objective: a
-certificate from answers alone.
+The fused estimator uses a proximal Newton method between organiser and sites. The organiser minimises the fused
+objective with each site's loss replaced by its quadratic expansion at the last point. It then asks each site for its
+loss, its derivatives and its Young gap at the minimiser. The gaps and the edges' terms add up to the duality gap of the
+true objective: a certificate from answers alone.
 """
 
 from __future__ import annotations
 
 import warnings
 from collections.abc import Hashable
-from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec.structs
 import numpy as np
 
-from fedkin._base import Array, Index, Say
+from fedkin._base import TINY, Array, Index, Say
 from fedkin.core import (
     PlainMessage,
     Problem,
@@ -39,15 +38,15 @@ from fedkin.fitting.preparation import Estimate, Prepared
 from fedkin.graph import Graph
 from fedkin.solvers import solve
 
-#: Levels are chosen anew from the answers of rounds up to this one, if at all, and if answers come by fold.
+#: Last round in which penalty levels are chosen, if they are to be chosen and answers come by fold.
 LAST_CHOICE = 2
-#: Models are minimised to this share of the gap that is wanted in the end, and further where that does not do.
+#: Quadratic models are minimised to this share of the final gap, and further if that does not suffice.
 MODEL_SHARE, FURTHER, FINEST = 1e-3, 1e-3, 1e-15
-#: Where curvature has no bound (counts), no predictor moves by more than about this in a round: exp(10) is 22,026.
+#: Approximate limit on changes of predictors per round if curvature is unbounded (counts): exp(10) is 22,026.
 LONGEST_STEP = 10.0
-#: Relative rises of the objective below this may be rounding.
+#: Relative increases of the objective below this may be rounding.
 ROUNDING = 1e-12
-#: Sites are told that no minimiser is longer than this many times the longest of the parameters found.
+#: Bound on the norm of minimisers that sites are told, as a multiple of the largest norm found.
 RADIUS_FACTOR = 10.0
 
 
@@ -69,82 +68,78 @@ class RoundState(PlainMessage, frozen=True):
     choice: dict[str, Any] | None = None  # what cross-validation saw
 
 
-@dataclass(frozen=True, eq=False)
-class Queries:
-    """A query to each site, and the state of the fit behind them.
+class Queries(PlainMessage, frozen=True):
+    """A query to each site, and the state of the fit.
 
-    ``queries[site]`` is what the site gets; the rest stays with the organiser.
+    ``queries[site]`` is sent to the site; the rest stays with the organiser.
 
     Attributes
     ----------
     questions : tuple of V Query
-        In the units of the sites' columns.
-    graph : Graph
-        The edges that are used.
+        Queries in the units of the sites' columns.
+    edges : int array (E, 2)
+        The edges that are used, by positions of the queries.
+    weights : array (E,)
     state : RoundState
     """
 
     questions: tuple[Query, ...]
-    graph: Graph
-    state: RoundState = field(repr=False)
+    edges: Index
+    weights: Array
+    state: RoundState
 
     @property
     def round(self) -> int:
-        """Round of messages that the answers will make, from 2 on."""
+        """Round of messages of the answers, from 2 onwards."""
         return self.questions[0].round
 
     @property
     def gap(self) -> float:
-        """Relative gap of the point before, infinite where it is not known."""
+        """Relative gap of the previous point, infinite if unknown."""
         return self.state.gap
 
     @property
     def sites(self) -> tuple[Hashable, ...]:
         return tuple(question.site for question in self.questions)
 
+    @property
+    def graph(self) -> Graph:
+        """The edges in use."""
+        return Graph.from_indices(self.sites, self.edges, self.weights)
+
     def __getitem__(self, site: Hashable) -> Query:
         for question in self.questions:
             if question.site == site:
                 return question
-        raise UnknownSiteError(f"site {site!r} is not asked anything")
+        raise UnknownSiteError(f"site {site!r} has no query")
 
     def to_plain(self) -> dict[str, Any]:
-        """Return plain numbers and names, as a file holds them between two rounds; exact."""
-        questions = [question.to_plain() for question in self.questions]
-        edges, weights = self.graph.edges.tolist(), self.graph.weights.tolist()
-        return {"questions": questions, "edges": edges, "weights": weights, "state": to_plain(self.state)}
+        """Return plain values for a file between two rounds, without loss of precision."""
+        return {**to_plain(self), "questions": [question.to_plain() for question in self.questions]}
 
     @classmethod
     def from_plain(cls, plain: object) -> Queries:
-        """Return what `to_plain` wrote; raise `DataError` with what is wrong."""
-        what = "the file of questions"
-        file = from_plain(plain, _File, what)
-        asked = tuple(map(Query.from_plain, file.questions))
-        if not asked:
-            refuse(what, "has no questions")
-        state, sites, p = file.state, tuple(question.site for question in asked), asked[0].theta.size
-        edges, V = file.edges.reshape(-1, 2), len(asked)
-        duals = V if len(state.alpha) == V else len(file.weights)
+        """Read the output of `to_plain`; raise `DataError` if it is invalid."""
+        what = "the file of queries"
+        made = from_plain(plain, cls, what)
+        if not made.questions:
+            refuse(what, "has no queries")
+        for question in made.questions:
+            Query.from_plain(question.to_plain())  # for its checks
+        state, V, p = made.state, len(made.questions), made.questions[0].theta.size
+        duals = V if len(state.alpha) == V else len(made.weights)
         state = msgspec.structs.replace(state, alpha=state.alpha.reshape(-1, p))
         shapes = {"theta": (V, p), "alpha": (duals, p), "ridge": (p,), "give": (V,)}
         shapes |= {name: (V, p) for name in ("zeta", "best_theta") if getattr(state, name) is not None}
         check_shapes(state, shapes, what)
-        if len(edges) != len(file.weights):
-            refuse(what, f"has {len(edges)} edges with {len(file.weights)} weights")
-        return cls(asked, Graph.from_indices(sites, edges, file.weights), state)
-
-
-class _File(PlainMessage, frozen=True):
-    """`Queries` as a file holds them."""
-
-    questions: list[dict[str, Any]]
-    edges: Index
-    weights: Array
-    state: RoundState
+        edges = made.edges.reshape(-1, 2)
+        if len(edges) != len(made.weights):
+            refuse(what, f"has {len(edges)} edges with {len(made.weights)} weights")
+        return msgspec.structs.replace(made, edges=edges, state=state)
 
 
 def check_answers(queries: Queries, answers: Summaries) -> Summaries:
-    """Return the answers in the order of the queries; raise `DataError` when they are to others."""
+    """Return the answers in the order of the queries; raise `DataError` if they answer other queries."""
     if answers.gaps is None:
         raise DataError(f"these are first messages, but round {queries.round} needs the sites' answers")
     missing = [site for site in queries.sites if site not in answers]
@@ -154,7 +149,7 @@ def check_answers(queries: Queries, answers: Summaries) -> Summaries:
         raise DataError(f"round {queries.round}: {words}")
     for site in queries.sites:
         if not np.array_equal(answers[site].at, queries[site].theta):
-            raise DataError(f"site {site!r} has answered another question than that of round {queries.round}")
+            raise DataError(f"the answer of site {site!r} does not belong to the query of round {queries.round}")
     return answers.subset(queries.sites)
 
 
@@ -162,7 +157,7 @@ def make_queries(graph: Graph, number: int, theta: Array, pull: Array, state: Ro
     """Return queries about ``theta (V, p)`` with balances ``pull (V, p)``, in the units of the sites."""
     radius = _radius(theta)
     asked = tuple(Query(site, number, theta[k], pull[k], radius) for k, site in enumerate(graph.sites))
-    return Queries(asked, graph, state)
+    return Queries(asked, graph.edges, graph.weights, state)
 
 
 def _radius(theta: Array) -> float:
@@ -177,9 +172,9 @@ def next_fused(
 ) -> Estimate | Queries:
     """Return the estimate once its gap is certified, or the next queries.
 
-    Each round minimises the model of the last answers. A point at which the objective has risen is not taken: the next
-    query is half way back to the best one. The certificate is unconditional where all designs have full rank; otherwise
-    it holds for minimisers in the ball that the queries name.
+    Each round minimises the quadratic model of the last answers. If the objective has increased, the next query is half
+    way back to the best point. The certificate is unconditional if all designs have full rank; otherwise it holds for
+    minimisers in the ball that the queries name.
     """
     for name, given in (
         (argument("refit"), options.refit),
@@ -199,9 +194,9 @@ def next_fused(
         if np.array_equal(start, problem.fused.inside(start)):
             kept |= {"best_theta": start, "best_value": problem.fused.value(start)}
         return _queries(prepared, problem, _minimised(problem, options, accuracy, say), 2, accuracy, **kept)
-    state, choice = queries.state, queries.state.choice
-    how = {**extras(prepared.columns, queries.graph, options, choice), "ridge": state.ridge}
-    before = problem = Problem(prepared.summaries, queries.graph, prepared.loss, options.penalty, state.lam, **how)
+    state, choice, used = queries.state, queries.state.choice, queries.graph
+    how = {**extras(prepared.columns, used, options, choice), "ridge": state.ridge}
+    before = problem = Problem(prepared.summaries, used, prepared.loss, options.penalty, state.lam, **how)
     by_fold = bool(prepared.summaries.sums.count[:, :-1].any())
     if queries.round <= LAST_CHOICE and options.lam == "cv" and by_fold:
         problem, choice = at_chosen_level(before, options, say)
@@ -214,7 +209,7 @@ def next_fused(
         if gap <= options.tol:
             fused = FusedFit(options.penalty, problem.lam, gap, queries.round, selection=state.selection)
             history = None if choice is None else {"choice": choice}
-            return Estimate(state.theta, queries.graph, fused=fused, notes=dict(state.notes), history=history)
+            return Estimate(state.theta, used, fused=fused, notes=dict(state.notes), history=history)
     else:  # a value at another level is that of another objective
         best = (None, np.inf)
     accuracy = state.accuracy
@@ -235,7 +230,7 @@ _Point = tuple[Array, Array, Array | None]  # parameters, edge duals, sparsity d
 
 def _minimised(problem: Problem, options: FitOptions, accuracy: float, say: Say) -> _Point:
     say(f"solving at lam = {problem.lam:.4g}")
-    # the true objective has a certificate of its own
+    # the true objective is certified separately
     with warnings.catch_warnings(action="ignore", category=ConvergenceWarning):
         solution = solve(problem, accuracy, max_iter=options.max_iter)
     theta, alpha, zeta = solution.theta, solution.alpha, None
@@ -248,7 +243,7 @@ def _minimised(problem: Problem, options: FitOptions, accuracy: float, say: Say)
 
 
 def _within_reach(problem: Problem, theta: Array) -> Array:
-    """Return the minimiser of the model, or a point on the way there where that is too far to trust."""
+    """Return the minimiser of the model, or a point on the way to it if the step is too long."""
     data = problem.federation
     assert not data.has_rows
     rowwise = data.loss.rowwise
@@ -263,11 +258,11 @@ def _within_reach(problem: Problem, theta: Array) -> Array:
 
 
 def certified_gap(problem: Problem, state: RoundState, value: float) -> float:
-    """Return the relative duality gap of the point that was asked about, from the answers.
+    """Return the relative duality gap of the queried point, from the answers.
 
-    ``value`` is |V| times the objective there. An edge's part is ``r phi(d) - <alpha, d>``. A site's part is the
-    smaller one of two bounds: its own Young gap, and what its ridge gives; or the ridge out of balance by all that is
-    left, with the loss in perfect balance.
+    ``value`` is |V| times the objective at that point. An edge contributes ``r phi(d) - <alpha, d>``. A site
+    contributes the smaller of two bounds: its Young gap plus its ridge term, or the ridge term alone if it absorbs the
+    whole imbalance and the loss is in balance.
     """
     data, fused, theta = problem.federation, problem.fused, state.theta
     assert not data.has_rows and data.gaps is not None
@@ -281,7 +276,7 @@ def certified_gap(problem: Problem, state: RoundState, value: float) -> float:
     resting = 0.5 * (residual[:, held] ** 2) @ (1.0 / ridge[held])
     resting = resting + ball_gap(np.where(held, 0.0, residual), theta, problem.radius or _radius(theta))
     total += float(np.minimum(data.gaps + state.give, resting).sum())
-    return max(total, 0.0) / max(abs(value), np.finfo(float).tiny)
+    return max(total, 0.0) / max(abs(value), TINY)
 
 
 def _queries(prepared: Prepared, problem: Problem, point: _Point, number: int, accuracy: float, **kept: Any) -> Queries:

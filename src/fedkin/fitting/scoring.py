@@ -1,32 +1,39 @@
-"""Scores and folds of scikit-learn for models that must be told the site of each row."""
+"""Scores on held-out rows, and scikit-learn's scorers and folds for models that need the site of each row."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from typing import Any
+from collections.abc import Iterable, Iterator, Mapping
+from itertools import pairwise
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
+from scipy.stats import rankdata
 from sklearn.metrics import get_scorer
 from sklearn.model_selection import BaseCrossValidator
 from sklearn.utils.metadata_routing import MetadataRequest
 
+from fedkin._base import Array, Index
 from fedkin.data import Federation, number_of, refuse_dates
 from fedkin.errors import DataError
+from fedkin.fitting.decision import FEDKIN
+from fedkin.fitting.model import FittedModel
+from fedkin.fitting.options import class_numbers
+from fedkin.fitting.parts import step_values
 
 _NUMERIC = frozenset({"float64", "float32", "int64", "int32", "int16", "int8", "uint8", "bool", "boolean"})
 
 
 class SiteScorer:
-    """One of scikit-learn's scorers, by name, that hands ``site`` and ``offset`` on to ``predict``.
+    """A scikit-learn scorer that passes ``site`` and ``offset`` to ``predict``.
 
-    scikit-learn's own scorers pass such things to the metric, never to the model, so they cannot score a model of
-    several sites. This one can be used as ``scoring=`` wherever metadata routing is on.
+    scikit-learn's own scorers pass metadata to the metric, not to the model, so they cannot score a model of several
+    sites. Use this one as ``scoring=`` with metadata routing enabled.
 
     Parameters
     ----------
     scoring : str
-        A name that `sklearn.metrics.get_scorer` knows: "roc_auc", "neg_mean_squared_error", ...
+        A name for `sklearn.metrics.get_scorer`: "roc_auc", "neg_mean_squared_error", ...
     per_site : bool
         Average the scores of the sites with more than one value of y, instead of scoring all rows together.
 
@@ -54,7 +61,7 @@ class SiteScorer:
     def __call__(
         self, estimator: Any, X: Any, y: ArrayLike, site: ArrayLike | None = None, offset: ArrayLike | None = None
     ) -> float:
-        """Score of ``estimator`` on rows ``X (n, q)`` with targets ``y (n,)`` of the given sites."""
+        """Score ``estimator`` on rows ``X (n, q)`` with targets ``y (n,)`` of the given sites."""
         if not self.per_site or site is None:
             return float(self._scorer(AtSites(estimator, site, offset), X, y))
         ids, y = np.asarray(site), np.asarray(y)
@@ -67,7 +74,7 @@ class SiteScorer:
         return float(np.mean(scores)) if scores else float("nan")
 
     def get_metadata_routing(self) -> MetadataRequest:
-        """Return what scikit-learn should hand to this scorer."""
+        """Return scikit-learn's metadata request of this scorer."""
         request = MetadataRequest(owner=self)
         for name in ("site", "offset"):
             request.score.add_request(param=name, alias=True)
@@ -78,7 +85,7 @@ class SiteScorer:
 
 
 class AtSites:
-    """A fitted model bound to the sites and offsets of the rows that it will see; other numbers of rows are refused."""
+    """A fitted model bound to the sites and offsets of given rows; it refuses other numbers of rows."""
 
     def __init__(self, estimator: Any, site: Any, offset: ArrayLike | None = None) -> None:
         self._estimator, self._site, self._offset = estimator, site, offset
@@ -97,7 +104,7 @@ class AtSites:
         return at_sites
 
     def fit(self, X: Any, y: Any = None) -> Any:
-        """Refused: the model is fitted already."""
+        """Raise an error: the model is already fitted."""
         raise DataError("the model is bound to sites and cannot be fitted: fit the estimator, then call at(site)")
 
     def _given(self, X: Any) -> dict[str, Any]:
@@ -106,7 +113,7 @@ class AtSites:
         for name, value in given.items():
             each = isinstance(value, Iterable) and not isinstance(value, str | bytes)
             if each and len(value) != _length(X):
-                raise DataError(f"the model was bound to {len(value)} rows by {name}=, but came to see {_length(X)}")
+                raise DataError(f"the model was bound to {len(value)} rows by {name}=, but got {_length(X)}")
         return given
 
     def __sklearn_tags__(self) -> Any:
@@ -117,7 +124,7 @@ class AtSites:
 
 
 def request_all(request: MetadataRequest) -> MetadataRequest:
-    """Return the request with all that methods can take asked for, unless somebody decided otherwise."""
+    """Return the request with all parameters of the methods, unless the user set it otherwise."""
     for method in ("fit", "partial_fit", "predict", "predict_proba", "decision_function", "score"):
         one = getattr(request, method)
         for name, alias in dict(one.requests).items():
@@ -135,7 +142,7 @@ def _rows(X: Any, rows: NDArray[np.int64]) -> Any:
 
 
 class WithinSiteKFold(BaseCrossValidator):  # type: ignore[misc]
-    """K folds to which every site gives rows: the sites are the ``groups``.
+    """K-fold cross-validation that splits the rows of each site; the sites are the ``groups``.
 
     Parameters
     ----------
@@ -148,8 +155,8 @@ class WithinSiteKFold(BaseCrossValidator):  # type: ignore[misc]
 
     Notes
     -----
-    A site with fewer rows than folds gives its rows to some of the folds, one each, so it always keeps training
-    rows; a site with one row stays in the training part.
+    A site with fewer rows than folds has one row in each of some folds, so it always keeps training rows. A site with
+    one row stays in the training part.
 
     Examples
     --------
@@ -165,13 +172,13 @@ class WithinSiteKFold(BaseCrossValidator):  # type: ignore[misc]
         self.n_splits, self.seed, self.site_column = n_splits, seed, site_column
 
     def get_metadata_routing(self) -> MetadataRequest:
-        """Return what scikit-learn should pass on: groups."""
+        """Return scikit-learn's metadata request: groups."""
         request: MetadataRequest = super().get_metadata_routing()
         request.split.add_request(param="groups", alias=True)
         return request
 
     def get_n_splits(self, X: object = None, y: object = None, groups: object = None) -> int:
-        """Number of folds."""
+        """Return the number of folds."""
         return self.n_splits
 
     def split(
@@ -188,14 +195,14 @@ class WithinSiteKFold(BaseCrossValidator):  # type: ignore[misc]
         fold[rows.row_order] = np.where(rows.n_samples[rows.site_index] > 1, rows.folds(self.n_splits, self.seed), -1)
         empty = np.setdiff1d(np.arange(self.n_splits), fold)
         if empty.size:
-            few = f"fold {empty[0]} of {self.n_splits} has no rows, as the sites have few"
+            few = f"fold {empty[0]} of {self.n_splits} has no rows, because the sites have few"
             raise DataError(f"{few}: take fewer folds, or another seed")
         for k in range(self.n_splits):
             yield np.flatnonzero(fold != k), np.flatnonzero(fold == k)
 
 
 def split_column(X: Any, column: str | int) -> tuple[Any, Any]:
-    """X without one of its columns, and that column ``(n,)``; None for it where X has no such column."""
+    """Return X without one of its columns, and that column ``(n,)``, or None if X has no such column."""
     if hasattr(X, "columns"):
         names = list(X.columns)
         name = names[column] if isinstance(column, int) and column not in names else column
@@ -228,8 +235,238 @@ def refuse_text(X: Any, site_column: str | int | None) -> None:
     for name, cells in columns.items():
         text = next((cell for cell in np.asarray(cells) if isinstance(cell, str) and number_of(cell) is None), None)
         if text is not None and name != site_column:
-            sites = "" if site_column is not None else f"if it names the sites, say site_column={name!r}; "
+            sites = "" if site_column is not None else f"if it names the sites, pass site_column={name!r}; "
             raise DataError(
                 f"column {name!r} of X holds text, such as {text!r}: {sites}if it is a category, put a OneHotEncoder "
                 "in front, or use fedkin.Federation.from_frame, which takes tables as they are"
             )
+
+
+# --- scores of a comparison ---------------------------------------------------------------------------------------
+
+#: Number of times at which the Brier score is integrated, and their range in quantiles of event times.
+_GRID, _FIRST, _LAST = 50, 0.1, 0.9
+
+
+class HeldOut(NamedTuple):
+    """A split or a fold: errors by method, of all rows and of each site."""
+
+    errors: dict[str, float]
+    site_errors: dict[str, Array]
+    held_out: float
+    row_error: Mapping[str, float] = {}
+    more: Mapping[str, Mapping[str, float]] = {}
+    models: Mapping[str, FittedModel] = {}
+
+
+def held_out_errors(models: dict[str, FittedModel], train: Federation, test: Federation) -> HeldOut:
+    """Return the errors of models on the held-out rows of a split."""
+    check_held_out(models[FEDKIN], test)
+    model = models[FEDKIN]
+    weight = np.ones(len(test.X)) if test.weight is None else test.weight
+    if test.y is not None and not model.loss.additive:
+        weight = weight * model.loss.score_weights(test.y.astype(np.float64))
+        if not weight.any():
+            raise DataError("there are no events among the held-out rows to compare on")
+    mass = np.bincount(test.site_index, weights=weight, minlength=test.n_sites)
+    rows, more, row_error = dict[str, Array](), dict[str, dict[str, float]](), dict[str, float]()
+    for name, model in models.items():
+        response = responses(model, test)
+        rows[name] = row_errors(model, test, response)
+        found = more_scores(model, test, response, weight) | survival_scores(model, train, test)
+        for metric, value in found.items():
+            more.setdefault(metric, {})[name] = value
+    part = HeldOut({}, {}, len(test.X), row_error, more, models)
+    for name, each in rows.items():
+        total = np.bincount(test.site_index, weights=weight * each, minlength=test.n_sites)
+        part.errors[name] = float(weight @ each / weight.sum())
+        part.site_errors[name] = total / np.where(mass > 0, mass, np.nan)
+        # a site that is brought in brings its rows in: their differences shrink as its mean does, and never grows
+        apart, seen = each - rows[FEDKIN], mass > 0
+        own = np.bincount(test.site_index, weights=weight * apart, minlength=test.n_sites)[seen] / mass[seen]
+        share, shift, kept = np.ones(test.n_sites), np.zeros(test.n_sites), winsorised(own)
+        share[seen] = np.clip(np.divide(kept, own, out=np.ones_like(own), where=own != 0), 0.0, 1.0)
+        shift[seen] = kept - share[seen] * own
+        apart = apart * share[test.site_index] + shift[test.site_index]
+        apart = (apart - weight @ apart / weight.sum()) * weight
+        row_error[name] = float(np.sqrt((apart**2).sum()) / weight.sum())
+    return part
+
+
+def check_held_out(model: FittedModel, test: Federation) -> None:
+    """Raise `DataError` unless a model can be scored on these rows."""
+    if len(test.X) == 0:
+        raise DataError("there are no held-out rows to compare on")
+    if test.y is None and model.loss.target is not None:
+        raise DataError("the held-out rows have no target to compare with")
+    unknown = [site for site in test.sites if site not in model.index]
+    if unknown:
+        raise DataError(
+            f"site {unknown[0]!r} of the test set is not among the training sites: split both from one federation"
+        )
+
+
+def responses(model: FittedModel, test: Federation) -> Array:
+    """Return mean responses, or probabilities ``(n, C)`` of the classes."""
+    predict = model.predict if model.classes is None else model.predict_proba
+    return np.asarray(predict(test.X, [test.sites[u] for u in test.site_index.tolist()], test.offset), dtype=np.float64)
+
+
+def row_errors(model: FittedModel, test: Federation, response: Array) -> Array:
+    """Return the error ``(n,)`` of every row; for a loss without a metric, the mean loss of the row's site."""
+    if model.loss.metric is not None:
+        target = test.X if test.y is None else test.y
+        if model.classes is not None:
+            target = class_numbers(target, model.classes)
+        y = target.astype(np.float64)
+        if model.loss.additive:
+            return model.loss.row_errors(y, response)
+        ends = pairwise(test.starts.tolist())
+        return np.concatenate([model.loss.row_errors(y[first:last], response[first:last]) for first, last in ends])
+    out = np.empty(len(test.X))
+    for u in np.unique(test.site_index).tolist():
+        rows, theta = test[test.sites[u]], model.theta(model.index[test.sites[u]])
+        X = np.column_stack([np.ones(len(rows.X)), rows.X]) if model.fit_intercept else rows.X
+        out[test.site_index == u] = model.loss.value(theta, X, rows.y, rows.offset)
+    return out
+
+
+def more_scores(model: FittedModel, test: Federation, response: Array, weight: Array) -> dict[str, float]:
+    """Return additional scores of all rows; empty for losses that have none."""
+    if test.y is None or model.baseline is not None:
+        return {}
+    if model.classes is None:
+        y = test.y.astype(np.float64)
+        if model.loss.link != "identity" or np.ptp(y) == 0:
+            return {}
+        total = weight @ (y - weight @ y / weight.sum()) ** 2
+        return {"explained variance": 1.0 - float(weight @ (y - response) ** 2 / total)}
+    codes = class_numbers(test.y, model.classes)
+    scores = {"accuracy": float(weight @ (response.argmax(axis=1) == codes) / weight.sum())}
+    if len(model.classes) == 2:
+        areas = site_areas(codes, response[:, 1], test.starts)
+        if not np.isnan(areas).all():
+            scores["AUC per site"] = float(np.nanmean(areas))
+    return scores
+
+
+def survival_scores(model: FittedModel, train: Federation, test: Federation) -> dict[str, float]:
+    """Return concordance within sites, and the integrated Brier score; nothing for models without hazards."""
+    if model.baseline is None or test.y is None or train.y is None:
+        return {}
+    sites = [test.sites[u] for u in test.site_index.tolist()]
+    y, risk = test.y.astype(np.float64), model.predict(test.X, sites, test.offset)
+    own = site_concordances(y, risk, test.starts)
+    scores = {}
+    if own.pairs.any():
+        scores["concordance"] = own.pooled
+        if own.pairs.astype(bool).sum() > 1:
+            scores["C per site"] = float(np.nanmean(own.each))
+    times = brier_times(train.y.astype(np.float64), y)
+    if times.size > 1:
+        survival = model.predict_survival(test.X, sites, times, test.offset)
+        starts = train.starts, test.starts
+        scores["Brier score"] = integrated_brier(train.y.astype(np.float64), y, survival, times, starts)
+    return scores
+
+
+class Concordance(NamedTuple):
+    """Concordance: of two rows of a site, how often the one with the higher risk has the earlier event."""
+
+    each: Array  # (V,), of every site; NaN where no two rows can be compared
+    pairs: Array  # (V,), pairs of rows that can be compared
+
+    @property
+    def pooled(self) -> float:
+        """The share over the pairs of all sites."""
+        known = self.pairs > 0
+        return float(np.average(self.each[known], weights=self.pairs[known])) if known.any() else float("nan")
+
+
+def site_concordances(y: Array, risk: Array, starts: Index) -> Concordance:
+    """Return Harrell's concordance at each site, from signed times ``y (n,)`` and ``risk (n,)``.
+
+    A row with an event is compared with all rows with later times, and with rows censored at the same time. Equal risks
+    count as one half.
+    """
+    each, pairs = np.full(len(starts) - 1, np.nan), np.zeros(len(starts) - 1)
+    for u, (first, last) in enumerate(pairwise(starts.tolist())):
+        time, event, own = np.abs(y[first:last]), y[first:last] > 0, risk[first:last]
+        good = 0.0
+        for row in np.flatnonzero(event).tolist():
+            others = own[(time > time[row]) | ((time == time[row]) & ~event)]
+            good += float((others < own[row]).sum() + 0.5 * (others == own[row]).sum())
+            pairs[u] += len(others)
+        if pairs[u]:
+            each[u] = good / pairs[u]
+    return Concordance(each, pairs)
+
+
+def brier_times(train: Array, test: Array) -> Array:
+    """Return times ``(T,)`` between quantiles of the events, within the observed times of training and held-out
+    rows."""
+    events = np.concatenate([train, test])
+    events = events[events > 0]
+    if not events.size:
+        return np.empty(0)
+    low, high = np.quantile(events, (_FIRST, _LAST))
+    return np.unique(np.linspace(low, min(high, np.abs(train).max(), np.abs(test).max()), _GRID))
+
+
+def integrated_brier(train: Array, test: Array, survival: Array, times: Array, starts: tuple[Index, Index]) -> float:
+    """Return the Brier score of ``survival (n, T)`` at ``times (T,)``, averaged over them.
+
+    Rows are weighted by the inverse probability of being uncensored (Graf et al. 1999), from the Kaplan-Meier estimate
+    of each site's censoring in its training rows. ``starts`` are the starts of the sites in the training and the test
+    rows. Rows beyond the last training time of their site have no weight.
+    """
+    score, mass = np.zeros(len(times)), np.zeros(len(times))
+    for (a, b), (first, last) in zip(*(pairwise(one.tolist()) for one in starts), strict=True):
+        if first == last:
+            continue
+        kept_at, kept = _uncensored(train[a:b])
+        y, curves = test[first:last], survival[first:last]
+        time, event = np.abs(y), y > 0
+        at_own = step_values(kept_at, kept, np.nextafter(time, 0.0), 1.0)[:, None]  # just before
+        dead, alive = event[:, None] & (time[:, None] <= times), time[:, None] > times
+        chance = np.where(dead, at_own, step_values(kept_at, kept, times, 1.0))
+        weight = np.divide(dead | alive, chance, out=np.zeros_like(chance), where=chance > 0)
+        score += (weight * (alive - curves) ** 2).sum(axis=0)
+        mass += len(y)
+    return float(np.trapezoid(score / mass, times) / (times[-1] - times[0]))
+
+
+def _uncensored(y: Array) -> tuple[Array, Array]:
+    """Return times and the Kaplan-Meier estimate of not being censored up to each; events come first at a tie."""
+    moments, at = np.unique(np.abs(y), return_inverse=True)
+    gone, lost = np.bincount(at), np.bincount(at, weights=y < 0)
+    left = len(y) - np.cumsum(gone) + lost  # at risk of being censored: later rows, and those censored now
+    return moments, np.cumprod(1.0 - np.divide(lost, left, out=np.zeros(len(left)), where=left > 0))
+
+
+def site_areas(codes: NDArray[Any], chance: Array, starts: Index) -> Array:
+    """Return the area under the ROC curve at each site ``(V,)``, from ranks; NaN at sites with one class."""
+    areas = np.full(len(starts) - 1, np.nan)
+    for u, (first, last) in enumerate(pairwise(starts.tolist())):
+        positive = codes[first:last] == 1
+        hits = int(positive.sum())
+        if 0 < hits < len(positive):
+            above = rankdata(chance[first:last])[positive].sum() - hits * (hits + 1) / 2
+            areas[u] = above / (hits * (len(positive) - hits))
+    return areas
+
+
+#: Winsorised share of the sites' differences on each side, so that no single site decides the verdict.
+EXTREME = 0.05
+
+
+def winsorised(values: Array) -> Array:
+    """Winsorise the values: replace the share `EXTREME` on each side (at least one of ten values) by the next value."""
+    k = max(int(EXTREME * values.size), int(values.size >= 10))
+    return np.clip(values, *np.sort(values)[[k, -1 - k]]) if k else values
+
+
+def nan_mean(values: Array) -> Array:
+    """Return means over the first axis, ignoring NaN; NaN if all values are NaN."""
+    n = (~np.isnan(values)).sum(axis=0)
+    return np.asarray(np.nansum(values, axis=0) / np.where(n > 0, n, np.nan))

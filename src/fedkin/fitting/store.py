@@ -1,6 +1,6 @@
-"""The directory of a model: written as a whole or not at all, and read with its version and checksums verified.
+"""Save models to directories, completely or not at all, and load them with version and checksums verified.
 
-It holds nothing that can run code when it is read:
+A model directory contains no executable code:
 
 - ``model.json``: what was fitted and how, with the format version and the checksums of the others;
 - ``coefficients.csv``: a row per site (and per class but the first, for more than two classes);
@@ -8,13 +8,14 @@ It holds nothing that can run code when it is read:
 - ``kin.json`` and ``kin.npz``, with the method kin: its result, numbers and names in JSON, arrays by field;
 - ``comparison.json``, where there was one: errors of the other methods on held-out rows;
 - ``boosting-1.txt`` to ``boosting-5.txt``, with a boosting model: its parts in LightGBM's text format;
-- ``history.json``, where it is known: how the fit came about, for its report;
+- ``history.json``, where it is known: how the model was fitted, for its report;
 - ``baseline.json``, of losses with hazards: the cumulative baseline hazard of every site, in steps.
 """
 
 from __future__ import annotations
 
 import csv
+import errno
 import glob
 import hashlib
 import io
@@ -25,22 +26,21 @@ import shutil
 import stat
 import tempfile
 import time
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, fields, is_dataclass
 from datetime import date, datetime
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, NoReturn, get_type_hints
 
 import msgspec
 import numpy as np
 
 from fedkin import __version__
-from fedkin._base import Array, Index, listed, replacing_directory
-from fedkin.data import Schema
-from fedkin.errors import ModelFileError, ParameterError
+from fedkin._base import Array, Index, listed, lock, replacing_directory
+from fedkin.errors import ModelFileError
 from fedkin.fitting.model import FittedModel
-from fedkin.fitting.parts import PARTS, Baselines, Boosting, FusedFit, check_boosting
+from fedkin.fitting.parts import CODES, PARTS, Baselines, Boosting, checked_boosting
 from fedkin.graph import Graph
 from fedkin.kin import Diagnostics, Kin, Learned, Nested, Pairs, Population, States, Units
 from fedkin.losses import Loss, describe_loss, restore_loss
@@ -48,7 +48,7 @@ from fedkin.losses import Loss, describe_loss, restore_loss
 FORMAT, FORMAT_VERSION = "fedkin-model", 2
 _MODEL, _COEFFICIENTS, _EDGES = "model.json", "coefficients.csv", "edges.csv"
 _KIN, _KIN_ARRAYS = "kin.json", "kin.npz"
-#: Files of plain values that a model need not have, by the attribute that they hold.
+#: Optional files of plain values, by attribute of the model.
 _OPTIONAL = {"comparison": "comparison.json", "history": "history.json"}
 _BASELINE = "baseline.json"
 _BOOSTING = tuple(f"boosting-{k}.txt" for k in range(1, PARTS + 1))
@@ -57,7 +57,7 @@ _FILES = (_MODEL, _COEFFICIENTS, _EDGES, *_MORE)
 _LEADING = ("site", "site_type", "group", "n_samples", "class", "intercept")
 _STALE_SECONDS = 3600.0
 _MOST_BYTES = 2**30  # of a file of a model
-#: What ``kin.json`` may hold beside plain values.
+#: Types in ``kin.json`` besides plain values.
 _TYPES = {kind.__name__: kind for kind in (Diagnostics, Kin, Learned, Nested, Pairs, Population, States, Units)}
 
 
@@ -68,19 +68,27 @@ class _Head(msgspec.Struct, kw_only=True):
     n_sites: int = 0
 
 
-class _Description(_Head, kw_only=True):
-    loss: dict[str, Any]
-    target: str | None
-    offset: str | None
-    features: tuple[str, ...]
-    classes: tuple[Any, ...] | None
-    fit_intercept: bool
-    fused: dict[str, Any] | None
-    options: dict[str, Any]
-    origin: dict[str, Any] | None
-    table_schema: dict[str, Any] | None = msgspec.field(name="schema")
-    notes: list[tuple[int, tuple[str, ...]]]
-    checksums: dict[str, str]
+#: Keys of ``model.json`` that hold an attribute of the model.
+_KEYS = {
+    "target": "target_name",
+    "offset": "offset_name",
+    "features": "feature_names",
+    **{name: name for name in ("classes", "fit_intercept", "fused", "options", "origin", "schema")},
+}
+_KINDS = get_type_hints(FittedModel)
+#: ``model.json`` with the types of these attributes; notes are by number of the site.
+_Description: Any = msgspec.defstruct(
+    "_Description",
+    [
+        ("loss", dict[str, Any]),
+        *((key, _KINDS[name]) for key, name in _KEYS.items()),
+        ("site_codes", _KINDS["site_codes"], None),
+        ("notes", list[tuple[int, tuple[str, ...]]]),
+        ("checksums", dict[str, str]),
+    ],
+    bases=(_Head,),
+    kw_only=True,
+)
 
 
 # --- writing ----------------------------------------------------------------------------------------------------
@@ -102,21 +110,19 @@ def save(model: FittedModel, directory: str | os.PathLike[str]) -> None:
             contents[name] = _json(getattr(model, attribute))
     if model.baseline is not None:
         contents[_BASELINE] = _json(model.baseline.plain())
-    description = _Description(
-        format=FORMAT,
-        format_version=FORMAT_VERSION,
-        **{name: getattr(model, name) for name in ("fedkin_version", "n_sites", "classes", "fit_intercept")},
-        loss=describe_loss(model.loss),
-        target=model.target_name,
-        offset=model.offset_name,
-        features=model.feature_names,
-        fused=None if model.fused is None else _plain(asdict(model.fused)),
-        options=_plain(model.options),
-        origin=_plain(model.origin),
-        table_schema=None if model.schema is None else model.schema.plain(),
-        notes=[(model.index[site], tuple(lines)) for site, lines in model.notes.items()],
-        checksums={name: _checksum(content) for name, content in contents.items()},
-    )
+    description = {
+        "format": FORMAT,
+        "format_version": FORMAT_VERSION,
+        "fedkin_version": model.fedkin_version,
+        "n_sites": model.n_sites,
+        "loss": describe_loss(model.loss),
+        **{key: getattr(model, name) for key, name in _KEYS.items()},
+        "site_codes": model.site_codes,
+        "fused": None if model.fused is None else asdict(model.fused),
+        "schema": None if model.schema is None else model.schema.plain(),
+        "notes": [(model.index[site], lines) for site, lines in model.notes.items()],
+        "checksums": {name: _checksum(content) for name, content in contents.items()},
+    }
     target = Path(directory).resolve()
     check_model_place(target)
     try:
@@ -124,7 +130,7 @@ def save(model: FittedModel, directory: str | os.PathLike[str]) -> None:
         with replacing_directory(target) as fresh:
             for name, content in {_MODEL: _json(description), **contents}.items():
                 (fresh / name).write_bytes(content)
-        # what saves that were killed left; a younger new one may belong to somebody who is saving right now
+        # left by interrupted saves; a recent one may belong to a save that is still running
         for left in (*_leftovers(target, "old"), *_leftovers(target, "new")):
             if left.suffix == ".old" or time.time() - left.stat().st_mtime > _STALE_SECONDS:
                 shutil.rmtree(left, ignore_errors=True)
@@ -152,7 +158,7 @@ def _plain(value: Any) -> Any:
 
 
 def _packed(value: Any, path: str, arrays: dict[str, Any]) -> Any:
-    """Return a value for JSON; its arrays go to ``arrays`` by the path of their fields."""
+    """Return a value for JSON; its arrays are put into ``arrays`` by the path of their fields."""
     if is_dataclass(value) and type(value).__name__ in _TYPES:
         inside = {item.name: getattr(value, item.name) for item in fields(value)}
         if isinstance(value, Kin):  # the model has these
@@ -190,7 +196,7 @@ def _unpacked(value: Any, path: str, arrays: Mapping[str, Any], more: Mapping[st
 
 
 def check_model_place(target: str | os.PathLike[str]) -> int | None:
-    """Raise `ModelFileError` unless a model could be written here; return the number of sites of one that is here."""
+    """Raise `ModelFileError` if no model can be written here; return the number of sites of an existing one."""
     target, replaced = Path(target).resolve(), None
     if target.is_dir():
         replaced = _check_replaceable(target)
@@ -202,6 +208,22 @@ def check_model_place(target: str | os.PathLike[str]) -> int | None:
     except OSError as error:
         _unwritable(target, error)
     return replaced
+
+
+@contextmanager
+def reserved_place(target: str | os.PathLike[str]) -> Iterator[int | None]:
+    """Check the place as `check_model_place` does, and refuse other reservations of it until the block ends."""
+    check_model_place(target)
+    place = Path(target).resolve()
+    file = next(one for one in place.parents if os.path.lexists(one)) / f".fedkin-{place.name}.lock"
+    held = lock(file, "")
+    if held is None:
+        raise ModelFileError(f"another fit is about to write to {target}: wait for it, or choose another directory")
+    try:
+        yield check_model_place(target)  # another fit may just have ended
+    finally:
+        file.unlink(missing_ok=True)
+        os.close(held)
 
 
 def _check_replaceable(target: Path) -> int | None:
@@ -220,12 +242,12 @@ def _check_replaceable(target: Path) -> int | None:
 
 
 def _unwritable(target: Path, error: OSError) -> NoReturn:
-    why = error.strerror or error
-    raise ModelFileError(f"cannot write the model to {target}: {why}; choose another directory") from None
+    hint = "" if error.errno == errno.ENOSPC else "; choose another directory"  # which says so itself
+    raise ModelFileError(f"cannot write the model to {target}: {error.strerror or error}{hint}") from None
 
 
 def _leftovers(target: Path, kind: str) -> list[Path]:
-    """Return the directories that `replacing_directory` left beside the target."""
+    """Return the directories that `replacing_directory` left next to the target."""
     return sorted(target.absolute().parent.glob(f".{glob.escape(target.name)}.*.{kind}"))
 
 
@@ -237,15 +259,15 @@ def _checksum(content: bytes) -> str:
 
 
 def load(directory: str | os.PathLike[str], *, loss: Loss | None = None) -> FittedModel:
-    """Read a model that `FittedModel.save` (or ``fedkin fit --out``) wrote.
+    """Read a model written by `FittedModel.save` (or ``fedkin fit --out``).
 
     Parameters
     ----------
     directory : path
-        Where the model is.
+        Directory of the model.
     loss : Loss, optional
-        The custom loss that the model was fitted with. Code is never stored, so without it such a model predicts
-        the linear predictor, and warns of that.
+        The custom loss that the model was fitted with. Code is never stored, so without it such a model predicts the
+        linear predictor, with a warning.
 
     Returns
     -------
@@ -270,7 +292,7 @@ def load(directory: str | os.PathLike[str], *, loss: Loss | None = None) -> Fitt
     """
     folder = Path(directory)
     if not folder.exists():
-        # after a crash between the two renames of a save, the older model is beside it
+        # after a crash between the two renames of a save, the older model is next to it
         older = _leftovers(folder, "old")
         folder = max(older, key=lambda path: path.stat().st_mtime) if older else folder
     about, contents = _read(folder)
@@ -279,10 +301,13 @@ def load(directory: str | os.PathLike[str], *, loss: Loss | None = None) -> Fitt
     if len(sites) != about.n_sites:
         _damaged(folder / _COEFFICIENTS, f"it has {len(sites)} sites, expected {about.n_sites}")
     if any(not 0 <= u < len(sites) for u, _ in about.notes):
-        _damaged(folder / _MODEL, "it has notes on sites that are not there")
-    kept: dict[str, Any] = {"feature_names": about.features, "target_name": about.target, "offset_name": about.offset}
-    same = ("fit_intercept", "classes", "options", "fedkin_version", "origin")
-    kept |= {name: getattr(about, name) for name in same}
+        _damaged(folder / _MODEL, "it has notes on unknown sites")
+    boosted = _BOOSTING[0] in about.checksums
+    if about.schema is not None and about.schema.names != (about.features[:-1] if boosted else about.features):
+        _damaged(folder / _MODEL, "its schema does not match its features")
+    if about.classes is not None and len(about.classes) != coef.shape[1] + 1:
+        _damaged(folder / _MODEL, f"it has {len(about.classes)} classes, expected {coef.shape[1] + 1}")
+    kept: dict[str, Any] = {name: getattr(about, key) for key, name in _KEYS.items()} | {"site_codes": about.site_codes}
     present = {attribute: name for attribute, name in _OPTIONAL.items() if name in contents}
     kept |= {one: _decoded(folder / name, contents[name], dict[str, Any]) for one, name in present.items()}
     if _BASELINE in contents:
@@ -302,16 +327,15 @@ def load(directory: str | os.PathLike[str], *, loss: Loss | None = None) -> Fitt
         loss=restored,
         graph=_read_edges(folder / _EDGES, contents, sites),
         kin=_read_kin(folder / _KIN, contents, sites, restored),
-        fused=_read_fused(folder / _MODEL, about.fused),
+        fedkin_version=about.fedkin_version,
         notes={sites[u]: lines for u, lines in about.notes},
-        schema=_read_schema(folder / _MODEL, about),
-        boosting=_read_boosting(folder, contents, len(about.features) - 1),
+        boosting=_read_boosting(folder, contents, about),
         **kept,
     )
 
 
-def _read(folder: Path) -> tuple[_Description, dict[str, bytes]]:
-    """Return the content of ``model.json``, and the other files, checked to be as they were written."""
+def _read(folder: Path) -> tuple[Any, dict[str, bytes]]:
+    """Return the content of ``model.json``, and the other files, with their checksums verified."""
     if not folder.is_dir():
         kind = "is a file" if folder.exists() else "does not exist"
         raise ModelFileError(f"{folder} {kind}, expected the directory of a model: check the path")
@@ -345,7 +369,8 @@ def _read_head(folder: Path, content: bytes) -> _Head:
 
 def _decoded(path: Path, content: bytes, kind: Any) -> Any:
     try:
-        return msgspec.json.decode(content, type=kind)
+        # a gap that is not finite is text, as JSON has no such numbers
+        return msgspec.json.decode(content, type=kind, strict=False)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         _damaged(path, f"it cannot be read ({error})")
 
@@ -373,52 +398,39 @@ def _read_kin(path: Path, contents: Mapping[str, bytes], sites: tuple[Hashable, 
     try:
         with np.load(io.BytesIO(contents[_KIN_ARRAYS]), allow_pickle=False) as packed:
             if sum(item.file_size for item in packed.zip.infolist()) > len(contents[_KIN_ARRAYS]):
-                raise ValueError("its arrays are larger than the file")  # nobody but an attacker compresses them
+                raise ValueError("its arrays are larger than the file")  # Fedkin never compresses them
             arrays = {name: packed[name] for name in packed.files}
         found = _unpacked(_decoded(path, contents[_KIN], dict), "", arrays, {"sites": sites, "loss": loss})
     except Exception as error:  # zipfile, zlib and numpy have no common base of errors
         if isinstance(error, ModelFileError):
             raise
-        _damaged(path, f"it does not go with {_KIN_ARRAYS} ({error})")
-    return found if isinstance(found, Kin) else _damaged(path, "it does not hold the result of a fit")
+        _damaged(path, f"it does not match {_KIN_ARRAYS} ({error})")
+    return found if isinstance(found, Kin) else _damaged(path, "it is not the result of a fit")
 
 
-def _read_fused(path: Path, plain: dict[str, Any] | None) -> FusedFit | None:
-    try:
-        return None if plain is None else FusedFit(**{**plain, "gap": float(plain["gap"])})
-    except (KeyError, TypeError, ValueError, OverflowError) as error:
-        _damaged(path, f"its entry fused does not hold together ({error})")
-
-
-def _read_boosting(folder: Path, contents: Mapping[str, bytes], n_features: int) -> Boosting | None:
+def _read_boosting(folder: Path, contents: Mapping[str, bytes], about: Any) -> Boosting | None:
+    n_features = len(about.features) - 1
+    if about.site_codes is not None:
+        n_features += CODES
+        if [len(one) in (0, CODES) for one in about.site_codes] != [True] * about.n_sites:
+            _damaged(folder / _MODEL, "its codes do not match its sites")
     present = [name for name in _BOOSTING if name in contents]
     if present and len(present) < PARTS:
         _damaged(folder / _MODEL, f"it has {len(present)} of {PARTS} parts of a boosting model")
-    texts = [contents[name].decode(errors="replace") for name in present]
-    for name, text in zip(present, texts, strict=True):
+    texts = []
+    for name in present:
         try:
-            check_boosting(text, n_features)
+            texts.append(checked_boosting(contents[name].decode(errors="replace"), n_features))
         except (ValueError, OverflowError) as error:
             _damaged(folder / name, str(error))
     return Boosting(tuple(texts)) if texts else None
-
-
-def _read_schema(path: Path, about: _Description) -> Schema | None:
-    try:
-        schema = None if about.table_schema is None else Schema.from_plain(about.table_schema)
-    except ParameterError as error:
-        _damaged(path, f"its schema does not hold together: {error}")
-    boosted = _BOOSTING[0] in about.checksums
-    if schema is not None and schema.names != (about.features[:-1] if boosted else about.features):
-        _damaged(path, "its schema does not match its features")
-    return schema
 
 
 # --- tables -----------------------------------------------------------------------------------------------------
 
 
 def _coefficients_csv(model: FittedModel) -> bytes:
-    """Return the coefficients as CSV; numbers are written so that they come back to the bit."""
+    """Return the coefficients as CSV, with all digits of each number."""
     k = model.coef.shape[1]
     header = ["site", "site_type", "group", "n_samples", *(["class"] if k > 1 else []), "intercept"]
     rows: list[list[str]] = [[*header, *map(_column_name, model.feature_names)]]
@@ -432,7 +444,7 @@ def _coefficients_csv(model: FittedModel) -> bytes:
 
 
 def _read_coefficients(
-    path: Path, contents: Mapping[str, bytes], about: _Description
+    path: Path, contents: Mapping[str, bytes], about: Any
 ) -> tuple[tuple[Hashable, ...], Index, Index, Array, Array]:
     try:
         header, *rows = csv.reader(io.StringIO(contents[path.name].decode(), newline=""))
@@ -475,7 +487,7 @@ def _read_edges(path: Path, contents: Mapping[str, bytes], sites: tuple[Hashable
 
 
 def _id_cells(site: Hashable) -> tuple[str, str]:
-    """Return a site id as text, and the type that makes the text an id again."""
+    """Return a site id as text, with the type that restores it."""
     if isinstance(site, str):
         return site, "str"
     if isinstance(site, bool | int | float):
@@ -519,6 +531,6 @@ def _csv(rows: Iterable[Sequence[str]]) -> bytes:
 
 
 def _csv_cell(text: str) -> str:
-    # the csv module leaves a carriage return alone when lines end in "\n", and then takes it for the end of a line
+    # the csv module does not quote a carriage return when lines end in "\n", but reads it as the end of a line
     quoted = any(mark in text for mark in ',"\r\n') or text != text.strip()
     return '"' + text.replace('"', '""') + '"' if quoted else text

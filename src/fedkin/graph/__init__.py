@@ -1,4 +1,4 @@
-"""Graphs over sites: edges that say which sites may be alike."""
+"""Represent graphs over sites, whose edges mark sites that may be alike."""
 
 from __future__ import annotations
 

@@ -1,10 +1,10 @@
-"""Edges as arrays: unions of cliques, whose edges need not be listed; checks of ids and edges; files of graphs."""
+"""Store edges as arrays or cliques, check ids and edges, and read and write graph files."""
 
 from __future__ import annotations
 
 import re
 import warnings
-from collections.abc import Callable, Hashable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -15,16 +15,14 @@ import numpy as np
 import numpy.typing as npt
 from scipy import sparse
 from scipy.sparse.csgraph import connected_components
-from scipy.sparse.linalg import ArpackNoConvergence, eigsh
 
 from fedkin._base import Array, Index, count, frozen, in_file, listed, repeated, replacing
 from fedkin.data import CSV_SUFFIXES, infer_column, read_cells, site_ids, write_csv
 from fedkin.errors import DataError, GraphError, GraphWarning, missing_dependency
 
-_DENSE = 1500  # sites up to which all eigenvalues are computed
 #: More edges than this are not listed.
 MOST_LISTED = 50_000_000
-_WHOLE_NUMBER = re.compile(r"(0|-?[1-9][0-9]*)(?:\.0*)?")  # a table with gaps makes 7.0 of 7
+_WHOLE_NUMBER = re.compile(r"(0|-?[1-9][0-9]*)(?:\.0*)?")  # tables with missing cells turn 7 into 7.0
 _Listing = tuple[list[str], list[tuple[str, str]], "list[float] | None"]  # sites, edges, weights
 
 
@@ -37,14 +35,14 @@ class Cliques:
 
     @classmethod
     def from_labels(cls, labels: Iterable[Hashable], weights: Array | None = None) -> Cliques:
-        """Make a clique of each label."""
+        """Make one clique per label."""
         number: dict[Hashable, int] = {}
         numbered = np.array([number.setdefault(label, len(number)) for label in labels], dtype=np.int64)
         return cls(frozen(numbered), frozen(np.ones(numbered.size) if weights is None else weights))
 
     @classmethod
     def from_components(cls, labels: Index, edges: Index, weights: Array) -> Cliques | None:
-        """Return the components ``labels (V,)`` as cliques, if they are: all pairs there, and equal weights in each."""
+        """Return the components ``labels (V,)`` as cliques; None if edges are missing or their weights differ."""
         weight = np.ones(int(labels.max()) + 1)
         weight[labels[edges[:, 0]]] = weights
         found = cls(labels, frozen(np.sqrt(weight)[labels]))
@@ -66,28 +64,28 @@ class Cliques:
 
     @cached_property
     def followers(self) -> Index:
-        """Pairs ``(n, 2)`` of sites that follow each other in the `order` of a clique: edges that join all of it."""
+        """Pairs ``(n, 2)`` of consecutive sites in the `order` of a clique; these edges connect it."""
         joined = np.flatnonzero(self.labels[self.order[1:]] == self.labels[self.order[:-1]])
         return np.column_stack([self.order[joined + 1], self.order[joined]])
 
     @cached_property
     def order(self) -> Index:
-        """The sites, clique by clique."""
+        """Sites ordered by clique."""
         return np.argsort(self.labels, kind="stable")
 
     @cached_property
     def starts(self) -> Index:
-        """Where each clique begins in `order`, and the end."""
+        """Start of each clique in `order`, and the end of the last."""
         return np.concatenate([[0], np.cumsum(self.sizes)])
 
     @cached_property
     def totals(self) -> Array:
-        """Weight of all sites of each clique."""
+        """Total site weight of each clique."""
         return np.bincount(self.labels, self.weights).astype(np.float64)
 
     @cached_property
     def lightest(self) -> float:
-        """The smallest weight of an edge; infinite without edges."""
+        """Smallest edge weight; infinite without edges."""
         order, first = self._sorted(self.weights)[0], self.starts[:-1][self.sizes > 1]
         return float((self.weights[order[first]] * self.weights[order[first + 1]]).min(initial=np.inf))
 
@@ -95,8 +93,8 @@ class Cliques:
         """Return edges ``(E, 2)`` in the order of `Graph.edges`, and their weights ``(E,)``."""
         if self.n_edges > MOST_LISTED:
             raise GraphError(
-                f"{count(self.n_edges, 'edge')} are too many to list: only the exact solver with the l1 penalty works "
-                "on cliques as they are; give a graph with fewer edges, for example Graph.knn(coordinates, k)"
+                f"{count(self.n_edges, 'edge')} are too many to list, and only the exact solver with the l1 penalty "
+                "works without a list; use a graph with fewer edges, for example Graph.knn(coordinates, k)"
             )
         groups = np.split(self.order, self.starts[1:-1])
         pairs = [group[np.column_stack(np.tril_indices(group.size, -1))] for group in groups if group.size > 1]
@@ -106,7 +104,7 @@ class Cliques:
         return edges, self.weights[edges[:, 0]] * self.weights[edges[:, 1]]
 
     def moved(self, position: Index, n_sites: int) -> Cliques:
-        """Return the cliques when site u is at ``position[u]`` of ``n_sites``; the others are alone."""
+        """Return the cliques if site u is at ``position[u]`` of ``n_sites``; other sites are isolated."""
         labels, weights = np.arange(self.sizes.size, self.sizes.size + n_sites), np.ones(n_sites)
         labels[position], weights[position] = self.labels, self.weights
         return Cliques.from_labels(labels.tolist(), weights)
@@ -127,10 +125,10 @@ class Cliques:
         return total
 
     def congestion(self, flow: Array) -> Array:
-        """For each clique and column of ``flow (V, p)``, return the largest ``|flow(S)| / w(edges that leave S)``.
+        """Return the largest ``|flow(S)| / w(edges that leave S)`` for each clique and column of ``flow (V, p)``.
 
-        Of shape ``(C, p)``. Balances of edge duals within ``L w_e`` are those whose congestion is at most L and that
-        sum to 0.
+        The result has shape ``(C, p)``. Edge duals within ``L w_e`` exist for exactly those balances whose congestion
+        is at most L and that sum to 0.
         """
         out = np.zeros((self.sizes.size, flow.shape[1]))
         for c, values in enumerate(flow.T):
@@ -176,11 +174,30 @@ def distinct_sites(sites: Iterable[object]) -> tuple[Hashable, ...]:
 
 
 def ids_for(sites: Iterable[object] | None, size: int, what: str) -> tuple[Hashable, ...]:
-    """Return ids of sites that come with ``size`` things, one for each; 0..size-1 by default."""
+    """Return site ids for ``size`` values, one per site; 0..size-1 by default."""
     ids = distinct_sites(range(size) if sites is None else sites)
     if len(ids) != size:
         raise GraphError(f"{count(size, what)} for {count(len(ids), 'site')}: give one {what} per site")
     return ids
+
+
+def positions_of(edges: Iterable[Any], index: Mapping[Hashable, int]) -> Index:
+    """Return edges given as pairs of ids as positions ``(E, 2)``; raise an error that names an unknown site."""
+    flat: list[int] = []
+    for pair in edges.tolist() if isinstance(edges, np.ndarray) else edges:
+        if not isinstance(pair, (tuple, list, np.ndarray)) or len(pair) != 2:
+            raise GraphError(f"an edge is a pair of site ids, got {pair!r}; weights have their own argument")
+        for end in pair:
+            try:
+                flat.append(index[end])
+            except KeyError:
+                raise GraphError(
+                    f"edge {tuple(pair)!r} names site {end!r}, which is not among the {count(len(index), 'site')} of "
+                    "the graph; add the site or remove the edge"
+                ) from None
+            except TypeError:
+                raise GraphError(f"edge {tuple(pair)!r}: {end!r} cannot be a site id") from None
+    return np.array(flat, dtype=np.int64).reshape(-1, 2)
 
 
 def sorted_edges(index: Index, weights: Array | None) -> tuple[Index, Array]:
@@ -196,22 +213,10 @@ def component_labels(size: int, edges: Index) -> Index:
     return connected_components(adjacency, directed=False)[1].astype(np.int64)
 
 
-def second_eigenvalue(laplacian: sparse.csr_array) -> float:
-    """Return the second smallest eigenvalue of a Laplacian."""
-    size = laplacian.shape[0]
-    if size <= _DENSE:
-        return float(np.linalg.eigvalsh(laplacian.toarray())[1])
-    how: dict[str, Any] = {"k": 2, "v0": np.random.default_rng(0).standard_normal(size), "return_eigenvectors": False}
-    try:
-        return float(eigsh(laplacian, which="SA", maxiter=100, **how).max())  # quick on random graphs
-    except ArpackNoConvergence:  # paths, grids and maps, whose sparse factors are small
-        return float(eigsh(laplacian, sigma=-1e-6, **how).max())
-
-
 def checked_edges(ids: tuple[Hashable, ...], index: Index, weights: npt.ArrayLike | None) -> tuple[Index, Array]:
-    """Return oriented and sorted edges with their weights, or raise the error that names the culprit."""
+    """Return oriented and sorted edges with their weights; raise an error that names an invalid edge."""
     for i in index[index[:, 0] == index[:, 1], 0][:1]:
-        raise GraphError(f"edge {(ids[i], ids[i])!r} is a self-loop: remove it, a site is always like itself")
+        raise GraphError(f"edge {(ids[i], ids[i])!r} is a self-loop: remove it")
     edges, ordered = sorted_edges(index, None if weights is None else checked_weights(ids, index, weights))
     again = np.flatnonzero((edges[1:] == edges[:-1]).all(axis=1))
     for at in again[ordered[again + 1] != ordered[again]][:1]:
@@ -223,7 +228,7 @@ def checked_edges(ids: tuple[Hashable, ...], index: Index, weights: npt.ArrayLik
         return edges, ordered
     i, j = edges[again[0]]
     more = f" (and {again.size - 1} more)" if again.size > 1 else ""
-    text = f"edge {(ids[j], ids[i])!r} is given twice{more}, maybe once in each direction: it counts once"
+    text = f"edge {(ids[j], ids[i])!r} is given twice{more}, perhaps once in each direction: it counts once"
     warnings.warn(text, GraphWarning, stacklevel=4)
     return np.delete(edges, again + 1, axis=0), np.delete(ordered, again + 1)
 
@@ -240,13 +245,13 @@ def checked_weights(ids: tuple[Hashable, ...], index: Index, weights: npt.ArrayL
         u, v = (ids[end] for end in index[at])
         raise GraphError(
             f"edge {(u, v)!r} has the weight {values[at]}, expected a positive number: "
-            "leave out edges that do not count"
+            "remove edges that should not count"
         )
     return values
 
 
 def warn_of_unnamed(sites: Sequence[Hashable]) -> None:
-    """Warn of sites that have no edges because a graph does not name them."""
+    """Warn about sites that have no edges because they are missing from the graph."""
     if sites:
         have = "has" if len(sites) == 1 else "have"
         warnings.warn(f"the graph does not name {named(sites)}, which {have} no edges", GraphWarning, stacklevel=3)
@@ -261,7 +266,7 @@ def named(sites: Sequence[Hashable]) -> str:
 
 
 def read_graph(path: Path, ids: tuple[Hashable, ...] | None) -> tuple[Iterable[Hashable], list[Any], Any]:
-    """Read the sites, edges and weights of a file; ``ids`` are the sites that its names stand for, if known."""
+    """Read the sites, edges and weights of a file; names are matched to the sites ``ids``, if given."""
     named, ends, weights = _reader(path)(path, ids)
     known = _named_in_file(named) if ids is None else _named_among(named, ids)
     nodes = tuple(dict.fromkeys(known.values())) if ids is None else ids
@@ -318,7 +323,7 @@ def _read_graphml(path: Path, sites: tuple[Hashable, ...] | None) -> _Listing:
     try:
         g = networkx.read_graphml(path)
     except (ParseError, networkx.NetworkXError, KeyError, ValueError) as error:
-        raise GraphError(f"not a whole GraphML file ({error}); write or copy it again") from None
+        raise GraphError(f"not a complete GraphML file ({error}); write or copy it again") from None
     if g.is_directed():
         raise GraphError('the graph is directed, but edges here have no direction: set edgedefault="undirected"')
     triples = list(g.edges(data="weight", default=1.0))
@@ -326,14 +331,16 @@ def _read_graphml(path: Path, sites: tuple[Hashable, ...] | None) -> _Listing:
 
 
 def write_graph(path: Path, sites: tuple[Hashable, ...], edges: Index, weights: Array) -> None:
-    """Write sites, edges ``(E, 2)`` as pairs of their positions and weights ``(E,)``; `Graph.write` says how."""
+    """Write sites, edges ``(E, 2)`` as pairs of their positions, and weights ``(E,)``; see `Graph.write`."""
     with in_file(path, GraphError):
         _reader(path)  # the same suffixes
     names = [str(site) for site in sites]
     _ids_by_text(sites)
     for site, name in zip(sites, names, strict=True):
         if not name or name != name.strip():
-            raise GraphError(f"site {site!r} is empty or padded with blanks as text, which a file cannot keep")
+            raise GraphError(
+                f"site {site!r} is empty or has leading or trailing blanks, which a file cannot store: rename it"
+            )
     try:
         if path.suffix.lower() == ".graphml":
             g = networkx_graph(tuple(names), edges, weights, "writing GraphML")
@@ -361,7 +368,8 @@ def _edge_rows(names: list[str], edges: Index, weights: Array) -> tuple[list[str
 
 
 def networkx_graph(sites: tuple[Hashable, ...], edges: Index, weights: Array, purpose: str) -> Any:
-    """Return a `networkx.Graph` with the edge attribute ``weight``; ``purpose`` is for the error without networkx."""
+    """Return a `networkx.Graph` with the edge attribute ``weight``; ``purpose`` appears in the error without
+    networkx."""
     g = _require_networkx(purpose).Graph()
     g.add_nodes_from(sites)
     ends = zip(edges.tolist(), weights.tolist(), strict=True)
@@ -379,20 +387,21 @@ def _ids_by_text(ids: Sequence[Hashable]) -> dict[str, Hashable]:
 
 
 def _named_in_file(named: list[str]) -> dict[str, Hashable]:
-    """Return the sites that the names of a file stand for: ints if all of them are whole numbers, else text."""
+    """Convert the names in a file to site ids: ints if all of them are whole numbers, else text."""
     numbers = {name: int(match[1]) for name in named if (match := _WHOLE_NUMBER.fullmatch(name))}
     return {**numbers} if len(numbers) == len(named) else {name: name for name in named}
 
 
 def _named_among(named: list[str], ids: tuple[Hashable, ...]) -> dict[str, Hashable]:
-    """Return the sites among `ids` that the names of a file stand for."""
+    """Match the names in a file to the sites in `ids`."""
     by_text = _ids_by_text(ids)
     known: dict[str, Hashable] = {}
     for name in named:
         match = _WHOLE_NUMBER.fullmatch(name)
         text = match[1] if match and name not in by_text else name
         if text not in by_text:
-            raise GraphError(f"it names site {name!r}, which is not among the {len(ids)} sites ({listed(ids)})")
+            known_sites = f"the {len(ids)} sites ({listed(ids)})"
+            raise GraphError(f"it names site {name!r}, which is not among {known_sites}: correct or remove its edges")
         known[name] = by_text[text]
     return known
 

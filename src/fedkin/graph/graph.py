@@ -1,8 +1,7 @@
-"""The graph between the sites: edges as pairs of site positions."""
+"""Define the graph between sites, with edges as pairs of site positions."""
 
 from __future__ import annotations
 
-import math
 import os
 from collections.abc import Hashable, Iterable, Iterator, Mapping
 from functools import cached_property
@@ -27,25 +26,25 @@ from fedkin.graph.edges import (
     named,
     networkx_graph,
     plain_ids,
+    positions_of,
     read_graph,
-    second_eigenvalue,
     sorted_edges,
     warn_of_unnamed,
     write_graph,
 )
 
-_ROUNDING = 1e-12  # how far, against its largest entry, a matrix may be from symmetric
+_ROUNDING = 1e-12  # tolerated asymmetry of a matrix, relative to its largest entry
 
 
 class Graph(HasSites):
-    """An undirected graph without self-loops. Immutable.
+    """Immutable undirected graph over sites, without self-loops.
 
     Parameters
     ----------
     sites : iterable of V hashable ids
-        The nodes, each named once.
+        Nodes, each named once.
     edges : iterable of E pairs of ids
-        In either orientation. A pair that comes again with the same weight counts once, which a `GraphWarning` says.
+        Edges, in either orientation. A pair repeated with the same weight counts once and gives a `GraphWarning`.
     weights : array of shape (E,), optional
         Positive edge weights w_e; 1 by default.
 
@@ -60,7 +59,7 @@ class Graph(HasSites):
     Raises
     ------
     GraphError
-        If an edge names an unknown site, is a self-loop or comes twice with different weights, or a weight is not
+        If an edge names an unknown site, is a self-loop or is repeated with different weights, or if a weight is not
         positive.
 
     Examples
@@ -74,28 +73,14 @@ class Graph(HasSites):
 
     def __init__(self, sites: Iterable[Hashable], edges: Iterable[Any], weights: npt.ArrayLike | None = None) -> None:
         self.sites = distinct_sites(sites)
-        flat: list[int] = []
-        for pair in edges.tolist() if isinstance(edges, np.ndarray) else edges:
-            if not isinstance(pair, (tuple, list, np.ndarray)) or len(pair) != 2:
-                raise GraphError(f"an edge is a pair of site ids, got {pair!r}; weights have their own argument")
-            for end in pair:
-                try:
-                    flat.append(self.index[end])
-                except KeyError:
-                    raise GraphError(
-                        f"edge {tuple(pair)!r} names site {end!r}, which is not among the "
-                        f"{count(self.n_sites, 'site')} of the graph; add the site or remove the edge"
-                    ) from None
-                except TypeError:
-                    raise GraphError(f"edge {tuple(pair)!r}: {end!r} cannot be a site id") from None
-        self._set_edges(*checked_edges(self.sites, np.array(flat, dtype=np.int64).reshape(-1, 2), weights))
+        self._set_edges(*checked_edges(self.sites, positions_of(edges, self.index), weights))
 
     def _set_edges(self, edges: Index, weights: Array) -> None:
         self.edges, self.weights = frozen(edges), frozen(weights)
 
     @classmethod
     def _from_edges(cls, sites: tuple[Hashable, ...], edges: Index, weights: Array | None = None) -> Graph:
-        """Make a graph from pairs that are known to be right."""
+        """Make a graph from valid pairs without checks."""
         made = cls.__new__(cls)
         made.sites = sites
         made._set_edges(*sorted_edges(edges, weights))
@@ -107,13 +92,13 @@ class Graph(HasSites):
         made.sites, made.cliques = sites, cliques
         return made
 
-    # --- other ways to make one -------------------------------------------------------------------------------
+    # --- other constructors -------------------------------------------------------------------------------
 
     @classmethod
     def from_indices(
         cls, sites: Iterable[Hashable], index: npt.ArrayLike, weights: npt.ArrayLike | None = None
     ) -> Graph:
-        """Make a graph from pairs of site positions; the quick way for millions of edges.
+        """Make a graph from pairs of site positions, which is fast for millions of edges.
 
         Parameters
         ----------
@@ -121,11 +106,6 @@ class Graph(HasSites):
             As in the constructor.
         index : int array of shape (E, 2)
             Positions in `sites`, in either orientation, each pair once.
-
-        Examples
-        --------
-        >>> Graph.from_indices("abc", [[0, 2], [1, 0]]).edges.tolist()
-        [[1, 0], [2, 0]]
         """
         made = cls.__new__(cls)
         made.sites = distinct_sites(sites)
@@ -144,7 +124,7 @@ class Graph(HasSites):
 
     @classmethod
     def complete(cls, sites: Iterable[Hashable]) -> Graph:
-        """Join all pairs of sites. Edges are listed only when asked for."""
+        """Connect all pairs of sites. Edges are listed only on demand."""
         ids = distinct_sites(sites)
         return cls._from_cliques(ids, Cliques.from_labels([0] * len(ids)))
 
@@ -160,16 +140,16 @@ class Graph(HasSites):
         sites: Iterable[Hashable] | None = None,
         weights: npt.ArrayLike | None = None,
     ) -> Graph:
-        """Join any two sites with the same label. Edges are listed only when asked for.
+        """Connect all pairs of sites with the same label. Edges are listed only on demand.
 
         Parameters
         ----------
         labels : mapping of site id to label, or iterable of V labels
             Group of each site.
         sites : iterable of V ids, optional
-            The sites that an iterable of labels is about; 0..V-1 by default.
+            Sites of an iterable of labels; 0..V-1 by default.
         weights : array of shape (V,), optional
-            Positive weights of the sites; the edge between u and v weighs ``weights[u] * weights[v]``.
+            Positive weights of the sites; the edge between u and v has weight ``weights[u] * weights[v]``.
 
         Examples
         --------
@@ -180,7 +160,7 @@ class Graph(HasSites):
         """
         if isinstance(labels, Mapping):
             if sites is not None:
-                raise GraphError("give sites= only with a sequence of labels: a mapping names them itself")
+                raise GraphError("sites= is only for a sequence of labels: a mapping already names the sites")
             sites, labels = list(labels), list(labels.values())
         groups = plain_ids(labels, "labels")
         ids = ids_for(sites, len(groups), "label")
@@ -192,7 +172,7 @@ class Graph(HasSites):
 
     @classmethod
     def from_networkx(cls, g: Any) -> Graph:
-        """Make a graph from an undirected networkx graph; its edge attribute ``weight`` is the weight, by default 1."""
+        """Make a graph from an undirected networkx graph, with edge attribute ``weight`` (by default 1)."""
         if not (hasattr(g, "nodes") and hasattr(g, "edges") and hasattr(g, "is_directed")):
             raise GraphError(f"expected a networkx graph, got {type(g).__name__}")
         if g.is_directed():
@@ -211,15 +191,10 @@ class Graph(HasSites):
         Parameters
         ----------
         matrix : scipy sparse matrix or array of shape (V, V)
-            Symmetric up to rounding, with an empty diagonal; entries other than zero are edges and their weights.
+            Weight matrix, symmetric up to rounding, with an empty diagonal; nonzero entries are edges with their
+            weights.
         sites : iterable of V ids, optional
             By default 0..V-1.
-
-        Examples
-        --------
-        >>> import scipy.sparse
-        >>> Graph.from_scipy(scipy.sparse.coo_array([[0, 2.0], [2.0, 0]])).weights
-        array([2.])
         """
         try:
             square = sparse.csr_array(matrix)
@@ -232,7 +207,7 @@ class Graph(HasSites):
         square.sum_duplicates()
         square.eliminate_zeros()
         if not np.isfinite(square.data).all():
-            raise GraphError("the weight matrix has NaN or infinite entries: leave out edges that do not count")
+            raise GraphError("the weight matrix has NaN or infinite entries: use 0 for missing edges")
         difference = sparse.coo_array(square - square.T)
         uneven = np.abs(difference.data) > _ROUNDING * np.abs(square.data).max(initial=0.0)
         for i, j in np.column_stack(difference.coords)[uneven][:1].tolist():
@@ -250,12 +225,12 @@ class Graph(HasSites):
         k: int,
         sites: Iterable[Hashable] | None = None,
     ) -> Graph:
-        """Join every site to its k nearest ones by Euclidean distance, so that degrees are at least k.
+        """Connect every site to its k nearest neighbours in Euclidean distance, so degrees are at least k.
 
         Parameters
         ----------
         coordinates : array of shape (V, d) or (V,), or mapping {site: place}
-            Place of each site.
+            Coordinates of each site.
         k : int
             Number of neighbours, from 1 to V-1.
         sites : iterable of V ids, optional
@@ -280,14 +255,14 @@ class Graph(HasSites):
             raise ParameterError(f"k must be from 1 to {len(ids) - 1} for {len(ids)} sites, got {k!r}")
         near = np.asarray(cKDTree(places).query(places, k=k + 1)[1])
         itself = near == np.arange(len(ids))[:, None]
-        # among many sites at one place the site itself may not be found; then the last one found goes
+        # among many coinciding sites the site itself may not be found; then the last one found is dropped
         itself[~itself.any(axis=1), -1] = True
         ends = np.column_stack([np.repeat(np.arange(len(ids)), k), near[~itself]]).astype(np.int64)
         return cls._from_edges(ids, np.unique(np.sort(ends, axis=1), axis=0))
 
     @classmethod
     def grid(cls, rows: int, cols: int) -> Graph:
-        """Join the sites ``(r, c)`` of a rectangle to the ones above, below, left and right."""
+        """Connect the sites ``(r, c)`` of a rectangular grid to their neighbours above, below, left and right."""
         if rows < 1 or cols < 1:
             raise ParameterError(f"a grid needs at least one row and one column, got {rows} x {cols}")
         at = np.arange(rows * cols, dtype=np.int64).reshape(rows, cols)
@@ -299,7 +274,7 @@ class Graph(HasSites):
 
     @classmethod
     def read(cls, path: str | os.PathLike[str], sites: Iterable[Hashable] | None = None) -> Graph:
-        """Read a graph from a CSV edge list or a GraphML file, by the suffix.
+        """Read a graph from a CSV edge list or a GraphML file, depending on the suffix.
 
         Parameters
         ----------
@@ -308,8 +283,8 @@ class Graph(HasSites):
             or else the first two, are the ends; a column ``weight`` is the weight. A row without a second end names
             a site without adding an edge. ``.graphml``: an undirected graph.
         sites : iterable of ids, optional
-            Sites of the graph, in this order; ids of the file match by their text. By default the sites of the file
-            in order of appearance, as ints when all of them are plain integers and as text otherwise.
+            Sites of the graph, in this order; names in the file are compared as text. By default, the sites of the file
+            in order of appearance, as ints if all of them are plain integers and otherwise as text.
 
         Examples
         --------
@@ -335,11 +310,11 @@ class Graph(HasSites):
         """
         write_graph(Path(path), self.sites, self.edges, self.weights)
 
-    # --- what can be read off it ------------------------------------------------------------------------------
+    # --- properties ------------------------------------------------------------------------------
 
     @cached_property
     def _listed(self) -> tuple[Index, Array]:
-        assert self.cliques is not None  # only they come without a list
+        assert self.cliques is not None  # only these have no edge list
         edges, weights = self.cliques.listed()
         return frozen(edges), frozen(weights)
 
@@ -353,13 +328,13 @@ class Graph(HasSites):
 
     @property
     def _known(self) -> Cliques | None:
-        """The cliques, if somebody has said or found out that there are."""
+        """Cliques of the graph, if already known."""
         known: Cliques | None = vars(self).get("cliques")
         return known
 
     @cached_property
     def cliques(self) -> Cliques | None:
-        """The graph as a union of cliques, None where it is none. Of `complete` and `clusters`, edges wait for use."""
+        """Graph as a union of cliques; None if it is not one."""
         return Cliques.from_components(self.components(), self.edges, self.weights)
 
     @property
@@ -387,6 +362,14 @@ class Graph(HasSites):
         columns = self.edges[:, ::-1].ravel()  # ascending within a row, as csr likes it
         signs, starts = np.tile([-1.0, 1.0], self.n_edges), np.arange(0, 2 * self.n_edges + 1, 2)
         return sparse.csr_array((signs, columns, starts), shape=(self.n_edges, self.n_sites))
+
+    @cached_property
+    def _transposed(self) -> Any:
+        return self._incidence.T
+
+    def balance(self, duals: Array) -> Array:
+        """Return ``D' duals``, shape ``(V, p)``: the signed sums at each site of values ``(E, p)`` on the edges."""
+        return np.asarray(self._transposed @ duals)
 
     def laplacian(self, weighted: bool = True) -> sparse.csr_array:
         """Return the Laplacian D'WD (degrees minus adjacency), sparse of shape (V, V).
@@ -429,8 +412,8 @@ class Graph(HasSites):
 
     def _repr_html_(self) -> str:
         facts = {
-            "sites": f"{self.n_sites}: {some_of(self.sites)}",
-            "edges": self.n_edges,
+            "sites": f"{self.n_sites:,}: {some_of(self.sites)}",
+            "edges": f"{self.n_edges:,}",
             "neighbours of a site": f"{self.degree.min()} to {self.degree.max()}, {self.degree.mean():.3g} on average",
             "connected components": self.n_components,
         }
@@ -443,10 +426,10 @@ class Graph(HasSites):
         equal = (theta[self.edges[:, 0]] == theta[self.edges[:, 1]]).all(axis=1)
         return component_labels(self.n_sites, self.edges[equal])
 
-    # --- making another one -----------------------------------------------------------------------------------
+    # --- derived graphs -----------------------------------------------------------------------------------
 
     def keep(self, mask: npt.ArrayLike) -> Graph:
-        """Keep the edges where a bool array of shape (E,) is true, with their weights, and all sites."""
+        """Keep all sites and the edges selected by a bool array of shape (E,)."""
         kept = np.asarray(mask)
         if kept.size == 0 and self.n_edges == 0:
             return self
@@ -463,7 +446,7 @@ class Graph(HasSites):
         return Graph._from_edges(self.sites, self.edges, checked_weights(self.sites, self.edges, weights))
 
     def aligned(self, sites: Iterable[Hashable]) -> Graph:
-        """Put all sites in another order; further ones get no edges, which a `GraphWarning` says."""
+        """Reorder the sites; additional sites get no edges and give a `GraphWarning`."""
         ids = distinct_sites(sites)
         if ids == self.sites:
             return self
@@ -477,7 +460,7 @@ class Graph(HasSites):
         return Graph._from_edges(ids, moved[self.edges], self.weights)
 
     def subset(self, sites: Iterable[Hashable]) -> Graph:
-        """Restrict the graph to some of its sites, in the order given, and the edges between them."""
+        """Restrict the graph to the given sites, in that order, and the edges between them."""
         ids = distinct_sites(sites)
         if extra := [site for site in ids if site not in self.index]:
             raise GraphError(f"the graph does not have {named(extra)}")
@@ -492,13 +475,8 @@ class Graph(HasSites):
     def corrupt(self, varrho: float, seed: int | np.random.Generator) -> Graph:
         """Flip the edge status of every pair of sites with probability varrho (section 5).
 
-        Edges that stay keep their weights, new ones have weight 1. Time and memory are of order V^2. A V x V matrix
-        of uniform numbers is drawn, and the pair of positions a < b is flipped when the entry (a, b) is below varrho.
-
-        Examples
-        --------
-        >>> Graph.empty("abc").corrupt(1.0, seed=0) == Graph.complete("abc")
-        True
+        Kept edges retain their weights; new ones have weight 1. Time and memory are of order V^2. A V x V matrix of
+        uniform numbers is drawn, and the pair of positions a < b is flipped if the entry (a, b) is below varrho.
         """
         if not 0 <= varrho <= 1:
             raise ParameterError(f"varrho is a probability, from 0 to 1, got {varrho!r}")
@@ -512,27 +490,11 @@ class Graph(HasSites):
     # --- theory -----------------------------------------------------------------------------------------------
 
     def fidelity(self, truth: Graph) -> float:
-        """Return the graph fidelity GF = K(E0) / (K(E) + |E minus E0|), at most 1, of this graph for the true one.
+        """Return the graph fidelity GF = K(E0) / (K(E) + |E minus E0|), at most 1, of this graph relative to the true
+        one.
 
-        The truth has cliques of sites with the same parameter, ``Graph.clusters(labels)``.
-
-        Examples
-        --------
-        >>> truth = Graph.clusters([0, 0, 1, 1])
-        >>> truth.fidelity(truth), Graph.complete(range(4)).fidelity(truth)
-        (1.0, 0.4)
+        The true graph joins all sites with the same parameter, ``Graph.clusters(labels)``.
         """
         truth = truth.aligned(self.sites)
         numbers, right = (graph.edges @ [self.n_sites, 1] for graph in (self, truth))
         return truth.n_components / (self.n_components + int((~np.isin(numbers, right)).sum()))
-
-    def algebraic_connectivity(self) -> float:
-        """Return the smallest nonzero eigenvalue of D'D, the paper's gamma_G^2.
-
-        Edge weights do not count. It is infinite for a graph without edges.
-        """
-        laplacian, labels, smallest = self.laplacian(weighted=False), self.components(), math.inf
-        for label in np.flatnonzero(np.bincount(labels) > 1):
-            members = np.flatnonzero(labels == label)
-            smallest = min(smallest, second_eigenvalue(laplacian[members][:, members]))
-        return smallest

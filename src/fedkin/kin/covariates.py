@@ -1,4 +1,4 @@
-"""Graphs of sites that are near each other in what is known about them (covariates)."""
+"""Graphs of sites with similar covariates."""
 
 from __future__ import annotations
 
@@ -16,35 +16,35 @@ from fedkin.data import is_missing, is_missing_text, near_name, read_columns, si
 from fedkin.errors import DataError, ParameterError
 from fedkin.graph import Graph
 
-#: Covariates of sites: for each a number, a label, a row of them or {name: value}; an array in the order of the sites;
-#: or a pandas table whose index has the sites.
+#: Covariates of sites: for each site a number, a label, a row of these or {name: value}; an array in the order of the
+#: sites; or a pandas table indexed by site.
 Covariates = Mapping[Hashable, Any] | Sequence[Any] | Array
-#: Columns that may hold the sites where nobody says which one does.
+#: Default names of the site column.
 _SITE_COLUMNS = ("site", "device")
 
 
 def covariate_graph(covariates: Covariates, sites: Sequence[Hashable]) -> Graph:
-    """Return edges between sites that are near each other in what is known about them.
+    """Return edges between sites with similar covariates.
 
     Parameters
     ----------
     covariates : mapping {site: value, row or {name: value}}, array (V, q) or pandas table
-        Numbers, and labels as text. An array is in the order of ``sites``; the index of a table has the sites. Sites
-        that are not among ``sites`` make no difference.
+        Numbers, and labels as text. An array is in the order of ``sites``; a table is indexed by site. Sites that are
+        not among ``sites`` are ignored.
     sites : sequence of V ids
         The sites of the graph.
 
     Returns
     -------
     Graph
-        A column of labels joins all sites that have the same one. Columns of numbers are standardised, and each site
-        is joined to its nearest others, the square root of their number; those equally far are all joined. With
-        several such hints an edge has the share of them that join its ends as its weight.
+        A column of labels joins all sites with the same label. Columns of numbers are standardised together, and each
+        site is joined to its nearest neighbours, as many as the square root of the number of sites; ties are all
+        joined. With several such sources, the weight of an edge is the share of sources that join its ends.
 
     Raises
     ------
     DataError
-        For a site without covariates, a value that is missing, and columns that cannot tell sites apart.
+        For a site without covariates, a missing value, and columns that do not distinguish sites.
 
     Examples
     --------
@@ -68,7 +68,7 @@ def covariate_graph(covariates: Covariates, sites: Sequence[Hashable]) -> Graph:
         hints.append(Graph.from_indices(sites, _nearest(table[:, used] / scale[used])))
     if not hints:
         useless = "covariates are the same for all sites, or labels that no two sites share"
-        raise DataError(f"{useless}: they cannot tell who is alike")
+        raise DataError(f"{useless}: they do not show which sites are alike")
     if len(hints) == 1:
         return hints[0]
     every = np.concatenate([np.sort(hint.edges, axis=1) for hint in hints])
@@ -77,27 +77,27 @@ def covariate_graph(covariates: Covariates, sites: Sequence[Hashable]) -> Graph:
 
 
 def covariate_names(covariates: Covariates) -> tuple[str, ...]:
-    """Return what the covariates are called: ``covariate 1`` and so on where they have no names."""
+    """Return the names of the covariates: ``covariate 1`` and so on if they have none."""
     given = _as_mapping(covariates)
     row = next(iter(given.values() if isinstance(given, Mapping) else given), ())
     return tuple(_row(row))
 
 
 def covariate_remarks(covariates: Mapping[Hashable, Mapping[str, Any]]) -> list[str]:
-    """Return what may be meant otherwise: numbers that a word makes labels, and columns that tell nothing."""
+    """Return notes on likely mistakes: numbers read as labels because of one word, and uninformative columns."""
     remarks = []
     for name in covariate_names(covariates):
         cells = {site: row[name] for site, row in covariates.items() if name in row}
         words = [site for site, cell in cells.items() if not _is_number(cell) and not _reads_as_number(str(cell))]
         if len(set(cells.values())) == 1 < len(cells):
-            remarks.append(f"{name!r} is the same for all sites and tells nothing")
+            remarks.append(f"{name!r} is the same for all sites, so it has no effect")
         elif 0 < 2 * len(words) < len(cells):
             remarks.append(
                 f"{name!r} is read as labels, since {cells[words[0]]!r} (site {words[0]!r}) is no number: correct it "
-                "for sites to be near by number"
+                "to compare sites by number"
             )
         elif len(words) == len(cells) == len(set(cells.values())):
-            remarks.append(f"{name!r} is a label that no two sites share and tells nothing")
+            remarks.append(f"{name!r} is a label that no two sites share, so it has no effect")
     return remarks
 
 
@@ -110,27 +110,27 @@ def _reads_as_number(text: str) -> bool:
 
 
 def hint_of(graph: Graph | None, covariates: Covariates | None, sites: Sequence[Hashable]) -> Graph | None:
-    """Return the graph that was given, or that of the covariates."""
+    """Return the given graph, or one built from the covariates."""
     if covariates is None:
         return graph
     if graph is not None:
-        raise ParameterError("give a graph or covariates, not both: covariates are read as a graph")
+        raise ParameterError("give a graph or covariates, not both: covariates become a graph")
     return covariate_graph(covariates, sites)
 
 
 def read_covariates(
     path: str | os.PathLike[str], sites: Iterable[Hashable], site_column: str | None = None
 ) -> dict[Hashable, dict[str, Any]]:
-    """Return covariates from a CSV or Parquet file with one line per site.
+    """Read covariates from a CSV or Parquet file with one line per site.
 
     Parameters
     ----------
     path : path
-        A column has the sites; all others are covariates: text is a label.
+        One column names the sites; all others are covariates. Text is a label.
     sites : iterable of ids
-        The sites that need a line; lines of others are left out.
+        The sites that need a line; lines of other sites are left out.
     site_column : str, optional
-        The column that has the sites; without it, one that is called ``site`` or ``device``.
+        The column that names the sites, by default ``site`` or ``device``.
 
     Returns
     -------
@@ -139,7 +139,7 @@ def read_covariates(
     Raises
     ------
     DataError
-        For a site that has no line or two, and for cells that are missing; it names the file.
+        For a site without a line or with two, and for missing cells; it names the file.
 
     Examples
     --------
@@ -158,11 +158,11 @@ def read_covariates(
         near = "" if site_column is None else near_name(site_column, columns)
         raise DataError(
             f"{path}: there is no column {' or '.join(map(repr, known))} for the site{near}; it has "
-            f"{listed(columns, 20)}: name the column of the sites as in the rows"
+            f"{listed(columns, 20)}: give the site column the same name as in the data"
         )
     names = [name for name in columns if name != column]
     if not names:
-        raise DataError(f"{path} has the column {column!r} alone: add columns with what is known about the sites")
+        raise DataError(f"{path} has only the column {column!r}: add columns with covariates of the sites")
     lines: dict[str, int] = {}
     for number, site in enumerate(site_ids(columns[column])):
         if str(site) in lines:
@@ -173,7 +173,7 @@ def read_covariates(
     for site in sites:
         if str(site) not in lines:
             missing = f"{path} has no line for site {site!r}{near_name(str(site), lines)}"
-            raise DataError(f"{missing}: add one, since every site with rows needs its covariates")
+            raise DataError(f"{missing}: add one, since every site with rows needs it")
         cells = {name: columns[name][lines[str(site)]] for name in names}
         absent = [name for name, cell in cells.items() if is_missing(cell) or is_missing_text(str(cell))]
         if absent:
@@ -195,8 +195,8 @@ def _columns(covariates: Covariates, sites: tuple[Hashable, ...]) -> dict[str, A
     else:
         if len(given) != len(sites):
             raise DataError(
-                f"covariates have {count(len(given), 'row')}, and there are {count(len(sites), 'site')}: give one "
-                "row for each site in their order, or a mapping {site: row}"
+                f"covariates have {count(len(given), 'row')}, but there are {count(len(sites), 'site')}: give one "
+                "row per site in the order of the sites, or a mapping {site: row}"
             )
         rows = [_row(one) for one in given]
     names = tuple(rows[0]) if rows else ()
@@ -218,7 +218,7 @@ def _columns(covariates: Covariates, sites: tuple[Hashable, ...]) -> dict[str, A
 
 
 def _as_mapping(covariates: Any) -> Mapping[Hashable, Any] | Sequence[Any] | Array:
-    """Return the same, with a pandas table as {site: row}."""
+    """Return the covariates, with a pandas table converted to {site: row}."""
     if isinstance(covariates, Mapping):
         return covariates
     if hasattr(covariates, "to_dict") and hasattr(covariates, "index"):
@@ -231,7 +231,7 @@ def _as_mapping(covariates: Any) -> Mapping[Hashable, Any] | Sequence[Any] | Arr
 
 
 def _row(value: Any) -> dict[str, Any]:
-    """Return what is known about one site, by name."""
+    """Return the covariates of one site, by name."""
     if isinstance(value, Mapping):
         return {str(name): one for name, one in value.items()}
     if isinstance(value, str) or not isinstance(value, Iterable):
@@ -244,7 +244,7 @@ def _is_number(value: Any) -> bool:
 
 
 def _nearest(points: Array) -> Index:
-    """Return pairs ``(E, 2)`` of points of which one is among the nearest of the other."""
+    """Return pairs ``(E, 2)`` of points, one of which is among the nearest of the other."""
     V = len(points)
     near = min(V - 1, max(2, round(V**0.5)))
     tree = cKDTree(points)

@@ -8,26 +8,30 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import numpy as np
+from scipy.special import expit, log_expit
 
 from fedkin._base import Array, Index, Mask
-from fedkin.kin.likelihoods import Dense, Matrices, QuadraticLikelihoods
+from fedkin.kin.likelihoods import NODES, SHARE_OF_NODES, Dense, Matrices, QuadraticLikelihoods
 
 #: Precision of an intercept's mean: flat for every purpose.
 FLAT = 1e-8
 #: Shares of the information about a mean that are rounding.
 UNSEEN = 1e-9
-#: Logarithm of the least variance, which is none.
-LEAST_LOG = -14.0
+#: Logarithms of the least variance, which is none, and of the largest.
+LEAST_LOG, MOST_LOG = -14.0, 8.0
 #: With more sites than this, variances, ridge and noise are learned from so many of them...
 MOST_SITES, FEW_SITES = 2000, 24
 #: ... or from fewer, but not less than those, where they times the cubes of their coefficients are more than this.
 MOST_WORK = 2e9
 #: With many coefficients the noise is learned with variances this much alike: left apart, variances explain noise, too.
 TIED = 0.1
-#: With fewer sites than this the likelihood of a variance does not fall fast enough for a prior that rises.
+#: With fewer sites than this no groups are looked for.
 FEWEST = 4
-#: Log likelihood that a step of Fisher scoring promises and that ends it; more where another search follows.
-ENOUGH, ROUGHLY = 1e-5, 1e-2
+#: The level of variances counts as known where its logarithm has a smaller standard error than this; otherwise it is
+#: integrated out.
+KNOWN = 0.1
+#: Log likelihood that a step of Fisher scoring promises and that ends it.
+ENOUGH = 1e-5
 #: No parameter moves by more than this in one step; they are logarithms.
 FARTHEST = 2.0
 
@@ -39,56 +43,48 @@ class Priors:
     Attributes
     ----------
     likeness : float
-        Standard deviation of the slopes' log variances around their mean: it steadies few sites and many columns.
-        Infinite to leave them apart.
+        Standard deviation of log variances around their level: it steadies few sites and many columns. Infinite to
+        leave them apart.
     log_variance : (float, float)
-        Mean and standard deviation of any log variance, a very weak hold against running away.
+        Mean and standard deviation of any log variance: a very weak prior that prevents divergence.
     ridge : float or None
         Variance of the slopes' means; None to learn it.
-    level : float
-        Power of the slopes' variance in the prior of its level. With 1/2 the density of the standard deviation rises
-        from 0 in proportion (Chung et al. 2013), so that it does not come out as nothing where the likelihood hardly
-        tells: it is then about 0.7 of its standard error. Intercepts have none: they seldom agree, and where they do
-        another direction would only blur groups. Left out with fewer than `FEWEST` sites.
+    level : bool
+        Whether the level of the slopes' variances, and that of the intercepts', has the uniform shrinkage prior
+        (Daniels 1999): the share of the variance of a typical site's own estimate that is between sites is uniform.
+        The density of the standard deviation rises from 0 in proportion, so it does not come out as nothing where the
+        likelihood is flat. The prior is proper, so models with and without variances can be compared.
     """
 
     likeness: float = 0.7
-    log_variance: tuple[float, float] = (-8.0, 20.0)
+    log_variance: tuple[float, float] = (0.0, np.inf)
     ridge: float | None = None
-    level: float = 0.5
+    level: bool = True
 
-    def log_density(self, logs: Array, slopes: Mask, V: int) -> tuple[float, Array, Array]:
-        """Return the log prior of log variances ``(p,)`` of V sites, its gradient, and minus its second derivatives."""
+    def log_density(self, logs: Array, slopes: Mask) -> tuple[float, Array, Array]:
+        """Return the log prior of log variances ``(p,)`` relative to those of a typical site's own estimates, its
+        gradient, and minus its second derivatives."""
         value, gradient, curvature = 0.0, np.zeros(len(logs)), np.zeros((len(logs), len(logs)))
-        if slopes.sum() > 1 and np.isfinite(self.likeness):
-            apart = np.where(slopes, logs - logs[slopes].mean(), 0.0) / self.likeness
-            value -= 0.5 * float(apart @ apart)
-            gradient -= apart / self.likeness
-            curvature += (np.diag(slopes * 1.0) - np.outer(slopes, slopes / slopes.sum())) / self.likeness**2
-        if self.level and slopes.any() and V >= FEWEST:
-            lift = self.level * slopes / slopes.sum()
-            value += float(lift @ logs)
-            gradient += lift
+        for kind in (slopes, ~slopes):
+            m = int(kind.sum())
+            share = kind / max(m, 1)
+            level = float(share @ logs)
+            if m > 1 and np.isfinite(self.likeness):
+                apart = np.where(kind, logs - level, 0.0) / self.likeness
+                value -= 0.5 * float(apart @ apart) + 0.5 * (m - 1) * np.log(2 * np.pi * self.likeness**2)
+                gradient -= apart / self.likeness
+                curvature += (np.diag(kind * 1.0) - m * np.outer(share, share)) / self.likeness**2
+            if m and self.level:
+                between = float(expit(level))
+                value += float(log_expit(level) + log_expit(-level)) - 0.5 * np.log(m)
+                gradient += (1 - 2 * between) * share
+                curvature += 2 * between * (1 - between) * np.outer(share, share)
         centre, width = self.log_variance
         if np.isfinite(width):
             value -= 0.5 * float((((logs - centre) / width) ** 2).sum())
             gradient -= (logs - centre) / width**2
             curvature += np.eye(len(logs)) / width**2
         return value, gradient, curvature
-
-    def freedom(self, logs: Array, slopes: Mask, information: Array) -> float:
-        """Return the cost in log evidence of variances of their own for slopes, which the likelihood does not include.
-
-        Laplace's approximation of the integral over the log variances' differences, about which the likelihood tells
-        ``information (p, p)``: the log prior where they are, and how much narrower than the prior they are known.
-        """
-        if slopes.sum() < 2 or not np.isfinite(self.likeness):
-            return 0.0
-        apart = (logs[slopes] - logs[slopes].mean()) / self.likeness
-        told = information[np.ix_(slopes, slopes)] * self.likeness**2
-        told = told - told.mean(axis=0)
-        told = told - told.mean(axis=1)[:, None]
-        return float(0.5 * apart @ apart + 0.5 * np.linalg.slogdet(np.eye(len(told)) + told)[1])
 
 
 class Evidence:
@@ -111,10 +107,11 @@ class Evidence:
         self.log_noise = 0.0 if dispersion is None else float(np.log(dispersion))
         # of each site's noise in the common one
         self.share = np.ones(sums.n_sites) if noise is None else noise / np.exp(np.log(noise).mean())
+        self.typical = np.zeros(len(self.slopes))
         self.held: float | None = None  # the logarithm of the noise, where it is not free
 
     def of_some_sites(self) -> Evidence:
-        """Return the evidence of the sites from which variances are learned."""
+        """Return the evidence of the sites used to learn variances."""
         made = copy.copy(self)
         if (some := some_sites(self.sums)) is not None:
             made.sums, made.share, made.alone = self.sums.take(some), self.share[some], self.alone.take(some)
@@ -123,7 +120,7 @@ class Evidence:
         return made
 
     def hold_noise(self, start: Array) -> Array:
-        """Learn the noise with variances held together, and leave it there; return the parameters then."""
+        """Learn the noise with a single common variance, keep it fixed, and return the parameters."""
         alike = copy.copy(self)
         alike.priors, alike.held = replace(self.priors, likeness=TIED), None
         found = alike.maximise(start)
@@ -137,13 +134,14 @@ class Evidence:
         return self.with_districts(np.log(np.concatenate([variance, [ridge, noise]])))
 
     def with_districts(self, parameters: Array) -> Array:
-        """Return parameters with the log variances between districts, where there are any: as those of sites first."""
+        """Return parameters with log variances between districts, if there are any; they start at those of sites."""
         p = self.alone.n_params
         return parameters if self.district is None or len(parameters) > p + 2 else np.append(parameters, parameters[:p])
 
-    def maximise(self, start: Array, variance: float | None = None, enough: float = ENOUGH) -> Array:
+    def maximise(self, start: Array, variance: float | None = None) -> Array:
         p = self.alone.n_params
-        low, high = np.full(len(start), LEAST_LOG), np.full(len(start), 8.0)
+        self._set_typical(start)
+        low, high = np.full(len(start), LEAST_LOG), np.full(len(start), MOST_LOG)
         if variance is not None:
             low[:p] = high[:p] = variance
             low[p + 2 :] = high[p + 2 :] = variance
@@ -151,7 +149,7 @@ class Evidence:
         low[p + 1], high[p + 1] = (-14.0, 14.0) if self.learned else (self.log_noise, self.log_noise)
         if self.held is not None:
             low[p + 1] = high[p + 1] = self.held
-        return fisher_scoring(self._negative, start, low, high, enough)
+        return fisher_scoring(self._negative, start, low, high)
 
     def solve(self, parameters: Array) -> Solved:
         """Return the model at given parameters."""
@@ -224,17 +222,17 @@ class Evidence:
         )
 
     def spread(self, varying: Array, fixed: Array | float = 0.0) -> Array:
-        """Return numbers ``(..., p)`` of all coefficients, from those that vary and those that are fixed."""
+        """Combine the varying and the fixed coefficients into ``(..., p)``."""
         made = np.zeros((*varying.shape[:-1], len(self.free)))
         made[..., self.free], made[..., ~self.free] = varying, fixed
         return made
 
     def whole(self, at: Solved) -> tuple[Array, Array]:
-        """Return mean ``(p,)`` and its covariance, fixed coefficients included."""
+        """Return the mean ``(p,)`` and its covariance, including fixed coefficients."""
         return self.spread(at.mean, at.beta), self.bordered(at.covariance[None], at.lean_mean[None], at)[0]
 
     def bordered(self, given: Array, lean: Array, at: Solved) -> Array:
-        """Return covariances ``(n, p, p)`` from those given fixed coefficients, and how these lean on them."""
+        """Return covariances ``(n, p, p)`` from those given the fixed coefficients, and their dependence on these."""
         made, free, fixed = np.empty((len(lean), *2 * self.free.shape)), *map(np.flatnonzero, (self.free, ~self.free))
         both = -lean @ at.fixed_covariance
         made[:, free[:, None], free] = given - both @ np.swapaxes(lean, 1, 2)
@@ -243,12 +241,13 @@ class Evidence:
         return made
 
     def _negative(self, parameters: Array) -> tuple[float, Array, Array]:
-        """Minus the log evidence, its gradient, and its expected second derivatives, those by way of the mean left out.
+        """Return minus the log evidence, its gradient and its expected second derivatives, without those through the
+        mean.
 
         A site's covariance is ``V = sigma2 (I + Z T T Z' / sigma2)``, so that ``tau_j z_j'V^-1 z_k tau_k`` is
         ``I - B^-1`` at j and k: half its square, summed over sites, is the information about log variances.
         """
-        p, priors = self.alone.n_params, self.priors
+        p = self.alone.n_params
         at = self.solve(parameters)
         value, gradient = at.log_likelihood, np.zeros(len(parameters))
         V, sums = self.sums.n_sites, at.away.sums(self.centre_covariance(at) / (at.root[:, None] * at.root))
@@ -273,29 +272,56 @@ class Evidence:
             gradient[p + 1] = 0.5 * (at.misfit + flat - self.sums.n.sum()) - gradient.sum()
             information[:p, p + 1] = information[p + 1, :p] = 0.5 * sums.inner
             information[p + 1, p + 1] = 0.5 * float(self.sums.n.sum() - V * p + sums.rest)
-        held, pull, curvature = priors.log_density(parameters[:p], self.slopes, V)
-        gradient[:p] += pull
-        information[:p, :p] += curvature
-        if above is not None:
-            more, pull, curvature = priors.log_density(parameters[p + 2 :], self.slopes, len(above.centres))
-            held += more
-            gradient[p + 2 :] += pull
-            information[p + 2 :, p + 2 :] += curvature
-        return -value - held, -gradient, information
+        held, pull, curvature = self._prior(parameters)
+        return -value - held, -gradient - pull, information + curvature
+
+    def _prior(self, parameters: Array) -> tuple[float, Array, Array]:
+        """Return the log prior of all variances, its gradient, and minus its second derivatives."""
+        p, value = self.alone.n_params, 0.0
+        gradient, curvature = np.zeros(len(parameters)), np.zeros((len(parameters), len(parameters)))
+        for start in (0, p + 2)[: 1 if self.district is None else 2]:
+            part = slice(start, start + p)
+            held, gradient[part], curvature[part, part] = self.priors.log_density(
+                parameters[part] - self.typical, self.slopes
+            )
+            value += held
+        return value, gradient, curvature
+
+    def _set_typical(self, parameters: Array) -> None:
+        """Set the log variances of a typical site's own estimates, one for all slopes, at this noise."""
+        seen = np.einsum("ujj->uj", self.alone.G) / self.share[:, None]
+        for kind in (self.slopes, ~self.slopes):
+            told = float(seen[:, kind].mean()) if kind.any() else 1.0
+            self.typical[kind] = parameters[self.alone.n_params + 1] - np.log(max(told, FLAT))
+
+    def integrate(self, parameters: Array) -> tuple[float, list[tuple[float, Array]]]:
+        """Return the log evidence with variances integrated out, and values of the parameters with their chances.
+
+        Laplace's approximation is improved by quadrature over the level of the slopes' variances, or of all if there
+        are no slopes. The other variances keep their ratios.
+        """
+        p, direction = self.alone.n_params, np.zeros(len(parameters))
+        self._set_typical(parameters)
+        top, _, curvature = self._negative(parameters)
+        direction[:p] = self.slopes if self.slopes.any() else 1.0
+        error = float(direction @ curvature @ direction) ** -0.5
+        log = -top + 0.5 * p * np.log(2 * np.pi) - 0.5 * float(np.linalg.slogdet(curvature[:p, :p])[1])
+        if error < KNOWN:
+            return log, [(1.0, parameters)]
+        points = [parameters + error * step * direction for step in NODES]
+        for one in points:
+            np.clip(one[:p], LEAST_LOG, MOST_LOG, out=one[:p])
+        logs = np.array([top - self._negative(one)[0] for one in points]) + 0.5 * NODES**2 + np.log(SHARE_OF_NODES)
+        whole = float(np.logaddexp.reduce(logs))
+        return log + whole, list(zip(np.exp(logs - whole).tolist(), points, strict=True))
 
     def centre_covariance(self, at: Solved) -> Array:
-        """Return the covariance of what a site's effects are around, given fixed coefficients."""
+        """Return the covariance of the centre of a site's effects, given the fixed coefficients."""
         return at.covariance if at.above is None else at.above.covariance(at.covariance)[self.district]
-
-    def information(self, parameters: Array) -> Array:
-        """Return the expected information of the likelihood alone about log variances ``(p, p)``."""
-        p = self.alone.n_params
-        held = self.priors.log_density(parameters[:p], self.slopes, self.sums.n_sites)[2]
-        return np.asarray(self._negative(parameters)[2][:p, :p] - held)
 
 
 class Solved(NamedTuple):
-    """The model at given variances, ridge and noise; effects ``(V, p)`` in units of their standard deviation."""
+    """The model at given variances, ridge and noise; effects ``(V, p)`` are in standard deviations."""
 
     root: Array  # (p,) standard deviations
     weight: Array  # (V,) 1 / noise
@@ -315,7 +341,7 @@ class Solved(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Districts:
-    """K districts of sites as one more level: what their sites say together about the mean of each."""
+    """K districts of sites, a second level: the likelihood of each district's mean from all its sites."""
 
     index: Index  # (V,)
     root: Array  # (q,) standard deviations between districts
@@ -330,7 +356,7 @@ class Districts:
 
     @classmethod
     def from_sites(cls, index: Index, away: Matrices, seen: Array, below: Array, root: Array) -> Districts:
-        """Add up site likelihoods, given the standard deviations ``below (q,)`` between sites of a district."""
+        """Add up site likelihoods, given the standard deviations ``below (q,)`` between the sites of a district."""
         K, q = int(index.max()) + 1, len(root)
         A, pulled = np.zeros((K, q, q)), np.zeros((K, *seen.shape[1:]))
         np.add.at(A, index, np.stack([away.of(u) for u in range(len(index))]) / (below[:, None] * below))
@@ -348,7 +374,7 @@ class Districts:
         return replace(self, effects=effects, centres=means + self.root[:, None] * effects)
 
     def covariance(self, mean: Array) -> Array:
-        """Return covariances ``(K, q, q)`` of the means of districts, given that of the mean of all."""
+        """Return covariances ``(K, q, q)`` of the district means, given that of the overall mean."""
         outer = self.root[:, None] * self.root
         return np.asarray(outer * np.asarray(self.away.posterior_cov(mean / outer)))
 
@@ -361,9 +387,9 @@ class Districts:
 
 
 def fisher_scoring(
-    negative: Callable[[Array], tuple[float, Array, Array]], start: Array, low: Array, high: Array, enough: float
+    negative: Callable[[Array], tuple[float, Array, Array]], start: Array, low: Array, high: Array
 ) -> Array:
-    """Minimise a negative log likelihood from ``start`` on, within ``low <= x <= high``, by Fisher scoring."""
+    """Minimise a negative log likelihood from ``start``, within ``low <= x <= high``, by Fisher scoring."""
     x = np.clip(start, low, high)
     value, gradient, curvature = negative(x)
     light = 1e-6 * np.eye(len(x))
@@ -374,7 +400,7 @@ def fisher_scoring(
         inside, step = np.ix_(free, free), np.zeros_like(x)
         step[free] = -np.linalg.solve(curvature[inside] + light[inside], gradient[free])
         step *= min(1.0, FARTHEST / max(float(np.abs(step).max()), 1e-300))
-        if -0.5 * float(gradient @ step) < enough:
+        if -0.5 * float(gradient @ step) < ENOUGH:
             break
         for _ in range(25):
             trial = np.clip(x + step, low, high)
@@ -389,15 +415,15 @@ def fisher_scoring(
 
 
 def some_sites(sums: QuadraticLikelihoods) -> Index | None:
-    """Return sites from which variances are learned, or None for all of them."""
+    """Return the sites used to learn variances, or None for all of them."""
     most = min(MOST_SITES, max(FEW_SITES, int(MOST_WORK / (sums.n_params**2 * sums.matrices.rank))))
     return None if sums.n_sites <= most else np.linspace(0, sums.n_sites - 1, most).astype(np.int64)
 
 
 def inverses(A: Array) -> tuple[Array, Array, float]:
-    """Return the inverse in directions about which ``A`` says something but rounding, and ``1 / FLAT`` in others.
+    """Return the inverse of ``A`` in directions where it exceeds rounding errors, and ``1 / FLAT`` in the others.
 
-    The last is the log determinant of the inverse of their sum.
+    The last value is the log determinant of the inverse of their sum.
     """
     scale = 1.0 / np.sqrt(np.maximum(np.diag(A), FLAT))
     values, vectors = np.linalg.eigh(A * np.outer(scale, scale))

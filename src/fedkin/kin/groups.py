@@ -1,8 +1,7 @@
-"""Groups inside the variance of a mixed model: whitened effects, chains over partitions, averages with no groups."""
+"""Groups within the variance of a mixed model: whitened effects, chains over partitions, averaging with no groups."""
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -11,58 +10,47 @@ from scipy.special import betaln, expit
 from fedkin._base import Array, Index, Mask
 from fedkin.kin.chains import (
     AGREE,
+    DRAWS,
     NEARLY,
-    TEMPER,
     Chains,
-    FullEffects,
     PilotChains,
     Sampling,
     States,
     effective_size,
-    signed,
     split_rhat,
 )
-from fedkin.kin.likelihoods import apply, given_mean, shrunk
-from fedkin.kin.mixed import MixedModel, OneModel, Population
-from fedkin.kin.partitions import CONTINUUM, SHARES, GraphUse, Neighbours, Pairs, SiteLikelihoods, are_kin, unpacked
+from fedkin.kin.directions import FullEffects, signed
+from fedkin.kin.evidence import FEWEST
+from fedkin.kin.likelihoods import FEW, apply, given_mean, shrunk
+from fedkin.kin.mixed import MixedModel, OneModel, Population, outer
+from fedkin.kin.partitions import (
+    CONTINUUM,
+    SHARES,
+    UNLIKELY,
+    GraphUse,
+    Neighbours,
+    Pairs,
+    SiteLikelihoods,
+    are_kin,
+    unpacked,
+)
 from fedkin.kin.sampler import MANY_SITES, MOST_PAIRS
+from fedkin.kin.sharded import sharded
 
-#: With a weight of the mixed model above this there are no groups.
-ALL_MIXED = 0.999
 #: How firmly the weight of the mixed model is held at what the evidence says, when SURE hardly tells.
 HOLD, HOLD_PER_GAIN = 4.0, 10.0
-#: Partitions of each chain from which probabilities of pairs are computed when there are many sites.
-DRAWS = 20
-#: Log prior of scales of the mixed model's variance, which was learned: it is seldom less.
-LOG_SCALES = np.log([0.02, 0.02, 0.02, 0.02, 0.02, 0.9])
 #: Directions of parameters about which sites know less than this share of what their variance leaves open are left out.
 SEEN = 0.02
-#: Groups are looked for in at most so many directions, those in which sites differ most; they pool in all of them.
-MOST_DIRECTIONS = 50
-#: A graph is dropped when SURE without it is lower by this, or by twice the standard deviation of the difference.
-GRAPH_MARGIN = 10.0
-#: Probabilities of one model for all below this are nothing.
-LEAST_ONE = 1e-6
-#: With a higher probability that no site differs, two to one, covariances are those of one model for all.
-MOSTLY_ONE = 2 / 3
-#: With less weight than this of groups, variances that the model has apart are held together less.
-HARDLY = 0.1
-#: Shares below this are nothing, and from one minus this on all.
-LEAST_SHARE = 0.02
-#: Fewer sites than this have no groups.
-FEWEST = 4
 
 
 @dataclass(frozen=True, eq=False)
 class Blend:
-    """Effects ``b (V, d)`` in whitened units, averaged over partitions and the mixed model, which has no groups.
+    """Effects ``b (V, d)`` in whitened units, averaged over partitions and the mixed model without groups.
 
     Attributes
     ----------
     weight : float
         Of the mixed model.
-    scales : array (R,)
-        Probabilities that the variance is this multiple of the mixed model's, if there are no groups.
     gain : float
         Lower bound on the log evidence of groups, minus the log evidence of the mixed model.
     degrees, sure : float
@@ -72,138 +60,131 @@ class Blend:
     chains: Chains
     weight: float
     b: Array
-    scales: Array
     gain: float
     degrees: float
     sure: float
 
     @classmethod
     def from_chains(cls, W: Array, c: Array, chains: Chains) -> Blend:
-        """Average over chains whose sites have likelihoods ``c'b - b'W b / 2``, ``W (V, d, d)`` and ``c (V, d)``."""
+        """Average over chains; sites have log likelihoods ``c'b - b'W b / 2``, with ``W (V, d, d)`` and ``c (V,
+        d)``."""
         sites = chains.sites
-        scales, evidence = scales_without_groups(sites)
-        b0, b1 = _without_groups(sites, scales), chains.average(lambda record: record.b)
-        gain = float(chains.scores.max() - evidence)
+        b0, b1 = sites.c[-1], chains.average(lambda record: record.b)
+        gain = float(chains.scores.max()) - log_evidence_without_groups(sites)
         # one after the other: with many sites each of these arrays is large
-        without = float(np.vdot(W, _covariance_without_groups(sites, scales, b0)))
+        without = float(np.vdot(W, _covariance_without_groups(sites)))
         degrees = np.array([without, float(np.vdot(W, chains.covariance(b1)))])
         weight = weight_of_none(W, c, b0, b1, degrees, gain)
         b = weight * b0 + (1 - weight) * b1
         spent = float(degrees @ [weight, 1 - weight])
         sure = float((b * (apply(W, b) - 2 * c)).sum()) + 2 * spent
-        return cls(chains, weight, b, scales, gain, spent, sure)
+        return cls(chains, weight, b, gain, spent, sure)
 
     @property
     def ungrouped(self) -> float:
-        """Probability that there are no groups: the weight, which serves estimates best, or less by the evidence."""
+        """Probability that there are no groups: the weight used for estimates, or less if the evidence says so."""
         return min(self.weight, float(expit(-self.gain)))
 
     def covariance(self, some: int | None = None) -> Array:
-        """Return covariances ``(n, d, d)`` of the first n sites' ``b``, what differs between groupings included."""
+        """Return covariances ``(n, d, d)`` of the first n sites' ``b``, including differences between groupings."""
         sites, b = self.chains.sites, self.b[:some]
-        b0, b1 = _without_groups(sites, self.scales)[:some], self.chains.average(lambda record: record.b)[:some]
-        total = self.weight * (_covariance_without_groups(sites, self.scales, b0) + outer(b0 - b))
+        b0, b1 = sites.c[-1, :some], self.chains.average(lambda record: record.b)[:some]
+        total = self.weight * (_covariance_without_groups(sites, some) + outer(b0 - b))
         total += (1 - self.weight) * (self.chains.covariance(b1) + outer(b1 - b))
         return np.asarray(total)
 
     def mixing(self) -> tuple[Array, Array]:
-        """Return R-hat and effective size of effects, the traced sites' ``(n, d)``.
+        """Return R-hat and effective sample size of the traced effects ``(n, d)``.
 
-        What chains trace are expectations given partitions, and they are believed by as much as groups are: both count
-        by what they are of the variance that is stated.
+        Chains trace expectations given partitions, weighted by the probability of groups, so both diagnostics are
+        relative to the reported variance.
         """
         draws = (1 - self.weight) * self.chains.trace(lambda one: one.means)
         variance = np.einsum("ujj->uj", self.covariance(draws.shape[2]))
         return split_rhat(draws, variance), effective_size(draws, variance)
 
     def mixed(self) -> bool:
-        """Return whether chains agree well enough, about partitions too: given these, effects are traced."""
-        if self.weight > ALL_MIXED:
+        """Return whether chains agree well enough, on partitions as well."""
+        if self.weight > 1 - UNLIKELY:
             return True
         raw = split_rhat(self.chains.trace(lambda one: one.means))
         return bool(raw.max() <= NEARLY and np.median(raw) <= AGREE)
 
     @property
     def continuum(self) -> float:
-        """The chance, with groups, that hardly anything differs between these, so that nobody is kin."""
+        """Probability that groups hardly differ, so that sites form a continuum and no two count as alike."""
         shares = self.chains.trace(lambda one: SHARES[one.trace[:, 2].astype(np.int64)])
         return float(self.chains.weights @ (shares > CONTINUUM).mean(axis=1))
 
     @property
     def same(self) -> Array | Pairs:
-        """Probability ``(V, V)`` that two sites have the same parameters but for the variance inside a group."""
+        """Probability ``(V, V)`` that two sites have the same parameters, apart from the variance inside a group."""
         if len(self.b) > MOST_PAIRS:
             return self._drawn_pairs()
         chance = (1 - self.ungrouped) * self.chains.average(lambda record: record.same)
-        chance += self.ungrouped * self.scales[0]
         chance = 0.5 * (chance + chance.T)
         np.fill_diagonal(chance, 1.0)
         return np.asarray(np.clip(chance, 0.0, 1.0))
 
     def _drawn_pairs(self) -> Pairs:
-        """Return the same from some of the partitions; in a continuum nobody is kin."""
+        """Return the pairs from some of the partitions; in a continuum no two sites count as alike."""
         states = self.chains.states(DRAWS)
         groups = np.array([len(np.unique(z)) for z in states.z])
         chance = (1 - self.ungrouped) * states.weight * are_kin(states.share, groups)
         drawn: Index = states.z[chance > 0].astype(np.int32)
-        return Pairs(drawn, chance[chance > 0], float(self.ungrouped * self.scales[0]))
+        return Pairs(drawn, chance[chance > 0], 0.0)
 
 
-def _blend(W: Array, c: Array, pilots: PilotChains, sampling: Sampling) -> Blend:
-    """Run chains from the pilots and average them; those that disagree run again, twice as long each time."""
-    found, longer = Blend.from_chains(W, c, pilots.run_chains(sampling)), sampling.again(*c.shape)
-    while longer is not None and not found.mixed():
-        pilots.restart_stuck(found.chains)
-        found, longer = Blend.from_chains(W, c, pilots.run_chains(longer)), longer.again(*c.shape)
+def _blend(white: Whitened, neighbours: Neighbours, seed: int, sampling: Sampling) -> Blend:
+    """Run chains from the best starts and average them; those that disagree run again, twice as long each time.
+
+    They run in shards if an engine is active.
+    """
+    sites = SiteLikelihoods.from_effects(white.W, white.c, neighbours)
+    with sharded(sites) as shards:
+        pilots, longer = PilotChains.from_starts(sites, seed, sampling, shards), sampling
+        found = Blend.from_chains(white.W, white.c, pilots.run_chains(sampling))
+        while (again := longer.again(*white.c.shape)) is not None and not found.mixed():
+            longer = again
+            found = Blend.from_chains(white.W, white.c, pilots.run_chains(longer))
     return found
 
 
-def _without_groups(sites: SiteLikelihoods, scales: Array) -> Array:
-    """Return effects ``(V, d)`` of the mixed model, averaged over scales of its variance."""
-    return np.asarray(np.einsum("r,rud->ud", scales * SHARES, sites.c))
+def evidence_of_graph(neighbours: Neighbours, seed: int, sampling: Sampling) -> float:
+    """Return the log evidence of the edges alone, from chains over partitions of sites without rows.
+
+    The evidence of rows and edges, less this one, is that of the rows if partitions are as likely beforehand as the
+    edges say. So a graph has to explain rows; edges that only explain each other count for nothing.
+    """
+    V = len(neighbours.first) - 1
+    sites = SiteLikelihoods.from_effects(np.zeros((V, 1, 1)), np.zeros((V, 1)), neighbours)
+    return float(PilotChains.from_starts(sites, seed, sampling).run_chains(sampling).scores.max())
 
 
-def _covariance_without_groups(sites: SiteLikelihoods, scales: Array, b: Array) -> Array:
-    """Return covariances ``(n, d, d)`` of the first n sites, whose effects are ``b (n, d)``."""
-    (n, d), total = b.shape, np.zeros((*b.shape, b.shape[1]))
-    for chance, share, e, H in zip(scales, SHARES, sites.c[:, :n], sites.H[:, :n], strict=True):
-        if chance > 1e-12:
-            total += chance * (share * (np.eye(d) - share * unpacked(H, d)) + outer(share * e - b))
-    return total
+def _covariance_without_groups(sites: SiteLikelihoods, some: int | None = None) -> Array:
+    """Return covariances ``(n, d, d)`` of the first n sites' effects in the mixed model."""
+    d = sites.size[1]
+    return np.asarray(np.eye(d) - unpacked(sites.H[-1, :some], d))
 
 
-def scales_without_groups(sites: SiteLikelihoods) -> tuple[Array, float]:
-    """Return probabilities ``(R,)`` that shares scale the mixed model's variance, and their joint log evidence."""
-    # the evidence has all scales alike, which it owes to that of groups: theirs is a lower bound
+def log_evidence_without_groups(sites: SiteLikelihoods) -> float:
+    """Return the log evidence of the mixed model, with edges at random."""
     V, _ = sites.size
     pairs, edges = V * (V - 1) / 2, float(sites.neighbours.weight.sum()) / 2
-    each = sites.k.sum(axis=1)
-    evidence = float(np.logaddexp.reduce(each)) - np.log(len(SHARES))
-    if edges:
-        yes = 2 * (edges + 1) / (pairs + 2)
-        evidence += float(betaln(edges + yes, pairs - edges + 2 - yes) - betaln(yes, 2 - yes))
-    weight = np.exp(each + LOG_SCALES - (each + LOG_SCALES).max())
-    return weight / weight.sum(), float(evidence)
+    yes = 2 * (edges + 1) / (pairs + 2)
+    return float(sites.k[-1].sum() + betaln(edges + yes, pairs - edges + 2 - yes) - betaln(yes, 2 - yes))
 
 
 def weight_of_none(W: Array, c: Array, b0: Array, b1: Array, degrees: Array, gain: float) -> float:
-    """Return the weight w of ``b0``: least ``SURE(w) / 2 + hold / 2 (w - e)^2``, ``e`` its share of the evidence.
+    """Return the weight w of ``b0`` that minimises ``SURE(w) / 2 + hold / 2 (w - e)^2``, where ``e`` is its share of
+    the evidence.
 
-    The evidence of groups is a lower bound, loose where groups are weak: one that favours groups is to be believed,
-    one that does not leaves the choice to SURE, which is unbiased whatever the model.
+    The evidence of groups is a lower bound, which is loose for weak groups. So evidence for groups is trusted, and
+    evidence against them is checked by SURE, which is unbiased under any model.
     """
     hold = HOLD + HOLD_PER_GAIN * max(gain, 0.0)
     slope, curvature = _sure(W, c, b0, b1, degrees)
     return float(np.clip((hold * expit(-gain) - slope) / (hold + curvature), 0.0, 1.0))
-
-
-def chance_of_none(W: Array, c: Array, b0: Array, b1: Array, degrees: Array) -> float:
-    """Return how probable ``b0`` may be at most, where SURE favours ``b1``: the two-sided tail of the difference."""
-    # the weight of `weight_of_none` serves estimates best, but is no probability
-    slope, curvature = _sure(W, c, b0, b1, degrees)
-    if (more := 2 * slope + curvature) <= 0 or curvature <= 0:  # or both say the same
-        return 1.0
-    return math.erfc(more / math.sqrt(8 * curvature))  # SURE's standard deviation is twice the root of the curvature
 
 
 def _sure(W: Array, c: Array, b0: Array, b1: Array, degrees: Array) -> tuple[float, float]:
@@ -213,20 +194,15 @@ def _sure(W: Array, c: Array, b0: Array, b1: Array, degrees: Array) -> tuple[flo
     return float(slope), float((apart * apply(W, apart)).sum())
 
 
-def outer(vectors: Array) -> Array:
-    """Return ``v_u v_u'`` for ``(V, d)``."""
-    return np.asarray(vectors[:, :, None] * vectors[:, None, :])
-
-
 @dataclass(frozen=True, eq=False)
 class Grouped:
     """Estimates with groups, in the units of the mixed model.
 
-    ``mean_covariance`` is the uncertainty of the mean given effects, ``F (p, d)`` maps whitened effects to parameters;
-    ``blend`` is None where there are too few sites or nothing differs between them. ``with_graph`` says whether the
-    graph's edges count; ``one`` is the weight of one model for all, ``common``, and ``alike`` the probability that
-    sites do not differ at all. Where groups were looked for in some directions, ``kept`` are partitions in all of them,
-    and ``full`` has the effects there.
+    ``mean_covariance`` is the uncertainty of the mean given effects, and ``F (p, d)`` maps whitened effects to
+    parameters; ``blend`` is None if there are too few sites or nothing differs between them. ``with_graph`` states
+    whether the graph's edges count; ``one`` is the probability that no site differs, the weight of ``common``. If
+    groups were sought in some directions only, ``kept`` holds partitions in all of them, and ``full`` the effects
+    there.
     """
 
     theta: Array
@@ -238,31 +214,27 @@ class Grouped:
     blend: Blend | None = None
     with_graph: bool = False
     one: float = 0.0
-    alike: float = 0.0
     common: OneModel | None = None
     kept: States | None = None
     full: FullEffects | None = None
 
-    def with_one_model(self, model: MixedModel, one: OneModel) -> Grouped:
-        """Average these estimates with one model for all.
+    def with_one_model(self, one: OneModel) -> Grouped:
+        """Average these estimates with one model for all sites.
 
-        Its weight is the probability that sites do not differ, or where the likelihood hardly tells, what SURE says:
-        a graph may show groups that the variance alone does not. Estimates are averaged, covariances are those of one
-        of the two, around the average: the mean of both would be too wide if sites are alike, and too narrow if not.
+        Its weight is the probability that no site differs: one model, variances alone and groups are equally likely
+        beforehand, and compared by their evidence. Covariances are those of sites that differ, around the average, so
+        that intervals cover whether sites differ or not.
         """
-        S, every = model.precision, np.tile(one.mean, (len(self.theta), 1))
-        degrees = np.array([float(np.vdot(S.sum(axis=0), one.covariance)), self.degrees])
-        weight = weight_of_none(S, model.score, every, self.theta, degrees, one.log_odds)
-        if weight < LEAST_ONE:
-            return self
-        theta = (1 - weight) * self.theta + weight * one.mean
-        centre, spread = (one.mean, one.covariance) if weight > MOSTLY_ONE else (self.theta, self.covariance)
-        total = spread + outer(centre - theta)
-        alike = min(weight, chance_of_none(S, model.score, every, self.theta, degrees))
-        return replace(self, theta=theta, covariance=total, one=weight, alike=alike, common=one)
+        log_odds, none = one.log_odds, 1.0
+        if self.blend is not None:
+            log_odds, none = log_odds + float(np.logaddexp(0.0, self.blend.gain)), self.blend.weight
+        weight, apart = float(expit(-log_odds)), self.theta + none * one.shift
+        theta = (1 - weight) * apart + weight * one.mean
+        covariance = self.covariance + none * one.spread + outer(apart - theta)
+        return replace(self, theta=theta, covariance=covariance, one=weight, common=one)
 
     def kinship(self) -> tuple[Array | Pairs, Array, float]:
-        """Return probabilities of being kin, of 0, 1, 2... groups, and the weight of models without groups."""
+        """Return probabilities of being alike, of 0, 1, 2... groups, and the weight of models without groups."""
         V, blend = len(self.theta), self.blend
         n_groups, weight = np.array([0.0, 1.0]), 1.0
         same: Array | Pairs = np.eye(V) if V <= MOST_PAIRS else Pairs(np.zeros((0, V), np.int32), np.zeros(0), 0.0)
@@ -273,16 +245,16 @@ class Grouped:
             each = [np.bincount(line, minlength=int(lines.max()) + 1) / len(line) for line in lines]
             n_groups = (1 - blend.ungrouped) * (blend.chains.weights @ np.array(each))
             n_groups[1] += blend.ungrouped
-        n_groups = (1 - self.alike) * n_groups
-        n_groups[1] += self.alike
+        n_groups = (1 - self.one) * n_groups
+        n_groups[1] += self.one
         if isinstance(same, Pairs):
-            same = Pairs(same.labels, (1 - self.alike) * same.chance, self.alike + (1 - self.alike) * same.base)
+            same = Pairs(same.labels, (1 - self.one) * same.chance, self.one + (1 - self.one) * same.base)
         else:
-            same = self.alike + (1 - self.alike) * same
+            same = self.one + (1 - self.one) * same
         return same, n_groups, self.one + (1 - self.one) * weight
 
     def graph_use(self) -> tuple[GraphUse, tuple[float, float] | None]:
-        """Return what was made of the graph: it counts when the odds of an edge differ by two standard deviations."""
+        """Return how the graph was used: it counts if the log odds of an edge differ by two standard deviations."""
         blend = self.blend
         if blend is None or not self.with_graph:
             return "ignored", None
@@ -298,7 +270,7 @@ class Grouped:
         return ("used" if mean > 0 else "inverted"), (inside, between)
 
     def sure(self, model: MixedModel) -> dict[str, float]:
-        """Return unbiased estimates of ``sum_u e_u'S_u e_u``, errors ``e_u`` of sites, but for that of the noise."""
+        """Return unbiased estimates of ``sum_u e_u'S_u e_u`` for the sites' errors ``e_u``, up to a noise term."""
         S, c, fitted = model.precision, model.score, self.theta
         values, vectors = np.linalg.eigh(S)
         seen = values > 1e-9 * np.maximum(values[:, -1:], 1e-300)
@@ -318,43 +290,21 @@ class Grouped:
 def find_groups(
     model: MixedModel, slopes: Mask, neighbours: Neighbours, seed: int, sampling: Sampling, *, guard: bool = True
 ) -> Grouped:
-    """Find groups inside the variance of a mixed model."""
-    # whitened by own variances, one for all slopes or a mean of both, by evidence: few sites make own ones noisy
+    """Find groups within the variance of a mixed model."""
+    # whitened half way between own variances and one for all slopes: few sites make own ones noisy
     V = len(model.theta)
-    several = bool(slopes.sum() > 1 and V < MANY_SITES)
-    # very many coefficients are not asked, which takes long: half way
-    alike = several and len(slopes) <= MOST_DIRECTIONS
-    ends = [Whitened.from_model(model, slopes, share) for share in (0.0, 1.0)] if alike else []
-    white, share = Whitened.from_model(model, slopes, 0.5 * several), 0.5 * several
-    if V < FEWEST or not all(one.F.shape[1] for one in (*ends, white)):
+    white = Whitened.from_model(model, slopes, 0.5 if slopes.sum() > 1 and V < MANY_SITES else 0.0)
+    if V < FEWEST or not white.F.shape[1]:
         degrees, nothing = float(model.degrees.sum()), np.zeros((len(model.mean), 0))
         return Grouped(model.theta, model.covariance, degrees, model.variance, model.mean_covariance, nothing)
-    pilots = PilotChains.from_starts(white.sites(neighbours), seed, sampling)
-    if alike:
-        pilots = pilots.run(sampling.burn, sampling.chains)
-        asked = [pilots.in_units(end.sites(neighbours)).run(sampling.pilot, 1) for end in ends]
-        # how far one variance for all slopes explains more: tempered, since it is by bounds; it saves parameters
-        apart, together = (max(float(one.scores[0]), scales_without_groups(one.sites)[1]) for one in asked)
-        share = _rounded(float(expit((together + float(slopes.sum()) - 1 - apart) / TEMPER)))
-        white = Whitened.from_model(model, slopes, share)
-        pilots = pilots.in_units(white.sites(neighbours))
-        sampling = replace(sampling, burn=sampling.burn // 2)
-    chosen = _blend(white.W, white.c, pilots, sampling)
-    if alike and share > 0 and chosen.weight > 1 - HARDLY:  # without groups the variances stay apart
-        share = _rounded(share * (1 - chosen.weight) / HARDLY)
-        white = Whitened.from_model(model, slopes, share)
-        chosen = _blend(white.W, white.c, pilots.in_units(white.sites(neighbours)), sampling)
+    chosen = _blend(white, neighbours, seed, sampling)
     with_graph = neighbours.neighbour.size > 0
     if with_graph and guard:
-        alone = replace(chosen.chains.sites, neighbours=Neighbours.none(V))
-        bare = _blend(white.W, white.c, PilotChains.from_starts(alone, seed, sampling), sampling)
-        difference = chosen.b - bare.b
-        deviation = 2 * np.sqrt(max(float((difference * apply(white.W, difference)).sum()), 0.0))
-        # where hardly anything differs between groups, the graph has drawn them: it stays if estimates gain by it
-        margin = -GRAPH_MARGIN if chosen.continuum > 0.5 else max(GRAPH_MARGIN, 2 * deviation)
-        if chosen.sure > bare.sure + margin:
+        bare = _blend(white, Neighbours.none(V), seed, sampling)
+        told = float(chosen.chains.scores.max()) - evidence_of_graph(neighbours, seed, sampling.brief())
+        if told < bare.chains.scores.max() or chosen.continuum > 0.5:  # where no two sites are alike, edges say nothing
             chosen, with_graph = bare, False
-        del alone, bare  # with many sites the chains of the choice not taken are large
+        del bare  # with many sites the chains of the choice not taken are large
     if white.full is not None:
         return _in_all_directions(model, white.variance, white.full, chosen, with_graph)
     # the mixed model's effects at its own variance give way to those with groups
@@ -373,7 +323,7 @@ def _in_all_directions(
 ) -> Grouped:
     """Return estimates with groups that were found in some directions, and pool in all."""
     root, weight = np.sqrt(variance), chosen.weight
-    b, covariance, kept = full.effects(chosen.chains, weight, chosen.scales)
+    b, covariance, kept = full.effects(chosen.chains, weight)
     values, vectors = np.linalg.eigh(full.W.sum() / len(b))
     open_mean = _open_mean(model.mean_covariance, root, root[:, None] * vectors[:, values > SEEN], weight)
     outer_root = np.outer(root, root)
@@ -383,11 +333,6 @@ def _in_all_directions(
     theta, degrees = model.mean + root * b, float(np.vdot(model.precision, covariance))
     found = Grouped(theta, covariance, degrees, variance, open_mean, np.diag(root), chosen, with_graph)
     return replace(found, kept=kept, full=full)
-
-
-def _rounded(share: float) -> float:
-    """Return a share, or none or all of it where it is next to that."""
-    return 0.0 if share < LEAST_SHARE else 1.0 if share > 1 - LEAST_SHARE else share
 
 
 def _open_mean(covariance: Array, root: Array, F: Array, weight: float) -> Array:
@@ -400,7 +345,7 @@ def _open_mean(covariance: Array, root: Array, F: Array, weight: float) -> Array
 
 @dataclass(frozen=True, eq=False)
 class Whitened:
-    """Effects in units of their standard deviation, without directions that nobody sees."""
+    """Effects in units of their standard deviation, without directions that no site has information about."""
 
     variance: Array
     F: Array  # (p, d)
@@ -411,13 +356,13 @@ class Whitened:
 
     @classmethod
     def from_model(cls, model: MixedModel, slopes: Mask, together: float) -> Whitened:
-        """Whiten by the model's variances, or by a mean of those and of one for all slopes with this share."""
+        """Whiten by the model's variances, or by a mean of these and a common variance of slopes with this weight."""
         variance, S = model.variance, model.precision
         if together:
             variance = np.where(slopes, together * variance[slopes].mean() + (1 - together) * variance, variance)
         root = np.sqrt(variance)
         rest = model.score - S @ model.mean
-        if len(root) > MOST_DIRECTIONS and (wide := cls._wide(model, variance, rest)) is not None:
+        if len(root) > FEW and (wide := cls._wide(model, variance, rest)) is not None:
             return wide
         scaled = root[:, None] * S * root
         values, vectors = np.linalg.eigh(scaled.mean(axis=0))
@@ -432,15 +377,12 @@ class Whitened:
         """Whiten in the directions in which sites differ most, where there are too many to sample."""
         root, V = np.sqrt(variance), len(rest)
         scaled = model.matrices.scaled(root, np.ones(V))
-        if (np.linalg.eigvalsh(scaled.sum() / V) > SEEN).sum() <= MOST_DIRECTIONS:
+        if (np.linalg.eigvalsh(scaled.sum() / V) > SEEN).sum() <= FEW:
             return None
-        full = FullEffects.from_likelihoods(scaled, root * rest, MOST_DIRECTIONS)
+        full = FullEffects.from_likelihoods(scaled, root * rest, FEW)
         W, c = full.sampled()
         F = np.sqrt(full.stretch) * (root[:, None] * full.turn)
         return cls(variance, F, 0.5 * (W + np.swapaxes(W, 1, 2)), c, model.theta, full)
-
-    def sites(self, neighbours: Neighbours) -> SiteLikelihoods:
-        return SiteLikelihoods.from_effects(self.W, self.c, neighbours)
 
 
 # --- fixed coefficients and districts -------------------------------------------------------------------------------
@@ -449,7 +391,8 @@ class Whitened:
 def groups_of(
     model: MixedModel, slopes: Mask, neighbours: Neighbours, seed: int, sampling: Sampling, *, guard: bool = True
 ) -> Grouped:
-    """Find groups by the coefficients that vary, and return the estimates of all; of nested sites as they are."""
+    """Find groups by the varying coefficients, and return estimates of all coefficients; nested sites have no
+    groups."""
     if model.nested is not None:
         degrees, none = float(model.degrees.sum()), np.zeros((len(model.mean), 0))
         return Grouped(model.theta, model.covariance, degrees, model.variance, model.mean_covariance, none)
@@ -461,7 +404,7 @@ def groups_of(
     given[:, varying[:, None] & varying] = np.concatenate([found.mean_covariance[None], found.covariance]).reshape(
         len(given), -1
     )
-    # how everything leans on the fixed ones
+    # how everything depends on the fixed ones
     border = np.zeros((len(given), len(fixed), int(fixed.sum())))
     border[:, varying], border[:, fixed] = lean, np.eye(int(fixed.sum()))
     more = border @ model.mean_covariance[np.ix_(fixed, fixed)] @ np.swapaxes(border, 1, 2)
@@ -479,7 +422,7 @@ def groups_of(
 
 
 def with_population(found: Grouped, model: MixedModel, population: Population) -> tuple[Grouped, MixedModel]:
-    """Return both with the population's fixed coefficients, and others as these let them be."""
+    """Return estimates and model, with fixed coefficients inserted and the others adjusted to them."""
     fixed = model.fixed
     if not fixed.any():
         return found, model
@@ -501,5 +444,5 @@ def with_population(found: Grouped, model: MixedModel, population: Population) -
         model = replace(model, nested=replace(model.nested, mean=means))
     if (one := found.common) is not None:
         one_mean, one_covariance = leaning(one.mean[None], one.covariance[None])
-        found = replace(found, common=OneModel(one.log_odds, one_mean[0], one_covariance[0]))
+        found = replace(found, common=one._replace(mean=one_mean[0], covariance=one_covariance[0]))
     return found, replace(model, mean=mean[0])

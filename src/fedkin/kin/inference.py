@@ -1,4 +1,4 @@
-"""Uncertainty of a `Kin`: intervals, contrasts, predictions, and summaries as text."""
+"""Inference from a `Kin`: intervals, contrasts, predictions, and summaries as text."""
 
 from __future__ import annotations
 
@@ -9,42 +9,42 @@ from typing import TYPE_CHECKING, Literal, overload
 import numpy as np
 from scipy.special import chdtrc, ndtr, ndtri, stdtr
 
-from fedkin._base import Array, Index, check_choice, check_level, count, some_of
+from fedkin._base import TINY, Array, Index, check_choice, check_level, count, some_of
 from fedkin.data import INTERCEPT
 from fedkin.errors import ParameterError
 
 if TYPE_CHECKING:
     from fedkin.kin.result import Kin
 
-#: "average": posterior, covers as promised on average over sites; "site": from a site's own rows alone.
+#: "average": posterior, with nominal coverage on average over sites; "site": from a site's own rows alone.
 Kind = Literal["average", "site"]
 #: Intervals of the mean response, or of a new observation.
-Target = Literal["mean", "observation"]
-#: A site, or several whose mean is meant.
+Interval = Literal["mean", "observation"]
+#: A site, or several sites for their mean.
 Sites = Hashable | list[Hashable]
 _WIDTH = 78
 _GRAPHS = {
     "none": "no graph",
     "used": "used",
-    "ignored": "ignored: it does not tell who is kin",
+    "ignored": "ignored: it is unrelated to the groups",
     "inverted": "inverted: its edges join sites that differ",
 }
 
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Contrast:
-    """A difference, or another linear combination of sites' parameters, with its uncertainty.
+    """A difference or another linear combination of sites' parameters, with its uncertainty.
 
     Attributes
     ----------
     label : str
-        What was compared.
+        Description of the comparison.
     names : tuple of r str
-        Of the parameters, or of their combination.
+        Names of the parameters, or of their combination.
     estimate, covariance : arrays (r,), (r, r)
     kind : "average" or "site"
     probability : float or None
-        That the two sites are kin, where two were compared.
+        Probability that the two sites are alike, if two were compared.
     """
 
     label: str
@@ -56,18 +56,19 @@ class Contrast:
 
     @property
     def standard_error(self) -> Array:
-        """Of each estimate, ``(r,)``."""
+        """Standard error of each estimate, ``(r,)``."""
         return np.asarray(np.sqrt(np.maximum(np.diag(self.covariance), 0.0)))
 
     @property
     def p_values(self) -> Array:
-        """Two-sided tail areas of each estimate against 0, ``(r,)``."""
-        error = np.where(self.standard_error > 0, self.standard_error, np.finfo(float).tiny)
+        """Two-sided p-value of each estimate against 0, ``(r,)``."""
+        error = np.where(self.standard_error > 0, self.standard_error, TINY)
         return np.asarray(2 * ndtr(-np.abs(self.estimate) / error))
 
     @property
     def wald(self) -> tuple[float, int, float]:
-        """Wald's statistic that all are 0, its degrees of freedom, and the tail area of chi-square."""
+        """Wald statistic of the hypothesis that all estimates are 0, its degrees of freedom, and its chi-square
+        p-value."""
         if not np.isfinite(self.covariance).all():
             return 0.0, 0, 1.0
         values, vectors = np.linalg.eigh(self.covariance)
@@ -128,7 +129,7 @@ class Predicted:
     Attributes
     ----------
     mean : array (n,)
-        Mean responses; of classes averaged over the uncertainty in the site's parameters.
+        Mean responses; class probabilities are averaged over the uncertainty in the site's parameters.
     low, high : arrays (n,)
         Ends of the intervals.
     """
@@ -146,23 +147,28 @@ def predicted(
     noise: float,
     *,
     level: float,
-    target: Target,
+    interval: Interval,
     offset: Array | None = None,
+    posterior: Array | None = None,
 ) -> Predicted:
-    """Return intervals for rows ``X (n, p)``, intercept included, of one site."""
+    """Return intervals for rows ``X (n, p)``, intercept included, of one site.
+
+    Means are averaged over ``posterior (p, p)``, by default the ``covariance`` of the intervals.
+    """
     loss, rowwise = kin.loss, kin.loss.rowwise
     if (rowwise is None and loss.link is None) or loss.n_outputs > 1 or X.shape[1] != len(kin.names):
         raise ParameterError(f"the {loss.name} loss has no single predictor, so no intervals for predictions")
-    if rowwise is None and target == "observation":
-        raise ParameterError(f'there are no intervals for new observations of the {loss.name} loss: take target="mean"')
+    if rowwise is None and interval == "observation":
+        raise ParameterError(f'the {loss.name} loss has no intervals for new observations: use interval="mean"')
     eta = X @ theta + (0.0 if offset is None else offset)
-    error = np.sqrt(np.maximum(np.einsum("np,pq,nq->n", X, covariance, X), 0.0))
+    each = np.stack([covariance, covariance if posterior is None else posterior])
+    error, own = np.sqrt(np.maximum(np.einsum("np,kpq,nq->kn", X, each, X), 0.0))
 
     def response(values: Array) -> Array:
         return np.asarray(loss.predict(np.ones(1), values[:, None]))
 
-    averaged = eta if rowwise is None else rowwise.averaged_predictor(eta[:, None], (error**2)[:, None, None])[:, 0]
-    if rowwise is None or target == "mean":
+    averaged = eta if rowwise is None else rowwise.averaged_predictor(eta[:, None], (own**2)[:, None, None])[:, 0]
+    if rowwise is None or interval == "mean":
         low, high = (response(end) for end in _around(eta, error, averaged, level))
     else:
         low, high = rowwise.observation_interval(eta, error, noise, level)
@@ -170,10 +176,11 @@ def predicted(
 
 
 def _around(eta: Array, error: Array, averaged: Array, level: float) -> tuple[Array, Array]:
-    """Ends ``(n,)`` of an interval that normal predictors lie in with probability ``level``, ``averaged`` inside.
+    """Return the ends ``(n,)`` of an interval that normal predictors lie in with probability ``level``, ``averaged``
+    inside.
 
-    Its tails are equal, unless ``averaged`` lies in one of them. Then that end is ``averaged``, and the other one comes
-    nearer by as much as keeps the probability.
+    Its tails are equal, unless ``averaged`` lies in one of them. Then that end is ``averaged``, and the other one moves
+    inwards to keep the probability.
     """
     low, high = np.moveaxis(interval(eta, error, level), 1, 0)
     away = np.abs(averaged - eta) / np.where(error > 0, error, np.inf)
@@ -219,7 +226,7 @@ def _table(found: Contrast, title: str, level: float) -> list[str]:
 
 def _likely_kin(kin: Kin, u: int) -> str:
     if not kin.resolved:
-        return "No groups resolved: the site is shrunk to the mean of all, as far as the variance between sites allows."
+        return "No groups resolved: the site is shrunk towards the overall mean, by the variance between sites."
     chance = np.array(kin.probability[np.full(len(kin.sites), u), np.arange(len(kin.sites))])
     chance[u] = -1.0
     likely = [v for v in np.argsort(-chance, kind="stable")[:5] if chance[v] >= 0.005]
@@ -230,7 +237,7 @@ def _likely_kin(kin: Kin, u: int) -> str:
 
 
 def _ending(kind: Kind, level: float) -> tuple[str, str]:
-    text = f"Intervals cover {level:.0%} on average over sites; a site unlike all others less often."
+    text = f"Intervals cover {level:.0%} on average over sites; less often for a site unlike all others."
     if kind == "site":
         text = f"From the rows of the site alone: intervals cover {level:.0%} at every single site."
     return text, "=" * _WIDTH
@@ -251,7 +258,7 @@ def _header(kin: Kin) -> list[str]:
 
 
 def _population(kin: Kin, level: float) -> list[str]:
-    """Return effects of the population as a table, then what differs between sites, in the manner of lme4."""
+    """Return population effects as a table, followed by the variation between sites, in the manner of lme4."""
     error, ends, (t, tails) = np.sqrt(np.diag(kin.mean_covariance)), kin.population(level), population_tests(kin)
     low, high = f"[{(1 - level) / 2:.3f}", f"{(1 + level) / 2:.3f}]"
     heads = ("std err", "df", "t", "P>|t|", low, high)
@@ -299,9 +306,9 @@ def population_sd(kin: Kin) -> Array: ...
 @overload
 def population_sd(kin: Kin, level: Literal["sites", "districts"]) -> Array | None: ...
 def population_sd(kin: Kin, level: Literal["sites", "districts"] = "sites") -> Array | None:
-    """Return standard deviations ``(p,)`` between sites by restricted maximum likelihood, in the units of columns.
+    """Return standard deviations ``(p,)`` between sites by restricted maximum likelihood, in the units of the columns.
 
-    Or between districts, of which there may be none.
+    With districts, return those between districts, or None.
     """
     population = kin.learned.population
     variance = population.variance if level == "sites" else population.outer_variance
@@ -309,9 +316,9 @@ def population_sd(kin: Kin, level: Literal["sites", "districts"] = "sites") -> A
 
 
 def restricted_log_likelihood(kin: Kin) -> float | None:
-    """Return the restricted log-likelihood of least squares, as lme4 and statsmodels count it; None for other losses.
+    """Return the restricted log-likelihood of least squares as lme4 and statsmodels define it; None for other losses.
 
-    Noises are those of the fit, which may differ between sites.
+    It uses the noise variances of the fit, which may differ between sites.
     """
     units = kin.learned.units
     if not kin.loss.quadratic or kin.loss.location:
@@ -321,12 +328,13 @@ def restricted_log_likelihood(kin: Kin) -> float | None:
 
 
 def residual_variance(kin: Kin) -> float:
-    """Return the variance of the noise, averaged over rows."""
+    """Return the noise variance, averaged over rows."""
     return float(kin.n_samples @ kin.noise / kin.n_samples.sum())
 
 
 def intraclass_correlation(kin: Kin) -> float | None:
-    """Return the share of the intercepts' variance in what columns leave, at their means; None for other losses.
+    """Return the share of the intercepts' variance in the residual variance (ICC), at the columns' means; None for
+    other losses.
 
     Two classes have the variance of the logistic distribution (Nakagawa, Johnson and Schielzeth 2017).
     """
@@ -340,10 +348,10 @@ def intraclass_correlation(kin: Kin) -> float | None:
 
 
 def r_squared(kin: Kin) -> tuple[float, float] | None:
-    """Return shares of the target's variance that the population's effects explain, and these with the sites' own.
+    """Return the shares of the target's variance explained by population effects, and by these plus the sites' effects.
 
-    As Nakagawa and Schielzeth (2013) and Johnson (2014) define them for random slopes; None unless least squares was
-    fitted with an intercept, and all sites are here.
+    They follow Nakagawa and Schielzeth (2013) and Johnson (2014) for random slopes; None unless least squares was
+    fitted with an intercept and all sites are present.
     """
     learned = kin.learned
     if kin.names[0] != INTERCEPT or not kin.loss.quadratic or not learned.whole:
@@ -372,15 +380,17 @@ def _notes(kin: Kin, level: float) -> list[str]:
         f"Intervals of sites cover {level:.0%} on average over sites; confint(kind='site') has",
         "intervals for every single site. df: Satterthwaite's degrees of freedom.",
     ]
-    found = kin.diagnostics
+    found, apart = kin.diagnostics, kin.learned.unseen
+    if apart is not None and (np.abs(kin.learned.units.A @ apart) > 2 * np.sqrt(np.diag(kin.mean_covariance))).any():
+        lines.append("Effects within and between sites differ: unseen sites are predicted by those of all rows.")
     if found is None and kin.within is not None:
         return lines
     if found is None:
         return [*lines, "Nothing was sampled: too few sites, or nothing differs between them."]
-    worst, typical = found.rhat["parameters, worst"], found.rhat["parameters, median"]
+    worst, least = found.rhat["parameters, worst"], found.size["parameters, worst"]
     return [
         *lines,
-        f"{count(len(found.starts), 'chain')} of {found.draws} sweeps: R-hat of parameters {typical:.2f} (median), "
-        f"{worst:.2f} (worst);",
+        f"{count(len(found.starts), 'chain')} of {found.draws} sweeps: R-hat of parameters "
+        f"{'<= 1.01' if worst <= 1.01 else f'{worst:.2f} at worst'}, effective size {least:,.0f} or more;",
         f"effective size of the number of groups {found.size['number of groups']:.0f}.",
     ]

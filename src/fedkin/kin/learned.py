@@ -1,4 +1,4 @@
-"""What a fit has learned, in standardised units: plain arrays for new sites, contrasts and single sites."""
+"""Learned quantities of a fit, in standardised units: plain arrays for new sites, contrasts and single sites."""
 
 from __future__ import annotations
 
@@ -16,19 +16,14 @@ from fedkin.errors import DataError
 from fedkin.kin.chains import States
 from fedkin.kin.likelihoods import QuadraticLikelihoods, Units, apply, given_mean
 from fedkin.kin.mixed import Nested, Population
-from fedkin.kin.partitions import SHARES, Pairs, are_kin, log_partitions, log_prior
-from fedkin.kin.sources import ScaledLosses, Source
+from fedkin.kin.partitions import SHARES, UNLIKELY, Pairs, are_kin, log_partitions, log_prior
+from fedkin.kin.sources import ROUNDS, STEP, ScaledLosses, Source
 from fedkin.losses import Loss
-
-#: No two sites are kin with a higher probability than 1 less this, as far as variances go.
-LEAST_APART = 1e-3
-#: Expansions of a smooth loss for a new site, and the change of a standardised parameter that ends them.
-ROUNDS, STEP = 12, 1e-3
 
 
 @dataclass(frozen=True, eq=False)
 class Learned:
-    """The fit in standardised units, sites in the order of the result."""
+    """A fit in standardised units, with sites in the order of the result."""
 
     units: Units  # the way to the units of the result
     mean: Array  # (p,) of the population of sites
@@ -39,24 +34,24 @@ class Learned:
     score: Array  # (V, p): minus a site's own log likelihood is theta'precision theta / 2 - score'theta
     F: Array  # (p, d) whitened effects to parameters; no columns where groups were not looked for
     weight: float  # of the model without groups
-    scales: Array  # (R,) probabilities that the variance is this multiple of the learned one, without groups
     states: States | None
     one: float  # weight of one model for all: how much is believed that no site differs from any other
     one_mean: Array  # (p,) the model that all of them have then
     one_covariance: Array  # (p, p)
     population: Population
     nested: Nested | None = None  # where sites are within districts
+    unseen: Array | None = None  # (p,) what to add to the mean for a site without rows
     whole: bool = True  # whether all sites of the fit are here; some of them cannot tell what a new site is like
 
     def reordered(self, order: Index) -> Learned:
-        """Return the same with sites in another order."""
+        """Return the fit with sites in another order."""
         states = None if self.states is None else replace(self.states, z=self.states.z[:, order])
         nested = None if self.nested is None else replace(self.nested, index=self.nested.index[order])
         made = replace(self, precision=self.precision[order], score=self.score[order])
         return replace(made, states=states, nested=nested)
 
     def around(self, district: int | None) -> Learned:
-        """Return what is known about sites of one district, by number; None for a site of a district to come."""
+        """Return the fit for sites of one district, by number; None for a district that is not in the fit."""
         if self.nested is None:
             return self
         if district is None:
@@ -65,9 +60,10 @@ class Learned:
         return replace(self, mean=self.nested.mean[district], mean_covariance=covariance, nested=None)
 
     def own(self) -> tuple[Array, Array]:
-        """Estimates ``(V, p)`` from a site's own rows and their covariances, infinite where the rows do not tell.
+        """Return estimates ``(V, p)`` from each site's own rows, and their covariances, infinite where the rows carry
+        no information.
 
-        Fixed coefficients are those of the population.
+        Fixed coefficients are set to those of the population.
         """
         fixed, free = np.flatnonzero(self.units.fixed_mask), np.flatnonzero(~self.units.fixed_mask)
         beta, C = self.mean[fixed], self.mean_covariance[np.ix_(fixed, fixed)]
@@ -88,7 +84,8 @@ class Learned:
 
     @cached_property
     def group_sums(self) -> tuple[tuple[Index, Array, Array], ...]:
-        """For each state: sizes ``(K,)`` of its groups, and sums ``(K, d, d)`` and ``(K, d)`` of what members say."""
+        """For each state: the sizes ``(K,)`` of its groups, and sums ``(K, d, d)`` and ``(K, d)`` of their members'
+        likelihoods."""
         assert self.states is not None
         W = self.F.T @ self.precision @ self.F
         rest = (self.score - self.precision @ self.mean) @ self.F
@@ -104,7 +101,8 @@ class Learned:
 
 
 def covariance_of_sum(learned: Learned, theta: Array, sites: Index, weights: Array) -> Array:
-    """Covariance ``(p, p)`` of ``sum_u weights_u theta_u`` over some sites, whose estimates are ``theta (V, p)``."""
+    """Return the covariance ``(p, p)`` of ``sum_u weights_u theta_u`` over some sites, whose estimates are ``theta (V,
+    p)``."""
     # with some probability no site differs: then the sum is that of one model, and a difference is nothing
     given, one, whole = combined_covariance(learned, sites, weights), learned.one, float(weights.sum())
     if not 0 < one < 1:
@@ -115,16 +113,18 @@ def covariance_of_sum(learned: Learned, theta: Array, sites: Index, weights: Arr
 
 
 def unseen(learned: Learned, same: Array, i: Index, j: Index) -> Array:
-    """How many squares of the difference of sites ``i`` and ``j`` its variance lacks, given how likely they are kin.
+    """Return the correction of the variance of the difference of sites ``i`` and ``j``, in squared differences, given
+    the probability that they are alike.
 
-    Two sites that are together in all kept states differ by nothing there. With a small probability they are apart:
-    then their difference is as many times larger as this is smaller, and the variance has that square.
+    In all kept states the two sites are together and do not differ. With a small probability they are apart, and their
+    difference is inversely proportional to this probability; the variance needs its square.
     """
-    states, apart = learned.states, np.maximum(1.0 - same, LEAST_APART)
+    states, apart = learned.states, np.maximum(1.0 - same, UNLIKELY)
     if states is None:
         return np.zeros_like(apart)
-    differ = (states.z[:, i] != states.z[:, j]) | (SHARES[states.share] > 0).reshape(-1, *(1,) * np.ndim(i))
-    seen = learned.weight * (1.0 - learned.scales[0]) + (1.0 - learned.weight) * np.tensordot(states.weight, differ, 1)
+    kin = are_kin(states.share, np.array([len(np.unique(z)) for z in states.z]))
+    differ = (states.z[:, i] != states.z[:, j]) | ~kin.reshape(-1, *(1,) * np.ndim(i))
+    seen = learned.weight + (1.0 - learned.weight) * np.tensordot(states.weight, differ, 1)
     return np.asarray((1.0 - apart) / apart * np.maximum(1.0 - (1.0 - learned.one) * seen / apart, 0.0))
 
 
@@ -140,16 +140,15 @@ class _Component(NamedTuple):
 
 
 def _components(learned: Learned, sites: Index) -> list[_Component]:
-    """Return all of them; chances sum to 1."""
+    """Return all components; their chances sum to 1."""
     states, S, F = learned.states, learned.precision[sites], learned.F
     assert states is not None
     W, e = F.T @ S @ F, (learned.score[sites] - S @ learned.mean) @ F
     d, made = W.shape[1], []
     B = [np.asarray(np.linalg.inv(np.eye(d) + share * W)) for share in SHARES]
     inside = [share * apply(one, e) for share, one in zip(SHARES, B, strict=True)]
-    for r, share in enumerate(SHARES.tolist()):
-        if (chance := float(learned.weight * learned.scales[r])) >= 1e-12:
-            made.append(_Component(chance, B[r], share, inside[r], None, np.zeros((0, d, d))))
+    if learned.weight >= 1e-12:
+        made.append(_Component(learned.weight, B[-1], 1.0, inside[-1], None, np.zeros((0, d, d))))
     for s, (_, sums, scores) in enumerate(learned.group_sums):
         if (chance := float((1 - learned.weight) * states.weight[s])) < 1e-12:
             continue
@@ -165,8 +164,9 @@ def _components(learned: Learned, sites: Index) -> list[_Component]:
 def _joint(learned: Learned, sites: Index) -> tuple[Array, Iterator[tuple[Index, Array]]]:
     """Return the joint covariance of n sites that differ, in the user's units.
 
-    What sites have to themselves is ``(n, p, p)``. All share the error of the mean, and members of a group that of its
-    centre: for each of these who does, and factors ``L (m, p, k)`` with covariances ``L_u L_v'``.
+    The parts that sites do not share are ``(n, p, p)``. All share the error of the mean, and members of a group that of
+    its centre: for each of these errors, the sites that share it, and factors ``L (m, p, k)`` with covariances ``L_u
+    L_v'``.
     """
     A, G, S = learned.units.A, learned.units.A @ learned.F, learned.precision[sites]
     given, left = given_mean(learned.variance, S)
@@ -211,9 +211,10 @@ def combined_covariance(learned: Learned, sites: Index, weights: Array) -> Array
 
 
 def difference_errors(learned: Learned, theta: Array, same: Array | Pairs) -> Array:
-    """Return standard errors ``(V, V, p)`` of all differences of two sites, whose estimates are ``theta (V, p)``.
+    """Return standard errors ``(V, V, p)`` of all differences of two sites with estimates ``theta (V, p)``.
 
-    ``same (V, V)`` are probabilities of being kin. The errors are those of contrasts, for all pairs at once.
+    ``same (V, V)`` holds the probabilities of being alike. The errors are those of contrasts, computed for all pairs at
+    once.
     """
     V, p = theta.shape
     (own, factors), shared = _joint(learned, np.arange(V)), np.zeros((p, V, V))
@@ -233,17 +234,17 @@ def difference_errors(learned: Learned, theta: Array, same: Array | Pairs) -> Ar
 
 @dataclass(frozen=True, eq=False)
 class Joined:
-    """What is known about a new site.
+    """Model of a new site.
 
     Attributes
     ----------
     theta, covariance : arrays (p,), (p, p)
-        Posterior mean and covariance of its parameters; without rows, those of a site like the others. That perhaps no
-        site differs at all counts, as far as its own rows allow.
+        Posterior mean and covariance of its parameters; without rows, those of a typical site. They include the
+        possibility that no site differs, as far as its own rows allow.
     probability : array (V,)
-        That it is kin with each site of the fit.
+        Probability that it is like each site of the fit.
     precision, score : arrays (p, p), (p,)
-        What its own rows say, in standardised units, as in `Learned`.
+        Log likelihood of its own rows, in standardised units, as in `Learned`.
     """
 
     theta: Array
@@ -254,30 +255,33 @@ class Joined:
 
 
 def join_site(learned: Learned, loss: Loss, names: tuple[str, ...], site: Rows | Summary | None) -> Joined:
-    """`Kin.join`."""
+    """Implement `Kin.join`."""
     p = len(names)
     if site is None:
-        nothing = QuadraticLikelihoods(np.zeros((1, p, p)), np.zeros((1, p)), np.zeros(1), np.zeros(1))
-        return _posterior(learned, nothing)
+        nothing = QuadraticLikelihoods.from_products(np.zeros((1, p, p)), np.zeros((1, p)), np.zeros(1), np.zeros(1))
+        found = _posterior(learned, nothing)
+        if learned.unseen is None:
+            return found
+        return replace(found, theta=found.theta + (1 - learned.one) * learned.units.A @ learned.unseen)
     if isinstance(site, Summary):
         source = Source(Summaries.stack([site]))
     elif isinstance(site, Rows):
         source = Source(RowData(Federation({"new": site}), loss))
     else:
-        raise DataError(f"a new site comes with Rows, a Summary or nothing, got {type(site).__name__}")
+        raise DataError(f"a new site needs Rows, a Summary or None, got {type(site).__name__}")
     if len(source.names) != p:
         wrong = f"the new site has {len(source.names)} parameters, but the fit has {p}"
-        raise DataError(f"{wrong}: give it the same columns, the intercept among them")
+        raise DataError(f"{wrong}: give it the same columns, including the intercept")
     if loss.quadratic or not source.has_rows:
         return _posterior(learned, learned.units.fitted(source.first()))
     units, at, losses = learned.units, learned.mean[None], ScaledLosses(source, learned.units)
-    much = 1.0 if loss.threshold is None else learned.noise * units.target**2
+    slack = learned.noise * units.target**2
     for _ in range(ROUNDS):
         found = _posterior(learned, losses.expand(at))
         new = units.to_fitted(found.theta[None])
         step, now = 1.0, losses.value(at)
         # never to where the rows are much less likely
-        while step > 1e-3 and losses.value(at + step * (new - at)) > now + much:
+        while step > 1e-3 and losses.value(at + step * (new - at)) > now + slack:
             step /= 2
         at = at + step * (new - at)
         if np.abs(new - at).max() < STEP:
@@ -288,8 +292,9 @@ def join_site(learned: Learned, loss: Loss, names: tuple[str, ...], site: Rows |
 def _posterior(learned: Learned, sums: QuadraticLikelihoods) -> Joined:
     """Return the posterior of one site with these sums, in fitted units, given all that the fit has learned.
 
-    With some probability no site differs from any other, the new one included: its rows say how much so. It is never
-    certain beforehand: where none of V differs, the next one does with a chance of 1 in V + 2 (the rule of succession).
+    With some probability no site differs from any other, including the new one; its rows update that probability. It is
+    never certain in advance: if none of V sites differs, the next one does with probability 1 / (V + 2) (the rule of
+    succession).
     """
     units, one = learned.units, min(learned.one, 1.0 - 1.0 / (len(learned.score) + 2))
     S, c = sums.G[0] / learned.noise, sums.c[0] / learned.noise
@@ -305,7 +310,8 @@ def _posterior(learned: Learned, sums: QuadraticLikelihoods) -> Joined:
 
 
 def _among_others(learned: Learned, S: Array, c: Array) -> tuple[Array, Array, Array, float]:
-    """Mean ``(p,)`` and covariance ``(p, p)`` of a new site where sites differ, its kin ``(V,)``, and the evidence."""
+    """Return the mean ``(p,)`` and covariance ``(p, p)`` of a new site if sites differ, its kin ``(V,)``, and the
+    evidence."""
     (own, keep), rest = given_mean(learned.variance, S), c - S @ learned.mean
     theta = learned.mean + own @ rest
     covariance = own + keep @ learned.mean_covariance @ keep.T
@@ -322,7 +328,8 @@ def _among_others(learned: Learned, S: Array, c: Array) -> tuple[Array, Array, A
 
 
 def _normal(mean: Array, covariance: Array, S: Array, c: Array) -> tuple[Array, Array, float]:
-    """Posterior mean and covariance of normal parameters given ``exp(c'x - x'S x / 2)``, and the log of its mean."""
+    """Return the posterior mean and covariance of normal parameters given ``exp(c'x - x'S x / 2)``, and its log
+    mean."""
     turn = np.eye(len(c)) + covariance @ S
     left = np.linalg.solve(turn, covariance)
     left, rest = 0.5 * (left + left.T), c - S @ mean
@@ -331,7 +338,8 @@ def _normal(mean: Array, covariance: Array, S: Array, c: Array) -> tuple[Array, 
 
 
 def _effect(learned: Learned, W: Array, c: Array) -> tuple[Array, Array, Array, float]:
-    """Mean ``(d,)`` and covariance ``(d, d)`` of a new effect, who shares its group ``(V,)``, and the log evidence."""
+    """Return the mean ``(d,)`` and covariance ``(d, d)`` of a new effect, its group's sites ``(V,)``, and the log
+    evidence."""
     states, d, V = learned.states, len(c), len(learned.score)
     assert states is not None
     parts: list[tuple[float, float, Array, Array, Array]] = []  # log chance, log evidence, mean, covariance, kin
@@ -341,10 +349,8 @@ def _effect(learned: Learned, W: Array, c: Array) -> tuple[Array, Array, Array, 
     most = max(len(sizes) for sizes, _, _ in learned.group_sums)
     before, after = log_partitions(V, most), log_partitions(V + 1, most + 1)
 
-    for chance, share, B, log in zip(learned.scales, SHARES, left, logs, strict=True):
-        if chance > 1e-12 and learned.weight > 0:
-            everybody = np.full(V, float(share == 0))
-            parts.append((np.log(learned.weight * chance), log, share * B @ c, share * B, everybody))
+    if learned.weight > 0:
+        parts.append((np.log(learned.weight), logs[-1], left[-1] @ c, left[-1], np.zeros(V)))
     for s, (sizes, Hs, cs) in enumerate(learned.group_sums):
         if (1 - learned.weight) * states.weight[s] < 1e-12:
             continue

@@ -1,24 +1,30 @@
-"""`QuadraticLikelihoods`: losses as quadratics around 0, and the units in which one prior suits all coefficients.
+"""`QuadraticLikelihoods`: losses as quadratics around 0, in units in which one prior suits all coefficients.
 
-Curvatures are dense matrices, or diagonal plus low rank where there are many coefficients and few rows. Both answer the
-same questions. Of low rank no inverse and no product of two p by p matrices of a site is computed.
+Curvatures are dense matrices, or diagonal plus low rank if there are many coefficients and few rows. Both have the same
+methods. With low rank, no p by p matrix of a site is inverted or multiplied.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import NamedTuple
+from typing import Any, NamedTuple, Self
 
 import numpy as np
+from numpy.typing import ArrayLike
 from scipy.linalg.lapack import dpstrf
 
 from fedkin._base import Array, Index, Mask
+from fedkin.core import AffineMap, Quadratics
 
+#: Gauss-Hermite nodes of a standard normal, and their shares.
+NODES, SHARE_OF_NODES = np.polynomial.hermite_e.hermegauss(7)
+SHARE_OF_NODES = SHARE_OF_NODES / SHARE_OF_NODES.sum()
 #: A column whose variance is below this share of its mean square is constant.
 CONSTANT = 1e-10
-#: Up to so many coefficients matrices are dense.
+#: Up to so many coefficients matrices are dense, and groups are looked for in all directions; beyond that in the ones
+#: in which sites differ most.
 FEW = 50
 #: Low rank is worth its while up to this share of the coefficients.
 SHORT = 0.5
@@ -27,74 +33,80 @@ ROUNDING = 1e-11
 
 
 @dataclass(frozen=True, eq=False)
-class QuadraticLikelihoods:
-    """Losses of V sites, ``theta'G_u theta / 2 - c_u'theta + yy_u / 2``, each a sum over the rows of a site.
+class QuadraticLikelihoods(Quadratics):
+    """`Quadratics` around 0, ``theta'G_u theta / 2 - c_u'theta + yy_u / 2``, with the roles of coefficients.
 
     Least squares is one: ``G = X'X``, ``c = X'y``, ``yy = y'y``. A smooth loss is expanded at a point: ``G`` is its
-    Hessian there and ``c = G at - gradient``. Nothing here is ever inverted: ``G_u`` may be singular, even zero.
+    Hessian there and ``c = G at - gradient``. ``G_u`` is never inverted, so it may be singular, even zero. ``n (V,)``
+    counts the observations that determine the noise: rows, or rows times columns for the mean loss.
 
     Attributes
     ----------
-    G : array (V, p, p)
-    c : array (V, p)
-    yy : array (V,)
-    n : array (V,)
-        Numbers behind the noise: rows, or rows times columns for the mean loss.
     known : LowRank, optional
-        ``G`` as diagonal plus low rank, where sites have said it so.
+        ``G`` as diagonal plus low rank, if sites have sent it in that form.
     fixed : bool array (p,), optional
         Coefficients that are the same at all sites; none of them by default.
     district : int array (V,), optional
-        In which district each site is, where districts differ, too.
+        The district of each site, if districts differ too.
 
     Examples
     --------
     >>> import numpy as np
     >>> from fedkin.kin import QuadraticLikelihoods
-    >>> one = QuadraticLikelihoods(np.array([[[2.0]]]), np.array([[3.0]]), np.array([5.0]), np.array([2.0]))
+    >>> one = QuadraticLikelihoods.from_products([[[2.0]]], [[3.0]], [5.0], [2.0])
     >>> one.values(np.array([[1.5]])).tolist()
     [0.25]
     """
 
-    G: Array
-    c: Array
-    yy: Array
-    n: Array
     known: LowRank | None = field(default=None, repr=False)
     fixed: Mask | None = None
     district: Index | None = None
 
+    @classmethod
+    def from_products(cls, G: ArrayLike, c: ArrayLike, yy: ArrayLike, n: ArrayLike, **roles: Any) -> Self:
+        """Return the losses with ``G (V, p, p)``, ``c (V, p)``, ``yy (V,)`` and ``n (V,)``."""
+        c, count = np.asarray(c), np.asarray(n)[:, None]
+        return cls(
+            np.zeros(c.shape), count, 0.5 * np.asarray(yy)[:, None], -c[:, None], np.asarray(G)[:, None], **roles
+        )
+
+    @property
+    def G(self) -> Array:
+        return self.hessian[:, 0]
+
+    @property
+    def c(self) -> Array:
+        return -self.gradient[:, 0]
+
+    @property
+    def yy(self) -> Array:
+        return 2.0 * self.value[:, 0]
+
+    @property
+    def n(self) -> Index | Array:
+        return self.count[:, 0]
+
     @cached_property
     def matrices(self) -> Matrices:
-        """``G``, as diagonal plus low rank where that pays."""
+        """``G``, as diagonal plus low rank if that saves work."""
         if self.district is not None:
             return Dense(self.G)
         return self.known or low_rank(self.G, int(self.n.max(initial=0.0))) or Dense(self.G)
-
-    @property
-    def n_sites(self) -> int:
-        return len(self.c)
-
-    @property
-    def n_params(self) -> int:
-        return int(self.c.shape[1])
 
     def values(self, theta: Array) -> Array:
         """Return the losses ``(V,)`` at ``theta (V, p)``."""
         return np.asarray(((0.5 * apply(self.G, theta) - self.c) * theta).sum(axis=1) + 0.5 * self.yy)
 
-    def take(self, sites: Index) -> QuadraticLikelihoods:
-        """Return some sites, in that order."""
+    def take(self, sites: Index) -> Self:
         known = None if self.known is None else self.known.take(sites)
         district = None if self.district is None else self.district[sites]
-        few = self.G[sites], self.c[sites], self.yy[sites], self.n[sites]
-        return QuadraticLikelihoods(*few, known, self.fixed, district)
+        return replace(super().take(sites), known=known, district=district)
 
     def varying(self) -> tuple[QuadraticLikelihoods, Array, Array]:
-        """Return the likelihoods of coefficients that vary between sites, and what they make of several responses.
+        """Return the likelihoods of the varying coefficients, for several responses.
 
-        The first response is the target, the others are the k fixed columns: ``responses (V, p - k, 1 + k)`` are their
-        products with varying columns, and ``products (V, 1 + k, 1 + k)`` those with each other.
+        The first response is the target, the others are the k fixed columns: ``responses (V, p - k, 1 + k)`` holds
+        their products with the varying columns, and ``products (V, 1 + k, 1 + k)`` those with each other.
         """
         if self.fixed is None or not self.fixed.any():
             return self, self.c[:, :, None], self.yy[:, None, None]
@@ -104,17 +116,17 @@ class QuadraticLikelihoods:
         products[:, 0, 0], products[:, 1:, 1:] = self.yy, self.G[:, fixed[:, None], fixed]
         products[:, 0, 1:] = products[:, 1:, 0] = self.c[:, fixed]
         known = None if self.known is None else LowRank(self.known.diagonal[:, free], self.known.factor[:, free])
-        whole = self.yy, self.n, known, None, self.district
-        alone = QuadraticLikelihoods(rows[:, :, free], self.c[:, free], *whole)
+        roles = {"known": known, "district": self.district}
+        alone = self.from_products(rows[:, :, free], self.c[:, free], self.yy, self.n, **roles)
         return alone, np.concatenate([self.c[:, free, None], rows[:, :, fixed]], axis=2), products
 
 
 @dataclass(frozen=True, eq=False)
-class Units:
-    """The way between the user's parameters and those that are fitted: ``theta = A fitted + shift``.
+class Units(AffineMap):
+    """Transformation between the user's parameters and the fitted ones: ``theta = A fitted + shift``.
 
-    Features are centred (where there is an intercept to take up the means) and scaled, and a target that has a scale
-    is divided by it, all over the rows of all sites: which follows from sums.
+    Features are centred (if there is an intercept) and scaled, and a target with a scale is divided by it, over the
+    rows of all sites. Sums suffice to compute this.
     """
 
     A: Array  # (p, p), the target's scale included
@@ -124,7 +136,7 @@ class Units:
 
     @property
     def fixed_mask(self) -> Mask:
-        """Which coefficients are the same at all sites, ``(p,)``."""
+        """Mask ``(p,)`` of coefficients that are equal at all sites."""
         return np.zeros(len(self.shift), dtype=bool) if self.fixed is None else self.fixed
 
     def fitted(self, sums: QuadraticLikelihoods) -> QuadraticLikelihoods:
@@ -133,29 +145,16 @@ class Units:
         c = (sums.c - sums.G @ self.shift) @ scaled / self.target
         yy = (sums.yy - (2 * sums.c - sums.G @ self.shift) @ self.shift) / self.target**2
         known = None if sums.known is None else sums.known.congruent(scaled)
-        return QuadraticLikelihoods(
-            scaled.T @ sums.G @ scaled, c, np.maximum(yy, 0.0), sums.n, known, self.fixed, sums.district
-        )
-
-    def theta(self, fitted: Array) -> Array:
-        """Return parameters ``(..., p)`` in the user's units."""
-        return np.asarray(fitted @ self.A.T + self.shift)
-
-    def to_fitted(self, theta: Array) -> Array:
-        """Return the way back, for ``theta (..., p)``."""
-        return np.asarray((theta - self.shift) @ np.linalg.inv(self.A).T)
-
-    def covariance(self, fitted: Array) -> Array:
-        """Return covariances ``(..., p, p)`` in the user's units."""
-        return np.asarray(self.A @ fitted @ self.A.T)
+        roles = {"known": known, "fixed": self.fixed, "district": sums.district}
+        return sums.from_products(scaled.T @ sums.G @ scaled, c, np.maximum(yy, 0.0), sums.n, **roles)
 
 
 def common_units(sums: QuadraticLikelihoods, intercepts: Mask, *, has_scale: bool, location: bool = False) -> Units:
     """Return units from the sums of all sites.
 
-    ``intercepts (p,)`` are the parameters of columns of ones: one for every block of ``p / intercepts.sum()``
-    parameters (a class of the multinomial loss), or none. ``has_scale``: the target is measured in units (least
-    squares). ``location``: the parameters are points among the rows, and keep their units but for one common scale.
+    ``intercepts (p,)`` marks the parameters of columns of ones: one for every block of ``p / intercepts.sum()``
+    parameters (a class of the multinomial loss), or none. ``has_scale`` states whether the target has units (least
+    squares). ``location`` states that the parameters are points among the rows, which share one scale.
     """
     p, G = sums.n_params, sums.G.sum(axis=0)
     shift = np.zeros(p)
@@ -187,12 +186,13 @@ def common_units(sums: QuadraticLikelihoods, intercepts: Mask, *, has_scale: boo
 
 
 def apply(matrices: Array, vectors: Array) -> Array:
-    """``M_u v_u`` for ``(V, p, p)`` and ``(V, p)``."""
+    """Return ``M_u v_u`` for ``(V, p, p)`` and ``(V, p)``."""
     return np.asarray(np.matmul(matrices, vectors[:, :, None])[:, :, 0])
 
 
 def given_mean(variance: Array, S: Array) -> tuple[Array, Array]:
-    """Return covariances ``C (..., p, p)`` of effects given the mean, and ``I - C S``, what sites leave of the mean."""
+    """Return covariances ``C (..., p, p)`` of effects given the mean, and ``I - C S``, the factor of the mean that
+    remains."""
     p, root = len(variance), np.sqrt(variance)
     own = np.linalg.inv(np.eye(p) + root[:, None] * S * root) * np.outer(root, root)
     return np.asarray(own), np.asarray(np.eye(p) - own @ S)
@@ -202,10 +202,10 @@ def given_mean(variance: Array, S: Array) -> tuple[Array, Array]:
 
 
 class Sums(NamedTuple):
-    """Sums over sites, of ``A = M (I + M)^-1`` and of ``I - A``, that the evidence of variances needs.
+    """Sums over sites of ``A = M (I + M)^-1`` and of ``I - A``, as the evidence of variances needs them.
 
-    ``spent (p,)`` the diagonal of ``A C A``; ``left (p,)`` that of ``I - A``; ``squares (p, p)`` the squared entries of
-    ``A``; ``inner (p,)`` the diagonal of ``A (I - A)``; ``rest`` the trace of the square of ``I - A``.
+    ``spent (p,)`` is the diagonal of ``A C A``; ``left (p,)`` that of ``I - A``; ``squares (p, p)`` the squared entries
+    of ``A``; ``inner (p,)`` the diagonal of ``A (I - A)``; ``rest`` the trace of the square of ``I - A``.
     """
 
     spent: Array
@@ -216,7 +216,7 @@ class Sums(NamedTuple):
 
     @classmethod
     def from_total(cls, total: Array, spent: Array, squares: Array, V: int) -> Sums:
-        """Return all of them from the sum ``total (p, p)`` of ``A``, and those that need each site."""
+        """Return the sums from ``total (p, p)``, the sum of ``A``, and the terms that need each site."""
         diagonal = np.diag(total)
         rest = V * len(total) - 2 * float(diagonal.sum()) + float(squares.sum())
         return cls(spent, V - diagonal, squares, diagonal - squares.sum(axis=1), rest)
@@ -264,12 +264,12 @@ class Dense:
         return np.asarray((self.matrices if sites is None else self.matrices[sites]).sum(axis=0))
 
     def posterior_cov(self, C: Array) -> Iterable[Array]:
-        """Return ``I - A + (I - A) C (I - A)`` of all sites, where ``A`` are these matrices."""
+        """Return ``I - A + (I - A) C (I - A)`` for the matrices ``A`` of all sites."""
         keep = np.eye(self.rank) - self.matrices
         return np.asarray(keep + keep @ C @ keep)
 
     def sums(self, C: Array) -> Sums:
-        """Return the sums where ``A`` are these matrices, with ``C (p, p)``, or one for each site."""
+        """Return these sums for the matrices ``A``, with one ``C (p, p)`` or one for each site."""
         A = self.matrices
         spent = ((A @ C) * A).sum(axis=(0, 2))
         return Sums.from_total(self.sum(), spent, np.einsum("ujk,ujk->jk", A, A), len(A))
@@ -343,13 +343,13 @@ class LowRank:
         return Sums.from_total(self.sum(), spent, squares, len(self.diagonal))
 
     def congruent(self, A: Array) -> LowRank | None:
-        """Return ``A'M_u A`` where that is of low rank: few rows of A have entries off its diagonal."""
-        beside = np.flatnonzero((np.diag(np.diag(A)) != A).any(axis=1) & self.diagonal.any(axis=0))
-        if len(beside) + self.rank > SHORT * len(A):
+        """Return ``A'M_u A`` as low rank; few rows of A have entries off its diagonal."""
+        mixed_rows = np.flatnonzero((np.diag(np.diag(A)) != A).any(axis=1) & self.diagonal.any(axis=0))
+        if len(mixed_rows) + self.rank > SHORT * len(A):
             return None
         diagonal = self.diagonal * np.diag(A) ** 2
-        diagonal[:, beside] = 0.0
-        more = np.sqrt(self.diagonal[:, beside])[:, None, :] * A[beside].T
+        diagonal[:, mixed_rows] = 0.0
+        more = np.sqrt(self.diagonal[:, mixed_rows])[:, None, :] * A[mixed_rows].T
         return LowRank(diagonal, np.concatenate([A.T @ self.factor, more], axis=2))
 
     def take(self, sites: Index) -> LowRank:
@@ -366,7 +366,7 @@ def shrunk(A: Matrices, u: int, C: Array, share: float = 1.0) -> Array:
 
 
 def low_rank(G: Array, most: int) -> LowRank | None:
-    """Return matrices ``(V, p, p)`` of rank ``most`` or less as a low rank; None where that does not pay."""
+    """Return matrices ``(V, p, p)`` of rank ``most`` or less as low rank; None if that does not save work."""
     V, p = G.shape[:2]
     if p <= FEW or most > SHORT * p:
         return None

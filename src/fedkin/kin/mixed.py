@@ -1,14 +1,14 @@
-"""The mixed model with a variance of its own for every coefficient, learned from sums alone.
+"""A mixed model with a separate variance for every coefficient, learned from sums alone.
 
 ``theta_u = mean + b_u`` with ``b_uj ~ N(0, variance_j)``, noise ``sigma2_u``, and ``mean_j ~ N(0, ridge)`` except for
 intercepts. Local fits, one model for all, site intercepts and random slopes are special cases. Variances, ridge and
-noise maximise the likelihood with mean and effects integrated out (restricted maximum likelihood, as in lme4), lightly
-held by `Priors`, which also keep slopes' variances away from nothing. With ``T = diag sqrt(variance)`` only ``B_u = I +
-T S_u T`` is ever inverted, where ``S_u = G_u / sigma2_u``: one row, collinear columns, constant columns and sites with
-one class are harmless.
+noise maximise the likelihood with mean and effects integrated out (restricted maximum likelihood, as in lme4), with
+weak `Priors` that also keep the variances of slopes away from zero. With ``T = diag sqrt(variance)`` only ``B_u = I + T
+S_u T`` is ever inverted, where ``S_u = G_u / sigma2_u``. So sites with one row, collinear or constant columns, or one
+class are harmless.
 
-Fixed coefficients ``beta`` are the same at all sites, with a flat prior. They are profiled out: what the model without
-them makes of the target and of each fixed column as a response gives the normal equations of generalised least squares.
+Fixed coefficients ``beta`` are the same at all sites, with a flat prior. They are profiled out: fitting the target and
+each fixed column as a response gives the normal equations of generalised least squares.
 """
 
 from __future__ import annotations
@@ -19,15 +19,13 @@ from typing import NamedTuple
 import numpy as np
 from scipy.special import polygamma
 
-from fedkin._base import Array, Index, Mask
+from fedkin._base import TINY, Array, Index, Mask
 from fedkin.core import inverse_trigamma
-from fedkin.kin.evidence import FLAT, LEAST_LOG, ROUGHLY, Evidence, Priors, some_sites
+from fedkin.kin.evidence import FLAT, LEAST_LOG, Evidence, Priors, some_sites
 from fedkin.kin.likelihoods import FEW, Dense, LowRank, Matrices, QuadraticLikelihoods, given_mean
 
 #: More rows for each of many coefficients than this, and the noise is learned freely.
 ENOUGH_ROWS = 2.0
-#: The same for the population, whose standard errors need fewer digits.
-NEARLY = 1e-4
 #: Degrees of freedom below this are none: one site alone says nothing about a population.
 NO_DEGREES = 1e-3
 #: Excess variance of log noise between sites below which one noise serves all.
@@ -36,7 +34,7 @@ COMMON_NOISE = 1e-3
 
 @dataclass(frozen=True, eq=False)
 class Nested:
-    """K districts of sites: what is known about the mean of the sites of each."""
+    """Districts of sites: the posterior of the mean of the sites in each of K districts."""
 
     index: Index  # (V,) of each site's district
     variance: Array  # (p,) of the coefficients between districts
@@ -44,7 +42,7 @@ class Nested:
     precision: Array  # (K, p, p) what its sites say about it
 
     def covariance(self, mean: Array) -> Array:
-        """Return covariances ``(K, p, p)`` of the means, given that of the mean of all."""
+        """Return covariances ``(K, p, p)`` of the district means, given that of the overall mean."""
         own, left = given_mean(self.variance, self.precision)
         return np.asarray(own + left @ mean @ np.swapaxes(left, 1, 2))
 
@@ -70,13 +68,13 @@ class MixedModel:
 
     @property
     def centres(self) -> Array:
-        """What each site's coefficients are around, ``(V, p)``: the mean, or that of its district."""
+        """Centre of each site's coefficients, ``(V, p)``: the mean of all sites, or that of its district."""
         if self.nested is None:
             return np.broadcast_to(self.mean, self.theta.shape)
         return self.nested.mean[self.nested.index]
 
     def given_fixed(self) -> MixedModel:
-        """Return the model of the coefficients that vary, given the others."""
+        """Return the model of the varying coefficients, given the others."""
         fixed, free = self.fixed, np.flatnonzero(~self.fixed)
         if not fixed.any():
             return self
@@ -100,7 +98,8 @@ class MixedModel:
         )
 
     def lean(self) -> Array:
-        """Return how much the others, of the mean and of each site, change with fixed ones ``(1 + V, p - k, k)``."""
+        """Return how the varying coefficients of the mean and of each site change with the fixed ones ``(1 + V, p - k,
+        k)``."""
         fixed, free = self.fixed, ~self.fixed
         both = np.concatenate([self.mean_covariance[None], self.covariance])[:, free][:, :, fixed]
         return np.asarray(both @ np.linalg.pinv(self.mean_covariance[np.ix_(fixed, fixed)], hermitian=True))
@@ -127,7 +126,7 @@ def fit_mixed(
     for _ in range(passes - 1 if dispersion is None else 0):
         if hold:
             parameters = evidence.hold_noise(parameters)
-        parameters = evidence.maximise(parameters, enough=ROUGHLY)
+        parameters = evidence.maximise(parameters)
         share = _noise_share(sums, model_at(evidence, parameters))
         moved = np.abs(np.log(share / evidence.share)).max()
         evidence.share = share
@@ -139,7 +138,7 @@ def fit_mixed(
 
 
 def model_at(evidence: Evidence, parameters: Array) -> MixedModel:
-    """Return the model at given variances, ridge and noise."""
+    """Evaluate the model at given variances, ridge and noise."""
     at, p, fixed = evidence.solve(parameters), evidence.sums.n_params, ~evidence.free
     outer = at.root[:, None] * at.root
     precision = evidence.sums.G * at.weight[:, None, None]
@@ -178,14 +177,15 @@ def model_at(evidence: Evidence, parameters: Array) -> MixedModel:
 
 
 def with_noise(sums: QuadraticLikelihoods, intercepts: Mask, noise: Array, parameters: Array) -> MixedModel:
-    """Fit the model with these noises ``(V,)``, and variances that go with them; ``parameters`` are where to begin."""
+    """Fit the model with these noise variances ``(V,)`` and the variances that suit them, starting from
+    ``parameters``."""
     evidence, start = Evidence(sums, intercepts, None, Priors(), noise), parameters.copy()
     start[evidence.alone.n_params + 1] = evidence.held = float(np.log(noise).mean())
     return model_at(evidence, evidence.of_some_sites().maximise(start))
 
 
 def mixed_at(sums: QuadraticLikelihoods, intercepts: Mask, dispersion: float, parameters: Array) -> MixedModel:
-    """Return the mixed model at given log variances, log ridge and log noise, of sites with this dispersion."""
+    """Return the mixed model at given log variances, log ridge and log noise, for sites with this dispersion."""
     return model_at(Evidence(sums, intercepts, dispersion, Priors()), parameters)
 
 
@@ -193,7 +193,7 @@ def mixed_at(sums: QuadraticLikelihoods, intercepts: Mask, dispersion: float, pa
 class Population:
     """Effects of the population of sites by restricted maximum likelihood, in standardised units.
 
-    Their mean has a flat prior: the mean of `MixedModel`, to which sites are shrunk, is itself shrunk to zero.
+    Their mean has a flat prior, whereas the mean of `MixedModel`, to which sites are shrunk, is itself shrunk to zero.
     """
 
     mean: Array  # (p,)
@@ -210,22 +210,22 @@ class Population:
         parts = A**2 @ self.between
         slopes = np.column_stack([parts, variance - parts.sum(axis=1)])  # by log variances, and by the log noise
         known = np.einsum("ri,ij,rj->r", slopes, self.uncertainty, slopes)
-        found = 2 * variance**2 / np.maximum(known, 1e-9 * variance**2 + np.finfo(float).tiny)
+        found = 2 * variance**2 / np.maximum(known, 1e-9 * variance**2 + TINY)
         return np.asarray(np.where(found > NO_DEGREES, found, 0.0))
 
 
 def fit_population(sums: QuadraticLikelihoods, noise: Array, variance: Array, *, learned: bool) -> Population:
-    """Fit the population effects given the noises ``(V,)``; ``learned`` says whether these were.
+    """Fit the population effects given the noise variances ``(V,)``; ``learned`` states whether these were learned.
 
-    ``variance (p,)`` is where variances start; they have no prior here but that they exist.
+    ``variance (p,)`` is the starting point of the variances, which have no informative prior here.
     """
     V, p = sums.n_sites, sums.n_params
-    priors, flat = Priors(likeness=np.inf, ridge=1.0, level=0.0), np.ones(p, dtype=bool)
+    priors, flat = Priors(likeness=np.inf, log_variance=(-8.0, 20.0), ridge=1.0, level=False), np.ones(p, dtype=bool)
     middle = float(np.exp(np.log(noise).mean()))
     evidence = Evidence(sums, flat, middle, priors, noise)
     free, start = evidence.free, np.append(np.log(np.maximum(variance, np.exp(LEAST_LOG))), [0.0, np.log(middle)])
     start = evidence.with_districts(start[np.append(free, [True, True])])
-    parameters = evidence.of_some_sites().maximise(start, enough=NEARLY)
+    parameters = evidence.of_some_sites().maximise(start)
     at, q = evidence.solve(parameters), int(free.sum())
     mean, covariance = evidence.whole(at)
     # weights of the effects of sites and districts: in means, which lean on fixed coefficients, and in these
@@ -242,11 +242,15 @@ def fit_population(sums: QuadraticLikelihoods, noise: Array, variance: Array, *,
     found = at.away.sums(evidence.centre_covariance(at) / (at.root[:, None] * at.root))
     last = between.shape[1]
     information = np.zeros((last + 1, last + 1))
-    information[:q, :q] = 0.5 * found.squares + priors.log_density(parameters[:q], ~flat[free], V)[2]
+    information[:q, :q] = 0.5 * found.squares + priors.log_density(parameters[:q], ~flat[free])[2]
     information[:q, last] = information[last, :q] = 0.5 * found.inner
     information[last, last] = 0.5 * max(float(sums.n.sum() - V * q + found.rest), 1.0)
-    # means are estimated, too: that of all, which costs one of V sites, or those of districts
-    costs = np.full(last + 1, V / max(V - 1, 1e-9))
+    # means are estimated, too: that of all, which costs one of V sites, or those of districts; a fixed column that is
+    # in each site a multiple of one that varies costs the variance of this one another site
+    size = np.einsum("upp->up", sums.G)
+    rest = size[:, free, None] * size[:, None, ~free] - sums.G[:, free][:, :, ~free] ** 2
+    same = (rest <= 1e-8 * size[:, free, None] * size[:, None, ~free]).all(axis=0).sum(axis=1)
+    costs = np.append(V / np.maximum(V - 1.0 - same, 1.0), [V / max(V - 1, 1e-9)] * (last + 1 - q))
     if above is not None:
         between[~free, q:] = ((above.effects[:, :, 1:] @ at.fixed_covariance) ** 2).sum(axis=0).T
         information[q:last, q:last] = 0.5 * above.squares(at)[1] + 1e-6 * np.eye(q)
@@ -267,34 +271,43 @@ def fit_population(sums: QuadraticLikelihoods, noise: Array, variance: Array, *,
     )
 
 
+def outer(vectors: Array) -> Array:
+    """Return the outer products ``v_u v_u'`` of ``(V, d)``."""
+    return np.asarray(vectors[:, :, None] * vectors[:, None, :])
+
+
 class OneModel(NamedTuple):
     """One model for all sites, ``mean (p,)`` with ``covariance (p, p)``, and the log odds that some of them differ."""
 
     log_odds: float
     mean: Array
     covariance: Array
+    shift: Array | float  # (V, p) what it adds to the mixed model's estimates that its variances are uncertain,
+    spread: Array | float  # (V, p, p) and to their covariances
 
 
 def fit_one_model(sums: QuadraticLikelihoods, intercepts: Mask, model: MixedModel, *, learned: bool) -> OneModel:
-    """Fit one model to all sites, and compare it with a mixed model that was fitted to them.
+    """Fit one model to all sites, and compare it with their mixed model, whose variances are integrated out.
 
-    Both have the same prior probability. A variance costs half the logarithm of the number of sites for the level of
-    the intercepts' variances and for that of the slopes' (as in the Bayesian information criterion), and what the
-    slopes' freedom to have variances of their own costs (`Priors.freedom`). ``learned`` says whether the noise is, and
-    has to be learned anew.
+    ``learned`` states whether the noise is estimated, and so must be estimated again.
     """
     if (some := some_sites(sums)) is not None:
-        return fit_one_model(sums.take(some), intercepts, replace(model, noise=model.noise[some]), learned=learned)
+        few = fit_one_model(sums.take(some), intercepts, replace(model, noise=model.noise[some]), learned=learned)
+        return few._replace(shift=0.0, spread=0.0)
     evidence = Evidence(sums, intercepts, None if learned else float(model.noise[0]), Priors(), model.noise)
     start = model.parameters.copy()
     start[:-2] = LEAST_LOG
     alone = evidence.solve(evidence.maximise(start, variance=LEAST_LOG))
-    levels = int((~evidence.slopes).any()) + int(evidence.slopes.any())
-    gain = evidence.solve(model.parameters).log_likelihood - alone.log_likelihood
-    told = evidence.information(model.parameters)
-    freedom = evidence.priors.freedom(model.parameters[: len(told)], evidence.slopes, told)
-    cost = 0.5 * levels * np.log(sums.n_sites) + freedom
-    return OneModel(float(gain - cost), *evidence.whole(alone))
+    log, points = evidence.integrate(model.parameters)
+    shift: Array | float = 0.0
+    spread: Array | float = 0.0
+    if len(points) > 1:
+        usual = model_at(evidence, model.parameters)
+        each = [(chance, model_at(evidence, at)) for chance, at in points]
+        middle = np.asarray(sum(chance * one.theta for chance, one in each))
+        total = sum(chance * (one.covariance + outer(one.theta - middle)) for chance, one in each)
+        shift, spread = middle - usual.theta, total - usual.covariance
+    return OneModel(log - alone.log_likelihood, *evidence.whole(alone), shift, spread)
 
 
 def _noise_share(sums: QuadraticLikelihoods, model: MixedModel) -> Array:
@@ -306,7 +319,7 @@ def _noise_share(sums: QuadraticLikelihoods, model: MixedModel) -> Array:
 
 
 def moderate_variances(variance: Array, degrees: Array) -> Array:
-    """Shrink variances ``(V,)`` with few degrees of freedom to what most sites have (limma; Smyth 2004)."""
+    """Shrink variances ``(V,)`` with few degrees of freedom towards that of most sites (limma; Smyth 2004)."""
     # the true log variances scatter by what degrees of freedom do not explain; where that is nothing, all are pooled
     use = (degrees > 0.5) & (variance > 0)
     if not use.any():

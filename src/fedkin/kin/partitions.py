@@ -1,8 +1,8 @@
-"""Partitions of the sites into groups: their prior, site likelihoods, graphs, probabilities of pairs, groups to show.
+"""Partitions of the sites into groups: prior, site likelihoods, graphs, pair probabilities and reported groups.
 
-The prior is a mixture of finite mixtures (Miller and Harrison 2018): a number of kinds M, and their shares of the sites
-drawn from a Dirichlet distribution that is more or less even. Given both, a site joins a group of n with weight
-n + evenness. Unlike a Chinese restaurant process it does not add spurious small groups as sites become many.
+The prior is a mixture of finite mixtures (Miller and Harrison 2018): a random number of components M, with shares of
+the sites from a symmetric Dirichlet distribution. Given both, a site joins a group of size n with weight
+n + evenness. Unlike a Chinese restaurant process, it does not add spurious small groups as the number of sites grows.
 """
 
 from __future__ import annotations
@@ -21,45 +21,49 @@ from scipy.special import gammaln
 from fedkin._base import Array, Index, Mask
 from fedkin.kin.likelihoods import apply
 
-#: What was made of a graph.
+#: How a graph was used.
 GraphUse = Literal["none", "used", "ignored", "inverted"]
-#: Shares of the variance between sites that may be inside groups: 0 is groups alone, 1 no groups.
+#: Possible shares of the between-site variance inside groups: 0 means groups alone, 1 no groups.
 SHARES = np.array([0.0, 0.03, 0.1, 0.3, 0.6, 1.0])
-#: With more than this share of the variance inside groups these say little, whatever a graph says: a continuum.
+#: If more than this share of the variance is inside groups, sites form a continuum, whatever a graph says.
 CONTINUUM = 2 / 3
 #: How even the kinds' shares may be, all alike beforehand: parameters of the Dirichlet distribution, 1 is uniform.
 EVENNESS = np.array([1.0, 3.0, 10.0, 30.0])
-#: Up to so many sites there are arrays for as many groups.
+#: Up to this many sites, arrays have space for as many groups as sites.
 ALL_SINGLE = 512
 #: Logarithms that are lower by this add nothing to a sum.
 NOTHING = 60.0
 #: Sites whose matrices are decomposed at once; groups times sites up to which membership is a dense matrix.
 CHUNK, DENSE = 2048, 20_000
-#: Groups are resolved when the agreement that is expected between them and the true ones is at least this...
+#: Chances below this are nothing.
+UNLIKELY = 1e-3
+#: Groups are resolved if their expected agreement with the true ones is at least this...
 AGREEMENT = 0.9
-#: ... and the members of each are kin with at least this probability, on average.
+#: ... and the members of each are alike with at least this probability, on average.
 CERTAIN = 0.5
 
 
 def are_kin(share: Index | int, groups: Index | int) -> Mask:
-    """Return whether members of a group are kin, given the number of the share inside groups, and of groups."""
+    """Return whether members of a group count as alike, given the index of the share inside groups and of groups."""
     # not in one group with a variance inside, nor where less than a third of what differs is between groups
     return np.asarray((np.asarray(share) == 0) | ((np.asarray(groups) > 1) & (SHARES[share] <= CONTINUUM)))
 
 
 def capacity(V: int, groups: int) -> int:
-    """Return for how many groups of V sites to allocate arrays, so that ``groups`` of them can become more."""
+    """Return the number of groups of V sites to allocate arrays for, with room for more than ``groups``."""
     # as many as there are sites, unless these are many: no sweep doubles the groups
     return min(V, max(ALL_SINGLE, 1 << (2 * groups).bit_length()))
 
 
 @cache
 def log_partitions(V: int, most: int) -> Array:
-    """Return the log prior of a partition of V sites into t <= most groups given the evenness, but for its sizes.
+    """Return the log prior of a partition of V sites into t <= most groups given the evenness, without the factor of
+    their sizes.
 
-    The table is ``(E, most + 2)``; what sizes add is in `log_sizes`. The number of kinds has the beta-negative-binomial
-    prior (1, 4, 3) of Gruen, Malsiner-Walli and Fruehwirth-Schnatter (2021), up to V: one kind is likeliest, and the
-    tail is a power. The first column (no groups) and the last are minus infinity.
+    The table is ``(E, most + 2)``; `log_sizes` has the factor of the sizes. The number of components has the
+    beta-negative-binomial prior (1, 4, 3) of Gruen, Malsiner-Walli and Fruehwirth-Schnatter (2021), up to V: one
+    component is most likely, and the tail follows a power law. The first column (no groups) and the last are minus
+    infinity.
     """
     kinds = np.arange(1.0, V + 1)
     prior = gammaln(kinds + 2) - gammaln(kinds + 7)
@@ -78,17 +82,17 @@ def log_partitions(V: int, most: int) -> Array:
 
 
 def log_sizes(sizes: Array | Index) -> Array:
-    """Return what the groups' sizes add to the log prior of their partition, for each evenness ``(E,)``."""
+    """Return the contribution of group sizes to the log prior of their partition, for each evenness ``(E,)``."""
     return np.asarray(gammaln(np.asarray(sizes, dtype=np.float64) + EVENNESS[:, None]).sum(axis=1))
 
 
 def log_prior(table: Array, sizes: Array | Index) -> float:
-    """Return the log prior of a partition into groups of these sizes, by the table of `log_partitions`."""
+    """Return the log prior of a partition into groups of these sizes, from the table of `log_partitions`."""
     return float(np.logaddexp.reduce(table[:, len(sizes)] + log_sizes(sizes)) - np.log(len(EVENNESS)))
 
 
 class Neighbours(NamedTuple):
-    """A graph: neighbours of site u are ``neighbour[first[u]:first[u + 1]]``, with ``weight`` of an edge each."""
+    """Adjacency lists: neighbours of site u are ``neighbour[first[u]:first[u + 1]]``, with edge weights ``weight``."""
 
     first: Index
     neighbour: Index
@@ -96,7 +100,7 @@ class Neighbours(NamedTuple):
 
     @classmethod
     def from_edges(cls, V: int, edges: Index, weights: Array | None = None) -> Neighbours:
-        """Return the neighbours by pairs of sites ``(E, 2)`` and their weights ``(E,)``, by default 1 each."""
+        """Return adjacency lists from pairs of sites ``(E, 2)`` and their weights ``(E,)``, by default 1 each."""
         weights = np.ones(len(edges)) if weights is None else weights
         ends, others = np.concatenate([edges[:, 0], edges[:, 1]]), np.concatenate([edges[:, 1], edges[:, 0]])
         order = np.lexsort([others, ends])
@@ -108,13 +112,13 @@ class Neighbours(NamedTuple):
         return cls.from_edges(V, np.empty((0, 2), dtype=np.int64))
 
     def between(self, z: Index, n_groups: int) -> Array:
-        """Return weights of the edges from each group to each ``(K, K)``; those inside count twice."""
+        """Return the total edge weight between any two groups ``(K, K)``; edges inside groups count twice."""
         pairs = np.repeat(z, np.diff(self.first)) * n_groups + z[self.neighbour]
         made = np.bincount(pairs, weights=self.weight, minlength=n_groups**2)
         return made.reshape(n_groups, n_groups).astype(np.float64)
 
     def inside(self, z: Index) -> float:
-        """Return the weight of the edges inside groups."""
+        """Return the total weight of edges inside groups."""
         return 0.5 * float(self.weight[np.repeat(z, np.diff(self.first)) == z[self.neighbour]].sum())
 
 
@@ -122,8 +126,8 @@ class Neighbours(NamedTuple):
 class SiteLikelihoods:
     """Likelihoods of group centres, with effects inside groups integrated out for each of R shares of the variance.
 
-    ``sums (R, V, T + p)``: upper triangles of ``H``, row by row (`packed`), then ``c``: the log likelihood of ``nu`` is
-    ``c'nu - nu'H nu / 2 + k``, ``k (R, V)``.
+    ``sums (R, V, T + p)`` holds upper triangles of ``H``, row by row (`packed`), then ``c``: the log likelihood of
+    ``nu`` is ``c'nu - nu'H nu / 2 + k``, with ``k (R, V)``.
     """
 
     sums: Array
@@ -150,13 +154,13 @@ class SiteLikelihoods:
 
     @property
     def size(self) -> tuple[int, int]:
-        """Numbers of sites and of coefficients p, of which there are ``p (p + 1) / 2 + p`` sums."""
+        """Numbers of sites and of coefficients p; a site has ``p (p + 1) / 2 + p`` sums."""
         V, length = self.sums.shape[1:]
-        return V, (math.isqrt(9 + 8 * length) - 3) // 2
+        return V, n_coefficients(length)
 
     @property
     def H(self) -> Array:
-        """Triangles ``(R, V, T)``."""
+        """Upper triangles ``(R, V, T)``."""
         return self.sums[:, :, : -self.size[1]]
 
     @property
@@ -165,8 +169,13 @@ class SiteLikelihoods:
         return self.sums[:, :, -self.size[1] :]
 
 
+def n_coefficients(length: int) -> int:
+    """Return the number of coefficients p of a site with ``p (p + 1) / 2 + p`` sums."""
+    return (math.isqrt(9 + 8 * length) - 3) // 2
+
+
 def group_sums(sums: Array, z: Index, n_groups: int) -> Array:
-    """Return sums ``(..., K, T + p)`` over the members of each group, of ``sums (..., V, T + p)``."""
+    """Return sums ``(..., K, T + p)`` over the members of each group, from ``sums (..., V, T + p)``."""
     V = len(z)
     if n_groups == V == np.unique(z).size:  # single sites
         return np.asarray(sums[..., np.argsort(z), :])
@@ -188,10 +197,11 @@ def packed(matrices: Array) -> Array:
 
 def pack_prior(mean: Array, variance: Array) -> Array:
     """Return a normal prior of group centres as a row of sums ``(T + p,)`` and the logarithm of its constant."""
-    i, j = triangle(len(mean))
-    triangles = np.where(i == j, 1.0 / variance[i], 0.0)
-    pull = mean / variance
-    return np.concatenate([triangles, pull, [-0.5 * float(np.log(variance).sum() + mean @ pull)]])
+    p, pull = len(mean), mean / variance
+    row = np.zeros(p * (p + 1) // 2 + p + 1)
+    row[_places(p).diagonal()] = 1.0 / variance
+    row[-p - 1 : -1], row[-1] = pull, -0.5 * float(np.log(variance).sum() + mean @ pull)
+    return row
 
 
 def unpacked(triangles: Array, p: int) -> Array:
@@ -219,7 +229,7 @@ def _places(p: int) -> Index:
 
 @dataclass(frozen=True, eq=False)
 class Pairs:
-    """Partitions that were drawn, from which the probability of any pair follows.
+    """Sampled partitions, which determine the probability that any two sites are alike.
 
     Examples
     --------
@@ -231,8 +241,8 @@ class Pairs:
     """
 
     labels: Index  # (S, V) groups of all sites in each of S partitions
-    chance: Array  # (S,) probability of each; they sum to 1 with what is left to models without groups
-    base: float  # probability of being kin that is common to all pairs: one model for all
+    chance: Array  # (S,) probability of each; with that of models without groups they sum to 1
+    base: float  # probability of being alike that is common to all pairs: one model for all
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -253,11 +263,11 @@ class Pairs:
         return np.asarray(np.where(i[:, None] == j, 1.0, total))
 
     def take(self, order: Index) -> Pairs:
-        """Return the same for some sites, in that order."""
+        """Return the pairs of some sites, in the given order."""
         return Pairs(self.labels[:, order], self.chance, self.base)
 
     def shared(self, groups: Index) -> Array:
-        """Return how many members of each site's group are expected to be kin with it ``(V,)``, itself included."""
+        """Return the expected number of members of each site's group that are like it ``(V,)``, including itself."""
         size = np.bincount(groups)[groups]
         total = 1.0 + self.base * (size - 1)
         for chance, labels in zip(self.chance, self.labels, strict=True):
@@ -270,13 +280,13 @@ class Pairs:
         return np.asarray(total)
 
     def expected(self) -> float:
-        """Return how many of all pairs are expected to be kin."""
+        """Return the expected number of pairs that are alike."""
         drawn, V = np.array([_pairs_inside(labels) for labels in self.labels]), self.labels.shape[1]
         return float(self.chance @ drawn + self.base * 0.5 * V * (V - 1))
 
 
 def display_groups(same: Array | Pairs) -> Index:
-    """Return labels ``(V,)``, 0 for the largest group: the cut of least expected variation of information."""
+    """Return labels ``(V,)``, 0 for the largest group, that minimise the expected variation of information."""
     # cuts of the average-linkage tree, or for more sites than it can take the drawn partitions
     if isinstance(same, Pairs):
         if not len(same.labels):  # the mixed model, which has no groups, has all the weight
@@ -313,7 +323,7 @@ def _best_cut(same: Array) -> Index:
 
 
 def by_size(labels: Index) -> Index:
-    """Return the same groups, numbered by falling size, then by first member."""
+    """Renumber groups by decreasing size, then by first member."""
     _, first, inverse, size = np.unique(labels, return_index=True, return_inverse=True, return_counts=True)
     rank = np.empty(len(size), dtype=np.int64)
     rank[np.lexsort([first, -size])] = np.arange(len(size))
@@ -321,7 +331,7 @@ def by_size(labels: Index) -> Index:
 
 
 def _shared(same: Array | Pairs, labels: Index) -> Array:
-    """Return how many members of its group are expected to be kin with each site ``(V,)``, itself included."""
+    """Return the expected number of members of its group that are like each site ``(V,)``, itself included."""
     if isinstance(same, Pairs):
         return same.shared(labels)
     member = labels[:, None] == np.unique(labels)
@@ -329,20 +339,20 @@ def _shared(same: Array | Pairs, labels: Index) -> Array:
 
 
 def inside_probabilities(same: Array | Pairs, labels: Index) -> Array:
-    """Return the mean probability ``(K,)`` that two members of each group are kin; 1 for a site on its own."""
+    """Return the mean probability ``(K,)`` that two members of each group are alike; 1 for a single site."""
     size = np.bincount(labels)
     kin = np.bincount(labels, weights=_shared(same, labels) - 1.0)
     return np.asarray(np.where(size > 1, kin / np.maximum(size * (size - 1.0), 1.0), 1.0))
 
 
 def between_probability(same: Array | Pairs, labels: Index) -> float:
-    """Return the mean probability that two sites of different groups are kin; 0 where there is one group."""
+    """Return the mean probability that two sites of different groups are alike; 0 if there is one group."""
     inside, expected, kin, pairs = _counts(same, labels)
     return float((expected - kin) / (pairs - inside)) if pairs > inside else 0.0
 
 
 def agreement(same: Array | Pairs, labels: Index) -> float:
-    """Return the adjusted Rand index expected between groups and the true ones (Fritsch and Ickstadt 2009)."""
+    """Return the expected adjusted Rand index between these groups and the true ones (Fritsch and Ickstadt 2009)."""
     inside, expected, kin, pairs = _counts(same, labels)
     chance = inside * expected / pairs if pairs else 0.0
     most = 0.5 * (inside + expected) - chance
@@ -350,7 +360,7 @@ def agreement(same: Array | Pairs, labels: Index) -> float:
 
 
 def _counts(same: Array | Pairs, labels: Index) -> tuple[float, float, float, float]:
-    """Return pairs inside groups, pairs that are expected to be kin, those inside groups, all pairs."""
+    """Count pairs inside groups, pairs expected to be alike, such pairs inside groups, and all pairs."""
     pairs = 0.5 * len(labels) * (len(labels) - 1)
     expected = same.expected() if isinstance(same, Pairs) else 0.5 * (float(same.sum()) - float(np.trace(same)))
     return _pairs_inside(labels), expected, 0.5 * float((_shared(same, labels) - 1.0).sum()), pairs
@@ -362,14 +372,15 @@ def _pairs_inside(labels: Index) -> float:
 
 
 def resolved(same: Array | Pairs, labels: Index) -> bool:
-    """Return whether groups are to be shown: several, expected to agree with the true ones, nobody in doubt."""
+    """Return whether groups are resolved: several groups, each with likely members, expected to agree with the true
+    ones."""
     several = int(labels.max(initial=0)) > 0
     certain = bool(inside_probabilities(same, labels).min(initial=1.0) >= CERTAIN)
     return several and certain and agreement(same, labels) >= AGREEMENT
 
 
 def edge_rates(z: Index, neighbours: Neighbours) -> tuple[float, float]:
-    """Return shares of pairs that are edges, inside and between groups, each with one imagined edge and one gap."""
+    """Return the shares of pairs that are edges, inside and between groups, each with one pseudo-edge and one gap."""
     V, size = len(z), np.bincount(z)
     inside_pairs = float((size * (size - 1)).sum()) / 2
     inside = neighbours.inside(z)

@@ -9,19 +9,19 @@ from typing import Literal
 import numpy as np
 from scipy.special import stdtrit
 
-from fedkin._base import Array, Index, check_choice, check_level, count, html_card, some_of
+from fedkin._base import Array, Index, check_choice, check_level, count, html_card, probability, some_of
 from fedkin.core import Summary
 from fedkin.data import Rows, site_id
 from fedkin.errors import DataError, ParameterError, UnknownSiteError
 from fedkin.graph import Graph
 from fedkin.kin import partitions
-from fedkin.kin.chains import AGREE, NEARLY
+from fedkin.kin.chains import Diagnostics
 from fedkin.kin.inference import (
     Contrast,
+    Interval,
     Kind,
     Predicted,
     Sites,
-    Target,
     describe,
     interval,
     positions,
@@ -34,42 +34,9 @@ from fedkin.kin.partitions import GraphUse, Pairs
 from fedkin.losses import Loss
 
 
-@dataclass(frozen=True, eq=False)
-class Diagnostics:
-    """How well the chains of the sampler have mixed.
-
-    Attributes
-    ----------
-    weights : array (C,)
-        Of the chains in every average.
-    starts : tuple of C str
-        Where they began.
-    draws : int
-        Sweeps that each has kept.
-    rhat, size : dict
-        Split R-hat, and effective sample size of all chains, of the number of groups, of the bound on the evidence and
-        of the sites' parameters (the worst of them, and the median). Parameters are those that are reported: averaged
-        with what a model without groups says, and by what chains disagree of the variance that is stated.
-    """
-
-    weights: Array
-    starts: tuple[str, ...]
-    draws: int
-    rhat: dict[str, float]
-    size: dict[str, float]
-
-    @property
-    def verdict(self) -> Literal["agree", "nearly", "disagree"]:
-        """Whether the chains agree on all sites, on most of them, or not: by R-hat of the sites' parameters."""
-        worst, typical = self.rhat["parameters, worst"], self.rhat["parameters, median"]
-        if worst <= AGREE:
-            return "agree"
-        return "nearly" if typical <= AGREE or worst <= NEARLY else "disagree"
-
-
 @dataclass(frozen=True, eq=False, repr=False)
 class Kin:
-    """Who is alike, and every site's parameters, in the units of the columns.
+    """Result of `find_kin`: which sites are alike, and every site's parameters, in the units of the columns.
 
     Attributes
     ----------
@@ -81,43 +48,43 @@ class Kin:
     loss : Loss
     n_samples : int array (V,)
     mean, mean_covariance, degrees : arrays (p,), (p, p), (p,)
-        Effects of the population of sites, which nothing shrinks: generalised least squares given the variances between
-        sites, with Satterthwaite's degrees of freedom for their standard errors. See `population`.
+        Population effects without shrinkage: generalised least squares given the variances between sites, with
+        Satterthwaite's degrees of freedom for their standard errors. See `population`.
     sd : array (p,)
-        Standard deviation of each coefficient between sites, as their estimates use it: lightly held by a prior.
-        `summary` has that of restricted maximum likelihood.
+        Standard deviation of each coefficient between sites, as used for their estimates, with a weak prior. `summary`
+        shows that of restricted maximum likelihood.
     theta, covariance : arrays (V, p), (V, p, p)
-        Posterior means and covariances of the sites' parameters, averaged over all groupings. Intervals from them
-        cover as often as they promise on average over sites; a site unlike all others is covered less often. Where
-        perhaps no site differs, means are averaged over that, and covariances are those of the likelier case: of one
-        model for all from a probability of 2/3 on.
+        Posterior means and covariances of the sites' parameters, averaged over all groupings. Intervals from them have
+        their nominal coverage on average over sites; a site unlike all others is covered less often. If possibly no
+        site differs, means are averaged with one model for all; covariances are those of sites that differ.
     noise : array (V,)
-        Noise variance of each site, or its dispersion.
+        Noise variance, or dispersion, of each site.
     probability : array (V, V), or Pairs
-        That two sites are kin: in one group. For more than 3,000 sites a `Pairs`, which computes blocks of it.
+        Probability that two sites are alike, that is in one group. For more than 3,000 sites, a `Pairs` that computes
+        blocks of it on demand.
     n_groups : array
         Entry k is the probability of k groups; a continuum without groups counts as one.
     groups : int array (V,)
-        Groups to show, 0 for the largest: the average-linkage cut with the least expected variation of information.
-        All 0 where no groups are resolved.
+        Reported groups, 0 for the largest: the average-linkage cut with the least expected variation of information.
+        All 0 if no groups are resolved.
     resolved : bool
-        Whether groups are to be believed: there are several, and the adjusted Rand index that is expected between them
-        and the true ones is 0.9 or more, and members of each are kin with probability 1/2 or more on average.
+        Whether groups are reliable: there are several, their expected adjusted Rand index with the true groups is at
+        least 0.9, and members of each are alike with an average probability of at least 1/2.
     weight_mixed : float
         Weight of the model without groups in estimates.
     graph_use : "none", "used", "ignored" or "inverted"
-        What was made of the graph: nothing without one; "ignored" when it says nothing about groups or hurts.
+        How the graph was used; "ignored" if it is unrelated to the groups or makes estimates worse.
     rates : (float, float) or None
-        Share of pairs with an edge inside groups and between them.
+        Shares of pairs joined by an edge, inside and between groups.
     sure : dict
         Stein's unbiased estimate of the risk of this fit ("kin"), of a model per site ("Local") and of one model for
         all ("Global").
     diagnostics : Diagnostics or None
-        How well the sampler has mixed; None where nothing was sampled.
+        Convergence of the sampler; None if nothing was sampled.
     learned : Learned
         The fit in standardised units, for new sites.
     within : tuple of (site, district), or None
-        The district of each site, and of some to come, where sites are within districts.
+        The district of each site, and of planned sites, if sites are within districts.
     """
 
     sites: tuple[Hashable, ...]
@@ -146,7 +113,7 @@ class Kin:
 
     @property
     def fixed_columns(self) -> list[str]:
-        """The columns of `fixed`, which have a parameter for each class where there are several."""
+        """The fixed columns, with a parameter for each class if there are several."""
         return list(dict.fromkeys(name.split(" [class ")[0] for name in self.fixed))
 
     def __repr__(self) -> str:
@@ -156,17 +123,17 @@ class Kin:
     def _repr_html_(self) -> str:
         likely, K = int(np.argmax(self.n_groups)), int(self.groups.max()) + 1 if self.resolved else 0
         facts = {
-            "sites": f"{len(self.sites)}, {int(self.n_samples.sum())} rows",
+            "data": f"{count(len(self.sites), 'site')}, {count(int(self.n_samples.sum()), 'row')}",
             "groups": count(K, "group") if K else "no groups resolved",
-            "most likely number": f"{likely} (probability {self.n_groups[likely]:.2f})",
-            "weight of no groups": f"{self.weight_mixed:.2f}",
+            "most likely number": f"{likely} (probability {probability(float(self.n_groups[likely]))})",
+            "weight of no groups": probability(self.weight_mixed),
         }
         members = [self.members(k) for k in range(K)]
         lines = [(k, len(sites), some_of(sites)) for k, sites in enumerate(members, 1)]
         return html_card("Kin", facts, ("group", "sites", "members"), lines)
 
     def reordered(self, order: Index) -> Kin:
-        """Return the same result with sites in another order; groups of equal size are numbered by first member."""
+        """Return the result with sites in another order; groups of equal size are numbered by first member."""
         same = self.probability
         each = {name: getattr(self, name)[order] for name in ("n_samples", "theta", "covariance", "noise")}
         return replace(
@@ -179,12 +146,12 @@ class Kin:
         )
 
     def part(self, order: Index) -> Kin:
-        """What is known about some sites, by position; what all have in common stays. No new site can join them."""
+        """Return the result for some sites, by position, with the same population. New sites cannot join it."""
         made = self.reordered(order)
         return replace(made, learned=replace(made.learned, states=None, whole=False))
 
     def in_units(self, A: Array, shift: Array, names: tuple[str, ...]) -> Kin:
-        """Return the same result with parameters ``A theta + shift``, called ``names``."""
+        """Return the result for the parameters ``A theta + shift``, called ``names``."""
         units = replace(self.learned.units, A=A @ self.learned.units.A, shift=A @ self.learned.units.shift + shift)
         return replace(
             self,
@@ -200,7 +167,8 @@ class Kin:
         )
 
     def cohesion(self) -> tuple[Array, float]:
-        """Mean probability that two members are kin, of each group ``(K,)``, and that of sites of different groups.
+        """Return the mean probability that two members of each group are alike ``(K,)``, and that two sites of
+        different groups are.
 
         Examples
         --------
@@ -215,18 +183,21 @@ class Kin:
         return partitions.inside_probabilities(same, labels), partitions.between_probability(same, labels)
 
     def agreement(self) -> float:
-        """The adjusted Rand index that is expected between the best groups and the true ones; resolved from 0.9 on."""
+        """Return the expected adjusted Rand index between the best groups and the true ones; groups are resolved from
+        0.9 on."""
         return partitions.agreement(
             self.probability, self.groups if self.resolved else partitions.display_groups(self.probability)
         )
 
     def position(self, site: Hashable) -> int:
-        """Return where a site is in ``sites``."""
+        """Return the position of a site in ``sites``."""
         site = site_id(site)
         try:
             return self.sites.index(site)
         except ValueError:
-            raise UnknownSiteError(f"site {site!r} was not part of the fit; ask for its model with `join`") from None
+            alike = next((one for one in self.sites if str(one) == str(site)), None)
+            hint = "ask for its model with `join`" if alike is None else f"did you mean {alike!r}, without quotes?"
+            raise UnknownSiteError(f"site {site!r} was not part of the fit; {hint}") from None
 
     def graph(self, kind: Literal["probability", "groups"] = "probability", least: float = 0.05) -> Graph:
         """Return a graph for the fused estimator.
@@ -234,10 +205,10 @@ class Kin:
         Parameters
         ----------
         kind : "probability" or "groups"
-            Edges weighted by the probability of being kin, or cliques of the groups to show (no edges where none are
+            Edges weighted by the probability of being alike, or cliques of the reported groups (no edges if none are
             resolved).
         least : float
-            Pairs with a lower probability have no edge.
+            Lowest probability of a pair with an edge.
 
         Examples
         --------
@@ -264,9 +235,9 @@ class Kin:
         Parameters
         ----------
         site : Rows, Summary or None
-            Its rows, with the columns of the fit, or its summary; None before it has any.
+            Its rows, with the columns of the fit, or its summary; None if it has no rows yet.
         within : id, optional
-            Its district, where sites are within districts; one that the fit did not have is like a new one.
+            Its district, if sites are within districts; a district that is not in the fit counts as new.
 
         Returns
         -------
@@ -283,7 +254,7 @@ class Kin:
         True
         """
         if not self.learned.whole:
-            raise ParameterError("this is what is known about some sites; a new one can join only all of them")
+            raise ParameterError("this result has only some of the sites; a new site can join only the full result")
         if within is not None and self.within is None:
             raise ParameterError("the fit has no districts: leave within= out")
         number = None if within is None else self.districts.get(site_id(within))
@@ -291,23 +262,23 @@ class Kin:
 
     @property
     def districts(self) -> dict[Hashable, int]:
-        """The number of each district that the fit has rows of."""
+        """Number of each district in the fit."""
         nested, known = self.learned.nested, dict(self.within or ())
         return {} if nested is None else {known[site]: int(k) for site, k in zip(self.sites, nested.index, strict=True)}
 
     def population(self, level: float = 0.95) -> Array:
-        """Return effects of the population of sites: estimates with intervals.
+        """Return population effects: estimates with intervals.
 
         Parameters
         ----------
         level : float in (0, 1)
-            Probability that the intervals promise, over samples of sites and of their rows.
+            Coverage of the intervals, over samples of sites and of their rows.
 
         Returns
         -------
         array (p, 3)
-            Rows ``(estimate, low, high)`` in the order of ``names``. Intervals are of the t distribution with
-            ``degrees`` of freedom, since variances are estimated; one site alone says nothing about a population.
+            Rows ``(estimate, low, high)`` in the order of ``names``. Intervals use the t distribution with ``degrees``
+            of freedom, since variances are estimated; a single site carries no information about a population.
 
         Examples
         --------
@@ -331,10 +302,11 @@ class Kin:
         Parameters
         ----------
         level : float in (0, 1)
-            Probability that they promise.
+            Coverage of the intervals.
         kind : "average" or "site"
-            "average" are posterior intervals, which cover as promised on average over sites. "site" are from a site's
-            own rows alone: as promised for every single site, and wider; infinite where the rows do not tell.
+            "average": posterior intervals, with nominal coverage on average over sites. "site": intervals from a site's
+            own rows alone, with nominal coverage at every single site; wider, and infinite where the rows carry no
+            information.
 
         Returns
         -------
@@ -366,17 +338,17 @@ class Kin:
         Parameters
         ----------
         one, other : id, or list of ids
-            A site, or several sites whose mean is meant (`members` lists those of a group). Without ``other`` it is
-            about ``one`` alone.
+            A site, or several sites for their mean (`members` lists those of a group). Without ``other``, the result
+            is about ``one`` alone.
         weights : mapping {parameter: float}, optional
-            A combination of parameters; every parameter by itself without it.
+            A combination of parameters; by default every parameter separately.
         kind : "average" or "site"
-            As in `confint`. With "site" the test that two sites differ is Wald's, of their own rows alone.
+            As in `confint`. With "site", the Wald test of a difference uses only the rows of the two sites.
 
         Returns
         -------
         Contrast
-            Prints as a table; ``wald`` is the test that nothing differs, ``probability`` that the two are kin.
+            Prints as a table; ``wald`` tests that nothing differs, ``probability`` is that of the two being alike.
 
         Examples
         --------
@@ -425,9 +397,9 @@ class Kin:
         return Contrast(label, names, estimate, covariance, kind, probability)
 
     def difference_errors(self) -> Array:
-        """Return standard errors ``(V, V, p)`` of the differences between all pairs of sites, as `contrast` has them.
+        """Return standard errors ``(V, V, p)`` of the differences between all pairs of sites, as in `contrast`.
 
-        Takes ``V * V * p`` numbers: meant for up to some hundred sites.
+        It has ``V * V * p`` numbers, so use it for up to a few hundred sites.
 
         Examples
         --------
@@ -441,7 +413,7 @@ class Kin:
         return difference_errors(self.learned, self.theta, self.probability)
 
     def members(self, group: int) -> list[Hashable]:
-        """Return the sites of a group to show, numbered as in ``groups``."""
+        """Return the sites of a group, numbered as in ``groups``."""
         found = [self.sites[u] for u in np.flatnonzero(self.groups == group)]
         if not self.resolved or not found:
             last = int(self.groups.max())
@@ -450,20 +422,20 @@ class Kin:
         return found
 
     def predict(
-        self, X: Array, site: Hashable, *, level: float = 0.95, target: Target = "mean", offset: Array | None = None
+        self, X: Array, site: Hashable, *, level: float = 0.95, interval: Interval = "mean", offset: Array | None = None
     ) -> Predicted:
         """Return predictions for rows of one site, with intervals.
 
         Parameters
         ----------
         X : array (n, p)
-            Rows with the columns of the fit, the intercept among them.
+            Rows with the columns of the fit, including the intercept.
         site : id
-            Whose rows they are.
+            The site of the rows.
         level : float in (0, 1)
-            Probability that the intervals promise.
-        target : "mean" or "observation"
-            Intervals of the mean response, or of a new observation (linear and Poisson losses), which add its noise.
+            Coverage of the intervals.
+        interval : "mean" or "observation"
+            Intervals for the mean response, or for a new observation including its noise (linear and Poisson losses).
         offset : array (n,), optional
             Known part of the predictor.
 
@@ -473,19 +445,29 @@ class Kin:
         >>> from fedkin.datasets import paper_design
         >>> design = paper_design(n_sites=8, n_samples=30, n_features=2, n_clusters=2, seed=0)
         >>> kin = fedkin.find_kin(design.federation)
-        >>> mean, new = (kin.predict(np.ones((1, 2)), 0, target=target) for target in ("mean", "observation"))
+        >>> mean, new = (kin.predict(np.ones((1, 2)), 0, interval=kind) for kind in ("mean", "observation"))
         >>> bool(new.low < mean.low < mean.mean < mean.high < new.high)
         True
         """
-        check_choice("target", target, ("mean", "observation"))
+        check_choice("interval", interval, ("mean", "observation"))
         rows = np.atleast_2d(np.asarray(X, dtype=np.float64))
         u = self.position(site)
         if rows.shape[1] != len(self.names):
             raise DataError(f"X has {rows.shape[1]} columns, expected {len(self.names)}: {', '.join(self.names)}")
-        noise = float(self.noise[u])
-        return predicted(
-            self, rows, self.theta[u], self.covariance[u], noise, level=level, target=target, offset=offset
-        )
+        given = self, rows, self.theta[u], self.covariance[u], float(self.noise[u])
+        averaged = self.posterior_covariance(u)
+        return predicted(*given, level=level, interval=interval, offset=offset, posterior=averaged)
+
+    def posterior_covariance(self, u: int) -> Array:
+        """Return the posterior covariance ``(p, p)`` of the parameters of a site, by position.
+
+        Class probabilities are averaged over it. ``covariance`` is larger if possibly no site differs: intervals from
+        it cover also where sites do.
+        """
+        learned = self.learned
+        off = learned.units.theta(learned.one_mean) - self.theta[u]
+        alike = learned.units.covariance(learned.one_covariance) + np.outer(off, off)
+        return np.asarray((1 - learned.one) * self.covariance[u] + learned.one * alike)
 
     def summary(
         self, level: float = 0.95, *, site: Hashable | None = None, group: int | None = None, kind: Kind = "average"
@@ -495,9 +477,9 @@ class Kin:
         Parameters
         ----------
         level : float in (0, 1)
-            Of the intervals.
+            Coverage of the intervals.
         site : id, optional
-            Only this site: its parameters, and who is likely to be its kin.
+            Only this site: its parameters, and the sites that are probably like it.
         group : int, optional
             Only this group: the mean of its members' parameters.
         kind : "average" or "site"

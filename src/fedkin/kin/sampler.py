@@ -1,14 +1,14 @@
-"""One chain over partitions: compiled sweeps over the sites, and numpy for everything drawn between them.
+"""One chain over partitions: compiled sweeps over the sites, with numpy for everything drawn between them.
 
 The model, in units where the variance between sites is 1 for every coefficient: ``b_u = nu_z(u) + sqrt(rho) e_u``,
 group centres ``nu_k ~ N(m, diag w)``, partitions ``z`` (`fedkin.kin.partitions`), edges with probability ``r_in``
-inside groups and ``r_out`` between them. Effects ``e`` and, up to some hundred sites, centres are integrated out.
+inside groups and ``r_out`` between them. Effects ``e`` and, for up to a few hundred sites, centres are integrated out.
 """
 
 from __future__ import annotations
 
-import copy
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
 
@@ -48,7 +48,7 @@ MEAN_PRECISION = 4.0
 TYPICAL_WIDTH = np.exp(np.linspace(np.log(0.03), np.log(30.0), 48))
 SHAPES = np.array([0.5, 1.0, 2.0, 5.0, 20.0])
 #: Widths and rates keep away from what cannot be computed with.
-LEAST, LEAST_RATE = 1e-6, 1e-6
+LEAST = 1e-6
 #: With many sites: sweeps from one draw of the share inside groups to the next, and sites that move one after another.
 SHARE_EVERY, RUN = 3, 32
 #: Sweeps after which sums are made anew.
@@ -67,7 +67,8 @@ _SPLIT_ODDS = math.log(SPLITS / (1.0 - SPLITS))
 
 @dataclass
 class State:
-    """Where a chain is: groups ``z (V,)``, number of the share, centres' mean ``m (p,)`` and variance ``w (p,)``."""
+    """State of a chain: groups ``z (V,)``, index of the share inside groups, mean ``m (p,)`` and variance ``w (p,)`` of
+    centres."""
 
     z: Index
     share: int
@@ -78,21 +79,17 @@ class State:
     rates: tuple[float, float] = (0.5, 0.5)  # of edges inside and between groups
     even: int = 0  # number of the evenness of the groups' sizes
 
-    def copy_from(self, other: State) -> None:
-        vars(self).update(copy.deepcopy(vars(other)))
-
 
 class Chain:
-    """A chain that moves its ``state``.
+    """A chain that updates its ``state``.
 
     ``collapsed``: centres are integrated out; ``moves``: hyper-parameters are drawn, too; ``splits``: groups also split
-    and merge as a whole. By default as the number of sites suggests. ``mean`` and ``drawn`` are of the centres of
-    groups that have members ``(K, p)``, ``labels (V,)`` number these.
+    and merge as a whole. The default depends on the number of sites. ``mean`` and ``drawn (K, p)`` are means and draws
+    of the centres of groups with members.
     """
 
     mean: Array
     drawn: Array
-    labels: Index
 
     def __init__(
         self,
@@ -112,13 +109,14 @@ class Chain:
         density = (self.edges + 1.0) / (0.5 * V * (V - 1) + 2.0)
         self.beta = 2.0 * density, 2.0 - 2.0 * density  # prior of the rates
         self.log_beta = 2.0 * float(betaln(*self.beta))
-        self.work, self.alone, self.totals = np.zeros((p, p + 1)), np.zeros(V), sites.k.sum(axis=1)
+        self.work, self.alone, self.totals = np.zeros((2, p, p + 1)), np.zeros(V), sites.k.sum(axis=1)
         self.doubt = np.zeros(V)  # entropies of the sites' choices so far
         self.most = self.sweeps = 0
+        self.prior = pack_prior(state.m, state.w)
         self.collect()
 
     def collect(self) -> None:
-        """Sum over the members of all groups, in arrays that have space for more of them."""
+        """Sum over the members of all groups, in arrays with room for more groups."""
         z, V = self.state.z, len(self.alone)
         self.likelihoods = self.sites.sums[self.state.share]
         K = int(z.max()) + 1
@@ -135,24 +133,23 @@ class Chain:
         self.used[0] = K
 
     def set_prior(self) -> None:
-        """Derive what kernels need from the state."""
+        """Derive the arrays that kernels need from the state."""
         state = self.state
-        self.prior, even = pack_prior(state.m, state.w), EVENNESS[state.even]
+        even = EVENNESS[state.even]
         self.odds[0], self.odds[3] = math.lgamma(even + 1.0), even
         self.odds[4:] = self.partitions[state.even]
         if self.edges:
             r_in, r_out = state.rates
             self.odds[1:3] = math.log(r_in / r_out), math.log((1 - r_in) / (1 - r_out))
-        self.alone = self.log_marginals(self.likelihoods)
 
     def log_marginals(self, sums: Array) -> Array:
-        """Return log marginals ``(n,)`` of groups with these sums ``(n, T + p)``."""
+        """Return log marginal likelihoods ``(n,)`` of groups with these sums ``(n, T + p)``."""
         made = np.empty(len(sums))
         log_marginals(sums, sums[0], 0.0, self.prior, len(self.state.m), self.work, made)
         return made
 
     def set_logs(self) -> None:
-        """Set log marginals of the groups as they are."""
+        """Compute the log marginals of the current groups."""
         used = int(self.used[0])
         self.log[:used] = self.log_marginals(self.sums[:used])
 
@@ -165,12 +162,14 @@ class Chain:
         return order[order < V]
 
     def sweep(self, same: Array) -> float:
-        """Draw every site's group, adding to ``same (V, V)`` or nothing; return the bound without hyper-parameters."""
+        """Draw every site's group, adding to ``same (V, V)`` unless it is empty; return the bound without
+        hyper-parameters."""
         state, V = self.state, len(self.alone)
         if 2 * int(self.used[0]) > self.most < V:
             self.collect()
         if self.sweeps == 0 or self.moves:
             self.set_prior()
+            self.alone = self.log_marginals(self.likelihoods)
         if self.splits:
             split_and_merge(self)
         order, graph = self._order(), self.sites.neighbours
@@ -181,9 +180,7 @@ class Chain:
             noise = np.zeros((V, 0))
         else:
             self.describe()
-            i, j = triangle(p)
-            squares = np.where(i == j, -0.5, -1.0) * self.drawn[:, i] * self.drawn[:, j]
-            self.phi[self.members] = np.concatenate([squares, self.drawn], axis=1)
+            self.phi[self.members] = as_likelihoods(self.drawn)
             noise = self.rng.standard_normal((V, p))
         entropy = sweep(
             self.likelihoods, self.alone, chance, order, state.z, *graph, self.sums, self.n, self.used, self.log,
@@ -193,8 +190,11 @@ class Chain:
         self.sweeps += 1
         if self.sweeps % ANEW == 0:
             self.collect()
-        log = self.describe()
-        n = self.n[self.members]
+        return self.score(self.describe(), entropy)
+
+    def score(self, log: float, entropy: float) -> float:
+        """Return the bound without hyper-parameters, from the groups' log marginals and an entropy."""
+        state, V, n = self.state, len(self.alone), self.n[self.members]
         self.n_groups, pairs = len(n), 0.5 * float((n * (n - 1.0)).sum())
         inside = self.sites.neighbours.inside(state.z) if self.edges else 0.0
         self.counts = inside, pairs, self.edges - inside, 0.5 * V * (V - 1) - pairs
@@ -211,13 +211,22 @@ class Chain:
     def describe(self) -> float:
         """Set means and draws of the groups' centres; return the sum of their log marginals."""
         self.members = live = np.flatnonzero(self.n[: int(self.used[0])])
-        number = np.zeros(int(self.used[0]), dtype=np.int64)
-        number[live] = np.arange(len(live))
-        self.labels, p = number[self.state.z], len(self.state.m)
+        p = len(self.state.m)
         self.mean, self.drawn = np.empty((len(live), p)), self.rng.standard_normal((len(live), p))
         logs = np.empty(len(live))
         centres(self.sums[live], self.prior, self.work, self.mean, self.drawn, logs)
         return float(logs.sum())
+
+    @property
+    def labels(self) -> Index:
+        """Index of each site's group among the groups with members, ``(V,)``."""
+        number = np.zeros(int(self.used[0]), dtype=np.int64)
+        number[self.members] = np.arange(len(self.members))
+        return number[self.state.z]
+
+    def sums_by_share(self) -> Array:
+        """Return sums over the groups with members for all shares, ``(R, K, T + p)``."""
+        return group_sums(self.sites.sums, self.labels, len(self.members))
 
     def _rates_beta(self) -> tuple[tuple[float, float], tuple[float, float]]:
         """Return parameters of the beta posteriors of the rates inside and between groups."""
@@ -226,13 +235,13 @@ class Chain:
         return (inside + yes, pairs - inside + no), (between + yes, others - between + no)
 
     def move(self) -> float:
-        """Draw all but the partition; return what they add to the bound on the evidence."""
+        """Draw all but the partition; return the contribution to the bound on the evidence."""
         state, rng = self.state, self.rng
         gain = self._move_widths()
         if self.collapsed or self.sweeps % SHARE_EVERY == 1:
             self._move_share()
-        state.even = _pick(self.evens, rng)
-        r_in, r_out = (min(max(rng.beta(*each), LEAST_RATE), 1 - LEAST_RATE) for each in self._rates_beta())
+        state.even = pick(self.evens, rng)
+        r_in, r_out = (min(max(rng.beta(*each), LEAST), 1 - LEAST) for each in self._rates_beta())
         state.rates = r_in, r_out
         return gain
 
@@ -247,7 +256,7 @@ class Chain:
         after, each = SHAPES + 0.5 * K, len(TYPICAL_WIDTH)
         odds = p * (_WIDTH_PRIOR + gammaln(after).repeat(each))
         odds -= after.repeat(each) * np.log(squares[:, None] + _SCALES).sum(axis=0)
-        i, j = divmod(_pick(odds, rng), each)
+        i, j = divmod(pick(odds, rng), each)
         state.shape, state.typical = shape, typical = float(SHAPES[i]), float(TYPICAL_WIDTH[j])
         a, b = shape + 0.5 * K, shape * typical + squares
         width = np.minimum(np.maximum(b / rng.standard_gamma(a, p), LEAST), 1.0 / LEAST)
@@ -255,22 +264,24 @@ class Chain:
         gain = 0.5 * float((np.log(MEAN_PRECISION / precision) - MEAN_PRECISION * mean**2 + 1.0).sum())
         gain += p * (shape * math.log(shape * typical) - math.lgamma(shape) + math.lgamma(a)) - a * np.log(b).sum()
         gain += (a - shape) * logs.sum() + ((b - shape * typical) * inverses).sum()
-        state.m, state.w = mean, width
+        state.m, state.w, self.prior = mean, width, pack_prior(mean, width)
         return float(gain)
 
     def _move_share(self) -> None:
         """Draw the share of the variance that is inside groups from its exact conditional."""
         state, K = self.state, self.n_groups
-        self.prior = pack_prior(state.m, state.w)
-        sums = group_sums(self.sites.sums, self.labels, K).reshape(-1, self.likelihoods.shape[1])
+        sums = self.sums_by_share().reshape(-1, self.sums.shape[1])
         odds = self.log_marginals(sums).reshape(-1, K).sum(axis=1) + self.totals + LOG_SHARES
-        share = _pick(odds, self.rng)
+        share = pick(odds, self.rng)
         if share != state.share:
             state.share = share
             self.collect()
 
-    def run(self, burn: int, record: Record) -> float:
-        """Sweep ``burn`` times and once for each line of ``record``; return the mean bound on the evidence."""
+    def run(self, burn: int, record: Record, tell: Callable[[], object] = lambda: None) -> float:
+        """Sweep ``burn`` times and once for each entry of ``record``; return the mean bound on the evidence.
+
+        ``tell`` is called after each sweep.
+        """
         # of a sweep: the log density of data and state, plus the entropies of the conditionals that it was drawn from
         scores, nothing = [], np.zeros((0, 0))
         for number in range(burn + len(record.z)):
@@ -285,23 +296,25 @@ class Chain:
                 record.trace[s, 0] = score
             if 2 * number >= burn:
                 scores.append(score)
+            tell()
         return float(np.mean(scores))
 
 
 class Record:
-    """Sums over kept sweeps, and a line for each of them.
+    """Sums over kept sweeps, with an entry for each of them.
 
-    ``b (V, p)`` and ``moments (V, T)``: means of effects given the partition, and of their squares (upper triangles);
-    covariances given a partition are computed for every fifth. ``same (V, V)``: probabilities of sharing a group, empty
-    for many sites. ``trace (S, 5)``: bound on the evidence, groups, number of the share, rates; ``means (S, T, p)``:
-    ``b`` of the first T sites; ``z (S, V)``, ``m (S, p)``, ``w (S, p)``: the states.
+    ``b (V, p)`` and ``moments (V, T)`` are means of effects given the partition, and of their squares (upper
+    triangles); covariances given a partition are computed in every fifth sweep. ``same (V, V)`` holds probabilities of
+    sharing a group, or is empty for many sites. ``trace (S, 5)`` holds the bound on the evidence, the number of groups,
+    the index of the share, and the two rates; ``means (S, T, p)`` is ``b`` of the first T sites; ``z (S, V)``, ``m (S,
+    p)`` and ``w (S, p)`` are the states.
     """
 
-    def __init__(self, V: int, p: int, keep: int) -> None:
+    def __init__(self, V: int, p: int, keep: int, *, pairs: bool = True) -> None:
         full = V if keep else 0
-        pairs = full if V <= MOST_PAIRS else 0
+        together = full if pairs and V <= MOST_PAIRS else 0
         self.b = np.zeros((full, p))
-        self.moments, self.same = np.zeros((full, p * (p + 1) // 2)), np.zeros((pairs, pairs))
+        self.moments, self.same = np.zeros((full, p * (p + 1) // 2)), np.zeros((together, together))
         self.trace, self.means = np.zeros((keep, 5)), np.zeros((keep, min(full, max(TRACED // p, 1)), p))
         self.z: Index = np.zeros((keep, V), dtype=np.int32)
         self.m, self.w = np.zeros((keep, p)), np.zeros((keep, p))
@@ -313,28 +326,46 @@ class Record:
         return np.asarray(self.moments[:some] / n - middle[:, i] * middle[:, j])
 
     def keep(self, chain: Chain, s: int) -> None:
-        """Add effects given the partition as line ``s``: groups' means plus what sites add to them."""
-        state, n = chain.state, len(self.z)
-        (V, p), share = self.b.shape, SHARES[state.share]
-        (i, j), stands_for, kept = triangle(p), n / len(range(0, n, THIN)), s % THIN == 0
-        if kept:
-            precision = unpacked(chain.sums[chain.members, :-p], p) + np.diag(1.0 / state.w)
-            centres = np.asarray(np.linalg.inv(precision), dtype=np.float64)
+        """Add a sweep as entry ``s``."""
+        covariance = self.note(chain, s)
+        self.z[s] = chain.state.z
+        self.add(s, chain.likelihoods, chain.labels, chain.mean, covariance, float(SHARES[chain.state.share]))
+
+    def note(self, chain: Chain, s: int) -> Array | None:
+        """Set the parts of entry ``s`` that are not sums over sites; return covariances of the groups' centres, for
+        some entries."""
+        state, p = chain.state, len(chain.state.m)
+        self.m[s], self.w[s] = state.m, state.w
+        self.trace[s, 1:] = chain.n_groups, state.share, *state.rates
+        if s % THIN:
+            return None
+        return np.asarray(np.linalg.inv(unpacked(chain.sums[chain.members, :-p], p) + np.diag(1.0 / state.w)))
+
+    def add(
+        self, s: int, likelihoods: Array, labels: Index, mean: Array, covariance: Array | None, share: float
+    ) -> None:
+        """Add effects given the partition as entry ``s``: the groups' means plus the sites' deviations."""
+        (V, p), n = self.b.shape, len(self.z)
+        (i, j), stands_for = triangle(p), n / len(range(0, n, THIN))
         for start in range(0, V, CHUNK):
             part = slice(start, start + CHUNK)
-            labels = chain.labels[part]
-            b = chain.mean[labels]
+            z, rows = labels[part], likelihoods[part]
+            b = mean[z]
             if share > 0:  # what sites leave of a group's centre
-                B = np.eye(p) - share * unpacked(chain.likelihoods[part, :-p], p)
-                b = apply(B, b) + share * chain.likelihoods[part, -p:]
+                B = np.eye(p) - share * unpacked(rows[:, :-p], p)
+                b = apply(B, b) + share * rows[:, -p:]
             self.b[part] += b
             self.moments[part] += b[:, i] * b[:, j]
-            if kept:
-                own = packed(share * B + B @ centres[labels] @ B) if share > 0 else packed(centres)[labels]
+            if covariance is not None:
+                own = packed(share * B + B @ covariance[z] @ B) if share > 0 else packed(covariance)[z]
                 self.moments[part] += stands_for * own
             self.means[s, part] = b[: max(self.means.shape[1] - start, 0)]
-        self.z[s], self.m[s], self.w[s] = state.z, state.m, state.w
-        self.trace[s, 1:] = chain.n_groups, state.share, *state.rates
+
+
+def as_likelihoods(centres: Array) -> Array:
+    """Return rows ``(K, T + p)`` whose products with a site's sums are its log likelihoods at the centres."""
+    i, j = triangle(centres.shape[1])
+    return np.concatenate([np.where(i == j, -0.5, -1.0) * centres[:, i] * centres[:, j], centres], axis=1)
 
 
 def split_and_merge(chain: Chain) -> None:
@@ -358,7 +389,7 @@ def split_and_merge(chain: Chain) -> None:
             together = chain.log_marginals(chain.sums[into] + chain.sums[gone])
             edges = chain.sites.neighbours.between(z, int(chain.used[0]))[into, gone] if chain.edges else 0.0
             apart = chain.log[into] + chain.log[gone] - together
-            gains[merges] = _gain_apart(chain, apart, chain.n[into], chain.n[gone], edges, 0)
+            gains[merges] = gain_apart(chain, apart, chain.n[into], chain.n[gone], edges, 0)
         left = left[splits[left] | (limits[left] <= _SPLIT_ODDS - gains[left])]  # whatever the way back is
         moved = False
         while left.size and not moved:
@@ -366,12 +397,13 @@ def split_and_merge(chain: Chain) -> None:
             moved = _try_pair(chain, int(one[t]), int(other[t]), float(gains[t]), float(limits[t]))
 
 
-def _gain_apart(
+def gain_apart(
     chain: Chain, explained: Array, n: Array | Index, m: Array | Index, edges: Array | float, more: int
 ) -> Array:
-    """Return the log density with groups of ``n`` and ``m`` sites apart, minus that with them together.
+    """Return the log density with groups of ``n`` and ``m`` sites separate, minus that with them merged.
 
-    ``explained`` is what they explain more apart, ``edges`` are between them; apart there are ``more`` groups than now.
+    ``explained`` is the gain in log likelihood from separating them, ``edges`` are between them; separated, there are
+    ``more`` groups than now.
     """
     (edge, gap, even), t = chain.odds[1:4], 4 + int(np.count_nonzero(chain.n)) + more
     prior = chain.odds[t] - chain.odds[t - 1] + gammaln(n + even) + gammaln(m + even) - gammaln(n + m + even)
@@ -379,7 +411,7 @@ def _gain_apart(
 
 
 def _try_pair(chain: Chain, one: int, other: int, gain: float, limit: float) -> bool:
-    """Split the group of two sites, or merge their groups, if chance has it so."""
+    """Split the group of two sites, or merge their groups, if the Metropolis step accepts."""
     z = chain.state.z
     a, b = int(z[one]), int(z[other])
     splits = a == b
@@ -402,7 +434,7 @@ def _try_pair(chain: Chain, one: int, other: int, gain: float, limit: float) -> 
     )  # fmt: skip
     if splits:
         edges = float(chain.sites.neighbours.between(side + 1, 3)[1, 2]) if chain.edges else 0.0
-        gain = float(_gain_apart(chain, log.sum() - chain.log[a], n[0], n[1], edges, 1))
+        gain = float(gain_apart(chain, log.sum() - chain.log[a], n[0], n[1], edges, 1))
         if limit > gain - path - _SPLIT_ODDS:
             return False
     elif limit > _SPLIT_ODDS + path - gain:
@@ -414,7 +446,7 @@ def _try_pair(chain: Chain, one: int, other: int, gain: float, limit: float) -> 
 
 @cache
 def load_kernels(collapsed: bool, splits: bool) -> None:
-    """Load the kernels that chains need, or compile them, by a chain over five sites."""
+    """Load or compile the kernels that chains need, with a chain over five sites."""
     sites = SiteLikelihoods.from_effects(np.ones((5, 1, 1)), np.arange(5.0)[:, None], Neighbours.none(5))
     state, rng = State(np.arange(5) % 2, 0, np.zeros(1), np.ones(1), 1.0), np.random.default_rng(0)
     with compiling():
@@ -425,7 +457,7 @@ def load_kernels(collapsed: bool, splits: bool) -> None:
             _try_pair(chain, 0, 1, 0.0, 0.0)
 
 
-def _pick(logs: Array, rng: np.random.Generator) -> int:
+def pick(logs: Array, rng: np.random.Generator) -> int:
     """Draw a position with probability proportional to ``exp(logs)``."""
     chance = np.exp(logs - logs.max()).cumsum()
     return int(chance.searchsorted(rng.random() * chance[-1]))

@@ -1,9 +1,9 @@
-"""`Source`: the sites' losses as quadratics, of rows around any point, of summaries around the point of theirs.
+"""`Source`: quadratic expansions of the sites' losses, around any point for rows, or at each summary's point.
 
-A row beyond the threshold of a robust loss (Huber) has no second derivative, one inside it has all of it. Summed over
-few rows that is noise, and nothing at all where a threshold is small for the noise: a quadratic with it would move
-anything anywhere. On average every row has the share of rows inside the threshold (Huber 1973), and with that the
-sandwich of scores is honest. So the curvature of these losses is what is expected of a row.
+A row beyond the threshold of a robust loss (Huber) has a second derivative of 0; a row within it has the full one.
+Summed over few rows this is noisy. It is 0 if the threshold is small relative to the noise, which makes steps
+unbounded. So every row gets the expected curvature, in proportion to the share of rows within the threshold (Huber
+1973). With it, the sandwich variance of the scores is valid.
 """
 
 from __future__ import annotations
@@ -17,13 +17,15 @@ from typing import NamedTuple
 
 import numpy as np
 
-from fedkin._base import Array, Index, Mask, listed
+from fedkin._base import Array, Index, Mask, count, free_memory, listed
 from fedkin.core import Quadratics, RowData, SiteData, damped_newton, global_fit
 from fedkin.data import INTERCEPT, Federation, Rows
 from fedkin.errors import DataError, DegenerateSiteWarning, ParameterError, argument
-from fedkin.kin.likelihoods import CONSTANT, FEW, SHORT, LowRank, QuadraticLikelihoods, Units
+from fedkin.kin.likelihoods import CONSTANT, FEW, NODES, SHARE_OF_NODES, SHORT, LowRank, QuadraticLikelihoods, Units
 from fedkin.losses import Loss
 
+#: Rounds of a model of a smooth loss, and the change of standardised parameters, or in standard errors, that ends them.
+ROUNDS, STEP = 20, 0.01
 #: Steps of Newton's method for one model of all rows, and its tolerance, where rows are in files.
 POOLED, POOLED_TOL = 10, 1e-6
 #: Least share of rows within the threshold of a loss that summaries need.
@@ -37,13 +39,21 @@ LEAST_SHARE = 0.5
 NEARLY_ALL = 0.95
 #: Rows of the average site that are added to those of a site.
 LENT = 4.0
-#: Gauss-Hermite nodes of a standard normal, and their shares.
-NODES, SHARE_OF_NODES = np.polynomial.hermite_e.hermegauss(7)
-SHARE_OF_NODES = SHARE_OF_NODES / SHARE_OF_NODES.sum()
+
+
+#: Matrices of all sites that are in memory at once.
+COPIES = 4
+#: Seconds per ``p^2 rank`` that a fit spends on a site, and the most that it may: from there on it takes hours.
+CUBIC, MOST_SECONDS = 3e-8, 30.0
+
+
+def memory_of(n_sites: int, n_params: int) -> float:
+    """Return the bytes that a fit takes, of which nearly all are matrices of the sites."""
+    return 8.0 * COPIES * n_sites * n_params**2
 
 
 class Source:
-    """The losses of V sites with p parameters, in the user's units."""
+    """Losses of V sites with p parameters, in the user's units."""
 
     def __init__(self, data: SiteData) -> None:
         self.data, self.sites, self.loss, self.names, self.n_samples = data, data.sites, data.loss, data.names, data.n
@@ -51,14 +61,14 @@ class Source:
         if not self.n_samples.all():
             empty = self.sites[int(np.flatnonzero(self.n_samples == 0)[0])]
             raise DataError(f"site {empty!r} has no rows: leave it out, and ask for its model with `join`")
-        self.gram: Array | None = None  # X'X (V, q, q), for losses with a threshold
         self._first: QuadraticLikelihoods | None = None
         self._last: tuple[Array, Quadratics] | None = None
         self.fixed = np.zeros(len(self.names), dtype=bool)  # coefficients that are the same at all sites
         self.district: Index | None = None  # (V,) in which each site is, where districts differ, too
 
     def take(self, order: Index) -> Source:
-        """Return some sites, in that order. Quadratics say all about a quadratic loss, so that rows are not copied."""
+        """Return some of the sites, in that order. Quadratics fully describe a quadratic loss, so its rows are not
+        copied."""
         if not self.loss.quadratic:
             made = Source(self.data.take(order))
             made.fixed, made.district = self.fixed, None if self.district is None else self.district[order]
@@ -70,42 +80,62 @@ class Source:
         return made
 
     def first(self) -> QuadraticLikelihoods:
-        """Return quadratics to begin with, and to find units from."""
+        """Return the first quadratics, which also determine the units."""
         if self._first is not None:
             return self._first
         zero = np.zeros((len(self.sites), len(self.names)))
         if not self.has_rows:
             made = self._of_summaries(zero)
-        elif self.loss.threshold is None:
+        elif self.loss.quadratic or not self.loss.scale_equivariant:
             made = self.expand(zero)
         else:  # where residuals are small; as least squares, whose curvature is 1
             sums = self.expand(self.start())
-            assert self.gram is not None
             share = max(float(np.einsum("ujj->", sums.G) / max(np.einsum("ujj->", self.gram), 1e-300)), 1e-300)
-            made = QuadraticLikelihoods(sums.G / share, sums.c / share, sums.yy / share, sums.n)
+            made = QuadraticLikelihoods.from_products(sums.G / share, sums.c / share, sums.yy / share, sums.n)
         self._first = made if self.loss.quadratic else None  # others need the memory
         return made
 
     def with_fixed(self, named: Sequence[str], first: QuadraticLikelihoods) -> Source:
-        """Return the source with these columns fixed, and those that are constant within sites."""
+        """Return the source with these columns fixed, and with those that are constant within sites."""
         columns = self.data.feature_names
         unknown = [name for name in named if name not in columns[int(columns[0] == INTERCEPT) :]]
         if unknown:
             known = listed([name for name in columns if name != INTERCEPT], 12)
-            raise ParameterError(f"fixed names {unknown[0]!r}, which is no column: there are {known}")
+            raise ParameterError(f"fixed names {unknown[0]!r}, which is not a column; the columns are {known}")
         if named and self.loss.location:
             raise ParameterError(f"the {self.loss.name} loss has no effects of columns: leave {argument('fixed')} out")
         fixed = np.isin(columns, list(named)) | self._constant_within(first)
         if fixed.all():
-            raise ParameterError(
-                "all columns are fixed, so that sites do not differ: leave one out, or add an intercept"
-            )
+            raise ParameterError("all columns are fixed, so sites do not differ: leave one out, or add an intercept")
         made = copy.copy(self)
         made.fixed = np.tile(fixed, len(self.names) // len(columns))
         return made
 
+    def refuse_large(self, fixed: int) -> None:
+        """Raise `ParameterError` if matrices exceed the free memory, or a site takes more than half a minute.
+
+        ``fixed`` columns do not vary between sites.
+        """
+        V, p, free = len(self.sites), len(self.names), free_memory()
+        needed = memory_of(V, p)
+        if free is not None and needed > free:
+            raise ParameterError(
+                f"{count(V, 'site')} with {count(p, 'coefficient')} need about {needed / 1e9:.2g} GB, and "
+                f"{free / 1e9:.2g} GB are free: name fewer columns ({argument('features')})"
+            )
+        said, p = None if self.has_rows else self.data.curvature, p - fixed
+        rank = float(np.max(self.n_samples if said is None else [p if one is None else one.rank for one in said]))
+        seconds = CUBIC * p**2 * (rank if rank <= SHORT * p else p)
+        if seconds > MOST_SECONDS:
+            raise ParameterError(
+                f"{count(p, 'coefficient')} that vary between sites take about {seconds:.0f} seconds per site: name "
+                f"fewer columns ({argument('features')}), keep some the same at all sites ({argument('fixed')}), or "
+                "fit summaries of low rank (summarise(rank=10), fedkin site share --rank 10)"
+            )
+
     def _constant_within(self, first: QuadraticLikelihoods) -> Mask:
-        """Columns ``(q,)`` that are constant within nearly all sites of several rows, where there is an intercept."""
+        """Return which columns ``(q,)`` are constant within nearly all sites of several rows, if there is an
+        intercept."""
         columns, several = self.data.feature_names, self.n_samples > 1
         if columns[0] != INTERCEPT or self.loss.location or several.sum() < 2:
             return np.zeros(len(columns), dtype=bool)
@@ -123,7 +153,7 @@ class Source:
         return expansion(self.loss, self._expanded(theta), self.n_samples)
 
     def values(self, theta: Array) -> Array:
-        """Return the sites' losses ``(V,)`` at ``theta (V, p)``; infinite where they cannot be computed."""
+        """Return the sites' losses ``(V,)`` at ``theta (V, p)``; infinite if they cannot be computed."""
         with np.errstate(over="ignore", invalid="ignore"):
             each = self.data.values(theta) if self.data.in_memory else self._expanded(theta).value[:, 0]
         return np.asarray(np.where(np.isfinite(each), each, np.inf))
@@ -134,34 +164,36 @@ class Source:
 
     @property
     def can_average(self) -> bool:
-        """Whether expansions can be averaged: losses of one predictor that are smooth everywhere."""
-        smooth = not self.loss.quadratic and self.loss.threshold is None
-        return smooth and self.has_rows and self.loss.n_outputs == 1 and self.loss.rowwise is not None
+        """Whether expansions can be averaged: losses with at most one predictor that are smooth everywhere."""
+        smooth = not self.loss.quadratic and self.loss.linear_beyond is None
+        return smooth and self.has_rows and self.loss.n_outputs < 2
 
     @property
     def averages(self) -> bool:
-        """Whether sites' estimates need averaged expansions: rows of two classes say little each."""
+        """Whether sites' estimates need averaged expansions, because a row of two classes has little information."""
         return self.can_average and self.loss.target == "class"
 
     @cached_property
     def canonical(self) -> bool:
-        """Whether curvatures do not depend on targets, as those of canonical links."""
+        """Whether curvatures do not depend on targets, as for canonical links and partial likelihoods."""
         rowwise, eta = self.loss.rowwise, np.linspace(-1.0, 1.0, 5)[:, None]
         if rowwise is None or rowwise.n_outputs > 1:
-            return False
+            return self.loss.target == "survival"
         none, one = (rowwise.curvature_at(eta, np.full(len(eta), y)) for y in (0.0, 1.0))
         return bool(np.array_equal(none, one))
 
     def averaged(self, theta: Array, covariance: Array, shared: Array | None = None) -> QuadraticLikelihoods:
         """Return quadratics with value, gradient and Hessian averaged over ``N(theta (V, p), covariance (V, p, p))``.
 
-        ``shared (V, p, p)`` is the covariance of what sites owe to an estimated mean, for which gradients of losses
-        with canonical links are adjusted (Firth 1993).
+        ``shared (V, p, p)`` is the covariance of the sites' parameters due to the estimated mean; the gradients of
+        losses with canonical links are adjusted for it (Firth 1993).
 
-        At a point alone, losses of classes look steeper than they are for parameters that are still uncertain, so that
-        variances and means come out too small (Breslow and Lin 1995); averaged, they are those of a Gaussian
-        variational approximation (Ormerod and Wand 2012).
+        At a point alone, losses of classes look steeper than they are for uncertain parameters, so variances and means
+        come out too small (Breslow and Lin 1995). Averaged expansions are a Gaussian variational approximation (Ormerod
+        and Wand 2012).
         """
+        if self.loss.rowwise is None:
+            return self._averaged_over_points(theta, covariance, shared if self.canonical else None)
         sums = Quadratics.zeros(theta, 1)
         for part, at in self._parts():
             for u, site in zip(at.tolist(), part.sites, strict=True):
@@ -172,8 +204,37 @@ class Source:
                 sums.hessian[u] += hessian
         return expansion(self.loss, sums, self.n_samples)
 
+    def _averaged_over_points(self, theta: Array, covariance: Array, shared: Array | None) -> QuadraticLikelihoods:
+        """Return `averaged` of losses without predictors of rows, over 2p points (McNamee and Stenger 1967)."""
+
+        def average(spread: Array) -> Quadratics:
+            value, vectors = np.linalg.eigh(spread)
+            steps = np.sqrt(p * np.maximum(value, 0.0))[:, None, :] * vectors
+            sums = Quadratics.zeros(theta, 1)
+            for step in np.moveaxis(np.concatenate([steps, -steps], axis=2), 2, 0):
+                each = self.data.expand(theta + step)
+                sums.value[:] += each.value / (2 * p)
+                sums.gradient[:] += each.gradient / (2 * p)
+                sums.hessian[:] += each.hessian / (2 * p)
+            return sums
+
+        p = theta.shape[1]
+        sums = average(covariance)
+        if shared is not None:
+            sums = replace(sums, gradient=2 * sums.gradient - average(covariance + shared).gradient)
+        return expansion(self.loss, sums, self.n_samples)
+
+    @cached_property
+    def gram(self) -> Array:
+        """Return sums ``X'X (V, q, q)`` of every site."""
+        q = self.data.n_features
+        out = np.zeros((len(self.sites), q, q))
+        for part, at in self._parts():
+            out[at] += gram_sums(part.rows)
+        return out
+
     def start(self) -> Array:
-        """Return one parameter for all sites, ``(V, p)``."""
+        """Return one common parameter for all sites, ``(V, p)``."""
         return np.tile(self._pooled, (len(self.sites), 1))
 
     @cached_property
@@ -194,7 +255,7 @@ class Source:
         return np.asarray(damped_newton(value, derivatives, np.zeros((1, len(self.names))), POOLED_TOL, POOLED)[0][0])
 
     def dispersion(self, theta: Array, A: Array, degrees: float) -> float:
-        """Return how much scores scatter beyond what Hessians promise, for scores in the units of ``A``."""
+        """Return the ratio of the scores' variance to that implied by Hessians, for scores in the units of ``A``."""
         # 1 for classes, at least 1 for counts: a likelihood is not believed to be less noisy than it says
         if self.loss.target in ("class", "survival"):
             return 1.0
@@ -202,7 +263,7 @@ class Source:
         promised = float(np.einsum("uij,ik,jk->", self.expand(theta).G, A, A))
         n = float(self.n_samples.sum())
         found = squares / max(promised, 1e-300) * n / max(n - degrees, 1.0)
-        if self.gram is not None:
+        if self.loss.linear_beyond is not None:
             share = promised / max(float(np.einsum("uij,ik,jk->", self.gram, A, A)), 1e-300)
             # scores scatter more than estimates let them, with so many degrees of freedom per row (Huber 1973)
             inside = max(share, LEAST_SHARE)
@@ -211,26 +272,28 @@ class Source:
         return max(found, 1.0) if likelihood else found
 
     def shared_dispersion(self) -> float:
-        """Return the mean over rows of the dispersions that summaries hold; 1 where the loss has none."""
+        """Return the mean over rows of the dispersions in the summaries; 1 if the loss has none."""
         own = self.data.own
         if self.loss.target == "class" or own is None:
             return 1.0
         return float(self.n_samples @ np.array([one.dispersion for one in own]) / self.n_samples.sum())
 
     def refuse_small_threshold(self) -> None:
-        """Raise `DataError` where summaries have most rows beyond the threshold: their curvature tells nothing."""
-        if self.has_rows or self.loss.threshold is None or self.names[0] != INTERCEPT:
+        """Raise `DataError` if most rows of the summaries are beyond the threshold, so that curvature carries no
+        information."""
+        if self.has_rows or self.loss.linear_beyond is None or self.names[0] != INTERCEPT:
             return
         share = float(self.data.expand(np.zeros(0)).hessian[:, 0, 0, 0].sum() / self.n_samples.sum())
         if share < SUMMED_SHARE:
+            delta = self.loss.linear_beyond
             raise DataError(
-                f"{max(share, 0.0):.0%} of the rows are within delta={self.loss.threshold:g} of predictions, too few "
+                f"{max(share, 0.0):.0%} of the rows are within delta={delta:g} of predictions, too few "
                 f"for summaries of the {self.loss.name} loss: agree on a larger delta, in units of the target (about "
                 "1.3 standard deviations of the noise)"
             )
 
     def _of_summaries(self, zero: Array) -> QuadraticLikelihoods:
-        """Return the sums of summaries, with the low rank that sites have said."""
+        """Return the sums of summaries, with the low rank stated by the sites."""
         said, n = self.data.curvature, self.n_samples
         if said is not None:  # directions that are left out have no residuals either
             n = n - np.array([0 if one is None else one.left_out for one in said])
@@ -251,21 +314,17 @@ class Source:
             yield part, np.array([position[site] for site in part.sites], dtype=np.int64)
 
     def _expanded(self, theta: Array) -> Quadratics:
-        """Quadratics around ``theta (V, p)``; the last ones are kept, since files are read for every other."""
+        """Return quadratics around ``theta (V, p)``; the last ones are kept, since files are read for every other."""
         if self._last is not None and np.array_equal(self._last[0], theta):
             return self._last[1]
         with np.errstate(over="ignore", invalid="ignore"):
-            if self.loss.threshold is None:
+            if self.loss.linear_beyond is None:
                 sums = self.data.expand(theta)
             else:
                 sums, counts = Quadratics.zeros(theta, 1), np.zeros((len(theta), THRESHOLDS))
                 for part, at in self._parts():
                     sums.add(at, part.expand(theta[at]))
                     counts[at] += residual_counts(self.loss, part.rows, theta[at])
-                if self.gram is None:
-                    self.gram = np.zeros_like(sums.hessian[:, 0])
-                    for part, at in self._parts():
-                        self.gram[at] += gram_sums(part.rows)
                 sums = replace(sums, hessian=(self.gram * expected_shares(counts)[:, None, None])[:, None])
         if not self.data.in_memory:
             self._last = theta.copy(), sums
@@ -273,7 +332,7 @@ class Source:
 
 
 class ScaledLosses(NamedTuple):
-    """The losses of a source as functions of fitted parameters; values are in the user's units."""
+    """The losses of a source as functions of the fitted parameters; values are in the user's units."""
 
     source: Source
     units: Units
@@ -291,26 +350,27 @@ class ScaledLosses(NamedTuple):
         return self.fitted(self.source.expand(self.units.theta(at)))
 
     def averaged(self, at: Array, covariance: Array, shared: Array | None = None) -> QuadraticLikelihoods:
-        """Return quadratics averaged around ``at (V, p)`` with ``covariance (V, p, p)``; ``shared`` as of a source."""
+        """Return quadratics averaged around ``at (V, p)`` with ``covariance (V, p, p)``; ``shared`` is as in
+        `Source`."""
         units, owed = self.units, None if shared is None else self.units.covariance(shared)
         return self.fitted(self.source.averaged(units.theta(at), units.covariance(covariance), owed))
 
     def fitted(self, sums: QuadraticLikelihoods) -> QuadraticLikelihoods:
-        """Return quadratics in the units of the fit."""
+        """Return the sums as quadratics in the units of the fit."""
         return replace(self.units.fitted(sums), district=self.source.district)
 
     def sums(self, at: Array, covariance: Array) -> QuadraticLikelihoods:
-        """Return quadratics at a point, averaged around it where sites' estimates need that."""
+        """Return quadratics at a point, averaged around it if the sites' estimates need that."""
         return self.averaged(at, covariance) if self.source.averages else self.expand(at)
 
 
 def expansion(loss: Loss, sums: Quadratics, n: Index | Array) -> QuadraticLikelihoods:
-    """Quadratics of one part, of ``n (V,)`` rows, as quadratics."""
+    """Return the quadratics of one part, of ``n (V,)`` rows."""
     A, b, c = (each[:, 0] for each in sums.coefficients())
     p = b.shape[1]
     G = A[:, None, None] * np.eye(p) if A.ndim == 1 else 0.5 * (A + np.swapaxes(A, 1, 2))
     rows = n.astype(np.float64) * (p if loss.location else 1)
-    return QuadraticLikelihoods(G, b, 2 * (np.maximum(c, 0.0) if loss.quadratic else c), rows)
+    return QuadraticLikelihoods.from_products(G, b, 2 * (np.maximum(c, 0.0) if loss.quadratic else c), rows)
 
 
 def score_squares(loss: Loss, federation: Federation, theta: Array, A: Array) -> float:
@@ -328,7 +388,8 @@ def _averages(
 ) -> tuple[float, Array, Array]:
     """Return value, gradient and Hessian of the rows' loss, averaged over ``N(theta (p,), covariance (p, p))``.
 
-    Averaging over ``shared (p, p)``, too, would change slopes; Firth's adjustment is that change with the other sign.
+    Averaging over ``shared (p, p)``, too, would change slopes; Firth's adjustment is that change with the opposite
+    sign.
     """
     rowwise, (X, y, offset) = loss.rowwise, rows.arrays
     assert rowwise is not None and y is not None
@@ -355,18 +416,18 @@ def intercepts_of(names: tuple[str, ...], n_outputs: int) -> Mask:
 
 
 def canonical_order(sums: QuadraticLikelihoods, sites: tuple[Hashable, ...]) -> Index:
-    """Return an order of the sites that depends on what they say, and on their names only where two say the same."""
+    """Return an order of the sites by their data, and by their names only if their data are equal."""
     names = np.argsort(np.argsort(np.array([repr(site) for site in sites])))
     # sites that say the same otherwise do not differ off the diagonal: of many coefficients that takes long
     rest = sums.G.reshape(len(names), -1) if sums.n_params <= FEW else np.einsum("ujj->uj", sums.G)
     return np.lexsort([names, *rest.T, sums.yy, *sums.c.T, sums.n]).astype(np.int64)
 
 
-# --- losses with a threshold --------------------------------------------------------------------------------------
+# --- losses that are linear beyond a threshold ------------------------------------------------------------------------
 
 
 def gram_sums(federation: Federation) -> Array:
-    """``X'X (V, q, q)`` of every site."""
+    """Return sums ``X'X (V, q, q)`` of every site."""
     out = np.empty((federation.n_sites, federation.n_features, federation.n_features))
     for u, site in enumerate(federation.sites):
         rows = federation[site]
@@ -375,21 +436,22 @@ def gram_sums(federation: Federation) -> Array:
 
 
 def residual_counts(loss: Loss, federation: Federation, theta: Array) -> Array:
-    """Return rows of every site at ``theta (V, p)`` by the first threshold that holds them, ``(V, THRESHOLDS)``."""
-    assert loss.threshold is not None
+    """Count the rows of every site at ``theta (V, p)`` by the first threshold that includes them, ``(V,
+    THRESHOLDS)``."""
+    assert loss.linear_beyond is not None
     out = np.zeros((len(theta), THRESHOLDS))
     for u, site in enumerate(federation.sites):
         rows = federation[site]
         assert rows.y is not None
         residual = rows.y - rows.X @ theta[u] - (0.0 if rows.offset is None else rows.offset)
-        size = np.nan_to_num(np.abs(residual) / loss.threshold, nan=np.inf)
+        size = np.nan_to_num(np.abs(residual) / loss.linear_beyond, nan=np.inf)
         number = np.ceil(4.0 * np.log2(np.clip(size, 1.0, 2.0 ** (0.25 * (THRESHOLDS - 1))))).astype(np.int64)
         out[u] = np.bincount(np.minimum(number, THRESHOLDS - 1), weights=rows.weight, minlength=THRESHOLDS)
     return out
 
 
 def expected_shares(counts: Array) -> Array:
-    """Return the expected curvature ``(V,)`` of a site's rows, by their `residual_counts`."""
+    """Return the expected curvature ``(V,)`` of a site's rows, from their `residual_counts`."""
     within, n = counts.cumsum(axis=1), counts.sum(axis=1)
     shares = within.sum(axis=0) / n.sum()
     k = int(np.argmax(shares >= LEAST_SHARE))

@@ -1,8 +1,7 @@
-"""Losses: what a site minimises on its own rows, the mean over them of ``m(z; theta)``.
+"""Define the losses ``m(z; theta)``, whose mean over its rows each site minimises.
 
-To add a loss: write a file with its class (`ScalarLoss` for one linear predictor), and add the class to `LOSSES` here
-and to the losses of the tests (`tests/builders.py`). Estimators, commands, contracts, summaries, rounds and reports ask
-the loss for everything else.
+To add a loss, write a file with its class (`ScalarLoss` for one linear predictor), and add the class to `LOSSES` here
+and to the losses of the tests (`tests/builders.py`). All other packages get what they need from the loss.
 """
 
 from __future__ import annotations
@@ -16,8 +15,9 @@ from typing import Any, NoReturn
 from numpy.typing import NDArray
 
 from fedkin.errors import FedkinWarning, ModelFileError, ParameterError
-from fedkin.losses.base import LOGIT_SIZE, Loss, RowLoss, ScalarLoss, TargetKind, UserLoss, by_loss, weighted_gram
+from fedkin.losses.base import LOGIT_SIZE, Loss, RowLoss, ScalarLoss, TargetKind, by_loss, weighted_gram
 from fedkin.losses.cox import CoxLoss
+from fedkin.losses.custom import UserLoss
 from fedkin.losses.gamma import GammaLoss
 from fedkin.losses.huber import HuberLoss
 from fedkin.losses.linear import LinearLoss
@@ -34,7 +34,7 @@ __all__ = [
     "make_loss", "restore_loss", "weighted_gram",
 ]  # fmt: skip
 
-#: Losses by name. The first one for a kind of target is the one that "auto" means.
+#: Losses by name. "auto" selects the first one for a kind of target.
 LOSSES: dict[str, type[Loss]] = {
     kind.name: kind
     for kind in (
@@ -43,7 +43,7 @@ LOSSES: dict[str, type[Loss]] = {
     )
 }  # fmt: skip
 LOSS_NAMES = tuple(LOSSES)
-#: Losses that compiled rounds know; their slopes are compiled in this order.
+#: Losses supported by compiled rounds; their slopes are compiled in this order.
 COMPILED_LOSSES: tuple[type[ScalarLoss], ...] = tuple(kind for kind in LOSSES.values() if issubclass(kind, ScalarLoss))
 
 
@@ -53,7 +53,7 @@ def loss_names(*targets: TargetKind) -> tuple[str, ...]:
 
 
 def loss_kind(loss: str | Loss) -> type[Loss]:
-    """Return the class of a loss that is given by name or as an object."""
+    """Return the class of a loss given by name or as an object."""
     if isinstance(loss, Loss):
         return type(loss)
     if loss not in LOSSES:
@@ -62,12 +62,12 @@ def loss_kind(loss: str | Loss) -> type[Loss]:
 
 
 def loss_for(target: TargetKind, n_classes: int = 2) -> Loss:
-    """Return the loss to propose for a kind of target."""
+    """Return the default loss for a kind of target."""
     return LOSSES[loss_names(target)[0]].from_classes(n_classes)
 
 
 def make_loss(loss: str | Loss, y: NDArray[Any] | None = None) -> Loss:
-    """Return the loss of that name; ``y`` (all sites' targets) tells the number of classes."""
+    """Return the loss of that name; ``y`` (all sites' targets) determines the number of classes."""
     return loss if isinstance(loss, Loss) else loss_kind(loss).from_target(y)
 
 
@@ -79,7 +79,7 @@ def describe_loss(loss: Loss) -> dict[str, Any]:
 
 
 def described_loss(described: Mapping[str, Any]) -> Loss:
-    """Return the built-in loss that `describe_loss` described."""
+    """Return the built-in loss from the result of `describe_loss`."""
     parameters = dict(described)
     name = parameters.pop("name", None)
     kind = loss_kind(name)
@@ -90,9 +90,9 @@ def described_loss(described: Mapping[str, Any]) -> Loss:
 
 
 def restore_loss(described: Mapping[str, Any], given: Loss | None, path: Path) -> Loss:
-    """Return the loss of a model file; ``given`` is the user's, ``path`` the file to name in errors."""
+    """Return the loss of a model file; ``given`` is the user's loss, ``path`` is named in errors."""
     if not isinstance(described.get("name"), str):
-        raise ModelFileError(f"{path}: its loss has no name; the file is damaged, copy the model again or fit it again")
+        raise ModelFileError(f"{path}: its loss has no name; the file is damaged: copy the model again or refit it")
     if described.get("own"):
         if given is not None:
             return given
@@ -106,7 +106,7 @@ def restore_loss(described: Mapping[str, Any], given: Loss | None, path: Path) -
         return UserLoss(_no_code, _no_code, name=str(described["name"]))
     if given is not None and describe_loss(given) != dict(described):
         raise ModelFileError(
-            f"{path}: the model has the loss {dict(described)}, not {describe_loss(given)}: leave loss= out"
+            f"{path}: the model has the loss {dict(described)}, not {describe_loss(given)}: omit loss="
         )
     try:
         return described_loss(described)
@@ -116,5 +116,5 @@ def restore_loss(described: Mapping[str, Any], given: Loss | None, path: Path) -
 
 def _no_code(*_: object) -> NoReturn:
     raise ParameterError(
-        "this loss was loaded from a file, which holds its name only: pass the loss to load(..., loss=...)"
+        "this loss was loaded from a file, which stores only its name: pass the loss to load(..., loss=...)"
     )

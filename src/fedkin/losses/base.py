@@ -1,23 +1,21 @@
-"""`Loss`, any function of theta; `RowLoss`, of linear predictors; `ScalarLoss`, of one; `LogLinkLoss`, of a log mean.
+"""Define base classes of losses: `Loss`, `RowLoss` and `ScalarLoss` (linear predictors), `LogLinkLoss`.
 
-A loss says everything that depends on it: which targets it takes, how it links predictors to responses, how held-out
-rows are scored, when it suits a target. Other packages ask the loss and never which loss it is.
+A loss defines everything that depends on it: valid targets, the link function, the score of held-out rows, and the
+targets that it suits. It must be convex in the predictor: certificates and kin rely on that.
 """
 
 from __future__ import annotations
 
-import inspect
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Hashable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Hashable, Iterator, Sequence
 from typing import Any, ClassVar, Literal, Self
 
 import numpy as np
 from numpy.typing import NDArray
 from scipy.special import entr
 
-from fedkin._base import Array, Index, Mask
-from fedkin.errors import DataError, ParameterError
+from fedkin._base import TINY, Array, Index, Mask
+from fedkin.errors import DataError, ParameterError, argument
 
 #: Mean square of a logit or log rate that is still plausible: 5 is odds of 148 to 1.
 LOGIT_SIZE = 25.0
@@ -27,13 +25,13 @@ _NODES, _WEIGHTS = np.polynomial.hermite_e.hermegauss(15)
 _WEIGHTS = _WEIGHTS / _WEIGHTS.sum()
 
 TargetKind = Literal["number", "count", "positive", "class", "survival"]
-Maybe = Array | None  #: an array that rows may not have
+Maybe = Array | None  #: an optional array of rows
 
 
 class Loss(ABC):
-    """Mean loss of one site as a convex function of its parameter ``theta (p,)``.
+    """Base class of losses: the mean loss of one site as a convex function of ``theta (p,)``.
 
-    Parameters of all methods: ``theta (p,)``, ``X (n, q)``, ``y (n,)`` or None, ``offset (n,)`` or None. The methods on
+    Parameters of the methods: ``theta (p,)``, ``X (n, q)``, ``y (n,)`` or None, ``offset (n,)`` or None. The methods on
     batches take B sites with n rows each: ``theta (B, p)``, ``X (B, n, q)``, ``y`` and ``offset (B, n)`` or None.
     """
 
@@ -41,17 +39,17 @@ class Loss(ABC):
     target: ClassVar[TargetKind | None] = "number"  # None for losses of the features alone (the mean)
     wanted: str = "a target"  # numbers that may be targets, for messages
     link: ClassVar[Literal["identity", "log", "logit", "softmax"] | None] = None  # from predictor to mean response
-    metric: ClassVar[str | None] = None  # names the error of `row_errors`; None where the loss itself scores rows
-    ratio: ClassVar[str | None] = None  # what the exponential of a coefficient is called, where results show it
-    purpose: ClassVar[str] = ""  # targets that it is meant for ("counts"), where that is not plain from `target`
+    metric: ClassVar[str | None] = None  # name of the error in `row_errors`; None if the loss itself scores rows
+    ratio: ClassVar[str | None] = None  # name of the exponential of a coefficient in results
+    purpose: ClassVar[str] = ""  # intended targets ("counts"), if not clear from `target`
     boosting: ClassVar[str | None] = None  # objective of LightGBM with the same mean response, where there is one
-    takes_intercept: bool = True  # predictors have a level of their own
-    location: bool = False  # theta is a point among the rows: it moves with them, without intercept or predictor
-    additive: bool = True  # the loss of rows adds up from parts of them; else rows count among those of their site
+    takes_intercept: bool = True  # whether linear predictors have an intercept
+    location: bool = False  # theta is a location, without intercept or linear predictor
+    additive: bool = True  # the loss is a sum over rows; otherwise it depends on all rows of a site
     quadratic: bool = False  # `quadratic_terms` describes the loss completely; a `RowLoss` then has curvature 1
     strong_convexity: float = 0.0  # a modulus that is certain for all rows
     n_outputs: int = 0  # linear predictors of a row; 0 for losses that are not a `RowLoss`
-    threshold: float | None = None  # size of a residual beyond which a row's loss is linear, without curvature
+    linear_beyond: float | None = None  # residual size beyond which a row has no curvature; None for smooth losses
     parameter: float = 0.0  # of `ScalarLoss.slope`
     estimates_scale: bool = False  # `dispersion` is an estimate: tests refer to F instead of chi-square
     has_prediction: bool = True  # `predict` is more than the linear predictor
@@ -63,42 +61,44 @@ class Loss(ABC):
     def __hash__(self) -> int:
         return hash(type(self)) if not vars(self) else id(self)
 
-    # --- making a loss for data ---
+    # --- losses for given data ---
     @classmethod
     def from_target(cls, y: NDArray[Any] | None) -> Loss:
-        """Return the loss of this kind for the targets of all sites."""
+        """Return the loss of this class for the targets of all sites."""
         return cls()
 
     @classmethod
     def from_classes(cls, n_classes: int) -> Loss:
-        """Return the loss for so many classes, where targets are classes."""
+        """Return the loss for this number of classes, if targets are classes."""
         return cls()
 
     @classmethod
     def from_rows(cls, X: Array, y: Maybe, site: Index, offset: Maybe = None, weight: Maybe = None) -> Loss:
-        """Return the loss with parameters that fit all rows; ``site (n,)`` numbers their sites."""
+        """Return the loss with its parameters estimated from all rows; ``site (n,)`` numbers their sites."""
         return cls.from_target(y)
 
     @classmethod
     def suits(cls, y: NDArray[Any]) -> bool:
-        """Return whether targets look as if this loss were meant for them."""
+        """Return whether the targets suggest this loss."""
         return False
 
     def check_target(self, y: NDArray[Any] | None, site: object) -> None:
-        """Raise `DataError`, naming the site, when ``y`` cannot be a target of this loss."""
+        """Raise a `DataError` that names the site if ``y`` is not a valid target of this loss."""
         if self.target is not None and y is None:
             raise DataError(f"site {site!r} has no target, but the {self.name} loss needs one")
         if self.target is not None and y is not None and y.dtype.kind not in "fiub":
             raise DataError(
-                f"site {site!r}: the {self.name} loss needs a numeric target, got {y.dtype}; "
-                "encode the labels as numbers, or use KinClassifier, which does it"
+                f"site {site!r}: the {self.name} loss needs a numeric target, got {str(y[0])!r}; for classes, leave "
+                f"{argument('loss')} out, or use KinClassifier"
             )
         if y is not None and (bad := self.refused(y)).any():
-            hint = "; encode the labels, or use KinClassifier, which does it" if self.target == "class" else ""
-            raise DataError(f"site {site!r}: the {self.name} loss needs {self.wanted}, got {y[bad][0]:g}{hint}")
+            hint = "encode the labels, or use KinClassifier"
+            if self.target != "class":
+                hint = f"correct such rows, or choose another {argument('loss')}"
+            raise DataError(f"site {site!r}: the {self.name} loss needs {self.wanted}, got {y[bad][0]:g}; {hint}")
 
     def refused(self, y: NDArray[Any]) -> Mask:
-        """Return which numbers cannot be targets of this loss."""
+        """Return a mask of invalid targets."""
         return np.zeros(y.shape, dtype=bool)
 
     # --- the mean loss of one site ---
@@ -127,65 +127,70 @@ class Loss(ABC):
         """Return the mean response of each row ``(n,)``; class probabilities ``(n, C)`` for multinomial."""
 
     def row_errors(self, y: Array, response: Array) -> Array:
-        """Return the error ``(n,)`` of held-out rows, where `metric` names it; lower is better.
+        """Return the error ``(n,)`` of held-out rows, as named by `metric`; lower is better.
 
-        ``response`` is what `predict` gives; losses without a target compare the features ``y (n, p)`` with it. Where
-        the loss is not `additive`, the rows are those of one site.
+        ``response`` is the result of `predict`; losses without a target compare the features ``y (n, p)`` with it. If
+        the loss is not `additive`, all rows must be from one site.
         """
-        raise NotImplementedError(f"the {self.name} loss has no error of single rows")
+        raise NotImplementedError(f"the {self.name} loss does not define an error per row")
 
-    def scored(self, y: Array) -> Array:
-        """Return weights ``(n,)`` of held-out rows in a mean error."""
+    def score_weights(self, y: Array) -> Array:
+        """Return the weights ``(n,)`` of held-out rows in the mean error."""
         return np.ones(len(y))
 
     def cumulative_hazard(self, theta: Array, X: Array, y: Maybe, offset: Maybe = None) -> tuple[Array, Array]:
-        """Return times ``(K,)`` and the cumulative hazard up to each, of a row of this site whose predictor is 0."""
+        """Return times ``(K,)`` and the site's baseline cumulative hazard at each."""
         raise NotImplementedError(f"the {self.name} loss has no hazards")
+
+    @property
+    def scale_equivariant(self) -> bool:
+        """Whether theta scales with the target, whose unit is then unknown, so that residuals have a scale to learn."""
+        return self.location or (self.link == "identity" and self.estimates_scale)
 
     def dispersion(self, theta: Array, X: Array, y: Maybe, offset: Maybe = None, weight: Maybe = None) -> float:
         """Return the factor by which the score covariance exceeds the Hessian; 1 for likelihoods without a free scale.
 
-        A row of ``weight (n,)`` w counts as w rows, for losses on linear predictors.
+        For losses on linear predictors, a row with ``weight (n,)`` w counts as w rows.
         """
         return 1.0
 
     def remark(self, noise: float) -> str | None:
-        """Return what a learned dispersion says against this loss, and which one to take instead."""
+        """Return a warning if the estimated dispersion contradicts this loss, with the loss to use instead."""
         return None
 
-    # --- what depends on the kind of loss ---
+    # --- structure of the loss ---
     @property
     def rowwise(self) -> RowLoss | None:
-        """The loss as a function of linear predictors; None when it is none."""
+        """Loss as a function of linear predictors; None if it is not one."""
         return None
 
     def quadratic_terms(self, X: Array, y: Maybe, offset: Maybe, weight: Maybe = None) -> tuple[Array, Array, Array]:
-        """Return ``A, b, c`` of ``theta' A theta / 2 - b' theta + c`` on a batch, where `quadratic`.
+        """Return ``A, b, c`` of ``theta' A theta / 2 - b' theta + c`` on a batch, if the loss is `quadratic`.
 
-        ``A (B, p, p)``, or ``(B,)`` when all are multiples of the identity; ``b (B, p)``; ``c (B,)``. Weights
-        ``(B, n)`` have mean 1 on each site.
+        ``A (B, p, p)``, or ``(B,)`` if all are multiples of the identity; ``b (B, p)``; ``c (B,)``. Weights ``(B, n)``
+        have mean 1 on each site.
         """
         raise NotImplementedError(f"the {self.name} loss is not quadratic")
 
     def least_squares_rows(self, X: Array, y: Maybe, offset: Maybe, weight: Maybe = None) -> tuple[Array, Array] | None:
-        """Return features ``(B, n, p)`` and responses ``(B, n)`` when the loss is least squares on them, else None."""
+        """Return features ``(B, n, p)`` and responses ``(B, n)`` if the loss is least squares on them, else None."""
         return None
 
     def row_curvatures(self, theta: Array, X: Array, y: Maybe, offset: Maybe) -> Maybe:
-        """Return the trace ``(n,)`` of each row's Hessian, row k at ``theta[k]`` of ``theta (n, p)``, where known."""
+        """Return the trace ``(n,)`` of each row's Hessian, with row k at ``theta[k]`` of ``theta (n, p)``, if known."""
         return None
 
-    # --- gradients of batches, in a compact form that SAGA can remember; a site's bits do not depend on the others ---
+    # --- gradients of batches in a compact form for SAGA; bitwise independent of other sites ---
     def compact_width(self, n_params: int) -> int:
-        """Return how many numbers of a row `compact_scores` holds."""
+        """Return how many numbers `compact_scores` holds per row."""
         return self.n_outputs or n_params
 
     def compact_scores(self, theta: Array, X: Array, y: Maybe, offset: Maybe) -> Array:
-        """Return numbers ``(B, n, width)`` that give each row's gradient, given the row. Here the whole score."""
+        """Return numbers ``(B, n, width)`` that determine each row's gradient; by default the full score."""
         return np.stack([self.scores(t, *rows) for t, *rows in each(theta, X, y, offset)])
 
     def mean_of_compact(self, compact: Array, X: Array) -> Array:
-        """Return mean gradients ``(B, p)`` of a batch whose `compact_scores` are given."""
+        """Return mean gradients ``(B, p)`` of a batch from its `compact_scores`."""
         return np.asarray(compact.sum(axis=1) / X.shape[1])
 
     def batch_gradients(self, theta: Array, X: Array, y: Maybe, offset: Maybe) -> Array:
@@ -194,10 +199,10 @@ class Loss(ABC):
 
 
 class RowLoss(Loss):
-    """Loss that sees a row through ``k`` linear predictors; ``theta`` is ``(k, q)`` flattened, ``k = n_outputs``.
+    """Loss of ``k`` linear predictors per row; ``theta`` is ``(k, q)`` flattened, with ``k = n_outputs``.
 
-    Predictors have shape ``(..., k)`` and targets ``(...)``, so that one call serves one site or many. Subclasses state
-    the pointwise functions, their convex conjugate and the mean response; scores, Hessians, certificates follow.
+    Predictors have shape ``(..., k)`` and targets ``(...)``, so calls handle one site or many. Subclasses define the
+    pointwise functions, their convex conjugate and the mean response; scores, Hessians and certificates follow.
     """
 
     n_outputs: int = 1
@@ -227,44 +232,46 @@ class RowLoss(Loss):
         """Return the mean response for predictors ``(..., k)``."""
 
     def averaged_predictor(self, eta: Array, covariance: Array) -> Array:
-        """Return predictors ``(..., k)`` whose response is the mean response of normal predictors.
+        """Return predictors ``(..., k)`` whose response equals the mean response over normal predictors.
 
-        ``eta (..., k)`` and ``covariance (..., k, k)`` are their mean and covariance. By default the mean, which is
-        exact where the response is the predictor itself.
+        ``eta (..., k)`` and ``covariance (..., k, k)`` are the mean and covariance of the predictors. By default,
+        return the mean, which is exact for the identity link.
         """
         return eta
 
     def observation_interval(self, eta: Array, error: Array, noise: float, level: float) -> tuple[Array, Array]:
-        """Return ends ``(n,)`` of intervals for new observations.
+        """Return limits ``(n,)`` of prediction intervals for new observations.
 
-        Predictors are normal with means ``eta (n,)`` and standard errors ``error (n,)``, ``noise`` is the dispersion.
+        Predictors are normal with means ``eta (n,)`` and standard errors ``error (n,)``; ``noise`` is the dispersion.
         """
-        raise ParameterError(f'there are no intervals for new observations of the {self.name} loss: take target="mean"')
+        raise ParameterError(
+            f'the {self.name} loss has no prediction intervals for new observations: use interval="mean"'
+        )
 
     def repair_at(self, eta: Array, y: Array) -> Array:
-        """Return weights ``(..., k, k)`` by which a dual point may move without leaving the conjugate's domain."""
+        """Return weights ``(..., k, k)`` for moves of a dual point that stay in the conjugate's domain."""
         return self.curvature_at(eta, y)
 
     def cautious_at(self, eta: Array, y: Array) -> Array:
-        """Return the curvature ``(..., k, k)`` of a quadratic model at eta whose minimiser is reliable far from eta.
+        """Return the curvature ``(..., k, k)`` of a quadratic model at eta that is reliable far from eta.
 
-        By default the curvature bound, and the curvature itself where there is none.
+        The default is the curvature bound, or the curvature itself if there is none.
         """
         if not np.isfinite(self.curvature_bound):
             return self.curvature_at(eta, y)
         return np.broadcast_to(self.curvature_bound * np.eye(self.n_outputs), (*eta.shape, self.n_outputs))
 
-    # --- what is known from targets before any fit; y and offset are (B, n) ---
+    # --- properties of the targets before any fit; y and offset are (B, n) ---
     def plausible_size(self, y: Array, offset: Maybe) -> Array:
         """Return the mean square ``(B,)`` that a site's linear predictor may plausibly have."""
         return np.asarray(((y if offset is None else y - offset) ** 2).mean(axis=1))
 
     def working_response(self, y: Array) -> tuple[Array, Maybe] | None:
-        """Return response and weights ``(B, n)`` of a least-squares fit that is a good start; None to start at 0."""
+        """Return response and weights ``(B, n)`` of a least-squares fit for initial values; None to start at 0."""
         return None
 
     def informative_curvature(self, y: Array) -> Array:
-        """Return the curvature ``(B,)`` of an informative row: much less in all rows means that no minimiser exists."""
+        """Return the curvature ``(B,)`` of an informative row; if all rows have much less, no minimiser exists."""
         return np.ones(y.shape[0])
 
     def constant_diverges(self, y: Array, group: Index) -> Mask:
@@ -307,7 +314,7 @@ class RowLoss(Loss):
         curvature = self.curvature_at(eta if offset is None else eta + offset[:, None], given(y))
         return np.asarray(np.trace(curvature, axis1=1, axis2=2) * np.einsum("np,np->n", X, X))
 
-    # --- batches: products element by element, as a matrix product's bits depend on its shape ---
+    # --- batches: elementwise products, because the bits of a matrix product depend on its shape ---
     def compact_scores(self, theta: Array, X: Array, y: Maybe, offset: Maybe) -> Array:
         """Return slopes ``(B, n, k)``."""
         weights = theta.reshape(theta.shape[0], 1, self.n_outputs, -1)
@@ -320,7 +327,7 @@ class RowLoss(Loss):
 
 
 class ScalarLoss(RowLoss):
-    """Loss of one linear predictor; subclasses state functions of eta without the trailing axis."""
+    """Loss of one linear predictor; subclasses define functions of eta without the trailing axis."""
 
     @abstractmethod
     def loss(self, eta: Array, y: Array) -> Array:
@@ -329,7 +336,7 @@ class ScalarLoss(RowLoss):
     @staticmethod
     @abstractmethod
     def slope(eta: Any, y: Any, parameter: float) -> Any:
-        """Return the derivative in eta: of arrays here, of numbers in compiled kernels, so in terms numba knows."""
+        """Return the derivative in eta, for arrays and, compiled by numba, for scalars."""
 
     @abstractmethod
     def curvature(self, eta: Array, y: Array) -> Array:
@@ -365,7 +372,7 @@ class ScalarLoss(RowLoss):
 
 
 class LogLinkLoss(ScalarLoss):
-    """Loss of amounts of at least 0 whose mean is the exponential of the predictor."""
+    """Loss with a log link, for nonnegative targets."""
 
     link = "log"
     strictly_convex = True
@@ -387,7 +394,7 @@ class LogLinkLoss(ScalarLoss):
         return np.asarray(self.cdf(value[:, None], np.exp(logs), noise) @ _WEIGHTS)
 
     def quantile(self, chance: Array | float, eta: Array, error: Array, noise: float) -> Array:
-        """Return quantiles ``(n,)`` of observations with normal predictors, by bisection of the logarithm."""
+        """Return quantiles ``(n,)`` of observations with normal predictors, by bisection on the log scale."""
         reach, wide = error * _NODES.max(), max(noise, 1.0)
         low, high = eta - reach - 60.0 * wide, np.maximum(eta + reach, 0.0) + 10.0 * wide
         for _ in range(60):
@@ -398,7 +405,7 @@ class LogLinkLoss(ScalarLoss):
 
     def cautious_at(self, eta: Array, y: Array) -> Array:
         # the secant of the slope between eta and its zero, log y: the model is then least where the row's loss is
-        gap, curvature = eta - np.log(np.maximum(y, np.finfo(float).tiny))[..., None], self.curvature_at(eta, y)[..., 0]
+        gap, curvature = eta - np.log(np.maximum(y, TINY))[..., None], self.curvature_at(eta, y)[..., 0]
         secant = np.divide(self.slope_at(eta, y), gap, out=curvature.copy(), where=np.abs(gap) > 1e-4)
         return np.maximum(secant, curvature)[..., None]
 
@@ -425,9 +432,9 @@ def weighted_gram(X: Array, weights: Array) -> Array:
 
 
 def given(y: Maybe) -> Array:
-    """Return the target, or raise the error that it is missing."""
+    """Return the target, or raise an error if it is missing."""
     if y is None:
-        raise DataError("this loss needs a target, but the rows have none")
+        raise DataError("this loss needs a target, but the rows have none: pass y")
     return y
 
 
@@ -443,7 +450,7 @@ def xlogx(mu: Array) -> Array:
 
 
 def log_loss(y: Array, chances: Array) -> Array:
-    """Return minus the log probability ``(n,)`` of each row's class ``y``, given ``chances (n, C)``."""
+    """Return minus the log probability ``(n,)`` of each row's class ``y``, given probabilities ``chances (n, C)``."""
     smallest = np.finfo(float).eps
     return -np.log(np.clip(chances[np.arange(len(chances)), y.astype(np.int64)], smallest, 1 - smallest))
 
@@ -459,111 +466,3 @@ def squared_dispersion(residual: Array, n_params: int, weight: Maybe) -> float:
     """Return the mean square of Pearson residuals ``(n,)``, with ``n - n_params`` degrees of freedom."""
     n = len(residual) if weight is None else float(weight.sum())
     return float(residual**2 @ (np.ones(len(residual)) if weight is None else weight) / max(n - n_params, 1))
-
-
-@dataclass(frozen=True)
-class UserLoss(Loss):
-    """A custom loss, from functions of ``(theta, X, y, offset)`` of one site.
-
-    Parameters
-    ----------
-    value_fn : callable
-        Mean loss over the rows, convex in theta.
-    gradient_fn : callable
-        Its gradient ``(p,)``.
-    hessian_fn : callable, optional
-        Its Hessian ``(p, p)``; differences of the gradient are used without it.
-    predict_fn : callable, optional
-        ``(theta, X, offset) -> (n,)``; the linear predictor without it.
-    scores_fn : callable, optional
-        Per-row derivatives ``(n, p)``; without it they are obtained by calling ``gradient_fn`` row by row.
-    params : int, optional
-        Length of theta; the number of features without it.
-    strong_convexity : float
-        A modulus that is certain for every site. With it the certificate is unconditional; without it the
-        certificate holds for minimisers inside the parameter ball (`Problem.radius`).
-    name : str
-
-    Examples
-    --------
-    Expectile regression:
-
-    >>> import numpy as np
-    >>> from fedkin.losses import UserLoss
-    >>> def value(theta, X, y, offset):
-    ...     r = y - X @ theta
-    ...     return float(np.mean(np.where(r > 0, 0.8, 0.2) * r**2))
-    >>> def gradient(theta, X, y, offset):
-    ...     r = y - X @ theta
-    ...     return -2 * X.T @ (np.where(r > 0, 0.8, 0.2) * r) / len(y)
-    >>> expectile = UserLoss(value, gradient, name="expectile")
-    >>> expectile.value(np.zeros(1), np.ones((2, 1)), np.array([1.0, -1.0]))
-    0.5
-    """
-
-    value_fn: Callable[..., float]
-    gradient_fn: Callable[..., Array]
-    hessian_fn: Callable[..., Array] | None = None
-    predict_fn: Callable[..., Array] | None = None
-    scores_fn: Callable[..., Array] | None = None
-    params: int | None = None
-    strong_convexity: float = 0.0
-    name: str = "user"
-
-    def __post_init__(self) -> None:
-        for name in ("value_fn", "gradient_fn", "hessian_fn", "scores_fn"):
-            _check_arguments(name, getattr(self, name), ("theta", "X", "y", "offset"))
-        _check_arguments("predict_fn", self.predict_fn, ("theta", "X", "offset"))
-
-    def n_params(self, n_features: int) -> int:
-        return n_features if self.params is None else self.params
-
-    @property
-    def has_prediction(self) -> bool:  # type: ignore[override]
-        return self.predict_fn is not None
-
-    def check_target(self, y: NDArray[Any] | None, site: object) -> None:
-        """Accept any target: the given functions know what they need."""
-
-    def value(self, theta: Array, X: Array, y: Maybe, offset: Maybe = None) -> float:
-        return float(self.value_fn(theta, X, y, offset))
-
-    def gradient(self, theta: Array, X: Array, y: Maybe, offset: Maybe = None) -> Array:
-        return np.asarray(self.gradient_fn(theta, X, y, offset), dtype=np.float64)
-
-    def scores(self, theta: Array, X: Array, y: Maybe, offset: Maybe = None) -> Array:
-        if self.scores_fn is not None:
-            return np.asarray(self.scores_fn(theta, X, y, offset), dtype=np.float64)
-        single_rows = each(*(part if part is None else part[:, None] for part in (X, y, offset)))
-        return np.stack([self.gradient(theta, *row) for row in single_rows])
-
-    def hessian(self, theta: Array, X: Array, y: Maybe, offset: Maybe = None) -> Array:
-        if self.hessian_fn is not None:
-            return np.asarray(self.hessian_fn(theta, X, y, offset), dtype=np.float64)
-        step = np.cbrt(np.finfo(float).eps) * max(1.0, float(np.abs(theta).max()))
-        up, down = (
-            np.array([self.gradient(theta + sign * shift, X, y, offset) for shift in step * np.eye(theta.size)])
-            for sign in (1.0, -1.0)
-        )
-        return np.asarray((up - down + (up - down).T) / (4 * step))
-
-    def predict(self, theta: Array, X: Array, offset: Maybe = None) -> Array:
-        if self.predict_fn is not None:
-            return np.asarray(self.predict_fn(theta, X, offset), dtype=np.float64)
-        return np.asarray(X @ theta + (0.0 if offset is None else offset))
-
-    def batch_gradients(self, theta: Array, X: Array, y: Maybe, offset: Maybe) -> Array:
-        # scores may be one call per row
-        return np.stack([self.gradient(t, *rows) for t, *rows in each(theta, X, y, offset)])
-
-
-def _check_arguments(name: str, function: Callable[..., Any] | None, wanted: tuple[str, ...]) -> None:
-    try:
-        if function is not None:
-            inspect.signature(function).bind(*wanted)
-    except TypeError as error:
-        raise ParameterError(
-            f"{name} is called as {name}({', '.join(wanted)}), which the given function does not accept: {error}"
-        ) from None
-    except ValueError:
-        return  # built-in functions do not tell their arguments

@@ -1,4 +1,4 @@
-"""Times until an event, some of them censored."""
+"""Define the Cox loss for censored survival times."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from fedkin.losses.base import Loss, Maybe, given
 
 
 class CoxLoss(Loss):
-    """Minus the partial log-likelihood of proportional hazards over the number of rows, ties by Efron's method.
+    """Cox proportional hazards loss: negative partial log-likelihood per row, with Efron's method for ties.
 
-    The risk sets of a site are its own rows, so every site has its own baseline hazard and there is no intercept. The
-    target is the time, with a minus sign where it is censored. A row's part depends on the rows at risk: the loss of
-    some of the rows is that of their own risk sets, not a share of the whole.
+    Risk sets contain rows of the same site only, so every site has its own baseline hazard and there is no intercept.
+    The target is the time, negative if censored. A row's contribution depends on the rows at risk, so the loss of a
+    subset of rows uses their own risk sets and is not a part of the total.
     """
 
     name = "cox"
@@ -25,7 +25,7 @@ class CoxLoss(Loss):
     ratio = "hazard ratio"
     metric = "partial log-loss"
     purpose = "times until an event"
-    wanted = "times above 0, with a minus sign where they are censored"
+    wanted = "times above 0, negative if censored"
     takes_intercept = False
     additive = False
 
@@ -34,7 +34,7 @@ class CoxLoss(Loss):
 
     def value(self, theta: Array, X: Array, y: Maybe, offset: Maybe = None) -> float:
         eta = log_hazards(theta, X, offset)
-        risk = RiskSets.of(given(y))
+        risk = RiskSets.from_times(given(y))
         with np.errstate(over="ignore", divide="ignore", invalid="ignore"):
             top = eta.max(initial=0.0)
             weight = np.exp(eta - top)
@@ -54,53 +54,63 @@ class CoxLoss(Loss):
         return np.asarray(((X * expected[:, None]).T @ X - means.T @ means) / len(X))
 
     def predict(self, theta: Array, X: Array, offset: Maybe = None) -> Array:
-        """Return hazards over the baseline."""
+        """Return hazard ratios to the baseline."""
         with np.errstate(over="ignore"):
             return np.asarray(np.exp(log_hazards(theta, X, offset)))
 
     def row_errors(self, y: Array, response: Array) -> Array:
-        """Return minus each event's part of the log partial likelihood among these rows, 0 where they are censored."""
-        risk, ends = RiskSets.of(y), np.finfo(float)
+        """Return each event's negative log partial likelihood among these rows, 0 for censored rows."""
+        risk, ends = RiskSets.from_times(y), np.finfo(float)
         eta = np.log(np.clip(response, ends.tiny, ends.max))
         out, top = np.zeros(len(y)), eta.max(initial=0.0)
         at_risk = np.log(risk.sums(np.exp(eta - top)[:, None])) + top
         out[risk.deaths] = risk.shared(at_risk)[:, 0] - eta[risk.deaths]
         return out
 
-    def scored(self, y: Array) -> Array:
+    def score_weights(self, y: Array) -> Array:
         return np.asarray(y > 0, dtype=np.float64)
 
     def cumulative_hazard(self, theta: Array, X: Array, y: Maybe, offset: Maybe = None) -> tuple[Array, Array]:
-        """Return Breslow's estimate with Efron's ties; the last time is that of the last row."""
-        times, risk = given(y), RiskSets.of(given(y))
-        hazard = 1.0 / risk.sums(np.exp(log_hazards(theta, X, offset))[:, None])[:, 0]
-        steps = np.cumsum(np.bincount(risk.tie, weights=hazard))
+        """Return times ``(T,)`` and Breslow's cumulative hazard at each, with Efron's ties, ``(T, 2 + q)``.
+
+        Each entry also has the variance of the hazard for a known theta (Tsiatis 1981) and its gradient in theta. The
+        last time is that of the last row.
+        """
+        times, (risk, means, _) = given(y), self._means(theta, X, y, offset)
+        hazard = 1.0 / risk.sums(np.exp(log_hazards(theta, X, offset))[:, None])
+        each = np.column_stack([hazard, hazard**2, -hazard * means])
         moments, last = np.unique(times[risk.deaths]), np.abs(times).max(initial=0.0)
+        steps = np.zeros((len(moments), each.shape[1]))
+        np.add.at(steps, risk.tie, each)
+        steps = np.cumsum(steps, axis=0)
         if not moments.size or last > moments[-1]:
-            moments, steps = np.append(moments, last), np.append(steps, steps[-1:] if steps.size else 0.0)
-        return moments, np.asarray(steps, dtype=np.float64)
+            moments, steps = (
+                np.append(moments, last),
+                np.vstack([steps, steps[-1:] if len(steps) else 0 * steps.sum(0)]),
+            )
+        return moments, steps
 
     def _means(self, theta: Array, X: Array, y: Maybe, offset: Maybe) -> tuple[RiskSets, Array, Array]:
         """Return the risk sets, the weighted means of their rows, and the cumulated hazard ``(n,)`` of every row."""
-        eta, risk = log_hazards(theta, X, offset), RiskSets.of(given(y))
+        eta, risk = log_hazards(theta, X, offset), RiskSets.from_times(given(y))
         weight = np.exp(eta - eta.max(initial=0.0))
         sums = risk.sums(weight[:, None] * np.column_stack([np.ones(len(X)), X]))
         return risk, sums[:, 1:] / sums[:, :1], weight * risk.cumulated(1.0 / sums[:, 0])
 
 
 class RiskSets(NamedTuple):
-    """Which rows of a site are at risk at every event, for Efron's ties: the l-th of d events counts l / d as gone."""
+    """Risk sets of a site's events with Efron's ties: for the l-th of d tied events, a share l / d is removed."""
 
     order: Index  # rows by time
     start: Index  # (D,) position in `order` of the first row at risk, for every event
     deaths: Index  # (D,) rows with an event, by time
     tie: Index  # (D,) number of its time
-    gone: Array  # (D,) share of those who die at that time that is no longer at risk
+    gone: Array  # (D,) share of the tied events that is no longer at risk
     position: Index  # (n,) number of the last time with an event up to the row's own, plus 1
 
     @classmethod
-    def of(cls, y: Array) -> RiskSets:
-        """Sort times ``y (n,)``, negative where they are censored."""
+    def from_times(cls, y: Array) -> RiskSets:
+        """Sort times ``y (n,)``, negative if censored."""
         time = np.abs(y)
         order = np.argsort(time, kind="stable")
         deaths = order[y[order] > 0]
@@ -131,6 +141,6 @@ class RiskSets(NamedTuple):
 
 
 def log_hazards(theta: Array, X: Array, offset: Maybe = None) -> Array:
-    """Return the logarithm of the hazard of every row over the baseline, ``(n,)``."""
+    """Return the log hazard of every row relative to the baseline, ``(n,)``."""
     eta = X @ theta
     return np.asarray(eta if offset is None else eta + offset)

@@ -8,12 +8,12 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.special import gammainc
 
-from fedkin._base import Array, Mask
+from fedkin._base import TINY, Array, Mask
 from fedkin.losses.base import LOGIT_SIZE, LogLinkLoss, Maybe, given, squared_dispersion, xlogx
 
 
 class GammaLoss(LogLinkLoss):
-    """``m = y exp(-eta) + eta``: log link, positive amounts ``y`` whose standard deviation grows with their mean."""
+    """Gamma loss ``m = y exp(-eta) + eta`` with log link, for positive ``y`` with sd proportional to the mean."""
 
     name = "gamma"
     target = "positive"
@@ -41,7 +41,7 @@ class GammaLoss(LogLinkLoss):
         return np.asarray(gammainc(1.0 / noise, value / (noise * mean)))
 
     def row_errors(self, y: Array, response: Array) -> Array:
-        ratio = y / np.maximum(response, np.finfo(float).tiny)
+        ratio = y / np.maximum(response, TINY)
         return np.asarray(2.0 * (ratio - 1.0 - np.log(ratio)))
 
     def dispersion(self, theta: Array, X: Array, y: Maybe, offset: Maybe = None, weight: Maybe = None) -> float:

@@ -1,4 +1,4 @@
-"""Least squares for small residuals, absolute deviations for large ones."""
+"""Define the Huber loss: least squares for small residuals, absolute deviations for large ones."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from fedkin._base import Array, Index
 from fedkin.errors import ParameterError
 from fedkin.losses.base import Maybe, ScalarLoss, given
 
-#: Threshold in standard deviations of normal noise: there the loss is 95% as efficient as least squares.
+#: Threshold in standard deviations, at which the loss has 95% efficiency for normal noise.
 EFFICIENT = 1.345
 #: Median of the size of a standard normal number.
 _MEDIAN_SIZE = 0.6744897501960817
@@ -21,10 +21,10 @@ _STEPS, _CHANGE = 30, 1e-4
 
 @dataclass(frozen=True)
 class HuberLoss(ScalarLoss):
-    """Squared loss for residuals up to ``delta``, absolute beyond it.
+    """Huber loss: quadratic for residuals up to ``delta``, linear beyond.
 
-    ``delta`` is in units of the target. Fits of tables by the name "huber" take 1.345 robust standard deviations of the
-    rows (`HuberLoss.from_rows`).
+    ``delta`` is in units of the target. The loss name "huber" uses 1.345 robust standard deviations of the rows
+    (`HuberLoss.from_rows`).
     """
 
     delta: float = 1.345
@@ -45,16 +45,16 @@ class HuberLoss(ScalarLoss):
     def from_rows(cls, X: Array, y: Maybe, site: Index, offset: Maybe = None, weight: Maybe = None) -> HuberLoss:
         """Return the loss with its threshold at 1.345 robust standard deviations of these rows.
 
-        The standard deviation is the median size of residuals over 0.6745, of a Huber fit with common slopes and an
-        intercept for every site; ``X (n, q)`` has no column of ones. Where that is 0 (more than half of the targets
-        are equal, or fitted exactly), columns are left out, then the mean size of residuals is taken.
+        The standard deviation is the median absolute residual of a Huber fit with common slopes and site intercepts,
+        divided by 0.6745; ``X (n, q)`` has no column of ones. If it is 0 (more than half of the targets are equal or
+        fitted exactly), columns are dropped; then the mean absolute residual is used.
         """
         if y is None or y.dtype.kind not in "fiub":
             return cls()
         y = np.asarray(y, dtype=np.float64) - (0.0 if offset is None else offset)
         w = np.ones(len(y)) if weight is None else np.asarray(weight, dtype=np.float64)
         several = np.bincount(site, weights=w)[site] > 1
-        if not several.any():  # no site has a level of its own
+        if not several.any():  # no site has its own intercept
             several, site = np.ones(len(y), dtype=bool), np.zeros(len(y), dtype=np.int64)
         used = several & (w > 0)
         sites = np.unique(site[used], return_inverse=True)[1]
@@ -70,7 +70,7 @@ class HuberLoss(ScalarLoss):
         return self.delta
 
     @property
-    def threshold(self) -> float:  # type: ignore[override]
+    def linear_beyond(self) -> float:  # type: ignore[override]
         return self.delta
 
     def loss(self, eta: Array, y: Array) -> Array:
@@ -117,12 +117,12 @@ class HuberLoss(ScalarLoss):
 
 
 def _residual_scale(X: Array, y: Array, site: Index, weight: Array) -> float:
-    """Estimate the standard deviation about common slopes and levels of sites; 0 where that is not possible."""
+    """Estimate the residual standard deviation with common slopes and site intercepts; 0 if that is not possible."""
     n, robust, scale = np.bincount(site, weights=weight), np.ones(len(y)), 0.0
     left = float(n.sum()) - len(n) - X.shape[1]
     if left <= 0:
         return 0.0
-    # residuals about a site's own level are too small by what the level and the slopes have taken
+    # correct residuals for the degrees of freedom of site intercepts and slopes
     larger = np.sqrt((n / np.maximum(n - 1, 1.0))[site] * (1 + X.shape[1] / left))
     share = weight / weight.sum()
     sd = np.sqrt(share @ (X - share @ X) ** 2)

@@ -12,7 +12,7 @@ from fedkin.losses.base import Maybe, ScalarLoss, given, squared_dispersion
 
 
 class LinearLoss(ScalarLoss):
-    """``m = (y - eta)^2 / 2``."""
+    """Squared loss ``m = (y - eta)^2 / 2``."""
 
     name = "linear"
     link = "identity"

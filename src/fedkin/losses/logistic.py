@@ -20,7 +20,7 @@ _SCALES = np.array([1.365340806296348, 1.059523971016916, 0.830791313765644, 0.6
 
 
 class LogisticLoss(ScalarLoss):
-    """``m = log(1 + exp(eta)) - y eta`` with ``y`` in {0, 1}."""
+    """Logistic loss ``m = log(1 + exp(eta)) - y eta`` with ``y`` in {0, 1}."""
 
     name = "logistic"
     target = "class"
@@ -88,6 +88,6 @@ def averaged_logit(eta: Array, variance: Array) -> Array:
     tail = np.zeros_like(far)
     for share, scale in zip(_SHARES, _SCALES, strict=True):
         tail += share * ndtr(-far * scale / np.sqrt(1.0 + variance * scale**2))
-    # means are nearer to 1/2 than the response at the mean; far out the mixture ends sooner than the logistic function
+    # means are closer to 1/2 than the response at the mean; the mixture has lighter tails than the logistic function
     tail = np.minimum(np.maximum(tail, np.exp(-far) / (1.0 + np.exp(-far))), 0.5)
     return np.asarray(np.where(variance > 0, np.sign(eta) * (np.log1p(-tail) - np.log(tail)), eta))

@@ -1,4 +1,4 @@
-"""The mean of the features."""
+"""Define the loss whose minimiser is the mean of the features."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from fedkin.losses.base import Loss, Maybe
 
 @dataclass(frozen=True)
 class MeanLoss(Loss):
-    """``m(z; theta) = ||z - theta||^2 / (2 variance)`` with ``z`` the row of features; there is no target.
+    """Mean loss ``m(z; theta) = ||z - theta||^2 / (2 variance)`` for a row of features ``z``, without a target.
 
-    ``variance`` is that of each coordinate about its mean, where it is known; sites may have different ones.
+    ``variance`` is the known variance of each coordinate about its mean; it may differ by site.
     """
 
     variance: float = 1.0

@@ -14,15 +14,15 @@ from fedkin._base import Array, Index, Mask
 from fedkin.errors import DataError, ParameterError
 from fedkin.losses.base import LOGIT_SIZE, Maybe, RowLoss, lacks_class, log_loss, xlogx
 
-#: Pairs of opposite points over which responses of several predictors are averaged.
+#: Number of antithetic pairs of points for averaging responses.
 PAIRS = 64
 
 
 @dataclass(frozen=True)
 class MultinomialLoss(RowLoss):
-    """Multinomial logistic loss, classes ``0 .. n_classes - 1``, class 0 is the reference.
+    """Multinomial logistic loss for classes ``0 .. n_classes - 1``, with reference class 0.
 
-    ``theta`` is ``(n_classes - 1, q)`` flattened: one row of coefficients for each class but the first.
+    ``theta`` is ``(n_classes - 1, q)`` flattened, with one row of coefficients for each class except the first.
     """
 
     n_classes: int = 3
@@ -97,14 +97,14 @@ class MultinomialLoss(RowLoss):
 
 
 def with_reference(eta: Array) -> Array:
-    """Return log odds ``(..., k + 1)`` with the 0 of the reference class in front."""
+    """Return log odds ``(..., k + 1)``, starting with the 0 of the reference class."""
     return np.concatenate([np.zeros_like(eta[..., :1]), eta], axis=-1)
 
 
 def averaged_softmax(eta: Array, covariance: Array) -> Array:
-    """Return log odds ``(..., k)`` against the first class, of probabilities averaged over normal log odds.
+    """Return log odds ``(..., k)`` against the first class for probabilities averaged over normal log odds.
 
-    Means are those over `normal_points`: for four classes within 0.02 of the truth.
+    Means are taken over `normal_points`; for four classes the error is at most 0.02.
     """
     size = np.einsum("...kk->...", covariance)[..., None, None]
     root = np.linalg.cholesky(covariance + (1e-12 * size + 1e-300) * np.eye(eta.shape[-1]))

@@ -1,4 +1,4 @@
-"""Counts that vary more than Poisson counts."""
+"""Define the negative binomial loss for overdispersed counts."""
 
 from __future__ import annotations
 
@@ -9,24 +9,24 @@ import numpy as np
 from scipy.optimize import brentq
 from scipy.special import digamma, xlogy
 
-from fedkin._base import Array, Index
+from fedkin._base import TINY, Array, Index
 from fedkin.errors import ParameterError
 from fedkin.losses.base import Maybe, xlogx
 from fedkin.losses.poisson import PoissonLoss, negative_binomial_cdf
 
-#: Where a learned alpha may lie; at the lower end counts are Poisson counts for all that rows can tell.
+#: Range of an estimated alpha; at the lower end counts are practically Poisson.
 _LEAST, _MOST = 1e-6, 100.0
-#: Steps of the fit that alpha is learned from, the change of its logarithm that ends them, and the longest step of eta.
+#: Maximum number of steps for estimating alpha, tolerance for its logarithm, and longest step of eta.
 _STEPS, _CHANGE, _LEAP = 100, 1e-4, 2.0
-#: Most products of two columns of a row that are kept.
+#: Maximum number of stored products of two columns per row.
 _CELLS = 5e6
 
 
 @dataclass(frozen=True)
 class NegativeBinomialLoss(PoissonLoss):
-    """``m = (y + 1 / alpha) log(1 + alpha exp(eta)) - y eta``: log link, counts of variance ``mu + alpha mu^2``.
+    """``m = (y + 1 / alpha) log(1 + alpha exp(eta)) - y eta``: log link, counts with variance ``mu + alpha mu^2``.
 
-    Fits of tables by the name "negbinomial" learn ``alpha`` from the rows (`NegativeBinomialLoss.from_rows`).
+    The loss name "negbinomial" estimates ``alpha`` from the rows (`NegativeBinomialLoss.from_rows`).
     """
 
     alpha: float = 1.0
@@ -44,10 +44,10 @@ class NegativeBinomialLoss(PoissonLoss):
     def from_rows(
         cls, X: Array, y: Maybe, site: Index, offset: Maybe = None, weight: Maybe = None
     ) -> NegativeBinomialLoss:
-        """Return the loss with the alpha that these rows have around a model with coefficients of every site.
+        """Return the loss with alpha estimated from these rows in a model with site-specific coefficients.
 
-        Coefficients are normal around common ones, with variances that are learned as well. Alpha maximises the
-        likelihood with Cox and Reid's correction for them; ``X (n, q)`` has no column of ones.
+        Site coefficients are normal around common ones, with estimated variances. Alpha maximises the likelihood with
+        the Cox-Reid adjustment; ``X (n, q)`` has no column of ones.
         """
         if y is None or y.dtype.kind not in "fiub" or not len(y) or cls().refused(y).any() or not y.any():
             return cls()
@@ -80,7 +80,7 @@ class NegativeBinomialLoss(PoissonLoss):
         return negative_binomial_cdf(value, mean, 1.0 / self.alpha)
 
     def row_errors(self, y: Array, response: Array) -> Array:
-        mean, size = np.maximum(response, np.finfo(float).tiny), 1.0 / self.alpha
+        mean, size = np.maximum(response, TINY), 1.0 / self.alpha
         return np.asarray(2 * (xlogy(y, y / mean) - (y + size) * np.log1p((y - mean) / (size + mean))))
 
     def informative_curvature(self, y: Array) -> Array:
@@ -93,7 +93,7 @@ class NegativeBinomialLoss(PoissonLoss):
 
 def _learned_alpha(X: Array, y: Array, site: Index, offset: Array | float, weight: Array) -> float:
     """Fit ``eta = offset + (1, x)'b_u`` with normal ``b_u`` by Fisher scoring, and alpha along with it."""
-    # every so many rows tell it well enough, in the order of their sites
+    # a subsample of rows, in the order of sites, is sufficient
     p = X.shape[1] + 1
     some = np.argsort(site, kind="stable")[:: 1 + int(len(y) * p * p / _CELLS)]
     X, y, w, shift = X[some], y[some], weight[some], np.broadcast_to(offset, y.shape)[some]
@@ -112,7 +112,7 @@ def _learned_alpha(X: Array, y: Array, site: Index, offset: Array | float, weigh
         c = np.add.reduceat(columns * pull[:, None], starts)
         P = np.diag(1.0 / variance)
         inverse = np.linalg.inv(H + P)
-        kept = P @ inverse @ H  # what is left of the rows' precision once the coefficients of the site are summed out
+        kept = P @ inverse @ H  # the precision of the rows after integrating out the site's coefficients
         centre = np.linalg.lstsq(kept.sum(axis=0), np.einsum("ij,ujk,uk->i", P, inverse, c), rcond=1e-10)[0]
         b = np.einsum("ujk,uk->uj", inverse, c + P @ centre)
         variance = np.maximum(((b - centre) ** 2 + np.einsum("ujj->uj", inverse)).mean(axis=0), 1e-8)

@@ -8,18 +8,18 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.special import betainc, logsumexp, pdtr, xlogy
 
-from fedkin._base import Array, Index, Mask
+from fedkin._base import TINY, Array, Index, Mask
 from fedkin.errors import argument
 from fedkin.losses.base import LOGIT_SIZE, LogLinkLoss, Maybe, xlogx
 
-#: Whole numbers with a larger mean than this are rarely counts of events, unless 0 is among them.
+#: Whole numbers with a larger mean than this are rarely counts of events, unless they include 0.
 _MEAN_OF_COUNTS = 10.0
-#: Variance over mean from which counts are called overdispersed.
+#: Ratio of variance to mean above which counts are called overdispersed.
 _OVERDISPERSED = 1.5
 
 
 class PoissonLoss(LogLinkLoss):
-    """``m = exp(eta) - y eta``: log link, counts ``y >= 0``."""
+    """Poisson loss ``m = exp(eta) - y eta`` with log link, for counts ``y >= 0``."""
 
     name = "poisson"
     target = "count"
@@ -50,7 +50,7 @@ class PoissonLoss(LogLinkLoss):
         return xlogx(mu) - mu
 
     def cdf(self, value: Array, mean: Array, noise: float) -> Array:
-        # counts that vary more have variance noise * mean: negative binomial ones
+        # overdispersed counts have variance noise * mean: negative binomial
         if noise <= 1:
             return np.where(value < 0, 0.0, pdtr(np.floor(np.maximum(value, 0.0)), mean))
         return negative_binomial_cdf(value, mean, mean / (noise - 1.0))
@@ -62,7 +62,7 @@ class PoissonLoss(LogLinkLoss):
         return low, np.floor(self.quantile(below + level, eta, error, noise))
 
     def row_errors(self, y: Array, response: Array) -> Array:
-        mean = np.maximum(response, np.finfo(float).tiny)
+        mean = np.maximum(response, TINY)
         return np.asarray(2 * (xlogy(y, y / mean) - y + mean))
 
     def remark(self, noise: float) -> str | None:
@@ -70,7 +70,7 @@ class PoissonLoss(LogLinkLoss):
             return None
         return (
             f"counts vary {noise:.3g} times as much as Poisson counts with the same means (overdispersion): "
-            f"{argument('loss', 'negbinomial')} learns by how much, and weighs rows accordingly"
+            f"{argument('loss', 'negbinomial')} estimates the overdispersion and weights rows accordingly"
         )
 
     def plausible_size(self, y: Array, offset: Maybe) -> Array:

@@ -1,6 +1,6 @@
-"""HTML pages that need no network, from ``templates/``, the page that follows a run, and figures with Matplotlib.
+"""Render self-contained HTML pages from ``templates/``, and serve the page that follows a run.
 
-Pages with a script embed the bundle that ``web/`` is built into (``static/``, by ``make web``).
+Pages with a script embed the bundle in ``static/``, which ``make web`` builds from ``web/``.
 """
 
 from __future__ import annotations
@@ -15,44 +15,40 @@ from contextlib import suppress
 from functools import cache
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from importlib.resources import files
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
 import numpy as np
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
-from numpy.typing import ArrayLike
 
-from fedkin._base import Array, Index, Mask, some_of
-from fedkin.errors import FedkinError, ParameterError, missing_dependency
+from fedkin._base import Index, Mask, some_of
+from fedkin.errors import FedkinError
 from fedkin.fitting import FittedModel
 from fedkin.graph import Graph
-from fedkin.report.payload import LEVEL, display_order, report_payload, shares_of
-from fedkin.report.text import comparison_table, group_labels, members
+from fedkin.report.payload import report_payload
+from fedkin.report.text import comparison_table, members
 
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-
-#: Groups, and members of each, that are named in the page's own text; the script shows all.
+#: Largest number of groups, and of members of each, in the page's text; the script shows all.
 _MOST_GROUPS, _MOST_NAMED = 20, 12
 
 
 def report_page(model: FittedModel, places: Mapping[str, Any] | None = None) -> str:
-    """Return the report of a model as one HTML page, which opens without a network.
+    """Return the report of a model as one self-contained HTML page.
 
     Parameters
     ----------
     model : FittedModel
-        As fitted, or as `fedkin.load` reads it.
+        The fitted model, or one that `fedkin.load` returns.
     places : mapping, optional
-        Where the sites are: what `read_coordinates` gives.
+        Locations of the sites, from `read_coordinates`.
 
     Examples
     --------
     >>> import fedkin
     >>> from fedkin.fitting import FitOptions, fit
     >>> fed = fedkin.Federation({u: [[float(u > 1)]] for u in range(4)})
-    >>> model = fit(fed, None, FitOptions(loss="mean", lam=0.02, select="none"))
+    >>> model = fit(fed, None, FitOptions(method="fused", loss="mean", lam=0.02, select="none"))
     >>> page = report_page(model)
     >>> "4 sites form 2 groups." in page, "https://" in page.split("<script")[0]
     (True, False)
@@ -69,7 +65,7 @@ def report_page(model: FittedModel, places: Mapping[str, Any] | None = None) -> 
 
 
 def page_with_script(kind: str, title: str, payload: Mapping[str, Any], **values: Any) -> str:
-    """Fill in the template of a kind of page, with the bundle and its values embedded."""
+    """Fill in a page template, with the bundle and the values embedded."""
     return render(
         f"{kind}.html",
         title=title,
@@ -81,7 +77,7 @@ def page_with_script(kind: str, title: str, payload: Mapping[str, Any], **values
 
 
 def embedded(values: Mapping[str, Any]) -> str:
-    """Return JSON that can stand in a ``<script>``: nothing in it, whatever sites are called, ends the element."""
+    """Return JSON that is safe within ``<script>``: no site name can end the element."""
     text = json.dumps(values, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
     for mark in "<>&\u2028\u2029":
         text = text.replace(mark, f"\\u{ord(mark):04x}")
@@ -90,7 +86,7 @@ def embedded(values: Mapping[str, Any]) -> str:
 
 @cache
 def bundle(name: str) -> str:
-    """Return a file of the bundle that ``web/`` was built into."""
+    """Return a file of the bundle built from ``web/``."""
     return files("fedkin.report").joinpath("static", name).read_text("utf-8").strip()
 
 
@@ -106,14 +102,14 @@ def _environment() -> Environment:
 
 
 def demo_picture(errors: Mapping[str, float], strong: str, given: Graph, found: Graph, labels: Index) -> str:
-    """Draw two graphs of sites with true groups ``labels`` and the errors of methods side by side, as one ``<svg>``."""
+    """Draw two graphs of sites with true groups ``labels``, and the errors of methods, as one ``<svg>``."""
     low = math.floor(math.log10(min(errors.values())) + 1e-9)
     high = max(math.ceil(math.log10(max(errors.values())) - 1e-9), low + 1)
 
     def share(value: float) -> float:
         return (math.log10(value) - low) / (high - low)
 
-    matrices = [_matrix(given, labels, "The graph as given"), _matrix(found, labels, "Sites that Fedkin takes for kin")]
+    matrices = [_matrix(given, labels, "The graph as given"), _matrix(found, labels, "Sites found to be kin")]
     ticks = [(share(10.0**power), f"{10.0**power:g}") for power in range(low, high + 1)]
     dots = [
         {"name": name, "share": share(value), "label": f"{value:.3g}", "strong": name == strong}
@@ -135,9 +131,9 @@ def _matrix(graph: Graph, labels: Index, title: str) -> dict[str, Any]:
     return {"title": title, "note": note, "size": graph.n_sites, "within": squares(within), "across": squares(~within)}
 
 
-#: Seconds between two looks, and between two signs of life to a browser.
+#: Seconds between two updates, and between two keep-alive messages to a browser.
 LOOK_SECONDS, ALIVE_SECONDS = 1.0, 15.0
-#: Looks that the curves of the page go back; older ones are thinned out.
+#: Number of updates in the curves of the page; older ones are thinned out.
 _MOST_POINTS = 600
 _MOST_NEWS = 200
 _HOST = "127.0.0.1"
@@ -153,9 +149,9 @@ Look = Callable[[], dict[str, Any]]
 
 
 class LiveServer:
-    """Serves a page on the loopback address, and tells it every second what ``look`` sees, in plain values.
+    """A server for a page on the loopback address; every second it sends the result of ``look`` as plain values.
 
-    One thread looks, however many look on.
+    One thread calls ``look`` for all browsers.
     """
 
     def __init__(self, title: str, look: Look, port: int = 0) -> None:
@@ -172,7 +168,7 @@ class LiveServer:
 
     @property
     def url(self) -> str:
-        """Where to look; the token is what lets one in."""
+        """Address of the page, with the token that grants access."""
         return f"http://{_HOST}:{self.port}/?token={self.token}"
 
     def __enter__(self) -> LiveServer:
@@ -195,7 +191,7 @@ class LiveServer:
             with self._changed:
                 if self._changed.wait_for(lambda: self._ended, LOOK_SECONDS):
                     return
-            with suppress(FedkinError, OSError):  # a directory that is being moved or removed: the next look tells
+            with suppress(FedkinError, OSError):  # a directory is being moved or removed: the next update shows it
                 self._take()
 
     def _take(self) -> None:
@@ -205,13 +201,13 @@ class LiveServer:
             self._changed.notify_all()
 
     def page(self) -> str:
-        """Return the page, with what is known now."""
+        """Return the page with the current state."""
         with self._changed:
             told = json.loads(self._event)
         return page_with_script("watch", self.title, told)
 
     def next_event(self, seen: int) -> tuple[int, bytes | None]:
-        """The newest state once it is newer than number ``seen``; None when it is time for a sign of life, or over."""
+        """Return the first state newer than number ``seen``; None for a keep-alive message, or at the end."""
         with self._changed:
             self._changed.wait_for(lambda: self._ended or self._number > seen, ALIVE_SECONDS)
             fresh = self._number > seen and not self._ended
@@ -219,7 +215,7 @@ class LiveServer:
 
 
 class History:
-    """What happened while somebody watched: curves, and news in sentences."""
+    """The history of a watched run: curves, and events as sentences."""
 
     def __init__(self) -> None:
         self._kinds: dict[str, str] = {}
@@ -228,7 +224,7 @@ class History:
         self._points: list[tuple[float, Any, Any, Any]] = []
 
     def add(self, state: Mapping[str, Any], now: float) -> dict[str, Any]:
-        """Return the state with the news and the curves up to now."""
+        """Return the state with events and curves so far."""
         for site in state.get("sites", ()):
             name, kind = str(site["name"]), str(site["kind"])
             words = _news(self._kinds.get(name), kind, name in self._started)
@@ -250,12 +246,12 @@ _THERE = ("running", "waiting", "elsewhere")
 
 
 def _news(before: str | None, kind: str, started: bool) -> str | None:
-    """Return what to say about a site whose kind has changed; ``started`` if it was there at some time."""
+    """Return a sentence about a site whose state has changed; ``started`` if it ever ran."""
     if before in (None, kind) or (kind in _THERE and before in _THERE):
         return None
     if kind in _THERE:
         return "is back" if started else "has started"
-    return {"absent": "is absent", "trouble": "needs help", "done": "is done", "left": "has left for good"}.get(kind)
+    return {"absent": "is absent", "trouble": "needs help", "done": "is done", "left": "has left permanently"}.get(kind)
 
 
 class _Server(ThreadingHTTPServer):
@@ -263,7 +259,7 @@ class _Server(ThreadingHTTPServer):
     live: LiveServer
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """A browser that closes its page is no error."""
+        """Ignore the error of a browser that closes its page."""
 
 
 class _Handler(BaseHTTPRequestHandler):
@@ -274,7 +270,7 @@ class _Handler(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         live, asked = self.server.live, urlsplit(self.path)
         given = parse_qs(asked.query).get("token", [""])[0]
-        # a page elsewhere that makes its name point here has another host
+        # protects against DNS rebinding, where the host differs
         if self.headers.get("Host") not in (f"{_HOST}:{live.port}", f"localhost:{live.port}"):
             self._answer(421, "this page is for 127.0.0.1 only")
         elif not secrets.compare_digest(given.encode(), live.token.encode()):
@@ -284,7 +280,7 @@ class _Handler(BaseHTTPRequestHandler):
         elif asked.path == "/events":
             self._stream(live)
         else:
-            self._answer(404, "there is nothing here")
+            self._answer(404, "page not found")
 
     def _answer(self, code: int, text: str, kind: str = "text/plain") -> None:
         body = text.encode()
@@ -308,208 +304,4 @@ class _Handler(BaseHTTPRequestHandler):
             self.wfile.flush()
 
     def log_message(self, format: str, *args: Any) -> None:
-        """Requests have the token in them: they are not written down."""
-
-
-# --- figures with Matplotlib, imported when a figure is asked for ---------------------------------------------------
-
-#: Colours of groups, as on the page; beyond ten they come again.
-COLOURS = (
-    *("#0f766e", "#c2571a", "#5b5bd6", "#b0256b", "#8a6d00"),
-    *("#1d6fb8", "#6b7a10", "#8b46b5", "#a3422f", "#44616f"),
-)
-_PLAIN, _RAMP = "#5f6b76", ["#f3f1ec", "#0b4f49"]
-
-
-def plot_kin(model: FittedModel, ax: Axes | None = None) -> Axes:
-    """Draw the ordered matrix of a model: how probable it is that two sites are kin.
-
-    Of a fused model, the share of coefficients that two sites have in common.
-
-    Parameters
-    ----------
-    model : FittedModel
-        As fitted or loaded.
-    ax : matplotlib axes, optional
-        Where to draw; a new figure by default.
-
-    Returns
-    -------
-    matplotlib axes
-
-    Examples
-    --------
-    >>> import matplotlib
-    >>> matplotlib.use("Agg")
-    >>> import fedkin
-    >>> from fedkin.fitting import FitOptions, fit
-    >>> from fedkin.report import plot_kin
-    >>> fed = fedkin.Federation({u: [[float(u > 1)]] for u in range(4)})
-    >>> model = fit(fed, None, FitOptions(loss="mean", lam=0.02, select="none"))
-    >>> plot_kin(model).get_title()
-    'Coefficients in common'
-    """
-    ax = _axes(ax, (5.0, 5.0))
-    from matplotlib.colors import LinearSegmentedColormap
-
-    groups, resolved = group_labels(model)
-    shares, ramp = shares_of(model, np.arange(model.n_sites)), LinearSegmentedColormap.from_list("kin", _RAMP)
-    order = display_order(shares, groups)
-    picture = ax.imshow(shares[np.ix_(order, order)], cmap=ramp, vmin=0, vmax=1, interpolation="nearest")
-    ax.figure.colorbar(picture, ax=ax, shrink=0.8)
-    if resolved:
-        for edge in np.flatnonzero(np.diff(groups[order])) + 0.5:
-            ax.axhline(edge, color="white", linewidth=1)
-            ax.axvline(edge, color="white", linewidth=1)
-    if model.n_sites <= 40:
-        names = [str(model.sites[u]) for u in order]
-        ax.set_xticks(range(len(names)), names, rotation=90, fontsize=7)
-        ax.set_yticks(range(len(names)), names, fontsize=7)
-        for ticks in (ax.get_xticklabels(), ax.get_yticklabels()):
-            for tick, site in zip(ticks, order.tolist(), strict=True):
-                tick.set_color(_colour(int(groups[site]), resolved))
-    ax.set_title("Coefficients in common" if model.kin is None else "Probability of being kin")
-    return ax
-
-
-def plot_coefficients(
-    model: FittedModel, feature: str | int = 0, ax: Axes | None = None, *, level: float = LEVEL, most: int = 60
-) -> Axes:
-    """Draw one coefficient at every site, with intervals where the model has them, sites sorted by group and size.
-
-    Parameters
-    ----------
-    model, ax
-        As in `plot_kin`.
-    feature : str or int
-        Name or number of a feature.
-    level : float in (0, 1)
-        Of the intervals.
-    most : int
-        Sites that are drawn; of more, evenly spread ones.
-    """
-    number = _feature(model, feature)
-    (groups, resolved), values = group_labels(model), model.coef[:, 0, number]
-    order = np.lexsort((values, -groups))
-    if order.size > most:
-        order = order[np.unique(np.linspace(0, order.size - 1, most).astype(np.int64))]
-    ax = _axes(ax, (6.0, max(2.0, 0.22 * order.size)))
-    places, values = np.arange(order.size), values[order]
-    colours = [_colour(int(groups[u]), resolved) for u in order.tolist()]
-    if model.kin is not None and model.coef.shape[1] == 1:
-        half = np.ptp(model.kin.confint(level), axis=2)[order, number + int(model.fit_intercept)] / 2
-        ax.hlines(places, values - half, values + half, colors=colours, linewidth=1.5)
-    ax.scatter(values, places, c=colours, s=22, zorder=3)
-    ax.axvline(0, color="0.6", linewidth=0.8, linestyle=":")
-    ax.set_yticks(places, [str(model.sites[u]) for u in order.tolist()], fontsize=7)
-    ax.set_xlabel(model.feature_names[number])
-    for side in ("top", "right"):
-        ax.spines[side].set_visible(False)
-    return ax
-
-
-def plot_path(model: FittedModel, ax: Axes | None = None) -> Axes:
-    """Draw how sites fuse as ``lam`` grows: a line per site; lines meet where parameters are equal.
-
-    Parameters
-    ----------
-    model : FittedModel
-        With the path in its ``history``, as ``fedkin fit`` and `with_history` keep it.
-    ax : matplotlib axes, optional
-        Where to draw.
-    """
-    path: Mapping[str, Any] | None = (model.history or {}).get("path")
-    if path is None:
-        raise ParameterError("the model has no path in its history: fit with lam='cv', then fitting.with_history(...)")
-    ax = _axes(ax, (6.0, 4.0))
-    groups, resolved = group_labels(model)
-    lams, labels = np.asarray(path["lams"]), np.asarray(path["labels"])
-    rank = np.argsort(np.argsort(groups, kind="stable"))
-    heights = np.array([(np.bincount(line, weights=rank) / np.maximum(np.bincount(line), 1))[line] for line in labels])
-    for u in range(model.n_sites):
-        ax.plot(lams, heights[:, u], color=_colour(int(groups[u]), resolved), linewidth=1, alpha=0.7)
-    if model.fused is not None:
-        lam = model.fused.lam
-        ax.axvline(lam, color="0.2", linewidth=1.2)
-        ax.annotate(f"lam = {lam:.3g}", (lam, 1.01), xycoords=("data", "axes fraction"), ha="center", fontsize=8)
-    ax.set_xscale("log")
-    ax.set_yticks([])
-    ax.set_xlabel("lam")
-    ax.set_ylabel("sites")
-    return ax
-
-
-def plot_graph(
-    graph: Graph, groups: ArrayLike | None = None, coordinates: ArrayLike | None = None, ax: Axes | None = None
-) -> Axes:
-    """Draw a graph of sites: at their coordinates, or on a circle, sorted by group.
-
-    Parameters
-    ----------
-    graph : Graph
-        The sites and their edges.
-    groups : sequence of V ints, optional
-        Colours the sites; by default the connected components.
-    coordinates : array (V, 2), optional
-        Where the sites are.
-    ax : matplotlib axes, optional
-        Where to draw.
-
-    Examples
-    --------
-    >>> import matplotlib
-    >>> matplotlib.use("Agg")
-    >>> import fedkin
-    >>> from fedkin.report import plot_graph
-    >>> axes = plot_graph(fedkin.Graph.clusters([0, 0, 1, 1, 1]))
-    >>> len(axes.collections[0].get_segments())
-    4
-    """
-    from matplotlib.collections import LineCollection
-
-    labels = np.asarray(graph.components() if groups is None else groups, dtype=np.int64)
-    places = _places(labels, coordinates)
-    for name, size in (("groups", labels.size), ("coordinates", len(places))):
-        if size != graph.n_sites:
-            raise ParameterError(f"{name} has {size} lines, expected {graph.n_sites}: one for each site")
-    ax = _axes(ax, (5.0, 5.0))
-    ax.add_collection(LineCollection(list(places[graph.edges]), colors="0.6", linewidths=0.7, alpha=0.6))
-    colours = [_colour(int(label)) for label in labels]
-    ax.scatter(places[:, 0], places[:, 1], c=colours, s=40, zorder=3, edgecolors="white")
-    if graph.n_sites <= 40:
-        for (x, y), site in zip(places, graph.sites, strict=True):
-            ax.annotate(str(site), (x, y), xytext=(0, 6), textcoords="offset points", ha="center", fontsize=7)
-    ax.set_aspect("equal")
-    ax.set_axis_off()
-    return ax
-
-
-def _places(labels: Index, coordinates: ArrayLike | None) -> Array:
-    if coordinates is not None:
-        return np.asarray(coordinates, dtype=np.float64).reshape(-1, 2)
-    angle = 2 * np.pi / labels.size * np.argsort(np.argsort(labels, kind="stable"))
-    return np.column_stack([np.cos(angle), np.sin(angle)])
-
-
-def _feature(model: FittedModel, feature: str | int) -> int:
-    if isinstance(feature, str):
-        if feature in model.feature_names:
-            return model.feature_names.index(feature)
-        raise ParameterError(f"the model has no feature {feature!r}; it has {', '.join(model.feature_names[:8])}")
-    if not 0 <= feature < model.n_features:
-        raise ParameterError(f"feature must be from 0 to {model.n_features - 1}, got {feature!r}")
-    return feature
-
-
-def _colour(group: int, resolved: bool = True) -> str:
-    return COLOURS[group % len(COLOURS)] if resolved else _PLAIN
-
-
-def _axes(ax: Axes | None, size: tuple[float, float]) -> Axes:
-    if ax is not None:
-        return ax
-    try:
-        import matplotlib.pyplot as plt
-    except ImportError:
-        raise missing_dependency("matplotlib", "a figure", "report") from None
-    return plt.subplots(figsize=size, layout="constrained")[1]
+        """Log nothing, since requests contain the token."""

@@ -1,4 +1,4 @@
-"""What the report page shows, as one mapping of plain values that JSON can hold; ``web/src/data.ts`` reads it."""
+"""Build the data of the report page as one mapping of plain JSON values, which ``web/src/data.ts`` reads."""
 
 from __future__ import annotations
 
@@ -16,30 +16,33 @@ from scipy.special import ndtri
 from fedkin._base import Array, Index, listed
 from fedkin.errors import DataError
 from fedkin.fitting import FittedModel
-from fedkin.kin import Kin, read_covariates
+from fedkin.kin import Kin, population_sd, read_covariates
 from fedkin.report.text import group_labels, headline, number, reproduction, statements
 
 PAYLOAD_VERSION = 1
 LEVEL = 0.95  # of the intervals
-#: Estimates that a page holds; where there are more, the coefficients that differ least between sites are left out.
+#: Largest number of estimates in a page; beyond it, coefficients that differ least between sites are left out.
 MOST_ESTIMATES = 100_000
-#: Up to this many sites the page has every pair; above it, blocks of neighbouring sites, so many on a side.
+#: Up to this many sites the page has every pair; above it, this many blocks of neighbouring sites per side.
 MOST_PAIRED_SITES, BLOCKS = 1000, 300
-#: Up to this many sites all pairs are looked at; above it, those of some sites.
+#: Up to this many sites all pairs are used; above it, those of a subset of sites.
 MOST_DENSE_SITES, SAMPLED_SITES = 6_000, 3_000
-#: Errors of differences (pairs of sites times coefficients) that a page holds (of more, none), and the largest ratio
-#: of such an error to that of independent sites.
+#: Largest number of errors of differences in a page (pairs of sites times coefficients), and the largest ratio of such
+#: an error to that of independent sites.
 MOST_DIFFERENCES, MOST_RATIO = 400_000, 4.0
-#: Edges that a page holds, and sites whose groups along the path it holds.
+#: Largest number of edges in a page, and of sites with groups along the path.
 MOST_EDGES, MOST_PATH_SITES = 20_000, 400
+#: Survival curves in a page, and their times, which are evenly spaced, since steps reveal times of single events.
+MOST_CURVES, CURVE_TIMES = 400, 61
 METHODS = ("Local", "Global", "Site intercepts", "Fedkin")
 _MEASURES = ("mean", "standard_error", "difference", "difference_error")
 
 
 def report_payload(model: FittedModel, places: Mapping[str, Any] | None = None) -> dict[str, Any]:
-    """Return everything that the report of a model shows."""
+    """Return the data of the report of a model."""
     groups, resolved = group_labels(model)
     title, lead = headline(model)
+    within = {} if model.kin is None else dict(model.kin.within or ())
     return {
         "version": PAYLOAD_VERSION,
         "headline": title,
@@ -60,27 +63,29 @@ def report_payload(model: FittedModel, places: Mapping[str, Any] | None = None) 
             "names": [str(site) for site in model.sites],
             "rows": model.n_samples.tolist(),
             "groups": groups.tolist(),
+            "districts": None if not within else [str(within[site]) for site in model.sites],
             "notes": {str(model.index[site]): list(lines) for site, lines in model.notes.items()},
         },
         **_pairs(model, groups),
         "places": dict(places) if places is not None else state_tiles(model.sites),
-        "coefficients": _coefficients(model),
+        "coefficients": _coefficients(model, groups, resolved),
         "comparison": _comparison(model),
+        "survival": _survival(model),
         "path": _path(model),
-        "trust": [{"tone": one.tone, "title": one.title, "words": one.text} for one in statements(model)],
+        "trust": [{"tone": one.tone, "title": one.title, "words": one.whole} for one in statements(model)],
         "reproduction": reproduction(model),
     }
 
 
 def _pairs(model: FittedModel, groups: Index) -> dict[str, Any]:
-    """Return the order and the cells of the matrix of pairs, the nearest of each site, and the edges to draw."""
+    """Return the order and the cells of the matrix of pairs, the nearest sites of each site, and the edges to draw."""
     V = model.n_sites
     if V <= MOST_DENSE_SITES:
         shares = shares_of(model, np.arange(V))
         order = display_order(shares, groups)
         matrix = pair_matrix(shares, order)
         nearest = nearest_kin(shares) if V > MOST_PAIRED_SITES else None
-    else:  # means of blocks from some sites of each
+    else:  # means of blocks from a sample of sites in each
         shares, nearest, order = None, None, np.argsort(groups, kind="stable")
         some = np.unique(np.linspace(0, V - 1, SAMPLED_SITES).astype(np.int64))
         matrix = pair_matrix(shares_of(model, order[some]), np.arange(some.size))
@@ -89,8 +94,8 @@ def _pairs(model: FittedModel, groups: Index) -> dict[str, Any]:
 
 
 def shares_of(model: FittedModel, sites: Index) -> Array:
-    """Return for all pairs of some sites the probability of being alike; of fused models, the share of coefficients
-    that are equal, among those that are not equal everywhere.
+    """Return the probability that each pair of some sites is alike; for fused models, the share of coefficients that
+    are equal, among those that differ somewhere.
     """
     if model.kin is not None:
         probability = model.kin.probability
@@ -108,7 +113,7 @@ def shares_of(model: FittedModel, sites: Index) -> Array:
 
 
 def _edges(model: FittedModel, shares: Array | None) -> dict[str, Any]:
-    """Return the edges to draw; those of a kin fit are pairs that are alike rather than not."""
+    """Return the edges to draw; for kin these are pairs with probability above one half."""
     kept = model.graph.edges
     if model.kin is not None:
         kept = np.argwhere(np.tril(np.zeros((0, 0)) if shares is None else shares, -1) >= 0.5)
@@ -126,8 +131,12 @@ def _edges(model: FittedModel, shares: Array | None) -> dict[str, Any]:
     }
 
 
-def _coefficients(model: FittedModel) -> dict[str, Any]:
-    """Return estimates and half widths of intervals ``(V, p)``, in the units of the columns, intercepts first."""
+def _coefficients(model: FittedModel, groups: Index, resolved: bool) -> dict[str, Any]:
+    """Return estimates and half widths of intervals ``(V, p)``, in the units of the columns, intercepts first.
+
+    With kin, ``population`` has the intervals of the population means. ``first`` is the coefficient that differs most
+    between groups, or between sites without groups, and ``unlike`` the distance of sites from the mean, from 0 to 1.
+    """
     V, k, _ = model.coef.shape
     marks = [""] if k == 1 or model.classes is None else [f" [{label}]" for label in model.classes[1:]]
     known = {} if model.schema is None else {column.name: column.unit or "" for column in model.schema.features}
@@ -140,16 +149,25 @@ def _coefficients(model: FittedModel) -> dict[str, Any]:
     deviations = (model.history or {}).get("deviations")
     if deviations is not None:
         deviations = [None, *deviations] * len(marks) if model.fit_intercept else deviations * len(marks)
-    theta = blocks[:, : len(marks)].reshape(V, -1)  # where classes are not known by name, those of the first
-    mean, spread, halves, differences = theta.mean(axis=0), theta.std(axis=0), None, None
+    theta = blocks[:, : len(marks)].reshape(V, -1)  # without class names, those of the first class
+    mean, sd, halves, differences, population = theta.mean(axis=0), theta.std(axis=0), None, None, None
     most = max(MOST_ESTIMATES // max(V, 1), 1)
     varied = np.ptp(theta, axis=0) / np.maximum(np.abs(theta).max(axis=0), 1e-300)
     chosen = np.sort(np.argsort(-varied, kind="stable")[:most])
-    kin = model.kin
+    kin, half = model.kin, None
     if kin is not None and kin.theta.shape == theta.shape:
-        half, mean, spread = np.ptp(kin.confint(LEVEL), axis=2) / 2, kin.mean, kin.sd
+        half, mean, sd = np.ptp(kin.confint(LEVEL), axis=2) / 2, kin.mean, kin.sd
         halves, differences = base64_of(half[:, chosen], "f4"), _differences(kin, half, chosen)
+        ends = kin.population(LEVEL)[chosen]
+        parts = {"low": ends[:, 1], "high": ends[:, 2], "sd": population_sd(kin)[chosen]}
+        population = {name: numbers(values) for name, values in parts.items()}
+    spread = _between(theta, groups) if resolved else sd
+    size = np.abs(mean) if half is None else np.nan_to_num(half, posinf=0.0).mean(axis=0)
+    varying = (spread / np.maximum(size, 1e-12))[chosen]
+    first = np.where([names[j].startswith("(intercept)") for j in chosen], -1.0, varying)
     return {
+        "first": int(first.argmax()),
+        "unlike": None if resolved else _unlike(theta[:, sd > 0], mean[sd > 0], sd[sd > 0]),
         "names": [names[j] for j in chosen],
         "units": [units[j] for j in chosen],
         "target": model.target_name,
@@ -158,16 +176,31 @@ def _coefficients(model: FittedModel) -> dict[str, Any]:
         "halves": halves,
         "differences": differences,
         "mean": numbers(mean[chosen]),
-        "spread": numbers(spread[chosen]),
+        "sd": numbers(sd[chosen]),
+        "population": population,
         "left_out": theta.shape[1] - chosen.size,
         "deviations": None if deviations is None else [deviations[j] for j in chosen],
     }
 
 
-def _differences(kin: Kin, half: Array, chosen: Index) -> str | None:
-    """Return widths of intervals of differences, a byte per pair of sites and coefficient; None where there are many.
+def _between(theta: Array, groups: Index) -> Array:
+    """Return standard deviations of the groups' means ``(p,)``, sites counting equally."""
+    inside = groups[:, None] == np.arange(groups.max() + 1)
+    means = inside.T @ theta / inside.sum(axis=0)[:, None]
+    return np.asarray(means[groups].std(axis=0))
 
-    A byte is 255 times the root of a quarter of the ratio to the width that independent sites would have.
+
+def _unlike(theta: Array, mean: Array, sd: Array) -> list[float]:
+    """Return distances of sites from the mean, from 0 for the nearest to 1; outlying sites do not set the scale."""
+    away = np.sqrt((((theta - mean) / sd) ** 2).mean(axis=1)) if sd.size else np.zeros(len(theta))
+    low, high = away.min(), np.quantile(away, 0.97, method="lower")
+    return [float(one) for one in np.clip((away - low) / max(high - low, 1e-300), 0, 1).round(3)]
+
+
+def _differences(kin: Kin, half: Array, chosen: Index) -> str | None:
+    """Return widths of intervals of differences, a byte per pair of sites and coefficient; None if there are too many.
+
+    A byte is 255 times the root of a quarter of the ratio to the width for independent sites.
     """
     V = len(half)
     if V * (V - 1) // 2 * chosen.size > MOST_DIFFERENCES:
@@ -180,13 +213,15 @@ def _differences(kin: Kin, half: Array, chosen: Index) -> str | None:
 
 
 def _comparison(model: FittedModel) -> dict[str, Any] | None:
-    """Return what ``comparison.json`` says, with the sites' scores in the order of the model's sites."""
+    """Return the content of ``comparison.json``, with the sites' scores in the order of the model's sites."""
     found = model.comparison
     if not found:
         return None
     lines = {str(line.get("site")): line for line in found.get("sites", ())}
     each = {one: [number(lines.get(str(site), {}).get(one)) for site in model.sites] for one in METHODS}
-    errors = [number(lines.get(str(site), {}).get("gain_error")) for site in model.sites]
+    gains, errors = (
+        [number(lines.get(str(site), {}).get(key)) for site in model.sites] for key in ("gain", "gain_error")
+    )
     return {
         "metric": str(found["metric"]),
         "lower_is_better": bool(found.get("lower_is_better", True)),
@@ -197,7 +232,9 @@ def _comparison(model: FittedModel) -> dict[str, Any] | None:
             {"name": str(one["name"]), **{key: number(one.get(key)) for key in _MEASURES}} for one in found["methods"]
         ],
         "sites": {one: column for one, column in each.items() if any(value is not None for value in column)},
+        "gains": gains if any(gain is not None for gain in gains) else None,
         "gain_errors": errors if any(error is not None for error in errors) else None,
+        "constant": [u for u, site in enumerate(model.sites) if str(site) in set(map(str, found.get("constant", ())))],
         "more": {
             str(metric): {str(name): number(value) for name, value in values.items()}
             for metric, values in (found.get("more") or {}).items()
@@ -205,8 +242,28 @@ def _comparison(model: FittedModel) -> dict[str, Any] | None:
     }
 
 
+def _survival(model: FittedModel) -> dict[str, Any] | None:
+    """Return survival curves of a row with average features at the sites and at a new site, with intervals for kin."""
+    if model.baseline is None:
+        return None
+    times = np.linspace(0.0, max(float(one[-1]) for one in model.baseline.times), CURVE_TIMES)
+    places = np.unique(np.linspace(0, model.n_sites - 1, min(model.n_sites, MOST_CURVES)).astype(np.int64)).tolist()
+    level = None if model.kin is None else LEVEL
+    curves: list[dict[str, Any]] = []
+    for site in (*places, None):
+        name = object() if site is None else model.sites[site]
+        row = model.baseline.at[None]
+        found = np.atleast_3d(model.predict_survival(row, name, times, level=level, unseen="population"))
+        ends = found.reshape(-1, times.size).round(5).tolist()
+        low, high = ends[1:] if level else (None, None)
+        curves.append({"site": site, "mean": ends[0], "low": low, "high": high})
+    left = model.n_sites - len(places)
+    about = {"time": model.target_name or "time", "level": LEVEL, "times": numbers(times), "left_out": left}
+    return {**about, "curves": curves}
+
+
 def _path(model: FittedModel) -> dict[str, Any] | None:
-    """Return the cross-validation curve and the groups along ``lam``, where the fit kept them."""
+    """Return the cross-validation curve and the groups along ``lam``, if the fit stored them."""
     history = model.history or {}
     choice, path = history.get("choice"), history.get("path")
     if not choice and not path:
@@ -235,9 +292,10 @@ def numbers(values: ArrayLike) -> list[float | None]:
 
 
 def pair_matrix(values: Array, order: Index) -> dict[str, Any]:
-    """Encode shares between 0 and 1 of all pairs of sites ``(V, V)``, or of blocks of ``order`` where there are many.
+    """Encode shares between 0 and 1 of all pairs of sites ``(V, V)``, or of blocks of ``order`` if there are many
+    sites.
 
-    A pair takes a byte. Of all pairs only those below the diagonal are kept, line by line, sites in their own order.
+    Each pair takes one byte. Only pairs below the diagonal are stored, row by row, with sites in their own order.
     """
     n = len(order)
     if n <= MOST_PAIRED_SITES:
@@ -250,7 +308,7 @@ def pair_matrix(values: Array, order: Index) -> dict[str, Any]:
 
 
 def nearest_kin(values: Array, most: int = 12) -> dict[str, Any]:
-    """Return for every site the others with the largest share, for pages that do not have all pairs."""
+    """Return the sites with the largest share for each site, for pages without all pairs."""
     own = values.copy()
     np.fill_diagonal(own, -1.0)
     most = min(most, len(own) - 1)
@@ -265,7 +323,7 @@ def nearest_kin(values: Array, most: int = 12) -> dict[str, Any]:
 
 
 def display_order(values: Array, groups: Index) -> Index:
-    """Return sites in the order of the matrix: by group, and within groups alike ones next to each other."""
+    """Return sites in the order of the matrix: by group, with similar sites next to each other within groups."""
     n = len(groups)
     if n < 3:
         return np.argsort(groups, kind="stable")
@@ -279,7 +337,7 @@ def display_order(values: Array, groups: Index) -> Index:
 
 # --- places -----------------------------------------------------------------------------------------------------
 
-#: Code, column and row in a grid of tiles, and name of each state.
+#: Code, column and row in the tile grid, and name of each state.
 _STATES = """
 AK 0 0 Alaska, ME 10 0 Maine, VT 9 1 Vermont, NH 10 1 New Hampshire, WA 0 2 Washington, ID 1 2 Idaho, MT 2 2 Montana,
 ND 3 2 North Dakota, MN 4 2 Minnesota, IL 5 2 Illinois, WI 6 2 Wisconsin, MI 7 2 Michigan, NY 8 2 New York,
@@ -298,7 +356,7 @@ _HEADS = ({"x", "lon", "longitude", "easting"}, {"y", "lat", "latitude", "northi
 
 
 def state_tiles(sites: Sequence[Hashable]) -> dict[str, Any] | None:
-    """Return a map of tiles where all sites are states of the USA, by code or by name; None otherwise."""
+    """Return a tile map if all sites are states of the USA, by code or by name; None otherwise."""
     codes = [_code(site) for site in sites]
     if len(codes) < 3 or None in codes or len(set(codes)) < len(codes):
         return None
@@ -313,7 +371,7 @@ def _code(site: Hashable) -> str | None:
 def read_coordinates(path: str | os.PathLike[str], sites: Sequence[Hashable]) -> dict[str, Any]:
     """Read the map from a CSV file with a column ``site`` and two of coordinates: ``x,y`` or ``lon,lat``.
 
-    Raises `DataError` for columns that are missing, and for sites without a line.
+    Raises `DataError` for missing columns, and for sites without a line.
     """
     lines = list(read_covariates(path, sites).values())
     across, up = (next((name for name in lines[0] if name.casefold() in heads), None) for heads in _HEADS)
@@ -322,5 +380,5 @@ def read_coordinates(path: str | os.PathLike[str], sites: Sequence[Hashable]) ->
     try:
         x, y = ([number(float(line[name])) for line in lines] for name in (across, up))
     except ValueError as error:
-        raise DataError(f"{path}: a coordinate is no number: {error}") from None
+        raise DataError(f"{path}: a coordinate is not a number: {error}") from None
     return {"kind": "points", "globe": across.casefold().startswith("lon"), "x": x, "y": y}

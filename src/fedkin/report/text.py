@@ -1,4 +1,4 @@
-"""Describe a fitted model in words: the terminal, the report page and the model card show the same sentences."""
+"""Describe a fitted model in sentences, shared by the terminal, the report page and the model card."""
 
 from __future__ import annotations
 
@@ -13,30 +13,33 @@ from fedkin.fitting import FittedModel
 from fedkin.kin import AGREEMENT, Kin, by_size
 
 _ENOUGH_DRAWS = 100
-#: Probability of one number of groups from which it hardly varies: few changes are then no sign of bad mixing.
+#: If one number of groups has this probability, few changes are not a sign of poor mixing.
 _HARDLY_VARIES = 0.9
 _MOST_NAMES = 12
 _GRAPH_USE = {
-    "used": ("good", "helped", "Sites that {near} are more often in one group"),
-    "ignored": ("fair", "ignored", "Whether sites {near} does not tell which sites are alike"),
+    "used": ("good", "helped", "Sites that {near} are more often in the same group"),
+    "ignored": ("fair", "ignored", "Whether sites {near} does not predict which sites are alike"),
     "inverted": ("fair", "read inverted", "Sites that {near} differ more often than others"),
 }
 
 
 class Statement(NamedTuple):
-    """What to know before a result is believed; ``tone`` is "good", "fair" or "bad"."""
+    """A diagnostic statement about a result; ``tone`` is "good", "fair" or "bad"."""
 
     topic: str
     tone: str
     title: str
     text: str
+    detail: str = ""  # further sentences, which ``fedkin fit`` does not print
 
-    def __str__(self) -> str:
-        return f"{self.title}. {self.text}"
+    @property
+    def whole(self) -> str:
+        """The text with its details."""
+        return f"{self.text} {self.detail}".strip()
 
 
 def group_labels(model: FittedModel) -> tuple[Index, bool]:
-    """Return the group of each site, 0 for the largest, and whether there are groups to believe in."""
+    """Return the group of each site, 0 for the largest, and whether groups are resolved."""
     kin = model.kin
     if kin is not None:
         return np.asarray(kin.groups, dtype=np.int64), bool(kin.resolved)
@@ -45,39 +48,46 @@ def group_labels(model: FittedModel) -> tuple[Index, bool]:
 
 
 def members(model: FittedModel) -> list[list[Hashable]]:
-    """Return the sites of each group, the largest group first; no groups where none are to be believed in."""
+    """Return the sites of each group, the largest group first; none if no groups are resolved."""
     groups, resolved = group_labels(model)
     labels = range(int(groups.max()) + 1) if resolved else ()
     return [[model.sites[u] for u in np.flatnonzero(groups == k)] for k in labels]
 
 
 def headline(model: FittedModel) -> tuple[str, str]:
-    """Return the result in one sentence, and what it is worth in another."""
+    """Return the verdict if models were compared, otherwise the groups; and further notes."""
+    found, title = model.comparison or {}, groups_text(model)
+    if found.get("verdict"):
+        return str(found["verdict"]), " ".join([title, *found.get("remarks", ())])
+    if group_labels(model)[1]:
+        return title, "Sites of one group share information; each keeps its own rows."
+    return title, "Every site has its own model, and borrows strength from similar sites."
+
+
+def groups_text(model: FittedModel) -> str:
+    """Return a sentence about the groups."""
     groups, resolved = group_labels(model)
     sites = count(model.n_sites, "site")
     if model.n_sites == 1:
-        title = "A model for one site."
-    elif resolved:
+        return "A model for one site."
+    if resolved:
         found = int(groups.max()) + 1
         alone = int((np.bincount(groups) == 1).sum())
         rest = f", {alone} of them single sites" if 0 < alone < found else ""
         rest = ", one of them a single site" if alone == 1 else rest
-        title = f"{sites} form {count(found, 'group')}{'' if model.kin is None else ' of kin'}{rest}."
-    elif model.kin is not None:
-        title = f"No groups resolved: the {sites} differ gradually, or too little for groups to show."
-    elif model.n_groups == 1:
-        title = f"All {sites} belong together."
-    else:
-        title = f"Each of the {sites} has a model of its own."
-    if model.comparison and model.comparison.get("verdict"):
-        return title, str(model.comparison["verdict"])
-    if resolved:
-        return title, "Sites of one group share what they know; each keeps its own rows."
-    return title, "Every site keeps a model of its own, and borrows strength from the others as far as they are alike."
+        return f"{sites} form {count(found, 'group')}{'' if model.kin is None else ' of kin'}{rest}."
+    if model.kin is not None and model.kin.within is not None:
+        districts = count(len(model.kin.districts), "district")
+        return f"{sites} in {districts} share information; groups were not sought."
+    if model.kin is not None:
+        return f"No groups resolved: the {sites} differ gradually, or too little to show groups."
+    if model.n_groups == 1:
+        return f"All {sites} form one group."
+    return f"Each of the {sites} has its own model."
 
 
 def method_text(model: FittedModel) -> str:
-    """Say how a model was fitted."""
+    """Return the method of a model in words."""
     fused = model.fused
     if fused is None:
         return "partial pooling with groups (kin)"
@@ -87,19 +97,19 @@ def method_text(model: FittedModel) -> str:
 
 
 def origin_text(model: FittedModel) -> str:
-    """Say what the fit has read, and what was promised about it."""
+    """Describe the data of the fit, and its privacy guarantees."""
     origin = model.origin or {}
     if not origin:
-        return "The fit has read all rows in one place."
+        return "The fit read all rows in one place."
     rounds = int(origin.get("rounds", 1))
     if origin.get("from") == "rounds":
         passed = f"neighbours exchanged parameters, round by round ({count(rounds, 'round')})"
-        return f"No site has given its rows away: {passed}."
-    text = f"No site has given its rows away: the fit has read {count(rounds, 'message')} of each, with sums over them."
-    promised = origin.get("privacy")
+    else:
+        passed = f"the fit read {count(rounds, 'message')} from each, with sums over rows"
+    text, promised = f"No site shared its rows: {passed}.", origin.get("privacy")
     if promised is None:
-        return f"{text} No differential privacy was asked for."
-    limits = f"epsilon {promised['epsilon']:g} and delta {promised['delta']:g} at most"
+        return text if origin.get("from") == "rounds" else f"{text} Differential privacy was not requested."
+    limits = f"epsilon at most {promised['epsilon']:g} and delta at most {promised['delta']:g}"
     return f"{text} Differentially private with {limits}, at {count(int(promised['sites']), 'site')}."
 
 
@@ -107,7 +117,7 @@ def origin_text(model: FittedModel) -> str:
 
 
 def statements(model: FittedModel) -> list[Statement]:
-    """Return what to know before a model is believed."""
+    """Return diagnostic statements about a model."""
     found = list(_about_fused(model) if model.kin is None else _about_kin(model, model.kin))
     if model.notes:
         some = next(iter(model.notes))
@@ -115,25 +125,26 @@ def statements(model: FittedModel) -> list[Statement]:
         found.append(Statement("notes", "fair", "Notes on single sites", text))
     noise = 0.0 if model.kin is None else float(np.average(model.kin.noise, weights=model.kin.n_samples))
     if remark := model.loss.remark(noise):
-        found.append(Statement("dispersion", "fair", "Rows vary more than the model has it", f"{remark}."))
+        found.append(Statement("dispersion", "fair", "Rows vary more than the model expects", f"{remark}."))
     if model.origin and (alone := model.origin.get("alone")):
-        found.append(Statement("alone", "fair", "Sites that stand alone had no part in the fit", f"{alone}."))
+        found.append(Statement("alone", "fair", "Some sites were left out of the fit", f"{alone}."))
     if model.origin:
         found.append(Statement("from", "good", "Rows stayed where they are", origin_text(model)))
     return found
 
 
-def facts(model: FittedModel) -> dict[str, str]:
-    """Return the statements about the estimate by topic, for the terminal."""
-    shown = ("groups", "graph", "covariates", "certificate", "risk", "sampler")
-    told = {one.topic: str(one) for one in statements(model) if one.topic in shown}
-    return {"groups": headline(model)[0], **told}
+def facts(model: FittedModel, *, brief: bool = False) -> dict[str, str]:
+    """Return the statements about the estimate by topic, for the terminal; ``brief`` ones have no details."""
+    shown = ("groups", "graph", "covariates", "certificate", "sampler", *(() if brief else ("risk",)))
+    kept = [one for one in statements(model) if one.topic in shown]
+    told = {one.topic: f"{one.title}. {one.text if brief else one.whole}" for one in kept}
+    return {"groups": groups_text(model), **told}
 
 
 def _about_fused(model: FittedModel) -> Iterator[Statement]:
     fused = model.fused
     if fused is None or not math.isfinite(fused.gap):
-        text = "A certificate takes the rows of all sites in one place."
+        text = "A certificate needs the rows of all sites in one place."
         yield Statement("certificate", "fair", "No certificate", text)
     else:
         near = f"within {fused.gap:.1e} of its minimum" if fused.gap > 0 else "at its minimum, to rounding"
@@ -142,21 +153,21 @@ def _about_fused(model: FittedModel) -> Iterator[Statement]:
         if fused.status == "converged":
             yield Statement("certificate", "good", "The optimum is certified", text)
         elif (model.options.get("fedadmm") or {}).get("stop") == "rounds" and fused.status == "iteration_limit":
-            yield Statement("certificate", "fair", "All rounds were done", f"{text} No gap was asked for.")
+            yield Statement("certificate", "fair", "All rounds were run", f"{text} No gap was required.")
         else:
-            early = f"{text} It ended with the status {fused.status}: allow more iterations."
+            early = f"{text} The solver ended with the status {fused.status}: allow more iterations."
             yield Statement("certificate", "bad", "The solver stopped early", early)
     topic, chosen = "covariates" if model.options.get("covariates") else "graph", fused and fused.selection
     parts = count(model.graph.n_components, "connected component")
     if chosen and chosen.get("candidates"):
         level = f", level {chosen['level']:g}" if "level" in chosen else ""
         kept = f"{chosen['kept']} of {chosen['candidates']} edges kept ({chosen['method']}{level}); {parts}"
-        text = f"{kept}. Sites of a group have equal estimates; an edge that was kept does not suffice."
+        text = f"{kept}. Sites of a group have equal estimates; a kept edge alone does not make a group."
         yield Statement(topic, "good", "Edges were tested", text)
     elif model.n_sites > 1:
         text = f"{count(model.graph.n_edges, 'edge')}; {parts}."
         yield Statement(topic, "fair", "Edges were taken as given", text)
-    text = "A fused model has estimates without intervals. The method kin gives intervals and probabilities."
+    text = "A fused model has no intervals. The method kin gives intervals and probabilities."
     yield Statement("intervals", "fair", "No intervals", text)
 
 
@@ -178,80 +189,82 @@ def _about_kin(model: FittedModel, kin: Kin) -> Iterator[Statement]:
     yield Statement("risk", better, "Estimated risk", text)
     yield _about_sampler(kin)
     text = (
-        "Intervals cover 95% on average over sites. A site unlike all others is covered less often; "
-        'confint(kind="site") has intervals for every single site.'
+        "Intervals cover 95% on average over sites. Coverage is lower for a site unlike all others; "
+        'confint(kind="site") has intervals with coverage at each site.'
     )
-    yield Statement("intervals", "good", "What intervals promise", text)
+    yield Statement("intervals", "good", "Coverage of the intervals", text)
 
 
 def _about_sampler(kin: Kin) -> Statement:
     found = kin.diagnostics
     if found is None:
-        why = (
-            "sites are within districts" if kin.within is not None else "too few sites, or nothing differs between them"
-        )
+        why = "sites are in districts" if kin.within is not None else "too few sites, or no differences between them"
         text = f"Nothing was sampled: {why}."
         return Statement("sampler", "fair", "No sampling needed", text)
-    harm = "another seed may find other groups" if kin.resolved else "the estimates are averaged over them"
+    harm = "another seed may give different groups" if kin.resolved else "the estimates are averaged over them"
     tone, title, agree = {
         "agree": ("good", "The sampler has mixed", "agree"),
         "nearly": ("fair", "The sampler has nearly mixed", "agree for most sites, less so for some"),
-        "disagree": ("bad", "The sampler has not mixed", f"do not agree about which sites are alike: {harm}"),
+        "disagree": ("bad", "The sampler has not mixed", f"disagree about which sites are alike: {harm}"),
     }[found.verdict]
     size, most = found.size["number of groups"], float(kin.n_groups.max())
     if size >= _ENOUGH_DRAWS:
         groups = f"The number of groups has an effective sample size of {size:.0f}."
     elif most >= _HARDLY_VARIES:
-        groups = (
-            f"The number of groups is {int(np.argmax(kin.n_groups))} with probability {most:.2f}, and hardly varies."
-        )
+        likely = f"{int(np.argmax(kin.n_groups))} with probability {probability(most)}"
+        groups = f"The number of groups is {likely}, and hardly varies."
     else:
-        groups = (
-            f"The number of groups has an effective sample size of {size:.0f}: its probabilities have a visible error."
-        )
+        groups = f"The number of groups has an effective sample size of {size:.0f}: its probabilities are imprecise."
         if found.verdict == "agree":
-            tone, title = "fair", "The sampler has mixed for estimates, not for the number of groups"
-    worst, typical = found.rhat["parameters, worst"], found.rhat["parameters, median"]
-    text = (
-        f"{count(len(found.starts), 'chain')} of {found.draws} draws {agree}. R-hat of the sites' parameters is "
-        f"{typical:.2f} (median) and {worst:.2f} (worst). {groups}"
+            tone, title = "fair", "The sampler has mixed for estimates, but not for the number of groups"
+    rhat, least = found.rhat["parameters, worst"], found.size["parameters, worst"]
+    worst = "<= 1.01" if rhat <= 1.01 else f"{rhat:.2f} at worst"
+    chains = f"{count(len(found.starts), 'chain')} of {found.draws} draws {agree}"
+    detail = (
+        f"Parameters have an effective sample size of {least:,.0f} or more. Only groupings are sampled; given a "
+        f"grouping, the sites' parameters are averaged analytically. {groups}"
     )
-    return Statement("sampler", tone, title, text)
+    return Statement("sampler", tone, title, f"{chains}: R-hat of the parameters is {worst}.", detail)
 
 
 def _about_groups(kin: Kin) -> Statement:
-    likely, without = int(np.argmax(kin.n_groups)), f"a model without groups has the weight {kin.weight_mixed:.2f}"
+    likely = int(np.argmax(kin.n_groups))
+    without = f"a model without groups has weight {probability(kin.weight_mixed)}"
     if kin.within is not None:
-        text = f"Sites are within {len(kin.districts)} districts, around whose means they are estimated."
-        return Statement("groups", "good", "No groups were looked for", text)
+        text = f"Sites are nested in {len(kin.districts)} districts, and shrunk towards their means."
+        return Statement("groups", "good", "Groups were not sought", text)
     if not kin.resolved:
-        text = (
-            f"The best grouping is expected to agree with the true one by {kin.agreement():.2f} (adjusted Rand index); "
-            f"groups are shown from {AGREEMENT:g} on, and {without}. The estimates average over all groupings, so they "
-            "are good without them."
+        agreed = fixed(kin.agreement(), 2)
+        text = "The estimates average over all groupings, so they are good without them."
+        detail = (
+            f"The best grouping is expected to agree with the true one by {agreed} (adjusted Rand index); groups are "
+            f"shown from {AGREEMENT:g} onwards, and {without}."
         )
-        return Statement("groups", "good", "No groups are resolved", text)
+        return Statement("groups", "good", "No groups are resolved", text, detail)
     each, between = kin.cohesion()
     inside, chance = float(each.min()), probability(float(kin.n_groups[likely]))
+    least = probability(inside) if inside > 0.99 else f"{probability(inside)} or more"
     text = (
-        f"Members of one group are alike with probability {probability(inside)} or more on average, sites of different "
-        f"groups with {probability(between)}. The groups are expected to agree with the true ones by "
-        f"{kin.agreement():.2f} (adjusted Rand index). The most likely number of groups is {likely} (probability "
-        f"{chance}); {without}."
+        f"Members of one group are alike with probability {least} on average, sites of different "
+        f"groups with {probability(between)}."
+    )
+    detail = (
+        f"The groups are expected to agree with the true ones by {fixed(kin.agreement(), 2)} (adjusted Rand index). "
+        f"The most likely number of groups is {likely} (probability {chance}); {without}."
     )
     clear = inside > 0.8 and kin.weight_mixed < 0.2
     title = f"{count(int(kin.groups.max()) + 1, 'group')}, {'clear' if clear else 'uncertain'}"
-    return Statement("groups", "good" if clear else "fair", title, text)
+    return Statement("groups", "good" if clear else "fair", title, text, detail)
 
 
 def note_lines(notes: Mapping[Hashable, Sequence[str]]) -> list[str]:
-    """Return the notes on sites, a line for all sites with the same notes."""
+    """Return the notes on sites, one line per distinct note."""
     alike: dict[tuple[str, ...], list[Hashable]] = {}
     for site, lines in notes.items():
         alike.setdefault(tuple(lines), []).append(site)
     shown = [f"{some_of(sites)}: {'; '.join(lines)}" for lines, sites in list(alike.items())[:_MOST_NAMES]]
     rest = sum(map(len, list(alike.values())[_MOST_NAMES:]))
-    more = f"and notes on {count(rest, 'more site')}: fedkin inspect shows them with --json"
+    more = f"and notes on {count(rest, 'more site')}: see fedkin inspect --json"
     return [*shown, more] if rest else shown
 
 
@@ -259,23 +272,23 @@ def note_lines(notes: Mapping[Hashable, Sequence[str]]) -> list[str]:
 
 
 def number(value: float | str | None) -> float | None:
-    """Return a number of six digits, None where it is not finite; model files hold those as text."""
+    """Return a number with six digits, None if it is not finite; model files store those as text."""
     return None if value is None or not math.isfinite(float(value)) else float(f"{float(value):.6g}")
 
 
 def comparison_title(found: Mapping[str, Any]) -> str:
-    """Say which rows a comparison was made on, by which metric; ``found`` is in plain values, as a model holds it."""
+    """Describe the rows and the metric of a comparison; ``found`` is in plain values, as stored in a model."""
     if found.get("kind") == "folds":
-        rows = f"{count(int(found['rows']), 'row')}, each predicted without its fold"
+        rows = f"{count(int(found['rows']), 'row')}, each predicted by a model fitted without its fold"
     else:
         splits = "one split" if found["repeats"] == 1 else f"{found['repeats']} splits"
-        rows = f"rows that were held out: {percent(found['test_size'])} of them, {splits}"
+        rows = f"held-out rows: {percent(found['test_size'])} of them, {splits}"
     better = "lower" if found.get("lower_is_better", True) else "higher"
     return f"Error on {rows} ({found['metric']}: {better} is better)"
 
 
 def comparison_table(found: Mapping[str, Any]) -> list[list[str]]:
-    """Return the header and a row for each method: its error, its difference from Fedkin, other scores."""
+    """Return the header and one row per method: error, difference from Fedkin, other scores."""
     more = found.get("more") or {}
     decimals = _decimals(found)
     table = [["method", str(found["metric"]), "s.e.", "difference from Fedkin", "s.e.", *more]]
@@ -290,7 +303,7 @@ def comparison_table(found: Mapping[str, Any]) -> list[list[str]]:
 
 
 def gains_text(found: Mapping[str, Any]) -> list[str]:
-    """Say how many sites gain and lose against models of their own, and which lose most."""
+    """Describe how many sites gain and lose compared with their own models, and which gain and lose most."""
     sites = found.get("sites") or ()
     gains = {one["site"]: gain for one in sites if (gain := _float(one.get("gain"))) is not None}
     if len(gains) < 2:
@@ -298,16 +311,25 @@ def gains_text(found: Mapping[str, Any]) -> list[str]:
     errors = {one["site"]: _float(one.get("gain_error")) or math.inf for one in sites}
     better, worse = [s for s, gain in gains.items() if gain > 0], [s for s, gain in gains.items() if gain < 0]
 
-    def told(which: Sequence[Hashable]) -> str:
-        sure = sum(abs(gains[site]) > 2 * errors[site] for site in which)  # by two standard errors
-        return str(len(which)) if found.get("repeats", 1) == 1 else f"{len(which)} ({sure} clearly)"
+    def sure(which: Sequence[Hashable]) -> str:
+        clear = sum(abs(gains[site]) > 2 * errors[site] for site in which)  # by two standard errors
+        return "" if found.get("repeats", 1) == 1 else f" ({clear} clearly)"
 
-    text = f"sites: better than with their own models {told(better)}, worse {told(worse)}"
-    if len(gains) < len(sites):
-        text += f"; {count(len(sites) - len(gains), 'site')} had no row to hold out"
-    worst = sorted(worse, key=lambda site: gains[site])[:3]
-    named = ", ".join(f"{site} ({fixed(-gains[site], _decimals(found), sign=True)})" for site in worst)
-    return [text, f"largest losses: {named}"] if worst else [text]
+    gaining = f"{count(len(better), 'site')} gain{sure(better)}"
+    text = f"Compared with their own models, {gaining} and {len(worse)} lose{sure(worse)}"
+    alike = len(found.get("constant", ()))
+    if alike:
+        text += f"; held-out rows cannot decide at {count(alike, 'site')} with the same target in every row"
+    if rest := len(sites) - len(gains) - alike:
+        text += f"; {count(rest, 'site')} had no held-out row"
+
+    def named(which: Sequence[Hashable]) -> str:
+        return ", ".join(f"{site} ({fixed(-gains[site], _decimals(found), sign=True)})" for site in which)
+
+    best, worst = (sorted(which, key=lambda site: -abs(gains[site]))[:3] for which in (better, worse))
+    lines = [f"{text}."]
+    lines += [f"Largest gains: {named(best)}."] if best else []
+    return [*lines, f"Largest losses: {named(worst)}."] if worst else lines
 
 
 def _decimals(found: Mapping[str, Any]) -> int:
@@ -316,15 +338,15 @@ def _decimals(found: Mapping[str, Any]) -> int:
 
 
 def _float(value: float | str | None) -> float | None:
-    return None if value is None else float(value)  # model files hold numbers that are not finite as text
+    return None if value is None else float(value)  # model files store non-finite numbers as text
 
 
 # --- reproduction and the model card ----------------------------------------------------------------------------------
 
 _LIMITS = (
-    "A site's model is for rows like those that the site gave; nothing was learned about other populations.",
+    "A site's model is for rows like those that it was fitted on; it says nothing about other populations.",
     "Coefficients are associations, not effects of an intervention.",
-    "Groups describe how sites' rows look under this model, not why.",
+    "Groups describe which sites look alike under this model, not why.",
 )
 
 
@@ -336,7 +358,7 @@ def reproduction(model: FittedModel) -> dict[str, Any]:
         "Fedkin": model.fedkin_version,
         "Seed": _shown(model.options.get("seed")),
         "Data": data.get("name"),
-        "Rows": _shown(data.get("rows", int(model.n_samples.sum()))),
+        "Rows": fixed(data.get("rows", int(model.n_samples.sum())), 0),
         "SHA-256 of the data": data.get("sha256"),
         "Penalty level": None if model.fused is None else f"{model.fused.lam:.6g}",
     }
@@ -368,8 +390,8 @@ def model_card(model: FittedModel) -> str:
     rows = f"{count(int(n.sum()), 'row')}, {int(n.min())} to {int(n.max())} at a site"
     parts = [
         f"# Model card\n\n{' '.join(headline(model))}",
-        _section("What it is", about),
-        _section("What it was made of", [rows, f"{count(len(names), 'feature')}: {some_of(names, _MOST_NAMES)}"]),
+        _section("Model", about),
+        _section("Training data", [rows, f"{count(len(names), 'feature')}: {some_of(names, _MOST_NAMES)}"]),
     ]
     if found := model.comparison:
         head, *lines = (f"| {' | '.join(cells)} |" for cells in comparison_table(found))
@@ -377,10 +399,10 @@ def model_card(model: FittedModel) -> str:
         table = "\n".join([head, rule, *lines])
         parts.append(f"## How well it predicts\n\n{comparison_title(found)}.\n\n{table}")
     parts += [
-        _section("Whether to trust it", [f"**{one.title}.** {one.text}" for one in statements(model)]),
+        _section("Diagnostics", [f"**{one.title}.** {one.whole}" for one in statements(model)]),
         _section("Privacy", [origin_text(model)]),
         _section("Limits", list(_LIMITS)),
-        _section("How to make it again", [f"{name}: {value}" for name, value in again["facts"].items()]),
+        _section("Reproduce this fit", [f"{name}: {value}" for name, value in again["facts"].items()]),
     ]
     if again["command"]:
         parts.append(f"    {again['command']}")

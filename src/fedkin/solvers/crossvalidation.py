@@ -6,27 +6,38 @@ import itertools
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any, Literal
+from typing import Literal, TypedDict, Unpack
 
 import numpy as np
 from joblib import Parallel, delayed
 
 from fedkin._base import Array, Index, Mask, check_choice, check_positive, check_whole
-from fedkin.core import FusedObjective, Problem, Quadratics, QuadraticTerms, assign_folds, build_terms, summed_terms
+from fedkin.core import FusedObjective, Problem, QuadraticTerms, assign_folds, build_terms, summed_terms
 from fedkin.data import Federation
 from fedkin.errors import DataError, ParameterError
 from fedkin.solvers import path
 from fedkin.solvers.compiled import Backend, run_side_by_side, threads_for, uses_kernels
 from fedkin.solvers.exact import solve_fused
-from fedkin.solvers.variants import ProfiledProblem, profiled
+from fedkin.solvers.newton import ProfiledProblem, profiled
 
 Rule = Literal["min", "1se"]
 
+
+class Validation(TypedDict, total=False):
+    """Settings of cross-validation; see `cross_validate_lam`."""
+
+    folds: int
+    rule: Rule
+    seed: int
+    n_jobs: int | None
+    backend: Backend
+
+
 #: Limit on the iterations of each solution.
 MAX_ITER = 20_000
-#: Levels by which a ridge is judged, and the relative gap of their solutions.
+#: Number of levels for judging a ridge, and the relative gap of their solutions.
 FEW_LEVELS, ROUGH_GAP = 6, 1e-3
-#: Standard errors of a difference between levels that leave no doubt.
+#: A difference between levels of more than this many standard errors counts as certain.
 CLEAR = 2.0
 #: Levels of sparsity that are tried, and the least of them as a share of the one at which all parameters are 0.
 N_LEVELS, LEAST_SHARE = 10, 1e-3
@@ -34,13 +45,13 @@ N_LEVELS, LEAST_SHARE = 10, 1e-3
 
 @dataclass(frozen=True, eq=False)
 class LamChoice:
-    """The penalty level that cross-validation chose, and what it saw.
+    """Penalty level chosen by cross-validation, with the scores of all candidates.
 
     Attributes
     ----------
     lam : float
     lams : array (m,)
-        Candidates that were tried, decreasing.
+        Evaluated candidates, decreasing.
     scores : array (folds, m)
         Held-out mean loss, each site weighted equally. Folds without rows are left out.
     mean, error : array (m,)
@@ -70,32 +81,31 @@ def cross_validate_lam(
     n_jobs: int | None = None,
     backend: Backend = "auto",
 ) -> LamChoice:
-    """Choose ``lam`` by K-fold cross-validation; every site gives rows to every fold.
+    """Choose ``lam`` by K-fold cross-validation within sites, so that every site contributes to every fold.
 
     Parameters
     ----------
     problem : Problem
         Its own ``lam`` does not matter.
     lams : sequence of float, optional
-        Candidates; by default a grid of ``n_lams`` from `lam_max` down to ``ratio * lam_max``, without the levels at
-        either end that nobody would choose: it grows from the middle (from above where a site has no minimiser of
-        its own) until scores have become clearly worse.
+        Candidates; by default a grid of ``n_lams`` from `lam_max` down to ``ratio * lam_max``. It is evaluated from the
+        middle outwards (from above if a site has no minimiser of its own) until scores become clearly worse.
     free : array (p,) of bool, optional
-        Parameters that no edge pulls at, such as intercepts: they are minimised out (`ProfiledProblem`).
+        Unpenalised parameters, such as intercepts, which are profiled out (`ProfiledProblem`).
     folds : int
         Number of folds, at least 2.
     rule : "min" or "1se"
-        The best candidate, or the largest one within one standard error of it (more fusion for the same evidence).
+        The best candidate, or the largest one within one standard error of it (more fusion).
     n_lams, ratio
         See ``lams``.
     seed : int
         Of the folds.
     tol : float
-        Relative gap of the solutions along the path. Other losses than quadratic ones may also end with a Newton step
-        that lowers the objective by a smaller share than this, without a certificate.
+        Relative gap of the solutions along the path. For losses that are not quadratic, the solver may also stop after
+        a Newton step that lowers the objective by a smaller share, without a certificate.
     n_jobs : int, optional
-        How much to run at the same time. With compiled kernels these are threads, by default as many as there are
-        cores; with numpy they are processes, as in joblib, by default one. The result is the same.
+        Number of parallel jobs. With compiled kernels these are threads, by default one per core; with numpy they are
+        processes, as in joblib, by default one. The result does not depend on it.
     backend : "auto", "numpy" or "numba"
         As in `fedkin.solve`, the same for all folds.
 
@@ -105,12 +115,12 @@ def cross_validate_lam(
 
     Notes
     -----
-    Where a federation is ``ordered`` in time, folds are blocks of it, and a fold trains on earlier blocks only; so the
-    first one holds nothing out.
+    If the federation is ``ordered`` in time, folds are blocks of time, and each fold trains on earlier blocks only. The
+    first block is therefore never held out.
 
-    From `fedkin.Summaries` the folds are those that the sites cut. For quadratic losses the scores are those of the
-    rows. For others every fold's loss is replaced by its quadratic expansion around the point of the summaries, in the
-    rows that train as in the rows that are held out.
+    With `fedkin.Summaries`, the folds are those of the sites. For quadratic losses the scores equal those from rows.
+    For other losses, the training and held-out losses are replaced by their quadratic expansions around the point of
+    the summaries.
 
     Examples
     --------
@@ -126,49 +136,46 @@ def cross_validate_lam(
     check_whole("seed", seed, least=0)
     check_positive("tol", tol)
     if n_jobs == 0:
-        raise ParameterError("n_jobs must not be 0; give a number of jobs, or -1 for as many as there are cores")
-    _check_rows(problem, folds, seed)
+        raise ParameterError("n_jobs must not be 0; give a number of jobs, or -1 for one per core")
+    problem.data.check_folds(folds, seed)
+    if problem.federation.n_samples.max() < 2:
+        raise DataError(
+            "no site has two training rows, so cross-validation within sites is not possible "
+            "(test rows are not used for training: --test-size 0 keeps all for training); give lam as a number"
+        )
     rest = problem if free is None else ProfiledProblem(problem, free).rest
     grid = path.lam_grid(rest, n_lams, ratio) if lams is None else path.checked_grid(lams)
     cut = cut_folds(problem, folds, seed)
     if free is not None:
         cut = [fold.profiled(free) for fold in cut]
-    scores, tried = _Search(cut, grid * problem.n_sites, tol, backend, n_jobs).run(abandon=lams is None)
+    scores, tried = _LevelSearch(cut, grid * problem.n_sites, tol, backend, n_jobs).run(abandon=lams is None)
     grid = grid[tried]
-    mean, error = mean_and_error(scores)
+    mean, used = scores.mean(axis=0), len(scores)
+    error = scores.std(axis=0, ddof=min(used - 1, 1)) / np.sqrt(used)
     return LamChoice(float(grid[best_level(mean, error if rule == "1se" else None)]), grid, scores, mean, error, rule)
 
 
 def cross_validate_ridge(
-    problem: Problem,
-    ridges: Sequence[float | Array],
-    *,
-    folds: int = 5,
-    rule: Rule = "min",
-    seed: int = 0,
-    n_jobs: int | None = None,
-    backend: Backend = "auto",
+    problem: Problem, ridges: Sequence[float | Array], **how: Unpack[Validation]
 ) -> tuple[Problem, LamChoice]:
     """Choose the ridge together with ``lam``.
 
-    Each ridge is judged by its best level among a few, from all fused down to none; the best one then gets the whole
-    grid.
+    Each ridge is scored at its best level on a coarse grid, from full fusion to none; the best ridge then gets the
+    whole grid.
 
     Parameters
     ----------
     problem : Problem
         Its own ``ridge`` and ``lam`` do not matter.
     ridges : sequence of float or array (p,)
-        Candidates, increasing. Once they have become clearly worse, the others are not tried.
+        Candidates, increasing. The search stops once scores become clearly worse.
     folds, rule, seed, n_jobs, backend
         As in `cross_validate_lam`.
 
     Returns
     -------
-    problem : Problem
-        With the chosen ridge.
-    choice : LamChoice
-        Of its ``lam``.
+    tuple of Problem and LamChoice
+        The problem with the chosen ridge, and the choice of its ``lam``.
 
     Examples
     --------
@@ -182,10 +189,9 @@ def cross_validate_ridge(
     """
     if not len(ridges):
         raise ParameterError("ridges must name at least one candidate")
-    how: dict[str, Any] = {"folds": folds, "seed": seed, "n_jobs": n_jobs, "backend": backend}
-    tried = _judged((replace(problem, ridge=ridge) for ridge in ridges), **how)
+    tried = _judged((replace(problem, ridge=ridge) for ridge in ridges), how)
     best, _ = min(tried, key=lambda one: float(one[1].mean()))
-    return best, cross_validate_lam(best, rule=rule, **how)
+    return best, cross_validate_lam(best, **how)
 
 
 def cross_validate_sparsity(
@@ -194,38 +200,32 @@ def cross_validate_sparsity(
     *,
     weights: Array | None = None,
     per_site: bool = False,
-    folds: int = 5,
-    rule: Rule = "min",
-    seed: int = 0,
-    n_jobs: int | None = None,
-    backend: Backend = "auto",
+    **how: Unpack[Validation],
 ) -> tuple[Problem, LamChoice]:
-    """Choose the level of the l1 term, one for all sites or one for each, together with ``lam``.
+    """Choose the level of the l1 term together with ``lam``, common to all sites or one per site.
 
-    Each level is judged by its best ``lam`` among a few, from all fused down to none; the best one then gets the whole
-    grid.
+    Each level is scored at its best ``lam`` on a coarse grid, from full fusion to none; the best level then gets the
+    whole grid.
 
     Parameters
     ----------
     problem : Problem
         Its own ``sparsity`` and ``lam`` do not matter.
     levels : sequence of float, optional
-        Candidates; by default ten from the one at which all parameters are 0 on, and 0. Those below one that is clearly
-        worse for all sites together are not tried, unless sites may have levels of their own.
+        Candidates; by default ten, decreasing from the level at which all parameters are 0, and 0. The search stops at
+        a level that is clearly worse over all sites, unless ``per_site`` is set.
     weights : array (p,), optional
         Relative size of the level for each parameter, 0 for intercepts; 1 by default.
     per_site : bool
-        Give sites a level of their own (the paper's ``lambda_i``) where it is beyond doubt that their held-out rows are
-        predicted better than with the common one.
+        Give a site its own level (the paper's ``lambda_i``) where it predicts held-out rows significantly better than
+        the common level.
     folds, rule, seed, n_jobs, backend
         As in `cross_validate_lam`.
 
     Returns
     -------
-    problem : Problem
-        With the chosen sparsity ``(V, p)``.
-    choice : LamChoice
-        Of its ``lam``.
+    tuple of Problem and LamChoice
+        The problem with the chosen sparsity ``(V, p)``, and the choice of its ``lam``.
 
     Examples
     --------
@@ -243,18 +243,18 @@ def cross_validate_sparsity(
     if levels is None:
         levels = np.append(0.0, sparsity_max(problem, weights) * np.geomspace(LEAST_SHARE, 1.0, N_LEVELS))
     grid = path.checked_grid(levels)
-    how: dict[str, Any] = {"folds": folds, "seed": seed, "n_jobs": n_jobs, "backend": backend}
     ones = np.ones((problem.n_sites, 1))
-    tried = _judged((replace(problem, sparsity=one * weights * ones) for one in grid), abandon=not per_site, **how)
+    tried = _judged((replace(problem, sparsity=one * weights * ones) for one in grid), how, abandon=not per_site)
     best = int(np.argmin([scores.mean() for _, scores in tried]))
     chosen = tried[best][0]
     if per_site:
-        own = _own_levels([cut_folds(one, folds, seed) for one, _ in tried], grid, best)
+        cuts = [cut_folds(one, how.get("folds", 5), how.get("seed", 0)) for one, _ in tried]
+        own = _own_levels(cuts, grid, best)
         chosen = replace(chosen, sparsity=own[:, None] * weights)
-    return chosen, cross_validate_lam(chosen, rule=rule, **how)
+    return chosen, cross_validate_lam(chosen, **how)
 
 
-def _judged(problems: Iterable[Problem], *, abandon: bool = True, **how: Any) -> list[tuple[Problem, Array]]:
+def _judged(problems: Iterable[Problem], how: Validation, *, abandon: bool = True) -> list[tuple[Problem, Array]]:
     """Return problems at their best level among a few, with the scores ``(folds,)``.
 
     With ``abandon``, those after one that is clearly worse are left out.
@@ -263,14 +263,16 @@ def _judged(problems: Iterable[Problem], *, abandon: bool = True, **how: Any) ->
     for problem in problems:
         few = np.append(path.lam_grid(problem, FEW_LEVELS), 0.0)
         choice = cross_validate_lam(problem, few, tol=ROUGH_GAP, **how)
-        tried.append((problem.with_lam(choice.lam), choice.scores[:, choice.mean.argmin()]))
+        best = int(choice.mean.argmin())
+        tried.append((problem.with_lam(float(choice.lams[best])), choice.scores[:, best]))
         if abandon and _clearly_worse(np.stack([scores for _, scores in tried], axis=1)):
             break
     return tried
 
 
 def sparsity_max(problem: Problem, weights: Array) -> float:
-    """Return the level of ``level * weights (p,)`` at which 0 is best at every site, given common other parameters."""
+    """Return the factor ``level`` at which the l1 term ``level * weights (p,)`` sets every site to 0, given common
+    other parameters."""
     free = weights == 0
     theta = np.zeros((1, problem.n_params))
     if free.any():
@@ -281,7 +283,7 @@ def sparsity_max(problem: Problem, weights: Array) -> float:
 
 
 def _own_levels(cuts: list[list[Fold]], levels: Array, best: int) -> Array:
-    """Return a level for each site ``(V,)``: the common one, or another that is better beyond doubt."""
+    """Return a level for each site ``(V,)``: the common one, or another that is significantly better."""
     V = cuts[0][0].objective.graph.n_sites
     losses = np.full((len(cuts), len(cuts[0]), V), np.nan)
     for m, cut in enumerate(cuts):
@@ -296,20 +298,14 @@ def _own_levels(cuts: list[list[Fold]], levels: Array, best: int) -> Array:
     return np.asarray(levels[chosen])
 
 
-def mean_and_error(scores: Array) -> tuple[Array, Array]:
-    """Return means over folds of ``scores (folds, m)`` and their standard errors, each ``(m,)``."""
-    folds = scores.shape[0]
-    return scores.mean(axis=0), scores.std(axis=0, ddof=min(folds - 1, 1)) / np.sqrt(folds)
-
-
 def best_level(mean: Array, error: Array | None = None) -> int:
-    """Return the position of the least held-out loss ``mean (m,)``, or with ``error (m,)`` by the rule "1se"."""
+    """Return the position of the smallest held-out loss ``mean (m,)``, or with ``error (m,)`` by the rule "1se"."""
     best = int(mean.argmin())
     return best if error is None else int(np.flatnonzero(mean <= mean[best] + error[best])[0])
 
 
 @dataclass(frozen=True, eq=False)
-class _Search:
+class _LevelSearch:
     """Held-out mean losses ``(folds, m)`` along the path of each fold, and the positions of their levels."""
 
     folds: list[Fold]
@@ -319,17 +315,17 @@ class _Search:
     n_jobs: int | None
 
     def run(self, abandon: bool) -> tuple[Array, slice]:
-        """Score all levels, or with ``abandon`` some, and others on both sides until scores have become clearly worse.
+        """Score all levels, or with ``abandon`` only some, extended on both sides until scores are clearly worse.
 
-        Levels in the middle come first; where a site has no minimiser of its own the largest ones, since small levels
-        take longest there.
+        Levels in the middle come first. If a site has no minimiser of its own, the largest come first, because small
+        levels take longest there.
         """
         stretches = path.stretches_of(self.strengths.size)
-        terms = [fold.objective.terms for fold in self.folds]
-        regular = all(isinstance(one, QuadraticTerms) and not one.singular.any() for one in terms)
-        first = last = len(stretches) // 2 if regular else 0
-        if not abandon:
-            first, last = 0, len(stretches) - 1
+        first, last = 0, len(stretches) - 1
+        if abandon:
+            terms = [fold.objective.terms for fold in self.folds]
+            regular = all(isinstance(one, QuadraticTerms) and not one.singular.any() for one in terms)
+            first = last = len(stretches) // 2 if regular else 0
         scores, messages = self._at(stretches[first : last + 1])
         while True:
             up = first > 0 and not self._done_above(scores)
@@ -346,14 +342,14 @@ class _Search:
         return scores, slice(int(stretches[first][0]), int(stretches[last][-1]) + 1)
 
     def _done_above(self, scores: Array) -> bool:
-        """Return whether no larger level is worth a look: the largest so far are clearly worse, and so is all fused."""
+        """Return whether larger levels can be skipped: the largest so far and full fusion are clearly worse."""
         if not _clearly_worse(scores[:, ::-1]):
             return False
         fused = [fold.score(path.fused_solution(fold.objective)) for fold in self.folds]
         return _beyond_doubt(np.array(fused) - scores[:, scores.mean(axis=0).argmin()])
 
     def _at(self, parts: list[Index]) -> tuple[Array, list[str]]:
-        """Scores along stretches of the path, and the messages of solutions at the iteration limit."""
+        """Return scores along stretches of the path, and the messages of solutions at the iteration limit."""
         backend, n_jobs = self.backend, self.n_jobs
         pairs = itertools.product(self.folds, parts)
         tasks = [partial(_stretch_scores, fold, part, self.strengths, self.tol, backend) for fold, part in pairs]
@@ -375,14 +371,14 @@ def _clearly_worse(scores: Array) -> bool:
 
 
 def _beyond_doubt(excess: Array) -> bool:
-    """Return whether an excess ``(folds,)`` is more than chance; one fold tells nothing about that."""
+    """Return whether an excess ``(folds,)`` is significant; with one fold it never is."""
     return excess.size > 1 and bool(excess.mean() > CLEAR * excess.std(ddof=1) / np.sqrt(excess.size))
 
 
 def _stretch_scores(fold: Fold, part: Index, strengths: Array, tol: float, backend: Backend) -> tuple[Array, list[str]]:
     """Return held-out losses ``(len(part),)`` along a stretch, and the messages of solutions at the iteration limit."""
     scores, stopped = np.empty(part.size), []
-    # scores do not tell what is fused exactly from what is almost
+    # scores do not distinguish exact from approximate fusion
     stretch = path.path_stretch(fold.objective, part, strengths, tol, MAX_ITER, backend, fuse_components=False)
     for k, solution in stretch:
         scores[k - part[0]] = fold.score(solution.theta)
@@ -391,24 +387,15 @@ def _stretch_scores(fold: Fold, part: Index, strengths: Array, tol: float, backe
     return scores, stopped
 
 
-def _check_rows(problem: Problem, folds: int, seed: int) -> None:
-    problem.data.check_folds(folds, seed)
-    if problem.federation.n_samples.max() < 2:
-        raise DataError(
-            "no site has two rows to train on, so cross-validation within sites has none to hold out "
-            "(rows kept for a comparison do not train: --test-size 0 keeps none); or give lam as a number"
-        )
-
-
 def held_out_losses(
     federation: Federation,
     fold_of: Index,
     fits: Callable[[Federation], Iterable[Array]],
     loss: Callable[[Federation, Array], Array],
 ) -> Array:
-    """Return the loss of every row under candidates that were fitted without its fold, ``(candidates, N)``.
+    """Return out-of-fold losses ``(candidates, N)`` of every row.
 
-    Rows with a fold below 0 always train, and have a loss of 0. ``fits(rows)`` gives the parameters ``(V, p)`` of each
+    Rows with a negative fold always train and get a loss of 0. ``fits(rows)`` gives the parameters ``(V, p)`` of each
     candidate, ``loss(rows, theta)`` the loss of each row.
     """
     columns = []
@@ -427,19 +414,19 @@ def held_out_losses(
 
 @dataclass(frozen=True, eq=False)
 class Fold:
-    """The objective that a fold trains on, and mean losses ``(V,)`` of the rows that it holds out at sites ``seen``."""
+    """Training objective of a fold, and mean losses ``(V,)`` of its held-out rows at sites ``seen``."""
 
     objective: FusedObjective
     held_out: Callable[[Array], Array]
     seen: Index
 
     def score(self, theta: Array) -> float:
-        """Return the mean over sites of the losses of rows held out at ``theta (V, p)``."""
+        """Return the held-out loss at ``theta (V, p)``, averaged over sites."""
         values = self.held_out(theta if self.seen.size == len(theta) else theta[self.seen])
         return float(values.sum()) / values.size
 
     def profiled(self, free: Mask) -> Fold:
-        """Return the fold without its ``free (p,)`` parameters, which are those of training."""
+        """Return the fold with its ``free (p,)`` parameters profiled out on the training rows."""
         training, lift = profiled(self.objective.terms, free, self.objective.graph.sites)
         sparsity = None if self.objective.sparsity is None else self.objective.sparsity[:, ~free]
         own, held_out = lift.take(self.seen), self.held_out
@@ -448,14 +435,22 @@ class Fold:
 
 
 def cut_folds(problem: Problem, folds: int, seed: int) -> list[Fold]:
-    """Return every `Fold` that has rows; with few rows in all, some have none."""
+    """Return every `Fold` that has rows; it trains on the others, or on the earlier ones of ordered rows."""
+    out = []
     if isinstance(problem.terms, QuadraticTerms):
-        sums = problem.data.expand(np.zeros((problem.n_sites, problem.n_params)), folds, seed)
-        return _folds_of_sums(problem, sums, forward=problem.data.ordered)
+        forward, zeros = problem.data.ordered, np.zeros((problem.n_sites, problem.n_params))
+        sums = problem.data.expand(zeros, folds, seed)
+        ridge = np.broadcast_to(np.asarray(problem.ridge, dtype=np.float64), (problem.n_params,))
+        for fold in np.flatnonzero(sums.count[:, :-1].any(axis=0)).tolist()[int(forward) :]:
+            seen = np.flatnonzero(sums.count[:, fold])
+            training = sums.total(without=fold, forward=forward).terms(ridge=ridge)
+            held_sums = sums if seen.size == problem.n_sites else sums.take(seen)
+            out.append(Fold(replace(problem.fused, terms=training), held_sums.terms(fold).values, seen))
+        return out
     data = problem.rows_for("cross-validation")
     fold_of = assign_folds(data, folds, seed)
-    # losses see all rows, so that a class missing from a fold does not change the parameters
-    whole, out = replace(problem, loss=dict(zip(data.sites, problem.losses, strict=True))), []
+    # losses are built from all rows, so a class missing from a fold does not change the parameters
+    whole = replace(problem, loss=dict(zip(data.sites, problem.losses, strict=True)))
     for fold in range(int(data.ordered), folds):
         if not (fold_of == fold).any():
             continue
@@ -466,16 +461,4 @@ def cut_folds(problem: Problem, folds: int, seed: int) -> list[Fold]:
             part = part.subset([part.sites[u] for u in seen])
         held_out = build_terms(part, [problem.losses[u] for u in seen], np.zeros(problem.n_params))
         out.append(Fold(train.fused, held_out.values, seen))
-    return out
-
-
-def _folds_of_sums(problem: Problem, sums: Quadratics, *, forward: bool = False) -> list[Fold]:
-    """Cut folds from sums: a fold trains on the sum of the others (of the earlier ones)."""
-    ridge = np.broadcast_to(np.asarray(problem.ridge, dtype=np.float64), (problem.n_params,))
-    out = []
-    for fold in np.flatnonzero(sums.count[:, :-1].any(axis=0)).tolist()[int(forward) :]:
-        seen = np.flatnonzero(sums.count[:, fold])
-        training = sums.total(without=fold, forward=forward).terms(ridge=ridge)
-        held_out = sums if seen.size == problem.n_sites else sums.take(seen)
-        out.append(Fold(replace(problem.fused, terms=training), held_out.terms(fold).values, seen))
     return out

@@ -1,23 +1,31 @@
-"""The exact solver: a minimiser of the fused objective with a duality gap as its certificate.
+"""Minimise the fused objective exactly, with a duality gap as the certificate.
 
-Quadratic losses go straight to an `Iteration`. For the others a sequence of quadratic models is minimised by such
-iterations (proximal Newton), each from where the last one ended, with a line search on the true objective.
+Quadratic losses use an `Iteration` directly. Other losses use proximal Newton: each quadratic model is minimised by
+such iterations, warm-started from the last one, with a line search on the true objective.
 """
 
 from __future__ import annotations
 
 import warnings
 from dataclasses import dataclass, replace
-from functools import cached_property
 
 import numpy as np
 
-from fedkin._base import Array, check_positive, check_whole
+from fedkin._base import TINY, Array, check_positive, check_whole
 from fedkin.cluster import On, engine_of
-from fedkin.core import SCALE_FLOOR, FusedObjective, Problem, QuadraticTerms, SiteTerms, Solution, Status
-from fedkin.errors import ConvergenceWarning, ParameterError, SolverError, argument
-from fedkin.graph import Graph
-from fedkin.solvers.compiled import Backend, CompiledIteration, Sharding, uses_kernels
+from fedkin.core import FusedObjective, Problem, QuadraticTerms, SiteTerms, Solution, Status, gap_scale
+from fedkin.errors import ConvergenceWarning, ParameterError, argument
+from fedkin.solvers.compiled import Backend, CompiledIteration, uses_kernels
+from fedkin.solvers.newton import (
+    HOPELESS,
+    POOR,
+    Expansion,
+    lowered,
+    raise_if_no_descent,
+    raise_if_not_finite,
+    raise_if_unbounded,
+    raised,
+)
 from fedkin.solvers.pdhg import (
     CliqueIteration,
     Iteration,
@@ -30,157 +38,14 @@ from fedkin.solvers.pdhg import (
     fused_parameters,
     initial_rho,
 )
+from fedkin.solvers.shards import Sharding
 
-#: A model is trusted less when it misses by this share of its quadratic part, and more when by at most that one.
-POOR, GOOD = 0.5, 0.1
-#: Caution rises at least to this, and beyond the last number there is nothing to gain.
-RAISED, HOPELESS = 0.1, 1e8
 #: What slows the solver down: sizes of features that differ by more than this factor, and Gram matrices (in units of
 #: their diagonals) with a larger condition number than this.
 UNEVEN, COLLINEAR = 1e3, 1e6
-#: Share of its mean curvature that a model gets in all directions where it is flat in some.
-CURB = 1e-5
-#: Hessians with more entries than this are not looked at.
+#: Hessians with more entries than this are not inspected.
 ROOM = 20_000_000
-
-
-@dataclass(frozen=True, eq=False)
-class Expansion:
-    """Second-order expansion of ``M_u`` around ``theta (V, p)``, with a cautious Hessian beside the Hessian."""
-
-    terms: SiteTerms
-    theta: Array
-
-    @cached_property
-    def values(self) -> Array:
-        return self.terms.values(self.theta)
-
-    @cached_property
-    def gradients(self) -> Array:
-        return self.terms.gradients(self.theta)
-
-    @cached_property
-    def hessians(self) -> Array:
-        return self.terms.hessians(self.theta)
-
-    @cached_property
-    def cautious(self) -> Array:
-        return self.terms.cautious_hessians(self.theta)
-
-    def model(self, caution: Array) -> QuadraticTerms:
-        """Return the model with that share ``(V,)`` of the cautious Hessian; above 1, with a multiple of it."""
-        A = self.hessians.copy()
-        wary = caution > 0
-        if wary.any():
-            share = caution[wary, None, None]
-            A[wary] = np.maximum(1.0 - share, 0.0) * A[wary] + share * self.cautious[wary]
-        model = self._quadratic(A)
-        if model.singular.any():
-            # where a model is flat, nothing but a ball certifies it, and slowly: curb steps there instead
-            bad, one = model.singular, np.eye(self.terms.n_params)
-            A[bad] += (CURB * np.einsum("vii->v", A[bad]) / self.terms.n_params)[:, None, None] * one
-            model = self._quadratic(A)
-        return model
-
-    def _quadratic(self, A: Array) -> QuadraticTerms:
-        b = np.einsum("vij,vj->vi", A, self.theta) - self.gradients
-        return QuadraticTerms(A, b, np.zeros(self.terms.n_sites))
-
-    def compare(self, model: QuadraticTerms, target: Expansion) -> tuple[Array, Array, Array]:
-        """Return the model's change to the target, linear and quadratic part, and how much more ``M_u`` changes."""
-        step = target.theta - self.theta
-        linear = np.einsum("vp,vp->v", self.gradients, step)
-        quadratic = 0.5 * np.einsum("vp,vp->v", step, model.apply(step))
-        with np.errstate(over="ignore", invalid="ignore"):
-            true = target.values - self.values
-        return linear, quadratic, np.where(np.isfinite(true), true - (linear + quadratic), np.inf)
-
-
-def raised(caution: Array, error: Array, quadratic: Array) -> Array:
-    """Return more caution for the sites whose models were too low, at least for the worst of them."""
-    poor = error > POOR * quadratic
-    poor[error.argmax()] = True
-    return np.where(poor, np.maximum(10.0 * caution, RAISED), caution)
-
-
-def lowered(caution: Array, error: Array, quadratic: Array, least: Array) -> Array:
-    """Return less caution for the sites whose models were right, quadratically less in the end."""
-    less = np.where(caution > RAISED, 0.1 * caution, np.minimum(0.1 * caution, caution**2))
-    less = np.where(less < 1e-8, 0.0, less)
-    return np.where(error <= GOOD * quadratic, np.maximum(less, least), caution)
-
-
-def advice(objective: FusedObjective, theta: Array) -> str:
-    """Return what helps where the iteration limit came first, given the parameters ``theta (V, p)`` that were found."""
-    cures = []
-    if theta.shape[0] * theta.shape[1] ** 2 <= ROOM:
-        hessians = objective.terms.hessians(theta)
-        diagonal = np.sqrt(np.einsum("vii->vi", hessians).clip(np.finfo(float).tiny))
-        sizes = diagonal.mean(axis=0)
-        if sizes.max() > UNEVEN * sizes.min():
-            cures.append(f"standardise the features, whose sizes differ by a factor of {sizes.max() / sizes.min():.0e}")
-        values = np.linalg.eigvalsh(hessians / (diagonal[:, :, None] * diagonal[:, None, :]))
-        poor = values[:, 0] * COLLINEAR < values[:, -1]
-        if poor.any():
-            site = objective.graph.sites[int(poor.argmax())]
-            who = f"site {site!r} and {poor.sum() - 1} others" if poor.sum() > 1 else f"site {site!r}"
-            cures.append(f"drop features or add a small ridge (features of {who} are nearly collinear)")
-    return ", ".join([*cures, "raise max_iter" if not cures else "or raise max_iter"])
-
-
-def raise_if_not_finite(graph: Graph, values: Array, what: str) -> None:
-    """Raise `SolverError` for the first site whose ``values (V,)`` or ``(V, ...)`` are not all finite."""
-    bad = ~np.isfinite(values.reshape(graph.n_sites, -1)).all(axis=1)
-    if bad.any():
-        raise SolverError(
-            f"the {what} of site {graph.sites[int(bad.argmax())]!r} is not finite; scale its features and offsets "
-            "down, or check the functions of a custom loss"
-        )
-
-
-def raise_if_unbounded(objective: FusedObjective, before: Expansion, at: Expansion) -> None:
-    """Raise when the last step ran along a direction in which a likelihood keeps losing curvature."""
-    if objective.radius is not None:  # no parameters leave the ball
-        return
-    graph = objective.graph
-    # one without a maximum nears its supremum exponentially: gaps vanish, but Newton's steps do not get shorter
-    step = at.theta - before.theta
-    moving = np.linalg.norm(step, axis=1) > 1e-3 * np.linalg.norm(at.theta, axis=1)
-    # other losses may be flat where they please
-    moving &= at.terms.caution()[1] == 0
-    if not moving.any():
-        return
-
-    def along(hessians: Array) -> Array:
-        return np.asarray(np.einsum("vp,vpq,vq->v", step, hessians, step))
-
-    now, at_zero = along(at.hessians), along(at.terms.hessians(np.zeros_like(step)))
-    lost = moving & (now < 1e-6 * at_zero) & (now < 0.6 * along(before.hessians))
-    if not lost.any():
-        return
-    first, labels = int(lost.argmax()), graph.components()
-    kin = labels == labels[first]
-    who, cure = f"the parameters of site {graph.sites[first]!r}", f"add {argument('ridge', 1e-3)} or so"
-    if not lost[kin].all():
-        cure += ", or connect the site to others with a larger lam"
-    elif kin.sum() > 1:
-        who += " and of all sites it is connected to"
-    raise SolverError(
-        f"{who} run away: the objective has no finite minimiser there (separable classes, all-zero counts); {cure}"
-    )
-
-
-def raise_if_no_descent(graph: Graph, values: Array, linear: Array, error: Array) -> None:
-    """Raise when a short step changes a site's loss by ``error (V,)`` more than its gradient says, ``linear``."""
-    wrong = (error > 0.25 * np.abs(linear)) & (error > 1e-11 * np.abs(values))
-    if wrong.any():
-        raise SolverError(
-            f"the loss of site {graph.sites[int(wrong.argmax())]!r} does not fall as its gradient says, however "
-            "short the step: check that the loss is convex, and its gradient_fn against value_fn"
-        )
-
-
-#: A loss that has come down to this share of what it was at theta = 0 may be unbounded below.
+#: A loss below this share of its value at theta = 0 may be unbounded below.
 VANISHED = 1e-10
 #: Share of the decrease promised by the quadratic models that a step must keep.
 SUFFICIENT = 0.1
@@ -214,20 +79,20 @@ def solve(
     tol : float
         Relative duality gap to reach.
     max_iter : int
-        Limit on primal-dual iterations, all Newton steps together.
+        Limit on the total number of primal-dual iterations over all Newton steps.
     warm_start : Solution, optional
-        Of a similar problem (another ``lam``, other rows) on the same graph.
+        Solution of a similar problem (another ``lam``, other rows) on the same graph.
     backend : "auto", "numpy" or "numba"
-        What carries out the iterations, numpy or compiled kernels; by default kernels where the penalty has some.
+        Whether iterations use numpy or compiled kernels; by default kernels if the penalty has them.
     on : "local", "ray", "ray://host:port" or RayEngine
-        Where iterations on edges run: in threads of this process, or in shards on a Ray cluster (docs/scaling.md).
+        Where iterations on edges run: in threads of this process, or in shards on a Ray cluster (docs/cluster.md).
         Large cliques are always sorted here.
 
     Returns
     -------
     Solution
-        ``solution.gap`` is an upper bound on the relative suboptimality. Ctrl-C ends the iteration with what was found
-        so far and the status "interrupted".
+        ``solution.gap`` is an upper bound on the relative suboptimality. Ctrl-C stops the solver and returns the best
+        solution so far with the status "interrupted".
 
     Raises
     ------
@@ -236,9 +101,9 @@ def solve(
 
     Notes
     -----
-    The gap is relative to ``max(|F(theta)|, 1e-6 |F(0)|)``. Of singular designs (fewer rows than parameters on a
-    site) without regular neighbours it needs a ball that holds a minimiser. For quadratic losses, and with sparsity
-    everywhere, that is proven; otherwise ``solution.radius`` says for which ball the certificate holds (see
+    The gap is relative to ``max(|F(theta)|, 1e-6 |F(0)|)``. For singular designs (fewer rows than parameters at a site)
+    without regular neighbours, it needs a ball that contains a minimiser. For quadratic losses, or with sparsity
+    everywhere, such a ball is proven; otherwise ``solution.radius`` gives the ball for which the certificate holds (see
     `fedkin.solvers.pdhg`).
 
     Examples
@@ -278,17 +143,19 @@ def solve_fused(
 ) -> Solution:
     """Solve on arrays, as `solve` does; the objective is |V| times the public one.
 
-    ``quiet`` leaves out the convergence warning. Without ``fuse_components`` what is fused at the optimum need only be
-    almost so. Where not to ``certify``, Newton also ends with a step that lowers the objective by less than ``tol``.
+    ``quiet`` suppresses the convergence warning. Without ``fuse_components``, sites fused at the optimum may be only
+    approximately equal. Without ``certify``, Newton also stops after a step that lowers the objective by less than
+    ``tol``.
     """
     compiled, engine = uses_kernels(backend, objective), engine_of(on)
-    search = Search(objective, tol, max_iter, _start(objective, warm_start), compiled, certify)
+    start = _start(objective, warm_start)
+    search = Search(objective, tol, max_iter, start, compiled, certify=certify, fuse_components=fuse_components)
     if engine is not None and objective.cliques is None and objective.graph.n_edges:
         if not compiled:
             raise ParameterError(f"{argument('on', on)} needs compiled kernels: leave out {argument('backend')}")
         search.sharding = Sharding(engine, objective.graph)
     try:
-        search.run(warm=warm_start is not None, fuse_components=fuse_components)
+        search.run(warm=warm_start is not None)
     except KeyboardInterrupt:
         search.status = "interrupted"
     finally:
@@ -298,14 +165,14 @@ def solve_fused(
 
 
 def uninterrupted(solution: Solution) -> Solution:
-    """Return the solution, or raise KeyboardInterrupt again: an interruption ends a sequence of solves."""
+    """Return the solution, or raise KeyboardInterrupt if it was interrupted, to end a sequence of solves."""
     if solution.status == "interrupted":
         raise KeyboardInterrupt
     return solution
 
 
 def _start(objective: FusedObjective, warm_start: Solution | None) -> PrimalDual:
-    """Return parameters and duals to start from; their balance is computed later."""
+    """Return initial parameters and duals; their balance is computed later."""
     terms = objective.terms
     shape, duals = (terms.n_sites, terms.n_params), objective.dual_shape
     theta, alpha, zeta = np.zeros(shape), np.zeros(duals), None if objective.box is None else np.zeros(shape)
@@ -323,38 +190,47 @@ def _start(objective: FusedObjective, warm_start: Solution | None) -> PrimalDual
 
 
 class Search:
-    """The state of one solve: the best certified pair so far and how it was reached."""
+    """State of one solve: the best certified pair so far and the iterations that led to it."""
 
     def __init__(
-        self, objective: FusedObjective, tol: float, max_iter: int, start: PrimalDual, compiled: bool, certify: bool
+        self,
+        objective: FusedObjective,
+        tol: float,
+        max_iter: int,
+        start: PrimalDual,
+        compiled: bool,
+        *,
+        certify: bool,
+        fuse_components: bool,
     ) -> None:
         self.objective, self.tol, self.max_iter, self.compiled = objective, tol, max_iter, compiled
         terms, theta = objective.terms, start.theta
         values = terms.c if isinstance(terms, QuadraticTerms) else terms.values(np.zeros_like(theta))
         raise_if_not_finite(objective.graph, values, "loss at theta = 0")
         self.at_zero = float(values.sum())
-        self.floor = SCALE_FLOOR * abs(self.at_zero) + np.finfo(float).tiny
         self.ball = MinimizerBall(objective)
         self.status: Status = "iteration_limit"
         self.n_iter = 0
         self.rows: list[tuple[int, float, float]] = []
         #: Whether the gap has to show that it is done; and how much closer models are minimised for that.
         self.certify, self.strict = certify, 1.0
+        #: Whether sites that are fused at the optimum must be exactly equal.
+        self.exactly_fused = fuse_components
         self.lower = -np.inf
         #: The shards on a cluster that take the steps, if any.
         self.sharding: Sharding | None = None
         #: Whether a certificate needed to know a ball that holds a minimiser.
         self.conditional = False
-        # where an interruption before the first check would leave us: nothing is certified yet
+        # result of an interruption before the first check: nothing is certified yet
         self.best = _Certified(start, np.nan, np.inf, None)
 
-    def run(self, warm: bool, fuse_components: bool) -> None:
+    def run(self, warm: bool) -> None:
         terms, pair = self.objective.terms, self.pair
         if isinstance(terms, QuadraticTerms):
-            self._run_quadratic(terms, pair if warm else None, fuse_components)
+            self._run_quadratic(terms, pair if warm else None)
             return
         self._run_newton(terms, pair, warm)
-        if fuse_components:
+        if self.exactly_fused:
             if self.objective.cliques is None:  # cliques fuse as they go
                 pair = self.pair
                 fused = fused_parameters(self.objective, pair.theta, pair.alpha, pair.zeta)
@@ -362,10 +238,10 @@ class Search:
             self.fuse_components()
 
     def scale(self, value: float) -> float:
-        return max(abs(value), self.floor)
+        return gap_scale(value, self.at_zero)
 
     def take(self, found: _Certified, only: bool = False) -> None:
-        """Record a certified pair; keep it if it is good enough, better than the best so far or the ``only`` one."""
+        """Record a certified pair; keep it if it is good enough, better than the best so far, or the ``only`` one."""
         self.rows.append((self.n_iter, found.value, found.gap))
         if found.radius is None:
             self.lower = max(self.lower, found.value - found.gap * self.scale(found.value))
@@ -384,7 +260,7 @@ class Search:
         assumed = radius if conditional and not proven else None
         return _Certified(pair, value, max(gap, 0.0) / self.scale(value), assumed)
 
-    def _run_quadratic(self, terms: QuadraticTerms, start: PrimalDual | None, fuse_components: bool) -> None:
+    def _run_quadratic(self, terms: QuadraticTerms, start: PrimalDual | None) -> None:
         iteration = self._start_iteration(self.objective, terms, initial_rho(self.objective, terms), start)
         try:
             while self.status != "converged" and self.n_iter < self.max_iter:
@@ -392,7 +268,7 @@ class Search:
                 iteration.advance(min(ahead, self.max_iter - self.n_iter))
                 self._certify_iteration(iteration)
             self._collect(iteration)
-            if fuse_components:
+            if self.exactly_fused:
                 self.fuse_components(iteration)
                 self._collect(iteration)
         except KeyboardInterrupt:
@@ -405,13 +281,13 @@ class Search:
 
     @property
     def pair(self) -> PrimalDual:
-        """The best pair, once it is fetched."""
+        """The best pair, once it has been fetched."""
         assert isinstance(self.best.pair, PrimalDual)
         return self.best.pair
 
     def _collect(self, iteration: Iteration) -> None:
         """Fetch the best pair, which is where the iteration stands."""
-        if isinstance(self.best.pair, _Standing):
+        if isinstance(self.best.pair, _Current):
             self.best = replace(self.best, pair=iteration.pair(self.best.pair.theta))
 
     def _start_iteration(
@@ -424,22 +300,19 @@ class Search:
         return (CompiledIteration if self.compiled else NumpyIteration)(objective, terms, rho, start)
 
     def _certify_iteration(self, iteration: Iteration) -> None:
-        """Certify the pair that the iteration stands at, and the same with sites fused where that may help."""
         inside = iteration.inside()
         self.n_iter = iteration.n_iter
         if iteration.regular:
             value, gap = iteration.certificate(inside)
-            pair = _Standing(inside) if iteration.recovers else iteration.pair(inside)
+            pair = _Current(inside) if iteration.recovers else iteration.pair(inside)
             found = _Certified(pair, value, max(gap, 0.0) / self.scale(value), None)
         else:
             found = self._certified(iteration.pair(inside))
-        if self._fusing_may_help(found.gap):
+        near = found.gap <= FUSING_HELPS * self.tol or self.n_iter >= self.max_iter
+        if near and (self.exactly_fused or found.gap > self.tol):
             found = self._or_fused(found, iteration.fused(), iteration)
         # an iteration's pair changes when it goes on: earlier ones are lost
         self.take(found, only=True)
-
-    def _fusing_may_help(self, gap: float) -> bool:
-        return gap <= FUSING_HELPS * self.tol or self.n_iter >= self.max_iter
 
     def _run_newton(self, terms: SiteTerms, pair: PrimalDual, warm: bool) -> None:
         caution, least = terms.caution()
@@ -449,7 +322,7 @@ class Search:
         while self.n_iter < self.max_iter and caution.max() < HOPELESS:
             raise_if_not_finite(self.objective.graph, at.gradients, "gradient")
             model = at.model(caution)
-            # what tuning found out carries over to the next model, whose curvature may be another
+            # tuning carries over to the next model, even though its curvature may differ
             rho = initial_rho(self.objective, model)
             pair = self._minimize_model(model, at, pair, tuned * rho)
             tuned = pair.rho / rho
@@ -479,14 +352,14 @@ class Search:
             if decrease <= self.tol * self.scale(value):
                 if not self.certify:
                     self.status = "converged"
-                # nothing left to gain but a better certificate, which the models' duals must give
+                # only the certificate can still improve, through the models' duals
                 self.strict *= 0.1
             if self.status == "converged" or self.n_iter >= self.max_iter:
                 raise_if_unbounded(self.objective, before, at)
                 return
 
     def _minimize_model(self, model: QuadraticTerms, at: Expansion, start: PrimalDual, rho: Array) -> PrimalDual:
-        """Minimise the quadratic model to a tenth of the decrease it offers."""
+        """Minimise the quadratic model to within a tenth of its possible decrease."""
         local = replace(self.objective, terms=model)
         before = local.value(at.theta)
         enough = 0.2 * self.strict * self.tol * self.scale(float(at.values.sum()))
@@ -510,7 +383,7 @@ class Search:
             iteration.close()
 
     def fuse_components(self, iteration: Iteration | None = None) -> None:
-        """Fuse whole components where that lowers the objective: duals alone do not tell when all of them are fused."""
+        """Fuse whole components if that lowers the objective; duals alone do not show full fusion."""
         terms, graph = self.objective.terms, self.objective.graph
         rows, p = self.objective.dual_shape
         if self.status != "converged" or self.objective.strength == 0 or rows * p > LARGE:
@@ -527,15 +400,15 @@ class Search:
     def _or_fused(self, found: _Certified, theta: Array, iteration: Iteration | None = None) -> _Certified:
         """Return what was found, or its duals with the fused ``theta`` if that costs less than the tolerance.
 
-        Duals bound the objective from below whatever the parameters are, so the value is all there is to compute. An
-        ``iteration`` has its own order of sites.
+        Duals bound the objective from below for any parameters, so only the value is computed. An ``iteration`` has its
+        own order of sites.
         """
         if iteration is None:
             assert isinstance(found.pair, PrimalDual)
-            pair: PrimalDual | _Standing = replace(found.pair, theta=theta)
+            pair: PrimalDual | _Current = replace(found.pair, theta=theta)
             value = self.objective.value(theta)
         elif iteration.regular:
-            pair = _Standing(theta) if iteration.recovers else iteration.pair(theta)
+            pair = _Current(theta) if iteration.recovers else iteration.pair(theta)
             value = iteration.certificate(theta)[0]
         else:
             pair = iteration.pair(theta)
@@ -548,7 +421,7 @@ class Search:
         best = self.best
         if np.isnan(best.value):
             best = replace(best, value=self.objective.value(self.pair.theta))
-        # duals of another pair may say more about the best parameters than their own
+        # duals of another pair may give a better bound for the best parameters
         other = (best.value - self.lower) / self.scale(best.value)
         if other < best.gap:
             best = replace(best, gap=max(other, 0.0), radius=None)
@@ -567,15 +440,15 @@ class Search:
 class _Certified:
     """A pair, its objective value and relative gap, and the radius if the gap depends on an unproven one."""
 
-    pair: PrimalDual | _Standing
+    pair: PrimalDual | _Current
     value: float
     gap: float
     radius: float | None
 
 
 @dataclass(frozen=True)
-class _Standing:
-    """The pair where an iteration stands, perhaps with other parameters; fetched when the iteration ends."""
+class _Current:
+    """Current pair of an iteration, possibly with other parameters; fetched when the iteration ends."""
 
     theta: Array | None
 
@@ -589,10 +462,28 @@ def _value_and_gap(objective: FusedObjective, iteration: Iteration, theta: Array
     return objective.value(pair.theta), gap
 
 
+def advice(objective: FusedObjective, theta: Array) -> str:
+    """Return hints for a run that reached the iteration limit at the parameters ``theta (V, p)``."""
+    cures = []
+    if theta.shape[0] * theta.shape[1] ** 2 <= ROOM:
+        hessians = objective.terms.hessians(theta)
+        diagonal = np.sqrt(np.einsum("vii->vi", hessians).clip(TINY))
+        sizes = diagonal.mean(axis=0)
+        if sizes.max() > UNEVEN * sizes.min():
+            cures.append(f"standardise the features, whose sizes differ by a factor of {sizes.max() / sizes.min():.0e}")
+        values = np.linalg.eigvalsh(hessians / (diagonal[:, :, None] * diagonal[:, None, :]))
+        poor = values[:, 0] * COLLINEAR < values[:, -1]
+        if poor.any():
+            site = objective.graph.sites[int(poor.argmax())]
+            who = f"site {site!r} and {poor.sum() - 1} others" if poor.sum() > 1 else f"site {site!r}"
+            cures.append(f"drop features or add a small ridge (features of {who} are nearly collinear)")
+    return ", ".join([*cures, "raise max_iter" if not cures else "or raise max_iter"])
+
+
 def ending(status: Status, gap: float, tol: float, n_iter: int) -> str:
-    """Return how a solve ended, as a message."""
+    """Format the message that reports how a solve ended."""
     if status == "converged":
         return f"converged: relative gap {gap:.1e} after {n_iter} iterations"
     if status == "interrupted":
-        return f"interrupted after {n_iter} iterations with relative gap {gap:.1e}; go on with it as warm_start"
+        return f"interrupted after {n_iter} iterations with relative gap {gap:.1e}; continue with it as warm_start"
     return f"stopped at the limit of {n_iter} iterations with relative gap {gap:.1e}, above the tolerance {tol:.1e}"

@@ -1,8 +1,8 @@
-"""Penalty levels: where everything is fused (`lam_max`), the grids below it, and warm-started paths along them.
+"""Compute the level of full fusion (`lam_max`), grids of levels, warm-started paths, and estimates with less shrinkage.
 
-Sites stay fused at a point with gradients g as long as some edge duals y with ``dual_norm(y_e) <= L w_e`` balance
-them, ``D' y = -g``: a network flow. The least congestion L is the largest value of
-``-<g, theta> / sum_e w_e phi(theta_i - theta_j)``.
+Sites stay fused at a point with gradients g if some edge duals y with ``dual_norm(y_e) <= L w_e`` balance them, ``D' y
+= -g``: a network flow. The smallest congestion L is the largest value of ``-<g, theta> / sum_e w_e phi(theta_i -
+theta_j)``.
 """
 
 from __future__ import annotations
@@ -12,22 +12,23 @@ import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
+from typing import Literal
 
 import numpy as np
 from scipy import sparse
 from scipy.sparse.csgraph import breadth_first_order, maximum_flow
 from scipy.sparse.linalg import cg, spsolve
 
-from fedkin._base import Array, Index, Mask, check_positive, check_whole
+from fedkin._base import TINY, Array, Index, Mask, check_choice, check_positive, check_whole
 from fedkin.core import FusedObjective, Penalty, Problem, QuadraticTerms, Solution, sum_groups, summed_terms
 from fedkin.errors import ConvergenceWarning, ParameterError
 from fedkin.graph import Graph
 from fedkin.solvers.compiled import Backend, run_side_by_side, threads_for
-from fedkin.solvers.exact import scaled, solve_fused, uninterrupted
+from fedkin.solvers.exact import scaled, solve, solve_fused, uninterrupted
 
-#: A path is cut into this many stretches, of at least so many levels.
+#: A path is divided into this many stretches with at least so many levels each.
 STRETCHES, SHORTEST_STRETCH = 4, 3
-#: Relative gap of the fused solution, whose gradients decide `lam_max`.
+#: Relative gap of the fused solution, whose gradients determine `lam_max`.
 FUSED_GAP = 1e-10
 #: Sum of the capacities out of the source: maximum flows are computed in 32-bit integers.
 FLOW_UNITS = 2**30
@@ -71,7 +72,7 @@ def lam_path(
     problem : Problem
         Its own ``lam`` does not matter.
     lams : sequence of float, optional
-        The levels, put into decreasing order; by default ``n_lams`` of them from `lam_max` down to ``ratio * lam_max``.
+        Levels, sorted in decreasing order; by default ``n_lams`` levels from `lam_max` down to ``ratio * lam_max``.
     n_lams, ratio
         See `lams`.
     tol, max_iter, backend
@@ -80,7 +81,7 @@ def lam_path(
     Returns
     -------
     LamPath
-        Ctrl-C ends the whole path.
+        Ctrl-C stops the whole path.
 
     Examples
     --------
@@ -109,14 +110,14 @@ def lam_path(
 
 
 def warn_of_limits(messages: list[str], n_solves: int, stacklevel: int = 3) -> None:
-    """Warn once of all solves that stopped at the iteration limit, given their messages."""
+    """Issue one warning for all solves that stopped at the iteration limit, given their messages."""
     if messages:
         text = f"{len(messages)} of {n_solves} penalty levels did not converge. The first one {messages[0]}"
         warnings.warn(text, ConvergenceWarning, stacklevel=stacklevel)
 
 
 def stretches_of(n_levels: int) -> list[Index]:
-    """Return positions of the levels of a path in stretches that do not wait for each other."""
+    """Return the positions of a path's levels, divided into independent stretches."""
     # the same on any number of cores: so are the results
     return np.array_split(np.arange(n_levels), min(STRETCHES, -(-n_levels // SHORTEST_STRETCH)))
 
@@ -131,11 +132,10 @@ def path_stretch(
     *,
     fuse_components: bool = True,
 ) -> Iterator[tuple[int, Solution]]:
-    """Solve along a stretch of a path, and yield positions and solutions, each started from where the others point to.
+    """Solve along a stretch of a path, and yield positions and solutions, each extrapolated from the previous ones.
 
-    ``part`` are consecutive positions in the decreasing ``strengths (m,)``. ``fuse_components`` says whether it matters
-    that components are fused exactly where they are at the optimum, and that every level of a smooth loss has a
-    certificate.
+    ``part`` holds consecutive positions in the decreasing ``strengths (m,)``. ``fuse_components`` requires exact fusion
+    of components fused at the optimum, and a certificate at every level of a smooth loss.
     """
     known: list[tuple[float, Solution]] = []
     # near the top solutions change abruptly: go there from below. Elsewhere go down, where steps are shorter.
@@ -157,7 +157,7 @@ def path_stretch(
 
 
 def _predicted(known: list[tuple[float, Solution]], at: FusedObjective) -> Solution | None:
-    """Return where to start, given the last two solutions: on the line through them, which the path often follows."""
+    """Extrapolate a start linearly from the last two solutions."""
     if not known:
         return None
     strength, last = known[-1]
@@ -181,14 +181,13 @@ def lam_max(problem: Problem, tol: float = 1e-3) -> float:
     problem : Problem
         Its own ``lam`` does not matter.
     tol : float
-        The result is at least the exact value and at most ``1 + tol`` times it. Trees, the l1 penalty and a single
-        parameter have exact methods.
+        Relative tolerance: the result is at least the exact value and at most ``1 + tol`` times it. Trees, the l1
+        penalty and models with one parameter are solved exactly.
 
     Notes
     -----
-    With gradients g at the fused solution, ``lam_max`` is the smallest level that admits edge duals with
-    ``D' y = -g``: a network flow with least congestion. With ``sparsity`` it is an
-    upper bound (the sparsity duals are fixed).
+    With gradients g at the fused solution, ``lam_max`` is the smallest level that admits edge duals with ``D' y = -g``:
+    a network flow of least congestion. With ``sparsity`` it is an upper bound, because the sparsity duals are fixed.
 
     Examples
     --------
@@ -204,7 +203,7 @@ def lam_max(problem: Problem, tol: float = 1e-3) -> float:
 
 
 def fused_solution(objective: FusedObjective) -> Array:
-    """Return the solution with every component fused, ``(V, p)``; sites count alike."""
+    """Return the solution with every component fused, ``(V, p)``, giving sites equal weight."""
     labels = objective.graph.components()
     first = np.unique(labels, return_index=True)[1]
     sparsity = None if objective.sparsity is None else sum_groups(objective.sparsity, labels, first.size)
@@ -223,14 +222,14 @@ def fused_gradients(objective: FusedObjective) -> Array:
     if objective.sparsity is not None:
         gradient = gradient + objective.sparsity * np.sign(theta)
         free = np.where(np.abs(theta) > 0, 0.0, objective.sparsity)
-        shares = free / np.maximum(sum_groups(free, labels, groups), np.finfo(float).tiny)[labels]
+        shares = free / np.maximum(sum_groups(free, labels, groups), TINY)[labels]
         gradient = gradient - shares * sum_groups(gradient, labels, groups)[labels]
-    # remove what rounding left over
+    # remove rounding errors
     return np.asarray(gradient - (sum_groups(gradient, labels, groups) / np.bincount(labels)[:, None])[labels])
 
 
 def lam_grid(problem: Problem, n_lams: int = 20, ratio: float = 1e-3, tol: float = 0.01) -> Array:
-    """Return ``n_lams`` levels from `lam_max` (up to ``tol``) down to ``ratio * lam_max``; just 0 where that is 0."""
+    """Return ``n_lams`` levels from `lam_max` (up to ``tol``) down to ``ratio * lam_max``; only 0 if that is 0."""
     check_whole("n_lams", n_lams, least=1)
     if not 0 < ratio < 1:
         raise ParameterError(f"ratio must lie between 0 and 1, got {ratio!r}")
@@ -253,8 +252,8 @@ def least_congestion(graph: Graph, penalty: Penalty, gradient: Array, tol: float
     """Return the smallest L such that some y with ``dual_norm(y_e) <= L w_e`` has ``D' y = -gradient``.
 
     ``gradient (V, p)`` sums to 0 over each component. The result is at least the exact value, and at most ``1 + tol``
-    times it, up to rounding. Graphs with more than ``flow_size`` sites and edges are left to the first-order method,
-    which needs no maximum flows.
+    times it, up to rounding. Graphs with more than ``flow_size`` sites and edges use the first-order method, which
+    needs no maximum flows.
     """
     if graph.n_edges == 0 or not np.abs(gradient).max() > 0:
         return 0.0
@@ -280,19 +279,17 @@ def _congestion(graph: Graph, penalty: Penalty, flow: Array) -> float:
 
 
 def _is_forest(graph: Graph) -> bool:
-    """Return whether there are no cycles: then a single flow balances the gradients."""
     return graph.n_edges == graph.n_sites - graph.n_components
 
 
 def _repaired(graph: Graph, flow: Array, gradient: Array) -> Array:
     """Return the flow nearest to ``flow`` (in squares over the weights) with ``D' flow = -gradient``."""
-    incidence = graph.incidence()
-    missing = np.asarray(incidence.T @ flow) + gradient
-    # what is missing sums to 0 over each component, up to rounding: with that left in, there is no solution
+    missing = graph.balance(flow) + gradient
+    # the residual sums to 0 over each component only up to rounding; without correction there is no solution
     labels = graph.components()
     missing -= (sum_groups(missing, labels, graph.n_components) / np.bincount(labels)[:, None])[labels]
     potential = _potential(graph, missing, 1e-14 * float(np.abs(gradient).sum()))
-    return np.asarray(flow - graph.weights[:, None] * np.asarray(incidence @ potential))
+    return np.asarray(flow - graph.weights[:, None] * np.asarray(graph.incidence() @ potential))
 
 
 def _potential(graph: Graph, missing: Array, rounding: float) -> Array:
@@ -359,15 +356,105 @@ def _by_first_order(graph: Graph, penalty: Penalty, gradient: Array, lower: floa
     solution = None
     for _ in range(30):
         at = FusedObjective(proximity, graph, penalty, lower)
-        # what a level misses by a share of tol shows in the value only as its square
+        # a relative error of tol in the level changes the value only by its square
         gap = 0.1 * min(tol, 0.1) ** 2
         solution = uninterrupted(solve_fused(at, gap, max_iter=5_000, warm_start=solution, quiet=True))
         upper = min(upper, _congestion(graph, penalty, _repaired(graph, solution.alpha, gradient)))
-        spread = float(graph.weights @ penalty.value(at.differences(solution.theta)))
-        if upper <= (1.0 + tol) * lower or not spread > 1e-12 * float(np.abs(gradient).sum()):
+        variation = float(graph.weights @ penalty.value(at.differences(solution.theta)))
+        if upper <= (1.0 + tol) * lower or not variation > 1e-12 * float(np.abs(gradient).sum()):
             break
-        raised = -float((gradient * solution.theta).sum()) / spread
+        raised = -float((gradient * solution.theta).sum()) / variation
         if raised <= lower * (1.0 + 1e-6):
             break
         lower = raised
     return upper
+
+
+# --- less shrinkage -------------------------------------------------------------------------------------------------
+
+#: Maximum number of steps of the local linear approximation.
+MOST_STEPS = 5
+#: Edges whose weight falls below this share of the original are removed.
+GONE = 1e-6
+
+Debias = Literal["mcp", "adaptive"]
+
+
+def solve_debiased(
+    problem: Problem,
+    how: Debias = "mcp",
+    *,
+    gamma: float = 2.0,
+    tol: float = 1e-6,
+) -> tuple[Solution, ...]:
+    """Solve ``problem``, then repeatedly with smaller weights on edges whose ends differ, to reduce shrinkage bias.
+
+    Parameters
+    ----------
+    problem : Problem
+        The convex problem.
+    how : "mcp" or "adaptive"
+        The minimax concave penalty (MCP) by local linear approximation, or one step of adaptive weights inversely
+        proportional to the differences.
+    gamma : float
+        An edge has no effect once its ends differ by ``gamma`` times the reach of the penalty, which is how far all
+        edges of a typical site together can move it.
+    tol : float
+        As in `solve`, for each step.
+
+    Returns
+    -------
+    tuple of Solution
+        The solution of ``problem`` and of each step, each with the certificate of its own convex problem. The last one
+        has duals of the remaining edges only.
+
+    Notes
+    -----
+    A norm penalty exerts the same force on every edge, however different its ends are, so groups are shrunk towards
+    each other. With t the norm of an edge's difference and r the reach, MCP multiplies its weight by
+    ``max(1 - t / (gamma r), 0)``; the adaptive weight is ``min(r / t, 1)``. Steps end when the weights no longer
+    change. Fan, Xue and Zou (2014) show that two steps suffice when groups are well separated.
+
+    Examples
+    --------
+    >>> import fedkin
+    >>> from fedkin.solvers import solve_debiased
+    >>> fed = fedkin.Federation({u: [[0.0 if u < 3 else 5.0]] for u in range(6)})
+    >>> problem = fedkin.Problem(fed, fedkin.Graph.complete(range(6)), loss="mean", lam=0.05)
+    >>> first, *_, last = solve_debiased(problem)
+    >>> first.theta[[0, 5], 0].round(2).tolist(), last.theta[[0, 5], 0].round(2).tolist()
+    ([0.9, 4.1], [0.0, 5.0])
+    """
+    check_choice("how", how, ("mcp", "adaptive"))
+    check_positive("gamma", gamma)
+    found = [solve(problem, tol)]
+    if problem.graph.n_edges == 0 or problem.lam == 0:
+        return tuple(found)
+    reach, factor = _reach(problem, found[0].theta), np.ones(problem.graph.n_edges)
+    assert isinstance(problem.penalty, Penalty)
+    i, j = problem.graph.edges.T
+    for _ in range(MOST_STEPS if how == "mcp" else 1):
+        size = problem.penalty.value(found[-1].theta[i] - found[-1].theta[j])
+        new = np.maximum(1.0 - size / (gamma * reach), 0.0) if how == "mcp" else reach / np.maximum(size, reach)
+        if np.allclose(new, factor, rtol=0.0, atol=GONE):
+            break
+        factor, kept = new, new > GONE
+        graph = problem.graph.reweighted(np.where(kept, factor, 1.0) * problem.graph.weights).keep(kept)
+        # results computed from the rows are reused, unless more sites are isolated now
+        objective = replace(problem, graph=graph).fused
+        found.append(scaled(solve_fused(objective, tol), problem.n_sites))
+    return tuple(found)
+
+
+def _reach(problem: Problem, theta: Array) -> float:
+    """Return how far all edges of a typical site together can move it, in the penalty's norm."""
+    graph = problem.graph
+    i, j = graph.edges.T
+    pull = np.bincount(i, graph.weights, graph.n_sites) + np.bincount(j, graph.weights, graph.n_sites)
+    curvature = np.einsum("vii->i", problem.terms.hessians(theta)) / problem.n_sites
+    floor = TINY
+    # a dual of norm 1 moves a site by as much as its curvature allows, in each coordinate that it holds
+    step = 1.0 / np.maximum(curvature, floor)
+    norm = {"l1": step.sum(), "l2": float(np.sqrt((step**2).mean())), "linf": step.max()}
+    assert isinstance(problem.penalty, Penalty)
+    return max(problem.strength * float(pull.mean()) * float(norm.get(problem.penalty.name, step.mean())), floor)

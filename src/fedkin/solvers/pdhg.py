@@ -1,22 +1,23 @@
-"""The quadratic core: over-relaxed, diagonally preconditioned primal-dual iterations (PDHG).
+"""Minimise quadratics by over-relaxed, diagonally preconditioned primal-dual iterations (PDHG).
 
-On edges there is one dual vector per edge. With ``s = D' y`` and ``d_i`` the degree of site i, an iteration is
+On a general graph there is one dual vector per edge. With ``s = D' y`` and ``d_i`` the degree of site i, an iteration
+is
 
     xhat_i = argmin M_i(x) + (rho d_i / 2) ||x - x_i + s_i / (rho d_i)||^2
     yhat_e = projection of y_e + (rho / 2) (2 xhat - x)_{i-j} onto the dual ball of radius r_e
 
-followed by over-relaxation of both: network-lasso ADMM with its copies eliminated. Sparsity and the ball add one more
-dual per site, as if every site had an edge to a neighbour that stays at 0. For the separable l1 penalty ``rho`` is
-a number per coordinate, which makes the iteration indifferent to the units of the features; a ball has none of that.
-With a ball parameters are moved into it before they are certified.
+followed by over-relaxation of both: network-lasso ADMM with its copies eliminated. Sparsity and the ball add one dual
+per site, as if every site had an edge to a neighbour fixed at 0. For the separable l1 penalty, ``rho`` has one entry
+per coordinate, which makes the iteration invariant to the units of the features; with a ball it does not. With a ball,
+parameters are projected onto it before they are certified.
 
-On unions of cliques with a separable penalty a sort takes the place of the edges. With ``z`` a copy of the parameters
+On unions of cliques with a separable penalty, sorting replaces the edges. With ``z`` a copy of the parameters
 and ``y (V, p)`` the sums of the edge duals at each site,
 
     x_u = argmin M_u(x) + (w_u rho / 2) ||x - z_u + y_u / (w_u rho)||^2
     z = prox of the penalty at v = relaxed x + y / (w rho);  y = w rho (v - z)
 
-The prox sorts each coordinate of a clique, subtracts from site k ``L / rho`` times the weight before it less the
+The prox sorts each coordinate of a clique, subtracts from site k ``L / rho`` times the weight before it minus the
 weight after it, and pools neighbours that are out of order (isotonic regression).
 """
 
@@ -32,18 +33,17 @@ import numpy as np
 from scipy.sparse import coo_array
 from scipy.sparse.csgraph import connected_components
 
-from fedkin._base import Array, Index, Mask
+from fedkin._base import TINY, Array, Index, Mask
 from fedkin.core import (
     RANK_TOLERANCE,
     FusedObjective,
     QuadraticTerms,
-    SiteTerms,
     generalized_inverse,
     sum_groups,
     summed_terms,
 )
 from fedkin.graph import Cliques, Graph
-from fedkin.solvers import kernels
+from fedkin.solvers import pdhg_kernels as kernels
 
 #: A dual that stays inside its ball by this share belongs to a difference (or a coordinate) that is 0 at the optimum.
 INTERIOR = 1e-3
@@ -51,7 +51,7 @@ INTERIOR = 1e-3
 CLEARLY = 1e-3
 #: Relative changes of the objective below this are rounding.
 SAME_VALUE = 1e-13
-#: Without a proof, a minimiser is assumed to be at most this many times as long as the parameters found.
+#: Without a proof, a minimiser is assumed to be at most this many times longer than the parameters found.
 ASSUMED_FACTOR = 10.0
 
 
@@ -60,7 +60,8 @@ def fused_parameters(objective: FusedObjective, theta: Array, alpha: Array, zeta
 
     At the optimum an edge whose dual lies strictly inside its ball joins equal parameters. Each connected group of such
     edges is set to its mean, coordinate by coordinate for a separable penalty; in the same way a coordinate whose
-    sparsity dual lies strictly inside its box is 0 for the whole group. The caller decides by the gap what to keep.
+    sparsity dual lies strictly inside its box is 0 for the whole group. The caller compares gaps to decide what to
+    keep.
     """
     limit = (1.0 - INTERIOR) * objective.edge_radius
     sparse = None
@@ -79,33 +80,33 @@ def fused_parameters(objective: FusedObjective, theta: Array, alpha: Array, zeta
 
 
 def far_from_fused(terms: QuadraticTerms, graph: Graph, theta: Array) -> bool:
-    """Return whether most of some edges clearly join different parameters: then `fused_components` would be in vain."""
+    """Return whether most of the sampled edges clearly join different parameters, so that fusion cannot help."""
     sample = graph.edges if graph.cliques is None else graph.cliques.followers
     sample = sample[:: len(sample) // 200 + 1]
     ends = theta.take(sample, axis=0)
-    different = (np.abs(ends[:, 0] - ends[:, 1]) > CLEARLY * terms.typical_size).any(axis=1)
+    # what sites would have on their own, typically
+    size = float(np.abs(terms.b).max(initial=0.0)) / max(float(terms.mean_curvature.mean()), TINY)
+    different = (np.abs(ends[:, 0] - ends[:, 1]) > CLEARLY * size).any(axis=1)
     return bool(np.count_nonzero(different) > 0.5 * len(sample))
 
 
 def fused_components(objective: FusedObjective, theta: Array, slack: float) -> Array:
-    """``theta`` with components fused where that is better, tried where a mean costs no more than ``slack``."""
+    """Return ``theta`` with components fused if that is better; fusion is tried if a mean costs no more than
+    ``slack``."""
     labels = objective.graph.components()
     size = np.bincount(labels)
     means = np.stack([np.bincount(labels, column) / size for column in theta.T], axis=1)
     if not (_changes(objective, labels, theta, means[labels]) <= slack)[size > 1].any():
         return theta
-    level = (_better(summed_terms(objective.terms, labels), means) if objective.sparsity is None else means)[labels]
-    level = objective.inside(level)
+    if objective.sparsity is None:  # one Newton step makes them better
+        pooled = summed_terms(objective.terms, labels)
+        inverse, _ = generalized_inverse(pooled.hessians(means))
+        means = means - np.matmul(inverse, pooled.gradients(means)[:, :, None])[:, :, 0]
+    level = objective.inside(means[labels])
     # a tie within rounding goes to the fused level, so that equal problems from other sums have equal solutions
     rounding = SAME_VALUE * np.bincount(labels, np.abs(objective.terms.values(level)))
     better = (_changes(objective, labels, theta, level) <= rounding) & (size > 1)
     return np.where(better[labels, None], level, theta)
-
-
-def _better(pooled: SiteTerms, level: Array) -> Array:
-    """Return what one Newton step makes of the level of each component."""
-    inverse, _ = generalized_inverse(pooled.hessians(level))
-    return np.asarray(level - np.matmul(inverse, pooled.gradients(level)[:, :, None])[:, :, 0])
 
 
 def _changes(objective: FusedObjective, labels: Index, theta: Array, level: Array) -> Array:
@@ -134,12 +135,12 @@ def _grouped(i: Index, j: Index, theta: Array, sparse: Mask | None) -> Array:
 
 @dataclass(frozen=True, eq=False)
 class MinimizerBall:
-    """Bound the norm of every ``theta_u`` of some minimiser of ``objective``, for certificates on singular designs.
+    """Bound the norms ``||theta_u||`` of some minimiser of ``objective``, for certificates on singular designs.
 
-    The dual of a singular quadratic is minus infinity off its range, so a gap needs to know how far out a minimiser
-    can lie. The value already reached tells: no minimiser is worse, and no loss is below its lower bound, so the rest
-    bounds the sparsity term, the differences inside a component and, for quadratic losses, the level of the component.
-    Where that proves nothing, the radius is an assumption that the solution states: ten times the largest parameter.
+    The dual of a singular quadratic is minus infinity outside its range, so a gap needs a bound on the minimiser. The
+    current value provides one: no minimiser has a larger value and no loss is below its lower bound, so the difference
+    bounds the sparsity term, the differences within a component and, for quadratic losses, the level of the component.
+    If this proves nothing, the solution states an assumed radius: ten times the largest parameter.
     """
 
     objective: FusedObjective
@@ -172,13 +173,11 @@ class MinimizerBall:
         if not isinstance(terms, QuadraticTerms):
             return None
         levels = _LevelSets(self.objective, terms)
-        # a component may be moved along directions that no site sees, but not for free when there is sparsity
+        # directions that no site determines are free for a component, unless there is sparsity
         return levels if self.objective.sparsity is None or levels.regular else None
 
 
 class _LevelSets:
-    """Level sets of a quadratic fused objective, component by component."""
-
     def __init__(self, objective: FusedObjective, terms: QuadraticTerms) -> None:
         graph = objective.graph
         linked = objective.strength > 0 and graph.n_edges > 0
@@ -189,31 +188,31 @@ class _LevelSets:
         self._length = np.sqrt(np.bincount(labels, 2.0 * (terms.c - terms.lower_bounds()).clip(0)))
         self._top = np.sqrt(np.bincount(labels, np.linalg.norm(hessians, axis=(1, 2))))
         # the penalty bounds the sum of phi along any path
-        self._spread = 0.0
+        self._reach_per_excess = 0.0
         if linked:
             cliques = objective.cliques
             lightest = objective.strength * (float(graph.weights.min()) if cliques is None else cliques.lightest)
-            self._spread = objective.penalty.euclidean_bound(terms.n_params) / lightest
+            self._reach_per_excess = objective.penalty.euclidean_bound(terms.n_params) / lightest
         self._root, self.regular = _smallest_root(sum_groups(hessians, labels, self._length.size))
 
     def radius(self, excess: float) -> float:
-        spread = self._spread * excess
+        apart = self._reach_per_excess * excess
         # For v in a component, (sum_u |A_u^(1/2) theta_v|^2)^(1/2) is at most the same for own_u, plus that for
         # theta_u - own_u (at most sqrt(2 excess)), plus that for theta_v - theta_u; and it is at least |theta_v| times
         # the root of the smallest eigenvalue of sum_u A_u.
-        reach = (self._length + np.sqrt(2 * excess) + self._top * spread) / self._root
-        return float(reach.max()) + (0.0 if self.regular else spread)
+        reach = (self._length + np.sqrt(2 * excess) + self._top * apart) / self._root
+        return float(reach.max()) + (0.0 if self.regular else apart)
 
 
 def _smallest_root(summed: Array) -> tuple[Array, bool]:
     """Return roots ``(C,)`` of the smallest eigenvalues of ``(C, p, p)`` that are not zero, and whether none is."""
     diagonal = np.einsum("cii->ci", summed)
-    scale = np.sqrt(np.where(diagonal > 0, diagonal, diagonal.max(axis=1, keepdims=True).clip(np.finfo(float).tiny)))
+    scale = np.sqrt(np.where(diagonal > 0, diagonal, diagonal.max(axis=1, keepdims=True).clip(TINY)))
     values = np.linalg.eigvalsh(summed / (scale[:, :, None] * scale[:, None, :]))
-    zero = values <= RANK_TOLERANCE * values[:, -1:].clip(np.finfo(float).tiny)
+    zero = values <= RANK_TOLERANCE * values[:, -1:].clip(TINY)
     if not zero.any():
-        return np.sqrt(np.linalg.eigvalsh(summed)[:, 0].clip(np.finfo(float).tiny)), True
-    # in units with unit diagonal a component's level is bounded on the directions that are seen, and may be 0 on others
+        return np.sqrt(np.linalg.eigvalsh(summed)[:, 0].clip(TINY)), True
+    # after scaling to unit diagonal, the level is bounded in determined directions and may be 0 in others
     seen = np.where(zero, np.inf, values).min(axis=1)
     return np.sqrt(seen) * scale.min(axis=1), False
 
@@ -224,14 +223,13 @@ RELAXATION = 1.8
 FIRST_REBALANCE, REBALANCE_AT, REBALANCE_BY = 10, 2.0, 10.0
 #: A check costs about this many iterations.
 LEAST_STRETCH = 3
-_TINY = float(np.finfo(np.float64).tiny)
 #: Squared lengths ``(p,)`` of the moves of duals ``2 ||dy||^2 + ||dz||^2``, and parameters ``sum_i weight_i dx_i^2``.
 Moves = tuple[Array, Array]
 
 
 @dataclass(frozen=True)
 class PrimalDual:
-    """A primal point and duals: what an iteration starts from and what it hands out.
+    """Primal point and duals: the input and output of an iteration.
 
     ``theta, zeta (V, p)`` with zeta the duals of sparsity and ball or None, ``alpha`` the duals of the edges, the
     balance ``D' alpha + zeta``, and ``rho (p,)`` or ``(1,)``.
@@ -250,12 +248,12 @@ def initial_rho(objective: FusedObjective, quadratic: QuadraticTerms) -> Array:
     degree = max(float(weight.sum()) / weight.size, 1e-12)
     if not objective.penalty.separable or objective.radius is not None:
         curvature = curvature.sum(keepdims=True) / curvature.size
-    floor = 1e-6 * max(float(curvature.max()), _TINY)
+    floor = 1e-6 * max(float(curvature.max()), TINY)
     return np.asarray(4.0 * np.maximum(curvature, floor) / degree)
 
 
 def weights_of_sites(objective: FusedObjective) -> Array:
-    """Return the degree of each site (in cliques its weight), plus 1 where it has a dual of its own; ``(V,)``."""
+    """Return the degree of each site (in cliques, its weight) plus 1 if it has a site dual; ``(V,)``."""
     linked, sparse = objective.graph.degree.astype(np.float64), float(objective.box is not None)
     if not objective.strength:
         return np.full(linked.size, sparse)
@@ -263,9 +261,9 @@ def weights_of_sites(objective: FusedObjective) -> Array:
 
 
 def starting_point(start: PrimalDual | None, own: Array, singular: Mask, alone: Mask) -> Array:
-    """Return parameters ``(V, p)`` to start from, given each site's ``own`` minimiser; those ``alone`` stay there.
+    """Return initial parameters ``(V, p)`` from each site's ``own`` minimiser; isolated sites stay there.
 
-    A cold start is each site's own minimiser: closer than 0 for weak penalties, as good as any for strong ones.
+    A cold start uses each site's own minimiser. It is closer than 0 for weak penalties and no worse for strong ones.
     """
     x = np.where(singular[:, None], 0.0, own) if start is None else np.array(start.theta, dtype=np.float64)
     x[alone] = own[alone]
@@ -273,7 +271,7 @@ def starting_point(start: PrimalDual | None, own: Array, singular: Mask, alone: 
 
 
 def check_after(done: int, rows: Sequence[tuple[int, float, float]] = (), tol: float = 0.0) -> int:
-    """Return the iterations until the next check, which the last two ``rows`` (n_iter, value, gap) predict to pass."""
+    """Predict the iterations until the next check can succeed, from the last two ``rows`` (n_iter, value, gap)."""
     usual = max(5, done // 10)
     if len(rows) < 2:
         return usual
@@ -285,12 +283,12 @@ def check_after(done: int, rows: Sequence[tuple[int, float, float]] = (), tol: f
 
 
 class Iteration(ABC):
-    """The state of an iteration: where it stands after ``n_iter`` steps, and how it goes on."""
+    """Primal-dual iteration with its state after ``n_iter`` steps."""
 
     #: Whether every site has a minimiser of its own, so that `certificate` needs no radius.
     regular: bool
     rho: Array
-    #: Whether it stands at a feasible pair even after Ctrl-C.
+    #: Whether the current pair is feasible even after Ctrl-C.
     recovers = False
 
     def __init__(self, rho: Array) -> None:
@@ -303,10 +301,10 @@ class Iteration(ABC):
 
     @abstractmethod
     def _run(self, n: int, last: float, measure: bool) -> Moves | None:
-        """Take ``n`` steps, over-relaxed except for the last one, whose relaxation and moves are asked for."""
+        """Take ``n`` over-relaxed steps; the last one uses its own relaxation and can return its changes."""
 
     def advance(self, n: int) -> None:
-        """Take ``n`` steps, the last one without over-relaxation: it leaves a feasible primal-dual pair."""
+        """Take ``n`` steps, the last one without over-relaxation, and reach a feasible primal-dual pair."""
         # relaxed duals may leave their balls, and a gap computed from them would be void
         end = self.n_iter + n
         while self.n_iter < end:
@@ -323,42 +321,42 @@ class Iteration(ABC):
 
     @abstractmethod
     def inside(self) -> Array | None:
-        """Return parameters moved into the ball, for `certificate` and `pair`; None without a ball."""
+        """Return parameters projected onto the ball, for `certificate` and `pair`; None without a ball."""
 
     @abstractmethod
     def certificate(self, theta: Array | None = None) -> tuple[float, float]:
-        """Return value and duality gap of the pair, or of other parameters with the same duals, if `regular`."""
+        """Return objective value and duality gap of the pair, or of other parameters with its duals, if `regular`."""
 
     @abstractmethod
     def fused(self) -> Array:
-        """Return parameters of the ball in which fused sites are exactly equal, for `certificate` and `pair`."""
+        """Return parameters in the ball with fused sites exactly equal, for `certificate` and `pair`."""
 
     def arranged(self, theta: Array) -> Array:
-        """Return parameters in the caller's order as `certificate` and `pair` take them."""
+        """Return parameters in the caller's order, in the form that `certificate` and `pair` need."""
         return theta
 
     @abstractmethod
     def pair(self, theta: Array | None = None) -> PrimalDual:
-        """Return the pair, or other parameters with the same duals; it may change when the iteration goes on."""
+        """Return the current pair, or other parameters with its duals; it is valid until the next step."""
 
     def close(self) -> None:  # noqa: B027  (most have no threads)
-        """End its threads, if it has any."""
+        """Stop the threads, if any."""
 
 
 def rebalancing_factor(dual: Array, primal: Array, rho: Array) -> Array | None:
-    """Return factors for ``rho`` that would make the moves equally long; None when they are good enough."""
+    """Return factors for ``rho`` that balance primal and dual changes; None if they are balanced already."""
     if rho.size == 1:
         dual, primal = dual.sum(keepdims=True), primal.sum(keepdims=True)
     # duals that all lie on their balls do not move: then a smaller rho lets the primal moves be longer
-    known = (dual > _TINY) | (primal > _TINY)
-    ratio = np.sqrt(np.where(known, dual, 1.0) / np.maximum(np.where(known, primal, 1.0), _TINY))
+    known = (dual > TINY) | (primal > TINY)
+    ratio = np.sqrt(np.where(known, dual, 1.0) / np.maximum(np.where(known, primal, 1.0), TINY))
     ratio = np.where(known, ratio / rho, 1.0)
     off = (ratio > REBALANCE_AT) | (ratio < 1.0 / REBALANCE_AT)
     return np.where(off, np.clip(ratio, 1.0 / REBALANCE_BY, REBALANCE_BY), 1.0) if off.any() else None
 
 
 class NumpyIteration(Iteration):
-    """The iteration on edges in numpy, the reference; ``quadratic`` takes the place of the objective's own terms."""
+    """Reference iteration on edges in numpy; ``quadratic`` replaces the objective's own terms."""
 
     def __init__(
         self, objective: FusedObjective, quadratic: QuadraticTerms, rho: Array, start: PrimalDual | None = None
@@ -422,10 +420,10 @@ class NumpyIteration(Iteration):
 
 
 class CliqueIteration(NumpyIteration):
-    """The iteration on objectives whose graph is a union of `Cliques`, which a kernel sorts.
+    """Iteration for graphs that are unions of `Cliques`, based on sorting.
 
-    What the prox leaves is feasible and complementary: its certificate costs nothing but the sites' own gaps, and fused
-    sites are equal to the bit. Sparsity that is even in a clique only soft-thresholds the result.
+    The result of the prox is feasible and complementary, so its certificate needs only the sites' own gaps, and fused
+    sites are bitwise equal. Sparsity that is constant within a clique only soft-thresholds the result.
     """
 
     def __init__(
@@ -469,7 +467,7 @@ class SortedProx:
     def __init__(self, cliques: Cliques, n_params: int) -> None:
         kernels.load_kernels()
         self._cliques = cliques
-        # each column's last order: from one iteration to the next it hardly changes
+        # previous order of each column, which hardly changes between iterations
         self._order = np.tile(cliques.order, (n_params, 1))
 
     def __call__(self, v: Array, tau: Array) -> Array:

@@ -1,4 +1,4 @@
-"""Claims and their verdicts, and the claims of the paper's studies."""
+"""Check claims against results, including those of the paper."""
 
 from __future__ import annotations
 
@@ -12,19 +12,17 @@ import numpy as np
 
 from fedkin._base import count
 from fedkin.core import FAMILY_WISE
-from fedkin.studies.election import LABELS, MAIN, MODELS, PUBLISHED, groups
-from fedkin.studies.figures import (
-    Interval,
+from fedkin.studies.figures import label_of, point_label
+from fedkin.studies.replications import (
+    ConfidenceInterval,
     Point,
     Row,
     Sample,
     distinct,
     group,
-    label_of,
     paired,
     paired_difference,
     paired_ratios,
-    point_label,
     student,
     summarize,
 )
@@ -32,7 +30,7 @@ from fedkin.studies.figures import (
 
 @dataclass(frozen=True)
 class Check:
-    """A claim, what was observed, and whether the claim holds in these rows."""
+    """Claim with the observed result and whether it holds in these rows."""
 
     claim: str
     observed: str
@@ -42,14 +40,14 @@ class Check:
     reason: str = ""  # why a claim of the paper does not hold here
 
     def from_few_replications(self) -> Check:
-        """Return the check with fewer replications than the study asks for: a claim in doubt is left open."""
+        """Return the check for fewer replications than the study asks for: a doubtful claim is left open."""
         return replace(self, holds=None, left_open=True, reason="") if self.doubt else self
 
     @property
     def verdict(self) -> str:
         """``holds``, ``does not hold``, ``too few replications to tell (...)`` or ``observation``.
 
-        Where the interval of the deciding number reaches to both sides of the claim, the verdict has that number.
+        If the interval of the deciding number contains the claimed bound, the verdict shows that number.
         """
         if self.left_open:
             return f"too few replications to tell ({self.doubt})"
@@ -64,19 +62,23 @@ class Check:
 
 
 def doubt(
-    intervals: Iterable[Interval], low: float = -math.inf, high: float = math.inf, form: str = ".3g", unit: str = ""
+    intervals: Iterable[ConfidenceInterval],
+    low: float = -math.inf,
+    high: float = math.inf,
+    form: str = ".3g",
+    unit: str = "",
 ) -> str:
-    """Say why intervals do not settle whether all numbers lie between ``low`` and ``high``; "" when they do.
+    """Explain why intervals do not settle whether all numbers lie between ``low`` and ``high``; "" if they do.
 
-    They do when all lie between the two, or when one lies outside as a whole.
+    They do if all lie between the two, or if one lies entirely outside.
     """
     found = list(intervals)
     reaching = [one for one in found if one.high > high or one.low < low]
     if not reaching or any(one.low > high or one.high < low for one in found):
         return ""
 
-    def outside(one: Interval) -> tuple[float, float]:
-        """By how much the estimate, as a reader sees it among what was observed, and else the interval is outside."""
+    def outside(one: ConfidenceInterval) -> tuple[float, float]:
+        """Return by how much the estimate is outside, and otherwise the interval."""
         return max(one.estimate - high, low - one.estimate, 0.0), max(one.high - high, low - one.low)
 
     return max(reaching, key=outside).text(form) + unit
@@ -85,12 +87,12 @@ def doubt(
 def doubt_of_means(
     found: Mapping[Any, Sample], low: float = -math.inf, high: float = math.inf, form: str = ".3g", unit: str = ""
 ) -> str:
-    """Apply `doubt` to means, by intervals that hold together."""
+    """Apply `doubt` to means, with simultaneous intervals."""
     return doubt((one.interval(len(found)) for one in found.values()), low, high, form, unit)
 
 
 def largest(ratios: Mapping[Point, Sample], names: Sequence[str], form: str = ".3f") -> str:
-    """Format the largest mean and where it is."""
+    """Format the largest mean and its cell."""
     worst = max(ratios, key=lambda point: ratios[point].mean)
     return f"{ratios[worst].mean:{form}} at {point_label(names, worst)}"
 
@@ -105,9 +107,9 @@ def bound_check(
     reason: str = "",
     form: str = ".3f",
 ) -> list[Check]:
-    """Check that all means lie between ``low`` and ``high``; no check where there are none.
+    """Check that all means lie between ``low`` and ``high``; no check without means.
 
-    ``reason`` says why, where they do not.
+    ``reason`` explains a failure.
     """
     if not found:
         return []
@@ -297,7 +299,7 @@ def _flat(claim: str, rows: Sequence[Row], panel: Sequence[str], along: str) -> 
 
 
 def selection(rows: Sequence[Row]) -> list[Check]:
-    """Check the promise of Theorem 3 where its condition holds, and Bonferroni's everywhere."""
+    """Check the claim of Theorem 3 where its condition holds, and the Bonferroni bound everywhere."""
     names = ["variance", "signal", "n_samples"]
     ratio = group(rows, names, "signal_ratio")
     strong = {point: one for point, one in summarize(rows, names, "exact").items() if min(ratio[point]) >= 1}
@@ -319,7 +321,7 @@ def selection(rows: Sequence[Row]) -> list[Check]:
 
 
 def error_rates(rows: Sequence[Row]) -> list[Check]:
-    """Check what each correction promises, although tests share sites."""
+    """Check the level of each correction, although tests share sites."""
     names = ["n_clusters", "n_samples", "level"]
     checks = []
     for method in distinct(rows, "method"):
@@ -339,8 +341,8 @@ def error_rates(rows: Sequence[Row]) -> list[Check]:
 def rate(rows: Sequence[Row]) -> list[Check]:
     """Check slopes of log error in the log of Theorem 2's rate.
 
-    A bound allows the error to fall faster with n and |V| and to grow slower with K and |S|. A tenth of slope is left
-    for small samples: a cluster with N rows has an error of p / (N - p - 1), not p / N.
+    A bound allows the error to fall faster with n and |V| and to grow slower with K and |S|. Slopes may deviate by a
+    tenth, because samples are small: a cluster with N rows has an error of p / (N - p - 1), not p / N.
     """
     names = ["varied", "n_samples", "n_sites", "n_clusters", "false_edges"]
     error, bound = summarize(rows, names, "error"), summarize(rows, names, "rate")
@@ -351,7 +353,7 @@ def rate(rows: Sequence[Row]) -> list[Check]:
         relative = [error[point].error / error[point].mean for point in points]
         slope, error_of_slope = _slope(x, y, relative)
         half = student(min(error[point].n for point in points)) * error_of_slope if error_of_slope > 0 else math.inf
-        interval = Interval(slope, slope - half, slope + half)
+        interval = ConfidenceInterval(slope, slope - half, slope + half)
         if varied in ("n", "|V|"):
             claim = f"The error falls with {varied} as fast as 1/{varied} or faster (slope at least 0.9)"
             holds, in_doubt = slope + 2 * error_of_slope >= 0.9, doubt([interval], low=0.9, form=".2f")
@@ -388,7 +390,8 @@ WHY_LATE = (
 
 
 def convergence(rows: Sequence[Row]) -> list[Check]:
-    """Check the sentence of section 5.3, for Algorithm 1 as printed and for our steps, at all and at late rounds."""
+    """Check the sentence of section 5.3, for Algorithm 1 as printed and for our steps, at all rounds and at late
+    ones."""
     names = ["n_samples", "n_sites", "round"]
     known = distinct(rows, "method")
     checks = []
@@ -421,7 +424,7 @@ def convergence(rows: Sequence[Row]) -> list[Check]:
 
 
 def availability(rows: Sequence[Row]) -> list[Check]:
-    """Check estimated against known probabilities, S-less against S, and the price of absence."""
+    """Check estimated against known probabilities, replicas against a central machine, and the cost of absence."""
     noisy, texts, unlikely, single = [], [], [], False
     levels = distinct(rows, "availability")
     table = summarize(rows, ["availability", "variant"], "distance")
@@ -456,77 +459,6 @@ def availability(rows: Sequence[Row]) -> list[Check]:
         in_doubt = doubt_of_means(price, 0.5, 2.0, ".2f", " of 1/p")
         checks.append(Check(claim, observed, all(0.5 <= value <= 2 for value in means.values()), in_doubt))
     return checks
-
-
-def election(rows: Sequence[Row]) -> list[Check]:
-    """Check the sentences of section 6 and the numbers of its table, under the default protocol; then kin."""
-    main = [row for row in rows if row["standardize"] == MAIN]
-    accuracy = {key[0]: one for key, one in summarize(main, ["method"], "accuracy").items()}
-
-    def apart(first: str, second: str) -> Sample:
-        return paired_difference(main, "method", (first, second), "accuracy")
-
-    def words(one: Sample) -> str:
-        return f"{one.mean:+.4f}, standard error {one.error:.4f} ({one.n} splits)"
-
-    floor = accuracy["always-republican"].mean
-    ahead = {(name,): apart("fed-loc", name) for name in ("local", "global", "fed-his")}
-    closest = min(ahead, key=lambda key: ahead[key].mean)
-    observed = f"least ahead of {LABELS[closest[0]]}: {words(ahead[closest])}"
-    claim = 'Section 6: "FedADMM with D_loc performs best" of the four of Table 1, by more than two standard errors'
-    best = all(one.mean > 2 * one.error for one in ahead.values())
-    why = "" if best else f"it is not clearly ahead of {LABELS[closest[0]]}, whose graph is nearly as good here"
-    out = [Check(claim, observed, best, doubt_of_means(ahead, low=0.0, form="+.4f"), reason=why)]
-    one = apart("global", "local")
-    claim = 'Section 6: "Global estimator outperforms the local one"'
-    out.append(Check(claim, words(one), one.mean > 0, doubt([one.interval()], low=0.0, form="+.4f")))
-    one = apart("fed-his", "local")
-    claim = 'Section 6: "FedADMM with D_his performs on par with local estimator" (within two standard errors)'
-    on_par = abs(one.mean) <= 2 * one.error
-    out.append(Check(claim, words(one), on_par, reason="" if on_par else "sharing along D_his helps here, by a little"))
-    for name, (value, sd) in PUBLISHED.items():
-        method = LABELS[name].removesuffix(", ridge validated")
-        claim = f"Table 1: accuracy of {method} is {value:.3f}, within its standard deviation {sd:.3f}"
-        mine, holds = accuracy[name], abs(accuracy[name].mean - value) <= sd
-        in_doubt = doubt([mine.interval()], value - sd, value + sd, ".3f")
-        why = "" if holds else f"the published number lies below a constant answer, which is right in {floor:.1%}"
-        out.append(Check(claim, f"{mine.mean:.3f}", holds, in_doubt, reason=why))
-    found = groups(rows)
-    sizes = np.bincount(found.labels)
-    edges = [int(row["kept_edges"]) for row in main if row["method"] == "fed-loc"]
-    n_pairs = len(found.states) * (len(found.states) - 1) // 2
-    kept = f"{min(edges)} to {max(edges)} of {n_pairs} edges kept; "
-    why = "with as many predictors as counties, local fits are so uncertain that the test keeps nearly all edges"
-    several, alone = int((sizes > 1).sum()), int((sizes == 1).sum())
-    for claim, seen, holds in (
-        ("D_loc has two main groups of states", count(several, "group"), several == 2),
-        ("some states are connected to no other", count(alone, "state") + " alone", alone > 0),
-    ):
-        out.append(Check(f"Supplement, map: {claim}", kept + seen, holds, reason="" if holds else why))
-    below = [name for name, (value, _) in PUBLISHED.items() if value < floor]
-    observed = f"{len(below)} of the 4 published accuracies lie below it"
-    out.append(Check(f"A constant answer is right in {floor:.1%} of the test counties", observed, None))
-    return out + _winners(main)
-
-
-def _winners(main: Sequence[Row]) -> list[Check]:
-    """Compare kin with every other model, and say who is best."""
-    names = [name for name in MODELS if any(row["method"] == name for row in main)]
-    if "kin" not in names:
-        return []
-    apart = {(name,): paired_difference(main, "method", ("kin", name), "log_loss") for name in names if name != "kin"}
-    ahead = sum(one.mean < -2 * one.error for one in apart.values())
-    nearest = max(apart, key=lambda key: apart[key].mean)
-    close = f"{LABELS[nearest[0]]}, {apart[nearest].mean:+.4f}, standard error {apart[nearest].error:.4f}"
-    observed = f"{ahead} of {len(apart)}; the nearest is {close}"
-    claim = "Ours: kin below every other model in log-loss by more than two standard errors of the paired mean"
-    out = [Check(claim, observed, ahead == len(apart), doubt_of_means(apart, high=0.0, form="+.4f"))]
-    for measure, sign, words in (("accuracy", -1, "highest accuracy"), ("log_loss", 1, "lowest log-loss")):
-        table = {key[0]: one.mean for key, one in summarize(main, ["method"], measure).items() if key[0] in names}
-        order = sorted(table, key=lambda name: sign * table[name])
-        observed = ", ".join(f"{LABELS[name]} {table[name]:.4f}" for name in order)
-        out.append(Check(f"The {words} of the models", observed, None))
-    return out
 
 
 def _slope(x: Sequence[float], y: Sequence[float], error: Sequence[float]) -> tuple[float, float]:

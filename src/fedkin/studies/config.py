@@ -1,6 +1,6 @@
-"""A study as data: its TOML file becomes a checked `Study`, its grid points become `Cell`s with derived seeds.
+"""Read a study's TOML file into a checked `Study`, and its grid points into `Cell`s with derived seeds.
 
-docs/running-studies.md has the entries of the file.
+docs/studies.md describes the entries of the file.
 """
 
 from __future__ import annotations
@@ -21,32 +21,32 @@ import msgspec
 
 import fedkin
 from fedkin.errors import ParameterError
-from fedkin.studies import election, figures, kin, tasks
-from fedkin.studies.tasks import GENERATORS, Task, code_digest, find_function, generator_arguments
+from fedkin.studies import election, election_page, figures, kin, tasks
+from fedkin.studies.replications import GENERATORS, StudyTask, code_digest, find_function, generator_arguments
 
 #: The studies that come with Fedkin, in the order in which ``fedkin study all`` runs them.
 BUILT_IN = (
     *("estimation", "sensitivity", "convergence", "availability", "selection", "error-rates", "rate"),
-    *("sparse", "kin", "coverage", "election"),
+    *("sparse", "kin", "coverage", "population", "election"),
 )
 TASKS = {**tasks.TASKS, **kin.TASKS, **election.TASKS}
 #: Kinds of figures, and the functions that draw them.
 FIGURES: Mapping[str, figures.Drawer] = {
     "lines": figures.line_panels,
     "scaling": figures.scaling,
-    "state_map": election.state_map,
-    "kin_map": election.kin_map,
-    "accuracy": election.accuracy,
+    "state_map": election_page.state_map,
+    "kin_map": election_page.kin_map,
+    "accuracy": election_page.accuracy,
 }
 SUFFIX = "-quick"  # of the directory of a quick run
 
 
 @dataclass(frozen=True)
 class Cell:
-    """A grid point and some of its replications: what one worker computes at a time, and what is cached.
+    """Grid point with some of its replications: the unit of computation and caching.
 
-    A seed depends on the study's seed, the grid point (without its shared entries) and the replication alone; ``key``
-    is a digest of everything that the rows depend on.
+    A seed depends only on the study's seed, the grid point (without its shared entries) and the replication; ``key`` is
+    a digest of everything that the rows depend on.
     """
 
     study: str
@@ -59,13 +59,13 @@ class Cell:
 
     @property
     def point(self) -> str:
-        """The grid point as text: ``n_sites=20, varrho=0.1``."""
+        """Grid point as text: ``n_sites=20, varrho=0.1``."""
         return ", ".join(f"{name}={value}" for name, value in self.params.items())
 
 
 @dataclass(frozen=True)
 class Study:
-    """A study as its file describes it."""
+    """Study described by its file."""
 
     name: str
     task: str
@@ -88,7 +88,7 @@ class Study:
 
     @property
     def directory(self) -> str:
-        """Name of the directory for its files: a quick run has its own, so that it never replaces a full one."""
+        """Name of the directory for its files; a quick run has its own, so it never replaces a full one."""
         return self.name + SUFFIX if self.quick else self.name
 
     def function(self, name: str, where: str) -> Callable[..., Any]:
@@ -98,12 +98,13 @@ class Study:
     def cells(self, fingerprint: str = "") -> list[Cell]:
         """Return all cells: the first block of every grid point, then the second block of every one, and so on.
 
-        A study that is stopped half way has about the same number of replications everywhere. ``fingerprint`` is the
+        An interrupted study therefore has a similar number of replications at every grid point. ``fingerprint`` is the
         digest of the data that the task reads, if any.
         """
-        named = {"[study]: task": self.task, "[options]: generator": self.options.get("generator")}
-        own = {entry: name for entry, name in named.items() if isinstance(name, str) and ":" in name}
-        code = [code_digest(self.function(name, one)) for one, name in own.items() if not name.startswith("fedkin.")]
+        named = [("[study]: task", self.task), ("[options]: generator", self.options.get("generator"))]
+        named += [("[[grid]]: estimator", name) for name in dict.fromkeys(one.get("estimator") for one in self.points)]
+        own = [(entry, name) for entry, name in named if isinstance(name, str) and ":" in name]
+        code = [code_digest(self.function(name, one)) for one, name in own if not name.startswith("fedkin.")]
         stamp = {"fedkin": fedkin.__version__, "task": self.task, "options": dict(self.options)}
         stamp |= {"code": code, "data": fingerprint}
         cells = []
@@ -117,7 +118,7 @@ class Study:
         return cells
 
 
-def task_function(name: str, folder: Path | None = None) -> Task:
+def task_function(name: str, folder: Path | None = None) -> StudyTask:
     """Return the task with a built-in name, or the function "module:function"."""
     return TASKS[name][0] if name in TASKS else find_function(name, f"task {name!r}", folder)
 
@@ -152,7 +153,7 @@ def load_study(source: str | Path, *, quick: bool = False) -> Study:
 
 
 def parse_study(text: str, where: str, *, quick: bool = False, folder: Path | None = None) -> Study:
-    """Parse and check a TOML text; ``where`` names it in messages, ``folder`` is where its modules may lie."""
+    """Parse and check a TOML text; ``where`` names it in messages, ``folder`` is the directory of its modules."""
     try:
         raw = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
@@ -251,11 +252,11 @@ def _check(found: Mapping[str, Any], kind: type[msgspec.Struct], place: str) -> 
         raise ParameterError(f"{place}: {str(error).replace('$.', '')}") from None
     if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_-]*", name := found.get("name", "x")) or name.endswith(SUFFIX):
         words = f"use only letters, digits, - and _, begin with a letter or digit, and do not end in {SUFFIX}"
-        raise ParameterError(f"{place}: name = {name!r} will be the name of files: {words}")
+        raise ParameterError(f"{place}: name = {name!r} will be used in file names: {words}")
 
 
 def _check_drawings(what: str, specs: Sequence[Mapping[str, Any]], where: str) -> None:
-    """Check that every ``[[figure]]`` (or ``[[table]]``) has what drawing it takes."""
+    """Check that every ``[[figure]]`` (or ``[[table]]``) has the entries needed to draw it."""
     plain = _entries(_NAME, **_DRAWING)
     kinds: Mapping[Any, type[msgspec.Struct]] = {"": _MEANS}
     if what == "figure":
@@ -283,7 +284,7 @@ def _check_names(found: Mapping[str, Any], known: Sequence[str], where: str) -> 
 
 
 def check_study(study: Study) -> None:
-    """Raise `ParameterError`, in one line with the file, unless the study's functions can be called as they will be."""
+    """Raise `ParameterError`, in one line with the file, unless the study's functions can be called as intended."""
     if study.task not in TASKS:
         _check_function(study, "[study]", "task", study.task, ("replication",), TASKS)
     if study.checks is not None:
@@ -329,7 +330,7 @@ def _check_function(
 
 
 def _check_options(study: Study, options: Mapping[str, Sequence[str]]) -> None:
-    """Check the options of a built-in task: all known, names among those to choose from, a generator that fits."""
+    """Check the options of a built-in task: all are known, names are valid choices, and the generator fits."""
     where = f"{study.source}, [options]"
     _check_names(study.options, list(options), where)
     if "generator" in options:
@@ -364,7 +365,7 @@ def _check_generator(study: Study, generator: str, function: Callable[..., Any])
             signature.bind(seed=0, **arguments)
         except TypeError as error:
             raise ParameterError(
-                f"{place}: {error}; it is called with seed, design and the [[grid]] entries it takes"
+                f"{place}: {error}; it is called with seed, design and the [[grid]] entries it accepts"
             ) from None
         for name, value in arguments.items():
             try:

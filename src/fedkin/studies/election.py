@@ -1,7 +1,7 @@
-"""Section 6 of the paper: predict which ticket a county preferred in 2020, with a model per state.
+"""Reproduce section 6 of the paper: predict which ticket a county preferred in 2020, with a model per state.
 
-What the paper leaves open is a parameter of `Protocol` with a stated default. What is chosen from data (ridge, lam) is
-chosen by cross-validation within the training rows of a split; test rows are looked at once, for the scores.
+Details that the paper does not specify are parameters of `ElectionProtocol` with stated defaults. Ridge and lam are
+chosen by cross-validation within the training rows of a split; test rows are used only for the final scores.
 """
 
 from __future__ import annotations
@@ -9,28 +9,27 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
-from pathlib import Path
 from time import process_time
 from typing import Any
 
 import numpy as np
 from sklearn.ensemble import HistGradientBoostingClassifier
 
-from fedkin._base import Array, Index, Mask
+from fedkin._base import TINY, Array, Index, Mask
 from fedkin.core import Problem, select_edges
 from fedkin.data import INTERCEPT, Federation
-from fedkin.datasets import Election, load_election, read_outlines
+from fedkin.datasets import Election, load_election
 from fedkin.errors import ParameterError
 from fedkin.graph import Graph
 from fedkin.kin import find_kin
 from fedkin.solvers import best_level, held_out_losses, lam_path, solve
-from fedkin.studies.figures import ResultTable, Row, Sample, add_legend, distinct, paired_difference, summarize
-from fedkin.studies.tasks import Replication, Task, settings_from
+from fedkin.studies.replications import Replication, StudyTask
+from fedkin.studies.tasks import settings_from
 
 
 @dataclass(frozen=True)
-class Protocol:
-    """What the paper leaves open. Ridge and lam are chosen by the log-loss of held-out training counties."""
+class ElectionProtocol:
+    """Settings not specified in the paper. Ridge and lam are chosen by the log-loss of held-out training counties."""
 
     more_than: int = 50  # states with more counties than this are sites
     test_size: float = 1 / 3  # share of each state's counties that is held out
@@ -56,20 +55,20 @@ SKEWED = 2.0
 
 
 def skewed(X: Array) -> Mask:
-    """Columns of training rows ``(N, q)`` that are never negative and have a skewness above `SKEWED`."""
+    """Return the columns of training rows ``(N, q)`` that are never negative and have a skewness above `SKEWED`."""
     centred = X - X.mean(axis=0)
-    spread = np.maximum(centred.std(axis=0), np.finfo(float).tiny)
-    return np.asarray((X.min(axis=0) >= 0) & ((centred**3).mean(axis=0) > SKEWED * spread**3))
+    sd = np.maximum(centred.std(axis=0), TINY)
+    return np.asarray((X.min(axis=0) >= 0) & ((centred**3).mean(axis=0) > SKEWED * sd**3))
 
 
 def _with(rows: Federation, X: Array) -> Federation:
-    """The same rows with other features."""
+    """Return the same rows with other features."""
     site = [rows.sites[u] for u in rows.site_index]
     return Federation.from_arrays(X, rows.y, site, feature_names=rows.feature_names)
 
 
 def standards(train: Federation, how: str) -> tuple[Array, Array]:
-    """Means and scales ``(V, q)`` of the training rows."""
+    """Return means and scales ``(V, q)`` of the training rows."""
     shape = (train.n_sites, train.n_features)
     if how == "none":
         return np.zeros(shape), np.ones(shape)
@@ -88,15 +87,15 @@ Found = tuple[Array, dict[str, Any]]
 
 @dataclass(frozen=True, eq=False)
 class Split:
-    """One split of the counties: rows are prepared, and fits are tuned, with training rows only."""
+    """Split of the counties; preparation and tuning use training rows only."""
 
     election: Election
-    protocol: Protocol
+    protocol: ElectionProtocol
     seed: int
 
     @cached_property
     def raw(self) -> tuple[Federation, Federation]:
-        """Training and test rows as they come."""
+        """Raw training and test rows."""
         return self.election.federation.split(self.protocol.test_size, self.seed)
 
     @cached_property
@@ -124,15 +123,15 @@ class Split:
 
     @cached_property
     def fold(self) -> Index:
-        """Fold of each training row, cut within states."""
+        """Fold of each training row, assigned within states."""
         return self.train.folds(self.protocol.folds, self.seed)
 
     def probabilities(self, theta: Array) -> Array:
-        """Of the test rows, from parameters ``theta (V, p)``."""
+        """Return probabilities of the test rows, from parameters ``theta (V, p)``."""
         return np.asarray(np.exp(-np.logaddexp(0.0, -_predictors(self.test, theta))))  # the logistic function
 
     def best(self, fits: Callable[[Federation], Iterable[Array]]) -> tuple[int, float]:
-        """Number of the candidate with the smallest mean log-loss of held-out training rows, and that loss.
+        """Return the number of the candidate with the smallest mean log-loss of held-out training rows, and that loss.
 
         ``fits(rows)`` gives the parameters ``(V, p)`` of each candidate.
         """
@@ -145,7 +144,7 @@ class Split:
         return (chosen := best_level(mean)), float(mean[chosen])
 
     def penalised(self, graph: Graph) -> Found:
-        """Fed-ADMM's objective along a graph, with ridge and lam by inner cross-validation."""
+        """Minimise Fed-ADMM's objective along a graph, with ridge and lam by inner cross-validation."""
         protocol = self.protocol
         lams = sorted(protocol.lams, reverse=True)
         candidates = [(ridge, lam) for ridge in protocol.fed_ridges for lam in lams]
@@ -174,7 +173,7 @@ class Split:
         }
 
     def ridged(self, *, pooled: bool = False) -> Found:
-        """Fits without a graph, one per state or one in all, with the ridge by inner cross-validation."""
+        """Fit one model per state or one for all, with the ridge chosen by inner cross-validation."""
 
         def fit(rows: Federation, ridge: float) -> Array:
             own = _all_in_one(rows, rows.X) if pooled else rows
@@ -184,7 +183,7 @@ class Split:
         return self._tuned([(ridge,) for ridge in self.protocol.ridges], fit)
 
     def state_intercepts(self) -> Found:
-        """One model for all states but for the intercept, with the ridges of both by inner cross-validation."""
+        """Fit one model with state intercepts, with both ridges chosen by inner cross-validation."""
         if self.train.feature_names[0] != INTERCEPT:
             return replace(self, protocol=replace(self.protocol, intercept=True)).state_intercepts()
         protocol, (V, p) = self.protocol, (self.train.n_sites, self.train.n_features)
@@ -205,13 +204,13 @@ class Split:
         return self.probabilities(theta), {"ridge": candidates[chosen][0], "inner_log_loss": loss}
 
     def kin(self) -> Found:
-        """Partial pooling that finds who is alike; nothing is tuned, and probabilities are averaged over what is open.
+        """Fit kin without tuning, and average probabilities over the posterior.
 
         A state's ``distance`` is the root mean square over all training rows of the difference between its linear
-        predictor and that of the common mean.
+        predictor and that of the mean over states.
         """
         found = find_kin(self.train, loss="logistic", seed=self.seed)
-        away = self.train.X @ (found.theta - found.mean).T
+        away = self.train.X @ (found.theta - found.theta.mean(axis=0)).T
         distance = np.sqrt((away**2).mean(axis=0)).tolist()
         chance = np.empty(len(self.test.X))
         for u, state in enumerate(self.test.sites):
@@ -227,7 +226,7 @@ class Split:
 
 
 def common_share(theta: Array, graph: Graph) -> Array:
-    """Share of each site's coefficients that lie in the largest fused group of that coefficient, ``(V,)``."""
+    """Return the share ``(V,)`` of a site's coefficients that lie in the largest fused group of the coefficient."""
     share = np.zeros(theta.shape[0])
     for column in theta.T:
         equal = column[graph.edges[:, 0]] == column[graph.edges[:, 1]]
@@ -257,10 +256,10 @@ LABELS: Mapping[str, str] = {
 
 
 def election(replication: Replication) -> Iterator[dict[str, Any]]:
-    """A row per method on one split: accuracy, balanced accuracy, log-loss, and what was chosen."""
+    """Yield a row per method on one split: accuracy, balanced accuracy, log-loss and chosen settings."""
     if replication.data is None:
         raise ParameterError("the election study needs the directory of its data (--data DIR)")
-    protocol = settings_from(Protocol, {**replication.options, **replication.params})
+    protocol = settings_from(ElectionProtocol, {**replication.options, **replication.params})
     loaded = _loaded(replication.data, protocol.more_than)
     split = Split(loaded, protocol, replication.seed % 2**31)
     for name in replication.options.get("methods", list(LABELS)):
@@ -276,7 +275,7 @@ _ABOUT = ("ridge", "lam", "inner_log_loss", "kept_edges", "components", "group",
 
 
 def scores(y: Any, probability: Array) -> dict[str, float]:
-    """Accuracy, balanced accuracy and log-loss (nats) of probabilities of the label 1."""
+    """Return accuracy, balanced accuracy and log-loss (nats) of probabilities of the label 1."""
     label, says = np.asarray(y) > 0.5, probability > 0.5
     right = says == label
     each = [float(right[label == side].mean()) for side in (False, True) if (label == side).any()]
@@ -289,7 +288,7 @@ def scores(y: Any, probability: Array) -> dict[str, float]:
 
 
 def historical_graph(election: Election, sites: Sequence[Any]) -> Graph:
-    """D_his: the states of each lean (red, blue, swing) are all joined."""
+    """Join the states of each lean (red, blue, swing): D_his."""
     return Graph.clusters([election.lean[state] for state in sites], sites=sites)
 
 
@@ -334,233 +333,9 @@ METHODS: Mapping[str, Callable[[Split], Found]] = {
 }
 
 #: The task of this module with its options, as in `fedkin.studies.tasks`.
-TASKS: Mapping[str, tuple[Task, Mapping[str, Sequence[str]]]] = {
+TASKS: Mapping[str, tuple[StudyTask, Mapping[str, Sequence[str]]]] = {
     "election": (
         election,
-        {**dict.fromkeys(["allow_incomplete", *Protocol.__dataclass_fields__], ()), "methods": tuple(LABELS)},
+        {**dict.fromkeys(["allow_incomplete", *ElectionProtocol.__dataclass_fields__], ()), "methods": tuple(LABELS)},
     )
 }
-
-
-# --- tables, claims, figure and maps ----------------------------------------------------------------------------------
-
-#: Accuracies of the paper's table, mean and standard deviation.
-PUBLISHED: Mapping[str, tuple[float, float]] = {
-    "local": (0.741, 0.034),
-    "global": (0.752, 0.012),
-    "fed-loc": (0.793, 0.019),
-    "fed-his": (0.742, 0.011),
-}
-PROTOCOLS: Mapping[str, str] = {
-    "pooled": "pooled z-scores, intercept",
-    "logs": "pooled z-scores of logarithms, intercept",
-    "state": "z-scores within states, no intercept",
-}
-MAIN = "pooled"
-MEASURES = {"accuracy": "accuracy", "balanced_accuracy": "balanced accuracy", "log_loss": "log-loss (nats)"}
-CHOSEN = {"inner_log_loss": "inner log-loss", "kept_edges": "edges kept", "lam": "lam", "ridge": "ridge"}
-
-
-def accuracy_table(spec: Mapping[str, Any], rows: Sequence[Row]) -> ResultTable:
-    """Make the table of scores of every method, mean (standard deviation) over splits, as the paper prints them."""
-    columns = {**MEASURES, **CHOSEN}
-    tables = {name: summarize(rows, ["standardize", "method"], name) for name in columns}
-    cells = [
-        [PROTOCOLS.get(key[0], key[0]), LABELS[key[1]], _published(key[1]), *(tables[one].get(key) for one in columns)]
-        for key in tables["accuracy"]
-    ]
-    caption = (
-        "Mean (standard deviation) over the splits; edges, lam and ridge are means of what was chosen. The inner "
-        "log-loss is that of held-out training rows: the only number that may choose between protocols."
-    )
-    head = ["protocol", "method", "published accuracy", *columns.values()]
-    return ResultTable(spec["name"], head, cells, caption, brackets="sd")
-
-
-def _published(method: str) -> str:
-    return "{:.3f} ({:.3f})".format(*PUBLISHED[method]) if method in PUBLISHED else ""
-
-
-#: Pairs of methods that are compared split by split.
-PAIRS = (
-    *((fed, other) for fed in ("fed-loc", "fed-his") for other in ("local", "global", "state-intercepts")),
-    *(("kin", other) for other in ("local", "global", "state-intercepts", "fed-loc", "fed-his", "boosting")),
-)
-
-
-def difference_table(spec: Mapping[str, Any], rows: Sequence[Row]) -> ResultTable:
-    """Make the table of Fed-ADMM and kin minus the others, split by split."""
-    cells = []
-    for protocol in distinct(rows, "standardize"):
-        chosen = [row for row in rows if row["standardize"] == protocol]
-        known = set(distinct(chosen, "method"))
-        for pair in (pair for pair in PAIRS if known.issuperset(pair)):
-            name = f"{LABELS[pair[0]]} minus {LABELS[pair[1]]}"
-            found = [paired_difference(chosen, "method", pair, measure) for measure in MEASURES]
-            cells.append([PROTOCOLS.get(protocol, protocol), name, *found])
-    caption = "Mean paired difference over the splits, with its standard error in brackets."
-    return ResultTable(spec["name"], ["protocol", "difference", *MEASURES.values()], cells, caption)
-
-
-def state_table(spec: Mapping[str, Any], rows: Sequence[Row]) -> ResultTable:
-    """Make the table of what is found about each state, and how stable it is over the splits."""
-    found = groups(rows)
-    cells = [
-        [state, found.name(u) or "alone", f"{found.stability[u]:.2f}", Sample.from_values(found.measure[:, u])]
-        for u, state in enumerate(found.states)
-    ]
-    caption = (
-        "Group: states that are connected in the selected graph D_loc in more than half of the splits. Stability: mean "
-        "over splits of the share of the other states on which a split agrees with that grouping. Last column: share "
-        "of a state's coefficients that Fed-ADMM with D_loc gives the value which most states have, mean (standard "
-        "deviation) over splits."
-    )
-    head = ["state", "group in D_loc", "stability", "coefficients shared with most states"]
-    return ResultTable(spec["name"], head, cells, caption, brackets="sd")
-
-
-@dataclass(frozen=True, eq=False)
-class Groups:
-    """The grouping of the states that most splits agree on: two of a group are so in more than half of the splits."""
-
-    states: list[str]
-    labels: Index  # (V,), the largest group is 0
-    stability: Array  # (V,), share of (split, other state) pairs that agree with the grouping
-    together: Array  # (V, V), share of splits in which two states are in one group
-    measure: Array  # (splits, V), what else was found about each state
-    note: str  # how often there were groups at all
-
-    def name(self, u: int) -> str:
-        """A letter, or "" for a state that is connected to no other."""
-        label = int(self.labels[u])
-        return chr(ord("A") + label) if int((self.labels == label).sum()) > 1 else ""
-
-
-def groups(rows: Sequence[Row], method: str = "fed-loc", standardize: str = MAIN) -> Groups:
-    """The grouping over all splits of one protocol.
-
-    By D_loc, with the share of coefficients that a state has in common with most others; or by kin, with the states'
-    distances from the common mean.
-    """
-    chosen = [row for row in rows if row["method"] == method and row["standardize"] == standardize]
-    states = list(chosen[0]["states"])
-    labels = np.array([row["group"] for row in chosen])
-    same = labels[:, :, None] == labels[:, None, :]
-    together = same.mean(axis=0)
-    i, j = np.tril_indices(len(states), -1)
-    often = together[i, j] > 0.5
-    components = Graph.from_indices(range(len(states)), np.column_stack([i, j])[often]).components()
-    by_size = np.argsort(-np.bincount(components), kind="stable")
-    final = np.argsort(by_size)[components]
-    agree = same == (final[:, None] == final[None, :])
-    stability = (agree.sum(axis=2) - 1).mean(axis=0) / max(len(states) - 1, 1)
-    if method == "kin":
-        measure = np.array([row["distance"] for row in chosen])
-        note = f"resolved in {sum(bool(row['resolved']) for row in chosen)} of {len(chosen)} splits"
-    else:
-        measure = np.array([row["common_share"] for row in chosen])
-        full = sum(row["kept_edges"] == len(i) for row in chosen)
-        note = f"in {full} of {len(chosen)} splits the test keeps all {len(i)} edges"
-    return Groups(states, final, stability, together, measure, note)
-
-
-MODELS = ("local", "global", "state-intercepts", "fed-loc", "fed-his", "kin")
-_LINES: Mapping[str, Mapping[str, Any]] = {
-    "always-republican": {"color": "#777777", "linestyle": (0, (1, 1.5))},
-    "state-majority": {"color": "#777777", "linestyle": (0, (5, 2))},
-    "boosting": {"color": "#000000", "linestyle": (0, (5, 1, 1, 1))},
-}
-
-
-def accuracy(spec: Mapping[str, Any], rows: Sequence[Row], folder: Path) -> Any:
-    """Accuracies with their spread over splits, between the floors and the ceiling, next to the published ones."""
-    from matplotlib.figure import Figure
-
-    protocols = distinct(rows, "standardize")
-    figure = Figure(figsize=(4.3 * len(protocols) + 0.8, 3.4), layout="constrained")
-    axes = figure.subplots(1, len(protocols), sharey=True, sharex=True, squeeze=False)[0]
-    table = summarize(rows, ["standardize", "method"], "accuracy")
-    for axis, protocol in zip(axes, protocols, strict=True):
-        places = np.arange(len(MODELS))[::-1]
-        for place, method in zip(places, MODELS, strict=True):
-            if (found := table.get((protocol, method))) is None:
-                continue
-            spread = {"xerr": np.nan_to_num(found.sd), "label": "here: mean ± sd over splits", "color": "#D55E00"}
-            axis.errorbar(found.mean, place + 0.12, **spread, marker="o", markersize=6, capsize=3, linestyle="none")
-            if method in PUBLISHED:
-                value, sd = PUBLISHED[method]
-                spread = {"xerr": sd, "label": "published: mean ± sd", "color": "#0072B2", "markerfacecolor": "white"}
-                axis.errorbar(value, place - 0.12, **spread, marker="D", markersize=5, capsize=3, linestyle="none")
-        for method, style in _LINES.items():
-            if (line := table.get((protocol, method))) is not None:
-                axis.axvline(line.mean, linewidth=1.2, zorder=1, label=LABELS[method], **style)
-        axis.set_yticks(places, [LABELS[method] for method in MODELS])
-        axis.set_ylim(-0.6, len(MODELS) - 0.4)
-        axis.set_title(PROTOCOLS.get(protocol, protocol), loc="left")
-        axis.grid(axis="y", visible=False)
-    figure.supxlabel("accuracy: share of held-out counties predicted right", fontsize=10)
-    add_legend(figure, axes)
-    return figure
-
-
-# --- maps -------------------------------------------------------------------------------------------------------------
-
-
-def state_map(spec: Mapping[str, Any], rows: Sequence[Row], folder: Path) -> Any:
-    """Draw how much each state has in common with most others, with its group in D_loc."""
-    found = groups(rows)
-    limits = (min(float(found.measure.mean(axis=0).min()), 0.9), 1.0)
-    return _map(found, "Groups of D_loc", folder, limits, "share of coefficients in common with most states")
-
-
-def kin_map(spec: Mapping[str, Any], rows: Sequence[Row], folder: Path) -> Any:
-    """Draw how far each state is from the common mean, with its group of kin."""
-    found = groups(rows, "kin")
-    limits = (0.0, float(found.measure.mean(axis=0).max()))
-    return _map(found, "Groups of kin", folder, limits, "distance from the common mean (log-odds)")
-
-
-def _map(found: Groups, title: str, folder: Path, limits: tuple[float, float], label: str) -> Any:
-    """Colour states by the mean of the measure over splits; a letter is the group of a state that is not alone."""
-    from matplotlib.cm import ScalarMappable
-    from matplotlib.colors import Normalize
-    from matplotlib.figure import Figure
-    from matplotlib.patches import PathPatch
-    from matplotlib.path import Path as Outline
-
-    figure = Figure(figsize=(7.2, 4.8), layout="constrained")
-    axis, scale = figure.subplots(), ScalarMappable(Normalize(*limits), "cividis")
-    axis.set_aspect("equal")
-    axis.set_axis_off()
-    values = dict(zip(found.states, found.measure.mean(axis=0), strict=True))
-    for state, rings in read_outlines(folder).items():
-        outline = Outline.make_compound_path(*(Outline(_thinned(ring), closed=True) for ring in rings))
-        if state not in values:
-            axis.add_patch(PathPatch(outline, facecolor="white", edgecolor="#b5b5b5", linewidth=0.4))
-            continue
-        colour = scale.to_rgba(values[state])
-        axis.add_patch(PathPatch(outline, facecolor=colour, edgecolor="#333333", linewidth=0.5))
-        dark = float(np.dot(colour[:3], (0.3, 0.6, 0.1))) < 0.5
-        text = f"{state} {found.name(found.states.index(state))}".strip() + f"\n{values[state]:.2f}"
-        place = _centroid(max(rings, key=lambda ring: float(np.ptp(ring[:, 0]) * np.ptp(ring[:, 1]))))
-        style: Any = {"ha": "center", "va": "center", "fontsize": 5.5, "linespacing": 0.95}
-        axis.text(place[0], place[1], text, color="white" if dark else "black", **style)
-    axis.autoscale_view()
-    axis.set_title(f"{title}: {found.note}", loc="left")
-    figure.colorbar(scale, ax=axis, shrink=0.6, label=label)
-    return figure
-
-
-def _thinned(ring: Array, step: float = 7e3) -> Array:
-    """Return a ring of coordinates in metres with a point every ``step``: more would only make files large."""
-    travelled = np.append(0.0, np.cumsum(np.hypot(*np.diff(ring, axis=0).T)))
-    _, first = np.unique(np.floor(travelled / step), return_index=True)
-    return ring if len(first) < 4 else ring[np.append(first, len(ring) - 1)]
-
-
-def _centroid(ring: Array) -> Array:
-    """Return the centre of mass ``(2,)`` of the area inside a closed ring."""
-    x, y = (ring - ring[0]).T
-    area = x[:-1] * y[1:] - x[1:] * y[:-1]
-    middle = np.array([(one[:-1] + one[1:]) @ area for one in (x, y)]) / (3.0 * area.sum())
-    return np.asarray(ring[0] + middle)

@@ -1,23 +1,19 @@
-"""Summaries of rows, and the figures and tables of a study (docs/running-studies.md has the entries of its file)."""
+"""Summarise rows, and draw the figures and tables of a study (see docs/studies.md)."""
 
 from __future__ import annotations
 
-import math
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
-from scipy.special import ndtri, stdtrit
 
-from fedkin._base import Array, write_file
+from fedkin._base import write_file
 from fedkin.data import write_csv
 from fedkin.errors import ParameterError, missing_dependency
-
-Row = Mapping[str, Any]
-Point = tuple[Any, ...]
+from fedkin.studies.replications import Row, Sample, distinct, summarize
 
 COLUMN_LABELS: Mapping[str, str] = {
     "n_samples": "n",
@@ -27,6 +23,7 @@ COLUMN_LABELS: Mapping[str, str] = {
     "n_clusters": "K₀",
     "false_edges": "|S|",
     "signal": "s",
+    "ratio": "mean / sd",
 }
 VALUE_LABELS: Mapping[str, str] = {
     "local": "Local",
@@ -47,12 +44,12 @@ VALUE_LABELS: Mapping[str, str] = {
     "sparse-sites": "Fused and sparse, levels by site",
     "sparse-oracle": "Fused and sparse, true graph",
     "told-levels": "Fused and sparse, best levels",
-    "clustering": "Greedy clustering, BIC",
+    "rivals:clustering": "Greedy clustering, BIC",
     "clusterpath": "Clusterpath, lam by CV",
-    "mixed": "Mixed model",
-    "ifca": "IFCA, told K",
+    "rivals:mixed": "Mixed model",
+    "rivals:ifca": "IFCA, told K",
     "kin": "kin",
-    "limit": "Information limit",
+    "rivals:limit": "Information limit",
     "fedadmm-full": "Our steps, all samples",
     "fedadmm-batch": "Our steps, batches of 10",
     "printed-full": "Algorithm 1 as printed, all samples",
@@ -74,12 +71,12 @@ VALUE_LABELS: Mapping[str, str] = {
 
 
 def column_label(name: str) -> str:
-    """Return the name of a column for readers."""
+    """Return the display name of a column."""
     return COLUMN_LABELS.get(name, name)
 
 
 def label_of(value: Any) -> str:
-    """Return a value for readers."""
+    """Return the display text of a value."""
     return VALUE_LABELS.get(value, value) if isinstance(value, str) else f"{value:g}"
 
 
@@ -88,136 +85,15 @@ def point_label(names: Sequence[str], point: Sequence[object]) -> str:
     return ", ".join(f"{column_label(name)} = {label_of(value)}" for name, value in zip(names, point, strict=True))
 
 
-@dataclass(frozen=True)
-class Interval:
-    """An estimate with the ends of its confidence interval."""
-
-    estimate: float
-    low: float
-    high: float
-
-    def text(self, form: str = ".3g") -> str:
-        """Format as ``1.09 ± 0.08``, or with both ends where they are not symmetric."""
-        if math.isinf(self.high - self.low):
-            return f"{self.estimate:{form}}, without an interval"
-        up, down = self.high - self.estimate, self.estimate - self.low
-        if math.isclose(up, down, rel_tol=1e-6, abs_tol=1e-12):
-            return f"{self.estimate:{form}} ± {up:.2g}"
-        return f"{self.estimate:{form}}, between {self.low:{form}} and {self.high:{form}}"
-
-
-@dataclass(frozen=True)
-class Sample:
-    """Mean, standard deviation (NaN for a single number) and size of a sample."""
-
-    mean: float
-    sd: float
-    n: int
-
-    @classmethod
-    def from_values(cls, values: Iterable[float]) -> Sample:
-        """Summarise numbers."""
-        array = np.fromiter(values, dtype=np.float64)
-        if array.size == 0:
-            return cls(math.nan, math.nan, 0)
-        return cls(float(array.mean()), float(array.std(ddof=1)) if array.size > 1 else math.nan, int(array.size))
-
-    def scaled(self, factor: float, shift: float = 0.0) -> Sample:
-        """Return the summary of ``factor * x + shift``."""
-        return Sample(factor * self.mean + shift, abs(factor) * self.sd, self.n)
-
-    @property
-    def error(self) -> float:
-        """Standard error of the mean."""
-        return self.sd / math.sqrt(self.n) if self.n > 1 else math.nan
-
-    def half_width(self, n_together: int = 1) -> float:
-        """Return half the width of Student's 95% interval, which holds together with all of ``n_together``."""
-        return student(self.n, n_together) * self.error if self.n > 1 else math.inf
-
-    def interval(self, n_together: int = 1) -> Interval:
-        """Return Student's 95% interval of the mean, one of ``n_together`` (Bonferroni)."""
-        half = self.half_width(n_together)
-        return Interval(self.mean, self.mean - half, self.mean + half)
-
-    def share_interval(self, n_together: int = 1) -> Interval:
-        """Return Wilson's 95% interval of a probability, where the numbers are 0 and 1; one of ``n_together``."""
-        z = float(ndtri(1 - 0.025 / n_together))
-        centre = (self.mean + z**2 / (2 * self.n)) / (1 + z**2 / self.n)
-        half = z * math.sqrt(self.mean * (1 - self.mean) / self.n + z**2 / (4 * self.n**2)) / (1 + z**2 / self.n)
-        return Interval(self.mean, centre - half, centre + half)
-
-
-def student(n: int, n_together: int = 1) -> float:
-    """Return the quantile of Student's 95% interval of a mean of ``n`` numbers, one of ``n_together``."""
-    return float(stdtrit(n - 1, 1 - 0.025 / n_together)) if n > 1 else math.inf
-
-
-def group(rows: Iterable[Row], names: Sequence[str], value: str) -> dict[Point, list[float]]:
-    """Collect values by the columns ``names`` in order of appearance; rows without a value are left out."""
-    groups: dict[Point, list[float]] = {}
-    for row in rows:
-        if row.get(value) is not None:
-            groups.setdefault(tuple(row.get(name) for name in names), []).append(float(row[value]))
-    return groups
-
-
-def summarize(rows: Iterable[Row], names: Sequence[str], value: str) -> dict[Point, Sample]:
-    """Summarise a column by the columns ``names``."""
-    return {key: Sample.from_values(values) for key, values in group(rows, names, value).items()}
-
-
-def distinct(rows: Iterable[Row], name: str) -> list[Any]:
-    """Return the distinct values of a column: numbers sorted, texts in order of appearance."""
-    values = list(dict.fromkeys(row[name] for row in rows if row.get(name) is not None))
-    return sorted(values) if values and not isinstance(values[0], str) else values
-
-
-def paired(
-    rows: Iterable[Row], names: Sequence[str], series: str, sides: tuple[Any, Any], value: str
-) -> dict[Point, tuple[Array, Array]]:
-    """Return the values of two series on the replications that both have, by the columns ``names``."""
-    values: dict[Point, tuple[dict[Any, float], dict[Any, float]]] = {}
-    for row in rows:
-        if row[series] in sides and row.get(value) is not None:
-            here = values.setdefault(tuple(row.get(name) for name in names), ({}, {}))
-            here[sides.index(row[series])][row.get("replication")] = float(row[value])
-    found = {}
-    for point, (first, second) in values.items():
-        shared = [unit for unit in first if unit in second]
-        if shared:
-            found[point] = (np.array([first[unit] for unit in shared]), np.array([second[unit] for unit in shared]))
-    return found
-
-
-def paired_difference(rows: Iterable[Row], series: str, sides: tuple[Any, Any], value: str) -> Sample:
-    """Summarise ``value`` of the first side minus the second, replication by replication."""
-    x, y = paired(rows, [], series, sides, value).get((), (np.empty(0), np.empty(0)))
-    return Sample.from_values(x - y)
-
-
-def ratio_of_sums(x: Array, y: Array) -> Sample:
-    """Return the ratio of two sums over the same replications, with the sd of the linearised ratio (delta method)."""
-    ratio = float(x.mean() / y.mean())
-    return Sample(ratio, Sample.from_values((x - ratio * y) / y.mean()).sd, x.size)
-
-
-def paired_ratios(
-    rows: Iterable[Row], names: Sequence[str], series: str, sides: tuple[Any, Any], value: str
-) -> dict[Point, Sample]:
-    """Return ratios of the means of two series on the same replications, by the columns ``names``."""
-    return {point: ratio_of_sums(x, y) for point, (x, y) in paired(rows, names, series, sides, value).items()}
-
-
 def chosen_rows(
     what: str, rows: Sequence[Row], asked: Mapping[str, str], where: Mapping[str, Any], numbers: Sequence[str]
 ) -> list[Row]:
-    """Return the rows with the values ``where``, for the figure or table ``what``.
+    """Return the rows with the values ``where``; ``what`` names the figure or table in messages.
 
     ``asked`` are the entries of the study's file that name columns, ``numbers`` those whose columns must hold numbers.
     """
     known = list(dict.fromkeys(name for row in rows for name in row))
-    safe = "the rows are safe: fix the study's file and run the same command again, which only draws"
+    safe = "the results are kept: fix the study's file and run the same command again, which only redraws"
     for entry, column in [*asked.items(), *(("where", name) for name in where)]:
         if column not in known:
             have = ", ".join(known)
@@ -387,7 +263,7 @@ def _draw_series(axis: Any, spec: Mapping[str, Any], rows: Sequence[Row], series
 
 
 def _dodged(x: Sequence[float], k: int, n: int, spec: Mapping[str, Any]) -> Any:
-    """Shift series a little, so that those on top of each other can all be seen."""
+    """Shift series slightly so that overlapping ones remain visible."""
     values = np.asarray(x, dtype=np.float64)
     share = 0.012 * (k - (n - 1) / 2)
     if spec.get("x_scale") == "log":
@@ -418,7 +294,7 @@ def _intervals(axis: Any, summaries: Sequence[Sample], interval: str) -> tuple[A
 
 
 def add_legend(figure: Any, axes: Any, reference: Sequence[Mapping[str, Any]] = ()) -> None:
-    """Add one legend for all panels, above them, where it cannot cover data."""
+    """Add one legend for all panels above them."""
     from matplotlib.lines import Line2D
 
     found: dict[str, Any] = {}
@@ -440,10 +316,10 @@ def add_legend(figure: Any, axes: Any, reference: Sequence[Mapping[str, Any]] = 
 
 @dataclass(frozen=True)
 class ResultTable:
-    """A table whose cells are texts, numbers, `Sample`s or None.
+    """Table whose cells are text, numbers, `Sample`s or None.
 
-    People see means with standard errors (``brackets="sd"``: standard deviations) in brackets. Machines get a line per
-    row with mean, sd, standard error and number of values of every sample, or the lines ``exact``.
+    Markdown shows means with standard errors (``brackets="sd"``: standard deviations) in brackets. CSV files have a
+    line per row with the mean, sd, standard error and size of every sample, or the lines ``exact``.
     """
 
     name: str
@@ -455,7 +331,7 @@ class ResultTable:
 
     @property
     def text(self) -> list[list[str]]:
-        """The cells as people read them."""
+        """Formatted cells."""
         return [[self._format(cell) for cell in line] for line in self.cells]
 
     def _format(self, cell: Any) -> str:
@@ -493,7 +369,7 @@ class ResultTable:
 
 
 def make_table(spec: Mapping[str, Any], rows: Sequence[Row]) -> ResultTable:
-    """Make the table that an entry of ``[[table]]`` asks for."""
+    """Make the table described by an entry of ``[[table]]``."""
     asked = {name: spec[name] for name in ("value", "columns")}
     asked |= {f"rows[{k}]": name for k, name in enumerate(spec["rows"])}
     asked |= {"at": spec["at"]["column"]} if "at" in spec else {}

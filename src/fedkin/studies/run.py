@@ -1,4 +1,4 @@
-"""Run a study: compute the cells that are not on disk yet, store each when it is finished, and write its page."""
+"""Run a study: compute missing cells, store each when it is finished, and write the report."""
 
 from __future__ import annotations
 
@@ -24,14 +24,15 @@ from joblib.externals.loky.process_executor import TerminatedWorkerError
 
 import fedkin
 from fedkin import datasets
-from fedkin._base import available_cores, count, lock, one_blas_thread, progress, replacing, tracked, write_file
+from fedkin._base import available_cores, count, lock, one_blas_thread, replacing, tracked, write_file
+from fedkin._progress import progress
 from fedkin.errors import DataError, FedkinError, GraphError, MissingDependencyError, ParameterError, missing_dependency
 from fedkin.report import render
 from fedkin.solvers import load_kernels
 from fedkin.studies.claims import Check
 from fedkin.studies.config import BUILT_IN, FIGURES, Cell, Study, check_study, load_study, task_function
-from fedkin.studies.figures import ResultTable, Row, draw, make_table
-from fedkin.studies.tasks import Replication
+from fedkin.studies.figures import ResultTable, draw, make_table
+from fedkin.studies.replications import Replication, Row
 
 #: The file with all rows of a finished run.
 ROWS = "rows.parquet"
@@ -41,14 +42,14 @@ _SECONDS, _KEY = b"fedkin_seconds", b"fedkin_cell"  # entries of a file's metada
 
 
 class StudyError(FedkinError, RuntimeError):
-    """A study that cannot go on: a failing cell, a directory in use, rows that cannot be read."""
+    """Error that stops a study: a failed cell, a directory in use, or unreadable rows."""
 
 
 # --- rows in files ----------------------------------------------------------------------------------------------------
 
 
 class CellRows(NamedTuple):
-    """The content of a file: rows, the seconds that computing them took, and the key of their cell."""
+    """Content of a file: rows, the seconds to compute them, and the key of their cell."""
 
     rows: list[dict[str, Any]]
     seconds: float | None = None
@@ -56,7 +57,7 @@ class CellRows(NamedTuple):
 
 
 def write_rows(path: Path, rows: Sequence[Row], seconds: float | None = None, key: str | None = None) -> None:
-    """Write rows to a Parquet file, whole or not at all; ``seconds`` and ``key`` go into its metadata."""
+    """Write rows to a Parquet file atomically; ``seconds`` and ``key`` go into its metadata."""
     pyarrow, parquet = _pyarrow()
     names = list(dict.fromkeys(name for row in rows for name in row))
     table = pyarrow.table({name: [row.get(name) for row in rows] for name in names})
@@ -89,7 +90,7 @@ def _pyarrow() -> tuple[Any, Any]:
 
 
 def environment() -> dict[str, str]:
-    """Return versions and CPU: the columns `ENVIRONMENT` of the rows that are computed here."""
+    """Return versions and CPU: the `ENVIRONMENT` columns of rows computed here."""
     packages = [version(name) for name in ("numpy", "scipy", "scikit-learn", "numba")]
     try:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
@@ -101,7 +102,7 @@ def environment() -> dict[str, str]:
 
 
 class ResultStore:
-    """The directory of one study: a Parquet file per finished cell in ``cells/``."""
+    """Directory of one study, with a Parquet file per finished cell in ``cells/``."""
 
     def __init__(self, folder: Path) -> None:
         _pyarrow()  # say now that it is missing, not after the first cell
@@ -113,11 +114,11 @@ class ResultStore:
             raise StudyError(f"--out: {words}") from None
 
     def part(self, cell: Cell) -> Path:
-        """Return where the rows of a cell belong."""
+        """Return the path for the rows of a cell."""
         return self.cells / f"{cell.key}.parquet"
 
     def read(self, cell: Cell) -> CellRows:
-        """Read a finished cell; raises `StudyError` when its file is damaged or holds another cell's rows."""
+        """Read a finished cell; raise `StudyError` if its file is damaged or holds another cell's rows."""
         part = read_rows(self.part(cell))
         if part.key != cell.key:
             raise StudyError(f"{self.part(cell)} holds the rows of another cell")
@@ -125,7 +126,7 @@ class ResultStore:
 
     @contextmanager
     def lock(self) -> Iterator[None]:
-        """Keep a second run out of this directory; the lock goes away with the process, however it ends."""
+        """Prevent a second run in this directory; the lock ends with the process, however that ends."""
         held = lock(self.folder / ".lock", str(os.getpid()))
         if held is None:
             raise StudyError(f"another run is writing to {self.folder}: wait for it, end it, or choose another --out")
@@ -142,7 +143,7 @@ class ResultStore:
 
 @dataclass(frozen=True)
 class StudyRun:
-    """What a run left behind; ``process_seconds`` are those of all cells, whenever they were computed."""
+    """Result of a run; ``process_seconds`` is the total over all cells, whenever they were computed."""
 
     folder: Path
     rows: list[dict[str, Any]]
@@ -159,10 +160,10 @@ Outcome = tuple[Cell, list[dict[str, Any]], float, str | None]
 def run_study(
     study: Study, out: Path, *, jobs: int | None = None, data: Path | None = None, fingerprint: str = ""
 ) -> StudyRun:
-    """Run what is missing of a study into ``out / study.directory``, and collect its rows in the order of its cells.
+    """Compute the missing cells of a study in ``out / study.directory``, and collect all rows in cell order.
 
-    By default ``jobs`` is one process per core. A cell that fails raises `StudyError`; finished cells stay, and the
-    next run goes on from there, as after Ctrl-C or a kill.
+    By default, ``jobs`` is one process per core. A failed cell raises `StudyError`. Finished cells are kept, and the
+    next run continues from there, also after Ctrl-C or a kill.
     """
     jobs = available_cores() if jobs is None else jobs
     if jobs < 1:
@@ -174,7 +175,7 @@ def run_study(
     with store.lock():
         parts = _finished(study, store, cells)
         missing = [cell for cell in cells if cell.key not in parts]
-        say(f"{study.name}: {len(cells)} cells" + (f", {len(parts)} found finished" if parts else ""))
+        print_line(f"{study.name}: {len(cells)} cells" + (f", {len(parts)} found finished" if parts else ""))
         with progress(study.name), closing(_computed(missing, jobs, data, study.folder)) as work:
             for _ in tracked(missing, "cells"):
                 cell, rows, seconds, error = next(work)
@@ -233,18 +234,18 @@ def run_cell(cell: Cell, data: Path | None = None, folder: Path | None = None) -
 
 
 def _finished(study: Study, store: ResultStore, cells: Sequence[Cell]) -> dict[str, CellRows]:
-    """Read the cells that are on disk, by key. A file that is not what its cell left is named and counts as none."""
+    """Read the cells that are on disk, by key. A file that differs from what its cell wrote is reported and ignored."""
     found = {}
     for cell in cells:
         if store.part(cell).is_file():
             try:
                 found[cell.key] = store.read(cell)
             except StudyError as error:
-                say(f"{study.name}: {error}; this cell is computed again")
+                print_line(f"{study.name}: {error}; this cell is computed again")
     return found
 
 
-def say(text: str) -> None:
+def print_line(text: str) -> None:
     """Print a line on standard error."""
     sys.stderr.write(f"{text}\n")
     sys.stderr.flush()
@@ -255,7 +256,7 @@ def say(text: str) -> None:
 
 @dataclass(frozen=True)
 class Report:
-    """What was written, and what it is made of."""
+    """Written report and its sources."""
 
     study: Study
     page: Path
@@ -268,7 +269,7 @@ class Report:
 
 
 def write_study_report(study: Study, folder: Path, notes: str = "") -> Report:
-    """Write figures, tables and page from ``folder/rows.parquet`` alone; ``notes`` say how the rows were made."""
+    """Write figures, tables and page from ``folder/rows.parquet`` alone; ``notes`` describe how the rows were made."""
     rows, seconds, _ = read_rows(folder / ROWS)
     for spec in study.figures:
         kind = spec.get("kind", "lines")
@@ -323,7 +324,7 @@ PAPER = ("convergence", "estimation", "sensitivity", "election", "selection", "r
 def write_paper(reports: Sequence[Report], folder: Path, took: str = "", left_out: str = "") -> Path:
     """Write one page of several studies, as HTML and as Markdown, with copies of their figures (SVG) and tables (CSV).
 
-    ``took`` says how long the run took, ``left_out`` what is missing.
+    ``took`` states how long the run took, ``left_out`` what is missing.
     """
     folder.mkdir(parents=True, exist_ok=True)
     for report in reports:
@@ -393,7 +394,7 @@ def launch(
     redraw: bool = False,
     replications: int | None = None,
 ) -> list[Report]:
-    """Run a study (or all of them), write its report and say where it is; arguments as on the command line."""
+    """Run a study (or all of them), write its report and print its path; arguments as on the command line."""
     if (name is None) == (config is None):
         known = f"{', '.join(BUILT_IN)}, paper, all"
         raise ParameterError(f"name a study ({known}) or give --config FILE.toml, one of the two")
@@ -405,7 +406,7 @@ def launch(
         elif data is None:
             studies = [one for one in studies if one.data is None]
             left_out = "election: left out, since it needs --data DIR (docs/election.md says where the files come from)"
-            say(left_out)
+            print_line(left_out)
     else:
         studies = [load_study(str(name) if config is None else config, quick=quick)]
     if replications is not None:
@@ -436,12 +437,10 @@ def launch(
             parts += [f"{run.cached} cells found finished"] if run.cached else []
             total = f"all {run.computed + run.cached} took {duration(run.process_seconds)} in total"
             notes = f"{', '.join([*parts, total])} (each in one process)."
-        if one.data == "election" and data is not None:
-            datasets.write_outlines(data, folder)
         report = write_study_report(one, folder, notes)
         for check in report.checks:
-            say(f"{one.name}: {check}")
-        say(f"{one.name}: {notes}")
+            print_line(f"{one.name}: {check}")
+        print_line(f"{one.name}: {notes}")
         sys.stdout.write(f"{report.page}\n")  # nothing else goes to standard output
         reports.append(report)
     if name == "paper":
@@ -472,7 +471,7 @@ def _check_data(study: Study, data: Path | None) -> str:
     if study.data is None:
         return ""
     if study.data != "election":
-        raise ParameterError(f'study {study.name!r}: data = {study.data!r} is not known; "election" is')
+        raise ParameterError(f'study {study.name!r}: data = {study.data!r} is not known; use "election"')
     if data is None:
         files = "\n".join(f"  {file}: from {source}" for file, source in datasets.ELECTION.items())
         raise ParameterError(f"study {study.name!r} needs --data DIR, a directory with\n{files}")

@@ -1,7 +1,7 @@
-"""Replications of the studies of the paper: designs with a known truth, estimators, and Fed-ADMM round by round.
+"""Run replications of the paper's studies: estimators on designs with a known truth, and Fed-ADMM by round.
 
 A task is a function that takes a `Replication` and yields rows, dictionaries whose entries become columns. A generator
-of designs, by name or as "module:function", is called by name with the grid point's parameters that it knows, the
+of designs is given by name or as "module:function". It is called with the grid point's parameters that it accepts, the
 entries of ``design`` among the options, and ``seed``.
 
 Penalised estimators are exact minimisers of the paper's objective, with lam by cross-validation; Oracle is the one
@@ -13,15 +13,9 @@ has the two levels with the least true error.
 
 from __future__ import annotations
 
-import hashlib
-import inspect
-import sys
-import traceback
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import cached_property, partial
-from importlib import import_module
-from pathlib import Path
 from time import process_time
 from typing import Any, TypeVar, get_args
 
@@ -29,7 +23,9 @@ import numpy as np
 from scipy.special import chdtri
 
 from fedkin._base import Array, Index, Mask
-from fedkin.admm import Availability, Progress, fed_admm, subgradient_descent
+from fedkin.admm import Availability
+from fedkin.admm.algorithm import fed_admm
+from fedkin.admm.trace import Progress, subgradient_descent
 from fedkin.core import (
     FAMILY_WISE,
     Correction,
@@ -37,166 +33,23 @@ from fedkin.core import (
     Problem,
     Solution,
     Variance,
-    global_fit,
     local_fit,
     oracle_fit,
     select_edges,
 )
 from fedkin.core.theory import Sizes, kappa, theorem2_rate
-from fedkin.data import Federation
-from fedkin.datasets import Design, paper_design
+from fedkin.datasets import Design
 from fedkin.errors import ParameterError, SolverError
 from fedkin.graph import Graph
 from fedkin.solvers import cross_validate_lam, cross_validate_sparsity, lam_grid, lam_path, solve
-
-# --- replications and designs -----------------------------------------------------------------------------------------
-
-
-def find_function(name: str, where: str, folder: Path | None = None) -> Callable[..., Any]:
-    """Import the function called "module:function".
-
-    ``where`` is the entry that names it, for messages; ``folder`` is where the study's own modules may lie.
-    """
-    if folder is not None and str(folder) not in sys.path:
-        sys.path.insert(0, str(folder))
-    module, _, function = name.partition(":")
-    try:
-        home = import_module(module)
-    except Exception as error:
-        if isinstance(error, ModuleNotFoundError) and f"{module}.".startswith(f"{error.name}."):
-            words = f"there is no module {module!r}; put {module}.py next to the TOML file or install it"
-            raise ParameterError(f"{where}: {words}") from None
-        raise ParameterError(f"{where}: importing {module!r} failed: {_last_line(error)}; fix the module") from error
-    file = getattr(home, "__file__", None)
-    if file is None:
-        words = "name a function in a .py file next to the TOML file"
-        raise ParameterError(f"{where}: the module {module!r} has no file; {words}")
-    if not hasattr(home, function):
-        raise ParameterError(f"{where}: {file} has no function {function!r}; define it there or fix the name")
-    found: Callable[..., Any] = getattr(home, function)
-    if not callable(found):
-        raise ParameterError(f"{where}: {function!r} of {file} is a {type(found).__name__}, not a function")
-    return found
-
-
-def code_digest(function: Callable[..., Any]) -> str:
-    """Return the digest of the file that defines a function, so that edited code is not mistaken for what was run."""
-    return hashlib.sha256(Path(str(sys.modules[function.__module__].__file__)).read_bytes()).hexdigest()
-
-
-def _last_line(error: Exception) -> str:
-    """Return file, line and words of an error in one line."""
-    if isinstance(error, SyntaxError):
-        return f"{error.filename}, line {error.lineno}: {error.msg}"
-    frame = traceback.extract_tb(error.__traceback__)[-1]
-    return f"{frame.filename}, line {frame.lineno}: {type(error).__name__}: {' '.join(str(error).split())}"
-
-
-@dataclass(frozen=True)
-class Replication:
-    """One repetition at one grid point: what a task is given."""
-
-    params: Mapping[str, Any]  # the grid point
-    options: Mapping[str, Any]  # the study's [options]
-    number: int  # 0, 1, ...
-    seed: int  # for everything random in it
-    data: Path | None = None  # the directory given as --data
-    folder: Path | None = None  # where the study's own modules lie
-
-
-Task = Callable[[Replication], Iterable[dict[str, Any]]]
-
-
-def false_edge_design(
-    n_sites: int = 100,
-    n_samples: int = 100,
-    n_features: int = 20,
-    n_clusters: int = 5,
-    *,
-    false_edges: int = 0,
-    signal: float = 1.0,
-    noise: float = 1.0,
-    seed: int = 0,
-) -> Design:
-    """Draw the paper's design with all true edges and exactly ``false_edges`` wrong ones, the |S| of Theorem 2."""
-    sizes = (n_sites, n_samples, n_features, n_clusters)
-    design = paper_design(*sizes, varrho=0.0, signal=signal, noise=noise, seed=seed)
-    first, second = np.tril_indices(n_sites, -1)
-    across = np.flatnonzero(design.labels[first] != design.labels[second])
-    if not 0 <= false_edges <= across.size:
-        raise ParameterError(
-            f"false_edges must lie between 0 and the {across.size} pairs in different clusters, got {false_edges}"
-        )
-    chosen = np.random.default_rng([seed, 1]).choice(across, size=false_edges, replace=False)
-    wrong = np.column_stack([first[chosen], second[chosen]])
-    graph = Graph.from_indices(design.federation.sites, np.concatenate([design.truth.edges, wrong]))
-    return replace(design, graph=graph)
-
-
-def sparse_design(
-    n_sites: int = 20,
-    n_samples: int = 30,
-    n_features: int = 60,
-    n_clusters: int = 4,
-    *,
-    nonzero: int = 6,
-    varrho: float = 0.1,
-    seed: int = 0,
-) -> Design:
-    """Draw equal clusters whose parameters have a few entries between 0.5 and 1.5 in size, and a corrupted graph."""
-    if not 1 <= nonzero <= n_features:
-        raise ParameterError(f"nonzero must lie between 1 and the {n_features} features, got {nonzero}")
-    rng = np.random.default_rng(seed)
-    labels = np.arange(n_sites) * n_clusters // n_sites
-    centres = np.zeros((n_clusters, n_features))
-    for centre in centres:
-        support = rng.choice(n_features, nonzero, replace=False)
-        centre[support] = rng.choice([-1.0, 1.0], nonzero) * rng.uniform(0.5, 1.5, nonzero)
-    data = {}
-    for u, theta in enumerate(centres[labels]):
-        X = rng.normal(size=(n_samples, n_features))
-        data[u] = X, X @ theta + rng.normal(size=n_samples)
-    truth = Graph.clusters(labels.tolist())
-    return Design(Federation(data), truth.corrupt(varrho, seed=rng), truth, centres[labels], labels)
-
-
-#: Generators by their short names.
-GENERATORS: Mapping[str, str] = {
-    "paper": "fedkin.datasets:paper_design",
-    "false_edges": "fedkin.studies.tasks:false_edge_design",
-    "differing": "fedkin.studies.kin:differing_design",
-    "sparse": "fedkin.studies.tasks:sparse_design",
-}
-
-
-def generator_arguments(
-    signature: inspect.Signature, design: Mapping[str, Any], point: Mapping[str, Any]
-) -> dict[str, Any]:
-    """Return what a generator is called with: ``design``, and what it takes of the grid point."""
-    # a grid may also vary what the task does (level, availability, ...)
-    takes_any = any(one.kind is one.VAR_KEYWORD for one in signature.parameters.values())
-    return {**design, **{name: value for name, value in point.items() if takes_any or name in signature.parameters}}
-
-
-def make_design(replication: Replication) -> Design:
-    """Call the generator of a replication with its parameters and its seed."""
-    name = replication.options.get("generator", "paper")
-    generator = find_function(GENERATORS.get(name, name), f"generator {name!r}", replication.folder)
-    given = replication.options.get("design", {})
-    design = generator(
-        **generator_arguments(inspect.signature(generator), given, replication.params), seed=replication.seed
-    )
-    if not isinstance(design, Design):
-        raise ParameterError(f"generator {name!r} gave a {type(design).__name__}; a fedkin.datasets.Design is expected")
-    return design
-
+from fedkin.studies.replications import Replication, StudyTask, make_design
 
 # --- estimators -------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class Tuning:
-    """How the penalised estimators are tuned; entries of a study's ``[options]``."""
+    """Tuning settings of the penalised estimators; entries of a study's ``[options]``."""
 
     loss: str = "linear"
     penalty: str = "l1"
@@ -216,13 +69,13 @@ Settings = TypeVar("Settings")
 
 
 def settings_from(kind: type[Settings], options: Mapping[str, Any]) -> Settings:
-    """Return the dataclass with its fields among a study's options."""
+    """Return the dataclass with its fields taken from a study's options."""
     return kind(**{one.name: options[one.name] for one in fields(kind) if one.name in options})  # type: ignore[arg-type]
 
 
 @dataclass(frozen=True)
 class StudyEstimate:
-    """What an estimator found on a design: ``theta (V, p)``, lam, graph, and the mean level of the l1 term."""
+    """Result of an estimator on a design: ``theta (V, p)``, lam, graph, and the mean level of the l1 term."""
 
     theta: Array
     lam: float | None = None
@@ -232,7 +85,7 @@ class StudyEstimate:
 
 @dataclass(frozen=True, eq=False)
 class Workbench:
-    """One design with what several estimators need of it, computed once."""
+    """Design with intermediate results shared by several estimators."""
 
     design: Design
     settings: Tuning
@@ -264,12 +117,12 @@ class Workbench:
 
     @cached_property
     def given(self) -> StudyEstimate:
-        """The exact minimiser along the given graph."""
+        """Exact minimiser along the given graph."""
         return self.penalised(self.design.graph)
 
     @cached_property
     def kept(self) -> StudyEstimate:
-        """The exact minimiser along the edges of the given graph that the test keeps."""
+        """Exact minimiser along the edges of the given graph that the test keeps."""
         return self.selected(self.design.graph)
 
     def problem(self, exact: StudyEstimate, factor: float = 1.0) -> Problem:
@@ -280,13 +133,13 @@ class Workbench:
         return Problem(self.design.federation, exact.graph, settings.loss, settings.penalty, lam=lam)
 
     def in_rounds(self, exact: StudyEstimate, algorithm: Callable[..., Solution]) -> StudyEstimate:
-        """Return what an algorithm finds in T rounds where the minimiser is ``exact``."""
+        """Return the result of an algorithm after T rounds, given the ``exact`` minimiser."""
         settings = self.settings
         found = algorithm(self.problem(exact), settings.rounds, settings.batch_size, seed=self.seed)
         return StudyEstimate(found.theta, exact.lam, exact.graph)
 
     def selected(self, candidates: Graph | None) -> StudyEstimate:
-        """Return the same along the edges that the test keeps; all pairs are candidates when None."""
+        """Return the exact minimiser along the edges that the test keeps; None means all pairs are candidates."""
         federation, settings = self.design.federation, self.settings
         chosen = select_edges(federation, candidates, settings.loss, settings.level, local=self.local)
         return self.penalised(chosen.graph)
@@ -313,7 +166,7 @@ class Workbench:
         return min(found, key=lambda one: self.design.error(one.theta))
 
     def attainable(self) -> StudyEstimate:
-        """Pool each connected part that E and E0 have in common: the best that a choice among the edges of G can do."""
+        """Pool each connected part that E and E0 have in common: the best possible choice among the edges of G."""
         true = self.design.graph.keep(~_across(self.design, self.design.graph))
         return self.pooled(true.components(), true)
 
@@ -323,16 +176,11 @@ def _across(design: Design, graph: Graph) -> Mask:
     return np.asarray(np.diff(design.labels[graph.edges])[:, 0] != 0)
 
 
-def _global(bench: Workbench) -> StudyEstimate:
-    one = global_fit(bench.design.federation, bench.settings.loss)
-    return StudyEstimate(np.broadcast_to(one, bench.design.theta_star.shape))
-
-
 #: Estimators of a study that names none.
 USUAL = ("local", "global", "oracle", "fedadmm", "es", "local-es", "pooled", "attainable")
 ESTIMATORS: Mapping[str, Callable[[Workbench], StudyEstimate]] = {
     "local": lambda bench: StudyEstimate(bench.local.theta),
-    "global": _global,
+    "global": lambda bench: bench.pooled(np.zeros(bench.design.federation.n_sites, dtype=np.int64)),
     "oracle": lambda bench: bench.penalised(bench.design.truth),
     "fedadmm": lambda bench: bench.given,
     "es": lambda bench: bench.kept,
@@ -359,7 +207,7 @@ SPARSE = ("local-lasso", "fused", "sparse-fused", "sparse-sites", "sparse-oracle
 def estimation(replication: Replication) -> Iterator[dict[str, Any]]:
     """Yield a row per estimator: error ``||Theta - Theta*||_F^2 / |V|``, lam, edges and parts of its graph, seconds."""
     for design, estimate, row in _estimated(replication, USUAL):
-        graph, sizes = estimate.graph, Sizes.of(design.federation, design.graph, design.theta_star)
+        graph, sizes = estimate.graph, Sizes.from_truth(design.federation, design.graph, design.theta_star)
         yield {
             **row,
             "rate": theorem2_rate(sizes),
@@ -370,7 +218,7 @@ def estimation(replication: Replication) -> Iterator[dict[str, Any]]:
 
 
 def sparse(replication: Replication) -> Iterator[dict[str, Any]]:
-    """Yield a row per estimator: error, levels, and how the support that it finds compares with the true one."""
+    """Yield a row per estimator: error, levels, and how its support compares with the true one."""
     for design, estimate, row in _estimated(replication, SPARSE):
         yield {**row, "sparsity": estimate.sparsity, **support(estimate.theta, design.theta_star)}
 
@@ -378,7 +226,7 @@ def sparse(replication: Replication) -> Iterator[dict[str, Any]]:
 def _estimated(
     replication: Replication, usual: Sequence[str]
 ) -> Iterator[tuple[Design, StudyEstimate, dict[str, Any]]]:
-    """Yield the design, what each estimator found on it, and what every row has."""
+    """Yield the design, the result of each estimator, and the common entries of its rows."""
     design, options = make_design(replication), replication.options
     bench = Workbench(design, settings_from(Tuning, options), replication.seed % 2**31)
     for name in options.get("estimators", usual):
@@ -389,7 +237,8 @@ def _estimated(
 
 
 def support(theta: Array, truth: Array) -> dict[str, float]:
-    """Return the share of true entries that are found, the share of found ones that are false, and both being right."""
+    """Return the shares of true entries found, of false entries among those found, and of sites with the exact
+    support."""
     found, true = theta != 0, truth != 0
     return {
         "found": float(found[true].mean()),
@@ -471,9 +320,9 @@ def printed_algorithm(
 ) -> Solution:
     """Run Algorithm 1 as printed: steps ``kappa / t`` with the kappa of Theorem 4, and the plain average of T rounds.
 
-    The paper names neither rho nor the parameter space. Here rho is the automatic one, and the space is a ball with
-    twice the longest local estimate as its radius, onto which iterates are projected, as the paper suggests before
-    Theorem 4; ``project=False`` leaves them alone.
+    The paper names neither rho nor the parameter space. Here rho is automatic, and the space is a ball with twice the
+    longest local estimate as its radius. Iterates are projected onto it, as the paper suggests before Theorem 4, unless
+    ``project=False``.
     """
     federation, loss = problem.rows_for("Algorithm 1"), problem.loss
     local = local_fit(federation, loss).theta
@@ -486,7 +335,7 @@ def printed_algorithm(
 def convergence(replication: Replication) -> Iterator[dict[str, Any]]:
     """Yield rows per method and recorded round: error against the truth and distance to the exact minimiser.
 
-    ``diverged`` is 1 in the rows of a run that overflows, or ends farther from the truth than where it began.
+    ``diverged`` is 1 in the rows of a run that overflows, or ends farther from the truth than it started.
     """
     design, problem, exact, settings = _setting(replication)
     for name in replication.options.get("methods", list(METHODS)):
@@ -510,7 +359,8 @@ def convergence(replication: Replication) -> Iterator[dict[str, Any]]:
 
 
 def availability(replication: Replication) -> Iterator[dict[str, Any]]:
-    """Yield a row per way of weighting and placing: error and distance to the exact minimiser after the last round."""
+    """Yield a row per combination of weighting and placement: error and distance to the exact minimiser after the last
+    round."""
     p = float(replication.params["availability"])
     design, problem, exact, settings = _setting(replication)
     for name in replication.options.get("variants", VARIANTS):
@@ -564,7 +414,7 @@ METHODS: Mapping[str, tuple[Callable[..., Solution], bool]] = {
 _DESIGN: Mapping[str, Sequence[str]] = {"generator": (), "design": ()}
 TUNED_OPTIONS: Mapping[str, Sequence[str]] = {**_DESIGN, **dict.fromkeys(Tuning.__dataclass_fields__, ())}
 #: The tasks of this module: the function, its options, and for lists of names among them the names to choose from.
-TASKS: Mapping[str, tuple[Task, Mapping[str, Sequence[str]]]] = {
+TASKS: Mapping[str, tuple[StudyTask, Mapping[str, Sequence[str]]]] = {
     "estimation": (estimation, {**TUNED_OPTIONS, "estimators": tuple(ESTIMATORS)}),
     "selection": (edge_selection, {**_DESIGN, "level": (), "variances": get_args(Variance)}),
     "error-rates": (error_rates, {**_DESIGN, "levels": (), "variance": (), "methods": get_args(Correction)}),
