@@ -14,6 +14,7 @@ from scipy.stats import beta, norm
 
 import heart
 from federations import in_threads
+from fedkin._base import replacing
 from fedkin.admm import Shard, Store
 from fedkin.cli import main
 from fedkin.cli.site_run import write_model
@@ -581,3 +582,13 @@ def test_a_ledger_that_lost_a_file_does_not_forget(tmp_path: Path) -> None:
         path.unlink()
     with pytest.raises(DataError, match="is missing or damaged, so it is not known which rows were shared"):
         sharing.share(joined(tmp_path, 2, patients(2)), folds=0)
+
+
+def test_a_fingerprint_that_another_site_is_writing_is_not_a_damaged_one(tmp_path: Path) -> None:
+    sharing.share(joined(tmp_path, 0, patients(0)), folds=0)
+    second = joined(tmp_path, 1, patients(1))
+    folder = Site.read(second).ledger.folder
+    (known,) = folder.glob("*.rows")
+    with replacing(folder / f"{'0' * 64}.rows", private=True) as unfinished:
+        unfinished.write_bytes(known.read_bytes()[:10])
+        sharing.share(second, folds=0)

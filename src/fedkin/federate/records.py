@@ -12,6 +12,7 @@ prepares rows differently or has other columns, if a column has changed, or if v
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import math
 import os
@@ -442,7 +443,8 @@ class Ledger:
         A fingerprint without a line counts as well: the line was lost.
         """
         named = {one.rows for path in self.folder.glob("*.jsonl") for one in read_ledger(path)}
-        known = {path.stem for path in self.folder.glob("*.rows")} - named | {one.rows for one in self._elsewhere()}
+        # a name with a dot is a file that another site is writing, or did not finish
+        known = {path.stem for path in self.folder.glob("[!.]*.rows")} - named | {one.rows for one in self._elsewhere()}
         found = {}
         for rows in sorted(known - {table.digest}):
             path = self.folder / f"{rows}.rows"
@@ -510,6 +512,7 @@ class Ledger:
             try:
                 path.parent.mkdir(parents=True, exist_ok=True, mode=PRIVATE_DIRECTORY)
                 with open_private(path) as file:
+                    fcntl.flock(file, fcntl.LOCK_EX)  # other sites of this user read all ledgers
                     file.write(text)
                     file.flush()
                     os.fsync(file.fileno())
@@ -603,7 +606,10 @@ def _read_lines(path: Path) -> list[_Line]:
         return []
     before, lines = "", []
     try:
-        for text in path.read_bytes().splitlines():
+        with path.open("rb") as file:
+            fcntl.flock(file, fcntl.LOCK_SH)
+            texts = file.read().splitlines()
+        for text in texts:
             line, written = msgspec.json.decode(text, type=_Line), msgspec.json.decode(text)["entry"]
             if line.before != before or line.digest != _link_digest(before, written):
                 raise ValueError
