@@ -38,9 +38,9 @@ from fedkin.admm import Store
 from fedkin.core import Query
 from fedkin.data import Rows, read_columns, row_places
 from fedkin.errors import FedkinError
-from fedkin.federate import Contract, Site, messages, sharing
+from fedkin.federate import Contract, Site, messages, received, sharing
 from fedkin.federate.inbox import HEADER_BYTES, Expected, Kind, decode, encode
-from fedkin.federate.records import read_ledger
+from fedkin.federate.ledger import read_ledger
 from fedkin.federate.trust import Pair
 from fedkin.fitting import FitOptions, fit, store
 from fedkin.graph import Graph
@@ -249,7 +249,7 @@ def _federation_readers(folder: Path, contract: str, seed: int) -> dict[str, Rea
     def organisers(path: Path) -> object:
         read, certificate = made.charter.read(path, messages.SummaryFile)
         made.check_signer(path, read.site, certificate, made.out())
-        return sharing._summary_in(path, read, made.contract)
+        return received._summary_in(path, read, made.contract)
 
     def answered(path: Path) -> object:
         return sharing.answer(place, path, dry_run=True)

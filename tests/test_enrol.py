@@ -16,7 +16,7 @@ import heart
 from fedkin.cli import main
 from fedkin.data import Rows
 from fedkin.errors import DataError, FedkinError
-from fedkin.federate import Organiser, SecurityError, Site, read_charter, read_invite, sharing
+from fedkin.federate import Organiser, SecurityError, Site, read_charter, read_invite, received, sharing
 from fedkin.federate.messages import Notice, Request, seal
 from fedkin.federate.trust import (
     Pair,
@@ -317,7 +317,7 @@ def test_a_lost_key_gets_no_link_and_its_notices_count_for_nothing(tmp_path):
     assert Site.read(south).keys.revision == made.keys().revision > 2
     # the new key is that of the site in everything
     shutil.copy(sharing.share(north).path, made.directory / "summaries")
-    assert list(sharing.read_summaries(made.directory / "summaries").summaries) == ["north"]
+    assert list(received.read_summaries(made.directory / "summaries").summaries) == ["north"]
     assert Site.read(north).renew()[1] and made.admit(Site.read(north).request).path.exists()
     assert "has left" in Site.read(south).accept(Site.read(north).leave())
 

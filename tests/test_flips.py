@@ -15,7 +15,7 @@ import heart
 from fedkin.admm import Sent, Store
 from fedkin.core import Query
 from fedkin.errors import FedkinError
-from fedkin.federate import Organiser, Site, read_invite, sharing
+from fedkin.federate import Organiser, Site, read_invite, received, sharing
 from flips import flipped
 
 pytestmark = pytest.mark.exhaustive
@@ -82,7 +82,7 @@ def as_organiser(made: Organiser, north: Path, path: Path) -> Callable[[], Any]:
         return again.charter, again.contract, again.members, list(again.graph.edge_ids())
 
     def summaries() -> Any:
-        found = sharing.read_summaries(heart / "summaries").summaries
+        found = received.read_summaries(heart / "summaries").summaries
         return {name: one.hessian.tolist() for name, one in found.items()}
 
     by_folder = {

@@ -18,9 +18,9 @@ from fedkin.cli import main
 from fedkin.core import Summaries
 from fedkin.data import Federation, Rows
 from fedkin.errors import FedkinError
-from fedkin.federate import Site, sharing
+from fedkin.federate import Site, received, sharing
 from fedkin.federate.messages import seal
-from fedkin.federate.sharing import stand_alone
+from fedkin.federate.received import stand_alone
 from fedkin.fitting import FitOptions, fit, load
 from fedkin.report.text import statements
 
@@ -45,7 +45,7 @@ def body_of(north: Path) -> dict[str, Any]:
 def receive(made: Any, north: Path, body: dict[str, Any]) -> None:
     """Sign what is in the body as the site, and read it as the organiser."""
     (made.directory / "summaries" / "north.summary").write_bytes(seal("summary", body, Site.read(north).pair()))
-    sharing.read_summaries(made.directory / "summaries")
+    received.read_summaries(made.directory / "summaries")
 
 
 def times(plain: Any, factor: float) -> Any:
@@ -111,7 +111,7 @@ def test_sums_of_another_site_signed_again_and_files_that_are_too_long_are_refus
     path = made.directory / "summaries" / "north.summary"
     path.write_bytes(b" " * (2**20 + 2**16))
     with pytest.raises(FedkinError, match=r"north\.summary has \d+ bytes, more than"):
-        sharing.read_summaries(made.directory / "summaries")
+        received.read_summaries(made.directory / "summaries")
     receive(made, north, body)
 
 

@@ -21,6 +21,7 @@ from fedkin.federate import (
     SiteSettings,
     change_settings,
     check_disclosure,
+    received,
     sharing,
     site_plan,
 )
@@ -68,7 +69,7 @@ def test_ids_that_are_numbers_or_no_file_names(tmp_path):
     made = heart.organiser(tmp_path, names=names)
     for name in names:
         send(made, sharing.share(heart.admitted(made, name, n=N)).path)
-    found = sharing.read_summaries(made.directory / "summaries")
+    found = received.read_summaries(made.directory / "summaries")
     assert list(found.summaries) == list(names)
     rows = {int(name): made.contract.prepare(read_columns(tmp_path / f"{name}.csv")) for name in names}
     pooled = summarise(Federation(rows, ["(intercept)", *made.contract.schema.names]))
@@ -76,7 +77,7 @@ def test_ids_that_are_numbers_or_no_file_names(tmp_path):
     np.testing.assert_array_equal(found.summaries["8"].value, pooled[8].value)
     odd = heart.organiser(tmp_path / "odd", names=("a b", "c/d"))
     send(odd, sharing.share(heart.admitted(odd, "site-1", n=N)).path)
-    found = sharing.read_summaries(odd.directory / "summaries")
+    found = received.read_summaries(odd.directory / "summaries")
     assert list(found.summaries) == ["c/d"] and found.missing == ("site-0",)
 
 
@@ -145,16 +146,16 @@ def test_sums_that_a_site_did_not_sign_for_itself_under_this_contract_are_refuse
     ):
         place.write_bytes(seal("summary", forged, signer))
         with pytest.raises(FedkinError, match=rf"north\.summary.*{words}"):
-            sharing.read_summaries(folder)
+            received.read_summaries(folder)
     place.write_bytes(honest.read_bytes())
-    assert list(sharing.read_summaries(folder).summaries) == ["north"]
+    assert list(received.read_summaries(folder).summaries) == ["north"]
 
 
 def test_sums_count_while_the_certificate_lasts_or_as_of_a_day(four):
     folder = four.directory / "summaries"
     with pytest.raises(SecurityError, match=r"\.summary: the certificate of \w+ ended on"):
-        sharing.read_summaries(folder, now=datetime.now(UTC) + timedelta(days=100))
-    assert len(sharing.read_summaries(folder, now=datetime.now(UTC) + timedelta(days=80)).summaries) == 4
+        received.read_summaries(folder, now=datetime.now(UTC) + timedelta(days=100))
+    assert len(received.read_summaries(folder, now=datetime.now(UTC) + timedelta(days=80)).summaries) == 4
 
 
 def logistic_tables(folder: Path) -> None:

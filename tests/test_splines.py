@@ -15,7 +15,7 @@ from fedkin.data import Column, Federation
 from fedkin.data.cells import basis_range, natural_basis, quantile_knots
 from fedkin.errors import DataError, ParameterError
 from fedkin.federate import Contract
-from fedkin.federate.sharing import data_bounds
+from fedkin.federate.received import data_bounds
 from fedkin.fitting import FitOptions, fit
 
 KNOTS = (2.0, 3.0, 7.0, 8.5, 20.0)

@@ -30,7 +30,7 @@ from fedkin.data import (
 )
 from fedkin.errors import DataError, ParameterError, SolverError, TableWarning
 from fedkin.federate import Contract, Organiser
-from fedkin.federate.sharing import read_summaries
+from fedkin.federate.received import read_summaries
 from fedkin.fitting import Data, FitOptions, Queries
 from fedkin.fitting.options import AUTO
 from fedkin.fitting.preparation import with_fixed_curves

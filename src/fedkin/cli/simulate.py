@@ -49,8 +49,9 @@ from fedkin.data import Federation, read_columns, site_ids, write_csv
 from fedkin.datasets import Design, paper_design
 from fedkin.errors import DataError, FedkinError, ParameterError
 from fedkin.federate import SELECTION, STOP_SIGNAL, Contract, Organiser, Site, only_supervisor, sharing, steps_of
+from fedkin.federate.ledger import PLACE
 from fedkin.federate.messages import ADMIT, ADMITTED, INVITE, INVITES, KEYS, ORDER, QUERIES, SENT, SUMMARIES
-from fedkin.federate.records import CHOICE, PLACE, Choice, read_record, write_record
+from fedkin.federate.records import CHOICE, Choice, read_record, write_record
 from fedkin.federate.trust import fingerprint
 from fedkin.fitting import FitOptions, FittedModel, Queries, fit, load
 from fedkin.graph import Graph

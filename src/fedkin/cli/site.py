@@ -293,8 +293,7 @@ def ledger(
     """Show what was sent, when, to whom, and from which rows."""
     found = Site.read(directory)
     if withdrawn is not None:
-        rows = found.rows()
-        found.ledger.record(found.entry("withdrawn", rows, note=withdrawn), rows)
+        found.record("withdrawn", found.rows(), note=withdrawn)
     entries = found.ledger.entries()
     for one in entries:
         budget = "" if one.epsilon is None else f", epsilon {one.epsilon:g}, delta {one.delta:g}"

@@ -5,13 +5,13 @@
 | `contract`, `draft` | the contract that all sites agree on; a draft from a table |
 | `disclosure`, `describe` | which numbers may leave a site; what those of a summary reveal |
 | `trust`, `messages` | certificates and private files; every signed file that is exchanged |
-| `organiser`, `site` | the organiser's directory; a site's directory |
-| `sharing` | a site's summary and its answers to queries; checks of all summaries |
+| `organiser`, `site`, `settings` | the organiser's directory; a site's directory, and its own rules |
+| `sharing`, `received` | a site's summary and its answers to queries; checks of all summaries |
 | `plan` | a run as one site sees it, from these directories and its rows |
 | `participant`, `links` | a participant in the rounds, and how thetas travel: neighbours, central, replicated |
 | `endpoint`, `inbox` | messages sent and received, waiting for them, their format |
 | `transports` | transport of frames between machines, and access control |
-| `records` | a site's log and small files, and the ledger of everything that has left it |
+| `records`, `ledger` | a site's log and small files; the ledger of everything that has left it |
 | `program`, `supervisor` | the process of a site, edge tests; several sites on one machine |
 
 Names are imported on first use: a contract needs no cryptography, and a site's process stays light.
@@ -41,7 +41,8 @@ if TYPE_CHECKING:
         read_status,
         write_record,
     )
-    from fedkin.federate.site import Site, SiteSettings, change_settings, contract_in
+    from fedkin.federate.settings import SiteSettings
+    from fedkin.federate.site import Site, change_settings, contract_in
     from fedkin.federate.supervisor import (
         STOP_SIGNAL,
         TROUBLE,
@@ -65,7 +66,8 @@ _MODULES = {
     "draft": "draft_contract",
     "messages": "Order Steps read_charter read_invite",
     "organiser": "Organiser",
-    "site": "Site SiteSettings change_settings contract_in",
+    "settings": "SiteSettings",
+    "site": "Site change_settings contract_in",
     "trust": "SecurityError",
     "inbox": "Patience",
     "participant": "Participant",

@@ -440,7 +440,7 @@ class Arrivals:
         with replacing(folder / part.file, private=True, durable=True) as temporary:
             rows.save(temporary)
         note = f"{count(rows.n_samples, 'row')} that arrived, from round {round} on"
-        site.ledger.record(site.entry("arrived", whole, "its neighbours", note), whole, once=True)
+        site.record("arrived", whole, "its neighbours", note, once=True)
         return part
 
     def _say(self, level: str, event: str, **facts: object) -> None:

@@ -38,12 +38,13 @@ from fedkin.errors import DataError, DegenerateSiteWarning, FedkinError, Paramet
 from fedkin.federate import records, transports
 from fedkin.federate.endpoint import Action, Endpoint
 from fedkin.federate.inbox import Kind, Patience, PeerError, Stopped
+from fedkin.federate.ledger import What
 from fedkin.federate.links import CentralLink, ReplicatedLink
 from fedkin.federate.messages import ADMIT, CENTRE, FEDERATION, INVITE, KEY, KEYS, NEXT_KEY, NOTICES, KeyList
 from fedkin.federate.organiser import Organiser
 from fedkin.federate.participant import Arrivals, Participant
 from fedkin.federate.plan import ChoicePlan, SitePlan, centre_plan, list_key, site_plan
-from fedkin.federate.records import CANNOT, SELECTION, Journal, Selection, SiteStatus, What, write_record
+from fedkin.federate.records import CANNOT, SELECTION, Journal, Selection, SiteStatus, write_record
 from fedkin.federate.site import Site, read_arrived
 from fedkin.federate.transports import ReopeningTransport, Transport
 from fedkin.federate.trust import Pair, SecurityError, link_name, read_whole

@@ -5,19 +5,15 @@ The private key and the prepared rows are created here and never leave. Files fr
 
 from __future__ import annotations
 
-import hashlib
-import json
 import math
 import shutil
-import tomllib
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 import msgspec
-from msgspec import Meta
 
 from fedkin._base import PRIVATE_DIRECTORY, AnyArray, in_file, write_file
 from fedkin.core import Summary
@@ -26,6 +22,7 @@ from fedkin.errors import DataError
 from fedkin.federate import messages, trust
 from fedkin.federate.contract import Contract
 from fedkin.federate.disclosure import Thresholds, check_count, check_disclosure, refuse_disclosure
+from fedkin.federate.ledger import Entry, Ledger, What
 from fedkin.federate.messages import (
     Admit,
     District,
@@ -39,28 +36,14 @@ from fedkin.federate.messages import (
     SummaryFile,
     read_invite,
 )
-from fedkin.federate.records import Entry, Ledger, What, now
+from fedkin.federate.settings import SiteSettings
 from fedkin.federate.trust import Pair, SecurityError
 
 #: Computes a site's step numbers from its invite and rows; the placements central and replicas need them.
 StepMaker = Callable[[Invite, Rows], Steps]
 
-_SETTINGS = """\
-# The rules of this site. Nothing is shared below these thresholds. They may be stricter than the contract's, not laxer.
-# After a change by hand:  fedkin site settings {place} --confirm
-rows = {rows}                  # minimum number of rows
-rows_per_parameter = {rows_per_parameter}    # minimum rows for each parameter of the model
-cell = {cell}                  # minimum rows with any level of a category, or any class of the target, that occurs
-pair = {pair}                  # minimum rows with any pair of levels of two features that occurs
-effective_rows = {effective_rows}      # minimum effective number of rows in the answer to a query
-epsilon = {epsilon}             # maximum total epsilon of all messages with noise; 0 for a single message
-share_result = {share_result}       # whether the organiser may have this site's fitted parameters
-below_minima = {below_minima}       # whether the hard minima of Fedkin (docs/contract.md) are waived
-district = {district}           # the district of this site, if the contract asks for it; sent with summaries
-digest = "{digest}"
-"""
-
-
+_LIFTED, _HOLD_AGAIN = "the custodian lifts the hard minima", "the hard minima hold again"  # notes of the ledger
+_OF_REQUEST = "own estimate and steps"
 _OF_ROUNDS = ("model.json", "coefficients.csv", "edges.csv")  # files of the model that rounds end with
 
 
@@ -70,65 +53,6 @@ class _Origin(msgspec.Struct):
     origin: dict[str, Any]
 
 
-class SiteSettings(Thresholds, frozen=True, kw_only=True):
-    """A site's own rules, ``site.toml``: thresholds at least as strict as the contract's, and what else it shares.
-
-    People edit the file; a digest of its values reveals damage, and changes by hand that the site's owner has not
-    confirmed. ``epsilon``: the total budget of all messages with noise, 0 for that of the first message;
-    ``share_result``: whether the organiser may receive the site's fitted parameters;
-    ``below_minima``: whether only these thresholds and the contract's apply, not the hard minima of Fedkin;
-    ``district``: the district of the site, if the contract asks for one.
-    """
-
-    epsilon: Annotated[float, Meta(ge=0)] = 0.0
-    share_result: bool = False
-    below_minima: bool = False
-    district: District = ""
-
-    @classmethod
-    def from_contract(cls, contract: Contract, **more: Any) -> SiteSettings:
-        """Return settings with the contract's thresholds that share nothing else."""
-        return cls(**msgspec.structs.asdict(contract.thresholds), **more)
-
-    @property
-    def lowers_minima(self) -> bool:
-        return self.below_minima
-
-    @classmethod
-    def read(cls, path: Path, contract: Contract, *, confirmed: bool = True, **changes: Any) -> SiteSettings:
-        """Read the settings in a file and change some; the digest must match if they are ``confirmed``."""
-        trust.check_private(path)
-        try:
-            values = tomllib.loads(path.read_bytes().decode())
-            digest = values.pop("digest", None)
-            found, wanted = (msgspec.convert(given, cls) for given in (values, {**values, **changes}))
-        except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-            raise DataError(f"{path} is damaged, or not TOML ({error}); fix it, or remove it and join again") from None
-        except msgspec.ValidationError as error:
-            raise DataError(f"{path}: {error}") from None
-        if confirmed and digest != found.digest:
-            raise DataError(
-                f"{path} was changed by hand, or damaged: look at it, then confirm that it is right with "
-                f"fedkin site settings {path.parent} --confirm"
-            )
-        for name, agreed in msgspec.structs.asdict(contract.thresholds).items():
-            if (own := getattr(wanted, name)) < agreed:
-                raise DataError(
-                    f"{path}: {name} is {own}, laxer than the {agreed} of the contract; a site may only be stricter"
-                )
-        return wanted
-
-    def write(self, path: Path) -> None:
-        """Write the file with its digest."""
-        shown = {name: json.dumps(value, ensure_ascii=False) for name, value in msgspec.structs.asdict(self).items()}
-        write_file(path, _SETTINGS.format(place=path.parent, digest=self.digest, **shown), private=True)
-
-    @property
-    def digest(self) -> str:
-        """Digest of these values."""
-        return hashlib.sha256(messages.canonical(self)).hexdigest()[:16]
-
-
 def change_settings(directory: Path, *, confirmed: bool = False, **changes: Any) -> SiteSettings:
     """Change some of a site's own rules, or confirm changes made by hand; return all of them."""
     path, contract = directory / messages.SETTINGS, read_invite(directory / messages.INVITE).terms
@@ -136,10 +60,8 @@ def change_settings(directory: Path, *, confirmed: bool = False, **changes: Any)
     if confirmed or changes:
         wanted.write(path)
         if "below_minima" in changes:
-            site, note = Site.read(directory), "the custodian lifts the hard minima"
-            note = note if wanted.below_minima else "the hard minima hold again"
-            rows = site.rows()
-            site.ledger.record(site.entry("settings", rows, "nobody", note), rows)
+            site = Site.read(directory)
+            site.record("settings", site.rows(), "nobody", _LIFTED if wanted.below_minima else _HOLD_AGAIN)
     return wanted
 
 
@@ -214,9 +136,9 @@ class Site:
         write_file(place / messages.INVITE, trust.read_whole(invite), private=True)
         made = cls.read(place)
         if below_minima:
-            made.ledger.record(made.entry("settings", rows, "nobody", "the custodian lifts the hard minima"), rows)
+            made.record("settings", rows, "nobody", _LIFTED)
         if request.steps is not None:
-            made.ledger.record(made.entry("request", rows, note="own estimate and steps"), rows, once=True)
+            made.record("request", rows, note=_OF_REQUEST, once=True)
         return made, findings
 
     @classmethod
@@ -291,11 +213,13 @@ class Site:
         """Ledger of everything that has left the site."""
         return Ledger(self.directory, self.invite.run, self.name, self.contract)
 
-    def entry(self, what: What, rows: Rows, to: str = "the organiser", note: str = "") -> Entry:
-        """Return a ledger entry for something about to leave the site: about these rows, or a model of them."""
-        contract, run = self.contract, self.invite.run
-        made = Entry(what=what, to=to, run=run, site=self.name, contract=contract.digest, rows=rows.digest, time=now())
-        return msgspec.structs.replace(made, note=note, columns=contract.columns_digest)
+    def record(
+        self, what: What, rows: Rows, to: str = "the organiser", note: str = "", *, once: bool = False, **more: Any
+    ) -> None:
+        """Record in the ledger what is about to leave the site: about these rows, or a model of them."""
+        contract, about = self.contract, {"run": self.invite.run, "site": self.name, "rows": rows.digest, **more}
+        digests: dict[str, Any] = {"contract": contract.digest, "columns": contract.columns_digest}
+        self.ledger.record(Entry(what=what, to=to, note=note, **digests, **about), rows, once=once)
 
     def rows(self) -> Rows:
         """Read the prepared rows; raise `DataError` if they are damaged or do not fit the contract."""
@@ -337,16 +261,15 @@ class Site:
         noisy = self.noisy_sums()
         if noisy is None:
             rows = self.allowed_rows(what)
-            self.ledger.record(self.entry(what, rows if about is None else about, to, note), rows, once=True)
+            self.record(what, rows if about is None else about, to, note, once=True)
             return ""
         rows, (summary, digest) = self.rows(), noisy
         assert summary.privacy is not None
         private = (summary.privacy.epsilon, summary.privacy.delta)
         self.ledger.check(what, rows, self.settings, private=private, budget=self.settings.epsilon, sums=digest)
         refuse_disclosure(check_count(self.contract, rows.n_samples, self.settings), f"{what}: nothing is shared")
-        entry = self.entry(what, rows, to, f"{note}, from the noisy sums")
         given = dict(zip(("epsilon", "delta"), private, strict=True))
-        self.ledger.record(msgspec.structs.replace(entry, **given, sums=digest), rows, once=True)
+        self.record(what, rows, to, f"{note}, from the noisy sums", once=True, **given, sums=digest)
         return digest
 
     def accept(self, path: Path) -> str:
@@ -447,7 +370,7 @@ class Site:
         certificate, rows, path = self._admitted(), self.rows(), self.directory / messages.NEXT_KEY
         if steps is not None and self.contract.rounds.placement != "peer":
             rows = self.allowed_rows("request")
-            self.ledger.record(self.entry("request", rows, note="own estimate and steps"), rows, once=True)
+            self.record("request", rows, note=_OF_REQUEST, once=True)
         if not path.exists():
             trust.write_key(path, trust.make_key())
         following = trust.read_key(path)
