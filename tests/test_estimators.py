@@ -129,11 +129,19 @@ def test_unseen_sites_are_predicted_by_the_population(kind, routing):
         model.predict(X, site="new", unseen="mean")
 
 
-def test_a_site_written_in_another_type_is_not_taken_for_an_unseen_one():
+def test_a_site_is_found_by_its_text_and_an_unknown_name_is_told_with_a_suggestion():
     X, y, _ = three_sites()
-    model = KinRegressor(unseen="population").fit(X, y, site=np.repeat([1, 2, 3], 40))
-    with pytest.raises(UnknownSiteError, match="did you mean 1, int instead of str"):
-        model.predict(X[:1], site="1")
+    model = KinRegressor(unseen="population").fit(X, y, site=np.repeat([13, 2, 3], 40))
+    np.testing.assert_array_equal(model.predict(X[:9], site="13"), model.predict(X[:9], site=13))
+    fitted = model.model_
+    assert fitted.summary(site="13") == fitted.summary(site=13)
+    assert fitted.contrast("13", "2").estimate.tolist() == fitted.contrast(13, 2).estimate.tolist()
+    assert fitted.part(["2", "13"]).sites == (2, 13)
+    for ask in (fitted.kin.contrast, fitted.position, lambda site: fitted.summary(site=site)):
+        with pytest.raises(UnknownSiteError, match=r"site '31' was not part of the fit.*did you mean '3'"):
+            ask("31")
+    both = KinRegressor().fit(X, y, site=np.repeat(np.array([1, "1", "one"], dtype=object), 40)).model_
+    assert both.position(1) == 0 and both.position("1") == 1
 
 
 def test_intervals_of_unseen_sites_cover():

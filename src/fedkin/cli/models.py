@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import numpy as np
 import typer
 
-from fedkin._base import Array, count, decimals_for, fixed, listed, probability, some_of, write_file
+from fedkin._base import Array, count, decimals_for, fixed, probability, some_of, write_file
 from fedkin.cli.console import (
     Json,
     add_row,
@@ -24,8 +24,7 @@ from fedkin.cli.console import (
     switch,
 )
 from fedkin.cli.reading import check_new_file
-from fedkin.data import near_name
-from fedkin.errors import ParameterError, UnknownSiteError
+from fedkin.errors import ParameterError
 from fedkin.fitting import FittedModel, load
 from fedkin.kin import Kin, population_sd, population_tests
 from fedkin.report import model_card, read_coordinates, report_page
@@ -148,11 +147,7 @@ def _sites(model: FittedModel, name: str) -> Any:
             known = f"groups are 1 to {groups}" if groups else "no groups are resolved"
             raise ParameterError(f"there is no group {name[6:]}: {known}")
         return model.kin.members(number - 1)
-    by_name = {str(site): site for site in model.sites}
-    if name not in by_name:
-        near = near_name(name, by_name) or f"; its sites are {listed(list(by_name), 12)}"
-        raise UnknownSiteError(f"the model has no site {name!r}{near}")
-    return by_name[name]
+    return model.sites[model.position(name)]
 
 
 def report(

@@ -118,8 +118,7 @@ def _with_baseline(
         if column is None:
             raise no_sites(rows, list(columns))
         found = Federation.from_schema(columns, schema, site=column)
-    by_text = {str(known): known for known in fitted.sites}
-    sites = [by_text.get(str(one), one) for one in found.sites]
+    sites = [fitted.sites[fitted.position(one)] for one in found.sites]
     return fitted.with_baseline(Federation(dict(zip(sites, map(found.__getitem__, found.sites), strict=True))))
 
 

@@ -44,7 +44,7 @@ from fedkin.data.rows import (
     times_of,
 )
 from fedkin.data.schema import Roles, Schema, TableInMemory, TableOptions, as_columns
-from fedkin.errors import DataError, ParameterError, TableWarning, UnknownSiteError
+from fedkin.errors import DataError, ParameterError, TableWarning
 
 INTERCEPT = "(intercept)"
 
@@ -399,17 +399,8 @@ class Federation(HasSites):
         return frozen(np.bincount(self.site_index, self.weight, self.n_sites).astype(np.float64))
 
     def __getitem__(self, site: Hashable) -> Rows:
-        u = self._position(site)
+        u = self.position(site)
         return self.rows.take(slice(int(self.starts[u]), int(self.starts[u + 1])))
-
-    def _position(self, site: Hashable) -> int:
-        try:
-            return self.index[site]
-        except (KeyError, TypeError):
-            plain = site.item() if isinstance(site, np.generic) else site
-            raise UnknownSiteError(
-                f"site {plain!r} is not among the {self.n_sites} sites of the federation ({listed(self.sites)})"
-            ) from None
 
     def __len__(self) -> int:
         return len(self.sites)
@@ -476,7 +467,7 @@ class Federation(HasSites):
     def subset(self, sites: Iterable[Hashable]) -> Federation:
         """Restrict the federation to some sites, in the order given."""
         chosen = list(sites)
-        positions = [self._position(site) for site in chosen]
+        positions = [self.position(site) for site in chosen]
         if not positions:
             raise DataError("a federation needs at least one site, got none")
         kept = distinct_ids(self.sites[u] for u in positions)

@@ -10,16 +10,16 @@ from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import narwhals.stable.v2 as nw
 import numpy as np
 import numpy.typing as npt
 
 from fedkin._base import AnyArray, Array, Index, count, listed, repeated, write_arrays
-from fedkin.data.cells import DATES, RowName, is_missing, unwrapped
+from fedkin.data.cells import DATES, RowName, is_missing, near_name, unwrapped
 from fedkin.data.columns import as_column
-from fedkin.errors import DataError
+from fedkin.errors import DataError, UnknownSiteError
 
 _NAMES = ("X", "y", "offset", "weight")
 #: Number of rows from which copies of all rows are not due to chance, and the share of copies to report.
@@ -118,9 +118,11 @@ def _digest(parts: Mapping[str, Array]) -> AnyArray:
 
 
 class HasSites:
-    """A mixin for objects with ordered sites: federations, graphs and models."""
+    """A mixin for objects with ordered sites: federations, graphs, results and models."""
 
     sites: tuple[Hashable, ...]
+    _lacks: ClassVar[str] = "is not among the {n} sites"  # why there is no site of a name
+    _remedy: ClassVar[str] = ""  # what to do about it
 
     @cached_property
     def index(self) -> Mapping[Hashable, int]:
@@ -131,6 +133,34 @@ class HasSites:
     def n_sites(self) -> int:
         """Number of sites V."""
         return len(self.sites)
+
+    @cached_property
+    def _by_text(self) -> dict[str, list[int]]:
+        """Positions of the sites by their text."""
+        found: dict[str, list[int]] = {}
+        for u, site in enumerate(self.sites):
+            found.setdefault(str(site), []).append(u)
+        return found
+
+    def find_site(self, site: object) -> int | None:
+        """Return the position of a site by its id, or else by its text (``"23"`` for 23); None for an unknown one."""
+        site = site_id(site)
+        if site in self.index:
+            return self.index[site]
+        alike = self._by_text.get(str(site), [])
+        if len(alike) > 1:
+            ids = " and ".join(repr(self.sites[u]) for u in alike)
+            raise UnknownSiteError(f"{site!r} may be any of the sites {ids}: give the id itself")
+        return alike[0] if alike else None
+
+    def position(self, site: object) -> int:
+        """Return the position of a site as `find_site` does; raise `UnknownSiteError` for an unknown one."""
+        found = self.find_site(site)
+        if found is None:
+            near = near_name(str(site), self._by_text)
+            lacks = f"site {site_id(site)!r} {self._lacks.format(n=self.n_sites)}"
+            raise UnknownSiteError(f"{lacks}{near}; there are {listed(self.sites)}{self._remedy}")
+        return found
 
 
 def site_id(value: object) -> Hashable:

@@ -13,7 +13,7 @@ from fedkin.fitting.comparison import REPEATS, Comparison, compare
 from fedkin.fitting.fused import fit_after_kin, with_history
 from fedkin.fitting.methods import data_record, fit, naive_confint, with_covariates
 from fedkin.fitting.model import FittedModel, NewSite
-from fedkin.fitting.options import DEFAULTS, DESCRIBED, SHARED, FitOptions, choices, position_of
+from fedkin.fitting.options import DEFAULTS, DESCRIBED, SHARED, FitOptions, choices
 from fedkin.fitting.parts import FusedFit
 from fedkin.fitting.predicting import Predictor, predict_files
 from fedkin.fitting.preparation import Data, join_parts, model_from_theta, prepare
@@ -44,7 +44,6 @@ __all__ = [
     "load",
     "model_from_theta",
     "naive_confint",
-    "position_of",
     "predict_files",
     "prepare",
     "reserved_place",

@@ -6,25 +6,24 @@ import os
 from collections.abc import Hashable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal, get_args
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from fedkin import __version__
-from fedkin._base import Array, Index, check_choice, check_level, count, html_card, some_of
+from fedkin._base import Array, Index, check_choice, check_level, count, html_card, listed, some_of
 from fedkin.core import Summary
 from fedkin.data import Federation, HasSites, Schema, columns_of, raise_findings, site_id, site_ids
-from fedkin.errors import ParameterError, SolverError
+from fedkin.errors import DataError, ParameterError, SolverError, argument
 from fedkin.fitting.options import (
     Unseen,
     feature_matrix,
     in_order_of_appearance,
+    is_each,
     is_table,
     offset_column,
-    position_of,
     schema_columns,
-    site_positions,
 )
 from fedkin.fitting.parts import CODES, Baselines, Boosting, FusedFit, labelled_rows
 from fedkin.graph import Graph
@@ -147,6 +146,12 @@ class FittedModel(HasSites):
     baseline: Baselines | None = None
     boosting: Boosting | None = None
     site_codes: SiteCodes = None
+    _lacks: ClassVar[str] = "was not part of the fit, so it has no model"
+    _remedy: ClassVar[str] = (
+        '. Fit again with rows of this site, or predict it from the population of sites (unseen="population" in '
+        "Python, also for GroupKFold; --new-site for fedkin predict); cv=fedkin.WithinSiteKFold() tests on new rows of "
+        "known sites"
+    )
 
     def __post_init__(self) -> None:
         wrong = ~(np.isfinite(self.coef).all(axis=(1, 2)) & np.isfinite(self.intercept).all(axis=1))
@@ -187,7 +192,7 @@ class FittedModel(HasSites):
         >>> model.members(), model.part([3]).sites
         (((0, 1), (2, 3)), (3,))
         """
-        chosen = [position_of(site, self.index) for site in sites]
+        chosen = [self.position(site) for site in sites]
         if not chosen:
             raise ParameterError("a model needs at least one site, got none")
         kept = tuple(self.sites[u] for u in chosen)
@@ -415,13 +420,40 @@ class FittedModel(HasSites):
         else:
             rows = feature_matrix(X, self.feature_names[:-1], self.schema)
         n = np.full(len(rows), self.n_sites)
-        position = n if unseen is None else site_positions(site, len(rows), self.index, unseen)
+        position = n if unseen is None else self.positions(site, len(rows), unseen)
         if self.boosting is not None:
             unknown, codes = [np.nan] * CODES, None
             if self.site_codes is not None:
                 codes = np.array([*(one or unknown for one in self.site_codes), unknown])[position]
             rows = np.column_stack([rows, self.boosting.predict(rows, codes)])
         return rows, position
+
+    def positions(self, site: object, n: int, unseen: Unseen = "raise") -> Index:
+        """Return the position of each row's site; unseen sites, if allowed, get the number of sites.
+
+        ``site`` is one id, an id per row, or None for a model of one site.
+        """
+        check_choice("unseen", unseen, get_args(Unseen))
+
+        def found(one: object) -> int:
+            at = self.find_site(one) if unseen == "population" else self.position(one)
+            return self.n_sites if at is None else at
+
+        if site is None:
+            if self.n_sites == 1:
+                return np.zeros(n, dtype=np.int64)
+            raise DataError(
+                f"the model has {self.n_sites} sites, so it needs the site of each row: "
+                f"{argument('site')} one of {listed(self.sites)}, or a list with an id per row"
+            )
+        if not is_each(site):
+            return np.full(n, found(site))
+        ids = site_ids(site)
+        if len(ids) != n:
+            rows = count(n, "row")
+            raise DataError(f"site has {len(ids)} ids, but X has {rows}: give one id per row, or one for all")
+        known = {one: found(one) for one in dict.fromkeys(ids)}
+        return np.fromiter((known[one] for one in ids), dtype=np.int64, count=n)
 
     def _with_ones(self, rows: Array) -> Array:
         rows = rows if self.baseline is None else rows - self.baseline.at  # hazards are relative to this row
@@ -499,8 +531,7 @@ class FittedModel(HasSites):
         rows, position = self.features_of(X, site, unseen)
         if self.kin is not None and self.kin.within and (position == self.n_sites).any():
             numbers, places = self.kin.districts, dict(self.kin.within)
-            several = isinstance(site, Iterable) and not isinstance(site, str | bytes | tuple)
-            ids = site_ids(site) if several else [site_id(site)] * len(rows)  # type: ignore[arg-type]
+            ids = site_ids(site) if is_each(site) else [site_id(site)] * len(rows)
             more = [1 + numbers.get(places.get(one), -1) for one in ids]
             position = np.where(position == self.n_sites, self.n_sites + np.array(more), position)
         return rows, position, offset_column(offset, len(rows), needed=self.offset_name is not None)

@@ -1,10 +1,10 @@
 """Define the options of a fit: defaults, checks and descriptions, for Python and the command line."""
 
-from collections.abc import Hashable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, fields
 from itertools import chain
 from types import NoneType
-from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Literal, TypeGuard, get_args, get_origin, get_type_hints
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -22,8 +22,8 @@ from fedkin._base import (
 )
 from fedkin.admm import check_steps
 from fedkin.core import Columns, Correction, Variance
-from fedkin.data import INTERCEPT, Schema, columns_of, site_id, site_ids
-from fedkin.errors import DataError, ParameterError, UnknownSiteError, argument
+from fedkin.data import INTERCEPT, Schema, columns_of
+from fedkin.errors import DataError, ParameterError, argument
 from fedkin.losses import LOSS_NAMES, Loss, describe_loss
 
 PenaltyName = Literal["l1", "l2", "linf"]
@@ -326,6 +326,11 @@ def _format_type(kind: Any) -> str:
 FitOptions.__doc__ = documented(FitOptions.__doc__)
 
 
+def is_each(site: object) -> TypeGuard[Iterable[object]]:
+    """Return whether sites are given for each row; texts and tuples are ids."""
+    return isinstance(site, Iterable) and not isinstance(site, str | bytes | tuple)
+
+
 def is_table(X: object) -> bool:
     """Return whether rows have named columns: a mapping or a data frame, not an array."""
     return isinstance(X, Mapping) or hasattr(X, "columns") or hasattr(X, "column_names")
@@ -363,53 +368,6 @@ def _from_table(columns: Mapping[str, NDArray[Any]], names: tuple[str, ...]) -> 
 
 #: How to treat rows of sites that were not part of the fit: refuse them, or predict from the population of sites.
 Unseen = Literal["raise", "population"]
-
-
-def site_positions(site: object, n: int, index: Mapping[Hashable, int], unseen: Unseen = "raise") -> Index:
-    """Return the number of each row's site; unseen sites, if allowed, get the number of sites.
-
-    ``site`` is one id, an id per row, or None for a model of one site.
-    """
-    check_choice("unseen", unseen, get_args(Unseen))
-    if site is None:
-        if len(index) == 1:
-            return np.zeros(n, dtype=np.int64)
-        raise DataError(
-            f"the model has {len(index)} sites, so it needs the site of each row: "
-            f"{argument('site')} one of {listed(index)}, or a list with an id per row"
-        )
-    if isinstance(site, str | bytes | tuple) or not isinstance(site, Iterable):
-        return np.full(n, position_of(site_id(site), index, unseen))
-    ids = site_ids(site)
-    if len(ids) != n:
-        raise DataError(f"site has {len(ids)} ids, but X has {count(n, 'row')}: give one id per row, or one for all")
-    known = {one: position_of(one, index, unseen) for one in dict.fromkeys(ids)}
-    return np.fromiter((known[one] for one in ids), dtype=np.int64, count=n)
-
-
-def position_of(site: Hashable, index: Mapping[Hashable, int], unseen: Unseen = "raise") -> int:
-    """Return the number of a site; raise `UnknownSiteError` for an unknown one.
-
-    If unseen sites are allowed, an unknown site has the next number, unless a known one has the same text.
-    """
-    if site in index:
-        return index[site]
-    alike = [known for known in index if str(known) == str(site)]
-    if unseen == "population" and not alike:
-        return len(index)
-    if alike:
-        guess = f" (did you mean {alike[0]!r}, {type(alike[0]).__name__} instead of {type(site).__name__}?)"
-        hint = ""
-    else:
-        guess = ""
-        hint = (
-            '. Fit again with rows of this site, or predict it from the population of sites (unseen="population" in '
-            "Python, also for GroupKFold); cv=fedkin.WithinSiteKFold() tests on new rows of known sites"
-        )
-    raise UnknownSiteError(
-        f"site {site!r}{guess} was not part of the fit, so it has no model; the {len(index)} known sites are "
-        f"{listed(index)}{hint}"
-    )
 
 
 def offset_column(offset: ArrayLike | None, n: int, *, needed: bool) -> Array | None:

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from fedkin._base import AnyArray, Array, count, in_file, listed, probability
+from fedkin._base import AnyArray, Array, count, in_file, probability
 from fedkin._storage import place_of
 from fedkin.cluster import On, chained, running_on
 from fedkin.data import (
@@ -31,9 +31,8 @@ from fedkin.data import (
     table_pieces,
     write_batches,
 )
-from fedkin.errors import DataError, ParameterError, TableWarning, UnknownSiteError, argument
+from fedkin.errors import DataError, ParameterError, TableWarning, argument
 from fedkin.fitting.model import FittedModel, Interval
-from fedkin.fitting.options import position_of
 
 
 class PredictedRows(NamedTuple):
@@ -104,17 +103,13 @@ class Predictor:
         offset = [] if self._schema.offset is None else [self._schema.offset]
         return [self._column, *(one.name for one in self._schema.features), *offset]
 
-    @cached_property
-    def _known(self) -> dict[str, Hashable]:
-        """The sites of the model by their text: ids may be ints in one file and text in another."""
-        return {str(one): one for one in self.model.sites}
-
     def predict(self, piece: tuple[FileTable, int] | None, places: RowPlaces | None = None) -> Iterator[PredictedRows]:
         """Yield predictions of a piece of the table that starts at some row, or of the whole table for None."""
         fitted, models = self.model, dict[Hashable, FittedModel]()
         for found, columns, shift, notes in self._rows(piece, places):
             distinct, code = grouped(found)
-            sites = tuple(one if one in fitted.index else self._known.get(str(one), one) for one in distinct)
+            known = [(one, fitted.find_site(one)) for one in distinct]
+            sites = tuple(one if u is None else fitted.sites[u] for one, u in known)
             models |= self._models([one for one in sites if one not in models], notes)
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore", TableWarning)  # already noted with their rows
@@ -182,13 +177,7 @@ class Predictor:
         fitted = self.model
         unknown = [site for site in sites if site not in fitted.index]
         if unknown and not self.new_sites:
-            if fitted.kin is None:
-                position_of(unknown[0], fitted.index)
-            raise UnknownSiteError(
-                f"site {unknown[0]!r} was not part of the fit, so it has no model; the {fitted.n_sites} known sites "
-                "are "
-                f"{listed(fitted.sites)}. {argument('new_site')} predicts it from the population of sites"
-            )
+            fitted.position(unknown[0])  # which refuses it
         models = dict.fromkeys(sites, fitted)
         for site in unknown:
             rows, within = self.labelled.get(str(site)), self.districts.get(str(site))

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Literal
+from typing import ClassVar, Literal
 
 import numpy as np
 from scipy.special import stdtrit
 
 from fedkin._base import Array, Index, check_choice, check_level, count, html_card, probability, some_of
 from fedkin.core import Summary
-from fedkin.data import Rows, site_id
-from fedkin.errors import DataError, ParameterError, UnknownSiteError
+from fedkin.data import HasSites, Rows, site_id
+from fedkin.errors import DataError, ParameterError
 from fedkin.graph import Graph
 from fedkin.kin import partitions
 from fedkin.kin.chains import Diagnostics
@@ -35,7 +35,7 @@ from fedkin.losses import Loss
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class Kin:
+class Kin(HasSites):
     """Result of `find_kin`: which sites are alike, and every site's parameters, in the units of the columns.
 
     Attributes
@@ -110,6 +110,8 @@ class Kin:
     diagnostics: Diagnostics | None
     learned: Learned = field(repr=False)
     within: tuple[tuple[Hashable, Hashable], ...] | None = None
+    _lacks: ClassVar[str] = "was not part of the fit"
+    _remedy: ClassVar[str] = ". `join` makes a model for a new site"
 
     @property
     def fixed_columns(self) -> list[str]:
@@ -188,16 +190,6 @@ class Kin:
         return partitions.agreement(
             self.probability, self.groups if self.resolved else partitions.display_groups(self.probability)
         )
-
-    def position(self, site: Hashable) -> int:
-        """Return the position of a site in ``sites``."""
-        site = site_id(site)
-        try:
-            return self.sites.index(site)
-        except ValueError:
-            alike = next((one for one in self.sites if str(one) == str(site)), None)
-            hint = "ask for its model with `join`" if alike is None else f"did you mean {alike!r}, without quotes?"
-            raise UnknownSiteError(f"site {site!r} was not part of the fit; {hint}") from None
 
     def graph(self, kind: Literal["probability", "groups"] = "probability", least: float = 0.05) -> Graph:
         """Return a graph for the fused estimator.
