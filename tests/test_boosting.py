@@ -1,8 +1,9 @@
-"""The column of a boosting model: out of fold, saved as text, compared with its absence, refused where it cannot be."""
+"""The column of a boosting model: out of fold, saved and loaded, compared with its absence, refused elsewhere."""
 
 from __future__ import annotations
 
 import builtins
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -12,7 +13,7 @@ from fedkin import KinClassifier, KinRegressor
 from fedkin.data import Federation
 from fedkin.errors import DataError, MissingDependencyError, ModelFileError, ParameterError
 from fedkin.fitting import FitOptions, compare, fit
-from fedkin.fitting.parts import BOOSTING, Boosting, checked_boosting, fit_boosting
+from fedkin.fitting.boosting import BOOSTING, fit_boosting
 from fedkin.losses import LOSSES
 
 lightgbm = pytest.importorskip("lightgbm")
@@ -47,14 +48,15 @@ def test_every_row_has_the_prediction_of_the_part_that_has_not_seen_it():
         whole = lightgbm.Dataset(federation.X, federation.y, params=about, free_raw_data=False)
         errors[leaves] = min(lightgbm.cv(about | {"num_leaves": leaves}, whole, 300, folds=first)["valid l2-mean"])
     about["num_leaves"] = min(errors, key=errors.__getitem__)
-    for k, text in enumerate(boosting.texts):
-        part = lightgbm.Booster(model_str=text)
-        np.testing.assert_array_equal(column[fold == k], part.predict(federation.X[fold == k]))
+    found = []
+    for k in range(5):
         # bins of LightGBM are those of all rows; the part itself is a fit of the other folds
         whole = lightgbm.Dataset(federation.X, federation.y, params=about, free_raw_data=False)
-        again = lightgbm.train(about, whole.subset(np.flatnonzero(fold != k)), part.num_trees())
-        np.testing.assert_allclose(again.predict(federation.X), part.predict(federation.X), atol=1e-12)
-    found = [lightgbm.Booster(model_str=text).predict(federation.X[:9]) for text in boosting.texts]
+        n_trees = int(boosting.parts[k + 1] - boosting.parts[k])
+        part = lightgbm.train(about, whole.subset(np.flatnonzero(fold != k)), n_trees)
+        np.testing.assert_allclose(boosting.predict_part(k, federation.X), part.predict(federation.X), atol=1e-12)
+        np.testing.assert_array_equal(column[fold == k], boosting.predict_part(k, federation.X[fold == k]))
+        found.append(part.predict(federation.X[:9]))
     np.testing.assert_allclose(boosting.predict(federation.X[:9]), np.mean(found, axis=0))
     assert boosting.predict(federation.X[:0]).shape == (0,)
 
@@ -74,8 +76,8 @@ def test_it_wins_where_effects_are_not_linear_and_comes_back_from_files(loss, of
     ids = [federation.sites[u] for u in federation.site_index[:40]]
     ours, theirs = (one.predict(federation.X[:40], ids, shift) for one in (model, loaded))
     np.testing.assert_array_equal(ours, theirs)
-    (tmp_path / "model" / "boosting-3.txt").unlink()
-    with pytest.raises(ModelFileError, match="boosting-3"):
+    (tmp_path / "model" / "boosting.npz").unlink()
+    with pytest.raises(ModelFileError, match=r"boosting\.npz"):
         fedkin.load(tmp_path / "model")
 
 
@@ -152,36 +154,26 @@ def test_where_it_has_no_place_it_is_refused(monkeypatch):
 @pytest.mark.parametrize(
     ("entry", "value"),
     [
-        ("split_feature", "1000000000"),
-        ("left_child", "0"),
-        ("left_child", "1e0"),
-        ("num_leaves", "1_0"),
-        ("right_child", "100000"),
-        ("num_leaves", "2000000000"),
-        ("leaf_value", "nan"),
-        ("num_cat", "5"),
-        ("tree_sizes", "10"),
+        ("left", 0),
+        ("right", 10**9),
+        ("roots", -1),
+        ("value", np.nan),
+        ("parts", 0),
+        ("left", 0.5),
     ],
 )
-def test_texts_that_are_no_trees_are_refused_before_lightgbm_reads_them(entry, value):
-    """LightGBM ends the process with some of these, and reads memory that is not the model's with others."""
-    text = fit_boosting(rows(), LOSSES["linear"](), seed=3)[0].texts[0]
-    assert checked_boosting(text, 3) == text
-    assert checked_boosting(f"{text}\nparameters:\n[num_leaves: \x0b]\n", 3) == text  # such an end has crashed it
+def test_arrays_that_are_no_trees_are_refused(entry, value, tmp_path):
+    """Following them would not end, or would read memory that is not the model's."""
+    model = fit(rows(), None, FitOptions(boost=True))
+    arrays = {name: getattr(model.boosting, name) for name in ("feature", "value", "left", "right", "roots", "parts")}
+    arrays[entry] = np.full_like(arrays[entry], value, dtype=np.array(value).dtype)
+    with pytest.raises(ValueError, match="inconsistent"):
+        replace(model.boosting, **arrays)
 
-    def changed(line):  # as many numbers as before, so that only the values are wrong
-        key, _, numbers = line.partition("=")
-        return f"{key}={' '.join([value] * len(numbers.split()))}" if key == entry else line
 
-    hostile = "\n".join(map(changed, text.split("\n")))
-    if entry != "tree_sizes":  # sizes that fit
-        head, _, rest = hostile.partition("\n\n")
-        trees = rest[: rest.index("end of trees")].split("Tree=")[1:]
-        sizes = "tree_sizes=" + " ".join(str(len(tree) + 5) for tree in trees)
-        head = "\n".join(sizes if line.startswith("tree_sizes") else line for line in head.split("\n"))
-        hostile = f"{head}\n\n{rest}"
-    for damaged in (hostile, text[: len(text) // 2], ""):
-        with pytest.raises(ValueError, match=r"it does not|it is not|tree"):
-            checked_boosting(damaged, 3)
-    with pytest.raises(ModelFileError, match="LightGBM cannot read"):
-        Boosting((text.replace("objective=regression", "objective=nothing"),)).predict(np.ones((2, 3)))
+def test_trees_of_columns_that_a_model_does_not_have_are_refused(tmp_path):
+    model = fit(rows(), None, FitOptions(boost=True))
+    boosting = replace(model.boosting, feature=np.where(model.boosting.feature < 0, -1, 3))
+    replace(model, boosting=boosting).save(tmp_path / "model")
+    with pytest.raises(ModelFileError, match=r"boosting\.npz.*columns that the model does not have"):
+        fedkin.load(tmp_path / "model")

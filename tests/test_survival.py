@@ -22,8 +22,7 @@ from fedkin.core import site_answer
 from fedkin.errors import DataError, ParameterError
 from fedkin.federate import Contract, ContractError, Site, sharing
 from fedkin.fitting import FitOptions, FittedModel, Queries, compare, fit
-from fedkin.fitting.parts import Baselines
-from fedkin.fitting.scoring import integrated_brier, site_concordances
+from fedkin.fitting.survival import Baselines, integrated_brier, site_concordances
 from fedkin.losses import CoxLoss
 from fedkin.report import report_payload
 

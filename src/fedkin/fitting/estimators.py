@@ -21,8 +21,9 @@ from numpy.typing import ArrayLike
 from sklearn.utils.validation import check_is_fitted
 
 from fedkin.data import Spline
+from fedkin.fitting.inputs import Unseen
 from fedkin.fitting.model import Each, FittedModel, Interval
-from fedkin.fitting.options import AUTO, DEFAULTS, FitOptions, SharedOptions, Unseen, documented
+from fedkin.fitting.options import AUTO, DEFAULTS, FitOptions, SharedOptions, documented
 from fedkin.fitting.per_site import PerSite, SiteClassifier, SiteRegressor, Sites, SiteSurvival
 from fedkin.fitting.scoring import SiteScorer, WithinSiteKFold
 from fedkin.kin import Predicted

@@ -30,9 +30,8 @@ from fedkin.core import (
 )
 from fedkin.data import INTERCEPT, Federation, Schema
 from fedkin.errors import ConvergenceWarning, DegenerateSiteWarning, ParameterError, SolverError, argument
-from fedkin.fitting.model import FittedModel
+from fedkin.fitting.model import FittedModel, FusedFit
 from fedkin.fitting.options import FitOptions
-from fedkin.fitting.parts import FusedFit
 from fedkin.fitting.preparation import Data, Estimate, Prepared, prepare
 from fedkin.graph import Graph
 from fedkin.kin import Kin, find_kin

@@ -19,8 +19,9 @@ from fedkin.core import FileRows, Quadratics, RowData, Summaries, local_fit
 from fedkin.data import Federation, Schema, files_of
 from fedkin.errors import FedkinWarning, ParameterError, SolverError, argument
 from fedkin.fitting.fused import fused_estimate, fused_from_sums, silent
+from fedkin.fitting.inputs import in_order_of_appearance
 from fedkin.fitting.model import FittedModel
-from fedkin.fitting.options import FitOptions, in_order_of_appearance
+from fedkin.fitting.options import FitOptions
 from fedkin.fitting.preparation import Data, Estimate, Prepared, prepare
 from fedkin.fitting.queries import Queries, RoundState, check_answers, make_queries, next_fused
 from fedkin.graph import Graph

@@ -14,18 +14,21 @@ from numpy.typing import ArrayLike, NDArray
 from fedkin import __version__
 from fedkin._base import Array, Index, check_choice, check_level, count, html_card, listed, some_of
 from fedkin.core import Summary
-from fedkin.data import Federation, HasSites, Schema, columns_of, raise_findings, site_id, site_ids
+from fedkin.data import Federation, HasSites, Rows, Schema, columns_of, raise_findings, site_id, site_ids
 from fedkin.errors import DataError, ParameterError, SolverError, argument
-from fedkin.fitting.options import (
+from fedkin.fitting.boosting import CODES, Boosting
+from fedkin.fitting.inputs import (
     Unseen,
+    class_numbers,
     feature_matrix,
     in_order_of_appearance,
     is_each,
     is_table,
     offset_column,
     schema_columns,
+    survival_target,
 )
-from fedkin.fitting.parts import CODES, Baselines, Boosting, FusedFit, labelled_rows
+from fedkin.fitting.survival import Baselines
 from fedkin.graph import Graph
 from fedkin.kin import Contrast, Joined, Kin, Kind, Predicted, Sites, predicted
 from fedkin.losses import Loss
@@ -34,8 +37,39 @@ Each = ArrayLike | None  # a number per row
 Weights = Mapping[str, float]
 SiteCodes = tuple[tuple[float, ...], ...] | None
 Interval = Literal["mean", "observation"]
-#: Leading columns of the table of coefficients.
-_LEADING = ("site", "group", "n_samples", "class", "intercept")
+#: Leading columns of tables of coefficients.
+_LEADING = ("site", "site_type", "group", "n_samples", "class", "intercept")
+
+
+def column_name(feature: str) -> str:
+    """Return the name of a feature in tables of coefficients, where those of leading columns get a prefix."""
+    return f"feature:{feature}" if feature in _LEADING else feature
+
+
+@dataclass(frozen=True)
+class FusedFit:
+    """How the fused estimator was fitted.
+
+    Attributes
+    ----------
+    penalty : str
+    lam : float
+        On the scale of the objective; with ``standardize`` it refers to standardised features.
+    gap : float
+        Relative duality gap: an upper bound on the distance of the objective from its minimum. NaN if not certified.
+    n_iter : int
+        Iterations, or rounds.
+    status : "converged" | "iteration_limit" | "interrupted"
+    selection : mapping or None
+        Summary of the edge selection.
+    """
+
+    penalty: str
+    lam: float
+    gap: float = float("nan")
+    n_iter: int = 0
+    status: str = "converged"
+    selection: Mapping[str, Any] | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -217,8 +251,8 @@ class FittedModel(HasSites):
     def coefficients(self) -> dict[str, list[Any]]:
         """Return the coefficients as columns: site, group, class (with more than two), intercept, then the features.
 
-        ``pandas.DataFrame(model.coefficients())`` is a table. A feature with the name of a leading column gets the
-        prefix ``feature:``.
+        ``pandas.DataFrame(model.coefficients())`` is a table. A feature called like another column of it, or of
+        ``coefficients.csv``, gets the prefix ``feature:``.
         """
         k = self.coef.shape[1]
         columns: dict[str, list[Any]] = {
@@ -230,8 +264,9 @@ class FittedModel(HasSites):
             columns["class"] = list(self.classes[1:]) * self.n_sites
         if self.fit_intercept:
             columns["intercept"] = self.intercept.reshape(-1).tolist()
-        names = [f"feature:{name}" if name in _LEADING else name for name in self.feature_names]
-        return columns | dict(zip(names, self.coef.reshape(-1, self.n_features).T.tolist(), strict=True))
+        return columns | dict(
+            zip(map(column_name, self.feature_names), self.coef.reshape(-1, self.n_features).T.tolist(), strict=True)
+        )
 
     def __repr__(self) -> str:
         groups, sites = count(self.n_groups, "group"), count(self.n_sites, "site")
@@ -601,7 +636,7 @@ class FittedModel(HasSites):
         )
         baseline = self.baseline
         if baseline is not None and n and not isinstance(site, Summary):
-            alone = Federation({name: labelled_rows(self, site)}, self.feature_names)
+            alone = Federation({name: self._labelled(site)}, self.feature_names)
             baseline = Baselines.from_rows(self.loss, blocks[:, 0], alone, baseline.at)
         elif baseline is not None:
             baseline = baseline.pooled()
@@ -616,7 +651,7 @@ class FittedModel(HasSites):
         if site is None:
             return kin.join(None, within), 0
         if not isinstance(site, Summary):
-            rows = labelled_rows(self, site)
+            rows = self._labelled(site)
             return kin.join(replace(rows, X=self._with_ones(rows.X)), within), len(rows.X)
         n = int(site.count.sum())
         if self.schema is None or not self.schema.agreed:
@@ -627,6 +662,36 @@ class FittedModel(HasSites):
         found = kin.in_units(back, -back @ columns.shift, site.parameter_names).join(site, within)
         theta, covariance = columns.theta(found.theta), columns.covariance(found.covariance)
         return replace(found, theta=theta, covariance=covariance), n
+
+    def _labelled(self, site: Any) -> Rows:
+        """Return the rows of a new site, with its target in the form that the loss needs."""
+        parts: Any
+        if isinstance(site, Rows):
+            parts = site.X, site.y, site.offset, site.weight
+        elif isinstance(site, tuple) and len(site) == 2:
+            parts = *site, None, None
+        elif is_table(site):
+            table = columns_of(site)
+            y = table.get(self.target_name or "")
+            if y is not None and self.schema is not None and self.schema.event is not None:
+                raise_findings(self.schema.check(table))
+                y = self.schema.target_of(table)
+            parts = table, y, table.get(self.offset_name or ""), None
+        else:
+            kind = type(site).__name__
+            raise DataError(f"a new site must be given as Rows, (X, y), a table, a Summary or nothing, got {kind}")
+        X, y, offset, weight = parts
+        rows, _ = self.features_of(X)
+        if self.loss.target is not None:
+            if y is None:
+                raise DataError(f"the rows of the new site have no target {self.target_name or 'y'!r}")
+            y = np.asarray(y)
+            if self.loss.target == "survival" and (y.dtype.names or y.ndim == 2):
+                y = survival_target(y)
+            y = y.astype(np.float64) if self.classes is None else class_numbers(y, self.classes)
+            if len(y) != len(rows):
+                raise DataError(f"the new site has {len(rows)} rows, but {len(y)} targets")
+        return Rows(rows, y, offset_column(offset, len(rows), needed=self.offset_name is not None), weight)
 
     def _about_new(self, name: Hashable, n: int) -> dict[str, Any]:
         """Return the attributes of a model of one new site with n rows."""

@@ -19,12 +19,13 @@ from fedkin._base import TINY, Array, listed
 from fedkin.data import Column, Federation, Schema, Spline, with_curves
 from fedkin.errors import DataError, FedkinWarning, ParameterError
 from fedkin.fitting.fused import silent
+from fedkin.fitting.inputs import Unseen, survival_target, with_exposure
 from fedkin.fitting.methods import method_for, warn_of_rows, with_covariates
 from fedkin.fitting.model import Each, FittedModel
-from fedkin.fitting.options import AUTO, FitOptions, Unseen, with_exposure
-from fedkin.fitting.parts import survival_target
+from fedkin.fitting.options import AUTO, FitOptions
 from fedkin.fitting.preparation import RowsSoFar, SoFar, weighted_rows, with_fixed_curves
-from fedkin.fitting.scoring import AtSites, refuse_text, request_all, site_concordances, split_column
+from fedkin.fitting.scoring import AtSites, refuse_text, request_all, split_column
+from fedkin.fitting.survival import site_concordances
 from fedkin.graph import Graph
 from fedkin.kin import Covariates, hint_of
 from fedkin.losses import LOSSES, Loss, loss_kind, loss_names

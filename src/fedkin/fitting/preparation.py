@@ -14,9 +14,11 @@ from fedkin._base import Array, Index, count, listed
 from fedkin.core import Columns, FileRows, RunningSums, Summaries
 from fedkin.data import INTERCEPT, Federation, Schema
 from fedkin.errors import DataError, ParameterError, argument
-from fedkin.fitting.model import FittedModel, SiteCodes
-from fedkin.fitting.options import AUTO, FitOptions, class_numbers, columns_for, schema_columns
-from fedkin.fitting.parts import BOOSTING, Baselines, Boosting, FusedFit, fit_boosting
+from fedkin.fitting.boosting import BOOSTING, Boosting, fit_boosting
+from fedkin.fitting.inputs import class_numbers, columns_for, schema_columns
+from fedkin.fitting.model import FittedModel, FusedFit, SiteCodes
+from fedkin.fitting.options import AUTO, FitOptions
+from fedkin.fitting.survival import Baselines
 from fedkin.graph import Graph
 from fedkin.kin import Kin
 from fedkin.losses import Loss, loss_for, loss_kind, make_loss

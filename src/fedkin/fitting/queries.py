@@ -32,8 +32,8 @@ from fedkin.core import (
 )
 from fedkin.errors import ConvergenceWarning, DataError, ParameterError, UnknownSiteError, argument
 from fedkin.fitting.fused import at_chosen_level, extras, note_light_ridge, used_graph, well_posed_problem
+from fedkin.fitting.model import FusedFit
 from fedkin.fitting.options import FitOptions
-from fedkin.fitting.parts import FusedFit
 from fedkin.fitting.preparation import Estimate, Prepared
 from fedkin.graph import Graph
 from fedkin.solvers import solve

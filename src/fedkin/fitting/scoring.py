@@ -17,9 +17,9 @@ from fedkin._base import Array, Index
 from fedkin.data import Federation, number_of, refuse_dates
 from fedkin.errors import DataError
 from fedkin.fitting.decision import FEDKIN
+from fedkin.fitting.inputs import class_numbers
 from fedkin.fitting.model import FittedModel
-from fedkin.fitting.options import class_numbers
-from fedkin.fitting.parts import step_values
+from fedkin.fitting.survival import brier_times, integrated_brier, site_concordances
 
 _NUMERIC = frozenset({"float64", "float32", "int64", "int32", "int16", "int8", "uint8", "bool", "boolean"})
 
@@ -244,9 +244,6 @@ def refuse_text(X: Any, site_column: str | int | None) -> None:
 
 # --- scores of a comparison ---------------------------------------------------------------------------------------
 
-#: Number of times at which the Brier score is integrated, and their range in quantiles of event times.
-_GRID, _FIRST, _LAST = 50, 0.1, 0.9
-
 
 class HeldOut(NamedTuple):
     """A split or a fold: errors by method, of all rows and of each site."""
@@ -368,80 +365,6 @@ def survival_scores(model: FittedModel, train: Federation, test: Federation) -> 
         starts = train.starts, test.starts
         scores["Brier score"] = integrated_brier(train.y.astype(np.float64), y, survival, times, starts)
     return scores
-
-
-class Concordance(NamedTuple):
-    """Concordance: of two rows of a site, how often the one with the higher risk has the earlier event."""
-
-    each: Array  # (V,), of every site; NaN where no two rows can be compared
-    pairs: Array  # (V,), pairs of rows that can be compared
-
-    @property
-    def pooled(self) -> float:
-        """The share over the pairs of all sites."""
-        known = self.pairs > 0
-        return float(np.average(self.each[known], weights=self.pairs[known])) if known.any() else float("nan")
-
-
-def site_concordances(y: Array, risk: Array, starts: Index) -> Concordance:
-    """Return Harrell's concordance at each site, from signed times ``y (n,)`` and ``risk (n,)``.
-
-    A row with an event is compared with all rows with later times, and with rows censored at the same time. Equal risks
-    count as one half.
-    """
-    each, pairs = np.full(len(starts) - 1, np.nan), np.zeros(len(starts) - 1)
-    for u, (first, last) in enumerate(pairwise(starts.tolist())):
-        time, event, own = np.abs(y[first:last]), y[first:last] > 0, risk[first:last]
-        good = 0.0
-        for row in np.flatnonzero(event).tolist():
-            others = own[(time > time[row]) | ((time == time[row]) & ~event)]
-            good += float((others < own[row]).sum() + 0.5 * (others == own[row]).sum())
-            pairs[u] += len(others)
-        if pairs[u]:
-            each[u] = good / pairs[u]
-    return Concordance(each, pairs)
-
-
-def brier_times(train: Array, test: Array) -> Array:
-    """Return times ``(T,)`` between quantiles of the events, within the observed times of training and held-out
-    rows."""
-    events = np.concatenate([train, test])
-    events = events[events > 0]
-    if not events.size:
-        return np.empty(0)
-    low, high = np.quantile(events, (_FIRST, _LAST))
-    return np.unique(np.linspace(low, min(high, np.abs(train).max(), np.abs(test).max()), _GRID))
-
-
-def integrated_brier(train: Array, test: Array, survival: Array, times: Array, starts: tuple[Index, Index]) -> float:
-    """Return the Brier score of ``survival (n, T)`` at ``times (T,)``, averaged over them.
-
-    Rows are weighted by the inverse probability of being uncensored (Graf et al. 1999), from the Kaplan-Meier estimate
-    of each site's censoring in its training rows. ``starts`` are the starts of the sites in the training and the test
-    rows. Rows beyond the last training time of their site have no weight.
-    """
-    score, mass = np.zeros(len(times)), np.zeros(len(times))
-    for (a, b), (first, last) in zip(*(pairwise(one.tolist()) for one in starts), strict=True):
-        if first == last:
-            continue
-        kept_at, kept = _uncensored(train[a:b])
-        y, curves = test[first:last], survival[first:last]
-        time, event = np.abs(y), y > 0
-        at_own = step_values(kept_at, kept, np.nextafter(time, 0.0), 1.0)[:, None]  # just before
-        dead, alive = event[:, None] & (time[:, None] <= times), time[:, None] > times
-        chance = np.where(dead, at_own, step_values(kept_at, kept, times, 1.0))
-        weight = np.divide(dead | alive, chance, out=np.zeros_like(chance), where=chance > 0)
-        score += (weight * (alive - curves) ** 2).sum(axis=0)
-        mass += len(y)
-    return float(np.trapezoid(score / mass, times) / (times[-1] - times[0]))
-
-
-def _uncensored(y: Array) -> tuple[Array, Array]:
-    """Return times and the Kaplan-Meier estimate of not being censored up to each; events come first at a tie."""
-    moments, at = np.unique(np.abs(y), return_inverse=True)
-    gone, lost = np.bincount(at), np.bincount(at, weights=y < 0)
-    left = len(y) - np.cumsum(gone) + lost  # at risk of being censored: later rows, and those censored now
-    return moments, np.cumprod(1.0 - np.divide(lost, left, out=np.zeros(len(left)), where=left > 0))
 
 
 def site_areas(codes: NDArray[Any], chance: Array, starts: Index) -> Array:

@@ -5,11 +5,9 @@ A model directory contains no executable code:
 - ``model.json``: what was fitted and how, with the format version and the checksums of the others;
 - ``coefficients.csv``: a row per site (and per class but the first, for more than two classes);
 - ``edges.csv``: the graph that was used. The ends are named by id and by row number of the site;
-- ``kin.json`` and ``kin.npz``, with the method kin: its result, numbers and names in JSON, arrays by field;
-- ``comparison.json``, where there was one: errors of the other methods on held-out rows;
-- ``boosting-1.txt`` to ``boosting-5.txt``, with a boosting model: its parts in LightGBM's text format;
-- ``history.json``, where it is known: how the model was fitted, for its report;
-- ``baseline.json``, of losses with hazards: the cumulative baseline hazard of every site, in steps.
+- ``kin``, ``baseline`` and ``boosting``, where the model has them: numbers and names in JSON, arrays in NPZ;
+- ``comparison.json`` and ``history.json``, where they are known: errors of other methods on held-out rows, and how the
+  model was fitted, for its report.
 """
 
 from __future__ import annotations
@@ -28,7 +26,7 @@ import tempfile
 import time
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, fields, is_dataclass
+from dataclasses import asdict, fields
 from datetime import date, datetime
 from pathlib import Path
 from typing import Any, NoReturn, get_type_hints
@@ -39,26 +37,30 @@ import numpy as np
 from fedkin import __version__
 from fedkin._base import Array, Index, listed, lock, replacing_directory
 from fedkin.errors import ModelFileError
-from fedkin.fitting.model import FittedModel
-from fedkin.fitting.parts import CODES, PARTS, Baselines, Boosting, checked_boosting
+from fedkin.fitting.boosting import CODES, Boosting
+from fedkin.fitting.model import FittedModel, column_name
+from fedkin.fitting.survival import Baselines
 from fedkin.graph import Graph
 from fedkin.kin import Diagnostics, Kin, Learned, Nested, Pairs, Population, States, Units
 from fedkin.losses import Loss, describe_loss, restore_loss
 
 FORMAT, FORMAT_VERSION = "fedkin-model", 2
 _MODEL, _COEFFICIENTS, _EDGES = "model.json", "coefficients.csv", "edges.csv"
-_KIN, _KIN_ARRAYS = "kin.json", "kin.npz"
-#: Optional files of plain values, by attribute of the model.
-_OPTIONAL = {"comparison": "comparison.json", "history": "history.json"}
-_BASELINE = "baseline.json"
-_BOOSTING = tuple(f"boosting-{k}.txt" for k in range(1, PARTS + 1))
-_MORE = (_KIN, _KIN_ARRAYS, *_OPTIONAL.values(), _BASELINE, *_BOOSTING)
+#: Attributes of a model in files of plain values, and in JSON with arrays.
+_OPTIONAL = ("comparison", "history")
+_PACKED: dict[str, type] = {"kin": Kin, "baseline": Baselines, "boosting": Boosting}
+_MORE = (*(f"{name}.json" for name in (*_OPTIONAL, *_PACKED)), *(f"{name}.npz" for name in _PACKED))
 _FILES = (_MODEL, _COEFFICIENTS, _EDGES, *_MORE)
-_LEADING = ("site", "site_type", "group", "n_samples", "class", "intercept")
 _STALE_SECONDS = 3600.0
 _MOST_BYTES = 2**30  # of a file of a model
-#: Types in ``kin.json`` besides plain values.
-_TYPES = {kind.__name__: kind for kind in (Diagnostics, Kin, Learned, Nested, Pairs, Population, States, Units)}
+#: Types in these files besides plain values.
+_TYPES: dict[str, Any] = {
+    kind.__name__: kind
+    for kind in (Baselines, Boosting, Diagnostics, Kin, Learned, Nested, Pairs, Population, States, Units)
+}
+
+
+_OF_MODEL = ("sites", "loss")
 
 
 class _Head(msgspec.Struct, kw_only=True):
@@ -97,19 +99,16 @@ _Description: Any = msgspec.defstruct(
 def save(model: FittedModel, directory: str | os.PathLike[str]) -> None:
     """Write a model; see `FittedModel.save`."""
     contents = {_COEFFICIENTS: _coefficients_csv(model), _EDGES: _edges_csv(model)}
-    if model.kin is not None:
-        arrays: dict[str, Any] = {}
-        contents[_KIN] = _json(_packed(model.kin, "", arrays))
-        stream = io.BytesIO()
-        np.savez(stream, allow_pickle=False, **arrays)
-        contents[_KIN_ARRAYS] = stream.getvalue()
-    if model.boosting is not None:
-        contents |= {name: text.encode() for name, text in zip(_BOOSTING, model.boosting.texts, strict=True)}
-    for attribute, name in _OPTIONAL.items():
-        if getattr(model, attribute) is not None:
-            contents[name] = _json(getattr(model, attribute))
-    if model.baseline is not None:
-        contents[_BASELINE] = _json(model.baseline.plain())
+    for name in _PACKED:
+        if (part := getattr(model, name)) is not None:
+            arrays: dict[str, Any] = {}
+            contents[f"{name}.json"] = _json(_packed(part, "", arrays))
+            stream = io.BytesIO()
+            np.savez(stream, allow_pickle=False, **arrays)
+            contents[f"{name}.npz"] = stream.getvalue()
+    for name in _OPTIONAL:
+        if getattr(model, name) is not None:
+            contents[f"{name}.json"] = _json(getattr(model, name))
     description = {
         "format": FORMAT,
         "format_version": FORMAT_VERSION,
@@ -158,22 +157,24 @@ def _plain(value: Any) -> Any:
 
 
 def _packed(value: Any, path: str, arrays: dict[str, Any]) -> Any:
-    """Return a value for JSON; its arrays are put into ``arrays`` by the path of their fields."""
-    if is_dataclass(value) and type(value).__name__ in _TYPES:
-        inside = {item.name: getattr(value, item.name) for item in fields(value)}
-        if isinstance(value, Kin):  # the model has these
-            del inside["sites"], inside["loss"]
+    """Return a value for JSON; arrays in fields are put into ``arrays`` by the path of their field."""
+    if type(value).__name__ in _TYPES:
+        # the model has the sites and the loss of its kin
+        names = [item.name for item in fields(value) if not (isinstance(value, Kin) and item.name in _OF_MODEL)]
         packed: dict[str, Any] = {"type": type(value).__name__}
-        for name, one in inside.items():
-            if isinstance(one, np.ndarray):
-                arrays[f"{path}{name}"] = one
+        for name in names:
+            inside = getattr(value, name)
+            if isinstance(inside, np.ndarray):
+                arrays[f"{path}{name}"] = inside
             else:
-                packed[name] = _packed(one, f"{path}{name}.", arrays)
+                packed[name] = _packed(inside, f"{path}{name}.", arrays)
         return packed
     if isinstance(value, Mapping):
         return {str(name): _packed(one, path, arrays) for name, one in value.items()}
     if isinstance(value, list | tuple):
         return [_packed(one, path, arrays) for one in value]
+    if isinstance(value, np.ndarray):  # of a list of arrays
+        return {"array": value.tolist()}
     if isinstance(value, float | np.floating) and not math.isfinite(value):
         return {"float": repr(float(value))}
     return value
@@ -186,6 +187,8 @@ def _unpacked(value: Any, path: str, arrays: Mapping[str, Any], more: Mapping[st
         return value
     if set(value) == {"float"}:
         return float(value["float"])
+    if set(value) == {"array"}:
+        return np.array(value["array"], dtype=np.float64)
     if "type" not in value:
         return {name: _unpacked(one, path, arrays, {}) for name, one in value.items()}
     kind = _TYPES[value["type"]]
@@ -302,22 +305,22 @@ def load(directory: str | os.PathLike[str], *, loss: Loss | None = None) -> Fitt
         _damaged(folder / _COEFFICIENTS, f"it has {len(sites)} sites, expected {about.n_sites}")
     if any(not 0 <= u < len(sites) for u, _ in about.notes):
         _damaged(folder / _MODEL, "it has notes on unknown sites")
-    boosted = _BOOSTING[0] in about.checksums
+    boosted = "boosting.json" in contents
     if about.schema is not None and about.schema.names != (about.features[:-1] if boosted else about.features):
         _damaged(folder / _MODEL, "its schema does not match its features")
     if about.classes is not None and len(about.classes) != coef.shape[1] + 1:
         _damaged(folder / _MODEL, f"it has {len(about.classes)} classes, expected {coef.shape[1] + 1}")
-    kept: dict[str, Any] = {name: getattr(about, key) for key, name in _KEYS.items()} | {"site_codes": about.site_codes}
-    present = {attribute: name for attribute, name in _OPTIONAL.items() if name in contents}
-    kept |= {one: _decoded(folder / name, contents[name], dict[str, Any]) for one, name in present.items()}
-    if _BASELINE in contents:
-        path = folder / _BASELINE
-        try:
-            kept["baseline"] = Baselines.from_plain(_decoded(path, contents[_BASELINE], dict[str, Any]))
-        except ModelFileError as error:
-            _damaged(path, str(error))
-        if len(kept["baseline"].times) != len(sites):
-            _damaged(path, f"it has {len(kept['baseline'].times)} sites, expected {len(sites)}")
+    codes = about.site_codes
+    if codes is not None and [len(one) in (0, CODES) for one in codes] != [True] * about.n_sites:
+        _damaged(folder / _MODEL, "its codes do not match its sites")
+    own: dict[str, dict[str, Any]] = {"kin": {"sites": sites, "loss": restored}}
+    found = {name: _read_packed(folder, contents, name, own.get(name, {})) for name in _PACKED}
+    if found["baseline"] is not None and len(found["baseline"].times) != len(sites):
+        _damaged(folder / "baseline.json", f"it has {len(found['baseline'].times)} sites, expected {len(sites)}")
+    if boosted and found["boosting"].feature.max() >= len(about.features) - 1 + CODES * (codes is not None):
+        _damaged(folder / "boosting.npz", "it has columns that the model does not have")
+    plain = [(name, f"{name}.json") for name in _OPTIONAL]
+    found |= {one: _decoded(folder / name, contents[name], dict[str, Any]) for one, name in plain if name in contents}
     return FittedModel(
         sites=sites,
         coef=coef,
@@ -326,11 +329,11 @@ def load(directory: str | os.PathLike[str], *, loss: Loss | None = None) -> Fitt
         n_samples=n_samples,
         loss=restored,
         graph=_read_edges(folder / _EDGES, contents, sites),
-        kin=_read_kin(folder / _KIN, contents, sites, restored),
         fedkin_version=about.fedkin_version,
         notes={sites[u]: lines for u, lines in about.notes},
-        boosting=_read_boosting(folder, contents, about),
-        **kept,
+        site_codes=codes,
+        **{name: getattr(about, key) for key, name in _KEYS.items()},
+        **found,
     )
 
 
@@ -392,38 +395,24 @@ def _read_bytes(path: Path) -> bytes:
         raise ModelFileError(f"{path} cannot be read: {error.strerror or error}") from None
 
 
-def _read_kin(path: Path, contents: Mapping[str, bytes], sites: tuple[Hashable, ...], loss: Loss) -> Kin | None:
-    if _KIN not in contents:
+def _read_packed(folder: Path, contents: Mapping[str, bytes], name: str, more: Mapping[str, Any]) -> Any:
+    """Return the attribute of the model that two files hold; None if there are none."""
+    path, packed = folder / f"{name}.json", contents.get(f"{name}.npz")
+    if path.name not in contents:
         return None
     try:
-        with np.load(io.BytesIO(contents[_KIN_ARRAYS]), allow_pickle=False) as packed:
-            if sum(item.file_size for item in packed.zip.infolist()) > len(contents[_KIN_ARRAYS]):
+        if packed is None:
+            raise ValueError("which is missing")
+        with np.load(io.BytesIO(packed), allow_pickle=False) as stored:
+            if sum(item.file_size for item in stored.zip.infolist()) > len(packed):
                 raise ValueError("its arrays are larger than the file")  # Fedkin never compresses them
-            arrays = {name: packed[name] for name in packed.files}
-        found = _unpacked(_decoded(path, contents[_KIN], dict), "", arrays, {"sites": sites, "loss": loss})
+            arrays = {key: stored[key] for key in stored.files}
+        found = _unpacked(_decoded(path, contents[path.name], dict), "", arrays, more)
     except Exception as error:  # zipfile, zlib and numpy have no common base of errors
         if isinstance(error, ModelFileError):
             raise
-        _damaged(path, f"it does not match {_KIN_ARRAYS} ({error})")
-    return found if isinstance(found, Kin) else _damaged(path, "it is not the result of a fit")
-
-
-def _read_boosting(folder: Path, contents: Mapping[str, bytes], about: Any) -> Boosting | None:
-    n_features = len(about.features) - 1
-    if about.site_codes is not None:
-        n_features += CODES
-        if [len(one) in (0, CODES) for one in about.site_codes] != [True] * about.n_sites:
-            _damaged(folder / _MODEL, "its codes do not match its sites")
-    present = [name for name in _BOOSTING if name in contents]
-    if present and len(present) < PARTS:
-        _damaged(folder / _MODEL, f"it has {len(present)} of {PARTS} parts of a boosting model")
-    texts = []
-    for name in present:
-        try:
-            texts.append(checked_boosting(contents[name].decode(errors="replace"), n_features))
-        except (ValueError, OverflowError) as error:
-            _damaged(folder / name, str(error))
-    return Boosting(tuple(texts)) if texts else None
+        _damaged(path, f"it does not match {name}.npz ({error})")
+    return found if isinstance(found, _PACKED[name]) else _damaged(path, "it is not the result of a fit")
 
 
 # --- tables -----------------------------------------------------------------------------------------------------
@@ -432,14 +421,13 @@ def _read_boosting(folder: Path, contents: Mapping[str, bytes], about: Any) -> B
 def _coefficients_csv(model: FittedModel) -> bytes:
     """Return the coefficients as CSV, with all digits of each number."""
     k = model.coef.shape[1]
-    header = ["site", "site_type", "group", "n_samples", *(["class"] if k > 1 else []), "intercept"]
-    rows: list[list[str]] = [[*header, *map(_column_name, model.feature_names)]]
-    intercept, coef = model.intercept.tolist(), model.coef.tolist()
-    for u, site in enumerate(model.sites):
-        for j in range(k):
-            label = [] if k == 1 or model.classes is None else [str(model.classes[j + 1])]
-            numbers = [repr(value) for value in (intercept[u][j], *coef[u][j])]
-            rows.append([*_id_cells(site), str(model.groups[u]), str(model.n_samples[u]), *label, *numbers])
+    classes = None if k == 1 or model.classes is None else [str(label) for label in model.classes[1:]]
+    header = ["site", "site_type", "group", "n_samples", *(["class"] if classes else []), "intercept"]
+    rows: list[list[Any]] = [[*header, *map(column_name, model.feature_names)]]
+    of_sites = zip(map(_id_cells, model.sites), model.groups.tolist(), model.n_samples.tolist(), strict=True)
+    numbers = np.concatenate([model.intercept[:, :, None], model.coef], axis=2).tolist()
+    for (cells, *counts), each in zip(of_sites, numbers, strict=True):
+        rows += [[*cells, *counts, *([classes[j]] if classes else []), *each[j]] for j in range(k)]
     return _csv(rows)
 
 
@@ -450,7 +438,7 @@ def _read_coefficients(
         header, *rows = csv.reader(io.StringIO(contents[path.name].decode(), newline=""))
         k = max(len(about.classes) - 1, 1) if about.classes is not None else 1
         first = header.index("intercept")
-        if header[first + 1 :] != list(map(_column_name, about.features)):
+        if header[first + 1 :] != list(map(column_name, about.features)):
             _damaged(path, f"its columns do not match the features in {_MODEL}")
         if not rows or len(rows) % k or any(len(row) != len(header) for row in rows):
             _damaged(path, f"it has {len(rows)} rows, which is not {k} for every site")
@@ -465,16 +453,11 @@ def _read_coefficients(
         _damaged(path, str(error))
 
 
-def _column_name(feature: str) -> str:
-    return f"feature:{feature}" if feature in _LEADING else feature
-
-
 def _edges_csv(model: FittedModel) -> bytes:
     names = [_id_cells(site)[0] for site in model.sites]
-    rows = [["source", "target", "weight", "source_row", "target_row"]]
-    for (i, j), weight in zip(model.graph.edges.tolist(), model.graph.weights.tolist(), strict=True):
-        rows.append([names[j], names[i], repr(weight), str(j), str(i)])
-    return _csv(rows)
+    edges = zip(model.graph.edges.tolist(), model.graph.weights.tolist(), strict=True)
+    rows = ([names[j], names[i], weight, j, i] for (i, j), weight in edges)
+    return _csv([["source", "target", "weight", "source_row", "target_row"], *rows])
 
 
 def _read_edges(path: Path, contents: Mapping[str, bytes], sites: tuple[Hashable, ...]) -> Graph:
@@ -526,11 +509,7 @@ _READERS: dict[str, Callable[[str], Hashable]] = {
 }
 
 
-def _csv(rows: Iterable[Sequence[str]]) -> bytes:
-    return "".join(",".join(map(_csv_cell, row)) + "\n" for row in rows).encode()
-
-
-def _csv_cell(text: str) -> str:
-    # the csv module does not quote a carriage return when lines end in "\n", but reads it as the end of a line
-    quoted = any(mark in text for mark in ',"\r\n') or text != text.strip()
-    return '"' + text.replace('"', '""') + '"' if quoted else text
+def _csv(rows: Iterable[Sequence[object]]) -> bytes:
+    stream = io.StringIO(newline="")
+    csv.writer(stream, lineterminator="\n", quoting=csv.QUOTE_NONNUMERIC).writerows(rows)
+    return stream.getvalue().encode()
