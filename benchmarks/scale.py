@@ -1,4 +1,4 @@
-"""What it costs to go beyond one machine: rows, sites and machines; docs/scaling.md has the results.
+"""What it costs to go beyond one machine: rows, sites and machines; docs/benchmarks.md has the results.
 
     python benchmarks/scale.py rows [MILLIONS OF ROWS]
     python benchmarks/scale.py sites [SITES]

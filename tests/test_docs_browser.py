@@ -41,7 +41,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-@pytest.mark.parametrize("name", ["index", "tutorial", "federation", "gallery", "mathematics"])
+@pytest.mark.parametrize("name", ["index", "tutorial", "federation", "gallery", "fused"])
 def test_pages_are_usable(browser: Any, site: Path, name: str, scheme: str) -> None:
     page = browser.new_context(color_scheme=scheme).new_page()
     asked: list[str] = []
@@ -55,7 +55,7 @@ def test_pages_are_usable(browser: Any, site: Path, name: str, scheme: str) -> N
 
 def test_search_and_formulas_work_from_the_disk(browser: Any, site: Path) -> None:
     page = browser.new_page()
-    page.goto((site / "mathematics.html").as_uri())
+    page.goto((site / "fused.html").as_uri())
     page.wait_for_selector(".katex-display")
     assert page.locator(".arithmatex").count() == page.locator(".arithmatex:has(.katex)").count() > 10
     assert page.locator(".katex-error").count() == 0

@@ -45,7 +45,7 @@ def project(y, radius, penalty):
 
 
 def by_hand(problem, rounds, kappa, rho, penalty, present):
-    """The rounds of docs/fed-admm.md with all rows, step=kappa and estimated shares of presence, one site at a time."""
+    """The rounds of docs/fused.md with all rows, step=kappa and estimated shares of presence, one site at a time."""
     fed, graph = problem.federation, problem.graph
     theta, y = np.zeros((V, P)), np.zeros((graph.n_edges, P))
     pull = before = np.zeros((V, P))

@@ -74,7 +74,7 @@ def fed_admm(
         Availability of intermittent sites (Algorithm 2).
     streams : mapping {site: iterable of samples}, optional
         New samples ``(x, y)`` for these sites in every round; their stored rows are used for the curvature only.
-        docs/fed-admm.md describes the reported values.
+        docs/fused.md describes the reported values.
     tol : float, optional
         Stop when the relative duality gap is at most this; it is computed for every line of the trace. With streams,
         stop when the improvement over the second half of the rounds, on unseen rows and plus two standard errors, is
@@ -142,7 +142,7 @@ def fed_admm(
 
     Notes
     -----
-    docs/fed-admm.md derives the computed form of a round. The gap is certified by the edge duals: they and their
+    docs/fused.md derives the computed form of a round. The gap is certified by the edge duals: they and their
     averages stay inside their balls in every round.
 
     Examples

@@ -6,7 +6,7 @@ the duals around site i, a round is
     theta_i <- theta_i - eta_i (g_i + 2 s_i(t) - s_i(t-1))                 node step
     y_e     <- projection of y_e + (rho / 2) (theta_i - theta_j)           edge step
 
-which is Algorithm 1 of the paper with its copies beta eliminated (docs/fed-admm.md has the algebra).
+which is Algorithm 1 of the paper with its copies beta eliminated (docs/fused.md has the algebra).
 
 `run_rounds` depends on three objects only:
 
