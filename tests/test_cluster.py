@@ -310,7 +310,7 @@ def test_predictions_have_the_same_bytes_in_any_pieces(
     whole = _bytes_of_predictions(predicted, tmp_path / "a.parquet", None)
     assert _bytes_of_predictions(predicted, tmp_path / "b.parquet", _Elsewhere(2)) == whole
     monkeypatch.setattr(fedkin.data.files, "_PIECE_ROWS", 80)  # two pieces of 80 and 70 rows for each file
-    assert len(fedkin.data.open_files(folder).pieces()) == 8
+    assert len(fedkin.data.open_files(folder)[0].pieces()) == 8
     assert _bytes_of_predictions(predicted, tmp_path / "c.parquet", _Elsewhere(2)) != whole  # other row groups
     table, rows = pq.read_table(tmp_path / "c.parquet"), pq.read_table(folder)
     assert table.equals(pq.read_table(tmp_path / "a.parquet"))

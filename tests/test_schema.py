@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from fedkin.data import Column, Federation, Roles, Schema, SchemaScan, TableInMemory, columns_of
+from fedkin.data.cells import frame_row
 from fedkin.errors import DataError, ParameterError
 
 N = 60
@@ -154,7 +155,7 @@ class InBatches:
     """A table that is read seven rows at a time."""
 
     def __init__(self, columns):
-        self.names, self._columns = list(columns), columns
+        self.names, self._columns, self.at = list(columns), columns, frame_row
 
     def batches(self, names):
         for start in range(0, N, 7):

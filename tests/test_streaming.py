@@ -13,7 +13,7 @@ from fedkin._storage import place_of
 from fedkin.cli import main
 from fedkin.cli.reading import stays_in_files
 from fedkin.core import rows_in_files
-from fedkin.data import Federation, ParquetTable, files
+from fedkin.data import Federation, FileTable, files
 from fedkin.errors import DataError, ParameterError
 from fedkin.fitting import FitOptions, fit
 
@@ -57,15 +57,24 @@ def test_weights_offsets_and_dropped_rows(tmp_path):
     assert streamed.notes == ("4 rows of 900 left out, where 'x' is missing",)
 
 
-@pytest.mark.parametrize("suffix", [".csv", ".csv.gz"])
-def test_a_csv_file_in_batches_is_read_as_in_memory(tmp_path, monkeypatch, suffix):
+@pytest.mark.parametrize(
+    ("names", "place"),
+    [
+        (["rows.csv"], "line 1502"),
+        (["rows.csv.gz"], "line 1502"),
+        (["a.csv", "b.csv.gz", "c.tsv"], "c.tsv, line 168"),
+    ],
+)
+def test_csv_files_in_batches_are_read_as_in_memory(tmp_path, monkeypatch, names, place):
     columns = table(2000)
     columns["x"][1500] = np.nan
     columns["treated"] = np.resize([True, False, False], 2000)
-    lines = [",".join(columns), *(",".join(map(str, row)) for row in zip(*columns.values(), strict=True))]
-    path = tmp_path / f"rows{suffix}"
-    with gzip.open(path, "wt") if suffix.endswith("gz") else path.open("w") as file:
-        file.write("\n".join(lines).replace("nan", "NA") + "\n")
+    lines = [",".join(map(str, row)) for row in zip(*columns.values(), strict=True)]
+    for name, rows in zip(names, np.array_split(lines, len(names)), strict=True):
+        text = "\n".join([",".join(columns), *rows]).replace("nan", "NA") + "\n"
+        with gzip.open(tmp_path / name, "wt") if name.endswith("gz") else (tmp_path / name).open("w") as file:
+            file.write(text)
+    path = tmp_path / names[0] if len(names) == 1 else tmp_path
     monkeypatch.setattr(files, "_BLOCK_BYTES", 8000)
     streamed = fedkin.summarise_files(path, **ROLES, missing="drop")
     with pytest.warns(fedkin.errors.TableWarning, match="1 row of 2000 left out"):
@@ -73,8 +82,34 @@ def test_a_csv_file_in_batches_is_read_as_in_memory(tmp_path, monkeypatch, suffi
     expected = fedkin.summarise(federation.with_intercept(), "linear")
     assert streamed.schema.names == federation.schema.names and streamed.summaries.sites == expected.sites
     assert np.allclose(streamed.summaries.sums.total().hessian, expected.sums.total().hessian, rtol=1e-10)
-    with pytest.raises(DataError, match=r"1 in 'x' \(first in line 1502\); the table has 2,000 rows"):
+    with pytest.raises(DataError, match=rf"1 in 'x' \(first in {place}\); the table has 2,000 rows"):
         fedkin.summarise_files(path, **ROLES)
+    monkeypatch.setattr(files, "_LARGE_CSV", 1000)
+    monkeypatch.setattr("fedkin.cli.reading.free_memory", lambda: 1e5)
+    assert stays_in_files(path, FitOptions(), ROLES)
+
+
+def test_a_directory_of_large_csv_files_is_fitted_and_predicted_in_batches(tmp_path, monkeypatch, capsys):
+    columns, rows = table(600), tmp_path / "rows"
+    rows.mkdir()
+    for site in sorted(set(columns["site"])):
+        own = np.array(columns["site"]) == site
+        part = {name: np.array(cells)[own].tolist() for name, cells in columns.items() if name != "site"}
+        fedkin.data.write_csv(rows / f"{site}.csv", list(part), zip(*part.values(), strict=True))
+    found = []
+    for memory in (1e12, 1e5):
+        out = str(tmp_path / f"{memory:.0f}")
+        assert main(["fit", str(rows), "--target", "y", "--test-size", "0", "--out", out]) == 0
+        assert main(["predict", out, str(rows), "--out", f"{out}.csv"]) == 0
+        found.append((fedkin.load(out), fedkin.data.read_columns(f"{out}.csv")))
+        monkeypatch.setattr(files, "_LARGE_CSV", 1000)
+        monkeypatch.setattr("fedkin.cli.reading.free_memory", lambda: 1e5)
+    assert capsys.readouterr().err.count("rows stay in their files") == 1
+    (whole, expected), (streamed, predicted) = found
+    assert streamed.sites == whole.sites == tuple(sorted(set(columns["site"])))
+    np.testing.assert_allclose(streamed.coef, whole.coef, atol=1e-8)
+    assert predicted["site"].tolist() == expected["site"].tolist()
+    np.testing.assert_allclose(predicted["prediction"], expected["prediction"], atol=1e-6)
 
 
 def test_a_word_among_the_numbers_of_a_csv_file_is_named(tmp_path):
@@ -173,7 +208,7 @@ def test_kin_of_rows_in_files_is_that_of_rows_in_memory(tmp_path, kind, more):
 def test_few_passes_and_one_batch_at_a_time(tmp_path, monkeypatch):
     path = written(tmp_path / "rows", {name: cells for name, cells in labelled("logistic").items() if name not in "ow"})
     rows = rows_in_files(path, **ROLES)
-    passes, largest, read = [], [], ParquetTable.batches
+    passes, largest, read = [], [], FileTable.batches
 
     def counted(self, names):
         passes.append(1)
@@ -181,7 +216,7 @@ def test_few_passes_and_one_batch_at_a_time(tmp_path, monkeypatch):
             largest.append(len(table["site"]))
             yield table
 
-    monkeypatch.setattr(ParquetTable, "batches", counted)
+    monkeypatch.setattr(FileTable, "batches", counted)
     fit(rows)
     assert len(passes) <= 40
     assert max(largest) <= 200  # the files have 200 rows each: never more than one of them

@@ -16,9 +16,9 @@ from fedkin._progress import progress
 from fedkin._storage import place_of
 from fedkin.cli.console import Json, Place, argument, flag, messages, note, option, print_json, switch
 from fedkin.cli.models import Model
-from fedkin.cli.reading import check_exists, check_new_file, no_sites, read_districts
+from fedkin.cli.reading import check_exists, check_new_file, read_districts
 from fedkin.cluster import running_on
-from fedkin.data import DecimalMark, Federation, RawColumns, read_columns, site_ids, write_batches
+from fedkin.data import DecimalMark, Federation, RawColumns, no_site_column, read_columns, site_ids, write_batches
 from fedkin.errors import DataError, ParameterError
 from fedkin.fitting import FittedModel, Predictor, load
 from fedkin.fitting.model import Interval
@@ -116,7 +116,7 @@ def _with_baseline(
             column = column or "site"
             columns = {**columns, column: np.full(len(next(iter(columns.values()), ())), fitted.sites[0], dtype=object)}
         if column is None:
-            raise no_sites(rows, list(columns))
+            raise no_site_column(rows, columns)
         found = Federation.from_schema(columns, schema, site=column)
     sites = [fitted.sites[fitted.position(one)] for one in found.sites]
     return fitted.with_baseline(Federation(dict(zip(sites, map(found.__getitem__, found.sites), strict=True))))
@@ -135,6 +135,6 @@ def _rows_by_site(path: Path, column: str | None, decimal: DecimalMark) -> dict[
     with in_file(path, DataError):
         columns = read_columns(path, decimal)
         if column is None or column not in columns:
-            raise no_sites(path, list(columns))
+            raise no_site_column(path, columns)
         ids = np.array([str(site) for site in site_ids(columns[column])], dtype=object)
     return {site: {name: values[ids == site] for name, values in columns.items()} for site in dict.fromkeys(ids)}

@@ -15,16 +15,18 @@ import numpy as np
 from fedkin._base import count, free_memory, in_file, listed
 from fedkin._storage import Remote
 from fedkin.cli.console import flag, note
-from fedkin.core import Summaries, holds_labels, holds_zeros_and_ones, rows_in_files, summarise_files, table_size
+from fedkin.core import Summaries, infer_target, rows_in_files, summarise_files
 from fedkin.data import (
     DecimalMark,
     Federation,
+    FileTable,
     Schema,
     files_of,
     in_batches,
     level_text,
     near_name,
-    read_by_schema,
+    no_site_column,
+    open_files,
     read_files,
     site_ids,
 )
@@ -84,11 +86,6 @@ def _reads(path: Path, file: Path) -> bool:
     return file.resolve() in {one.resolve() for one in files_of(path)}
 
 
-def no_sites(path: Path, columns: Sequence[str]) -> DataError:
-    has = f"; it has {', '.join(columns[:20])}{', ...' if len(columns) > 20 else ''}" if columns else ""
-    return DataError(f"no site column given for {path}: add --site COL{has}")
-
-
 # --- what is fitted ---------------------------------------------------------------------------------------------------
 
 
@@ -140,8 +137,8 @@ def open_table(path: Path, options: Mapping[str, Any], columns: Mapping[str, Any
     if target is not None and not wanted:
         raise DataError(f"the {how.loss} loss has no target: leave out --target {target}, or name it in --features")
     check_exists(path)
-    if stays_in_files(path, how, columns):
-        return _open_files(path, how, {name: value for name, value in columns.items() if name != "decimal"})
+    if (table := stays_in_files(path, how, columns)) is not None:
+        return _open_files(path, table, how, {name: value for name, value in columns.items() if name != "decimal"})
     rows = read_table(path, **columns)
     return Opened(rows, _checked(rows, how), known={"offset_name": columns.get("offset") or columns.get("exposure")})
 
@@ -151,11 +148,12 @@ def open_by_contract(
 ) -> Opened:
     """Open the rows of all sites, checked and encoded according to the contract."""
     check_exists(path)
-    columns, column, _ = read_by_schema(path, site, contract.schema, contract.schema.columns, decimal)
+    offset = [] if contract.schema.offset is None else [contract.schema.offset]
+    table, column = read_files(path, site, [*(one.name for one in contract.schema.columns), *offset], decimal)
     if column is None:
-        raise no_sites(path, list(columns))
+        raise no_site_column(path, table.names)
     with in_file(path, DataError):
-        rows = Federation.from_schema(columns, contract.schema, site=column)
+        rows = Federation.from_schema(table.columns, contract.schema, site=column)
     known = {"offset_name": contract.schema.offset}
     districts = read_districts(path, site, contract.within, decimal) if contract.within else None
     how = contract_options(options, contract, districts)
@@ -258,47 +256,46 @@ def contract_options(
 # --- Parquet files that stay on disk ----------------------------------------------------------------------------------
 
 
-def stays_in_files(path: Path, how: FitOptions, columns: Mapping[str, Any]) -> bool:
-    """Return whether rows stay in their Parquet files or their CSV file.
+def stays_in_files(path: Path, how: FitOptions, columns: Mapping[str, Any]) -> FileTable | None:
+    """Return the table if its rows stay in their Parquet or CSV files.
 
     They do if a fit would take more than half of the free memory. For least squares, which needs one pass, the limit is
     a gigabyte, unless gaps are to be filled or rows are ordered in time.
     """
     if not in_batches(path, columns.get("decimal", ".")) or (how.loss != AUTO and not loss_kind(how.loss).additive):
-        return False
-    rows, width = table_size(path)
+        return None
+    table, _ = open_files(path, columns.get("site"))
+    rows, width = table.n_rows, len(table.names)
     needed, free = _COPIES * 8.0 * rows * width, free_memory() or math.inf
-    sums = _sums_suffice(path, how, columns.get("target"))
+    sums = _sums_suffice(table, how, columns.get("target"))
     one_pass = sums and columns.get("missing", "refuse") in ("refuse", "drop") and columns.get("time") is None
     if needed <= min(0.5 * free, _MOST_IN_MEMORY if one_pass else math.inf):
-        return False
+        return None
     size = f"{path}: {count(rows, 'row')} of {count(width, 'column')}, about {needed / _GIGABYTE:.2g} GB in memory"
     if sums or how.method == "kin":
         way = "read in one pass that keeps sums only" if sums else "read once for every Newton step, about 25 times"
         note(f"{size}: rows stay in their files, {way}")
-        return True
+        return table
     if needed <= free:
-        return False
+        return None
     raise ParameterError(
         f"{size}, and {free / _GIGABYTE:.2g} GB are free, but the fused estimator keeps all rows unless the loss is "
         "linear: use --method kin, which leaves them in their files"
     )
 
 
-def _sums_suffice(path: Path, how: FitOptions, target: str | None) -> bool:
+def _sums_suffice(table: FileTable, how: FitOptions, target: str | None) -> bool:
     """Return whether sums over rows are sufficient: for least squares, not for classes."""
-    if how.loss == "auto":
-        return target is None or not (holds_labels(path, target) or holds_zeros_and_ones(path, target))
+    if how.loss == AUTO:
+        return infer_target(table, target) == "numbers"
     kind = loss_kind(how.loss)
     return kind.quadratic and kind.target is not None
 
 
-def _open_files(path: Path, how: FitOptions, columns: Mapping[str, Any]) -> Opened:
+def _open_files(path: Path, table: FileTable, how: FitOptions, columns: Mapping[str, Any]) -> Opened:
     target = columns.get("target")
-    if columns.get("site") is None:
-        raise no_sites(path, [])
-    if not _sums_suffice(path, how, target):
-        if how.loss == "auto" and target is not None and holds_zeros_and_ones(path, target):
+    if not _sums_suffice(table, how, target):
+        if how.loss == AUTO and infer_target(table, target) == "binary":
             how = _as_classes(how, target)
         rows = rows_in_files(path, **columns, loss=how.loss, fit_intercept=how.fit_intercept)
         for text in rows.notes:
@@ -329,10 +326,12 @@ def read_table(path: Path, **columns: Any) -> Federation:
 def read_districts(path: Path, site: str | None, column: str, decimal: DecimalMark = ".") -> dict[Hashable, Hashable]:
     """Return the district of each site, from a column of the table."""
     with in_file(path, DataError):
-        columns, found, _ = read_files(path, site, [column], decimal)
-        if column not in columns:
+        table, found = read_files(path, site, [column], decimal)
+        if found is None:
+            raise no_site_column(path, table.names)
+        if column not in table.names:
             raise DataError(f"there is no column {column!r} of districts: correct --within")
-        pairs = dict.fromkeys(zip(site_ids(columns[found]), site_ids(columns[column]), strict=True))
+        pairs = dict.fromkeys(zip(*(site_ids(table.columns[name]) for name in (found, column)), strict=True))
     made = dict(pairs.keys())
     for one, district in pairs:
         if made[one] != district:

@@ -28,11 +28,9 @@ from fedkin.core.ownfits import minimise_with_ridge
 from fedkin.core.parquet import (
     FileRows,
     Streamed,
-    holds_labels,
-    holds_zeros_and_ones,
+    infer_target,
     rows_in_files,
     summarise_files,
-    table_size,
 )
 from fedkin.core.penalties import L1, Penalty, make_penalty
 from fedkin.core.privacy import Budget, composed_epsilon, private_summary, table_of_sums
@@ -73,13 +71,12 @@ from fedkin.core.terms import MixedTerms, RowTerms, SummedTerms, build_terms, su
 __all__ = [
     "FAMILY_WISE", "L1", "RANK_TOLERANCE", "AffineMap", "Budget", "Columns", "Correction", "EdgeSelection",
     "FileRows", "FusedObjective", "LocalFit", "MixedTerms", "OwnEstimate", "Penalty", "PlainMessage", "Privacy",
-    "Problem", "QuadraticTerms", "Quadratics", "Query", "RowData", "RowTerms", "RunningSums", "SiteData", "SiteLosses",
-    "SiteTerms", "Solution", "Status", "Streamed", "Summaries", "Summary", "SummedTerms", "Variance", "alike_groups",
-    "assign_folds", "ball_gap", "bonferroni", "build_terms", "check_shapes", "composed_epsilon", "damped_newton",
-    "from_plain", "gap_scale", "generalized_inverse", "global_fit", "holds_labels", "holds_zeros_and_ones",
+    "Problem", "QuadraticTerms", "Quadratics", "Query", "RowData", "RowTerms", "RunningSums", "SiteData",
+    "SiteLosses", "SiteTerms", "Solution", "Status", "Streamed", "Summaries", "Summary", "SummedTerms", "Variance",
+    "alike_groups", "assign_folds", "ball_gap", "bonferroni", "build_terms", "check_shapes", "composed_epsilon",
+    "damped_newton", "from_plain", "gap_scale", "generalized_inverse", "global_fit", "infer_target",
     "inverse_trigamma", "least_eigenvalue", "local_fit", "make_penalty", "merge_sums", "minimise_with_ridge",
-    "oracle_fit", "partial_sums", "private_summary", "refuse", "resolve_losses", "rows_in_files",
-    "select_edges", "site_answer", "site_data", "site_summary", "solve_and_rest", "sum_groups", "summarise",
-    "summarise_files",
-    "summed_terms", "table_of_sums", "table_size", "to_plain", "wald_tests",
+    "oracle_fit", "partial_sums", "private_summary", "refuse", "resolve_losses", "rows_in_files", "select_edges",
+    "site_answer", "site_data", "site_summary", "solve_and_rest", "sum_groups", "summarise", "summarise_files",
+    "summed_terms", "table_of_sums", "to_plain", "wald_tests",
 ]  # fmt: skip

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Hashable, Iterator, Sequence
+from collections.abc import Hashable, Iterator
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import ClassVar, Literal, Unpack
 
 import numpy as np
 
-from fedkin._base import Array, Index, check_whole, listed, report_progress
+from fedkin._base import Array, Index, check_whole, in_file, listed, report_progress
 from fedkin.cluster import running_engine
 from fedkin.core.quadratics import Quadratics
 from fedkin.core.sitedata import RowData, SiteData
@@ -26,11 +26,10 @@ from fedkin.data import (
     Roles,
     Schema,
     SchemaScan,
-    Table,
     TableOptions,
     complete_batches,
-    head_of,
     infer_kind,
+    no_site_column,
     open_files,
     parsed_numbers,
 )
@@ -141,30 +140,26 @@ def _sums_of_piece(rows: FileRows, theta: Array, folds: int, table: FileTable) -
     return sites, sums.take(sites), came[sites]
 
 
-def table_size(path: str | os.PathLike[str]) -> tuple[int, int]:
-    """Return the numbers of rows and columns of Parquet files from their footers; for CSV files, an estimate."""
-    table = open_files(path)
-    return table.n_rows, len(table.names)
-
-
 def summarise_files(
     path: str | os.PathLike[str],
     *,
-    site: str,
+    site: str | None = None,
     target: str,
     fit_intercept: bool = True,
     folds: int = 5,
     seed: int = 0,
     **others: Unpack[TableOptions],
 ) -> Streamed:
-    """Summarise Parquet files for least squares without loading them into memory.
+    """Summarise Parquet or CSV files for least squares without loading them into memory.
 
     Parameters
     ----------
     path : path
         A file, a directory, or a pattern such as ``rows/*.parquet``.
-    site, target : str
-        Columns of sites and targets.
+    site : str, optional
+        Column of sites, as in `Federation.read`.
+    target : str
+        Column of targets.
     fit_intercept : bool
         Whether to put a column of ones first.
     folds : int
@@ -203,7 +198,7 @@ def summarise_files(
     ([2, 2], ('x',))
     """
     check_whole("folds", folds, least=2)
-    schema, sums, found = _first_pass(path, Roles(site, target, **others), "linear", folds)
+    schema, sums, found = _first_pass(path, *_opened(path, Roles(site or "", target, **others)), "linear", folds)
     summaries = sums.summaries(schema.names, found.kept, intercept=fit_intercept, seed=seed)
     return Streamed(summaries, schema, found.n_rows, found.notes)
 
@@ -211,13 +206,13 @@ def summarise_files(
 def rows_in_files(
     path: str | os.PathLike[str],
     *,
-    site: str,
+    site: str | None = None,
     target: str,
     loss: str | Loss = "auto",
     fit_intercept: bool = True,
     **others: Unpack[TableOptions],
 ) -> FileRows:
-    """Open Parquet files as site data whose rows are reread whenever they are needed.
+    """Open Parquet or CSV files as site data whose rows are reread whenever they are needed.
 
     Parameters
     ----------
@@ -253,10 +248,10 @@ def rows_in_files(
     >>> rows.loss.name, rows.classes, rows.n_samples.tolist()
     ('logistic', ('no', 'yes'), [2, 2])
     """
-    roles, table = Roles(site, target, **others), open_files(path)
+    table, roles = _opened(path, Roles(site or "", target, **others))
     if loss == "auto":
-        loss = loss_for("class" if _is_text(table, target) else "number").name
-    schema, sums, found = _first_pass(path, roles, loss, 1)
+        loss = loss_for("class" if infer_target(table, target) == "labels" else "number").name
+    schema, sums, found = _first_pass(path, table, roles, loss, 1)
     kind, classes = loss_kind(loss), schema.classes
     made = make_loss(loss) if classes is None or isinstance(loss, Loss) else kind.from_classes(len(classes))
     said = sums.summaries(schema.names, found.kept, intercept=fit_intercept)
@@ -269,21 +264,26 @@ def rows_in_files(
     return replace(rows, loss=kind.from_rows(head.X, y, head.site_index, head.offset, head.weight))
 
 
-def holds_labels(path: str | os.PathLike[str], target: str) -> bool:
-    """Return whether a column of Parquet files holds labels rather than numbers, by its first rows."""
-    table = open_files(path)
-    return target in table.names and _is_text(table, target)
+def infer_target(table: FileTable, target: str | None) -> Literal["labels", "binary", "numbers"]:
+    """Infer from the first rows of a table whether a target holds labels, only 0 and 1, or other numbers."""
+    if target is None or target not in table.names:
+        return "numbers"
+    head = next(table.batches([target]), {target: np.empty(0)})[target]
+    if head.dtype.kind == "b" or infer_kind(head).kind == "category":
+        return "labels"
+    return "binary" if head.dtype.kind in "iuf" and np.unique(head).tolist() == [0, 1] else "numbers"
 
 
-def holds_zeros_and_ones(path: str | os.PathLike[str], target: str) -> bool:
-    """Return whether the first rows of a column of Parquet files hold only 0 and 1, and both of them."""
-    table = open_files(path)
-    head = head_of(table, target) if target in table.names else np.empty(0)
-    return head.dtype.kind in "iuf" and np.unique(head).tolist() == [0, 1]
+def _opened(path: str | os.PathLike[str], roles: Roles) -> tuple[FileTable, Roles]:
+    """Open the files of a path; return also the roles with the site column."""
+    table, site = open_files(path, roles.site or None)
+    if site is None:
+        raise no_site_column(path, table.names)
+    return table, replace(roles, site=site)
 
 
 def _first_pass(
-    path: str | os.PathLike[str], roles: Roles, loss: str | Loss, folds: int
+    path: str | os.PathLike[str], table: FileTable, roles: Roles, loss: str | Loss, folds: int
 ) -> tuple[Schema, RunningSums, InferredTable]:
     """Return the schema with the means of its columns, sums of ``[1, X, y]``, and what was inferred about the table."""
     if roles.missing not in _RULES:
@@ -292,27 +292,22 @@ def _first_pass(
         )
     if roles.time:
         raise ParameterError(f"{argument('time', roles.time)} needs all rows in memory: use Federation.read")
-    table, classes = open_files(path), loss_kind(loss).target == "class"
+    classes = loss_kind(loss).target == "class"
     asked = replace(roles, categories=(*roles.categories, roles.target or "")) if classes else roles
-    try:
-        scan = SchemaScan(table, asked, table.places(), _RULES)
+    with in_file(path, DataError):
+        scan = SchemaScan(table, asked, _RULES)
         schema = _with_target(scan.schema, roles.target or "", classes)
-        sums = RunningSums(len(schema.names), folds)
-        pieces: Sequence[FileTable] = table.pieces()
-        engine = running_engine()
+        sums, pieces, engine = RunningSums(len(schema.names), folds), table.pieces(), running_engine()
         if engine is None or len(pieces) == 1:
             _add_rows(scan, sums, schema, roles)
         else:
-            firsts = np.cumsum([0, *(piece.n_rows for piece in pieces)]).tolist()
-            scans = [scan.of_piece(piece, first) for piece, first in zip(pieces, firsts, strict=False)]
+            scans = [scan.of_piece(piece) for piece in pieces]
             read = engine.map(partial(_sums_of_scan, schema=schema, roles=roles, folds=folds), scans)
-            for done, ((part, said), first) in enumerate(zip(read, firsts, strict=False), 1):
-                scan.add(part, first)
+            for done, (part, said) in enumerate(read, 1):
+                scan.add(part)
                 sums.merge(*said)
                 report_progress("reading files", done, len(pieces))
         found = scan.result()
-    except DataError as error:
-        raise DataError(f"{path}: {error}") from None
     means = sums.whole[0, 1:-1] / sums.whole[0, 0]
     schema = replace(found.schema, target=schema.target, fill=tuple(means[found.kept].tolist()))
     return schema, sums, found
@@ -348,8 +343,3 @@ def _with_target(schema: Schema, name: str, classes: bool) -> Schema:
 
 def _weight(table: RawColumns, roles: Roles) -> Array | None:
     return None if roles.weight is None else parsed_numbers(table[roles.weight]).values
-
-
-def _is_text(table: Table, target: str) -> bool:
-    head = head_of(table, target)
-    return head.dtype.kind == "b" or infer_kind(head).kind == "category"

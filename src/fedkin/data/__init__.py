@@ -21,7 +21,6 @@ from fedkin.data.columns import (
     CSV_SUFFIXES,
     PARQUET_SUFFIXES,
     RawColumns,
-    RowPlaces,
     columns_of,
     read_cells,
     read_columns,
@@ -31,14 +30,11 @@ from fedkin.data.columns import (
 from fedkin.data.federation import INTERCEPT, Federation
 from fedkin.data.files import (
     FileTable,
-    ParquetTable,
     files_of,
-    head_of,
     in_batches,
+    no_site_column,
     open_files,
-    read_by_schema,
     read_files,
-    table_pieces,
     write_batches,
 )
 from fedkin.data.infer import InferredTable, SchemaScan, complete_batches, with_curves
@@ -57,10 +53,10 @@ from fedkin.data.schema import Column, Roles, Schema, Spline, Table, TableInMemo
 
 __all__ = [
     "CSV_SUFFIXES", "INTERCEPT", "PARQUET_SUFFIXES", "Column", "DecimalMark", "Federation", "FileTable", "Finding",
-    "HasSites", "InferredTable", "Label", "ParquetTable", "RawColumns", "Roles", "RowPlaces", "Rows", "Schema",
-    "SchemaScan", "Spline", "Table", "TableInMemory", "TableOptions", "block_folds", "columns_of", "complete_batches",
-    "deal_folds", "files_of", "grouped", "head_of", "in_batches", "infer_column", "infer_kind", "is_missing",
-    "is_missing_text", "level_text", "natural_basis", "near_name", "number_of", "open_files", "parsed_numbers",
-    "raise_findings", "read_by_schema", "read_cells", "read_columns", "read_files", "refuse_dates", "row_places",
-    "site_id", "site_ids", "stable_order", "table_pieces", "with_curves", "write_batches", "write_csv",
+    "HasSites", "InferredTable", "Label", "RawColumns", "Roles", "Rows", "Schema", "SchemaScan", "Spline", "Table",
+    "TableInMemory", "TableOptions", "block_folds", "columns_of", "complete_batches", "deal_folds", "files_of",
+    "grouped", "in_batches", "infer_column", "infer_kind", "is_missing", "is_missing_text", "level_text",
+    "natural_basis", "near_name", "no_site_column", "number_of", "open_files", "parsed_numbers", "raise_findings",
+    "read_cells", "read_columns", "read_files", "refuse_dates", "row_places", "site_id", "site_ids", "stable_order",
+    "with_curves", "write_batches", "write_csv",
 ]  # fmt: skip

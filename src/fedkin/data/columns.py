@@ -33,6 +33,7 @@ from fedkin._base import AnyArray, check_choice, count, in_file, listed, repeate
 from fedkin._storage import Remote, file_system, place_of
 from fedkin.data.cells import (
     LARGEST_EXACT_INTEGER,
+    MISSING,
     DecimalMark,
     infer_column,
     is_gap,
@@ -125,6 +126,29 @@ def _columns_by_narwhals(frame: object) -> list[tuple[str, AnyArray]]:
     if isinstance(table, nw.LazyFrame):
         table = table.collect()
     return [(str(name), _column_of_series(table[name])) for name in table.columns]
+
+
+def columns_of_batch(names: Sequence[str], batch: Any) -> RawColumns:
+    """Return some columns of a pyarrow batch; of text, only the distinct cells are converted in Python."""
+    return {name: _column_of_arrow(name, batch.column(name)) for name in names}
+
+
+def _column_of_arrow(name: str, cells: Any) -> AnyArray:
+    import pyarrow
+
+    if pyarrow.types.is_floating(cells.type):
+        numbers: AnyArray = cells.to_numpy(zero_copy_only=False)
+        return numbers.astype(np.float64, copy=False)
+    kind = cells.type.value_type if isinstance(cells, pyarrow.DictionaryArray) else cells.type
+    if not (pyarrow.types.is_string(kind) or pyarrow.types.is_large_string(kind)) or cells.null_count == len(cells):
+        return columns_of(pyarrow.table({name: cells}))[name]
+    return by_distinct_cells(cells, lambda words: np.array([*words, None], dtype=object))
+
+
+def by_distinct_cells(cells: Any, convert: Callable[[list[Any]], AnyArray]) -> AnyArray:
+    """Convert a column of pyarrow's text by its distinct cells; a missing cell becomes the last that is returned."""
+    encoded = cells if hasattr(cells, "dictionary") else cells.dictionary_encode()
+    return np.asarray(convert(encoded.dictionary.to_pylist())[encoded.indices.fill_null(-1).to_numpy()])
 
 
 def _column_of_series(series: Any) -> AnyArray:
@@ -301,38 +325,37 @@ def _opened(path: Path) -> Iterator[BinaryIO]:
 def _read_large_csv(path: Path, decimal: DecimalMark = ".") -> RawColumns | None:
     """Read a CSV file with pyarrow, which is faster; None if the standard library must read it or report errors."""
     try:
-        import pyarrow
         import pyarrow.csv
     except ImportError:
         if path.stat().st_size > _SLOW:
-            warnings.warn(
-                f"reading {path.name} takes a while; with pyarrow it is about ten times faster: "
-                "pip install 'fedkin[parquet]'",
-                TableWarning,
-                stacklevel=2,
-            )
+            text = f"reading {path.name} takes a while; with pyarrow it is about ten times faster"
+            warnings.warn(f"{text}: pip install 'fedkin[parquet]'", TableWarning, stacklevel=2)
         return None
     _, header, delimiter = csv_head(path, decimal)
-    names = [name.strip() for name in header]
-    parse = pyarrow.csv.ParseOptions(delimiter=delimiter, newlines_in_values=True)
-    kinds = dict.fromkeys(header, pyarrow.string())
-    convert = pyarrow.csv.ConvertOptions(
-        column_types=kinds, strings_can_be_null=False, quoted_strings_can_be_null=False
-    )
     try:
-        with open_stream(path) as stream:
-            table = pyarrow.csv.read_csv(stream, parse_options=parse, convert_options=convert)
+        table = arrow_csv(pyarrow.csv.read_csv, path, delimiter, dict.fromkeys(header, "string"))
     except pyarrow.ArrowException:
         return None
     if table.column_names != header:  # a line break within the header, or another rare case
         return None
-    return {name: _column_of_text(table.column(k), decimal) for k, name in enumerate(names)}
+    return {name.strip(): _column_of_text(table.column(k), decimal) for k, name in enumerate(header)}
 
 
-def open_stream(path: Path) -> Any:
-    """Open a file as pyarrow does, and decompress it by its suffix."""
+def arrow_csv(read: Callable[..., Any], path: Path, delimiter: str, types: Mapping[str, str], **options: Any) -> Any:
+    """Read a CSV file with a function of pyarrow; ``types`` are those of the columns to read."""
+    import pyarrow.csv
+
+    convert = pyarrow.csv.ConvertOptions(
+        column_types={name: pyarrow.type_for_alias(kind) for name, kind in types.items()},
+        include_columns=list(types),
+        null_values=list(MISSING),
+        strings_can_be_null=False,
+    )
+    parse = pyarrow.csv.ParseOptions(delimiter=delimiter, newlines_in_values=True)
     system, place = file_system(path)
-    return system.open_input_stream(place)
+    stream = system.open_input_stream(place)  # it decompresses by the suffix
+    how = pyarrow.csv.ReadOptions(**options)
+    return read(stream, read_options=how, parse_options=parse, convert_options=convert)
 
 
 def csv_head(path: Path, decimal: DecimalMark = ".") -> tuple[str, list[str], str]:
@@ -345,19 +368,25 @@ def csv_head(path: Path, decimal: DecimalMark = ".") -> tuple[str, list[str], st
     return head, header, delimiter
 
 
+def csv_kinds(path: Path) -> dict[str, str]:
+    """Return the kind of NumPy type of each column of a CSV file, from its first lines."""
+    head, header, delimiter = csv_head(path)
+    whole = head.rpartition("\n")[0] if len(head) >= HEAD_BYTES // 4 else head
+    rows = [row for row in csv.reader(io.StringIO(whole, newline=""), delimiter=delimiter) if row][1:]
+    rows = [row for row in rows if len(row) == len(header)]
+    return {name.strip(): infer_column([row[k] for row in rows]).dtype.kind for k, name in enumerate(header)}
+
+
 def _column_of_text(cells: Any, decimal: DecimalMark) -> AnyArray:
     """Return one column from pyarrow's text, as `infer_column` would."""
-    import pyarrow
     import pyarrow.compute as pc
 
     if decimal == "." and pc.all(pc.match_substring_regex(cells, _ORDINARY)).as_py():
         empty = pc.equal(cells, "")
         known = pc.if_else(empty, None, cells) if pc.any(empty).as_py() else cells
-        numbers: AnyArray = pc.cast(known, pyarrow.float64()).to_numpy()
+        numbers: AnyArray = pc.cast(known, "float64").to_numpy()
         return numbers.astype(np.float64)
-    encoded = cells.combine_chunks().dictionary_encode()  # inference needs only distinct cells
-    distinct = infer_column(encoded.dictionary.to_pylist(), decimal)
-    return np.asarray(distinct[encoded.indices.to_numpy()])
+    return by_distinct_cells(cells.combine_chunks(), lambda words: infer_column(words, decimal))
 
 
 # --- where rows came from -------------------------------------------------------------------------------------
@@ -365,25 +394,28 @@ def _column_of_text(cells: Any, decimal: DecimalMark) -> AnyArray:
 
 @dataclass(frozen=True)
 class RowPlaces:
-    """Name rows of concatenated files, with ``counts`` rows each, by file and line."""
+    """Name the rows of files by file and line; ``counts`` are their rows, sys.maxsize in a file not yet read."""
 
     files: tuple[Path, ...]
-    counts: Sequence[int]
+    counts: list[int]
+    first: int = 0  # rows of the first file that come before
+    named: bool = False  # whether to give the names of files
 
     def __call__(self, row: int) -> str:
-        ends = np.cumsum(self.counts)
-        k = int(np.searchsorted(ends, row, side="right"))
-        within = row - int(ends[k] - self.counts[k])
-        file = self.files[k]
-        name = f"{file.name}, " if len(self.files) > 1 else ""
-        if split_name(file)[1] in (*PARQUET_SUFFIXES, EXCEL_SUFFIX):
-            return f"{name}row {within + 1 + (split_name(file)[1] == EXCEL_SUFFIX)}"
-        return f"{name}line {_line_of(file, within)}"
+        row += self.first
+        for file, n in zip(self.files, self.counts, strict=True):  # noqa: B007
+            if row < n:
+                break
+            row -= n
+        suffix, name = split_name(file)[1], f"{file.name}, " if self.named else ""
+        if suffix in (*PARQUET_SUFFIXES, EXCEL_SUFFIX):
+            return f"{name}row {row + 1 + (suffix == EXCEL_SUFFIX)}"
+        return f"{name}line {_line_of(file, row)}"
 
 
 def row_places(path: Path, columns: Mapping[str, Sized]) -> RowPlaces:
     """Return the function that names the rows of a file read as ``columns``."""
-    return RowPlaces((path,), (len(next(iter(columns.values()), ())),))
+    return RowPlaces((path,), [len(next(iter(columns.values()), ()))])
 
 
 def _line_of(path: Path, row: int) -> int:

@@ -16,15 +16,13 @@ from fedkin._base import AnyArray, Array, Index, count, frozen, html_card, in_fi
 from fedkin.data.cells import (
     DecimalMark,
     Finding,
-    RowName,
-    frame_row,
     is_missing,
     missing_column,
     parsed_numbers,
     sheet_row,
 )
 from fedkin.data.columns import RawColumns, columns_of
-from fedkin.data.files import read_files
+from fedkin.data.files import no_site_column, read_files
 from fedkin.data.infer import SchemaScan
 from fedkin.data.rows import (
     HasSites,
@@ -259,11 +257,11 @@ class Federation(HasSites):
         >>> Federation.from_frame(table, site="site", target="score").feature_names
         ('age', 'ward=y')
         """
-        return cls._from_columns(columns_of(frame), Roles(site, target, **others), frame_row)
+        return cls._from_table(TableInMemory(columns_of(frame)), Roles(site, target, **others))
 
     @classmethod
-    def _from_columns(cls, columns: RawColumns, roles: Roles, at: RowName) -> Federation:
-        scan = SchemaScan(TableInMemory(columns), roles, at)
+    def _from_table(cls, whole: TableInMemory, roles: Roles) -> Federation:
+        scan = SchemaScan(whole, roles)
         ((table, rows),) = scan.rows()
         inferred = scan.result()
         schema = inferred.schema
@@ -272,7 +270,7 @@ class Federation(HasSites):
         weight = None if roles.weight is None else parsed_numbers(table[roles.weight]).values
         stacked = Rows(schema.encoded(table), y, schema.offset_of(table), weight)
         time = None if roles.time is None else times_of(table[roles.time], len(rows))
-        copies = note_of_copies(stacked, codes, time, lambda row: at(int(rows[row])))
+        copies = note_of_copies(stacked, codes, time, lambda row: whole.at(int(rows[row])))
         told = (*inferred.notes, copies) if copies else inferred.notes
         for text in told:
             warnings.warn(text, TableWarning, stacklevel=3)
@@ -324,9 +322,11 @@ class Federation(HasSites):
         wanted = None
         if roles.features is not None:
             wanted = [*(name for name in roles.taken if name), *roles.features, *roles.categories, *roles.spline]
-        columns, found, places = read_files(path, site or None, wanted, decimal)
+        table, found = read_files(path, site or None, wanted, decimal)
+        if found is None:
+            raise no_site_column(path, table.names)
         with in_file(path, DataError):
-            return cls._from_columns(columns, replace(roles, site=found), places)
+            return cls._from_table(table, replace(roles, site=found))
 
     @classmethod
     def from_schema(cls, columns: Mapping[str, object], schema: Schema, *, site: str) -> Federation:

@@ -1,15 +1,14 @@
-"""Read tables from their files in batches: Parquet files, or one CSV file."""
+"""Read several files as one table: at once, or in batches (`FileTable`)."""
 
 from __future__ import annotations
 
-import csv
-import io
 import itertools
 import os
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import cached_property
 from glob import has_magic
 from pathlib import Path, PurePath
 from typing import Any
@@ -17,34 +16,34 @@ from urllib.parse import unquote
 
 import numpy as np
 
-from fedkin._base import AnyArray, Index, T, listed, replacing, report_progress
+from fedkin._base import AnyArray, Index, T, listed, replacing, report_progress, some_of
 from fedkin._storage import place_of
-from fedkin.data.cells import MISSING, DecimalMark, infer_column, infer_kind
+from fedkin.data.cells import DecimalMark, infer_column, infer_kind
 from fedkin.data.columns import (
     CSV_SUFFIXES,
     EXCEL_SUFFIX,
-    HEAD_BYTES,
     PARQUET_SUFFIXES,
     RawColumns,
     RowPlaces,
-    columns_of,
+    arrow_csv,
+    by_distinct_cells,
+    columns_of_batch,
     csv_head,
+    csv_kinds,
     open_parquet,
-    open_stream,
     read_cells,
     read_columns,
-    row_places,
     split_name,
     write_csv,
 )
-from fedkin.data.schema import Column, Schema, Table
+from fedkin.data.schema import TableInMemory
 from fedkin.errors import DataError, argument, missing_dependency
 
 #: Most cells, and most rows, of a batch.
 _BATCH_CELLS, _BATCH_ROWS = 4_000_000, 262_144
 #: Rows of a Parquet file from which its row groups are read in several pieces.
 _PIECE_ROWS = 1 << 22
-#: Smaller CSV files (in bytes) are always read at once.
+#: Smaller CSV files (in bytes, together) are always read at once.
 _LARGE_CSV = 10_000_000
 #: Bytes of a CSV file read at a time, and the approximate compression ratio of compressed ones.
 _BLOCK_BYTES, _COMPRESSION = 1 << 24, 4
@@ -54,14 +53,219 @@ _FILE = "(file)"
 _NO_PARTITION = "__HIVE_DEFAULT_PARTITION__"
 
 
-def open_files(path: str | os.PathLike[str]) -> ParquetTable | CsvTable:
-    """Open the files of a path for reading in batches: Parquet files, or one CSV file."""
+# --- which files --------------------------------------------------------------------------------------------------
+
+
+def files_of(path: str | os.PathLike[str]) -> list[Path]:
+    """Return the files of a path: a file, the files of a directory, or the matches of a pattern.
+
+    For a directory without files, return the files of its partitions, folders such as ``clinic=north``.
+    """
+    place = place_of(path)
+    if place.is_dir():
+        suffixes = (*CSV_SUFFIXES, *PARQUET_SUFFIXES, EXCEL_SUFFIX)
+        for pattern in ("*", "*=*/**/*"):
+            if files := sorted(f for f in place.glob(pattern) if split_name(f)[1] in suffixes and _is_shown(f)):
+                return files
+        raise DataError(f"the directory {place} has no file that ends in {', '.join(suffixes)}")
+    if not has_magic(str(place)) or place.exists():
+        return [place]
+    root = _root(place)
+    if found := sorted(file for file in root.glob(str(PurePath(*place.parts[len(root.parts) :]))) if _is_shown(file)):
+        return found
+    raise DataError(f"no file matches {path}: check the pattern")
+
+
+def _root(place: Path) -> Path:
+    """Return the folder before the first wildcard."""
+    return next(one for one in (place, *place.parents) if not has_magic(str(one)))
+
+
+def _is_shown(file: Path) -> bool:
+    return not file.name.startswith((".", "_")) and file.is_file()
+
+
+def _files_with_sites(
+    path: str | os.PathLike[str], site: str | None
+) -> tuple[tuple[Path, ...], RawColumns, str | None]:
+    """Return the files of a path, the columns with one value per file, and the site column.
+
+    Folders such as ``clinic=north`` are columns. Without a site column, a single such column has the sites; else each
+    file of a directory or pattern is a site. A single file has None.
+    """
+    files, root = tuple(files_of(path)), _root(place_of(path))
+    parts = [file.relative_to(root).parts[:-1] if file.is_relative_to(root) else () for file in files]
+    keys = [dict(part.split("=", 1) for part in folders if "=" in part) for folders in parts]
+    for file, own in zip(files, keys, strict=True):
+        if own.keys() != keys[0].keys():
+            raise DataError(f"{file}: its folders name {listed(own) or 'nothing'}, but others name {listed(keys[0])}")
+    values = {name: [unquote(own[name]) for own in keys] for name in keys[0]}
+    folders: RawColumns = {
+        name: infer_column(["" if text == _NO_PARTITION else text for text in texts]) for name, texts in values.items()
+    }
+    if site is None and len(folders) == 1:
+        (site,) = folders
+    if site is not None or (len(files) == 1 and not place_of(path).is_dir()):
+        return files, folders, site
+    stems = [split_name(file)[0] for file in files]
+    for k, (file, stem) in enumerate(zip(files, stems, strict=True)):
+        if stem in stems[:k]:
+            raise DataError(f"{file}: another file of the directory also stands for site {stem!r}")
+    return files, {_FILE: np.array(stems, dtype=object), **folders}, _FILE
+
+
+# --- in batches ---------------------------------------------------------------------------------------------------
+
+
+def in_batches(path: Path, decimal: DecimalMark = ".") -> bool:
+    """Return whether files can be read in batches: all are Parquet files, or large CSV files."""
     files = files_of(path)
-    if len(files) == 1 and files[0].is_file() and split_name(files[0])[1] in CSV_SUFFIXES:
-        return CsvTable.open(files[0])
-    for file in (file for file in files if file.suffix.lower() not in PARQUET_SUFFIXES):
-        raise DataError(f"{file} is not a Parquet file: batches need Parquet files, or one CSV file")
-    return ParquetTable(tuple(files), partitions(path, files))
+    if all(split_name(file)[1] in PARQUET_SUFFIXES for file in files):
+        return True
+    large = all(split_name(file)[1] in CSV_SUFFIXES and file.is_file() for file in files) and decimal == "."
+    return large and sum(file.stat().st_size for file in files) >= _LARGE_CSV
+
+
+def open_files(path: str | os.PathLike[str], site: str | None = None) -> tuple[FileTable, str | None]:
+    """Open files for reading in batches; return the table and its site column, as `read_files` does."""
+    files, folders, found = _files_with_sites(path, site)
+    suffixes = {split_name(file)[1]: file for file in files}
+    csv_files = suffixes.keys() <= {*CSV_SUFFIXES} and all(file.is_file() for file in files)
+    for file in () if csv_files else [file for suffix, file in suffixes.items() if suffix not in PARQUET_SUFFIXES]:
+        raise DataError(f"{file} is not a Parquet file: batches need files that are all Parquet, or all CSV")
+    try:
+        import pyarrow  # noqa: F401
+    except ImportError:
+        raise missing_dependency("pyarrow", f"reading {files[0].name} in batches", extra="parquet") from None
+    return FileTable(files, folders, _common_kinds(files) if csv_files else None), found
+
+
+def no_site_column(path: str | os.PathLike[str], columns: Iterable[str]) -> DataError:
+    """Return the error about a table without a site column."""
+    return DataError(
+        f"no site column given for {path}: add {argument('site', 'COL')}; it has {some_of([*columns], 20)}"
+    )
+
+
+def _common_kinds(files: Sequence[Path]) -> dict[str, str]:
+    """Return the kinds of the columns of CSV files: text where files differ."""
+    each = [csv_kinds(file) for file in files]
+    kinds = {name: {one.get(name) for one in each} for name in each[0]}
+    return {name: str(found.pop()) if len(found) == 1 else "O" for name, found in kinds.items()}
+
+
+@dataclass(frozen=True)
+class FileTable:
+    """A `fedkin.data.Table` of Parquet or CSV files with the same columns, read in batches."""
+
+    files: tuple[Path, ...]
+    folders: RawColumns = field(default_factory=dict)  # columns with one value per file
+    kinds: Mapping[str, str] | None = None  # kinds of NumPy types of the columns of CSV files; None for Parquet
+    groups: Sequence[int] | None = None  # row groups of the only file; by default all
+    place: RowPlaces | None = None  # of a piece
+
+    @property
+    def names(self) -> Sequence[str]:
+        """Names of the columns of the first file, and those with one value per file."""
+        own = open_parquet(self.files[0]).schema_arrow.names if self.kinds is None else self.kinds
+        return [*(name for name in own if name not in self.folders), *self.folders]
+
+    def batches(self, names: Sequence[str]) -> Iterator[RawColumns]:
+        """Yield batches of some columns of all files."""
+        inside, outside = ([name for name in names if (name in self.folders) == out] for out in (False, True))
+        size = max(1024, min(_BATCH_ROWS, _BATCH_CELLS // max(len(names), 1)))
+        done, total = 0, self.n_rows
+        for k, file in enumerate(self.files):
+            read = self._of_csv(file, inside) if self.kinds is not None else self._of_parquet(file, inside, size)
+            before, n = done, 0
+            for n, batch in read:
+                yield batch | {name: self.folders[name][k : k + 1].repeat(n) for name in outside}
+                done += n
+                report_progress("reading rows", min(done, total), total)
+            if self.kinds is not None:
+                self.at.counts[k] = done - before
+        if self.kinds is not None:  # their number was a guess
+            report_progress("reading rows", total, total)
+
+    def _of_parquet(self, file: Path, names: list[str], size: int) -> Iterator[tuple[int, RawColumns]]:
+        opened = open_parquet(file)
+        _check_columns(file, names, opened.schema_arrow.names)
+        for batch in _read_ahead(opened.iter_batches(size, self.groups, names)):
+            yield batch.num_rows, columns_of_batch(names, batch)
+
+    def _of_csv(self, file: Path, names: list[str]) -> Iterator[tuple[int, RawColumns]]:
+        import pyarrow.csv
+
+        assert self.kinds is not None
+        kinds, (_, header, delimiter) = self.kinds, csv_head(file)
+        raw = {name.strip(): name for name in header}
+        _check_columns(file, names, raw)
+        read = names or list(raw)[:1]  # rows are counted by some column
+        types = {raw[name]: "double" if kinds[name] == "f" else "string" for name in read}
+        try:
+            opened = arrow_csv(pyarrow.csv.open_csv, file, delimiter, types, block_size=_BLOCK_BYTES)
+            for batch in _read_ahead(iter(opened)):
+                yield batch.num_rows, {name: _csv_column(batch.column(raw[name]), kinds[name]) for name in names}
+        except pyarrow.ArrowException as error:
+            raise DataError(f"{file}: {' '.join(str(error).split())}; correct this row") from None
+
+    def pieces(self) -> list[FileTable]:
+        """Return tables of single files; those of a large Parquet file are consecutive row groups."""
+        if self.place is not None:
+            return [self]
+        pieces = []
+        for k, file in enumerate(self.files):
+            folders = {name: values[k : k + 1] for name, values in self.folders.items()}
+            place = RowPlaces((file,), [sys.maxsize], named=len(self.files) > 1)
+            if self.kinds is not None:
+                pieces.append(FileTable((file,), folders, self.kinds, place=place))
+                continue
+            sizes = _group_sizes(file)
+            before = np.cumsum(sizes) - sizes
+            for groups in np.split(np.arange(before.size), np.flatnonzero(np.diff(before // _PIECE_ROWS)) + 1):
+                first = int(before[groups[0]]) if groups.size else 0
+                at = replace(place, first=first)
+                pieces.append(FileTable((file,), folders, None, groups.tolist(), at))
+        return pieces
+
+    @cached_property
+    def n_rows(self) -> int:
+        """Number of rows: of Parquet files from their footers, of CSV files roughly, from their first lines."""
+        if self.kinds is None:
+            return sum(int(_group_sizes(file)[self.groups or slice(None)].sum()) for file in self.files)
+        n = 0.0
+        for file in self.files:
+            head = csv_head(file)[0]
+            size = file.stat().st_size * (_COMPRESSION if file.suffix == ".gz" else 1)
+            n += size * max(head.count("\n"), 1) / max(len(head), 1)
+        return int(n)
+
+    @cached_property
+    def at(self) -> RowPlaces:
+        """Function that names rows; the rows of CSV files are counted as they are read."""
+        if self.place is not None:
+            return self.place
+        counts = [sys.maxsize if self.kinds is not None else int(_group_sizes(file).sum()) for file in self.files]
+        return RowPlaces(self.files, counts, named=len(self.files) > 1)
+
+
+def _check_columns(file: Path, names: Sequence[str], present: Iterable[str]) -> None:
+    if absent := [name for name in names if name not in present]:
+        raise DataError(f"{file.name} has no column {listed(absent)}")
+
+
+def _group_sizes(file: Path) -> Index:
+    """Return the number of rows of each row group of a Parquet file."""
+    known = open_parquet(file).metadata
+    return np.array([known.row_group(k).num_rows for k in range(known.num_row_groups)], dtype=np.int64)
+
+
+def _csv_column(cells: Any, kind: str) -> AnyArray:
+    """Return one column as numbers, as truth values where it fits, or as text."""
+    if kind == "f":
+        return np.asarray(cells.to_numpy(zero_copy_only=False))
+    strip = lambda words: np.array([word.strip() or None for word in words], dtype=object)  # noqa: E731
+    return by_distinct_cells(cells, infer_column if kind == "b" else strip)
 
 
 def _read_ahead(batches: Iterator[T]) -> Iterator[T]:
@@ -100,249 +304,7 @@ def write_batches(path: Path, batches: Iterable[Mapping[str, AnyArray]]) -> int:
     return n
 
 
-# --- tables with a known schema ---------------------------------------------------------------------------------------
-
-
-def read_by_schema(
-    path: Path, site: str | None, schema: Schema, needed: Sequence[Column], decimal: DecimalMark = "."
-) -> tuple[RawColumns, str | None, RowPlaces]:
-    """Read a table by its schema: return the columns, the name of the site column, and the positions of rows."""
-    if not path.is_dir():
-        columns = read_columns(path, decimal)
-        return columns, site, row_places(path, columns)
-    offset = [schema.offset] if schema.offset else []
-    return read_files(path, site, [*(column.name for column in needed), *offset], decimal)
-
-
-def table_pieces(
-    path: Path, names: Sequence[str], decimal: DecimalMark = "."
-) -> tuple[list[tuple[FileTable, int]], RowPlaces | None]:
-    """Return the pieces of a table that is read in batches, each with its first row, and the positions of rows.
-
-    There are none if the table is read at once, or lacks one of the columns.
-    """
-    if not in_batches(path, decimal):
-        return [], None
-    table = open_files(path)
-    if not set(names) <= set(table.names) or not table.n_rows:
-        return [], None
-    pieces = table.pieces()
-    firsts = itertools.accumulate((piece.n_rows for piece in pieces[:-1]), initial=0)
-    return list(zip(pieces, firsts, strict=True)), table.places()
-
-
-def in_batches(path: Path, decimal: DecimalMark = ".") -> bool:
-    """Return whether to read files in batches: Parquet, or one large CSV file."""
-    files = files_of(path)
-    if len(files) > 1 or files[0].suffix.lower() in PARQUET_SUFFIXES:
-        return all(file.suffix.lower() in PARQUET_SUFFIXES for file in files)
-    return files[0].is_file() and files[0].stat().st_size >= _LARGE_CSV and decimal == "."
-
-
-def head_of(table: Table, name: str) -> AnyArray:
-    """Return the first batch of a column."""
-    return next(table.batches([name]), {name: np.empty(0)})[name]
-
-
-@dataclass(frozen=True)
-class ParquetTable:
-    """A `fedkin.data.Table` of Parquet files with the same columns, read in batches."""
-
-    files: tuple[Path, ...]
-    folders: RawColumns = field(default_factory=dict)  # columns defined by folders, one value per file
-    groups: Sequence[int] | None = None  # row groups of the only file; by default all
-
-    @property
-    def names(self) -> Sequence[str]:
-        """Names of the columns of the first file, and of its folders."""
-        names: list[str] = open_parquet(self.files[0]).schema_arrow.names
-        return [*(name for name in names if name not in self.folders), *self.folders]
-
-    def batches(self, names: Sequence[str]) -> Iterator[RawColumns]:
-        """Yield batches of some columns of all files."""
-        inside = [name for name in names if name not in self.folders]
-        n = max(1024, min(_BATCH_ROWS, _BATCH_CELLS // max(len(names), 1)))
-        done, total = 0, self.n_rows
-        for piece in self.pieces():
-            opened = open_parquet(piece.files[0])
-            absent = [name for name in inside if name not in opened.schema_arrow.names]
-            if absent:
-                raise DataError(f"{piece.files[0].name} has no column {listed(absent)}")
-            folders = {name: piece.folders[name] for name in names if name in piece.folders}
-            for batch in _read_ahead(opened.iter_batches(n, piece.groups, inside)):
-                found = {name: _column_of_arrow(name, batch.column(name)) for name in inside}
-                yield found | {name: value.repeat(batch.num_rows) for name, value in folders.items()}
-                done += batch.num_rows
-                report_progress("reading rows", done, total)
-
-    def pieces(self) -> list[ParquetTable]:
-        """Return tables of consecutive row groups, each of one file."""
-        if self.groups is not None:
-            return [self]
-        pieces = []
-        for k, file in enumerate(self.files):
-            folder = {name: values[k : k + 1] for name, values in self.folders.items()}
-            sizes = _group_sizes(file)
-            before = (np.cumsum(sizes) - sizes) // _PIECE_ROWS
-            some = np.split(np.arange(before.size), np.flatnonzero(np.diff(before)) + 1)
-            pieces += [ParquetTable((file,), folder, groups.tolist()) for groups in some]
-        return pieces
-
-    @property
-    def n_rows(self) -> int:
-        """Number of rows, from the footers of the files."""
-        if self.groups is None:
-            return sum(self.places().counts)
-        return int(_group_sizes(self.files[0])[self.groups].sum())
-
-    def places(self) -> RowPlaces:
-        """Return the function that names the rows of all files."""
-        return RowPlaces(self.files, [open_parquet(file).metadata.num_rows for file in self.files])
-
-
-def _group_sizes(file: Path) -> Index:
-    """Return the number of rows of each row group of a Parquet file."""
-    known = open_parquet(file).metadata
-    return np.array([known.row_group(k).num_rows for k in range(known.num_row_groups)], dtype=np.int64)
-
-
-@dataclass(frozen=True)
-class CsvTable:
-    """A `fedkin.data.Table` of a CSV file, read in batches by pyarrow; its first lines determine kinds of columns."""
-
-    file: Path
-    names: Sequence[str]
-    n_rows: int  # approximately, from the length of the first lines
-
-    @classmethod
-    def open(cls, file: Path) -> CsvTable:
-        """Open a CSV file, which may be compressed."""
-        try:
-            import pyarrow  # noqa: F401
-        except ImportError:
-            raise missing_dependency("pyarrow", f"reading {file.name} in batches", extra="parquet") from None
-        head, header, _ = csv_head(file)
-        lines, size = max(head.count("\n"), 1), file.stat().st_size * (_COMPRESSION if file.suffix == ".gz" else 1)
-        return cls(file, [name.strip() for name in header], int(size * lines / max(len(head), 1)))
-
-    def pieces(self) -> list[CsvTable]:
-        """Return the table unchanged: one file is read from its first line."""
-        return [self]
-
-    def _kinds(self) -> dict[str, str]:
-        """Return the kind of NumPy type of each column, from the first lines."""
-        head, header, delimiter = csv_head(self.file)
-        whole = head.rpartition("\n")[0] if len(head) >= HEAD_BYTES // 4 else head
-        rows = [row for row in csv.reader(io.StringIO(whole, newline=""), delimiter=delimiter) if row][1:]
-        rows = [row for row in rows if len(row) == len(header)]
-        return {name: infer_column([row[k] for row in rows]).dtype.kind for k, name in enumerate(self.names)}
-
-    def batches(self, names: Sequence[str]) -> Iterator[RawColumns]:
-        """Yield batches of some columns."""
-        import pyarrow
-        import pyarrow.csv
-
-        _, header, delimiter = csv_head(self.file)
-        raw, kinds, done = dict(zip(self.names, header, strict=True)), self._kinds(), 0
-        types = {raw[name]: pyarrow.float64() if kinds[name] == "f" else pyarrow.string() for name in names}
-        how = {
-            "read_options": pyarrow.csv.ReadOptions(block_size=_BLOCK_BYTES),
-            "parse_options": pyarrow.csv.ParseOptions(delimiter=delimiter, newlines_in_values=True),
-            "convert_options": pyarrow.csv.ConvertOptions(
-                column_types=types, include_columns=list(types), null_values=list(MISSING), strings_can_be_null=False
-            ),
-        }
-        try:
-            for batch in _read_ahead(iter(pyarrow.csv.open_csv(open_stream(self.file), **how))):
-                cells = {name: batch.column(raw[name]) for name in names}
-                yield {
-                    name: column.to_numpy(zero_copy_only=False)
-                    if kinds[name] == "f"
-                    else _text_column(column, kinds[name] == "b")
-                    for name, column in cells.items()
-                }
-                done += batch.num_rows
-                report_progress("reading rows", min(done, self.n_rows), self.n_rows)
-        except pyarrow.ArrowException as error:
-            raise DataError(f"{self.file}: {' '.join(str(error).split())}; correct this row") from None
-        report_progress("reading rows", self.n_rows, self.n_rows)
-
-    def places(self) -> RowPlaces:
-        """Return the function that names the rows."""
-        return RowPlaces((self.file,), [sys.maxsize])
-
-
-#: A table read from its files in batches.
-FileTable = ParquetTable | CsvTable
-
-
-def _text_column(cells: Any, truth: bool) -> AnyArray:
-    """Return one column from pyarrow's text, as text or, where it fits, as truth values."""
-    encoded = cells.dictionary_encode()
-    words = encoded.dictionary.to_pylist()
-    distinct = infer_column(words) if truth else np.array([word.strip() or None for word in words], dtype=object)
-    return np.asarray(distinct[encoded.indices.to_numpy()])
-
-
-def _column_of_arrow(name: str, cells: Any) -> AnyArray:
-    """Return one column from a pyarrow batch; for text, only distinct cells are converted in Python."""
-    import pyarrow
-
-    if pyarrow.types.is_floating(cells.type):
-        numbers: AnyArray = cells.to_numpy(zero_copy_only=False)
-        return numbers.astype(np.float64, copy=False)
-    kind = cells.type.value_type if isinstance(cells, pyarrow.DictionaryArray) else cells.type
-    if not (pyarrow.types.is_string(kind) or pyarrow.types.is_large_string(kind)) or cells.null_count == len(cells):
-        return columns_of(pyarrow.table({name: cells}))[name]
-    encoded = cells if isinstance(cells, pyarrow.DictionaryArray) else cells.dictionary_encode()
-    distinct = np.array([*encoded.dictionary.to_pylist(), None], dtype=object)
-    return np.asarray(distinct[encoded.indices.fill_null(len(distinct) - 1).to_numpy()])
-
-
-# --- several files as one table --------------------------------------------------------------------------------
-
-
-def files_of(path: str | os.PathLike[str]) -> list[Path]:
-    """Return the files of a path: a file, the files of a directory, or the matches of a pattern.
-
-    For a directory without files, return the files of its partitions, folders such as ``clinic=north``.
-    """
-    place = place_of(path)
-    if place.is_dir():
-        suffixes = (*CSV_SUFFIXES, *PARQUET_SUFFIXES, EXCEL_SUFFIX)
-        for pattern in ("*", "*=*/**/*"):
-            if files := sorted(f for f in place.glob(pattern) if split_name(f)[1] in suffixes and _is_shown(f)):
-                return files
-        raise DataError(f"the directory {place} has no file that ends in {', '.join(suffixes)}")
-    if not has_magic(str(place)) or place.exists():
-        return [place]
-    root = _root(place)
-    if found := sorted(file for file in root.glob(str(PurePath(*place.parts[len(root.parts) :]))) if _is_shown(file)):
-        return found
-    raise DataError(f"no file matches {path}: check the pattern")
-
-
-def _root(place: Path) -> Path:
-    """Return the folder before the first wildcard."""
-    return next(one for one in (place, *place.parents) if not has_magic(str(one)))
-
-
-def _is_shown(file: Path) -> bool:
-    return not file.name.startswith((".", "_")) and file.is_file()
-
-
-def partitions(path: str | os.PathLike[str], files: Sequence[Path]) -> RawColumns:
-    """Return the columns defined by folders such as ``clinic=north`` below a path, one value per file."""
-    root = _root(place_of(path))
-    folders = [file.relative_to(root).parts[:-1] if file.is_relative_to(root) else () for file in files]
-    keys = [dict(part.split("=", 1) for part in parts if "=" in part) for parts in folders]
-    for file, own in zip(files, keys, strict=True):
-        if own.keys() != keys[0].keys():
-            raise DataError(f"{file}: its folders name {listed(own) or 'nothing'}, but others name {listed(keys[0])}")
-    values = {name: [unquote(own[name]) for own in keys] for name in keys[0]}
-    return {
-        name: infer_column(["" if text == _NO_PARTITION else text for text in texts]) for name, texts in values.items()
-    }
+# --- at once ------------------------------------------------------------------------------------------------------
 
 
 def read_files(
@@ -350,46 +312,34 @@ def read_files(
     site: str | None,
     wanted: Iterable[str] | None = None,
     decimal: DecimalMark = ".",
-) -> tuple[RawColumns, str, RowPlaces]:
-    """Read all files as one table; return its columns, the name of the site column, and a function that names rows.
+) -> tuple[TableInMemory, str | None]:
+    """Read all files as one table; return it with its site column.
 
-    Read all columns, or those ``wanted``; without a site column, each file is a site.
+    Of several files, read all columns, or those ``wanted``. Without a site column, each file of a directory is a site;
+    for a single file, the result has None.
     """
-    files = files_of(path)
-    if len(files) == 1 and not place_of(path).is_dir():
+    files, folders, found = _files_with_sites(path, site)
+    if len(files) == 1 and not folders:
         columns = read_columns(files[0], decimal)
-        if not site:
-            text = f"no site column given: pass {argument('site')}; the table has {listed(columns, 20)}"
-            raise DataError(f"{path}: {text}")
-        return columns, site, row_places(files[0], columns)
+        return TableInMemory(columns, RowPlaces(files, [len(next(iter(columns.values()), ()))])), found
     tables = [read_columns(file, decimal) for file in files]
     counts = [len(next(iter(table.values()), ())) for table in tables]
-    folders = partitions(path, files)
     for k, (table, rows) in enumerate(zip(tables, counts, strict=True)):
         table |= {name: column[k : k + 1].repeat(rows) for name, column in folders.items()}
-    if site is None and len(folders) == 1:
-        (site,) = folders
-    needed = set(tables[0]) if wanted is None else {*wanted, *([] if site is None else [site])}
+    needed = set(tables[0]) if wanted is None else {*wanted, *([] if found is None else [found])}
     problems = []
-    for file, table in zip(files, tables, strict=True):
+    for file, table, rows in zip(files, tables, counts, strict=True):
         missing, extra = needed - set(table), set(table) - needed if wanted is None else set()
         if missing:
             problems.append(f"{file}: there is no column {listed(sorted(missing))}")
         if extra:
             problems.append(f"{file}: there is a column {listed(sorted(extra))} that {files[0].name} does not have")
-    stems = [split_name(file)[0] for file in files]
-    for file, stem, rows in zip(files, stems, counts, strict=True):
-        if site is None and stems.count(stem) > 1:
-            problems.append(f"{file}: another file of the directory also stands for site {stem!r}")
-        if site is None and rows == 0:
-            problems.append(f"{file}: site {stem!r} has no rows; remove the file or give it data")
+        if found == _FILE and rows == 0:
+            problems.append(f"{file}: site {split_name(file)[0]!r} has no rows; remove the file or give it data")
     if problems:
         raise DataError("\n".join(problems))
     stacked = {name: _stacked_column(name, files, tables) for name in tables[0] if name in needed}
-    places = RowPlaces(tuple(files), counts)
-    if site is not None:
-        return stacked, site, places
-    return {_FILE: np.repeat(np.array(stems, dtype=object), counts), **stacked}, _FILE, places
+    return TableInMemory(stacked, RowPlaces(files, counts, named=len(files) > 1)), found
 
 
 def _stacked_column(name: str, files: Sequence[Path], tables: Sequence[Mapping[str, AnyArray]]) -> AnyArray:

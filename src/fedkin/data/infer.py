@@ -23,9 +23,7 @@ from fedkin.data.cells import (
     Finding,
     Hints,
     Label,
-    RowName,
     count_cells,
-    frame_row,
     is_row_number,
     kind_of_counts,
     level_text,
@@ -100,17 +98,15 @@ class SchemaScan:
     has all possible features; that of `result` omits uninformative ones.
     """
 
-    def __init__(
-        self, table: Table, roles: Roles, at: RowName = frame_row, rules: tuple[str, ...] = get_args(Missing)
-    ) -> None:
+    def __init__(self, table: Table, roles: Roles, rules: tuple[str, ...] = get_args(Missing)) -> None:
         check_choice("missing", roles.missing, rules)
         roles.check(table.names)
-        self._table, self._roles, self._at, self._rules = table, roles, at, rules
+        self._table, self._roles, self._rules = table, roles, rules
         self._notes: list[str] = []
         self._findings: list[Finding] = []
         self._infer_columns()
         self._n_rows = self._n_kept = self._n_lost = self._incomplete = 0
-        self._gaps: dict[str, tuple[int, int]] = {}  # how many, and the first row
+        self._gaps: dict[str, tuple[int, str]] = {}  # how many, and the first row
         self._filled: Counter[str] = Counter()
         self._start_comparing()
 
@@ -267,11 +263,11 @@ class SchemaScan:
         """Yield the complete rows of each batch, and their positions in the table; raise on errors."""
         used = [*self._roles.taken, *(column.name for column in self.schema.features)]
         if self._findings:  # with errors of the first rows only
-            self._check(self._head, self._at)
+            self._check(self._head, 0)
             raise_findings(self._findings)
         for batch in self._table.batches(used):
             n, start = len(batch[self._roles.site]), self._n_rows
-            self._check(batch, lambda row, start=start: self._at(start + row))  # type: ignore[misc]
+            self._check(batch, start)
             raise_findings(self._findings)
             kept = self._complete(batch, n)
             self._n_rows += n
@@ -283,8 +279,12 @@ class SchemaScan:
                 self._notice(batch)
             yield batch, rows + start
 
-    def _check(self, batch: RawColumns, at: RowName) -> None:
-        """Find cells that do not fit their column."""
+    def _check(self, batch: RawColumns, start: int) -> None:
+        """Find cells that do not fit their column, in a batch that starts at some row."""
+
+        def at(row: int) -> str:
+            return self._table.at(start + row)
+
         refused = self._roles.missing == "refuse"
         drop = argument("missing", "drop") if refused else ""
         fill = f"{drop} or {argument('missing', 'mean')}" if refused else ""
@@ -317,7 +317,8 @@ class SchemaScan:
         lost, incomplete = np.zeros(n, dtype=bool), np.zeros(n, dtype=bool)
         for name, mask in (roles | features).items():
             if mask.any():
-                before, first = self._gaps.get(name, (0, self._n_rows + int(np.flatnonzero(mask)[0])))
+                before, first = self._gaps.get(name, (0, ""))
+                first = first or self._table.at(self._n_rows + int(np.flatnonzero(mask)[0]))
                 self._gaps[name] = before + int(mask.sum()), first
                 incomplete |= mask
                 lost |= False if fills and name in features else mask
@@ -372,21 +373,21 @@ class SchemaScan:
         gaps = np.isnan(X)
         return np.asarray(np.where(gaps, 0.0, X).sum(axis=1) / np.maximum((~gaps).sum(axis=1), 1))
 
-    def of_piece(self, table: Table, first: int) -> SchemaScan:
-        """Return the scan of a piece of the table that starts at row ``first``; its rows may be read elsewhere."""
-        self._check(self._head, self._at)
+    def of_piece(self, table: Table) -> SchemaScan:
+        """Return the scan of a piece of the table, whose rows may be read elsewhere."""
+        self._check(self._head, 0)
         raise_findings(self._findings)
         if self._compared:
             _ = self._centre  # is that of all pieces
         made = copy.copy(self)
-        made._table, made._n_rows, made._n_kept, made._n_lost, made._incomplete = table, first, 0, 0, 0
+        made._table, made._n_rows, made._n_kept, made._n_lost, made._incomplete = table, 0, 0, 0, 0
         made._gaps, made._filled, made._head = {}, Counter(), {}
         made._start_comparing()
         return made
 
-    def add(self, piece: SchemaScan, first: int) -> None:
+    def add(self, piece: SchemaScan) -> None:
         """Add the scan of a piece of the table after its rows were read; pieces are added in order."""
-        self._n_rows += piece._n_rows - first
+        self._n_rows += piece._n_rows
         self._n_kept += piece._n_kept
         self._n_lost += piece._n_lost
         self._incomplete += piece._incomplete
@@ -493,7 +494,7 @@ class SchemaScan:
 
     def _gaps_text(self) -> str:
         shown = sorted(self._gaps, key=lambda name: -self._gaps[name][0])
-        parts = [f"{self._gaps[name][0]} in {name!r} (first in {self._at(self._gaps[name][1])})" for name in shown[:10]]
+        parts = [f"{self._gaps[name][0]} in {name!r} (first in {self._gaps[name][1]})" for name in shown[:10]]
         more = f" and {len(shown) - 10} more columns" if len(shown) > 10 else ""
         text = f"cells are missing: {', '.join(parts)}{more}; the table has {count(self._n_rows, 'row')}"
         if all(name in self._roles.taken for name in self._gaps):

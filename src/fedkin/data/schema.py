@@ -29,6 +29,7 @@ from fedkin.data.cells import (
     Label,
     RowName,
     basis_range,
+    frame_row,
     level_codes,
     level_text,
     missing_column,
@@ -504,6 +505,10 @@ class Table(Protocol):
     def names(self) -> Sequence[str]:
         """Names of all columns."""
 
+    @property
+    def at(self) -> RowName:
+        """Function that names a row."""
+
     def batches(self, names: Sequence[str]) -> Iterator[RawColumns]:
         """Yield batches of some columns, always in the same order."""
 
@@ -513,6 +518,7 @@ class TableInMemory:
     """Columns in memory as a `Table` of one batch."""
 
     columns: RawColumns
+    at: RowName = frame_row
 
     @property
     def names(self) -> Sequence[str]:

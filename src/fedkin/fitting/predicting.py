@@ -6,7 +6,7 @@ import os
 import warnings
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property, partial
+from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -20,15 +20,15 @@ from fedkin.data import (
     Federation,
     FileTable,
     RawColumns,
-    RowPlaces,
     Schema,
+    Table,
     grouped,
     in_batches,
     near_name,
+    no_site_column,
     open_files,
     raise_findings,
-    read_by_schema,
-    table_pieces,
+    read_files,
     write_batches,
 )
 from fedkin.errors import DataError, ParameterError, TableWarning, argument
@@ -64,11 +64,8 @@ class Predictor:
 
         Each remark is reported once, and the sites of the rows are added to ``sites``.
         """
-        pieces, places = list[tuple[FileTable, int]](), None
-        if self._schema is not None and self._column is not None:
-            pieces, places = table_pieces(self.path, self._names, self.decimal)
-        told, done = set[str](), 0
-        for part in chained(partial(self.predict, places=places), pieces or [None]):
+        told, done, (table, _) = set[str](), 0, self._opened
+        for part in chained(self.predict, [None] if table is None else table.pieces()):
             for about, text in part.notes.items():
                 if about not in told:
                     told.add(about)
@@ -93,20 +90,29 @@ class Predictor:
         trained = self.model.options.get("site_column")
         if self.site or not self.path.is_dir():
             return self.site or trained
-        named = trained and in_batches(self.path, self.decimal) and trained in open_files(self.path).names
+        named = trained and in_batches(self.path, self.decimal) and trained in open_files(self.path, trained)[0].names
         return trained if named else None
 
     @property
     def _names(self) -> list[str]:
-        """Names of the columns to read."""
-        assert self._schema is not None and self._column is not None
+        """Names of the columns to read besides the sites."""
+        assert self._schema is not None
         offset = [] if self._schema.offset is None else [self._schema.offset]
-        return [self._column, *(one.name for one in self._schema.features), *offset]
+        return [*(one.name for one in self._schema.features), *offset]
 
-    def predict(self, piece: tuple[FileTable, int] | None, places: RowPlaces | None = None) -> Iterator[PredictedRows]:
-        """Yield predictions of a piece of the table that starts at some row, or of the whole table for None."""
+    @cached_property
+    def _opened(self) -> tuple[FileTable | None, str | None]:
+        """The table and its site column, if it is read in batches."""
+        if self._schema is not None and in_batches(self.path, self.decimal):
+            table, column = open_files(self.path, self._column)
+            if {column, *self._names} <= {*table.names} and table.n_rows:
+                return table, column
+        return None, None
+
+    def predict(self, piece: FileTable | None) -> Iterator[PredictedRows]:
+        """Yield predictions of a piece of the table, or of the whole table for None."""
         fitted, models = self.model, dict[Hashable, FittedModel]()
-        for found, columns, shift, notes in self._rows(piece, places):
+        for found, columns, shift, notes in self._rows(piece):
             distinct, code = grouped(found)
             known = [(one, fitted.find_site(one)) for one in distinct]
             sites = tuple(one if u is None else fitted.sites[u] for one, u in known)
@@ -119,22 +125,24 @@ class Predictor:
             yield PredictedRows({name: ids, **predicted}, sites, notes)
 
     def _rows(
-        self, piece: tuple[FileTable, int] | None, places: RowPlaces | None
+        self, piece: FileTable | None
     ) -> Iterator[tuple[Any, AnyArray | RawColumns, Array | None, dict[str, str]]]:
         """Yield the sites of rows, the rows, any offset from another column, and remarks."""
-        schema, column = self._schema, self._column
+        schema = self._schema
         if schema is None:
             yield self._plain_rows()
             return
-        batches: Iterator[RawColumns]
+        table: Table
         if piece is None:
-            whole, column, places = read_by_schema(self.path, column, schema, schema.features, self.decimal)
-            batches, start = iter([whole]), 0
+            table, column = read_files(self.path, self._column, self._names, self.decimal)
+            batches = table.batches(table.names)
         else:
-            batches, start = piece[0].batches(self._names), piece[1]
-        assert places is not None
+            table, column = piece, self._opened[1]
+            assert column is not None
+            batches = table.batches([column, *self._names])
+        start = 0
         for columns in batches:
-            at = partial(_place, places, start)
+            at = lambda row, start=start: table.at(start + row)  # noqa: E731
             ids = self._ids(columns, column, at)
             with in_file(self.path, DataError):
                 findings = schema.check(columns, target=False, at=at)
@@ -157,7 +165,7 @@ class Predictor:
             near = near_name(column, columns)
             raise DataError(f"{path}: there is no column {column!r} for the site{near}; it has {has}")
         if fitted.n_sites > 1:
-            raise DataError(f"no site column given for {path}: add {argument('site', 'COL')}; it has {has}")
+            raise no_site_column(path, columns)
         return [fitted.sites[0]] * len(next(iter(columns.values()), ()))
 
     def _plain_rows(self) -> tuple[Any, AnyArray, Array | None, dict[str, str]]:
@@ -230,11 +238,6 @@ class Predictor:
             for end, values in zip(("", ":low", ":high"), [curves] if self.level is None else curves, strict=False):
                 found |= {f"survival:{name}{end}": values[:, k] for k, name in enumerate(self.times)}
         return found
-
-
-def _place(places: RowPlaces, start: int, row: int) -> str:
-    """Name a row of a batch that starts at some row of the table."""
-    return places(start + row)
 
 
 def predict_files(
