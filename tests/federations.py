@@ -50,26 +50,14 @@ def plan_of(problem: Problem, rounds: int, batch: int | None = 4, ports: int = 0
 
 def part_of(plan: SitePlan, u: int) -> SitePlan:
     """What site u sees of that: itself, whom it exchanges messages with, and its own rows."""
-    known, stepped = {u, *plan.neighbours(u)}, {u}
-    edges = (plan.edges == u).any(axis=1)
+    known, stepped, edges = {u, *plan.neighbours(u)}, {u}, {}
     if plan.placement == "central":
-        known, edges = {u}, np.zeros_like(edges)
+        known, edges = {u}, {"edges": plan.edges[:0], "edge_radius": plan.edge_radius[:0]}
     if plan.placement == "replicas":
         known = stepped = _component(plan, u)
-        edges = np.isin(plan.edges, list(known)).any(axis=1)
-    which = np.array(sorted(stepped))
-    return replace(
-        plan,
-        here=u,
-        members=tuple(member for member in plan.members if member.number in known),
-        edges=plan.edges[edges],
-        edge_radius=plan.edge_radius[edges],
-        sites=which,
-        theta=plan.theta[which],
-        steps=plan.steps.take(which),
-        rows=None if plan.rows is None else plan.rows.take(np.array([u])),
-        with_rows=np.array([u]),
-    )
+    members = tuple(member for member in plan.members if member.number in known)
+    rows = {"rows": None if plan.rows is None else plan.rows.take(np.array([u])), "with_rows": np.array([u])}
+    return replace(plan.part(np.array(sorted(stepped))), here=u, members=members, **edges, **rows)
 
 
 def _component(plan: SitePlan, u: int) -> set[int]:
@@ -101,7 +89,7 @@ def side_by_side(shards: list[Shard], first: int, last: int, available=None, pro
         for shard in shards:
             here, chance = (None if one is None else one[t - first][shard.sites] for one in (available, probability))
             shard.node_step(t, here, chance)
-        thetas = {u: theta for shard in shards for u, theta in shard.give().items()}
+        thetas = {u: theta for shard in shards for u, theta in zip(shard.sites.tolist(), shard.theta, strict=True)}
         for shard in shards:
             shard.take({u: thetas[u] for u in shard.foreign.tolist()})
             shard.edge_step()
@@ -109,7 +97,7 @@ def side_by_side(shards: list[Shard], first: int, last: int, available=None, pro
 
 def split(plan: RunPlan, hosts: np.ndarray) -> list[Shard]:
     """A shard for every number in ``hosts (V,)``, with its sites."""
-    return [Shard(plan, np.flatnonzero(hosts == host)) for host in np.unique(hosts)]
+    return [Shard(plan.part(np.flatnonzero(hosts == host))) for host in np.unique(hosts)]
 
 
 def reference(problem: Problem, plan: SitePlan, availability: Availability | None = None) -> np.ndarray:

@@ -89,7 +89,7 @@ def test_a_site_that_is_stopped_anywhere_goes_on_and_all_choose_the_same(tmp_pat
             )
             with suppress(Stopped):
                 found[u] = plans[u].chosen(participant.run())
-                participant.save(participant.done, participant.shard, True)
+                participant.save(participant.done, True)
                 participant.linger()
             own.close()
 

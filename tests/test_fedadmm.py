@@ -245,7 +245,6 @@ def test_replicas_of_an_edge_hold_the_same_bits_and_only_thetas_travel():
     side_by_side(shards, 1, 50)
     copies: dict[tuple[int, int], list[np.ndarray]] = {}
     for shard in shards:
-        assert set(shard.boundary) <= {int(shard.sites[0])}
         for edge, dual in zip(shard.edges.tolist(), shard.alpha, strict=True):
             copies.setdefault(tuple(edge), []).append(dual)
     assert len(copies) == len(edges)
@@ -405,7 +404,7 @@ def test_threads_agree():
         rounds = CompiledRounds(shard, threads)
         rounds(1, 20)
         rounds(21, 10)
-        states.append(vars(shard.state()))
+        states.append(shard.state())
     for name, values in states[0].items():
         assert np.allclose(values, states[1][name], rtol=0, atol=1e-12), name
 

@@ -86,15 +86,15 @@ def theta_after(shard: Shard, rounds: int) -> list[np.ndarray]:
 
 def test_from_zero_the_first_theta_was_a_row_and_from_an_own_estimate_it_is_not() -> None:
     plan, rows = site_with_a_neighbour(Contract.from_toml(CONTRACT))
-    (first,) = theta_after(Shard(replace(plan, theta=np.zeros_like(plan.theta)), ONE), 1)
+    (first,) = theta_after(Shard(replace(plan, theta=np.zeros_like(plan.theta)).part(ONE)), 1)
     assert nearest(first, rows[1]) < 1e-12  # as it was: theta(1) = step * y * x
-    (first,) = theta_after(Shard(plan, ONE), 1)
+    (first,) = theta_after(Shard(plan.part(ONE)), 1)
     assert nearest(first, rows[1]) > 0.1
 
 
 def gradient_of_the_second_round(plan: SitePlan) -> np.ndarray:
     """Worked out by a neighbour that knows the step, from two thetas and the dual that it holds itself."""
-    shard = Shard(plan, ONE)
+    shard = Shard(plan.part(ONE))
     (first,) = theta_after(shard, 1)
     pull = shard.pull()[0]
     shard.node_step(2)
@@ -103,7 +103,7 @@ def gradient_of_the_second_round(plan: SitePlan) -> np.ndarray:
 
 def rows_solved_from_batches(plan: SitePlan, n: int, size: int, rounds: int) -> np.ndarray:
     """All rows of a site, from its thetas: who knows the seed knows which rows were in each batch."""
-    shard, rng, lines, known = Shard(plan, ONE), np.random.default_rng(5), [], []
+    shard, rng, lines, known = Shard(plan.part(ONE)), np.random.default_rng(5), [], []
     p, moments = plan.n_params, np.triu_indices(plan.n_params)
     states = round_states(site_keys([1]), plan.seed, np.arange(rounds + 1))
     drawn = draw_batches(states, np.array([n]), size)[:, 0]
@@ -164,7 +164,7 @@ def test_a_sandwich_variance_in_which_one_row_has_the_weight_is_not_told() -> No
 def test_with_all_rows_the_first_theta_is_the_sites_own_estimate() -> None:
     whole = CONTRACT.replace("batch_size = 1\n", "")
     plan, rows = site_with_a_neighbour(Contract.from_toml(whole))
-    (first,) = theta_after(Shard(plan, ONE), 1)
+    (first,) = theta_after(Shard(plan.part(ONE)), 1)
     np.testing.assert_allclose(first, np.linalg.lstsq(rows[1].X, rows[1].y, rcond=None)[0], atol=1e-10)
 
 
@@ -172,7 +172,7 @@ def gram_error(rounds: int, move: float, noise: float = 0.0) -> float:
     """Return how far the X'X/n that a neighbour works out is off, if it moves near the site's theta at random."""
     whole = CONTRACT.replace("batch_size = 1\n", "")
     plan, rows = site_with_a_neighbour(Contract.from_toml(whole))
-    shard, rng, points, gradients = Shard(plan, ONE), np.random.default_rng(5), [], []
+    shard, rng, points, gradients = Shard(plan.part(ONE)), np.random.default_rng(5), [], []
     for t in range(1, rounds + 1):
         before, pull = shard.theta[0].copy(), shard.pull()[0].copy()
         shard.node_step(t)
@@ -205,7 +205,7 @@ def test_a_site_stops_before_a_neighbour_has_drawn_it_to_where_single_rows_have_
         X = np.column_stack([np.ones(n), rng.normal(size=(n, 3))])
         rows[u] = Rows(X, (rng.random(n) < 1 / (1 + np.exp(-X @ [0.2, 1.0, -0.5, 0.3]))).astype(float))
     plan = whole_plan(contract, Graph([0, 1], [(0, 1)]), rows, run="0" * 16)
-    shard, gradients, stopped = Shard(plan, ONE), [], 0
+    shard, gradients, stopped = Shard(plan.part(ONE)), [], 0
     for t in range(1, 1001):
         before, pull = shard.theta[0].copy(), shard.pull()[0].copy()
         if not stopped and concentration(contract.loss_object(), rows[1], before, 5.0) is not None:

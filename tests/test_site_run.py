@@ -10,6 +10,7 @@ import shutil
 import socket
 import subprocess
 import sys
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,12 +21,12 @@ import pytest
 
 from builders import small_problem
 from federations import join_site, make_heart, make_sites, plan_of, small_sites
-from fedkin.admm import DirectLink, RoundConfig, Shard, run_rounds
 from fedkin.cli import main, site_run
 from fedkin.errors import SolverError
-from fedkin.federate import Site
+from fedkin.federate import Journal, Participant, Site
 from fedkin.fitting import load
 from fleet import Fleet
+from memory_network import MemoryNetwork
 from processes import PATIENCE, capped
 
 pytest.importorskip("zenoh")
@@ -130,8 +131,8 @@ def test_a_ball_that_the_contract_states_is_a_constraint(tmp_path: Path) -> None
 
 def test_who_ends_at_the_border_of_a_ball_by_default_has_diverged(tmp_path: Path) -> None:
     plan = plan_of(small_problem(1), 5, None, radius=0.01)
-    with pytest.raises(SolverError, match="site 'd0' diverged to the boundary of their ball"):
-        run_rounds(Shard(plan), DirectLink(5), RoundConfig(5, names=["d0"]))
+    with closing(MemoryNetwork()) as network, pytest.raises(SolverError, match="site 'd0' diverged to the boundary"):
+        Participant(plan, network.join(), Journal("d0")).run()
 
 
 def test_a_site_alone_ends_with_its_own_estimate(tmp_path: Path) -> None:

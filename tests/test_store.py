@@ -174,12 +174,13 @@ def test_kill_9_loses_nothing_that_was_saved(tmp_path: Path) -> None:
 
 
 def kept(folder: Path, site: str = "d0", revision: int = 0, **more: Any) -> CheckpointFile:
-    return CheckpointFile(folder / "state.db", "run-1", revision, site, lambda write, *_: write(), **more)
+    about = folder / "state.db", "run-1", revision, site
+    return CheckpointFile(*about, lambda write, *_: write(), vectors, **{"keep": KEEP, **more})
 
 
 def test_the_state_of_another_site_run_or_revision(tmp_path: Path) -> None:
     with closing(kept(tmp_path)) as made:
-        made.save(3, state(3), {"over": False}, vectors(3), durable=True)
+        made.keep(3, state(3), {"over": False}, durable=True)
     found = kept(tmp_path).load()
     assert found is not None and found.header == {"site": "d0", "over": False}
     with pytest.raises(DataError, match=r"state\.db is the state of d0, not of d1"):
@@ -189,39 +190,33 @@ def test_the_state_of_another_site_run_or_revision(tmp_path: Path) -> None:
 
 
 def test_a_state_that_is_large_is_saved_where_it_must_be(tmp_path: Path) -> None:
-    with closing(kept(tmp_path, most_bytes=100)) as made:
-        assert made.save(1, {"theta": np.zeros(12)}, {}, durable=False)
-        assert not made.save(2, {"theta": np.zeros(13)}, {}, durable=False)
-        assert made.load().round == 1  # type: ignore[union-attr]
-        assert made.save(3, {"theta": np.zeros(13)}, {}, durable=True)
-        assert made.load().round == 3  # type: ignore[union-attr]
+    with closing(kept(tmp_path, most_bytes=100, lag=0.0)) as made:
+        for t, size, durable, newest in ((1, 12, False, 1), (2, 13, False, 1), (3, 13, True, 3)):
+            made.keep(t, {"theta": np.zeros(size)}, {}, durable=durable)
+            assert made.load().round == newest  # type: ignore[union-attr]
 
 
 def test_quick_rounds_are_written_together_and_the_newest_counts(tmp_path: Path) -> None:
-    def noting(kept: CheckpointFile, t: int) -> None:
-        kept.note(lambda: kept.save(t, state(t), {"left": []}, vectors(t), durable=False))
-
     def on_disk() -> int:
         found = store(copied(tmp_path / "here", tmp_path / "copy")).load()
         return 0 if found is None else found.round
 
     (tmp_path / "here").mkdir()
-    path = tmp_path / "here" / "state.db"
-    kept = CheckpointFile(path, "run-1", 0, "d", lambda write, path, t: write(), keep=KEEP, lag=3600.0)
+    lazy = kept(tmp_path / "here", lag=3600.0)
     for t in (1, 2, 3, 4):
-        noting(kept, t)
+        lazy.keep(t, state(t), {}, durable=False)
     assert on_disk() == 1  # the first one at once: nothing had been written before
-    kept.settle()
+    lazy.settle()
     assert on_disk() == 4
-    noting(kept, 5)
-    kept.save(6, state(6), {"left": []}, durable=True)
-    kept.settle()
-    assert on_disk() == 6  # what was noted before is not written over it
-    noting(kept, 7)
-    kept.close()
+    lazy.keep(5, state(5), {}, durable=False)
+    lazy.keep(6, state(6), {}, durable=True)
+    lazy.settle()
+    assert on_disk() == 6  # what waited before is not written over it
+    lazy.keep(7, state(7), {}, durable=False)
+    lazy.end()
     assert on_disk() == 6
-    slow = CheckpointFile(path, "run-1", 0, "d", lambda write, path, t: write(), keep=KEEP, lag=0.0)
+    slow = kept(tmp_path / "here", lag=0.0)
     for t in (7, 8):
-        noting(slow, t)
+        slow.keep(t, state(t), {}, durable=False)
         assert on_disk() == t
-    slow.close()
+    slow.end()

@@ -4,22 +4,23 @@ from __future__ import annotations
 
 import os
 import warnings
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from threading import Event
 from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from fedkin._base import TINY, Array, check_choice, check_positive, check_whole
+from fedkin._base import TINY, Array, Mask, check_choice, check_positive, check_whole
 from fedkin.admm import trace as tracing
 from fedkin.admm.availability import Availability
 from fedkin.admm.checkpoint import Store, digest_of
 from fedkin.admm.gradients import GradientKind, StreamWatch, sample_streams
 from fedkin.admm.links import DirectLink, ShardedRounds
 from fedkin.admm.round_kernels import CompiledRounds, unsupported
-from fedkin.admm.rounds import Shard, ShardState, edge_update, run_rounds
+from fedkin.admm.rounds import Shard, edge_update, run_rounds
 from fedkin.admm.run_plan import Average, BatchSize, RunPlan, StepRule, plan_run
 from fedkin.admm.trace import Callback, Progress, Trace, certify
 from fedkin.cluster import Engine, On, engine_of
@@ -31,6 +32,7 @@ from fedkin.solvers import Backend, fused_parameters
 RESTART_FACTOR, MAX_RESTARTS = 4.0, 6
 #: An objective above RUNAWAY times the initial value ends a run at once; WORSE is checked after the last round.
 RUNAWAY, WORSE = 1e6, 0.1
+_Rounds = Callable[[int, int, Mask | None, Array | None], None]
 #: Multiplications between two checks for Ctrl-C, and above which compilation is worthwhile.
 CHUNK_WORK, COMPILE_WORK = 3e8, 2e9
 
@@ -243,15 +245,17 @@ class _LocalRun:
         if reason is not None and self.backend == "numba":
             raise ParameterError(f"backend='numba' cannot do this run: {reason}; use backend='numpy'")
         self.compiled = compiled and reason is None
+        #: Runs many rounds at a time: numpy in this process, compiled, or shards on an engine.
+        self.run: _Rounds | ShardedRounds = partial(_numpy_rounds, shard)
         if self.engine is not None:
-            shard.stretch = ShardedRounds(shard, self.engine)
+            self.run = ShardedRounds(shard, self.engine)
         elif self.compiled:
-            shard.stretch = CompiledRounds(shard)
+            self.run = CompiledRounds(shard)
         self.done, self.vectors, self.available = 0, 0.0, 1.0
 
     def close(self) -> None:
-        if isinstance(self.shard.stretch, ShardedRounds):
-            self.shard.stretch.close()
+        if isinstance(self.run, ShardedRounds):
+            self.run.close()
 
     def restart(self, reason: str) -> None:
         """Restart with shorter steps, or raise an error that explains why that cannot help."""
@@ -322,7 +326,7 @@ class _LocalRun:
                 self.vectors += float((available @ self.listeners).sum())
             else:
                 self.vectors += float(self.listeners.sum()) * count
-            run_rounds(self.shard, DirectLink(self.done + count, self.done, available, probability))
+            self.run(self.done + 1, count, available, probability)
             self.done += count
             if not (finite := np.isfinite(self.shard.theta).all(axis=1)).all():
                 site = self.problem.federation.sites[int(finite.argmin())]
@@ -409,7 +413,7 @@ class _LocalRun:
         if self.presence is not None:
             arrays["seen"] = self.presence.seen
         header = {name: getattr(self, name) for name in ("vectors", "available", "restarts", "caution", "compiled")}
-        self.file.save(self.done, {**vars(self.shard.state()), **arrays}, header, durable=True)
+        self.file.save(self.done, {**self.shard.state(), **arrays}, header, durable=True)
 
     def resume(self) -> None:
         assert self.file is not None
@@ -429,17 +433,25 @@ class _LocalRun:
         if self.backend == "auto":
             self.backend = "numba" if header["compiled"] else "numpy"
         self.begin()
-        self.shard.restore(ShardState(**{name: arrays.pop(name) for name in ShardState.__dataclass_fields__}))
-        for u, used in zip(sorted(self.sampled), arrays.pop("streamed").tolist(), strict=True):
+        self.shard.restore(arrays)
+        for u, used in zip(sorted(self.sampled), arrays["streamed"].tolist(), strict=True):
             self.sampled[u].skip(used)
         self.done, self.vectors, self.available = saved.round, header["vectors"], header["available"]
         if self.presence is not None:
-            self.presence.seen = arrays.pop("seen")
+            self.presence.seen = arrays["seen"]
         if self.watch is not None:
-            watched = [name for name in arrays if name.startswith("watch_")]
-            self.watch.restore({name.removeprefix("watch_"): arrays.pop(name) for name in watched})
-        columns = {name.removeprefix("trace_"): values.tolist() for name, values in arrays.items()}
+            self.watch.restore(_named("watch_", arrays))
+        columns = {name: values.tolist() for name, values in _named("trace_", arrays).items()}
         self.trace.lines = [dict(zip(columns, values, strict=True)) for values in zip(*columns.values(), strict=True)]
+
+
+def _numpy_rounds(shard: Shard, first: int, count: int, *presence: Any) -> None:
+    run_rounds(shard, DirectLink(first + count - 1, first - 1, *presence))
+
+
+def _named(start: str, arrays: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
+    """Return the arrays whose names begin like this, by the rest of their names."""
+    return {name.removeprefix(start): part for name, part in arrays.items() if name.startswith(start)}
 
 
 def _describe(problem: Problem, plan: RunPlan, given: tuple[object, ...]) -> list[object]:

@@ -269,8 +269,8 @@ class StreamWatch:
 GradientKind = Literal["plain", "saga", "svrg"]
 GRADIENT_KINDS = ("plain", "saga", "svrg")
 
-#: Table, anchor gradient, anchor theta, stale, looked.
-Memory = tuple[Array, Array, Array, Mask, Index]
+#: Mutable arrays of `Gradients`.
+_MEMORY = ("table", "anchor_gradient", "anchor_theta", "stale", "looked")
 
 #: Batches of several rounds are drawn at once, up to this many row numbers.
 _DRAW_AHEAD = 200_000
@@ -302,6 +302,11 @@ class SiteRows:
         """Return the rows of one site, given by number."""
         return self.data.take(slice(self.starts[site], self.starts[site] + self.counts[site]))
 
+    def numbers(self, sites: Index) -> Index:
+        """Return the numbers of the rows of some sites, one site after the other."""
+        n = self.counts[sites]
+        return np.repeat(self.starts[sites] - (np.cumsum(n) - n), n) + np.arange(n.sum())
+
 
 class Gradients:
     """Gradient estimator for hosted sites, a function of (seed, site, round) and theta.
@@ -315,8 +320,8 @@ class Gradients:
         rows: SiteRows,
         seed: int,
         kind: GradientKind = "plain",
-        *,
         snapshot_every: int = 1,
+        *,
         streams: Mapping[int, SampleStream] | None = None,
     ) -> None:
         self.rows, self.seed, self.kind, self.snapshot_every = rows, seed, kind, snapshot_every
@@ -337,20 +342,17 @@ class Gradients:
         self._alike = self._groups[0] if len(self._groups) == 1 and not self.streams else None
         self._looks = (2 if kind == "svrg" else 1) * rows.batch
 
-    def memory(self) -> Memory:
-        """Return the mutable state, in the order of the last fields of `fedkin.admm.rounds.ShardState`."""
-        if self.kind == "plain":  # only `looked` changes, and it is made anew
-            return self.table, self.anchor_gradient, self.anchor_theta, self.stale, self.looked
-        anchors = (self.anchor_gradient.copy(), self.anchor_theta.copy())
-        return self.table.copy(), *anchors, self.stale.copy(), self.looked
+    def state(self) -> dict[str, NDArray[Any]]:
+        """Return the mutable state."""
+        plain = self.kind == "plain"  # then only `looked` changes, and it is made anew
+        return {name: getattr(self, name) if plain else getattr(self, name).copy() for name in _MEMORY}
 
-    def restore(self, memory: Memory) -> None:
-        """Restore a `memory`; raise `DataError` if the sites have other rows."""
-        places = (self.table, self.anchor_gradient, self.anchor_theta, self.stale, self.looked)
-        if any(there.shape != kept.shape for there, kept in zip(places, memory, strict=True)):
+    def restore(self, state: Mapping[str, NDArray[Any]]) -> None:
+        """Restore a `state`; raise `DataError` if the sites have other rows."""
+        if any(getattr(self, name).shape != state[name].shape for name in _MEMORY):
             raise DataError("the state was written with another number of rows")
-        for there, kept in zip(places, memory, strict=True):
-            there[...] = kept
+        for name in _MEMORY:
+            setattr(self, name, state[name].copy())
 
     def _stored_groups(self) -> list[Index]:
         by_kind: dict[tuple[int, int], list[int]] = {}
@@ -410,12 +412,6 @@ class Gradients:
                 members = waiting[counts == n]
                 numbers = self.rows.starts[members][:, None] + np.arange(n)
                 self.anchor_gradient[members] = group.loss.batch_gradients(theta[members], *group.batch(numbers))
-
-
-def no_memory(theta: Array) -> Memory:
-    """Return the empty memory of sites ``(B, p)`` without rows."""
-    empty = np.zeros((0, theta.shape[1]))
-    return np.zeros((0, 1)), empty, empty, np.ones(theta.shape[0], dtype=np.bool_), np.zeros(len(theta), dtype=np.int64)
 
 
 class _Group:

@@ -9,8 +9,7 @@ from typing import Any
 import numpy as np
 
 from fedkin._base import Array, Index, Mask
-from fedkin.admm.gradients import SiteRows
-from fedkin.admm.rounds import Link, Shard, ShardState, Stretch, run_rounds
+from fedkin.admm.rounds import Link, Shard, State, run_rounds
 from fedkin.admm.run_plan import RunPlan
 from fedkin.cluster import Cut, Engine, Peers, Shards, cut_graph
 from fedkin.errors import ParameterError
@@ -33,11 +32,6 @@ class DirectLink(Link):
         if shard.foreign.size:
             raise ParameterError("DirectLink needs a shard that hosts all neighbours of its sites")
         return super().begin(shard)
-
-    def alone(self, t: int) -> Stretch:
-        k, available, probability = t - self._first, self._available, self._probability
-        here, chance = None if available is None else available[k:], None if probability is None else probability[k:]
-        return self.rounds - t + 1, here, chance
 
     def presence(self, t: int) -> tuple[Mask | None, Array | None]:
         k = t - self._first
@@ -64,24 +58,17 @@ class PeerLink(DirectLink):
         return {u: theta for number in found for u, theta in zip(self._take[number], found[number], strict=True)}
 
 
-class RoundShard:
+class RoundShard(Shard):
     """One shard with its sites and the loop of rounds."""
 
-    def __init__(self, peers: Peers, plan: RunPlan, state: ShardState, cut: Cut) -> None:
-        self._shard, self._peers, self._cut = Shard(plan), peers, cut
-        self._shard.restore(state)
+    def __init__(self, peers: Peers, plan: RunPlan, state: State, cut: Cut) -> None:
+        super().__init__(plan)
+        self._peers, self._cut = peers, cut
+        self.restore(state)
 
     def run(self, first: int, count: int, available: Mask | None, probability: Array | None) -> None:
         """Run ``count`` rounds starting at ``first``."""
-        run_rounds(self._shard, PeerLink(self._peers, self._cut, first + count - 1, first - 1, available, probability))
-
-    def state(self) -> dict[str, Any]:
-        """Return the mutable state."""
-        return vars(self._shard.state())
-
-    def restore(self, state: Mapping[str, Any]) -> None:
-        """Restore a `state`."""
-        self._shard.restore(ShardState(**state))
+        run_rounds(self, PeerLink(self._peers, self._cut, first + count - 1, first - 1, available, probability))
 
 
 class ShardedRounds:
@@ -105,7 +92,12 @@ class ShardedRounds:
             ]
             self._shards.call("run", first + some.start, some.stop - some.start, each=each)
             self._shards.save()
-        self._collect(self._shards.call("state", changes=False))
+        whole = self.shard.state()
+        for k, state in enumerate(self._shards.call("state", changes=False)):
+            for name, array in whole.items():
+                if len(array):
+                    array[self._places(name, k)] = state[name]
+        self.shard.restore(whole)
         self._shards.renewed()
 
     def close(self) -> None:
@@ -114,22 +106,13 @@ class ShardedRounds:
             self._shards.close()
 
     def _make(self, k: int) -> tuple[type[RoundShard], Sequence[object]]:
-        plan, hosted, edges = self.shard.plan, self._hosted[k], self._places("alpha", k)
-        part = replace(
-            plan,
-            sites=hosted,
-            theta=plan.theta[hosted],
-            edges=plan.edges[edges],
-            edge_radius=plan.edge_radius[edges],
-            steps=plan.steps.take(hosted),
-            rows=None if plan.rows is None else _compact(plan.rows, hosted),
-            sparsity=None if plan.sparsity is None else plan.sparsity[hosted],
-            alpha=None if plan.alpha is None else plan.alpha[edges],
-            availability=None,
-        )
-        state = vars(self.shard.state())
+        part = replace(self.shard.plan.part(self._hosted[k]), availability=None)
+        if (rows := part.rows) is not None:  # only these rows travel
+            data = rows.data.take(rows.numbers(np.arange(rows.counts.size)))
+            part = replace(part, rows=replace(rows, data=data, starts=np.cumsum(rows.counts) - rows.counts))
+        state = self.shard.state()
         pieces = {name: array[self._places(name, k)] if len(array) else array for name, array in state.items()}
-        return RoundShard, (part, ShardState(**pieces), self._cuts[k])
+        return RoundShard, (part, pieces, self._cuts[k])
 
     def _places(self, name: str, k: int) -> Index:
         """Return where the lines of a part of the state of shard ``k`` are among all."""
@@ -138,25 +121,5 @@ class ShardedRounds:
         if name != "table":
             return self._hosted[k]
         assert self.shard.gradients is not None
-        counts = self.shard.gradients.rows.counts
-        return _lines(np.cumsum(counts) - counts, counts, self._hosted[k])
-
-    def _collect(self, states: Sequence[Mapping[str, Any]]) -> None:
-        whole = vars(self.shard.state())
-        for k, state in enumerate(states):
-            for name, array in whole.items():
-                if len(array):
-                    array[self._places(name, k)] = state[name]
-        self.shard.restore(ShardState(**whole))
-
-
-def _lines(starts: Index, counts: Index, sites: Index) -> Index:
-    # the numbers of the rows of some sites, one site after the other
-    n = counts[sites]
-    return np.repeat(starts[sites] - (np.cumsum(n) - n), n) + np.arange(n.sum())
-
-
-def _compact(rows: SiteRows, sites: Index) -> SiteRows:
-    counts = rows.counts[sites]
-    data = rows.data.take(_lines(rows.starts, rows.counts, sites))
-    return replace(rows.take(sites), data=data, starts=np.cumsum(counts) - counts)
+        rows = self.shard.gradients.rows
+        return replace(rows, starts=np.cumsum(rows.counts) - rows.counts).numbers(self._hosted[k])

@@ -51,7 +51,7 @@ Samples = namedtuple("Samples", "X y offset starts counts batch roots")
 RoundSteps = namedtuple("RoundSteps", "start growth damping ridge sparsity")
 #: Code of the penalty, rho, ``ends (E, 2)`` and radii ``(E,)`` of the dual balls.
 RoundEdges = namedtuple("RoundEdges", "penalty rho ends radius")
-#: What rounds change: `fedkin.admm.rounds.ShardState` with the sums of duals as shares ``s (T, V, p)``.
+#: What rounds change: the state of a shard, with the sums of duals as shares ``s (T, V, p)``.
 RoundArrays = namedtuple(
     "RoundArrays", "theta alpha s before average average_balance table anchor_gradient anchor_theta stale looked"
 )

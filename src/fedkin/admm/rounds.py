@@ -8,12 +8,8 @@ the duals around site i, a round is
 
 which is Algorithm 1 of the paper with its copies beta eliminated (docs/fused.md has the algebra).
 
-`run_rounds` depends on three objects only:
-
-- a **shard** does the arithmetic: `fedkin.admm.Shard`;
-- a **link** carries thetas: ``exchange(t, shard)`` sends this shard's thetas of round t and returns those of others.
-  `fedkin.admm.links` has those inside one program, `fedkin.federate.links` those between machines;
-- a **store** keeps the state after a round: ``save(t, shard, durable)``.
+`run_rounds` depends on two objects only: a **shard** does the arithmetic (`fedkin.admm.Shard`), and a **link** carries
+thetas. `fedkin.admm.links` has the links inside one program, `fedkin.federate.links` those between machines.
 """
 
 from __future__ import annotations
@@ -22,47 +18,24 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Literal, Protocol
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 from scipy import sparse
 
 from fedkin._base import Array, Index, Mask
-from fedkin.admm.gradients import Gradients, SampleStream, SiteRows, no_memory
+from fedkin.admm.gradients import Gradients, SampleStream, SiteRows
 from fedkin.admm.run_plan import Average, RunPlan
 from fedkin.core import Penalty, build_terms, gap_scale, make_penalty
 from fedkin.data import Federation
-from fedkin.errors import SolverError
 
 #: Weight of round t in the tail average grows like t ** TAIL_POWER.
 TAIL_POWER = 3.0
-
-
-@dataclass(eq=False)
-class ShardState:
-    """Mutable state of a shard with B hosted sites and E edges.
-
-    ``alpha`` is ``(E, p)``; arrays of sites are ``(B, p)``.
-
-    ``table`` is SAGA's memory, with a line for each row of the hosted sites. ``anchor_gradient`` is the mean gradient
-    of the table or of SVRG's snapshot ``anchor_theta``. Arrays that are not used are empty. ``stale (B,)`` marks sites
-    whose snapshot is due; ``looked (B,)`` counts the rows that each site has used.
-
-    ``vars(state)`` gives the arrays by name and ``ShardState(**arrays)`` restores a state. The neighbours' thetas are
-    not part of it, because every round receives them before they are used.
-    """
-
-    theta: Array
-    balance: Array
-    balance_before: Array
-    average: Array
-    average_balance: Array
-    alpha: Array
-    table: Array
-    anchor_gradient: Array
-    anchor_theta: Array
-    stale: Mask
-    looked: Index
+#: State of a shard: arrays by name.
+State = Mapping[str, NDArray[Any]]
+#: Arrays of a shard that change in every round, of its B sites ``(B, p)`` and, ``alpha``, of its E edges ``(E, p)``.
+ROUND_ARRAYS = ("theta", "balance", "balance_before", "average", "average_balance", "alpha")
 
 
 def averaging_weight(average: Average, t: int) -> float:
@@ -82,7 +55,7 @@ def edge_update(alpha: Array, difference: Array, rho: float, radius: Array, pena
 
 
 class Shard:
-    """Shard of a plan: some of its sites (by default all) and every edge that touches them.
+    """Shard of a plan: its sites and every edge that touches them.
 
     A run inside one process has one shard with all sites; in a deployment, a shard has one site. An edge between two
     shards has a replica in both. Each end computes the same step from the same two thetas, so the replicas stay bitwise
@@ -91,59 +64,37 @@ class Shard:
     ``sites (B,)`` are increasing positions; edges of sites in ``without`` are left out. ``streams`` are by
     position. Sites whose rows are elsewhere take only the penalty part of the step.
 
-    ``foreign`` are the neighbours hosted elsewhere, increasing; ``boundary`` are the hosted sites with such a
-    neighbour, whose thetas other shards need.
+    ``foreign`` are the neighbours hosted elsewhere, increasing.
     """
 
     def __init__(
-        self,
-        plan: RunPlan,
-        sites: Index | None = None,
-        *,
-        without: Sequence[int] = (),
-        streams: Mapping[int, SampleStream] | None = None,
+        self, plan: RunPlan, *, without: Sequence[int] = (), streams: Mapping[int, SampleStream] | None = None
     ) -> None:
-        self.plan, self.sites = plan, plan.sites if sites is None else sites
-        which = np.searchsorted(plan.sites, self.sites)
-        edges = plan.edges
-        touching = np.isin(edges, self.sites).any(axis=1) & ~np.isin(edges, list(without)).any(axis=1)
-        self.steps = plan.steps if sites is None else plan.steps.take(which)
-        self.sparsity = None if plan.sparsity is None else plan.sparsity[which]
+        self.plan, self.sites, self.steps = plan, plan.sites, plan.steps
         #: The hosted sites whose rows are here: all, or these numbers.
         self.own: slice | Index = slice(None)
-        self.gradients = self._make_gradients(which, streams or {})
-        theta = plan.theta[which]
-        self._all_theta = theta.copy()
-        self._host(edges[touching], plan.edge_radius[touching])
-        zero = np.zeros((self.edges.shape[0], theta.shape[1]))
-        self.alpha = zero if plan.alpha is None else plan.alpha[touching]
+        if plan.with_rows is not None and plan.with_rows.size < plan.sites.size:
+            self.own = np.searchsorted(plan.sites, plan.with_rows)
+        self.gradients: Gradients | None = None
+        if plan.rows is not None:
+            how = plan.seed, plan.gradient, plan.snapshot_every
+            self.gradients = Gradients(plan.rows, *how, streams=streams)
+        self._all_theta = plan.theta.copy()
+        kept = ~np.isin(plan.edges, list(without)).any(axis=1)
+        self._host(plan.edges[kept], plan.edge_radius[kept])
+        zero = np.zeros((self.edges.shape[0], plan.n_params))
+        self.alpha = zero if plan.alpha is None else plan.alpha[kept]
         self.balance = self._balance()
         self.balance_before, self.average_balance = self.balance.copy(), self.balance.copy()
         #: The running average of the thetas, and the thetas before the last node step, ``(B, p)``.
-        self.average, self.left = theta.copy(), theta.copy()
+        self.average, self.left = plan.theta.copy(), plan.theta.copy()
         self._weight = 1.0
-        #: What takes many rounds without exchange at a time: compiled steps, or shards on an engine.
-        self.stretch: Callable[[int, int, Mask | None, Array | None], None] | None = None
-
-    def _make_gradients(self, which: Index, streams: Mapping[int, SampleStream]) -> Gradients | None:
-        plan, rows, here = self.plan, self.plan.rows, self.sites
-        if plan.with_rows is not None:
-            own = np.flatnonzero(np.isin(here, plan.with_rows))
-            self.own = slice(None) if own.size == here.size else own
-            here = here[own]
-            which = np.searchsorted(plan.with_rows, here)
-        if rows is None or not here.size:
-            return None
-        rows = rows if which.size == rows.starts.size else rows.take(which)
-        near = {k: streams[int(u)] for k, u in enumerate(here) if int(u) in streams} if streams else {}
-        return Gradients(rows, plan.seed, plan.gradient, snapshot_every=plan.snapshot_every, streams=near)
 
     def _host(self, edges: Index, edge_radius: Array) -> None:
         sites, p = self.sites, self._all_theta.shape[1]
         self.edges, self.edge_radius = edges, edge_radius
         hosted = np.isin(edges, sites)
         self.foreign: Index = np.unique(edges[~hosted])
-        self.boundary: Index = np.unique(edges[hosted & ~hosted[:, ::-1]])
         self._place = np.concatenate([sites, self.foreign])
         self._row: dict[int, int] | None = None
         order = np.argsort(self._place)
@@ -163,7 +114,7 @@ class Shard:
 
     def restart(self, plan: RunPlan, without: Sequence[int] = ()) -> None:
         """Restart with another plan of the same sites, without the edges of sites in ``without``."""
-        Shard.__init__(self, plan, None if self.sites is self.plan.sites else self.sites, without=without)
+        Shard.__init__(self, plan, without=without)
 
     def pull(self) -> Array:
         """Return the edges' contribution ``2 s(t) - s(t-1)`` to a node step, ``(B, p)``."""
@@ -181,14 +132,16 @@ class Shard:
             gradient = self.gradients(t, self.left[own], None if available is None else available[own])
             direction[own] += gradient if probability is None else gradient / probability[own][:, None]
         self.theta[:] = self._moved(direction, t, probability)
+        if self.plan.wire == "float32" and self.gradients is not None:  # both ends of an edge use the same numbers
+            self.theta[self.own] = self.theta[self.own].astype(np.float32)
         self._weight = averaging_weight(self.plan.average, t)
 
     def _moved(self, direction: Array, t: int, probability: Array | None) -> Array:
         """Return ``theta - eta * direction`` after the soft threshold of the sparsity term and the parameter ball."""
         eta, radius = self.steps.eta(t, probability), self.plan.radius
         moved = self.left - eta[:, None] * direction
-        if self.sparsity is not None:
-            bound = eta[:, None] * self.sparsity
+        if self.plan.sparsity is not None:
+            bound = eta[:, None] * self.plan.sparsity
             moved = moved - np.clip(moved, -bound, bound)
         if radius is None:
             return moved
@@ -205,10 +158,6 @@ class Shard:
     def penalty_step(self, t: int, probability: Array | None = None) -> Array:
         """Return the thetas of hosted sites after the last node step had they been absent, ``(B, p)``."""
         return self._moved(self.pull(), t, probability)
-
-    def give(self) -> dict[int, Array]:
-        """Return copies of the thetas ``(p,)`` of the hosted sites that other shards need, by position."""
-        return dict(zip(self.boundary.tolist(), self.theta[np.searchsorted(self.sites, self.boundary)], strict=True))
 
     def take(self, thetas: Mapping[int, Array]) -> None:
         """Store received thetas by position: of foreign neighbours, or of hosted sites updated elsewhere."""
@@ -240,11 +189,6 @@ class Shard:
         if self._signs is not None:
             return np.add.reduce(self._signs * self.alpha, axis=0, initial=0.0, keepdims=True)
         return np.asarray(self._sum_duals @ self.alpha)
-
-    def round_thetas(self) -> None:
-        """Round own thetas to float32 if thetas are sent as float32, so both ends of an edge use the same values."""
-        if self.gradients is not None:
-            self.theta[self.own] = self.theta[self.own].astype(np.float32)
 
     def take_rows(self, rows: SiteRows, start: Array) -> None:
         """Replace the rows of the sites; steps are at most ``1 / start (B,)`` from now on.
@@ -278,31 +222,29 @@ class Shard:
         self.take_duals(alpha)
         self.balance_before = self.balance.copy()
 
-    def state(self) -> ShardState:
-        """Return the mutable state; only compiled rounds write to these arrays later."""
-        memory = no_memory(self.theta) if self.gradients is None else self.gradients.memory()
+    def state(self) -> dict[str, NDArray[Any]]:
+        """Return the mutable state; only compiled rounds write to these arrays later.
+
+        The neighbours' thetas are not part of it, because every round receives them before they are used.
+        """
         # every step makes new arrays of these, except of theta
-        numbers = (self.balance, self.balance_before, self.average, self.average_balance, self.alpha)
-        return ShardState(self.theta.copy(), *numbers, *memory)
+        state = {name: getattr(self, name) for name in ROUND_ARRAYS} | {"theta": self.theta.copy()}
+        return state if self.gradients is None else state | self.gradients.state()
 
-    def restore(self, state: ShardState) -> None:
-        """Restore a `state`."""
-        self.theta[:] = state.theta
-        for name in ("balance", "balance_before", "average", "average_balance", "alpha"):
-            setattr(self, name, getattr(state, name).copy())
+    def restore(self, state: State) -> None:
+        """Restore a `state`; other arrays in it are ignored."""
+        self.theta[:] = state["theta"]
+        for name in ROUND_ARRAYS[1:]:
+            setattr(self, name, state[name].copy())
         if self.gradients is not None:
-            self.gradients.restore((state.table, state.anchor_gradient, state.anchor_theta, state.stale, state.looked))
-
-
-Wire = Literal["float64", "float32"]
-#: Number of rounds, and presence and probabilities ``(count, V)`` of intermittent sites in them.
-Stretch = tuple[int, Mask | None, Array | None]
+            self.gradients.restore(state)
 
 
 class Link(ABC):
     """Base of links, which exchange thetas between shards and know the next round and the available sites.
 
-    ``rounds`` is the last round, ``done`` the number of finished ones.
+    ``rounds`` is the last round, ``done`` the number of finished ones. A link that cannot go on raises an error in
+    `begin`, `exchange` or `end`: it ends the loop, and the state after round ``done`` is where the next process starts.
     """
 
     def __init__(self, rounds: int, done: int = 0) -> None:
@@ -316,10 +258,6 @@ class Link(ABC):
         """Return availability and probability of hosted sites in round t; None for all sites and for probability 1."""
         return None, None
 
-    def alone(self, t: int) -> Stretch | None:
-        """Return the rounds from t onwards in which nothing is exchanged, if that is certain."""
-        return None
-
     @abstractmethod
     def exchange(self, t: int, shard: Shard) -> Mapping[int, Array] | None:
         """Send the shard's thetas of round t, and return received thetas by position; sites that answer are available.
@@ -332,45 +270,26 @@ class Link(ABC):
         self.done = t
 
 
-class RoundStore(Protocol):
-    """Interface that stores the state of a shard."""
+def run_rounds(
+    shard: Shard,
+    link: Link,
+    *,
+    begun: Callable[[], None] | None = None,
+    stepped: Callable[[int], None] | None = None,
+    ended: Callable[[int], None] | None = None,
+) -> None:
+    """Run all rounds that the link starts.
 
-    def save(self, t: int, shard: Shard, durable: bool) -> None:
-        """Store the state after round t; a durable save survives a power failure."""
-
-
-@dataclass(frozen=True)
-class RoundConfig:
-    """Settings of `run_rounds`, apart from shard, link and store."""
-
-    last: int
-    wire: Wire = "float64"  # how thetas travel; both ends of an edge use the same numbers, so own ones are rounded
-    names: Sequence[str] | None = None  # of hosted sites with rows here: diverging parameters are then an error
-    hint: str = "the steps are too long"  # for that error
-    constrained: bool = False  # whether the ball is a constraint; if not, parameters on its boundary have diverged
-    save_every: int | None = None  # rounds between durable saves; the last one is always saved
-    save_all: bool = False  # whether the rounds between them are saved, too
-    before: Callable[[], None] | None = None  # called when a round has begun, before its gradients are computed
-    after: Callable[[int, float], None] | None = None  # called with each saved round and its largest change of a theta
-
-
-def run_rounds(shard: Shard, link: Link, config: RoundConfig | None = None, store: RoundStore | None = None) -> None:
-    """Run all rounds that the link starts; raise `SolverError` when parameters diverge."""
-    before, after = (None, None) if config is None else (config.before, config.after)
+    The functions are called in each round: before its gradients are computed, before its thetas are sent, and at its
+    end. An error in one of them, or in the link, ends the run.
+    """
     with np.errstate(over="ignore", invalid="ignore"):  # what diverges is told in words
         while (t := link.begin(shard)) is not None:
-            if before is not None:
-                before()
-            if config is None and shard.stretch is not None and (alone := link.alone(t)) is not None:
-                shard.stretch(t, *alone)
-                link.end(t + alone[0] - 1, shard)
-                continue
+            if begun is not None:
+                begun()
             shard.node_step(t, *link.presence(t))
-            if config is not None:
-                if config.wire == "float32":
-                    shard.round_thetas()
-                if config.names is not None:
-                    _check(shard, t, config, config.names)
+            if stepped is not None:
+                stepped(t)
             thetas = link.exchange(t, shard)
             if thetas is None:
                 continue
@@ -378,27 +297,8 @@ def run_rounds(shard: Shard, link: Link, config: RoundConfig | None = None, stor
                 shard.take(thetas)
             shard.edge_step()
             link.end(t, shard)
-            if config is not None and store is not None:
-                durable = t == config.last or (config.save_every is not None and t % config.save_every == 0)
-                if durable or config.save_all:
-                    store.save(t, shard, durable)
-            if after is not None:
-                after(t, float(np.abs(shard.theta - shard.left).max(initial=0.0)))
-
-
-def _check(shard: Shard, t: int, config: RoundConfig, names: Sequence[str]) -> None:
-    """Raise `SolverError` if parameters are not finite or reach the boundary of a ball that is not a constraint."""
-    theta, radius = shard.theta[shard.own], shard.plan.radius
-    if not math.isfinite(np.add.reduce(theta, axis=None)) and not (finite := np.isfinite(theta)).all():
-        name = names[int(np.argmin(finite.all(axis=1)))]
-        raise SolverError(f"round {t}: the parameters of site {name!r} diverged: {config.hint}")
-    if t == config.last and radius is not None and not config.constrained:
-        size = np.sqrt((theta * theta).sum(axis=1))
-        if (size > (1.0 - 1e-9) * radius).any():
-            raise SolverError(
-                f"the parameters of site {names[int(size.argmax())]!r} diverged to the boundary of their ball (radius "
-                f"{radius:g}): {config.hint}; or give a larger radius"
-            )
+            if ended is not None:
+                ended(t)
 
 
 # --- shares of the certificate ----------------------------------------------------------------------------------------
@@ -448,7 +348,7 @@ class ShareTaker:
     def take(self, t: int) -> Share:
         """Return the share after round t, at the shard's current parameters and duals."""
         shard, plan = self.shard, self.shard.plan
-        theta, balance, alpha, sparsity = shard.theta, shard.balance, shard.alpha, shard.sparsity
+        theta, balance, alpha, sparsity = shard.theta, shard.balance, shard.alpha, plan.sparsity
         difference = shard.differences()
         whole = np.where(np.isin(shard.edges, shard.sites).all(axis=1), 1.0, 0.5)
         penalties = shard.edge_radius * plan.penalty.value(difference)

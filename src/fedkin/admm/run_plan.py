@@ -21,6 +21,7 @@ from fedkin.losses import by_loss
 
 BatchSize = int | Sequence[int] | None
 Average = Literal["tail", "paper", "last"]
+Wire = Literal["float64", "float32"]  #: number format of thetas in messages
 AVERAGES = ("tail", "paper", "last")
 
 #: kappa = 1 / (GROWTH * weakest curvature). With GROWTH of 2 or more the rate 1/T would be lost.
@@ -86,6 +87,7 @@ class RunPlan:
     alpha: Array | None = None
     with_rows: Index | None = None
     availability: Availability | None = None
+    wire: Wire = "float64"
 
     @property
     def n_sites(self) -> int:
@@ -94,6 +96,24 @@ class RunPlan:
     @property
     def n_params(self) -> int:
         return int(self.theta.shape[1])
+
+    def part(self, sites: Index) -> RunPlan:
+        """Return the plan of some of the sites, increasing, with every edge that touches them."""
+        which, near = np.searchsorted(self.sites, sites), np.isin(self.edges, sites).any(axis=1)
+        with_rows = self.sites if self.with_rows is None else self.with_rows
+        own = np.flatnonzero(np.isin(with_rows, sites))
+        return replace(
+            self,
+            sites=sites,
+            theta=self.theta[which],
+            edges=self.edges[near],
+            edge_radius=self.edge_radius[near],
+            steps=self.steps.take(which),
+            rows=None if self.rows is None or not own.size else self.rows.take(own),
+            sparsity=None if self.sparsity is None else self.sparsity[which],
+            alpha=None if self.alpha is None else self.alpha[near],
+            with_rows=with_rows[own],
+        )
 
 
 def plan_run(
@@ -329,9 +349,8 @@ def _row_curvature(rows: SiteRows, theta: Array) -> tuple[Array, Array]:
     typical, worst = (np.full(rows.starts.size, np.inf) for _ in range(2))
     for members, loss in by_loss(rows.losses):
         counts = rows.counts[members]
-        first = np.concatenate([[0], np.cumsum(counts)[:-1]])
-        numbers = np.repeat(rows.starts[members] - first, counts) + np.arange(counts.sum())
-        each = loss.row_curvatures(theta[np.repeat(members, counts)], *rows.data.take(numbers).arrays)
+        first = np.cumsum(counts) - counts
+        each = loss.row_curvatures(theta[np.repeat(members, counts)], *rows.data.take(rows.numbers(members)).arrays)
         if each is not None:
             total = np.maximum(np.add.reduceat(each, first), TINY)
             # the trace of E(curvature^2 x x' / ...) over that of the Hessian, which emphasises steep rows

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
@@ -19,7 +20,6 @@ from fedkin.federate.inbox import (
     Kind,
     Patience,
     PeerError,
-    Reminders,
     encode,
 )
 from fedkin.federate.plan import SitePlan
@@ -30,7 +30,7 @@ _DONE_SECONDS, _MOMENT_SECONDS = 0.4, 0.02
 #: Kinds of messages that are written to disk, so that they can be sent again after a crash.
 _SAVED = (Kind.THETA, Kind.ALPHA, Kind.PRESENT)
 _NOTHING = np.zeros(0)
-Action = Callable[[], None]
+Action = Callable[[], object]
 
 
 class Endpoint:
@@ -45,14 +45,12 @@ class Endpoint:
         plan: SitePlan,
         transport: Transport,
         journal: Journal,
-        *,
         patience: Patience | None = None,
-        tick: Action | None = None,
-        idle: Action | None = None,
+        tick: Action = lambda: None,
+        idle: Action = lambda: None,
     ) -> None:
         self.plan, self.transport, self.journal = plan, transport, journal
-        self.patience = patience or Patience()
-        self.tick, self.idle = tick or (lambda: None), idle or (lambda: None)
+        self.patience, self.tick, self.idle = patience or Patience(), tick, idle
         self.here, self.partners = plan.here, plan.partners()
         self.names = {u: plan.name(u) for u in [plan.here, *self.partners]}
         self.status, self.inbox = SiteStatus(state="starting", started=time.time()), Inbox(self.names, journal)
@@ -143,12 +141,10 @@ class Endpoint:
         return None if values is None else self.frame(kind, t, values)
 
     def unsaved(self, t: int) -> list[Sent]:
-        """Return the messages up to round t that are not yet `saved`."""
-        return [one for one in self._unsaved if one.round <= t]
-
-    def saved(self, t: int) -> None:
-        """Record that messages sent up to round t are on disk."""
+        """Return, once, the messages up to round t that are to be saved."""
+        found = [one for one in self._unsaved if one.round <= t]
         self._unsaved = [one for one in self._unsaved if one.round > t]
+        return found
 
     def recall(self, sent: Sequence[Sent], done: int) -> None:
         """Restore the messages up to round ``done``, from before this process started."""
@@ -166,48 +162,43 @@ class Endpoint:
         self.status.pulled += 1
         self.transport.pull(self.plan.asking_key(kind, sender, self.here), t, on_frame)
 
-    def hinted(self) -> bool:
-        """Return, once, whether a partner may be ahead."""
-        hint, self.hint = self.hint, False
-        return hint
-
     def wait_for(
         self,
         kind: Kind,
-        senders: Sequence[int],
+        whom: Callable[[], list[int]],
         t: int,
-        pull: Callable[[Kind, int, int], None] | None = None,
-        stop: Callable[[], bool] | None = None,
-    ) -> bool:
-        """Wait for the messages of round t and pull those that do not arrive; return False if ``stop`` ends the
-        wait."""
+        pull: Callable[[int], object] | None = None,
+        until: float = math.inf,
+    ) -> None:
+        """Wait for the messages of round t from the partners in ``whom()``, and pull those that do not arrive.
+
+        ``whom`` is called again and again, at time ``until`` too: a partner may have left permanently meanwhile.
+        ``pull(v)`` asks v again.
+        """
         # in nearly every round this suffices
-        missing = self.inbox.wait(kind, list(senders), t, 0.0 if self.hint else _MOMENT_SECONDS)
-        if missing:
+        if self.inbox.wait(kind, whom(), t, 0.0 if self.hint else _MOMENT_SECONDS):
             self.idle()
-            reminders = Reminders(self.patience)
-            next_tick = reminders.began + LOOK_SECONDS
-            while missing:
-                if stop is not None and stop():
-                    return False
-                now = time.monotonic()
-                if reminders.pull_is_due(now) or self.hint:
-                    self.hint = False
-                    for sender in missing:
-                        (pull or self.pull)(kind, sender, t)
-                    reminders.pulled(now)
-                if reminders.complaint_is_due(now):
-                    self._complain(kind, missing, t, now - reminders.began)
-                    reminders.complained(now)
-                if now >= next_tick:
-                    next_tick = now + LOOK_SECONDS
-                    self.tick()
-                    # a neighbour may have left permanently meanwhile
-                    senders = [sender for sender in senders if sender not in self.left]
-                pause = max(min(reminders.next_pull, next_tick) - now, 0.001)
-                missing = self.inbox.wait(kind, list(senders), t, pause)
+        began, pull_pause, silence = time.monotonic(), self.patience.first_pull, self.patience.complain
+        next_pull, next_complaint, next_tick = began + pull_pause, began + silence, began + LOOK_SECONDS
+        while missing := self.inbox.missing(kind, whom(), t):
+            now = time.monotonic()
+            waited = now - began
+            if now >= next_pull or self.hint:
+                self.hint = False
+                for v in missing:
+                    (pull or partial(self.pull, kind, t=t))(v)
+                next_pull, pull_pause = now + pull_pause, min(2.0 * pull_pause, self.patience.last_pull)
+            if now >= next_complaint or waited >= self.patience.give_up:
+                self._complain(kind, missing, t, waited)
+                next_complaint, silence = now + silence, min(2.0 * silence, LONGEST_SILENCE)
+            if now >= next_tick:
+                next_tick = now + LOOK_SECONDS
+                if waited > 1.0:
+                    self.status.waiting_for = [self.names[v] for v in missing]
+                self.tick()
+            due = min(next_pull, next_tick, until if until > now else math.inf)
+            self.inbox.wait(kind, missing, t, max(due - now, 0.001))
         self.status.waiting_for = []
-        return True
 
     def _complain(self, kind: Kind, missing: list[int], t: int, seconds: float) -> None:
         names = self.status.waiting_for = [self.names[v] for v in missing]
@@ -234,43 +225,27 @@ class Endpoint:
         if not wait_until(lambda: not missing(), seconds, longest_pause=LOOK_SECONDS, sleep=look):
             self.journal.write("warning", "starting without", peers=missing())
 
-    def collect(self, t: int, pull: Callable[[int], None], least: int = 0) -> dict[int, Array]:
+    def collect(self, t: int, pull: Callable[[int], object] | None = None, least: int = 0) -> dict[int, Array]:
         """Return the thetas of round t from partners that are up or sent them by the deadline, and from at least
-        ``least``.
+        ``least``."""
+        deadline = time.monotonic() + min(self.patience.deadline, self.patience.give_up)
 
-        ``pull(u)`` asks u again. Raises `PeerError` if fewer than ``least`` have arrived after ``patience.give_up``
-        seconds.
-        """
-        inbox, names, status, patience, senders = self.inbox, self.names, self.status, self.patience, self.partners
-        reminders = Reminders(patience)
-        deadline = reminders.began + patience.deadline
-        while True:
-            missing = inbox.missing(Kind.THETA, senders, t)
-            awaited = [u for u in missing if names[u] in status.up]
-            now = time.monotonic()
-            waited = now - reminders.began
-            enough = len(senders) - len(missing) >= least
-            if enough and (not awaited or now >= deadline):
-                break
-            if waited > patience.give_up and not enough:
-                raise PeerError(f"no site has answered in round {t} for {waited:.0f} s; start the sites")
-            if reminders.pull_is_due(now):
-                for u in awaited:
-                    pull(u)
-                reminders.pulled(now)
-            if reminders.complaint_is_due(now) and waited <= patience.give_up:
-                peers = [names[u] for u in missing]
-                self.journal.write("warning", "waiting", round=t, peers=peers, seconds=round(waited, 1))
-                reminders.complained(now)
-            status.waiting_for = [names[u] for u in awaited] if waited > 1.0 else []
-            pause = min(LOOK_SECONDS, reminders.next_pull - now, deadline - now if now < deadline else LOOK_SECONDS)
-            inbox.wait(Kind.THETA, awaited or senders, t, max(0.001, pause))
-            if waited > LOOK_SECONDS:
-                self.tick()
-        status.waiting_for = []
-        for u in awaited:
-            self.journal.sparingly("warning", "running, but sent no theta before the deadline", peer=names[u])
-        return {u: inbox.values(Kind.THETA, u, t) for u in senders if u not in missing}
+        def missing() -> tuple[list[int], list[int]]:
+            absent = self.inbox.missing(Kind.THETA, self.partners, t)
+            return absent, [u for u in absent if self.names[u] in self.status.up]
+
+        def awaited() -> list[int]:
+            absent, up = missing()
+            if len(self.partners) - len(absent) < least:
+                return up or absent
+            return up if time.monotonic() < deadline else []
+
+        self.hint = False  # nobody is ahead of the machine that decides
+        self.wait_for(Kind.THETA, awaited, t, pull, deadline)
+        absent, up = missing()
+        for u in up:
+            self.journal.sparingly("warning", "running, but sent no theta before the deadline", peer=self.names[u])
+        return {u: self.inbox.values(Kind.THETA, u, t) for u in self.partners if u not in absent}
 
     def hold(
         self, write: Callable[[], None], path: Path, round: int, event: str = "checkpoint failed, holding"

@@ -242,32 +242,6 @@ class Patience:
                 raise ParameterError(f"{option} must be a number of seconds {least}, got {value:g}")
 
 
-class Reminders:
-    """Schedule of requests for missing messages and of log lines about them, at growing intervals."""
-
-    def __init__(self, patience: Patience) -> None:
-        self.began = time.monotonic()
-        self._end = self.began + patience.give_up
-        self._pause, self._longest_pause, self._silence = patience.first_pull, patience.last_pull, patience.complain
-        self.next_pull, self._next_complaint = self.began + self._pause, self.began + self._silence
-
-    def pull_is_due(self, now: float) -> bool:
-        """Return whether to ask the senders now."""
-        return now >= self.next_pull
-
-    def pulled(self, now: float) -> None:
-        """Record that the senders were asked."""
-        self.next_pull, self._pause = now + self._pause, min(2.0 * self._pause, self._longest_pause)
-
-    def complaint_is_due(self, now: float) -> bool:
-        """Return whether to tell the user now."""
-        return now >= min(self._next_complaint, self._end)
-
-    def complained(self, now: float) -> None:
-        """Record that the user was told."""
-        self._next_complaint, self._silence = now + self._silence, min(2.0 * self._silence, LONGEST_SILENCE)
-
-
 class Inbox:
     """Inbox of a site: messages from neighbours, checked and kept until they are used.
 

@@ -24,7 +24,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedkin._base import Array, Mask
-from fedkin.admm import Link, Shard, ShardState
+from fedkin.admm import ROUND_ARRAYS, Link, Shard
 from fedkin.federate.endpoint import Endpoint
 from fedkin.federate.inbox import HEADER_BYTES, LOOK_SECONDS, Expected, Kind, MessageError, PeerError, decode, encode
 from fedkin.federate.plan import ChoicePlan
@@ -34,7 +34,6 @@ Arrays = Mapping[str, NDArray[Any]]
 #: Differences between the replicas of an edge dual up to this share of its bound are due to rounding.
 SAME_DUAL = 1e-9
 _BOUND_KIND = {"l1": "max", "l2": "length", "linf": "sum"}  # dual norms of the penalties
-_STATE = ("theta", "balance", "balance_before", "average", "average_balance", "alpha")
 
 
 class BaseLink(Link, ABC):
@@ -80,6 +79,10 @@ class BaseLink(Link, ABC):
     def restore(self, arrays: Arrays, done: int) -> None:
         """Restore the state of a checkpoint."""
         self.done = done
+
+    def replay(self) -> None:
+        """Repeat rounds that were decided after the checkpoint."""
+        return
 
     def saved(self, t: int) -> None:
         """Record that the state after round t is safely on disk."""
@@ -129,7 +132,7 @@ class NeighbourLink(BaseLink):
         # first open the window: a quick neighbour answers with its next vector before `send` returns
         end.inbox.advance(Kind.THETA, t, t + 1)
         end.send(Kind.THETA, t, shard.theta[0].copy())
-        end.wait_for(Kind.THETA, end.partners, t)
+        end.wait_for(Kind.THETA, lambda: end.partners, t)
         return {v: end.inbox.values(Kind.THETA, v, t) for v in end.partners}  # one may have left meanwhile
 
     def end(self, t: int, shard: Shard) -> None:
@@ -146,7 +149,7 @@ class NeighbourLink(BaseLink):
                 end.transport.publish(self.plan.key(Kind.ALPHA, here, i), frame)
         end.remember(Kind.ALPHA, t, shard.alpha.flatten())
         end.inbox.advance(Kind.ALPHA, t, t + self.plan.compare_every)
-        end.wait_for(Kind.ALPHA, [v for v in end.partners if v < here], t)
+        end.wait_for(Kind.ALPHA, lambda: [v for v in end.partners if v < here], t)
         alpha = shard.alpha.copy()
         for edge, (_, j) in enumerate(shard.edges.tolist()):
             if j == here:
@@ -202,7 +205,7 @@ class ChoosingLink(NeighbourLink):
             t = self._hop + 1
             end.inbox.advance(Kind.HELD_OUT, t, t + 1)
             self._send(t)
-            end.wait_for(Kind.HELD_OUT, end.partners, t)
+            end.wait_for(Kind.HELD_OUT, lambda: end.partners, t)
             for v in end.partners:
                 self._merge(v, end.inbox.values(Kind.HELD_OUT, v, t).reshape(self.table.shape))
         self._send(self._hop + 1)  # others may know less
@@ -353,7 +356,8 @@ class WorkerLink(BaseLink):
                 shard.take_pull(theta[None], pull[None])
                 end.status.round = t
                 return t
-            if now >= next_pull or end.hinted():
+            if now >= next_pull or end.hint:
+                end.hint = False
                 end.pull(Kind.DOWN, self.centre, 0)
                 end.pull(Kind.RESULT, self.centre, 0)
                 next_pull = now + patience.last_pull
@@ -401,7 +405,7 @@ class ReplicatedLink(_Attended):
         self.record = record if self.leads else None
         self._own = self.members.index(self.plan.here)
         self._thetas: dict[int, Array] = {}
-        self._replica: tuple[int, ShardState, NDArray[np.int64]] = (0, shard.state(), self.seen)
+        self._replica = 0, shard.state(), self.seen
 
     def open(self) -> None:
         self._replica = self.done, self.shard.state(), self.seen
@@ -434,7 +438,7 @@ class ReplicatedLink(_Attended):
         end.inbox.advance(Kind.THETA, t, t + 1)
         if self.leads:
             end.send(Kind.THETA, t, own)
-            thetas = end.collect(t, lambda u: end.pull(Kind.THETA, u, t))
+            thetas = end.collect(t)
             self._thetas = {here: own, **thetas}
             if self.record is not None:
                 self._write_down(self.record, t)
@@ -470,16 +474,19 @@ class ReplicatedLink(_Attended):
         end, leader = self.endpoint, self.plan.leader
         ahead: list[tuple[int, Array]] = []
 
-        def pull(kind: Kind, sender: int, t: int) -> None:
+        def pull(sender: int) -> None:
             end.pull(kind, sender, t)
             # a sender may have died after the leader had its theta, or this site may be far behind
             end.pull(Kind.REPLICA, leader, t)
 
-        def is_behind() -> bool:
+        def whom() -> list[int]:
             ahead.extend(one for one in [end.inbox.newest(Kind.REPLICA, leader, 0.0)] if one is not None)
-            return bool(ahead)
+            return [] if ahead else senders
 
-        while not end.wait_for(kind, senders, t, pull, is_behind):
+        while True:
+            end.wait_for(kind, whom, t, pull)
+            if not ahead:
+                return True
             was, (done, vector) = self.done, ahead.pop()
             try:
                 self.take_vector(vector, done)
@@ -490,19 +497,18 @@ class ReplicatedLink(_Attended):
             end.journal.write("info", "took over the leader's replica", round=done, was=was)
             end.hint = True
             return False
-        return True
 
     def take_vector(self, vector: Array, done: int) -> None:
         """Adopt another replica; raise `MessageError` if it cannot be a state after ``done`` rounds."""
         shard = self.shard
         m, p = shard.theta.shape
         *parts, seen = np.split(vector, np.cumsum([m * p] * 5 + [shard.edges.shape[0] * p]))
-        state = {name: part.reshape(-1, p) for name, part in zip(_STATE, parts, strict=True)}
+        state = {name: part.reshape(-1, p) for name, part in zip(ROUND_ARRAYS, parts, strict=True)}
         if (self.plan.penalty.dual_norm(state["alpha"]) > shard.edge_radius * (1.0 + 1e-6)).any():
             raise MessageError("a replica with duals outside their balls")
         if (seen != np.round(seen)).any() or (seen < 0).any() or (seen > done).any():
             raise MessageError(f"a replica with impossible counts of presence after {done} rounds")
-        shard.restore(ShardState(**{**vars(shard.state()), **state}))
+        shard.restore({**shard.state(), **state})
         self.restore({"seen": seen}, done)
         self._replica = done, shard.state(), self.seen
 
@@ -524,7 +530,6 @@ class ReplicatedLink(_Attended):
         self.endpoint.hold(write, path, t, "record failed, holding")
 
     def replay(self) -> None:
-        """Repeat the rounds that were decided after the last checkpoint."""
         text = b"" if self.record is None or not self.record.exists() else self.record.read_bytes()
         m, p, plan, shard = len(self.members), self.plan.n_params, self.plan, self.shard
         size = HEADER_BYTES + 8 * m * (1 + p)
@@ -548,9 +553,9 @@ class ReplicatedLink(_Attended):
             self.record.unlink(missing_ok=True)
 
 
-def replica_vector(state: ShardState, seen: NDArray[np.int64]) -> Array:
+def replica_vector(state: Arrays, seen: NDArray[np.int64]) -> Array:
     """Encode a replica as a message."""
-    return np.concatenate([*(getattr(state, name).ravel() for name in _STATE), seen.astype(np.float64)])
+    return np.concatenate([*(state[name].ravel() for name in ROUND_ARRAYS), seen.astype(np.float64)])
 
 
 def make_link(end: Endpoint, shard: Shard, record: Path | None = None) -> BaseLink:

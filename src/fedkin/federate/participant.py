@@ -27,22 +27,20 @@ from fedkin._base import PRIVATE_DIRECTORY, Array, count, replacing, write_file
 from fedkin.admm import (
     MOST_PARAMS,
     ChangeTest,
-    RoundConfig,
     Saved,
     Sent,
     Shard,
-    ShardState,
     ShareTaker,
     Store,
     is_shared,
     run_rounds,
 )
 from fedkin.data import CSV_SUFFIXES, PARQUET_SUFFIXES, Rows, raise_findings, read_columns, row_places
-from fedkin.errors import DataError, FedkinError, ModelFileError, ParameterError
+from fedkin.errors import DataError, FedkinError, ModelFileError, ParameterError, SolverError
 from fedkin.federate.disclosure import check_disclosure, check_point, check_rounds, concentration
 from fedkin.federate.endpoint import Endpoint
 from fedkin.federate.inbox import Patience, Stopped
-from fedkin.federate.links import Arrays, ReplicatedLink, make_link
+from fedkin.federate.links import Arrays, make_link
 from fedkin.federate.messages import ARRIVED
 from fedkin.federate.plan import TOO_LONG, SitePlan, planned_rows
 from fedkin.federate.records import MOST_SHARES, Journal, SiteStatus
@@ -60,13 +58,14 @@ LAG_SECONDS = 0.05
 _LITTLE = 0.02  # moves of a theta, relative to its length, that do not change who has the weight
 
 
-class CheckpointFile:
-    """Checkpoint file of one site; states of another run or revision are refused.
+class CheckpointFile(Store):
+    """Checkpoint file of one site; states of another run, revision or site are refused.
 
-    ``hold(write, path, round)`` calls ``write`` until the disk accepts it. Sent vectors are kept for ``keep`` rounds.
-    States larger than ``most_bytes`` are written by durable saves only.
+    ``hold(write, path, round)`` calls ``write`` until the disk accepts it. ``unsaved(t)`` returns the vectors to save
+    with the state after round t; they are kept for ``keep`` rounds. ``saved(t)`` is called after each save.
 
-    `save` writes at once, `note` after ``lag`` seconds without a write; `settle` writes the last noted state.
+    A durable state is written at once, others after ``lag`` seconds without a write, unless they are larger than
+    ``most_bytes``; `settle` writes the last state that waits.
     """
 
     def __init__(
@@ -76,46 +75,45 @@ class CheckpointFile:
         revision: int,
         site: str,
         hold: Hold,
+        unsaved: Callable[[int], Sequence[Sent]],
+        saved: Callable[[int], object] = lambda t: None,
         *,
         keep: int = 1,
         most_bytes: int = MOST_BYTES,
         lag: float = LAG_SECONDS,
     ) -> None:
-        self.path, self.site, self._hold = path, site, hold
+        super().__init__(path, run, revision, sent=keep)
+        self.site, self._hold, self._unsaved, self._saved = site, hold, unsaved, saved
         self._most_bytes, self._lag = most_bytes, lag
-        self._store = Store(path, run, revision, sent=keep)
-        self._noted: Callable[[], None] | None = None
+        self._waiting: Callable[[], None] | None = None
         self._written = -math.inf
 
-    def save(
-        self, round: int, arrays: Arrays, header: Mapping[str, Any], sent: Sequence[Sent] = (), *, durable: bool
-    ) -> bool:
-        """Write the state after a round; False if it is too large for a save that is not durable."""
+    def keep(self, round: int, arrays: Arrays, header: Mapping[str, Any], *, durable: bool) -> None:
+        """Write the state after a round, now or later unless a newer one comes first."""
         if not durable and sum(part.nbytes for part in arrays.values()) > self._most_bytes:
-            return False
-        whole, self._noted = {"site": self.site, **header}, None
-        self._hold(lambda: self._store.save(round, arrays, whole, sent, durable=durable), self.path, round)
-        self._written = time.monotonic()
-        return True
-
-    def note(self, write: Callable[[], None]) -> None:
-        """Call ``write``, which calls `save` with the current state: now, or later unless a newer state is noted."""
-        self._noted = write
-        if time.monotonic() - self._written >= self._lag:
+            return
+        self._waiting = partial(self._write, round, arrays, {"site": self.site, **header}, durable)
+        if durable or time.monotonic() - self._written >= self._lag:
             self.settle()
 
     def settle(self) -> None:
-        """Write the noted state, if it is not yet written."""
-        write, self._noted = self._noted, None
+        """Write the state that waits, if there is one."""
+        write, self._waiting = self._waiting, None
         if write is not None:
             write()
+
+    def _write(self, round: int, arrays: Arrays, header: Mapping[str, Any], durable: bool) -> None:
+        sent = self._unsaved(round)
+        self._hold(lambda: self.save(round, arrays, header, sent, durable=durable), self.path, round)
+        self._written = time.monotonic()
+        self._saved(round)
 
     def load(self) -> Saved | None:
         """Return the last state, or None; raise an error if the file is damaged, or of another run, revision or
         site."""
         try:
-            found = self._store.load()
-            others = [] if found is not None else self._store.others()
+            found = super().load()
+            others = [] if found is not None else self.others()
         except ModelFileError as error:
             raise ModelFileError(f"{error}; docs/rounds.md, 'A checkpoint is damaged', says what can be done") from None
         if others:
@@ -130,14 +128,10 @@ class CheckpointFile:
             )
         return found
 
-    def sent(self) -> list[Sent]:
-        """Return the sent vectors that are still kept, oldest first."""
-        return self._store.sent()
-
-    def close(self) -> None:
-        """Close the file without writing a noted state; the next save opens it again."""
-        self._noted = None
-        self._store.close()
+    def end(self) -> None:
+        """Close the file without writing a state that waits; the next one opens it again."""
+        self._waiting = None
+        self.close()
 
 
 class Participant:
@@ -159,26 +153,23 @@ class Participant:
         patience: Patience | None = None,
         left: Iterable[int] = (),
         arrivals: Arrivals | None = None,
-        tick: Callable[[Participant], None] | None = None,
+        tick: Callable[[Participant], object] = lambda participant: None,
     ) -> None:
-        self.arrivals = arrivals
-        self.plan, self.journal, self._on_tick = plan, journal, tick
+        self.plan, self.journal, self.arrivals = plan, journal, arrivals
+        self._tick = partial(tick, self)
         self.shard = Shard(plan)
         self._rows = None if plan.rows is None else plan.rows.data.digest
-        self.endpoint = Endpoint(plan, transport, journal, patience=patience, tick=self.tick, idle=self.settle)
-        self.link = make_link(self.endpoint, self.shard, record)
+        end = self.endpoint = Endpoint(plan, transport, journal, patience, self._tick, self.settle)
+        self.link, self.status = make_link(end, self.shard, record), end.status
         self._loss = plan.loss_object()
         self._looked: tuple[object, Array] = (None, np.zeros(0))  # rows and theta that were looked at
-        self._taker: ShareTaker | None = None
-        if self.link.certifies and plan.n_params <= MOST_PARAMS:
-            self._taker = ShareTaker(self.shard)
+        self._taker = ShareTaker(self.shard) if self.link.certifies and plan.n_params <= MOST_PARAMS else None
         self.kept: CheckpointFile | None = None
         if checkpoint is not None and self.link.keeps_state:
-            end = self.endpoint
-            self.kept = CheckpointFile(checkpoint, plan.run, plan.revision, end.name, end.hold, keep=end.keep)
+            kept = end.hold, end.unsaved, self.link.saved
+            self.kept = CheckpointFile(checkpoint, plan.run, plan.revision, end.name, *kept, keep=end.keep)
             self._load(self.kept)
-        if isinstance(self.link, ReplicatedLink):
-            self.link.replay()
+        self.link.replay()
         self.drop(left)
         self._take_arrived(self.done)
         self.link.open()
@@ -188,16 +179,6 @@ class Participant:
         """Number of finished rounds."""
         return self.link.done
 
-    @property
-    def status(self) -> SiteStatus:
-        """Facts for the status."""
-        return self.endpoint.status
-
-    def tick(self) -> None:
-        """Report that this process is alive."""
-        if self._on_tick is not None:
-            self._on_tick(self)
-
     def settle(self) -> None:
         """Write the state after the last round, if that has not been done."""
         if self.kept is not None:
@@ -206,43 +187,37 @@ class Participant:
     def run(self) -> Array:
         """Run all remaining rounds, and return the averaged parameters: ``(p,)`` for a site, ``(V, p)`` for a central
         machine."""
-        plan, status, link = self.plan, self.status, self.link
-        link.gather()
-        status.state, status.round = "running", self.done
-        config = RoundConfig(
-            plan.rounds,
-            plan.wire,
-            names=[self.endpoint.name] if plan.placement != "central" else None,
-            hint=TOO_LONG,
-            constrained=plan.constrained,
-            save_every=plan.checkpoint_every,
-            save_all=link.keeps_all,
-            before=self._check_theta,
-            after=self._after,
-        )
+        self.link.gather()
+        self.status.state, self.status.round = "running", self.done
+        stepped = None if self.plan.placement == "central" else self._check_step
         try:
-            run_rounds(self.shard, link, config, self)
-            result = link.result()
+            run_rounds(self.shard, self.link, begun=self._check_theta, stepped=stepped, ended=self._end_round)
+            result = self.link.result()
         except Stopped:
             self.settle()
             raise
         finally:
             self._close()
         self.journal.write("info", "finished", round=self.done)
-        status.state = "finished"
+        self.status.state = "finished"
         return result
 
-    def _after(self, t: int, change: float) -> None:
-        self.status.round, self.status.change = t, change if math.isfinite(change) else None
-        if self._taker is not None and (is_shared(t) or t == self.plan.rounds):
+    def _end_round(self, t: int) -> None:
+        plan, shard, status = self.plan, self.shard, self.status
+        durable = t == plan.rounds or t % plan.checkpoint_every == 0
+        if durable or self.link.keeps_all:
+            self.save(t, durable)
+        change = float(np.abs(shard.theta - shard.left).max(initial=0.0))
+        status.round, status.change = t, change if math.isfinite(change) else None
+        if self._taker is not None and (is_shared(t) or t == plan.rounds):
             share = vars(self._taker.take(t)).values()
-            self.status.shares.append([one if math.isfinite(one) else None for one in share])
-            del self.status.shares[:-MOST_SHARES]
+            status.shares.append([one if math.isfinite(one) else None for one in share])
+            del status.shares[:-MOST_SHARES]
         if self.arrivals is not None:
-            if t % self.plan.checkpoint_every == 0 and t < self.plan.rounds:  # the state after it is safely on disk
-                self.arrivals.look(t, self.shard.average[0])
+            if t % plan.checkpoint_every == 0 and t < plan.rounds:  # the state after it is safely on disk
+                self.arrivals.look(t, shard.average[0])
             self._take_arrived(t)
-        self.tick()
+        self._tick()
 
     def _check_theta(self) -> None:
         """Stop before a gradient is computed outside the ball, or where few rows carry the weight.
@@ -268,6 +243,20 @@ class Participant:
                     "would reveal single rows. A smaller lam pulls less; otherwise check the neighbours' messages"
                 )
 
+    def _check_step(self, t: int) -> None:
+        """Raise `SolverError` if own parameters are not finite or end at a ball that is not a constraint."""
+        plan, theta = self.plan, self.shard.theta[self.shard.own]
+        name = self.endpoint.name
+        if not math.isfinite(np.add.reduce(theta, axis=None)) and not np.isfinite(theta).all():
+            raise SolverError(f"round {t}: the parameters of site {name!r} diverged: {TOO_LONG}")
+        if t < plan.rounds or plan.radius is None or plan.constrained:
+            return
+        if (np.sqrt((theta * theta).sum(axis=1)) > (1.0 - 1e-9) * plan.radius).any():
+            raise SolverError(
+                f"the parameters of site {name!r} diverged to the boundary of their ball (radius {plan.radius:g}): "
+                f"{TOO_LONG}; or give a larger radius"
+            )
+
     def _take_arrived(self, t: int) -> None:
         """Use, after round t, the rows that count from the next round onwards."""
         if self.arrivals is None:
@@ -282,11 +271,12 @@ class Participant:
 
     def linger(self) -> None:
         """Stay until all others have finished, since they may need the last vectors."""
-        self.link.linger(self._note_the_end)
 
-    def _note_the_end(self) -> None:
-        self.save(self.done, self.shard, True)
-        self._close()
+        def save() -> None:
+            self.save(self.done, True)
+            self._close()
+
+        self.link.linger(save)
 
     def drop(self, gone: Iterable[int]) -> None:
         """Continue without neighbours that have left permanently: their edges leave the objective, with duals set to 0.
@@ -299,21 +289,11 @@ class Participant:
             self.shard.drop(new)
             self.status.shares.clear()  # of another objective
 
-    def save(self, t: int, shard: Shard, durable: bool) -> None:
-        """Keep the state after round t."""
+    def save(self, t: int, durable: bool) -> None:
+        """Keep the state after round t; a durable one survives a power failure."""
         if self.kept is not None:
-            arrays = {**vars(shard.state()), **self.link.arrays()}
             header = {"left": sorted(self.endpoint.left), "over": self.link.over, "rows": self._rows}
-            write = partial(self._write, self.kept, t, arrays, header, durable)
-            if durable:
-                write()
-            else:
-                self.kept.note(write)
-
-    def _write(self, kept: CheckpointFile, t: int, arrays: Arrays, header: dict[str, Any], durable: bool) -> None:
-        if kept.save(t, arrays, header, self.endpoint.unsaved(t), durable=durable):
-            self.endpoint.saved(t)
-            self.link.saved(t)
+            self.kept.keep(t, {**self.shard.state(), **self.link.arrays()}, header, durable=durable)
 
     def _load(self, kept: CheckpointFile) -> None:
         found = kept.load()
@@ -326,14 +306,13 @@ class Participant:
             )
         self.link.over = found.header["over"]
         self.endpoint.recall(kept.sent(), found.round)
-        state = {name: found.arrays.pop(name) for name in ShardState.__dataclass_fields__}
         self.link.restore(found.arrays, found.round)
         self.drop(found.header["left"])
-        self.shard.restore(ShardState(**state))
+        self.shard.restore(found.arrays)
 
     def _close(self) -> None:
         if self.kept is not None:
-            self.kept.close()
+            self.kept.end()
 
 
 #: A file that has changed less than so many seconds ago may still be written to.

@@ -20,7 +20,7 @@ import msgspec
 import numpy as np
 
 from fedkin._base import Array, Index
-from fedkin.admm import RunPlan, Shard, SiteRows, StepRule, Wire, plan_run, site_keys
+from fedkin.admm import RunPlan, Shard, SiteRows, StepRule, plan_run, site_keys
 from fedkin.core import Problem, SiteTerms, Summary, build_terms, local_fit, make_penalty, table_of_sums
 from fedkin.data import Federation, Rows, deal_folds
 from fedkin.errors import DataError, DegenerateSiteWarning, FedkinError, ParameterError
@@ -81,7 +81,6 @@ class SitePlan(RunPlan):
     members: tuple[Member, ...]
     loss: Mapping[str, Any]
     lam: float
-    wire: Wire = "float64"
     checkpoint_every: int = 100
     compare_every: int = 200
     placement: Placement = "peer"

@@ -494,7 +494,7 @@ def choose(program: Program, plan: ChoicePlan, transport: Transport, patience: P
     journal.write("info", "choosing lam", levels=plan.levels.size, folds=len(plan.parts), held_out=plan.n_held)
     participant = _begin(program, transport, patience, state=records.CHOICE_STATE)
     chosen = plan.chosen(participant.run())
-    participant.save(participant.done, participant.shard, True)  # with what the others told
+    participant.save(participant.done, True)  # with what the others told
     participant.linger()
     write_record(program.place / records.CHOICE, chosen)
     journal.write("info", "lam chosen", lam=chosen.lam, sites=chosen.sites)
@@ -545,7 +545,7 @@ def _pair(plan: SitePlan, first: Array, second: Array) -> LocalFit:
 
 
 def select(
-    plan: SitePlan, transport: Transport, journal: Journal, patience: Patience, *, tick: Action | None = None
+    plan: SitePlan, transport: Transport, journal: Journal, patience: Patience, tick: Action = lambda: None
 ) -> Selection:
     """Exchange summaries and verdicts with the neighbours, and return which edges are dropped.
 
@@ -556,11 +556,11 @@ def select(
     here, own = plan.here, summary(plan)
     if own[-1]:
         journal.write("warning", "no estimate of its own: a ridge fit is used instead")
-    end = Endpoint(plan, transport, journal, patience=patience, tick=tick)
+    end = Endpoint(plan, transport, journal, patience, tick)
     lengths = {Kind.SUMMARY: own.size, Kind.VERDICT: 1, Kind.CHOSEN: 0}
     end.open(lambda v: [end.expected(kind, v, lengths[kind], 0, 0) for kind in plan.kinds(v, here) if kind in lengths])
     end.send(Kind.SUMMARY, 0, own)
-    end.wait_for(Kind.SUMMARY, end.partners, 0)
+    end.wait_for(Kind.SUMMARY, lambda: end.partners, 0)
     p_values = {}
     for v in end.partners:
         other = end.inbox.values(Kind.SUMMARY, v, 0)
@@ -570,7 +570,7 @@ def select(
             end.send(Kind.VERDICT, 0, np.array([p_values[v]]), v)
     # the smaller end decides
     smaller = [v for v in end.partners if v < here]
-    end.wait_for(Kind.VERDICT, smaller, 0)
+    end.wait_for(Kind.VERDICT, lambda: smaller, 0)
     p_values |= {v: float(end.inbox.values(Kind.VERDICT, v, 0)[0]) for v in smaller}
     end.linger(Kind.CHOSEN, 0)
     threshold = bonferroni(plan.select.level, plan.n_edges)
@@ -585,7 +585,7 @@ def run_selection(program: Program, patience: Patience) -> None:
     program.status.status.state = "testing edges"
     program.allow("select")
     with program.linked() as transport:
-        chosen = select(program.plan, transport, program.journal, patience, tick=program.tick)
+        chosen = select(program.plan, transport, program.journal, patience, program.tick)
         write_record(program.place / SELECTION, chosen)
         program.status.end("selected")
 
