@@ -18,7 +18,7 @@ from fedkin.fitting import FitOptions, fit
 from fedkin.graph import Cliques
 from fedkin.solvers import solve_fused
 from fedkin.solvers.path import least_congestion
-from fedkin.solvers.pdhg import SortedProx
+from fedkin.solvers.cliques import SortedProx
 
 
 def listed(graph: Graph) -> Graph:

@@ -7,13 +7,11 @@ edges, and large graphs without locality are renumbered first.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from functools import cache
 from itertools import pairwise
-from typing import Any, Literal, NamedTuple, TypeVar, get_args
+from typing import Any, Literal, TypeVar, get_args
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,7 +19,6 @@ from scipy.sparse import coo_array, csr_array
 from scipy.sparse.csgraph import reverse_cuthill_mckee
 
 from fedkin._base import Array, Index, available_threads, frozen, tracked
-from fedkin._compiling import kernel, load
 from fedkin.core import FusedObjective, QuadraticTerms, SiteTerms
 from fedkin.errors import ParameterError
 from fedkin.graph import Graph
@@ -195,8 +192,6 @@ class KernelProblem:
 class CompiledIteration(Iteration):
     """Compiled counterpart of `fedkin.solvers.pdhg.NumpyIteration`, with as many threads as are worthwhile."""
 
-    recovers = True
-
     def __init__(
         self, objective: FusedObjective, quadratic: QuadraticTerms, rho: Array, start: PrimalDual | None = None
     ) -> None:
@@ -208,7 +203,6 @@ class CompiledIteration(Iteration):
 
     def _stand(self, part: KernelProblem, threads: int) -> None:
         kernels.load_kernels()
-        load_groups()
         self._part, self._crew, quadratic, b = part, Crew(threads), part.terms, part.b
         n, p = b.shape
         self._site_ranges, self._edge_ranges = self._crew.split(n), self._crew.split(part.head.size)
@@ -286,16 +280,6 @@ class CompiledIteration(Iteration):
             s[0, : len(z)] = z
         self._crew.run(lambda t, lo, hi: kernels.add_balance(lo, hi, edges, y, s[t]), self._edge_ranges)
 
-    def advance(self, n: int) -> None:
-        try:
-            super().advance(n)
-        except KeyboardInterrupt:
-            # half a step may be done: any point is good to start from, once the balance fits the duals again
-            self._balance_duals()
-            self._run(1, 1.0, measure=False)
-            self.n_iter += 1
-            raise
-
     def _run(self, n: int, last: float, measure: bool) -> Moves | None:
         state, moves = self._state, np.zeros((self._crew.size, self._rho.size if measure else 0))
         if self._crew.size == 1 and self._part.n_known == self._part.linked.size:
@@ -345,7 +329,7 @@ class CompiledIteration(Iteration):
 
     def fused(self) -> Array:
         groups = self._group_sums()
-        self._crew.run(lambda _, lo, hi: group_means(lo, hi, groups), self._columns)
+        self._crew.run(lambda _, lo, hi: kernels.group_means(lo, hi, groups), self._columns)
         return self._objective.inside(groups.out)
 
     @property
@@ -354,18 +338,13 @@ class CompiledIteration(Iteration):
         p, separate = self._part.b.shape[1], self._edges.kind == kernels.L1 and self._crew.size > 1
         return self._crew.split(p) if separate else [(0, p)]
 
-    def _group_sums(self) -> Groups:
+    def _group_sums(self) -> kernels.Groups:
         """Return the groups of sites that should be equal, with sums over those hosted here."""
         edges, box, (x, y, z, _, out), hosted = self._edges, self._sites.box, self._state, self._part.linked.size
-        shape = (len(x), x.shape[1] if edges.kind == kernels.L1 else 1)
-        zero = np.zeros(x.shape if z.size else z.shape, dtype=np.bool_)
-        groups = Groups(np.empty(shape, dtype=np.int32), np.zeros(shape), zero, out)
+        groups = kernels.empty_groups(edges, out, z)
         given = (edges, y, 1.0 - INTERIOR, z, box, x[:hosted], groups)
-        self._crew.run(lambda _, lo, hi: group_sums(lo, hi, *given), self._columns)
+        self._crew.run(lambda _, lo, hi: kernels.group_sums(lo, hi, *given), self._columns)
         return groups
-
-    def arranged(self, theta: NDArray[Any]) -> NDArray[Any]:
-        return renumbered(theta, self._numbering.sites)
 
     def pair(self, theta: Array | None = None) -> PrimalDual:
         sites, state = self._numbering.sites, self._state
@@ -376,97 +355,3 @@ class CompiledIteration(Iteration):
 
     def close(self) -> None:
         self._crew.close()
-
-
-# --- sites that should be equal ---------------------------------------------------------------------------------------
-
-
-class Groups(NamedTuple):
-    """Groups of sites that should be equal, in each column, or in all: ``parent (V, p)`` or ``(V, 1)``, the smallest
-    member. For it, ``size`` counts members, ``zero (V, p)`` tells which groups are 0, if any may be, and ``out (V, p)``
-    has sums, and in the end means for all.
-    """
-
-    parent: Any
-    size: Any
-    zero: Any
-    out: Any
-
-
-@kernel
-def _join(parent: Any, i: int, j: int, c: int) -> None:
-    """Put sites ``i`` and ``j`` into one group of column ``c``, by the smaller number of the two roots."""
-    while parent[i, c] != i:
-        parent[i, c] = parent[parent[i, c], c]
-        i = parent[i, c]
-    while parent[j, c] != j:
-        parent[j, c] = parent[parent[j, c], c]
-        j = parent[j, c]
-    # one pass in ascending order then finds every root
-    parent[max(i, j), c] = min(i, j)
-
-
-@kernel
-def group_sums(lo: int, hi: int, edges: Any, y: Any, share: float, z: Any, box: Any, x: Any, groups: Any) -> None:
-    """Sum ``x`` over groups of sites, which are joined by edges whose dual is inside ``share`` of its ball.
-
-    For l1 each of the columns ``lo .. hi`` is separate. A group is 0 if the sparsity dual of a member is in its box.
-    ``x`` has the rows of the first sites, those that are hosted here.
-    """
-    head, tail, radius, kind = edges.head, edges.tail, edges.radius, edges.kind
-    parent, size, zero, out = groups
-    p, sparse = x.shape[1], zero.shape[0] > 0
-    first, end = (lo, hi) if kind == kernels.L1 else (0, 1)
-    for i in range(parent.shape[0]):
-        parent[i, first:end] = i
-    for e in range(y.shape[0]):
-        i, j, limit = head[e], tail[e], share * radius[e]
-        if kind == kernels.L1:
-            for c in range(first, end):
-                if parent[i, c] != parent[j, c] and abs(y[e, c]) < limit:
-                    _join(parent, i, j, c)
-        elif parent[i, 0] != parent[j, 0]:
-            length = 0.0
-            for c in range(p):
-                length += y[e, c] * y[e, c] if kind == kernels.L2 else abs(y[e, c])
-            if (math.sqrt(length) if kind == kernels.L2 else length) < limit:
-                _join(parent, i, j, 0)
-    out[:, lo:hi] = 0.0
-    for i in range(parent.shape[0]):
-        for c in range(first, end):
-            parent[i, c] = parent[parent[i, c], c]
-    for i in range(x.shape[0]):
-        for c in range(first, end):
-            size[parent[i, c], c] += 1.0
-        for c in range(lo, hi):
-            root = parent[i, c if kind == kernels.L1 else 0]
-            out[root, c] += x[i, c]
-            if sparse and abs(z[i, c]) < share * box[i, c]:
-                zero[root, c] = True
-
-
-@kernel
-def group_means(lo: int, hi: int, groups: Any) -> None:
-    """Replace the sums of `group_sums` by means, at every member."""
-    parent, size, zero, out = groups
-    for i in range(parent.shape[0]):
-        for c in range(lo, hi):
-            k = min(c, parent.shape[1] - 1)
-            # a root comes before its members
-            if parent[i, k] != i:
-                out[i, c] = out[parent[i, k], c]
-            elif zero.shape[0] and zero[i, c]:
-                out[i, c] = 0.0
-            else:
-                out[i, c] /= size[i, k]
-
-
-@cache
-def load_groups() -> None:
-    """Load `group_sums` and `group_means` as `fedkin.solvers.pdhg_kernels.load_kernels` does."""
-    one, b, matrix = (frozen(np.ones(1)), frozen(np.ones((1, 1))), np.ones((1, 1)))
-    ends = frozen(np.zeros(1, dtype=np.int32))
-    edges = kernels.EdgeArrays(ends, ends, one, kernels.L1)
-    groups = Groups(np.zeros((1, 1), dtype=np.int32), matrix, matrix > 1, matrix)
-    load(group_sums, 0, 1, edges, matrix, 1.0, matrix, b, matrix, groups)
-    load(group_means, 0, 1, groups)

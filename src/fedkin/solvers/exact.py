@@ -15,6 +15,7 @@ from fedkin._base import TINY, Array, check_positive, check_whole
 from fedkin.cluster import On, engine_of
 from fedkin.core import FusedObjective, Problem, QuadraticTerms, SiteTerms, Solution, Status, gap_scale
 from fedkin.errors import ConvergenceWarning, ParameterError, argument
+from fedkin.solvers.cliques import CliqueIteration
 from fedkin.solvers.compiled import Backend, CompiledIteration, uses_kernels
 from fedkin.solvers.newton import (
     HOPELESS,
@@ -27,7 +28,6 @@ from fedkin.solvers.newton import (
     raised,
 )
 from fedkin.solvers.pdhg import (
-    CliqueIteration,
     Iteration,
     MinimizerBall,
     NumpyIteration,
@@ -225,16 +225,16 @@ class Search:
         self.best = _Certified(start, np.nan, np.inf, None)
 
     def run(self, warm: bool) -> None:
-        terms, pair = self.objective.terms, self.pair
+        terms, pair = self.objective.terms, self.best.pair
         if isinstance(terms, QuadraticTerms):
             self._run_quadratic(terms, pair if warm else None)
             return
         self._run_newton(terms, pair, warm)
         if self.exactly_fused:
             if self.objective.cliques is None:  # cliques fuse as they go
-                pair = self.pair
+                pair = self.best.pair
                 fused = fused_parameters(self.objective, pair.theta, pair.alpha, pair.zeta)
-                self.best = self._or_fused(self.best, self.objective.inside(fused))
+                self._fuse(self.objective.inside(fused))
             self.fuse_components()
 
     def scale(self, value: float) -> float:
@@ -267,28 +267,16 @@ class Search:
                 ahead = check_after(self.n_iter, self.rows, self.tol)
                 iteration.advance(min(ahead, self.max_iter - self.n_iter))
                 self._certify_iteration(iteration)
-            self._collect(iteration)
-            if self.exactly_fused:
-                self.fuse_components(iteration)
-                self._collect(iteration)
+            self._fetch(iteration)
         except KeyboardInterrupt:
-            if iteration.recovers and iteration.n_iter:
+            if iteration.n_iter:
                 self._certify_iteration(iteration)
-                self._collect(iteration)
-            raise
+                self._fetch(iteration)
+            self.status = "interrupted"
         finally:
             iteration.close()
-
-    @property
-    def pair(self) -> PrimalDual:
-        """The best pair, once it has been fetched."""
-        assert isinstance(self.best.pair, PrimalDual)
-        return self.best.pair
-
-    def _collect(self, iteration: Iteration) -> None:
-        """Fetch the best pair, which is where the iteration stands."""
-        if isinstance(self.best.pair, _Current):
-            self.best = replace(self.best, pair=iteration.pair(self.best.pair.theta))
+        if self.exactly_fused:
+            self.fuse_components()
 
     def _start_iteration(
         self, objective: FusedObjective, terms: QuadraticTerms, rho: Array, start: PrimalDual | None
@@ -299,20 +287,30 @@ class Search:
             return self.sharding.iteration(objective, terms, rho, start)
         return (CompiledIteration if self.compiled else NumpyIteration)(objective, terms, rho, start)
 
+    def _fetch(self, iteration: Iteration) -> None:
+        """Fetch the best pair, which is where the iteration stands, perhaps in shards elsewhere."""
+        self.best = replace(self.best, pair=iteration.pair(self.best.current))
+
     def _certify_iteration(self, iteration: Iteration) -> None:
-        inside = iteration.inside()
+        """Certify the iteration's pair, with fused sites where that helps; earlier pairs are lost."""
         self.n_iter = iteration.n_iter
-        if iteration.regular:
-            value, gap = iteration.certificate(inside)
-            pair = _Current(inside) if iteration.recovers else iteration.pair(inside)
-            found = _Certified(pair, value, max(gap, 0.0) / self.scale(value), None)
-        else:
-            found = self._certified(iteration.pair(inside))
+        found = self._certificate(iteration, iteration.inside())
         near = found.gap <= FUSING_HELPS * self.tol or self.n_iter >= self.max_iter
         if near and (self.exactly_fused or found.gap > self.tol):
-            found = self._or_fused(found, iteration.fused(), iteration)
-        # an iteration's pair changes when it goes on: earlier ones are lost
+            theta = iteration.fused()
+            if iteration.regular:
+                value, pair = iteration.certificate(theta)[0], found.pair
+            else:
+                pair = iteration.pair(theta)
+                value = self.objective.value(pair.theta)
+            found = self._or_fused(found, replace(found, pair=pair, current=theta), value)
         self.take(found, only=True)
+
+    def _certificate(self, iteration: Iteration, theta: Array | None) -> _Certified:
+        if not iteration.regular:
+            return replace(self._certified(iteration.pair(theta)), current=theta)
+        value, gap = iteration.certificate(theta)
+        return _Certified(self.best.pair, value, max(gap, 0.0) / self.scale(value), current=theta)
 
     def _run_newton(self, terms: SiteTerms, pair: PrimalDual, warm: bool) -> None:
         caution, least = terms.caution()
@@ -382,75 +380,58 @@ class Search:
         finally:
             iteration.close()
 
-    def fuse_components(self, iteration: Iteration | None = None) -> None:
+    def fuse_components(self) -> None:
         """Fuse whole components if that lowers the objective; duals alone do not show full fusion."""
-        terms, graph = self.objective.terms, self.objective.graph
-        rows, p = self.objective.dual_shape
-        if self.status != "converged" or self.objective.strength == 0 or rows * p > LARGE:
+        objective, theta = self.objective, self.best.pair.theta
+        rows, p = objective.dual_shape
+        if self.status != "converged" or objective.strength == 0 or rows * p > LARGE:
             return
-        theta = self.pair.theta
-        if isinstance(terms, QuadraticTerms) and far_from_fused(terms, graph, theta):
+        if isinstance(objective.terms, QuadraticTerms) and far_from_fused(objective.terms, objective.graph, theta):
             return
-        slack = min(FUSING_HELPS * self.tol, NEARLY) * self.scale(self.best.value)
-        fused = fused_components(self.objective, theta, slack)
+        fused = fused_components(objective, theta, min(FUSING_HELPS * self.tol, NEARLY) * self.scale(self.best.value))
         if fused is not theta:
-            fused = fused if iteration is None else iteration.arranged(fused)
-            self.best = self._or_fused(self.best, fused, iteration)
+            self._fuse(fused)
 
-    def _or_fused(self, found: _Certified, theta: Array, iteration: Iteration | None = None) -> _Certified:
-        """Return what was found, or its duals with the fused ``theta`` if that costs less than the tolerance.
+    def _fuse(self, theta: Array) -> None:
+        """Replace the best parameters by ``theta``, with the same duals, if that costs less than the tolerance."""
+        other = replace(self.best, pair=replace(self.best.pair, theta=theta))
+        self.best = self._or_fused(self.best, other, self.objective.value(theta))
 
-        Duals bound the objective from below for any parameters, so only the value is computed. An ``iteration`` has its
-        own order of sites.
-        """
-        if iteration is None:
-            assert isinstance(found.pair, PrimalDual)
-            pair: PrimalDual | _Current = replace(found.pair, theta=theta)
-            value = self.objective.value(theta)
-        elif iteration.regular:
-            pair = _Current(theta) if iteration.recovers else iteration.pair(theta)
-            value = iteration.certificate(theta)[0]
-        else:
-            pair = iteration.pair(theta)
-            value = self.objective.value(pair.theta)
+    def _or_fused(self, found: _Certified, other: _Certified, value: float) -> _Certified:
+        """Return ``other`` parameters with this value instead of those found, if that costs less than the tolerance."""
+        # duals bound the objective from below for any parameters, so only the value is needed
         lower = found.value - found.gap * self.scale(found.value)
         gap = max(value - lower, 0.0) / self.scale(value)
-        return _Certified(pair, value, gap, found.radius) if gap <= max(found.gap, self.tol) else found
+        return replace(other, value=value, gap=gap) if gap <= max(found.gap, self.tol) else found
 
     def finish(self, quiet: bool) -> Solution:
         best = self.best
         if np.isnan(best.value):
-            best = replace(best, value=self.objective.value(self.pair.theta))
+            best = replace(best, value=self.objective.value(self.best.pair.theta))
         # duals of another pair may give a better bound for the best parameters
         other = (best.value - self.lower) / self.scale(best.value)
         if other < best.gap:
             best = replace(best, gap=max(other, 0.0), radius=None)
         message = ending(self.status, best.gap, self.tol, self.n_iter)
         if self.status == "iteration_limit":
-            message += "; " + advice(self.objective, self.pair.theta)
+            message += "; " + advice(self.objective, self.best.pair.theta)
             if not quiet:
                 warnings.warn(message, ConvergenceWarning, stacklevel=4)
         columns = np.array(self.rows, dtype=np.float64).reshape(-1, 3).T
         trace = dict(zip(("n_iter", "objective", "gap"), columns, strict=True))
-        theta, alpha = self.pair.theta, self.pair.alpha
+        theta, alpha = self.best.pair.theta, self.best.pair.alpha
         return Solution(theta, best.value, best.gap, self.status, self.n_iter, trace, alpha, message, best.radius)
 
 
 @dataclass(frozen=True)
 class _Certified:
-    """A pair, its objective value and relative gap, and the radius if the gap depends on an unproven one."""
+    """A pair with its objective value and relative gap."""
 
-    pair: PrimalDual | _Current
+    pair: PrimalDual
     value: float
     gap: float
-    radius: float | None
-
-
-@dataclass(frozen=True)
-class _Current:
-    """Current pair of an iteration, possibly with other parameters; fetched when the iteration ends."""
-
-    theta: Array | None
+    radius: float | None = None  # if the gap depends on an unproven one
+    current: Array | None = None  # parameters of the iteration instead of its own, until its pair is fetched
 
 
 def _value_and_gap(objective: FusedObjective, iteration: Iteration, theta: Array | None = None) -> tuple[float, float]:

@@ -32,6 +32,8 @@ STRETCHES, SHORTEST_STRETCH = 4, 3
 FUSED_GAP = 1e-10
 #: Sum of the capacities out of the source: maximum flows are computed in 32-bit integers.
 FLOW_UNITS = 2**30
+#: Laplace equations on graphs of up to this many sites are solved directly.
+FEW_SITES = 1000
 
 
 @dataclass(frozen=True, eq=False)
@@ -295,8 +297,8 @@ def _repaired(graph: Graph, flow: Array, gradient: Array) -> Array:
 def _potential(graph: Graph, missing: Array, rounding: float) -> Array:
     """Return a solution ``(V, p)`` of the Laplace equation with that right-hand side, up to ``rounding``."""
     laplacian, potential = graph.laplacian(weighted=True), np.zeros_like(missing)
-    if _is_forest(graph):
-        # grounded at the first site of each component, and solved without fill-in
+    if _is_forest(graph) or graph.n_sites <= FEW_SITES:
+        # grounded at the first site of each component; forests have no fill-in
         labels = graph.components()
         free = np.setdiff1d(np.arange(graph.n_sites), np.unique(labels, return_index=True)[1])
         potential[free] = spsolve(laplacian[free][:, free].tocsc(), missing[free]).reshape(free.size, -1)

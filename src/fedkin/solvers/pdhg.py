@@ -10,15 +10,6 @@ followed by over-relaxation of both: network-lasso ADMM with its copies eliminat
 per site, as if every site had an edge to a neighbour fixed at 0. For the separable l1 penalty, ``rho`` has one entry
 per coordinate, which makes the iteration invariant to the units of the features; with a ball it does not. With a ball,
 parameters are projected onto it before they are certified.
-
-On unions of cliques with a separable penalty, sorting replaces the edges. With ``z`` a copy of the parameters
-and ``y (V, p)`` the sums of the edge duals at each site,
-
-    x_u = argmin M_u(x) + (w_u rho / 2) ||x - z_u + y_u / (w_u rho)||^2
-    z = prox of the penalty at v = relaxed x + y / (w rho);  y = w rho (v - z)
-
-The prox sorts each coordinate of a clique, subtracts from site k ``L / rho`` times the weight before it minus the
-weight after it, and pools neighbours that are out of order (isotonic regression).
 """
 
 from __future__ import annotations
@@ -30,10 +21,8 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
-from scipy.sparse import coo_array
-from scipy.sparse.csgraph import connected_components
 
-from fedkin._base import TINY, Array, Index, Mask
+from fedkin._base import TINY, Array, Index, Mask, frozen
 from fedkin.core import (
     RANK_TOLERANCE,
     FusedObjective,
@@ -42,7 +31,7 @@ from fedkin.core import (
     sum_groups,
     summed_terms,
 )
-from fedkin.graph import Cliques, Graph
+from fedkin.graph import Graph
 from fedkin.solvers import pdhg_kernels as kernels
 
 #: A dual that stays inside its ball by this share belongs to a difference (or a coordinate) that is 0 at the optimum.
@@ -59,24 +48,22 @@ def fused_parameters(objective: FusedObjective, theta: Array, alpha: Array, zeta
     """Return parameters ``(V, p)`` in which fused neighbours are bitwise equal and sparse coordinates 0.
 
     At the optimum an edge whose dual lies strictly inside its ball joins equal parameters. Each connected group of such
-    edges is set to its mean, coordinate by coordinate for a separable penalty; in the same way a coordinate whose
-    sparsity dual lies strictly inside its box is 0 for the whole group. The caller compares gaps to decide what to
-    keep.
+    edges is set to its mean, coordinate by coordinate for l1; in the same way a coordinate whose sparsity dual lies
+    strictly inside its box is 0 for the whole group. The caller compares gaps to decide what to keep.
     """
-    limit = (1.0 - INTERIOR) * objective.edge_radius
-    sparse = None
-    if objective.sparsity is not None and zeta is not None:
-        sparse = np.abs(zeta) < (1.0 - INTERIOR) * objective.sparsity
-    i, j = objective.graph.edges[:, 0], objective.graph.edges[:, 1]
-    if not objective.penalty.separable:
-        inside = objective.penalty.dual_norm(alpha) < limit
-        return _grouped(i[inside], j[inside], theta, sparse)
-    # every coordinate of every site is a node of its own
-    p = theta.shape[1]
-    edge, column = np.nonzero(np.abs(alpha) < limit[:, None])
-    shape = (theta.size, 1)
-    zero = None if sparse is None else sparse.reshape(shape)
-    return _grouped(i[edge] * p + column, j[edge] * p + column, theta.reshape(shape), zero).reshape(theta.shape)
+    p, none = theta.shape[1], np.empty((0, theta.shape[1]))
+    kind = kernels.L1 if p == 1 else kernels.KINDS.get(objective.penalty.name)
+    if kind is None:
+        return theta
+    kernels.load_kernels()
+    sparse = objective.sparsity is not None and zeta is not None
+    z, box = (np.array(zeta), np.array(objective.sparsity)) if sparse else (none, none)
+    head, tail = (frozen(end) for end in objective.graph.edges.astype(np.int32).T.copy())
+    edges = kernels.EdgeArrays(head, tail, frozen(np.array(objective.edge_radius)), kind)
+    groups = kernels.empty_groups(edges, np.empty_like(theta), z)
+    kernels.group_sums(0, p, edges, np.array(alpha), 1.0 - INTERIOR, z, frozen(box), np.array(theta), groups)
+    kernels.group_means(0, p, groups)
+    return np.asarray(groups.out)
 
 
 def far_from_fused(terms: QuadraticTerms, graph: Graph, theta: Array) -> bool:
@@ -116,21 +103,6 @@ def _changes(objective: FusedObjective, labels: Index, theta: Array, level: Arra
     if objective.sparsity is not None:
         change += (objective.sparsity * (np.abs(level) - np.abs(theta))).sum(axis=1)
     return np.asarray(np.bincount(labels, change) - objective.penalty_by_component(theta), dtype=np.float64)
-
-
-def _grouped(i: Index, j: Index, theta: Array, sparse: Mask | None) -> Array:
-    """Return means of ``theta (N, k)`` over groups joined by edges ``(i, j)``, 0 where a member is sparse."""
-    n = theta.shape[0]
-    joined = coo_array((np.ones(i.size, dtype=np.int8), (i, j)), shape=(n, n))
-    groups, labels = connected_components(joined, directed=False)
-    size = np.bincount(labels, minlength=groups)
-    out = np.empty_like(theta)
-    for column in range(theta.shape[1]):
-        means = np.bincount(labels, weights=theta[:, column], minlength=groups) / size
-        if sparse is not None:
-            means[labels[sparse[:, column]]] = 0.0
-        out[:, column] = means[labels]
-    return out
 
 
 @dataclass(frozen=True, eq=False)
@@ -288,8 +260,6 @@ class Iteration(ABC):
     #: Whether every site has a minimiser of its own, so that `certificate` needs no radius.
     regular: bool
     rho: Array
-    #: Whether the current pair is feasible even after Ctrl-C.
-    recovers = False
 
     def __init__(self, rho: Array) -> None:
         self.n_iter, self._rebalance_at = 0, FIRST_REBALANCE
@@ -300,18 +270,31 @@ class Iteration(ABC):
     def _set_rho(self, rho: Array) -> None: ...
 
     @abstractmethod
+    def _balance_duals(self) -> None:
+        """Compute the balance from the duals."""
+
+    @abstractmethod
     def _run(self, n: int, last: float, measure: bool) -> Moves | None:
         """Take ``n`` over-relaxed steps; the last one uses its own relaxation and can return its changes."""
 
     def advance(self, n: int) -> None:
         """Take ``n`` steps, the last one without over-relaxation, and reach a feasible primal-dual pair."""
-        # relaxed duals may leave their balls, and a gap computed from them would be void
-        end = self.n_iter + n
+        try:
+            self._advance(self.n_iter + n)
+        except KeyboardInterrupt:
+            # half a step may be done: any point is good to start from, once the balance fits the duals again
+            self._balance_duals()
+            self._run(1, 1.0, measure=False)
+            self.n_iter += 1
+            raise
+
+    def _advance(self, end: int) -> None:
         while self.n_iter < end:
             if self._factor is not None:
                 self._set_rho(self.rho * self._factor)
                 self._factor = None
             stop = min(self._rebalance_at, end)
+            # relaxed duals may leave their balls, and a gap computed from them would be void
             last = 1.0 if stop == end else RELAXATION
             moves = self._run(stop - self.n_iter, last, measure=stop == self._rebalance_at)
             self.n_iter = stop
@@ -330,10 +313,6 @@ class Iteration(ABC):
     @abstractmethod
     def fused(self) -> Array:
         """Return parameters in the ball with fused sites exactly equal, for `certificate` and `pair`."""
-
-    def arranged(self, theta: Array) -> Array:
-        """Return parameters in the caller's order, in the form that `certificate` and `pair` need."""
-        return theta
 
     @abstractmethod
     def pair(self, theta: Array | None = None) -> PrimalDual:
@@ -417,60 +396,3 @@ class NumpyIteration(Iteration):
 
     def pair(self, theta: Array | None = None) -> PrimalDual:
         return PrimalDual(self._x if theta is None else theta, self._y, self._z, self._s, self.rho)
-
-
-class CliqueIteration(NumpyIteration):
-    """Iteration for graphs that are unions of `Cliques`, based on sorting.
-
-    The result of the prox is feasible and complementary, so its certificate needs only the sites' own gaps, and fused
-    sites are bitwise equal. Sparsity that is constant within a clique only soft-thresholds the result.
-    """
-
-    def __init__(
-        self, objective: FusedObjective, quadratic: QuadraticTerms, rho: Array, start: PrimalDual | None
-    ) -> None:
-        assert objective.cliques is not None
-        self._prox = SortedProx(objective.cliques, quadratic.n_params)
-        super().__init__(objective, quadratic, np.array(np.broadcast_to(rho, quadratic.b.shape[1:])), start)
-
-    def _step(self, relax: float, measure: bool = False) -> Moves | None:
-        # over-relaxed also where others are not: the prox leaves feasible duals
-        objective, metric, x, s = self._objective, self._metric, self._x, self._s
-        xhat = self._resolve(self._quadratic.b + metric * x - s)
-        v = RELAXATION * xhat + (1.0 - RELAXATION) * x + s / metric
-        new = self._prox(v, objective.strength / self.rho)
-        self._y = metric * (v - new)
-        if objective.sparsity is not None:
-            thin = np.sign(new) * np.maximum(np.abs(new) - objective.sparsity / metric, 0.0)
-            self._z, new = metric * (new - thin), thin
-        new[self._alone], self._y[self._alone] = self._own, 0.0
-        self._x = new
-        self._balance_duals()
-        if not measure:
-            return None
-        return ((self._s - s) ** 2 / self._weight).sum(axis=0), (self._weight * (new - x) ** 2).sum(axis=0)
-
-    def certificate(self, theta: Array | None = None) -> tuple[float, float]:
-        if theta is not None:
-            return super().certificate(theta)
-        # the penalty at x is <y, x>, and that of sparsity <z, x>
-        value = float(self._quadratic.values(self._x).sum()) + float((self._s * self._x).sum())
-        return value, float(self._quadratic.young_gaps(self._x, self._s).sum())
-
-    def fused(self) -> Array:
-        return self._x
-
-
-class SortedProx:
-    """``argmin_z sum_u w_u (z_u - v_u)^2 / 2 + tau sum_e w_e |z_i - z_j|``, column by column of ``v (V, p)``."""
-
-    def __init__(self, cliques: Cliques, n_params: int) -> None:
-        kernels.load_kernels()
-        self._cliques = cliques
-        # previous order of each column, which hardly changes between iterations
-        self._order = np.tile(cliques.order, (n_params, 1))
-
-    def __call__(self, v: Array, tau: Array) -> Array:
-        out = np.empty_like(v)
-        kernels.pool(self._cliques.starts, self._cliques.weights, tau, v, self._order, out)
-        return out

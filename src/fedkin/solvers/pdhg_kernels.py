@@ -1,4 +1,4 @@
-"""The primal-dual iteration, its certificates and the prox of a clique as compiled loops (numba).
+"""The primal-dual iteration, its certificates and groups of equal sites as compiled loops (numba).
 
 V sites, E edges, p parameters. Kernels release the GIL and work on a range ``lo .. hi`` of sites or edges, so that
 plain threads share one iteration and problems run side by side. Edge ``e`` joins ``head[e]`` and ``tail[e]``, with
@@ -13,38 +13,30 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from fedkin._base import frozen
+from fedkin._base import Array, frozen
 from fedkin._compiling import kernel, load
 
 #: Codes of the penalties.
 L1, L2, LINF = 0, 1, 2
 KINDS = {"l1": L1, "l2": L2, "linf": LINF}
-#: Moves per site above which a new sort is faster than repairing the last order.
-MOVES = 8
 
 
 class SiteArrays(NamedTuple):
-    """Smooth part of the objective: ``x' A_u x / 2 - b_u' x + c_u`` at each site.
+    """Smooth part of the objective: ``x' A_u x / 2 - b_u' x + c_u`` at each site."""
 
-    ``order (V,)`` is the caller's number of each site: ``A`` and ``c`` are in the caller's order, the others in ours.
-    ``inverse (V, p, p)`` are the inverses of ``A``; ``curvature (V,)`` replaces both if every Gram matrix is a multiple
-    of the identity. ``weight (V,)`` is the number of duals of each site (1 instead of 0), ``box (V, p)`` holds the
-    levels of sparsity, and ``ball`` is the radius of the ball or infinity.
-    """
-
-    order: Any
-    A: Any
-    inverse: Any
-    curvature: Any
-    b: Any
-    c: Any
-    weight: Any
-    box: Any
-    ball: Any
+    order: Any  # (V,), the caller's number of each site; A and c are in the caller's order, the others in ours
+    A: Any  # (V, p, p)
+    inverse: Any  # (V, p, p), of A
+    curvature: Any  # (V,), replaces both if every Gram matrix is a multiple of the identity
+    b: Any  # (V, p)
+    c: Any  # (V,)
+    weight: Any  # (V,), number of duals of each site, 1 instead of 0
+    box: Any  # (V, p), levels of sparsity
+    ball: Any  # its radius, or infinity
 
 
 class EdgeArrays(NamedTuple):
-    """Penalty data: ends of the edges, radii of their dual balls, and the code of the penalty."""
+    """Ends of the edges, radii of their dual balls, and the code of the penalty."""
 
     head: Any
     tail: Any
@@ -53,17 +45,17 @@ class EdgeArrays(NamedTuple):
 
 
 class Iterates(NamedTuple):
-    """State of the iteration: ``x (V, p)``, edge duals ``y (E, p)``, site duals ``z (V, p)``.
+    """State of the iteration.
 
-    ``s (T, V, p)`` is the balance ``D'y + z`` as one share per thread: a node step reads the shares and clears them, an
-    edge step adds to its thread's share. ``ahead (V, p)`` is ``2 xhat - x``, and unused between two iterations.
+    ``s`` is the balance ``D'y + z`` as one share per thread: a node step reads the shares and clears them, an edge step
+    adds to its thread's share.
     """
 
-    x: Any
-    y: Any
-    z: Any
-    s: Any
-    ahead: Any
+    x: Any  # (V, p)
+    y: Any  # (E, p), duals of edges
+    z: Any  # (V, p), duals of sites
+    s: Any  # (T, V, p)
+    ahead: Any  # (V, p), 2 xhat - x, and unused between two iterations
 
 
 # --- an iteration -----------------------------------------------------------------------------------------------------
@@ -369,55 +361,90 @@ def gap(some: Any, links: Any, sites: Any, edges: Any, x: Any, state: Any) -> tu
     return value, slack
 
 
-# --- cliques ----------------------------------------------------------------------------------------------------------
+# --- sites that should be equal ---------------------------------------------------------------------------------------
+
+
+class Groups(NamedTuple):
+    """Groups of sites that should be equal, in each column or in all, known by their smallest members."""
+
+    parent: Any  # (V, p) or (V, 1), the smallest member
+    size: Any  # of the same shape, the number of members, at the smallest one
+    zero: Any  # (V, p), whether the group is 0, if any may be
+    out: Any  # (V, p), sums at the smallest member, and in the end means at all
+
+
+def empty_groups(edges: EdgeArrays, out: Array, z: Array) -> Groups:
+    """Return groups before the first member, with room for sums ``out (V, p)``, given site duals ``z``."""
+    shape = (len(out), out.shape[1] if edges.kind == L1 else 1)
+    zero = np.zeros(out.shape if z.size else z.shape, dtype=np.bool_)
+    return Groups(np.empty(shape, dtype=np.int32), np.zeros(shape), zero, out)
 
 
 @kernel
-def _sort(keys: Any, order: Any) -> None:
-    """Sort ``keys`` and ``order`` along with them: by insertion, which is quick where little has changed."""
-    left = MOVES * keys.shape[0]
-    for k in range(1, keys.shape[0]):
-        key, site, at = keys[k], order[k], k
-        while at > 0 and keys[at - 1] > key:
-            keys[at], order[at] = keys[at - 1], order[at - 1]
-            at -= 1
-        keys[at], order[at] = key, site
-        left -= k - at
-        if left < 0:
-            again = np.argsort(keys)
-            keys[:], order[:] = keys[again], order[again]
-            return
+def _join(parent: Any, i: int, j: int, c: int) -> None:
+    """Put sites ``i`` and ``j`` into one group of column ``c``, by the smaller number of the two roots."""
+    while parent[i, c] != i:
+        parent[i, c] = parent[parent[i, c], c]
+        i = parent[i, c]
+    while parent[j, c] != j:
+        parent[j, c] = parent[parent[j, c], c]
+        j = parent[j, c]
+    # one pass in ascending order then finds every root
+    parent[max(i, j), c] = min(i, j)
 
 
 @kernel
-def pool(starts: Any, weight: Any, tau: Any, v: Any, order: Any, out: Any) -> None:
-    """Compute `SortedProx`; ``order (p, V)`` lists the sites by clique and is kept sorted."""
-    n, p = v.shape
-    keys, level, mass, end = np.empty(n), np.empty(n), np.empty(n), np.empty(n, dtype=np.int64)
-    for c in range(p):
-        for k in range(starts.shape[0] - 1):
-            lo, hi = starts[k], starts[k + 1]
-            total = 0.0
-            for t in range(lo, hi):
-                keys[t] = v[order[c, t], c]
-                total += weight[order[c, t]]
-            _sort(keys[lo:hi], order[c, lo:hi])
-            blocks, before = 0, 0.0
-            for t in range(lo, hi):
-                own = weight[order[c, t]]
-                value, size = keys[t] - tau[c] * (2.0 * before + own - total), own
-                before += own
-                while blocks > 0 and level[blocks - 1] >= value:
-                    blocks -= 1
-                    value = (level[blocks] * mass[blocks] + value * size) / (mass[blocks] + size)
-                    size += mass[blocks]
-                level[blocks], mass[blocks], end[blocks] = value, size, t + 1
-                blocks += 1
-            t = lo
-            for block in range(blocks):
-                while t < end[block]:
-                    out[order[c, t], c] = level[block]
-                    t += 1
+def group_sums(lo: int, hi: int, edges: Any, y: Any, share: float, z: Any, box: Any, x: Any, groups: Any) -> None:
+    """Sum ``x``, of the first sites, over groups joined by edges whose dual is inside ``share`` of its ball.
+
+    For l1 each of the columns ``lo .. hi`` is separate. A group is 0 if the sparsity dual of a member is in its box.
+    """
+    head, tail, radius, kind = edges.head, edges.tail, edges.radius, edges.kind
+    parent, size, zero, out = groups
+    p, sparse = x.shape[1], zero.shape[0] > 0
+    first, end = (lo, hi) if kind == L1 else (0, 1)
+    for i in range(parent.shape[0]):
+        parent[i, first:end] = i
+    for e in range(y.shape[0]):
+        i, j, limit = head[e], tail[e], share * radius[e]
+        if kind == L1:
+            for c in range(first, end):
+                if parent[i, c] != parent[j, c] and abs(y[e, c]) < limit:
+                    _join(parent, i, j, c)
+        elif parent[i, 0] != parent[j, 0]:
+            length = 0.0
+            for c in range(p):
+                length += y[e, c] * y[e, c] if kind == L2 else abs(y[e, c])
+            if (math.sqrt(length) if kind == L2 else length) < limit:
+                _join(parent, i, j, 0)
+    out[:, lo:hi] = 0.0
+    for i in range(parent.shape[0]):
+        for c in range(first, end):
+            parent[i, c] = parent[parent[i, c], c]
+    for i in range(x.shape[0]):
+        for c in range(first, end):
+            size[parent[i, c], c] += 1.0
+        for c in range(lo, hi):
+            root = parent[i, c if kind == L1 else 0]
+            out[root, c] += x[i, c]
+            if sparse and abs(z[i, c]) < share * box[i, c]:
+                zero[root, c] = True
+
+
+@kernel
+def group_means(lo: int, hi: int, groups: Any) -> None:
+    """Replace the sums of `group_sums` by means, at every member."""
+    parent, size, zero, out = groups
+    for i in range(parent.shape[0]):
+        for c in range(lo, hi):
+            k = min(c, parent.shape[1] - 1)
+            # a root comes before its members
+            if parent[i, k] != i:
+                out[i, c] = out[parent[i, k], c]
+            elif zero.shape[0] and zero[i, c]:
+                out[i, c] = 0.0
+            else:
+                out[i, c] /= size[i, k]
 
 
 @cache
@@ -436,5 +463,6 @@ def load_kernels() -> None:
     load(add_balance, 0, 1, edges, matrix, matrix)
     load(invert, 0, 1, order, A, fixed, fixed, cube)
     load(gap, (0, 1), (0, 1), sites, edges, matrix, state)
-    starts = order.copy()
-    load(pool, starts, fixed, one, matrix, starts[None], matrix)
+    groups = Groups(np.zeros((1, 1), dtype=np.int32), matrix, matrix > 1, matrix)
+    load(group_sums, 0, 1, edges, matrix, 1.0, matrix, b, matrix, groups)
+    load(group_means, 0, 1, groups)

@@ -19,7 +19,7 @@ from fedkin.cluster import Cut, Engine, Peers, cut_graph
 from fedkin.core import FusedObjective, QuadraticTerms, make_penalty, sum_groups
 from fedkin.graph import Graph
 from fedkin.solvers import pdhg_kernels as kernels
-from fedkin.solvers.compiled import CompiledIteration, Groups, KernelProblem, Numbering, group_means, load_groups
+from fedkin.solvers.compiled import CompiledIteration, KernelProblem, Numbering
 from fedkin.solvers.pdhg import RELAXATION, Iteration, Moves, PrimalDual
 
 #: Stands for the parameters that `ShardedIteration.fused` leaves in the shards.
@@ -31,7 +31,7 @@ class SolverShard(CompiledIteration):
     ``border`` are both.
     """
 
-    _groups: Groups
+    _groups: kernels.Groups
 
     def __init__(
         self, peers: Peers, part: KernelProblem, give: Mapping[int, Index], take: Mapping[int, Index], border: Index
@@ -43,7 +43,6 @@ class SolverShard(CompiledIteration):
     def prepare() -> None:
         """Load the kernels."""
         kernels.load_kernels()
-        load_groups()
 
     def is_regular(self) -> bool:
         """Return whether every hosted site has its own minimiser."""
@@ -88,7 +87,7 @@ class SolverShard(CompiledIteration):
         out[roots, columns], size[roots, columns[: size.shape[1]]] = sums, sizes
         if zero.size:
             zero[roots, columns] = zeros
-        group_means(0, out.shape[1], self._groups)
+        kernels.group_means(0, out.shape[1], self._groups)
         if self._part.ball < np.inf:
             out[:] = make_penalty("l2").project(out, self._part.ball)
         del self._groups
@@ -152,8 +151,6 @@ class Sharding:
 class ShardedIteration(Iteration):
     """`fedkin.solvers.compiled.CompiledIteration` on shards, with sites in the caller's order."""
 
-    recovers = True
-
     def __init__(self, sharding: Sharding, objective: FusedObjective, rho: Array) -> None:
         self._sharding, self._shards, self._objective = sharding, sharding.shards, objective
         self.regular = all(self._shards.call("is_regular", changes=False))
@@ -164,13 +161,8 @@ class ShardedIteration(Iteration):
         self.rho = rho
         self._shards.call("set_rho", rho)
 
-    def advance(self, n: int) -> None:
-        try:
-            super().advance(n)
-        except KeyboardInterrupt:
-            self._run(1, 1.0, measure=False)
-            self.n_iter += 1
-            raise
+    def _balance_duals(self) -> None:
+        """Do nothing: shards finish their steps."""
 
     def _run(self, n: int, last: float, measure: bool) -> Moves | None:
         every = self._sharding.engine.save_every
