@@ -17,8 +17,8 @@ from fedkin.errors import GraphError, ParameterError
 from fedkin.fitting import FitOptions, fit
 from fedkin.graph import Cliques
 from fedkin.solvers import solve_fused
-from fedkin.solvers.path import least_congestion
 from fedkin.solvers.cliques import SortedProx
+from fedkin.solvers.path import least_congestion
 
 
 def listed(graph: Graph) -> Graph:
