@@ -116,10 +116,17 @@ def test_standard_errors_are_corrected_for_rows_that_splits_share():
     plain = np.std([0.2, 0.3, 0.1], ddof=1)
     assert found.difference_error("Local") == pytest.approx(plain * math.sqrt(1 / 3 + 1 / 3))
     assert found.difference_error("Fedkin") == 0
+    assert found.difference("Local", "Global") == pytest.approx(1.3 - 2.1)
+    apart = np.std([0.8, 0.6, 1.0], ddof=1) * math.sqrt(2 / 3)
+    assert (
+        found.difference_error("Local", "Global") == found.difference_error("Global", "Local") == pytest.approx(apart)
+    )
+    (pair,) = found.plain()["pairs"]
+    assert (pair["name"], pair["other"], pair["difference_error"]) == ("Local", "Global", pytest.approx(apart))
     assert found.standard_error("Global") == pytest.approx(np.std([2.0, 2.0, 2.3], ddof=1) * math.sqrt(2 / 3))
-    rows = replace(found, row_error={"Local": 1.0, "Global": 1.0, "Fedkin": 0.0})
+    rows = replace(found, row_error={frozenset({"Local", "Fedkin"}): 1.0})
     assert rows.difference_error("Local") == pytest.approx(1 / math.sqrt(3))  # splits that agree by luck
-    single = replace(made(Local=[1.2], Global=[2.0], Fedkin=[1.0]), row_error={"Local": 0.3, "Global": 0.1})
+    single = replace(made(Local=[1.2], Global=[2.0], Fedkin=[1.0]), row_error={frozenset({"Local", "Fedkin"}): 0.3})
     assert math.isnan(single.standard_error("Local"))
     assert single.difference_error("Local") == pytest.approx(0.3)
 

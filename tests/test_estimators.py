@@ -301,7 +301,7 @@ def test_scores_that_are_not_told_the_site_are_loud(routing):
 # --- rows that come later -------------------------------------------------------------------------------------
 
 
-def test_sums_that_are_kept_lose_no_digits_far_from_zero():
+def test_later_rows_bring_their_offsets_and_weights():
     rng = np.random.default_rng(0)
     X, site = rng.normal(size=(400, 2)) + np.array([1e5, -3e4]), np.repeat(["a", "b"], 200)
     y = X @ [1.0, 2.0] + rng.normal(size=400)

@@ -106,6 +106,9 @@ def test_gains_and_errors_of_methods_are_those_of_the_comparison(kin: FittedMode
     assert [tick.get_text() for tick in axes.get_yticklabels()] == [line["name"] for line in found["methods"]][::-1]
     means = [line.get_xdata()[0] for line in axes.lines]
     np.testing.assert_allclose(means, [line["mean"] for line in found["methods"]][::-1])
+    halves = [np.ptp(lines.get_segments()[0][:, 0]) / 2 for lines in axes.collections]
+    paired = [line["difference_error"] for line in found["methods"] if line["name"] != "Fedkin"]
+    np.testing.assert_allclose(halves, paired[::-1])
     with pytest.raises(ParameterError, match="no comparison"):
         plot_gains(kin)
 

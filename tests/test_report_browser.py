@@ -184,6 +184,7 @@ def test_the_comparison_and_the_path(demo: str, shown: Any) -> None:
     for method in ("Local", "Global", "Site intercepts", "Fedkin"):
         assert method in words
     assert "gain over their own models" in words and "mean squared error" in page.inner_text("h1")
+    assert "standard error of the difference from Fedkin" in words
     gains = page.locator("#comparison .gains svg.chart")
     assert "reduction of mean squared error" in gains.text_content()
     assert gains.locator(".whisker").count() == 20 and " to " in gains.locator(".pick title >> nth=0").text_content()

@@ -49,7 +49,7 @@ function methodsFigure(found: Comparison): HTMLElement {
   const draw = (): void => {
     const chart = methodsChart(found);
     const beyond = chart.querySelector(".cut") ? " An arrow marks a method beyond the axis." : "";
-    caption.textContent = `Dots are means, lines one standard error.${beyond}`;
+    caption.textContent = `Dots are means. Lines are one standard error of the difference from Fedkin, on the same rows.${beyond}`;
     place.replaceChildren(withDownload(chart, "methods"));
   };
   draw();
@@ -66,7 +66,7 @@ function methodsChart(found: Comparison): SVGSVGElement {
   const best = (found.lower_is_better ? Math.min : Math.max)(...methods.flatMap((one) => one.mean ?? []));
   const most = cutAt(methods.map((one) => (one.mean ?? best) - best));
   const ends = methods.flatMap((one) => {
-    const error = one.standard_error ?? 0;
+    const error = one.difference_error ?? 0;
     return one.mean === null || Math.abs(one.mean - best) > most ? [] : [one.mean - error, one.mean + error];
   });
   const x = scaleLinear()
@@ -102,7 +102,7 @@ function methodsChart(found: Comparison): SVGSVGElement {
       );
       return;
     }
-    const error = one.standard_error ?? 0;
+    const error = one.difference_error ?? 0;
     const [from, to] = [Math.max(one.mean - error, low), Math.min(one.mean + error, high)];
     chart.append(
       svg("line", { x1: x(from), x2: x(to), y1: y, y2: y, class: `whisker ${strong}` }),

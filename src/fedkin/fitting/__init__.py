@@ -12,7 +12,8 @@ from fedkin.fitting.baselines import baseline_models
 from fedkin.fitting.comparison import REPEATS, Comparison, compare
 from fedkin.fitting.fused import fit_after_kin, with_history
 from fedkin.fitting.methods import data_record, fit, naive_confint, with_covariates
-from fedkin.fitting.model import FittedModel, FusedFit, NewSite
+from fedkin.fitting.model import FittedModel, FusedFit
+from fedkin.fitting.newsite import NewSite
 from fedkin.fitting.options import DEFAULTS, DESCRIBED, SHARED, FitOptions, choices
 from fedkin.fitting.predicting import Predictor, predict_files
 from fedkin.fitting.preparation import Data, join_parts, model_from_theta, prepare

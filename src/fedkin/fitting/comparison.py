@@ -6,6 +6,7 @@ import warnings
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
+from itertools import combinations
 from typing import Any, Literal
 
 import numpy as np
@@ -67,8 +68,8 @@ class Comparison:
         The same for each site; NaN where it had no held-out row.
     held_out : array (R,)
         Number of rows that each split or fold holds out.
-    row_error : dict {name: float}
-        Standard error of the Winsorised difference from Fedkin in one split, computed from single rows.
+    row_error : dict {frozenset of two names: float}
+        Standard error of their Winsorised difference in one split, computed from single rows.
     more : dict {metric: {name: float}}
         Other metrics, as means over splits: explained variance, accuracy, AUC averaged over the sites with both
         classes, and concordance (higher is better); the integrated Brier score of survival (lower is better).
@@ -97,7 +98,7 @@ class Comparison:
     errors: Mapping[str, Array]
     site_errors: Mapping[str, Array]
     held_out: Array
-    row_error: Mapping[str, float] = field(default_factory=dict)
+    row_error: Mapping[frozenset[str], float] = field(default_factory=dict)
     more: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
     models: tuple[Mapping[str, FittedModel], ...] = ()
     radius: float | None = None
@@ -137,19 +138,18 @@ class Comparison:
         """Return the standard error of `mean`; NaN with one split."""
         return self._corrected(self.errors[name])
 
-    def difference(self, name: str) -> float:
-        """Return how much larger the mean error of a method is than Fedkin's."""
-        return self.mean(name) - self.mean(FEDKIN)
+    def difference(self, name: str, other: str = FEDKIN) -> float:
+        """Return how much larger the mean error of a method is than that of another one."""
+        return self.mean(name) - self.mean(other)
 
-    def difference_error(self, name: str) -> float:
+    def difference_error(self, name: str, other: str = FEDKIN) -> float:
         """Return the standard error of `difference`; both methods use the same splits."""
-        if name == FEDKIN:
-            return 0.0
-        return self._error_of(name, self.errors[name] - self.errors[FEDKIN])
+        return 0.0 if name == other else self._error_of(name, self.errors[name] - self.errors[other], other)
 
-    def _error_of(self, name: str, apart: Array) -> float:
-        """Return the standard error of the mean of differences ``(R,)`` from Fedkin."""
-        return float(np.fmax(self._corrected(apart), self.row_error.get(name, np.nan) / np.sqrt(self.repeats)))
+    def _error_of(self, name: str, apart: Array, other: str = FEDKIN) -> float:
+        """Return the standard error of the mean of differences ``(R,)``."""
+        by_rows = self.row_error.get(frozenset({name, other}), np.nan) / np.sqrt(self.repeats)
+        return float(np.fmax(self._corrected(apart), by_rows))
 
     def _corrected(self, values: Array) -> float:
         if len(values) < 2:
@@ -174,52 +174,9 @@ class Comparison:
     def _decidable(self) -> Mask:
         return np.array([site not in self.constant for site in self.sites], dtype=bool)
 
-    @cached_property
-    def _decision(self) -> Decision:
-        robust = {name: self.winsorised(name) for name in self.errors if name != FEDKIN}
-        apart = {name: float(np.average(each, weights=self.held_out)) for name, each in robust.items()}
-        error = {name: self._error_of(name, each) for name, each in robust.items()}
-        exact = [name for name, share in self.more.get("explained variance", {}).items() if share > 1 - NOTHING]
-        if FEDKIN in exact:
-            apart, error = ({name: 0.0 if name in exact else one[name] for name in one} for one in (apart, error))
-        return decide(self.mean(FEDKIN), apart, error, self.metric, self._gains_over)
-
-    @property
-    def verdict(self) -> str:
-        """One sentence: the recommended model, by how much it is better, in which metric and for how many sites."""
-        return self._decision.text
-
-    @property
-    def remarks(self) -> list[str]:
-        """Qualifications of the verdict, as sentences."""
-        said, (_, use, other) = list[str](), self._decision
-        if use != FEDKIN and self.kind == "splits":
-            said.append(
-                f"Leave out {argument('boost')}."
-                if use == PLAIN
-                else f"In Python, fedkin.fitting.baseline_models fits {NAMES[use]}."
-            )
-        said += self._outweighed(other)
-        for metric, scores in self.more.items():
-            best = max(scores, key=lambda name: -scores[name] if metric in LOWER_IS_BETTER else scores[name])
-            if use == FEDKIN != best:
-                shown = f"{scores[best]:.3f}, Fedkin {scores[FEDKIN]:.3f}"
-                said.append(f"By {metric}, {NAMES[best]} would be best: {shown}.")
-        for name in (one for one in NAMES if one in self.errors):
-            robust = float(np.average(self.winsorised(name), weights=self.held_out))
-            if abs(robust - self.difference(name)) > RELEVANT * abs(self.mean(FEDKIN)):
-                apart = self.site_means(name) - self.site_means(FEDKIN)
-                u = int(np.nanargmax(np.abs(apart) * self.n_samples))
-                said.append(f"Site {self.sites[u]} counts for less: {NAMES[name]} and Fedkin are very far apart there.")
-        if self.radius is not None:
-            said.append(f"The other models are not constrained to the ball of radius {self.radius:g}.")
-        return said
-
-    def _gains_over(self, name: str, sign: int) -> str:
-        """Describe at how many sites Fedkin has the lower error, or the higher one with sign -1."""
-        apart = sign * (self.site_means(name) - self.site_means(FEDKIN))
-        known = apart[np.isfinite(apart) & self._decidable]
-        return f"; {int((known > 0).sum())} of {known.size} sites gain over it" if known.size > 1 else ""
+    def _apart(self, name: str) -> Array:
+        """Return how much larger the mean error of a method is than Fedkin's at each site."""
+        return self.site_means(name) - self.site_means(FEDKIN)
 
     def winsorised(self, name: str) -> Array:
         """Return the Winsorised difference from Fedkin in each split ``(R,)``."""
@@ -230,9 +187,56 @@ class Comparison:
             found[r] -= float(rows @ (each[known] - winsorised(each[known]))) / max(rows.sum(), 1)
         return found
 
+    @cached_property
+    def _robust(self) -> dict[str, Array]:
+        return {name: self.winsorised(name) for name in self.errors if name != FEDKIN}
+
+    @cached_property
+    def _decision(self) -> Decision:
+        apart = {name: float(np.average(each, weights=self.held_out)) for name, each in self._robust.items()}
+        error = {name: self._error_of(name, each) for name, each in self._robust.items()}
+        exact = [name for name, share in self.more.get("explained variance", {}).items() if share > 1 - NOTHING]
+        if FEDKIN in exact:
+            apart, error = ({name: 0.0 if name in exact else one[name] for name in one} for one in (apart, error))
+        return decide(self.mean(FEDKIN), apart, error, self.metric, self._gains_over)
+
+    @property
+    def verdict(self) -> str:
+        """One sentence: the recommended model, by how much it is better, in which metric and for how many sites."""
+        return self._decision.text
+
+    def _gains_over(self, name: str, sign: int) -> str:
+        """Describe at how many sites Fedkin has the lower error, or the higher one with sign -1."""
+        apart = sign * self._apart(name)
+        known = apart[np.isfinite(apart) & self._decidable]
+        return f"; {int((known > 0).sum())} of {known.size} sites gain over it" if known.size > 1 else ""
+
+    @property
+    def remarks(self) -> list[str]:
+        """Qualifications of the verdict, as sentences."""
+        said, (_, use, other) = list[str](), self._decision
+        if use == PLAIN:
+            said.append(f"Leave out {argument('boost')}.")
+        elif use != FEDKIN and self.kind == "splits":
+            said.append(f"In Python, fedkin.fitting.baseline_models fits {NAMES[use]}.")
+        said += self._outweighed(other)
+        for metric, scores in self.more.items():
+            best = max(scores, key=lambda name: -scores[name] if metric in LOWER_IS_BETTER else scores[name])
+            if use == FEDKIN != best:
+                shown = f"{scores[best]:.3f}, Fedkin {scores[FEDKIN]:.3f}"
+                said.append(f"By {metric}, {NAMES[best]} would be best: {shown}.")
+        for name in (one for one in NAMES if one in self.errors):
+            robust = float(np.average(self._robust[name], weights=self.held_out))
+            if abs(robust - self.difference(name)) > RELEVANT * abs(self.mean(FEDKIN)):
+                site = self.sites[int(np.nanargmax(np.abs(self._apart(name)) * self.n_samples))]
+                said.append(f"Site {site} counts for less: {NAMES[name]} and Fedkin are very far apart there.")
+        if self.radius is not None:
+            said.append(f"The other models are not constrained to the ball of radius {self.radius:g}.")
+        return said
+
     def _outweighed(self, name: str) -> list[str]:
         """Describe whether the rows overall favour one method and most sites the other."""
-        each = self.site_means(name) - self.site_means(FEDKIN)
+        each = self._apart(name)
         known = np.flatnonzero(np.isfinite(each))
         better, worse = int((each[known] > 0).sum()), int((each[known] < 0).sum())
         # rows count alike, so a site counts by its rows
@@ -252,6 +256,12 @@ class Comparison:
         """Return the comparison as plain values, as stored in model directories and printed by ``--json``."""
         gain, gain_error = self.gains()
         sites = {name: self.site_means(name) for name in self.errors} | {"gain": gain, "gain_error": gain_error}
+        others = [name for name in self.errors if name != FEDKIN]
+
+        def apart(name: str, other: str = FEDKIN) -> dict[str, float | None]:
+            error = _finite(self.difference_error(name, other))
+            return {"difference": self.difference(name, other), "difference_error": error}
+
         return {
             "metric": self.metric,
             "lower_is_better": True,
@@ -266,11 +276,11 @@ class Comparison:
                     "name": name,
                     "mean": self.mean(name),
                     "standard_error": _finite(self.standard_error(name)),
-                    "difference": self.difference(name),
-                    "difference_error": _finite(self.difference_error(name)),
+                    **apart(name),
                 }
                 for name in self.errors
             ],
+            "pairs": [{"name": one, "other": other, **apart(one, other)} for one, other in combinations(others, 2)],
             "sites": [
                 {"site": site, "rows": int(self.n_samples[u]), **{name: _finite(sites[name][u]) for name in sites}}
                 for u, site in enumerate(self.sites)

@@ -20,14 +20,13 @@ import numpy as np
 from numpy.typing import ArrayLike
 from sklearn.utils.validation import check_is_fitted
 
-from fedkin.data import Spline
 from fedkin.fitting.inputs import Unseen
 from fedkin.fitting.model import Each, FittedModel, Interval
-from fedkin.fitting.options import AUTO, DEFAULTS, FitOptions, SharedOptions, documented
+from fedkin.fitting.options import DEFAULTS, FitOptions, SharedOptions, documented
 from fedkin.fitting.per_site import PerSite, SiteClassifier, SiteRegressor, Sites, SiteSurvival
 from fedkin.fitting.scoring import SiteScorer, WithinSiteKFold
 from fedkin.kin import Predicted
-from fedkin.losses import Loss, loss_names
+from fedkin.losses import loss_names
 
 __all__ = [
     "FedADMMClassifier",
@@ -42,21 +41,14 @@ __all__ = [
 
 @dataclass(eq=False, repr=False)
 class _Kin(PerSite):
-    loss: str | Loss = AUTO
     fit_intercept: bool = True
-    random_state: int | np.random.RandomState | None = 0
-    warm_start: bool = False
-    site_column: str | int | None = None
-    unseen: Unseen = "raise"
     fixed: Sequence[str] = ()
-    spline: Spline | None = None
     boost: bool = False
     within: dict[Any, Any] | None = None
 
     def _options(self) -> FitOptions:
-        how: dict[str, Any] = {"fit_intercept": self.fit_intercept, "seed": self._seed(), "fixed": self.fixed}
-        how["within"] = self.within
-        return FitOptions(method="kin", loss=self._loss(), boost=self.boost, **how)
+        how = {name: getattr(self, name) for name in ("fit_intercept", "fixed", "boost", "within")}
+        return FitOptions(method="kin", loss=self._loss(), seed=self._seed(), **how)
 
     def _keep(self, model: FittedModel) -> None:
         self.kin_ = model.kin
@@ -250,7 +242,8 @@ class KinSurvival(_Kin, SiteSurvival):
         site_column: str | int | None = None,
         unseen: Unseen = "raise",
     ) -> None:
-        super().__init__(AUTO, False, random_state, warm_start, site_column, unseen)
+        given: Any = {"random_state": random_state, "warm_start": warm_start, "site_column": site_column}
+        super().__init__(fit_intercept=False, unseen=unseen, **given)
 
 
 # --- the fused estimator ----------------------------------------------------------------------------------------
@@ -261,12 +254,6 @@ _NAMES = {"seed": "random_state"}
 
 @dataclass(eq=False, repr=False)
 class _FedADMM(SharedOptions, PerSite):
-    random_state: int | np.random.RandomState | None = FitOptions.seed
-    warm_start: bool = False
-    site_column: str | int | None = None
-    unseen: Unseen = "raise"
-    spline: Spline | None = None
-
     def _options(self) -> FitOptions:
         named = {name: _NAMES.get(name, name) for name in DEFAULTS}
         options = {name: getattr(self, own) for name, own in named.items() if hasattr(self, own)}

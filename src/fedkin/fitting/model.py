@@ -13,24 +13,21 @@ from numpy.typing import ArrayLike, NDArray
 
 from fedkin import __version__
 from fedkin._base import Array, Index, check_choice, check_level, count, html_card, listed, some_of
-from fedkin.core import Summary
-from fedkin.data import Federation, HasSites, Rows, Schema, columns_of, raise_findings, site_id, site_ids
+from fedkin.data import Federation, HasSites, Schema, columns_of, raise_findings, site_id, site_ids
 from fedkin.errors import DataError, ParameterError, SolverError, argument
 from fedkin.fitting.boosting import CODES, Boosting
 from fedkin.fitting.inputs import (
     Unseen,
-    class_numbers,
     feature_matrix,
     in_order_of_appearance,
     is_each,
     is_table,
     offset_column,
-    schema_columns,
-    survival_target,
 )
+from fedkin.fitting.newsite import NewSite, about_new, join_site
 from fedkin.fitting.survival import Baselines
 from fedkin.graph import Graph
-from fedkin.kin import Contrast, Joined, Kin, Kind, Predicted, Sites, predicted
+from fedkin.kin import Contrast, Kin, Kind, Predicted, Sites, predicted
 from fedkin.losses import Loss
 
 Each = ArrayLike | None  # a number per row
@@ -72,26 +69,6 @@ class FusedFit:
     selection: Mapping[str, Any] | None = None
 
 
-@dataclass(frozen=True, eq=False)
-class NewSite:
-    """A site that was not part of the fit.
-
-    Attributes
-    ----------
-    model : FittedModel
-        The model of this site alone; it predicts, has intervals, and can be saved.
-    probability : array (V,)
-        Probability that it is alike with each site of the fit.
-    groups : array (K,)
-        Probability of each resolved group; the remainder is the probability that it belongs to none. Empty without
-        groups.
-    """
-
-    model: FittedModel
-    probability: Array
-    groups: Array
-
-
 @dataclass(frozen=True, eq=False, repr=False)
 class FittedModel(HasSites):
     """A fitted model: parameters for each site, and groups of similar sites.
@@ -100,14 +77,14 @@ class FittedModel(HasSites):
     ----------
     sites : tuple of V ids
     coef : array (V, k, q)
-        Coefficients in the units of the features. k is 1, or the number of classes less one for more than two classes
-        (the first class is the reference). For the mean loss, the means.
+        In the units of the features. k is 1, or the number of classes less one for more than two classes (the first
+        class is the reference). For the mean loss, the means.
     intercept : array (V, k)
         Zeros when the fit had none.
     feature_names : tuple of q str
     groups : int array (V,)
-        Group of each site, numbered by first appearance. With kin: the resolved groups; if there are none, each site is
-        its own group. Fused: sites joined by edges along which their estimates are exactly equal.
+        Groups numbered by first appearance. Kin: the resolved ones; if there are none, each site is its own group.
+        Fused: sites joined by edges along which their estimates are exactly equal.
     n_samples : int array (V,)
         Rows that each site was fitted on.
     loss : Loss
@@ -128,9 +105,8 @@ class FittedModel(HasSites):
         Notes on single sites, such as an added ridge.
     fedkin_version : str
     schema : Schema or None
-        The columns that a table must have, inferred from a table or agreed on in a contract; None for
-        rows that came as arrays. Tables to predict hold the columns of the schema (``ward``), while `feature_names`
-        and `coef` are of the encoded ones (``ward=B``).
+        The columns that a table must have, inferred or agreed on in a contract; None for rows that came as arrays.
+        Tables to predict have its columns (``ward``), `feature_names` are those of the encoded ones (``ward=B``).
     origin : mapping or None
         Origin of the model if not from rows: ``{"from": "summaries", "rounds": 3}``, and any guarantees.
     comparison : mapping or None
@@ -138,8 +114,7 @@ class FittedModel(HasSites):
     baseline : Baselines or None
         For losses with hazards: each site's baseline, if rows were available; see `with_baseline`.
     history : mapping or None
-        Records for the report, in plain values: the cross-validation curve (``choice``), groups along the path
-        (``path``), dropped edges, the digest of the data, the command.
+        Records for the report, in plain values: cross-validation, path, dropped edges, digest of the data, command.
     boosting : Boosting or None
         The boosting model whose prediction is the last of the features.
     site_codes : tuple of V tuples of numbers, or None
@@ -304,15 +279,13 @@ class FittedModel(HasSites):
         Parameters
         ----------
         X : array (n, q), or a table with the features among its columns
-            Rows to predict. With a `schema`, a table with its columns: unencoded levels, and the offset if any.
+            With a `schema`, a table with its columns: unencoded levels, and the offset if any.
         site : id, or list or array of n ids
-            The site of all rows, or of each row (`UnknownSiteError` for one that was not part of the fit). It may be
-            left out when the model has one site only.
+            The site of all rows, or of each row. It may be left out when the model has one site only.
         offset : array (n,), optional
             Needed when, and only when, the fit had an offset.
         unseen : "raise" or "population"
-            Whether to refuse rows of sites that were not part of the fit, or to predict them by the model of a site
-            without rows: see `population`.
+            Whether to refuse rows of sites that were not part of the fit, or to predict them by the `population`.
 
         Returns
         -------
@@ -371,7 +344,7 @@ class FittedModel(HasSites):
         out = np.empty((1 if level is None else 3, len(rows), moments.size))
         for own, model, u in self._by_site(position):
             assert model.baseline is not None
-            X = model._with_ones(rows[own])
+            X = model.with_ones(rows[own])
             hazard = model.loss.predict(model.theta(u), X, None if shift is None else shift[own])
             how = () if level is None else (model._kin("intervals").covariance[u], level)
             out[:, own] = model.baseline.survival(u, moments, hazard, X, *how)
@@ -434,7 +407,7 @@ class FittedModel(HasSites):
         """
         check_choice("interval", interval, ("mean", "observation"))
         rows, position, shift = self._checked_rows(X, site, offset, unseen)
-        ends, ones = np.empty((3, len(rows))), self._with_ones(rows)
+        ends, ones = np.empty((3, len(rows))), self.with_ones(rows)
         for own, model, u in self._by_site(position):
             kin = model._kin("intervals")
             given = kin, ones[own], kin.theta[u], kin.covariance[u], float(kin.noise[u])
@@ -450,10 +423,8 @@ class FittedModel(HasSites):
 
         Without ``unseen`` the rows are those of a site that the boosting model does not know.
         """
-        if self.boosting is None:
-            rows = feature_matrix(X, self.feature_names, self.schema)
-        else:
-            rows = feature_matrix(X, self.feature_names[:-1], self.schema)
+        own = self.feature_names if self.boosting is None else self.feature_names[:-1]
+        rows = feature_matrix(X, own, self.schema)
         n = np.full(len(rows), self.n_sites)
         position = n if unseen is None else self.positions(site, len(rows), unseen)
         if self.boosting is not None:
@@ -490,7 +461,8 @@ class FittedModel(HasSites):
         known = {one: found(one) for one in dict.fromkeys(ids)}
         return np.fromiter((known[one] for one in ids), dtype=np.int64, count=n)
 
-    def _with_ones(self, rows: Array) -> Array:
+    def with_ones(self, rows: Array) -> Array:
+        """Return the columns ``(n, p)`` of the parameters."""
         rows = rows if self.baseline is None else rows - self.baseline.at  # hazards are relative to this row
         return np.column_stack([np.ones(len(rows)), rows]) if self.fit_intercept else rows
 
@@ -504,7 +476,7 @@ class FittedModel(HasSites):
             return self.join().model
         mean: dict[str, Any] = {name: getattr(self, name).mean(axis=0, keepdims=True) for name in ("coef", "intercept")}
         baseline = None if self.baseline is None else self.baseline.pooled()
-        return replace(self.part(self.sites[:1]), **mean, **self._about_new("new site", 0), baseline=baseline)
+        return replace(self.part(self.sites[:1]), **mean, **about_new(self, "new site", 0), baseline=baseline)
 
     @cached_property
     def _unseen(self) -> tuple[FittedModel, ...]:
@@ -532,7 +504,7 @@ class FittedModel(HasSites):
         eta = self._predictor(rows, position, shift)
         if self.kin is None or self.loss.rowwise is None or self.loss.quadratic:  # predictors average as parameters do
             return eta
-        rows, k = self._with_ones(rows), self.coef.shape[1]
+        rows, k = self.with_ones(rows), self.coef.shape[1]
         width, covariance = rows.shape[1], np.empty((len(rows), k, k))
         for own, model, u in self._by_site(position):
             assert model.kin is not None
@@ -544,7 +516,7 @@ class FittedModel(HasSites):
         if self.loss.rowwise is not None:
             return self.loss.rowwise.response(self._averaged(rows, position, shift))
         out = np.empty((len(rows), self.n_features) if self.loss.location else len(rows))
-        rows = self._with_ones(rows)
+        rows = self.with_ones(rows)
         for own, model, u in self._by_site(position):
             out[own] = self.loss.predict(model.theta(u), rows[own], None if shift is None else shift[own])
         return out
@@ -620,89 +592,8 @@ class FittedModel(HasSites):
         >>> new.model.sites, bool(new.groups.max() > 0.9)
         (('zero',), True)
         """
-        kin = self._kin("models for new sites")
-        joined, n = self._joined(kin, site, within)
-        blocks, first = joined.theta.reshape(1, self.coef.shape[1], -1), int(self.fit_intercept)
-        intercept = blocks[:, :, 0] if first else np.zeros(blocks.shape[:2])
-        part = kin.part(np.zeros(1, dtype=np.int64))
-        known = replace(
-            part,
-            sites=(name,),
-            n_samples=np.array([n]),
-            theta=joined.theta[None],
-            covariance=joined.covariance[None],
-            noise=np.array([kin.learned.noise * kin.learned.units.target**2]),
-            learned=replace(part.learned, precision=joined.precision[None], score=joined.score[None], one=0.0),
-        )
-        baseline = self.baseline
-        if baseline is not None and n and not isinstance(site, Summary):
-            alone = Federation({name: self._labelled(site)}, self.feature_names)
-            baseline = Baselines.from_rows(self.loss, blocks[:, 0], alone, baseline.at)
-        elif baseline is not None:
-            baseline = baseline.pooled()
-        about = {**self._about_new(name, n), "baseline": baseline}
-        model = replace(self.part([self.sites[0]]), coef=blocks[:, :, first:], intercept=intercept, kin=known, **about)
-        n_groups = int(kin.groups.max()) + 1 if kin.resolved else 0
-        groups = np.array([joined.probability[kin.groups == k].mean() for k in range(n_groups)])
-        return NewSite(model, joined.probability, groups)
-
-    def _joined(self, kin: Kin, site: object, within: Hashable) -> tuple[Joined, int]:
-        """Join the site to the kin model; also return its number of rows."""
-        if site is None:
-            return kin.join(None, within), 0
-        if not isinstance(site, Summary):
-            rows = self._labelled(site)
-            return kin.join(replace(rows, X=self._with_ones(rows.X)), within), len(rows.X)
-        n = int(site.count.sum())
-        if self.schema is None or not self.schema.agreed:
-            return kin.join(site, within), n
-        columns = schema_columns(self.schema, self.loss, self.fit_intercept)
-        # the summary is in the units that the sites agreed on
-        back: Array = np.asarray(np.linalg.inv(columns.A), dtype=np.float64)
-        found = kin.in_units(back, -back @ columns.shift, site.parameter_names).join(site, within)
-        theta, covariance = columns.theta(found.theta), columns.covariance(found.covariance)
-        return replace(found, theta=theta, covariance=covariance), n
-
-    def _labelled(self, site: Any) -> Rows:
-        """Return the rows of a new site, with its target in the form that the loss needs."""
-        parts: Any
-        if isinstance(site, Rows):
-            parts = site.X, site.y, site.offset, site.weight
-        elif isinstance(site, tuple) and len(site) == 2:
-            parts = *site, None, None
-        elif is_table(site):
-            table = columns_of(site)
-            y = table.get(self.target_name or "")
-            if y is not None and self.schema is not None and self.schema.event is not None:
-                raise_findings(self.schema.check(table))
-                y = self.schema.target_of(table)
-            parts = table, y, table.get(self.offset_name or ""), None
-        else:
-            kind = type(site).__name__
-            raise DataError(f"a new site must be given as Rows, (X, y), a table, a Summary or nothing, got {kind}")
-        X, y, offset, weight = parts
-        rows, _ = self.features_of(X)
-        if self.loss.target is not None:
-            if y is None:
-                raise DataError(f"the rows of the new site have no target {self.target_name or 'y'!r}")
-            y = np.asarray(y)
-            if self.loss.target == "survival" and (y.dtype.names or y.ndim == 2):
-                y = survival_target(y)
-            y = y.astype(np.float64) if self.classes is None else class_numbers(y, self.classes)
-            if len(y) != len(rows):
-                raise DataError(f"the new site has {len(rows)} rows, but {len(y)} targets")
-        return Rows(rows, y, offset_column(offset, len(rows), needed=self.offset_name is not None), weight)
-
-    def _about_new(self, name: Hashable, n: int) -> dict[str, Any]:
-        """Return the attributes of a model of one new site with n rows."""
-        codes = None if self.site_codes is None else ((),)
-        return {
-            "sites": (name,),
-            "n_samples": np.array([n]),
-            "graph": Graph.empty([name]),
-            "notes": {},
-            "site_codes": codes,
-        }
+        self._kin("models for new sites")
+        return join_site(self, site, name, within)
 
     def save(self, directory: str | os.PathLike[str]) -> None:
         """Write the model to a directory in open formats (JSON, NumPy, CSV); `load` restores it exactly.

@@ -1,10 +1,8 @@
 """Base classes of the estimators: the site of each row, partial fits, and predictions by site."""
 
-from __future__ import annotations
-
 import warnings
 from collections.abc import Callable, Hashable, Iterable, Mapping
-from dataclasses import replace
+from dataclasses import KW_ONLY, dataclass, replace
 from typing import Any, ClassVar, Self
 
 import numpy as np
@@ -18,16 +16,15 @@ from sklearn.utils.validation import check_consistent_length, check_is_fitted, v
 from fedkin._base import TINY, Array, listed
 from fedkin.data import Column, Federation, Schema, Spline, with_curves
 from fedkin.errors import DataError, FedkinWarning, ParameterError
-from fedkin.fitting.fused import silent
-from fedkin.fitting.inputs import Unseen, survival_target, with_exposure
-from fedkin.fitting.methods import method_for, warn_of_rows, with_covariates
+from fedkin.fitting.inputs import Unseen, is_each, survival_target, with_exposure
+from fedkin.fitting.methods import fit
 from fedkin.fitting.model import Each, FittedModel
 from fedkin.fitting.options import AUTO, FitOptions
-from fedkin.fitting.preparation import RowsSoFar, SoFar, weighted_rows, with_fixed_curves
+from fedkin.fitting.preparation import with_fixed_curves
 from fedkin.fitting.scoring import AtSites, refuse_text, request_all, split_column
 from fedkin.fitting.survival import site_concordances
 from fedkin.graph import Graph
-from fedkin.kin import Covariates, hint_of
+from fedkin.kin import Covariates
 from fedkin.losses import LOSSES, Loss, loss_kind, loss_names
 
 Sites = ArrayLike | Hashable | None
@@ -56,26 +53,59 @@ def _curves(rows: Federation, spline: Spline) -> Schema:
     return Schema(made, agreed=False)
 
 
+def with_rows(earlier: Federation, more: Federation) -> Federation:
+    """Return the rows of both, the earlier ones first, as if they were in one table."""
+    both = [(one, np.argsort(one.row_order)) for one in (earlier, more)]
+    parts: dict[str, Any] = {}
+    for name in ("X", "y", "offset", "weight"):
+        values = [getattr(one, name) for one, _ in both]
+        if name == "weight" and any(value is not None for value in values):
+            values = [np.ones(len(one.X)) if one.weight is None else one.weight for one, _ in both]
+        together = [value[came] for value, (_, came) in zip(values, both, strict=True) if value is not None]
+        parts[name] = np.concatenate(together) if together else None
+    ids = [one.sites[u] for one, came in both for u in one.site_index[came].tolist()]
+    features = parts.pop("X"), parts.pop("y")
+    return Federation.from_arrays(*features, ids, **parts, feature_names=earlier.feature_names)
+
+
+def weighted_rows(federation: Federation, sample_weight: ArrayLike) -> Federation:
+    """Return the federation with weights, given in the order of the input, without rows of weight 0."""
+    weight, n = np.asarray(sample_weight, dtype=np.float64), len(federation.X)
+    if weight.shape != (n,):
+        raise DataError(f"sample_weight has shape {weight.shape}, expected one number per row: ({n},)")
+    wrong = np.flatnonzero(~(np.isfinite(weight) & (weight >= 0)))
+    if wrong.size:
+        raise DataError(f"row {wrong[0]}: the sample_weight is {weight[wrong[0]]:g}, expected a number of at least 0")
+    weight = weight[federation.row_order]
+    if not weight.any():
+        raise DataError("sample_weight is zero in every row, so no row is left: give some rows a weight")
+    if not weight.all():
+        federation = federation.take(weight > 0, allow_empty=True)
+        federation = federation.subset([u for u, n in zip(federation.sites, federation.n_samples, strict=True) if n])
+        weight = weight[weight > 0]
+    return federation.replaced(weight=weight)
+
+
 # --- what all estimators share ----------------------------------------------------------------------------------
 
 
+@dataclass(eq=False, repr=False)
 class PerSite:
     """Base class of all estimators; it precedes scikit-learn's mixins, whose scores ignore sites."""
 
-    loss: str | Loss
-    site_column: str | int | None
-    unseen: Unseen
-    model_: FittedModel
-    sites_: tuple[Hashable, ...]
+    loss: str | Loss = AUTO
+    _: KW_ONLY
+    random_state: int | np.random.RandomState | None = 0
+    warm_start: bool = False
+    site_column: str | int | None = None
+    unseen: Unseen = "raise"
+    spline: Spline | None = None
+
     _metric: ClassVar[Callable[..., float]]
     _auto_loss: ClassVar[str]
-    _so_far: SoFar
-    spline: Spline | None
-    warm_start: bool
-    random_state: int | np.random.RandomState | None
-    _options: Callable[[], FitOptions]
-    _keep: Callable[[FittedModel], None]
-    _checked: Callable[..., tuple[Array, NDArray[Any]]]
+    _options: ClassVar[Callable[..., FitOptions]]
+    _keep: ClassVar[Callable[..., None]]
+    _checked: ClassVar[Callable[..., tuple[Array, NDArray[Any]]]]
 
     def get_metadata_routing(self) -> MetadataRequest:
         """Return scikit-learn's metadata request: by default everything that methods accept."""
@@ -144,11 +174,9 @@ class PerSite:
 
         Notes
         -----
-        The result equals that of `fit` on all rows. For least squares, the estimator keeps sums over rows once they
-        take less memory than the rows; results then agree up to rounding (and its effect on kin's sampler), and rows
-        are assigned to the folds that choose ``lam`` as they arrive. For other losses it keeps the rows.
+        The estimator keeps its rows, and the result equals that of `fit` on all rows.
         """
-        earlier = getattr(self, "_so_far", None)
+        earlier = getattr(self, "_rows_so_far", None)
         return self._fitted(earlier, self._came(earlier, X, y, site, offset, sample_weight), graph, covariates)
 
     def _apart(self, X: Any, site: Sites) -> tuple[Any, Sites]:
@@ -160,7 +188,7 @@ class PerSite:
             raise DataError(f"X has no column {self.site_column!r}, which site_column= names: add it, or pass site=")
         return rest, ids if site is None else site
 
-    def _came(self, earlier: SoFar | None, X: Any, y: Any, site: Sites, offset: Each, weight: Each) -> Federation:
+    def _came(self, earlier: Federation | None, X: Any, y: Any, site: Sites, offset: Each, weight: Each) -> Federation:
         """Return the new rows, checked; ``earlier`` are those of earlier fits."""
         X, site = self._apart(X, site)
         matrix, target = self._checked(X, y, reset=earlier is None)
@@ -174,37 +202,32 @@ class PerSite:
         ids: Any = site if each else [site] * len(matrix)
         names = getattr(self, "feature_names_in_", None)
         came = Federation.from_arrays(matrix, target, ids, offset=offset, feature_names=names)
-        if earlier is not None and (came.offset is None) != (self.model_.offset_name is None):
+        if earlier is not None and (came.offset is None) != (earlier.offset is None):
             raise DataError("either all rows of a model have an offset or none does: give offset= as before")
         return came if weight is None else weighted_rows(came, weight)
 
-    def _fitted(self, earlier: SoFar | None, came: Federation, graph: Any, covariates: Covariates | None) -> Self:
+    def _fitted(self, earlier: Federation | None, rows: Federation, graph: Any, covariates: Covariates | None) -> Self:
         """Fit the new rows together with any ``earlier`` ones."""
         options = self._options()
         schema = None if earlier is None else self.model_.schema
         if schema is None and self.spline:
-            schema = _curves(came, self.spline)
+            schema = _curves(rows, self.spline)
         if schema is not None:
-            table = dict(zip(came.feature_names, came.X.T, strict=True))
-            came = came.replaced(X=schema.encoded(table), feature_names=schema.names)
+            table = dict(zip(rows.feature_names, rows.X.T, strict=True))
+            rows = rows.replaced(X=schema.encoded(table), feature_names=schema.names)
             options = with_fixed_curves(options, schema)
-        rows = RowsSoFar(came) if earlier is None else earlier.with_rows(came)
+        rows = rows if earlier is None else with_rows(earlier, rows)
         if graph is not None and not isinstance(graph, Graph):
             if not hasattr(graph, "is_directed"):
                 kind = type(graph).__name__
                 raise ParameterError(f"graph must be a fedkin.Graph or a networkx graph, got {kind}; see fedkin.Graph")
             graph = Graph.from_networkx(graph)
-        prepared = rows.prepared(options)
-        hint = hint_of(graph, covariates, prepared.data.sites)
         start = getattr(self, "model_", None) if self.warm_start else None
-        estimate = method_for(options).fit(prepared, hint, silent, start)
-        warn_of_rows(prepared, estimate)
-        model = with_covariates(replace(prepared.model(estimate, options), schema=schema), covariates)
+        model = replace(fit(rows, graph, options, start=start, covariates=covariates), schema=schema)
         self._keep(model)
-        if isinstance(rows, RowsSoFar):
-            rows = rows.shortened(options, quadratic=prepared.loss.quadratic)
         blocks = 0 if model.coef.shape[1] == 1 else slice(None)
-        self._so_far, self.model_ = rows, model
+        self._rows_so_far: Federation = rows
+        self.model_: FittedModel = model
         self.coef_, self.intercept_ = model.coef[:, blocks], model.intercept[:, blocks]
         self.sites_, self.graph_, self.groups_ = model.sites, model.graph, model.groups
         return self
@@ -432,7 +455,6 @@ class SiteSurvival(PerSite, BaseEstimator):  # type: ignore[misc]
     def _scored(self, y: Any, values: Array, site: Sites, weight: Each) -> float:
         if weight is not None:
             raise ParameterError("concordance does not use row weights: leave sample_weight out")
-        each = isinstance(site, Iterable) and not isinstance(site, str | bytes | tuple)
-        ids: Any = site if each else [site] * len(values)
+        ids: Any = site if is_each(site) else [site] * len(values)
         rows = Federation.from_arrays(np.column_stack([values]), survival_target(y), ids)
         return site_concordances(np.asarray(rows.y), rows.X[:, 0], rows.starts).pooled

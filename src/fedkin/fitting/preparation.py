@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Mapping, Sequence
-from copy import deepcopy
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -11,7 +10,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from fedkin._base import Array, Index, count, listed
-from fedkin.core import Columns, FileRows, RunningSums, Summaries
+from fedkin.core import Columns, FileRows, Summaries
 from fedkin.data import INTERCEPT, Federation, Schema
 from fedkin.errors import DataError, ParameterError, argument
 from fedkin.fitting.boosting import BOOSTING, Boosting, fit_boosting
@@ -337,87 +336,3 @@ def join_parts(parts: Sequence[FittedModel], graph: Graph) -> FittedModel:
         graph=graph,
         notes={site: lines for part in parts for site, lines in part.notes.items()},
     )
-
-
-# --- rows so far, for partial_fit -------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, eq=False)
-class SumsSoFar:
-    """Sums of least squares over all rows so far, of features minus ``shift (q,)``."""
-
-    sums: RunningSums
-    shift: Array
-    names: tuple[str, ...]
-    has_offset: bool
-
-    def with_rows(self, more: Federation) -> SumsSoFar:
-        sums = deepcopy(self.sums)
-        came = np.argsort(more.row_order)
-        assert more.y is not None
-        y = more.y if more.offset is None else more.y - more.offset
-        ids: list[Hashable] = [more.sites[u] for u in more.site_index[came].tolist()]
-        sums.add(ids, more.X[came] - self.shift, y[came], None if more.weight is None else more.weight[came])
-        return replace(self, sums=sums)
-
-    def prepared(self, options: FitOptions) -> Prepared:
-        made = prepare(self.sums.summaries(self.names, intercept=options.fit_intercept, seed=options.seed), options)
-        mean = made.columns.mean + np.append(np.zeros(int(made.columns.intercept)), self.shift)
-        offset = "offset" if self.has_offset else None
-        return replace(made, columns=replace(made.columns, mean=mean), offset_name=offset)
-
-
-@dataclass(frozen=True, eq=False)
-class RowsSoFar:
-    """Training rows so far."""
-
-    rows: Federation
-
-    def with_rows(self, more: Federation) -> RowsSoFar:
-        """Return the rows of both, the earlier ones first, as if they were in one table."""
-        both = [(one, np.argsort(one.row_order)) for one in (self.rows, more)]
-        parts: dict[str, Any] = {}
-        for name in ("X", "y", "offset", "weight"):
-            values = [getattr(one, name) for one, _ in both]
-            if name == "weight" and any(value is not None for value in values):
-                values = [np.ones(len(one.X)) if one.weight is None else one.weight for one, _ in both]
-            together = [value[came] for value, (_, came) in zip(values, both, strict=True) if value is not None]
-            parts[name] = np.concatenate(together) if together else None
-        ids = [one.sites[u] for one, came in both for u in one.site_index[came].tolist()]
-        features = parts.pop("X"), parts.pop("y")
-        return RowsSoFar(Federation.from_arrays(*features, ids, **parts, feature_names=self.rows.feature_names))
-
-    def prepared(self, options: FitOptions) -> Prepared:
-        return prepare(self.rows, options)
-
-    def shortened(self, options: FitOptions, *, quadratic: bool) -> RowsSoFar | SumsSoFar:
-        """Return sums if they are sufficient and take less memory than the rows."""
-        rows, folds = self.rows, options.cv_folds if options.method == "fused" else 1
-        small = len(rows.X) <= rows.n_sites * folds * (rows.n_features + 2)
-        if not quadratic or options.solver != "exact" or options.boost or small:
-            return self
-        # without an intercept a shift of the features would be another model
-        shift = np.average(rows.X, axis=0, weights=rows.weight) if options.fit_intercept else 0 * rows.X[0]
-        empty = RunningSums(rows.n_features, folds)
-        return SumsSoFar(empty, shift, rows.feature_names, rows.offset is not None).with_rows(rows)
-
-
-SoFar = RowsSoFar | SumsSoFar
-
-
-def weighted_rows(federation: Federation, sample_weight: ArrayLike) -> Federation:
-    """Return the federation with weights, given in the order of the input, without rows of weight 0."""
-    weight, n = np.asarray(sample_weight, dtype=np.float64), len(federation.X)
-    if weight.shape != (n,):
-        raise DataError(f"sample_weight has shape {weight.shape}, expected one number per row: ({n},)")
-    wrong = np.flatnonzero(~(np.isfinite(weight) & (weight >= 0)))
-    if wrong.size:
-        raise DataError(f"row {wrong[0]}: the sample_weight is {weight[wrong[0]]:g}, expected a number of at least 0")
-    weight = weight[federation.row_order]
-    if not weight.any():
-        raise DataError("sample_weight is zero in every row, so no row is left: give some rows a weight")
-    if not weight.all():
-        federation = federation.take(weight > 0, allow_empty=True)
-        federation = federation.subset([u for u, n in zip(federation.sites, federation.n_samples, strict=True) if n])
-        weight = weight[weight > 0]
-    return federation.replaced(weight=weight)

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from itertools import pairwise
+from itertools import combinations, pairwise
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
-from scipy.stats import rankdata
-from sklearn.metrics import get_scorer
+from sklearn.metrics import get_scorer, roc_auc_score
 from sklearn.model_selection import BaseCrossValidator
 from sklearn.utils.metadata_routing import MetadataRequest
 
-from fedkin._base import Array, Index
+from fedkin._base import Array
 from fedkin.data import Federation, number_of, refuse_dates
 from fedkin.errors import DataError
 from fedkin.fitting.decision import FEDKIN
@@ -251,7 +250,7 @@ class HeldOut(NamedTuple):
     errors: dict[str, float]
     site_errors: dict[str, Array]
     held_out: float
-    row_error: Mapping[str, float] = {}
+    row_error: Mapping[frozenset[str], float] = {}
     more: Mapping[str, Mapping[str, float]] = {}
     models: Mapping[str, FittedModel] = {}
 
@@ -265,29 +264,40 @@ def held_out_errors(models: dict[str, FittedModel], train: Federation, test: Fed
         weight = weight * model.loss.score_weights(test.y.astype(np.float64))
         if not weight.any():
             raise DataError("there are no events among the held-out rows to compare on")
-    mass = np.bincount(test.site_index, weights=weight, minlength=test.n_sites)
-    rows, more, row_error = dict[str, Array](), dict[str, dict[str, float]](), dict[str, float]()
+    rows, more = dict[str, Array](), dict[str, dict[str, float]]()
     for name, model in models.items():
         response = responses(model, test)
         rows[name] = row_errors(model, test, response)
         found = more_scores(model, test, response, weight) | survival_scores(model, train, test)
         for metric, value in found.items():
             more.setdefault(metric, {})[name] = value
-    part = HeldOut({}, {}, len(test.X), row_error, more, models)
-    for name, each in rows.items():
-        total = np.bincount(test.site_index, weights=weight * each, minlength=test.n_sites)
-        part.errors[name] = float(weight @ each / weight.sum())
-        part.site_errors[name] = total / np.where(mass > 0, mass, np.nan)
-        # a site that is brought in brings its rows in: their differences shrink as its mean does, and never grows
-        apart, seen = each - rows[FEDKIN], mass > 0
-        own = np.bincount(test.site_index, weights=weight * apart, minlength=test.n_sites)[seen] / mass[seen]
-        share, shift, kept = np.ones(test.n_sites), np.zeros(test.n_sites), winsorised(own)
-        share[seen] = np.clip(np.divide(kept, own, out=np.ones_like(own), where=own != 0), 0.0, 1.0)
-        shift[seen] = kept - share[seen] * own
-        apart = apart * share[test.site_index] + shift[test.site_index]
-        apart = (apart - weight @ apart / weight.sum()) * weight
-        row_error[name] = float(np.sqrt((apart**2).sum()) / weight.sum())
-    return part
+    means = {name: _site_means(test, weight, each) for name, each in rows.items()}
+    errors = {name: float(weight @ each / weight.sum()) for name, each in rows.items()}
+    pairs = combinations(rows, 2)
+    paired = {frozenset(pair): _paired_error(test, weight, rows[pair[0]] - rows[pair[1]]) for pair in pairs}
+    return HeldOut(errors, means, len(test.X), paired, more, models)
+
+
+def _site_means(test: Federation, weight: Array, values: Array) -> Array:
+    """Return weighted means ``(V,)`` of values of rows; NaN for sites without weight."""
+    mass = np.bincount(test.site_index, weights=weight, minlength=test.n_sites)
+    total = np.bincount(test.site_index, weights=weight * values, minlength=test.n_sites)
+    return np.asarray(total / np.where(mass > 0, mass, np.nan))
+
+
+def _paired_error(test: Federation, weight: Array, apart: Array) -> float:
+    """Return the standard error of the Winsorised mean of differences ``(n,)`` between rows of sites.
+
+    A site that is brought in brings its rows in: their differences shrink as its mean does, and never grow.
+    """
+    own = _site_means(test, weight, apart)
+    seen, share, shift = ~np.isnan(own), np.ones(test.n_sites), np.zeros(test.n_sites)
+    kept = winsorised(own[seen])
+    share[seen] = np.clip(np.divide(kept, own[seen], out=np.ones_like(kept), where=own[seen] != 0), 0.0, 1.0)
+    shift[seen] = kept - share[seen] * own[seen]
+    apart = apart * share[test.site_index] + shift[test.site_index]
+    apart = (apart - weight @ apart / weight.sum()) * weight
+    return float(np.sqrt((apart**2).sum()) / weight.sum())
 
 
 def check_held_out(model: FittedModel, test: Federation) -> None:
@@ -341,9 +351,10 @@ def more_scores(model: FittedModel, test: Federation, response: Array, weight: A
     codes = class_numbers(test.y, model.classes)
     scores = {"accuracy": float(weight @ (response.argmax(axis=1) == codes) / weight.sum())}
     if len(model.classes) == 2:
-        areas = site_areas(codes, response[:, 1], test.starts)
-        if not np.isnan(areas).all():
-            scores["AUC per site"] = float(np.nanmean(areas))
+        sites = [slice(*ends) for ends in pairwise(test.starts.tolist())]
+        areas = [roc_auc_score(codes[own], response[own, 1]) for own in sites if np.unique(codes[own]).size > 1]
+        if areas:
+            scores["AUC per site"] = float(np.mean(areas))
     return scores
 
 
@@ -365,18 +376,6 @@ def survival_scores(model: FittedModel, train: Federation, test: Federation) -> 
         starts = train.starts, test.starts
         scores["Brier score"] = integrated_brier(train.y.astype(np.float64), y, survival, times, starts)
     return scores
-
-
-def site_areas(codes: NDArray[Any], chance: Array, starts: Index) -> Array:
-    """Return the area under the ROC curve at each site ``(V,)``, from ranks; NaN at sites with one class."""
-    areas = np.full(len(starts) - 1, np.nan)
-    for u, (first, last) in enumerate(pairwise(starts.tolist())):
-        positive = codes[first:last] == 1
-        hits = int(positive.sum())
-        if 0 < hits < len(positive):
-            above = rankdata(chance[first:last])[positive].sum() - hits * (hits + 1) / 2
-            areas[u] = above / (hits * (len(positive) - hits))
-    return areas
 
 
 #: Winsorised share of the sites' differences on each side, so that no single site decides the verdict.

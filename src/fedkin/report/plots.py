@@ -144,7 +144,7 @@ def plot_gains(model: FittedModel, ax: Axes | None = None, *, most: int = 60) ->
 
 
 def plot_comparison(model: FittedModel, ax: Axes | None = None) -> Axes:
-    """Draw the error of every method on held-out rows, with one standard error.
+    """Draw the error of every method on held-out rows, with one standard error of its difference from Fedkin.
 
     Parameters
     ----------
@@ -155,12 +155,13 @@ def plot_comparison(model: FittedModel, ax: Axes | None = None) -> Axes:
     methods = [line for line in found["methods"] if line.get("mean") is not None][::-1]
     ax = _axes(ax, (6.0, 0.9 + 0.4 * len(methods)))
     for place, line in enumerate(methods):
-        colour = _GAIN if line["name"] == METHODS[-1] else _PLAIN
-        ax.errorbar(line["mean"], place, xerr=line.get("standard_error"), fmt="o", color=colour, capsize=0)
+        own = line["name"] == METHODS[-1]
+        error = None if own else line.get("difference_error")
+        ax.errorbar(line["mean"], place, xerr=error, fmt="o", color=_GAIN if own else _PLAIN, capsize=0)
     ax.set_yticks(range(len(methods)), [str(line["name"]) for line in methods])
     ax.set_ylim(-0.6, len(methods) - 0.4)
     side = "lower" if found.get("lower_is_better", True) else "higher"
-    _say_x(ax, f"{found['metric']} on held-out rows ({side} is better; lines: one standard error)")
+    _say_x(ax, f"{found['metric']} on held-out rows ({side} is better; lines: standard error of the difference)")
     _bare(ax)
     return ax
 
