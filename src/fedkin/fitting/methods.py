@@ -242,7 +242,7 @@ def warn_of_rows(prepared: Prepared, found: Estimate) -> None:
         noise = float(np.average(found.kin.noise, weights=found.kin.n_samples))
     elif prepared.loss.target == "count":
         rows, groups = RowData(prepared.rows, prepared.loss), np.unique(found.theta, axis=0)
-        noise = Source(rows).dispersion(found.theta, np.eye(groups.shape[1]), float(groups.size))
+        noise = Source(rows).dispersion(found.theta, float(groups.size))
     else:
         return
     text = prepared.loss.remark(noise)

@@ -27,7 +27,7 @@ from fedkin.kin.chains import (
 from fedkin.kin.covariates import Covariates, hint_of
 from fedkin.kin.groups import Grouped, groups_of, with_population
 from fedkin.kin.learned import Learned
-from fedkin.kin.likelihoods import FEW, QuadraticLikelihoods, Units, common_units
+from fedkin.kin.likelihoods import FEW, QuadraticLikelihoods, common_units
 from fedkin.kin.mixed import (
     MixedModel,
     Population,
@@ -39,8 +39,8 @@ from fedkin.kin.mixed import (
 from fedkin.kin.partitions import Neighbours, display_groups, resolved
 from fedkin.kin.result import Kin
 from fedkin.kin.sampler import MANY_SITES, WHOLE_GROUPS, load_kernels
-from fedkin.kin.smooth import HINT, WarmStart, fit_smooth, refuse_worse
-from fedkin.kin.sources import ScaledLosses, Source, canonical_order, intercepts_of
+from fedkin.kin.smooth import HINT, fit_smooth, refuse_worse, warm_start
+from fedkin.kin.sources import Source, canonical_order, intercepts_of
 from fedkin.kin.unseen import fit_unseen
 from fedkin.losses import Loss
 
@@ -129,37 +129,30 @@ def find_kin(
     >>> kin.groups.tolist() == design.labels.tolist()
     True
     """
-    if on is not None:
-        with running_on(on):
-            return find_kin(
-                data, graph, loss=loss, seed=seed, sweeps=sweeps, chains=chains, start=start, covariates=covariates,
-                fixed=fixed, within=within,
-            )  # fmt: skip
     check_whole("seed", seed, least=0)
     if sweeps is not None:
         check_whole("sweeps", sweeps, least=4)
     check_whole("chains", chains, least=1)
-    source = Source(site_data(data, loss))
-    source.refuse_small_threshold()
-    source.refuse_large(len(fixed))
-    graph = hint_of(graph, covariates, source.sites)
-    first = source.first()
-    source = source.with_fixed(fixed, first)
-    sites = source.sites
-    districts = _districts(within, sites)
-    if districts is not None:
-        if graph is not None or isinstance(start, Graph):
-            raise ParameterError("with districts, Fedkin does not search for groups: give within= or a graph, not both")
-        source.district = np.unique([repr(one) for one in districts], return_inverse=True)[1]
-    order = canonical_order(first, source.sites)
-    neighbours = _neighbours(graph, source.sites, order)
-    sampling = replace(Sampling.for_sites(len(order), sweeps, chains), given=given_groups(start, source.sites, order))
-    ordered = source.take(order)
-    del data, first, source  # sums of many sites are large
-    warm = WarmStart.from_kin(start, ordered.sites, ordered.names) if isinstance(start, Kin) else None
-    load_kernels(len(order) < MANY_SITES, len(order) >= WHOLE_GROUPS)
-    with one_blas_thread():
-        found = _fit(ordered, neighbours, seed, sampling, warm)
+    with one_blas_thread(), running_on(on):
+        source = Source(site_data(data, loss))
+        source.refuse_small_threshold()
+        source.refuse_large(len(fixed))
+        graph, sites = hint_of(graph, covariates, source.sites), source.sites
+        first = source.first()
+        source = source.with_fixed(fixed, first)
+        districts = None if within is None else _districts(within, sites)
+        if districts is not None:
+            if graph is not None or isinstance(start, Graph):
+                wrong = "with districts, Fedkin does not search for groups: give within= or a graph, not both"
+                raise ParameterError(wrong)
+            source.district = np.unique([repr(one) for one in districts], return_inverse=True)[1]
+        order = canonical_order(first, sites)
+        neighbours, given = _neighbours(graph, sites, order), given_groups(start, sites, order)
+        sampling = replace(Sampling.for_sites(len(order), sweeps, chains), given=given)
+        source = source.take(order)
+        del data, first  # sums of many sites are large
+        load_kernels(len(order) < MANY_SITES, len(order) >= WHOLE_GROUPS)
+        found = _fit(source, neighbours, seed, sampling, start if isinstance(start, Kin) else None)
     if not all(np.isfinite(part).all() for part in (found.theta, found.covariance)):
         raise SolverError(f"no finite estimates were found: {HINT}")
     listed = within.items() if isinstance(within, Mapping) else zip(sites, districts or (), strict=True)
@@ -167,18 +160,21 @@ def find_kin(
     return replace(found.reordered(np.argsort(order)), within=named)
 
 
-def _districts(within: Any, sites: tuple[Hashable, ...]) -> tuple[Hashable, ...] | None:
-    """Return the district of each site of the data."""
-    if within is None:
-        return None
-    if isinstance(within, Mapping):
-        missing = [site for site in sites if site not in within]
+def _per_site(option: str, what: str, given: Any, sites: tuple[Hashable, ...]) -> list[Any]:
+    """Return the label of each site from a mapping or a sequence."""
+    if isinstance(given, Mapping):
+        missing = [site for site in sites if site not in given]
         if missing:
-            raise DataError(f"within= has no district of site {missing[0]!r}: give every site one")
-        within = [within[site] for site in sites]
-    if isinstance(within, str) or len(within) != len(sites):
-        raise DataError(f"within= needs a district for each of the {len(sites)} sites")
-    made = tuple(site_id(one) for one in within)
+            raise DataError(f"{option}= has no {what} of site {missing[0]!r}: give every site one")
+        return [given[site] for site in sites]
+    if isinstance(given, str) or np.ndim(given) != 1 or len(given) != len(sites):
+        raise DataError(f"{option}= needs a {what} for each of the {len(sites)} sites")
+    return list(given)
+
+
+def _districts(within: Any, sites: tuple[Hashable, ...]) -> tuple[Hashable, ...]:
+    """Return the district of each site of the data."""
+    made = tuple(site_id(one) for one in _per_site("within", "district", within, sites))
     if not 1 < len(set(made)) < len(sites):
         found = "all sites are in one district" if len(set(made)) == 1 else "every site is its own district"
         raise DataError(f"{found}, so there is no level above sites: leave within= out")
@@ -210,19 +206,12 @@ def given_groups(start: StartFrom | None, sites: tuple[Hashable, ...], order: In
         edges, weights = np.argsort(order)[graph.edges], graph.weights / graph.weights.max()
         top, _ = modularity_directions(Neighbours.from_edges(V, edges, weights))
         return Given(kmeans(top, max(2, round(2 * V**0.5)), np.random.default_rng(0)), fine=True)
-    labels: Any = start
-    if isinstance(labels, Mapping):
-        missing = [site for site in sites if site not in labels]
-        if missing:
-            raise DataError(f"start= has no label of site {missing[0]!r}: give every site one")
-        labels = [labels[site] for site in sites]
-    elif np.ndim(labels) != 1 or len(labels) != len(sites):
-        raise DataError(f"start= must be a Kin, a Graph, or a label for each of the {len(sites)} sites")
+    labels = _per_site("start", "label", start, sites)
     number = {label: k for k, label in enumerate(dict.fromkeys(labels))}
     return Given(np.array([number[label] for label in labels], dtype=np.int64)[order], fine=False)
 
 
-def _fit(source: Source, neighbours: Neighbours, seed: int, sampling: Sampling, warm: WarmStart | None) -> Kin:
+def _fit(source: Source, neighbours: Neighbours, seed: int, sampling: Sampling, start: Kin | None) -> Kin:
     """Fit sites in canonical order."""
     first, loss, had_graph = source.first(), source.loss, neighbours.neighbour.size > 0
     intercepts = intercepts_of(source.names, loss.n_outputs)
@@ -230,12 +219,13 @@ def _fit(source: Source, neighbours: Neighbours, seed: int, sampling: Sampling, 
     free = np.ones_like(intercepts) if loss.location else intercepts
     units = common_units(first, intercepts, has_scale=loss.scale_equivariant, location=loss.location)
     units = replace(units, fixed=source.fixed if source.fixed.any() else None)
+    source = source.in_units(units)
     if source.has_rows and not loss.quadratic:
-        model, found, population = fit_smooth(ScaledLosses(source, units), free, neighbours, seed, sampling, warm)
-        return make_kin(source, units, model, found, population, had_graph=had_graph)
+        model, found, population = fit_smooth(source, free, neighbours, seed, sampling, start)
+        return make_kin(source, model, found, population, had_graph=had_graph)
     dispersion = None if loss.quadratic else source.shared_dispersion() / units.target**2
-    sums = ScaledLosses(source, units).fitted(first)
-    model = fit_mixed(sums, free, dispersion=dispersion, start=None if warm is None else warm.parameters)
+    sums, warm = source.fitted(first), None if start is None else warm_start(start, source)
+    model = fit_mixed(sums, free, dispersion=dispersion, start=None if warm is None else warm[-1])
     found = groups_of(model, ~free, neighbours, seed, sampling)
     for _ in range(NOISES if dispersion is None and sums.n_params > FEW and model.nested is None else 0):
         factor = _noise_factor(sums, model, found)
@@ -258,7 +248,7 @@ def _fit(source: Source, neighbours: Neighbours, seed: int, sampling: Sampling, 
         common, slack = np.tile(one.mean, (sums.n_sites, 1)), 0.5 * found.theta.size * float(model.noise[0])
         refuse_worse(sums.values, found.theta, common, slack)
     del first, sums
-    made = make_kin(source, units, model, found, population, had_graph=had_graph)
+    made = make_kin(source, model, found, population, had_graph=had_graph)
     return made if unseen is None else replace(made, learned=replace(made.learned, unseen=unseen))
 
 
@@ -281,12 +271,10 @@ def _noise_factor(sums: QuadraticLikelihoods, model: MixedModel, found: Grouped)
     return found.full.noise(found.blend.chains, float(sums.n.sum()), float(at_mean.sum()))
 
 
-def make_kin(
-    source: Source, units: Units, model: MixedModel, found: Grouped, population: Population, *, had_graph: bool
-) -> Kin:
+def make_kin(source: Source, model: MixedModel, found: Grouped, population: Population, *, had_graph: bool) -> Kin:
     """Return the result in the user's units, sites in canonical order."""
     found, model = with_population(found, model, population)
-    V, p, blend = len(model.theta), len(model.mean), found.blend
+    V, p, blend, units = len(model.theta), len(model.mean), found.blend, source.units
     same, n_groups, weight = found.kinship()
     labels = display_groups(same)
     shown = resolved(same, labels)

@@ -15,107 +15,49 @@ from fedkin._compiling import kernel
 
 
 @kernel
-def reduce(sums, take, site, prior, p, R):
-    """Return ``[e'(H + P)^-1 e - log|H + P|] / 2`` plus the constant, for a group plus ``take`` times a site.
+def reduce(one, other, take, take_other, site, prior, p, R):
+    """Return ``[e'(H + P)^-1 e - log|H + P|] / 2`` plus the constant, for two groups plus multiples of a site.
 
-    Here ``e = c + P m``. On return, ``R (p, p + 1)`` holds the Cholesky factor ``U`` of ``H + P = U'U`` with its
-    diagonal inverted, and ``U'^-1 e`` as its last column.
-    """
-    half, t = p * (p + 1) // 2, 0
-    squares, logs, product = 0.0, 0.0, 1.0
-    for k in range(p):
-        row = R[k, k:]
-        for j in range(p - k):
-            row[j] = sums[t + j] + take * site[t + j] + prior[t + j]
-        row[p - k] = sums[half + k] + take * site[half + k] + prior[half + k]
-        t += p - k
-        for i in range(0, k - 3, 4):  # four rows at a time: rows are short, and are read and written less often
-            a, b, c, d = R[i, k:], R[i + 1, k:], R[i + 2, k:], R[i + 3, k:]
-            a0, b0, c0, d0 = a[0], b[0], c[0], d[0]
-            for j in range(p - k + 1):
-                row[j] -= a0 * a[j] + b0 * b[j] + c0 * c[j] + d0 * d[j]
-        for i in range(k - k % 4, k):
-            a = R[i, k:]
-            a0 = a[0]
-            for j in range(p - k + 1):
-                row[j] -= a0 * a[j]
-        pivot = max(row[0], 1e-10)
-        scale = 1.0 / math.sqrt(pivot)
-        product *= pivot
-        if k & 7 == 7 or k + 1 == p:  # few logarithms, no overflow
-            logs += math.log(product)
-            product = 1.0
-        for j in range(p - k + 1):
-            row[j] *= scale
-        row[0] = scale
-        squares += row[p - k] ** 2
-    return prior[half + p] + 0.5 * (squares - logs)
-
-
-@kernel
-def reduce_two(one, other, take, take_other, site, prior, p, R):
-    """Apply `reduce` to two groups, with factors in ``R (2, p, p + 1)``.
-
-    Two groups at a time, with four columns each, take half the time, because the latencies of the processor's
-    operations overlap.
+    Here ``e = c + P m``. On return, ``R (2, p, p + 1)`` holds the Cholesky factors ``U`` of ``H + P = U'U`` with their
+    diagonals inverted, and ``U'^-1 e`` as last columns. Two groups at a time take less time than one after the other,
+    because the latencies of the processor's operations overlap.
     """
     half, t, A, B = p * (p + 1) // 2, 0, R[0], R[1]
     squares_a, logs_a, product_a = 0.0, 0.0, 1.0
     squares_b, logs_b, product_b = 0.0, 0.0, 1.0
     for k in range(p):
-        end = half + k
-        a, pull_a = one[t] + take * site[t] + prior[t], one[end] + take * site[end] + prior[end]
-        b, pull_b = other[t] + take_other * site[t] + prior[t], other[end] + take_other * site[end] + prior[end]
-        for i in range(k):
-            a -= A[i, k] * A[i, k]
-            b -= B[i, k] * B[i, k]
-            pull_a -= A[i, k] * A[i, p]
-            pull_b -= B[i, k] * B[i, p]
-        a, b = max(a, 1e-10), max(b, 1e-10)
-        product_a *= a
-        product_b *= b
-        if k & 7 == 7 or k + 1 == p:
+        a, b, end = A[k], B[k], half + k
+        t -= k
+        for j in range(k, p):
+            s, f = site[t + j], prior[t + j]
+            a[j], b[j] = one[t + j] + take * s + f, other[t + j] + take_other * s + f
+        a[p] = one[end] + take * site[end] + prior[end]
+        b[p] = other[end] + take_other * site[end] + prior[end]
+        t += p
+        for i in range(0, k - 3, 4):  # four rows at a time: rows are short, and are read and written less often
+            x0, x1, x2, x3 = A[i, k], A[i + 1, k], A[i + 2, k], A[i + 3, k]
+            y0, y1, y2, y3 = B[i, k], B[i + 1, k], B[i + 2, k], B[i + 3, k]
+            for j in range(k, p + 1):
+                a[j] -= x0 * A[i, j] + x1 * A[i + 1, j] + x2 * A[i + 2, j] + x3 * A[i + 3, j]
+                b[j] -= y0 * B[i, j] + y1 * B[i + 1, j] + y2 * B[i + 2, j] + y3 * B[i + 3, j]
+        for i in range(k - k % 4, k):
+            x0, y0 = A[i, k], B[i, k]
+            for j in range(k, p + 1):
+                a[j] -= x0 * A[i, j]
+                b[j] -= y0 * B[i, j]
+        pivot_a, pivot_b = max(a[k], 1e-10), max(b[k], 1e-10)
+        product_a *= pivot_a
+        product_b *= pivot_b
+        if k & 7 == 7 or k + 1 == p:  # few logarithms, no overflow
             logs_a += math.log(product_a)
             logs_b += math.log(product_b)
             product_a, product_b = 1.0, 1.0
-        a, b = 1.0 / math.sqrt(a), 1.0 / math.sqrt(b)
-        A[k, k], B[k, k], A[k, p], B[k, p] = a, b, pull_a * a, pull_b * b
-        squares_a += A[k, p] ** 2
-        squares_b += B[k, p] ** 2
-        t -= k
-        for j in range(k + 1, p - 3, 4):
-            a0, a1, a2, a3 = one[t + j], one[t + j + 1], one[t + j + 2], one[t + j + 3]
-            b0, b1, b2, b3 = other[t + j], other[t + j + 1], other[t + j + 2], other[t + j + 3]
-            s, f = site[t + j], prior[t + j]
-            a0, b0 = a0 + take * s + f, b0 + take_other * s + f
-            s, f = site[t + j + 1], prior[t + j + 1]
-            a1, b1 = a1 + take * s + f, b1 + take_other * s + f
-            s, f = site[t + j + 2], prior[t + j + 2]
-            a2, b2 = a2 + take * s + f, b2 + take_other * s + f
-            s, f = site[t + j + 3], prior[t + j + 3]
-            a3, b3 = a3 + take * s + f, b3 + take_other * s + f
-            for i in range(k):
-                x, y = A[i, k], B[i, k]
-                a0 -= x * A[i, j]
-                a1 -= x * A[i, j + 1]
-                a2 -= x * A[i, j + 2]
-                a3 -= x * A[i, j + 3]
-                b0 -= y * B[i, j]
-                b1 -= y * B[i, j + 1]
-                b2 -= y * B[i, j + 2]
-                b3 -= y * B[i, j + 3]
-            A[k, j], A[k, j + 1], A[k, j + 2], A[k, j + 3] = a0 * a, a1 * a, a2 * a, a3 * a
-            B[k, j], B[k, j + 1], B[k, j + 2], B[k, j + 3] = b0 * b, b1 * b, b2 * b, b3 * b
-        for j in range(p - (p - k - 1) % 4, p):
-            a0, b0 = (
-                one[t + j] + take * site[t + j] + prior[t + j],
-                other[t + j] + take_other * site[t + j] + prior[t + j],
-            )
-            for i in range(k):
-                a0 -= A[i, k] * A[i, j]
-                b0 -= B[i, k] * B[i, j]
-            A[k, j], B[k, j] = a0 * a, b0 * b
-        t += p
+        a[k], b[k] = 1.0 / math.sqrt(pivot_a), 1.0 / math.sqrt(pivot_b)
+        for j in range(k + 1, p + 1):
+            a[j] *= a[k]
+            b[j] *= b[k]
+        squares_a += a[p] ** 2
+        squares_b += b[p] ** 2
     return prior[half + p] + 0.5 * (squares_a - logs_a), prior[half + p] + 0.5 * (squares_b - logs_b)
 
 
@@ -123,10 +65,9 @@ def reduce_two(one, other, take, take_other, site, prior, p, R):
 def log_marginals(sums, site, take, prior, p, R, out):
     """Write the log marginals of groups with sums ``(n, T + p)``, plus ``take`` times a site's, to ``out (n,)``."""
     n = len(out)
-    for k in range(0, n - 1, 2):
-        out[k], out[k + 1] = reduce_two(sums[k], sums[k + 1], take, take, site, prior, p, R)
-    if n % 2:
-        out[n - 1] = reduce(sums[n - 1], take, site, prior, p, R[0])
+    for k in range(0, n, 2):
+        other = min(k + 1, n - 1)
+        out[k], out[other] = reduce(sums[k], sums[other], take, take, site, prior, p, R)
 
 
 @kernel
@@ -145,7 +86,7 @@ def centres(sums, prior, R, mean, draw, out):
     n, p = draw.shape
     nothing = np.zeros(p)
     for k in range(n):
-        out[k] = reduce(sums[k], 0.0, sums[k], prior, p, R[0])
+        out[k], _ = reduce(sums[k], sums[k], 0.0, 0.0, sums[k], prior, p, R)
         _solve(R[0], p, nothing, mean[k])
         _solve(R[0], p, draw[k], draw[k])
 
@@ -161,6 +102,27 @@ def _free_group(n, used, old):
     while free < used[0] and n[free] > 0:
         free += 1
     return free if free < len(n) else -1
+
+
+@kernel
+def _set_chances(odds, top):
+    """Replace logarithms, of which ``top`` is the largest, by probabilities."""
+    total = 0.0
+    for k in range(len(odds)):
+        odds[k] = math.exp(odds[k] - top) if odds[k] > top - 50.0 else 0.0
+        total += odds[k]
+    for k in range(len(odds)):
+        odds[k] /= total
+
+
+@kernel
+def _pick(chances, left):
+    """Return where a uniform number falls among probabilities."""
+    chosen = 0
+    while chosen < len(chances) - 1 and (left > chances[chosen] or chances[chosen] == 0.0):
+        left -= chances[chosen]
+        chosen += 1
+    return chosen
 
 
 @kernel
@@ -191,12 +153,9 @@ def _choose(
     if free >= 0:  # a new group
         odds_of[used] = alone[u] + odds[0] + (odds[others + 5] - odds[others + 4] if others > 0 else 0.0)
     top = max(top, odds_of[used])
-    total, some, logs = 0.0, 0.0, 0.0
+    some, logs = 0.0, 0.0
+    _set_chances(odds_of[: used + 1], top)
     for k in range(used + 1):
-        odds_of[k] = math.exp(odds_of[k] - top) if odds_of[k] > top - 50.0 else 0.0
-        total += odds_of[k]
-    for k in range(used + 1):
-        odds_of[k] /= total
         if odds_of[k] > 1e-12:
             each = odds_of[k] * math.log(odds_of[k])
             doubt[u] -= each
@@ -209,10 +168,7 @@ def _choose(
         for v in range(len(same)):
             if v != u:
                 same[u, v] += odds_of[z[v]]
-    left, chosen = chance[u], 0
-    while chosen < used and (left > odds_of[chosen] or odds_of[chosen] == 0.0):
-        left -= odds_of[chosen]
-        chosen += 1
+    chosen = _pick(odds_of[: used + 1], chance[u])
     if chosen == used:
         chosen = free if free >= 0 else z[u]
     return chosen, entropy
@@ -281,13 +237,10 @@ def sweep(
                     total += site[t] * at[t]
                 new[k] = total
         else:
-            for t in range(0, many - 1, 2):
-                k, other = live[t], live[t + 1]
+            for t in range(0, many, 2):
+                k, other = live[t], live[min(t + 1, many - 1)]
                 take, take_other = -1.0 if k == old else 1.0, -1.0 if other == old else 1.0
-                new[k], new[other] = reduce_two(sums[k], sums[other], take, take_other, site, prior, p, R)
-            if many % 2:
-                k = live[many - 1]
-                new[k] = reduce(sums[k], -1.0 if k == old else 1.0, site, prior, p, R[0])
+                new[k], new[other] = reduce(sums[k], sums[other], take, take_other, site, prior, p, R)
             if n[old] > 0:  # what it is with the site is known
                 log[old], new[old] = new[old], before
             for k in live[:many]:
@@ -320,7 +273,7 @@ def join_halves(sites, who, part, second, chance, sums, logs, odds, prior, R, dr
     p = R.shape[1]
     for k in range(len(who)):
         site = sites[who[k]]
-        one, two = reduce_two(sums[0], sums[1], 1.0, 1.0, site, prior, p, R)
+        one, two = reduce(sums[0], sums[1], 1.0, 1.0, site, prior, p, R)
         ahead = odds + (two - logs[1]) - (one - logs[0])
         # exp of a large number is infinite, and 1 / inf is 0
         if draws:
@@ -352,13 +305,10 @@ def draw_groups(
                 total += site[t] * at[t]
             odds[k] = total + logs[k]
             top = max(top, odds[k])
-        total, some, inside, own = 0.0, 0.0, 0.0, 0.0
-        for k in range(len(logs)):
-            odds[k] = math.exp(odds[k] - top) if odds[k] > top - 50.0 else 0.0
-            total += odds[k]
+        some, inside, own = 0.0, 0.0, 0.0
+        _set_chances(odds, top)
         names = leader[z[u]] == here and sizes[z[u]] > 1
         for k in range(len(logs)):
-            odds[k] /= total
             if odds[k] > 1e-12:
                 each = odds[k] * math.log(odds[k])
                 own -= each
@@ -368,10 +318,7 @@ def draw_groups(
         if some > 0 and not names:
             entropy += math.log(some) - inside / some
         doubt[u] += own
-        left, chosen = chance[u], 0
-        while chosen < len(logs) - 1 and (left > odds[chosen] or odds[chosen] == 0.0):
-            left -= odds[chosen]
-            chosen += 1
+        chosen = _pick(odds, chance[u])
         z[u] = chosen
         n[chosen] += 1
         for t in range(site.size):
@@ -384,7 +331,7 @@ def draw_groups(
 @kernel
 def _draw_centre(sites, u, prior, p, R, noise, phi):
     """Draw the centre of a group of one site, as a row of ``phi``."""
-    reduce(sites[u], 0.0, sites[u], prior, p, R[0])
+    reduce(sites[u], sites[u], 0.0, 0.0, sites[u], prior, p, R)
     t, centre = 0, phi[p * (p + 1) // 2 :]
     _solve(R[0], p, noise, centre)
     for i in range(p):
@@ -406,7 +353,7 @@ def share_out(
     path = 0.0
     for step in range(members.size):
         u = members[step]
-        new = reduce_two(sums[0], sums[1], 1.0, 1.0, sites[u], prior, p, R)
+        new = reduce(sums[0], sums[1], 1.0, 1.0, sites[u], prior, p, R)
         at = step
         if step > 1:
             ahead = (new[1] - log[1] + math.log(n[1])) - (new[0] - log[0] + math.log(n[0])) + (n[1] - n[0]) * odds[2]

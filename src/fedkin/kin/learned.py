@@ -17,7 +17,7 @@ from fedkin.kin.chains import States
 from fedkin.kin.likelihoods import QuadraticLikelihoods, Units, apply, given_mean
 from fedkin.kin.mixed import Nested, Population
 from fedkin.kin.partitions import SHARES, UNLIKELY, Pairs, are_kin, log_partitions, log_prior
-from fedkin.kin.sources import ROUNDS, STEP, ScaledLosses, Source
+from fedkin.kin.sources import ROUNDS, STEP, Source
 from fedkin.losses import Loss
 
 
@@ -274,14 +274,13 @@ def join_site(learned: Learned, loss: Loss, names: tuple[str, ...], site: Rows |
         raise DataError(f"{wrong}: give it the same columns, including the intercept")
     if loss.quadratic or not source.has_rows:
         return _posterior(learned, learned.units.fitted(source.first()))
-    units, at, losses = learned.units, learned.mean[None], ScaledLosses(source, learned.units)
-    slack = learned.noise * units.target**2
+    at, losses = learned.mean[None], source.in_units(learned.units)
     for _ in range(ROUNDS):
         found = _posterior(learned, losses.expand(at))
-        new = units.to_fitted(found.theta[None])
+        new = learned.units.to_fitted(found.theta[None])
         step, now = 1.0, losses.value(at)
         # never to where the rows are much less likely
-        while step > 1e-3 and losses.value(at + step * (new - at)) > now + slack:
+        while step > 1e-3 and losses.value(at + step * (new - at)) > now + learned.noise:
             step /= 2
         at = at + step * (new - at)
         if np.abs(new - at).max() < STEP:

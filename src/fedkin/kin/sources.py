@@ -13,21 +13,18 @@ import warnings
 from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import replace
 from functools import cached_property
-from typing import NamedTuple
 
 import numpy as np
 
 from fedkin._base import Array, Index, Mask, count, free_memory, listed
 from fedkin.core import Quadratics, RowData, SiteData, damped_newton, global_fit
-from fedkin.data import INTERCEPT, Federation, Rows
+from fedkin.data import INTERCEPT, Federation
 from fedkin.errors import DataError, DegenerateSiteWarning, ParameterError, argument
 from fedkin.kin.likelihoods import CONSTANT, FEW, NODES, SHARE_OF_NODES, SHORT, LowRank, QuadraticLikelihoods, Units
 from fedkin.losses import Loss
 
 #: Rounds of a model of a smooth loss, and the change of standardised parameters, or in standard errors, that ends them.
 ROUNDS, STEP = 20, 0.01
-#: Steps of Newton's method for one model of all rows, and its tolerance, where rows are in files.
-POOLED, POOLED_TOL = 10, 1e-6
 #: Least share of rows within the threshold of a loss that summaries need.
 SUMMED_SHARE = 0.35
 #: Residuals are counted up to the threshold, and up to wider ones: this many, four for every doubling.
@@ -53,7 +50,10 @@ def memory_of(n_sites: int, n_params: int) -> float:
 
 
 class Source:
-    """Losses of V sites with p parameters, in the user's units."""
+    """Losses of V sites as functions of p parameters in certain ``units``, those of the columns at first.
+
+    Values are divided by the square of the target's scale.
+    """
 
     def __init__(self, data: SiteData) -> None:
         self.data, self.sites, self.loss, self.names, self.n_samples = data, data.sites, data.loss, data.names, data.n
@@ -61,22 +61,31 @@ class Source:
         if not self.n_samples.all():
             empty = self.sites[int(np.flatnonzero(self.n_samples == 0)[0])]
             raise DataError(f"site {empty!r} has no rows: leave it out, and ask for its model with `join`")
+        p = len(self.names)
+        self.units = Units(np.eye(p), np.zeros(p), 1.0)
         self._first: QuadraticLikelihoods | None = None
         self._last: tuple[Array, Quadratics] | None = None
-        self.fixed = np.zeros(len(self.names), dtype=bool)  # coefficients that are the same at all sites
+        self.fixed = np.zeros(p, dtype=bool)  # coefficients that are the same at all sites
         self.district: Index | None = None  # (V,) in which each site is, where districts differ, too
 
     def take(self, order: Index) -> Source:
-        """Return some of the sites, in that order. Quadratics fully describe a quadratic loss, so its rows are not
-        copied."""
-        if not self.loss.quadratic:
-            made = Source(self.data.take(order))
-            made.fixed, made.district = self.fixed, None if self.district is None else self.district[order]
-            return made
+        """Return the source with sites in another order. Quadratics fully describe a quadratic loss, so its rows are
+        not copied."""
         made = copy.copy(self)
-        made.district = None if self.district is None else self.district[order]
         made.sites, made.n_samples = tuple(self.sites[u] for u in order.tolist()), self.n_samples[order]
-        made._first, made._last = self.first().take(order), None
+        made.district = None if self.district is None else self.district[order]
+        if self.loss.quadratic:
+            made._first = self.first().take(order)
+        else:
+            made.data = self.data.take(order)
+        made._last = None
+        made.__dict__.pop("_gram", None)
+        return made
+
+    def in_units(self, units: Units) -> Source:
+        """Return the source as functions of the parameters in these units."""
+        made = copy.copy(self)
+        made.units = units
         return made
 
     def first(self) -> QuadraticLikelihoods:
@@ -90,7 +99,7 @@ class Source:
             made = self.expand(zero)
         else:  # where residuals are small; as least squares, whose curvature is 1
             sums = self.expand(self.start())
-            share = max(float(np.einsum("ujj->", sums.G) / max(np.einsum("ujj->", self.gram), 1e-300)), 1e-300)
+            share = max(float(np.einsum("ujj->", sums.G) / max(np.einsum("ujj->", self._gram), 1e-300)), 1e-300)
             made = QuadraticLikelihoods.from_products(sums.G / share, sums.c / share, sums.yy / share, sums.n)
         self._first = made if self.loss.quadratic else None  # others need the memory
         return made
@@ -148,19 +157,24 @@ class Source:
         varies = np.diag(whole) - whole[0] ** 2 / max(whole[0, 0], 1e-300) > CONSTANT * np.diag(whole)
         return np.asarray(constant & varies & (np.array(columns) != INTERCEPT))
 
-    def expand(self, theta: Array) -> QuadraticLikelihoods:
-        """Return quadratics around ``theta (V, p)``."""
-        return expansion(self.loss, self._expanded(theta), self.n_samples)
+    def expand(self, at: Array) -> QuadraticLikelihoods:
+        """Return quadratics around ``at (V, p)``."""
+        return self.fitted(self._expansion(self._expanded(self.units.theta(at)), self.n_samples))
 
-    def values(self, theta: Array) -> Array:
-        """Return the sites' losses ``(V,)`` at ``theta (V, p)``; infinite if they cannot be computed."""
+    def fitted(self, sums: QuadraticLikelihoods) -> QuadraticLikelihoods:
+        """Return quadratics in these units, from those in the units of the columns."""
+        return replace(self.units.fitted(sums), district=self.district)
+
+    def values(self, at: Array) -> Array:
+        """Return the sites' losses ``(V,)`` at ``at (V, p)``; infinite if they cannot be computed."""
+        theta = self.units.theta(at)
         with np.errstate(over="ignore", invalid="ignore"):
             each = self.data.values(theta) if self.data.in_memory else self._expanded(theta).value[:, 0]
-        return np.asarray(np.where(np.isfinite(each), each, np.inf))
+        return np.asarray(np.where(np.isfinite(each), each, np.inf)) / self.units.target**2
 
-    def value(self, theta: Array) -> float:
+    def value(self, at: Array) -> float:
         """Return their sum."""
-        return float(self.values(theta).sum())
+        return float(self.values(at).sum())
 
     @property
     def can_average(self) -> bool:
@@ -173,69 +187,72 @@ class Source:
         """Whether sites' estimates need averaged expansions, because a row of two classes has little information."""
         return self.can_average and self.loss.target == "class"
 
-    @cached_property
-    def canonical(self) -> bool:
-        """Whether curvatures do not depend on targets, as for canonical links and partial likelihoods."""
-        rowwise, eta = self.loss.rowwise, np.linspace(-1.0, 1.0, 5)[:, None]
-        if rowwise is None or rowwise.n_outputs > 1:
-            return self.loss.target == "survival"
-        none, one = (rowwise.curvature_at(eta, np.full(len(eta), y)) for y in (0.0, 1.0))
-        return bool(np.array_equal(none, one))
+    def averaged(self, at: Array, covariance: Array, shared: Array | None = None) -> QuadraticLikelihoods:
+        """Return quadratics with value, gradient and Hessian averaged over ``N(at (V, p), covariance (V, p, p))``.
 
-    def averaged(self, theta: Array, covariance: Array, shared: Array | None = None) -> QuadraticLikelihoods:
-        """Return quadratics with value, gradient and Hessian averaged over ``N(theta (V, p), covariance (V, p, p))``.
-
-        ``shared (V, p, p)`` is the covariance of the sites' parameters due to the estimated mean; the gradients of
-        losses with canonical links are adjusted for it (Firth 1993).
+        ``shared (V, p, p)`` is the covariance of the sites' parameters due to the estimated mean. Averaging over it,
+        too, would change gradients; those of losses with canonical links are adjusted by that change with the opposite
+        sign (Firth 1993).
 
         At a point alone, losses of classes look steeper than they are for uncertain parameters, so variances and means
         come out too small (Breslow and Lin 1995). Averaged expansions are a Gaussian variational approximation (Ormerod
         and Wand 2012).
         """
-        if self.loss.rowwise is None:
-            return self._averaged_over_points(theta, covariance, shared if self.canonical else None)
+        theta, average = self.units.theta(at), self._over_points if self.loss.rowwise is None else self._over_nodes
+        spread = self.units.covariance(covariance)
+        sums = average(theta, spread)
+        if shared is not None and self.loss.canonical:
+            more = average(theta, spread + self.units.covariance(shared)).gradient
+            sums = replace(sums, gradient=2 * sums.gradient - more)
+        return self.fitted(self._expansion(sums, self.n_samples))
+
+    def sums(self, at: Array, covariance: Array) -> QuadraticLikelihoods:
+        """Return quadratics at a point, averaged around it if the sites' estimates need that."""
+        return self.averaged(at, covariance) if self.averages else self.expand(at)
+
+    def _over_nodes(self, theta: Array, covariance: Array) -> Quadratics:
+        """Average over the predictors of rows, by quadrature."""
+        sums, rowwise = Quadratics.zeros(theta, 1), self.loss.rowwise
+        assert rowwise is not None
+        for part, sites in self._parts():
+            for u, site in zip(sites.tolist(), part.sites, strict=True):
+                rows = part.rows[site]
+                (X, y, offset), weight = rows.arrays, SHARE_OF_NODES[:, None]
+                assert y is not None
+                width = np.sqrt(np.maximum(((X @ covariance[u]) * X).sum(axis=1), 0.0))
+                eta = (X @ theta[u] + (0.0 if offset is None else offset) + NODES[:, None] * width)[:, :, None]
+                weight = weight * (1.0 if rows.weight is None else rows.weight)
+                curvature = (weight * rowwise.curvature_at(eta, y)[:, :, 0, 0]).sum(axis=0)
+                sums.value[u] += (weight * rowwise.value_at(eta, y)).sum()
+                sums.gradient[u] += (weight * rowwise.slope_at(eta, y)[:, :, 0]).sum(axis=0) @ X
+                sums.hessian[u] += (X * curvature[:, None]).T @ X
+        return sums
+
+    def _over_points(self, theta: Array, covariance: Array) -> Quadratics:
+        """Average over 2p points (McNamee and Stenger 1967), for losses without predictors of rows."""
+        p, (value, vectors) = theta.shape[1], np.linalg.eigh(covariance)
+        steps = np.sqrt(p * np.maximum(value, 0.0))[:, None, :] * vectors
         sums = Quadratics.zeros(theta, 1)
-        for part, at in self._parts():
-            for u, site in zip(at.tolist(), part.sites, strict=True):
-                owed = shared[u] if shared is not None and self.canonical else None
-                value, gradient, hessian = _averages(self.loss, part.rows[site], theta[u], covariance[u], owed)
-                sums.value[u] += value
-                sums.gradient[u] += gradient
-                sums.hessian[u] += hessian
-        return expansion(self.loss, sums, self.n_samples)
-
-    def _averaged_over_points(self, theta: Array, covariance: Array, shared: Array | None) -> QuadraticLikelihoods:
-        """Return `averaged` of losses without predictors of rows, over 2p points (McNamee and Stenger 1967)."""
-
-        def average(spread: Array) -> Quadratics:
-            value, vectors = np.linalg.eigh(spread)
-            steps = np.sqrt(p * np.maximum(value, 0.0))[:, None, :] * vectors
-            sums = Quadratics.zeros(theta, 1)
-            for step in np.moveaxis(np.concatenate([steps, -steps], axis=2), 2, 0):
-                each = self.data.expand(theta + step)
-                sums.value[:] += each.value / (2 * p)
-                sums.gradient[:] += each.gradient / (2 * p)
-                sums.hessian[:] += each.hessian / (2 * p)
-            return sums
-
-        p = theta.shape[1]
-        sums = average(covariance)
-        if shared is not None:
-            sums = replace(sums, gradient=2 * sums.gradient - average(covariance + shared).gradient)
-        return expansion(self.loss, sums, self.n_samples)
+        for step in np.moveaxis(np.concatenate([steps, -steps], axis=2), 2, 0):
+            each = self.data.expand(theta + step)
+            for total, more in ((sums.value, each.value), (sums.gradient, each.gradient), (sums.hessian, each.hessian)):
+                total += more / (2 * p)
+        return sums
 
     @cached_property
-    def gram(self) -> Array:
-        """Return sums ``X'X (V, q, q)`` of every site."""
+    def _gram(self) -> Array:
+        """Sums ``X'X (V, q, q)`` of every site, in the units of the columns."""
         q = self.data.n_features
         out = np.zeros((len(self.sites), q, q))
-        for part, at in self._parts():
-            out[at] += gram_sums(part.rows)
+        for part, sites in self._parts():
+            for u, site in zip(sites.tolist(), part.sites, strict=True):
+                rows = part.rows[site]
+                out[u] = (rows.X if rows.weight is None else rows.X * rows.weight[:, None]).T @ rows.X
         return out
 
     def start(self) -> Array:
         """Return one common parameter for all sites, ``(V, p)``."""
-        return np.tile(self._pooled, (len(self.sites), 1))
+        return self.units.to_fitted(np.tile(self._pooled, (len(self.sites), 1)))
 
     @cached_property
     def _pooled(self) -> Array:
@@ -250,26 +267,34 @@ class Source:
             return sums.gradient.sum(axis=0), sums.hessian.sum(axis=0)
 
         def value(theta: Array, who: Index) -> Array:
-            return np.array([self.value(np.tile(theta, (V, 1)))])
+            total = self._expanded(np.tile(theta, (V, 1))).value.sum(axis=0)
+            return np.where(np.isfinite(total), total, np.inf)
 
-        return np.asarray(damped_newton(value, derivatives, np.zeros((1, len(self.names))), POOLED_TOL, POOLED)[0][0])
+        return np.asarray(
+            damped_newton(value, derivatives, np.zeros((1, len(self.names))), tol=1e-6, max_iter=10)[0][0]
+        )
 
-    def dispersion(self, theta: Array, A: Array, degrees: float) -> float:
-        """Return the ratio of the scores' variance to that implied by Hessians, for scores in the units of ``A``."""
+    def dispersion(self, at: Array, degrees: float) -> float:
+        """Return the ratio of the scores' variance to that implied by Hessians, for scores in these units."""
         # 1 for classes, at least 1 for counts: a likelihood is not believed to be less noisy than it says
         if self.loss.target in ("class", "survival"):
             return 1.0
-        squares = sum(score_squares(self.loss, part.rows, theta[at], A) for part, at in self._parts())
-        promised = float(np.einsum("uij,ik,jk->", self.expand(theta).G, A, A))
+        theta, A, squares = self.units.theta(at), self.units.A, 0.0
+        for part, sites in self._parts():
+            for u, site in zip(sites.tolist(), part.sites, strict=True):
+                rows = part.rows[site]
+                own = ((self.loss.scores(theta[u], *rows.arrays) @ A) ** 2).sum(axis=1)
+                squares += float(own.sum() if rows.weight is None else rows.weight @ own)
+        promised = float(np.einsum("ujj->", self.expand(at).G)) * self.units.target**2
         n = float(self.n_samples.sum())
         found = squares / max(promised, 1e-300) * n / max(n - degrees, 1.0)
         if self.loss.linear_beyond is not None:
-            share = promised / max(float(np.einsum("uij,ik,jk->", self.gram, A, A)), 1e-300)
+            share = promised / max(float(np.einsum("uij,ik,jk->", self._gram, A, A)), 1e-300)
             # scores scatter more than estimates let them, with so many degrees of freedom per row (Huber 1973)
             inside = max(share, LEAST_SHARE)
             found *= (1.0 + degrees / n * (1.0 - inside) / inside) ** 2
         likelihood = self.loss.rowwise is not None and not self.loss.estimates_scale
-        return max(found, 1.0) if likelihood else found
+        return (max(found, 1.0) if likelihood else found) / self.units.target**2
 
     def shared_dispersion(self) -> float:
         """Return the mean over rows of the dispersions in the summaries; 1 if the loss has none."""
@@ -297,7 +322,7 @@ class Source:
         said, n = self.data.curvature, self.n_samples
         if said is not None:  # directions that are left out have no residuals either
             n = n - np.array([0 if one is None else one.left_out for one in said])
-        made, each = expansion(self.loss, self.data.expand(zero), n), [one for one in said or () if one is not None]
+        made, each = self._expansion(self.data.expand(zero), n), [one for one in said or () if one is not None]
         rank, p = max([one.rank for one in each], default=0), made.n_params
         # without a diagonal it is found anyway
         if p <= FEW or len(each) < len(self.sites) or rank > SHORT * p or not any(one.diagonal.any() for one in each):
@@ -313,6 +338,15 @@ class Source:
         for part in self.data.batches():
             yield part, np.array([position[site] for site in part.sites], dtype=np.int64)
 
+    def _expansion(self, sums: Quadratics, n: Index | Array) -> QuadraticLikelihoods:
+        """Return the quadratics of one part, of ``n (V,)`` rows, around 0."""
+        A, b, c = (each[:, 0] for each in sums.coefficients())
+        loss = self.loss
+        p = b.shape[1]
+        G = A[:, None, None] * np.eye(p) if A.ndim == 1 else 0.5 * (A + np.swapaxes(A, 1, 2))
+        rows = n.astype(np.float64) * (p if loss.location else 1)
+        return QuadraticLikelihoods.from_products(G, b, 2 * (np.maximum(c, 0.0) if loss.quadratic else c), rows)
+
     def _expanded(self, theta: Array) -> Quadratics:
         """Return quadratics around ``theta (V, p)``; the last ones are kept, since files are read for every other."""
         if self._last is not None and np.array_equal(self._last[0], theta):
@@ -325,87 +359,10 @@ class Source:
                 for part, at in self._parts():
                     sums.add(at, part.expand(theta[at]))
                     counts[at] += residual_counts(self.loss, part.rows, theta[at])
-                sums = replace(sums, hessian=(self.gram * expected_shares(counts)[:, None, None])[:, None])
+                sums = replace(sums, hessian=(self._gram * expected_shares(counts)[:, None, None])[:, None])
         if not self.data.in_memory:
             self._last = theta.copy(), sums
         return sums
-
-
-class ScaledLosses(NamedTuple):
-    """The losses of a source as functions of the fitted parameters; values are in the user's units."""
-
-    source: Source
-    units: Units
-
-    def values(self, at: Array) -> Array:
-        """Return the sites' losses ``(V,)`` at ``at (V, p)``."""
-        return self.source.values(self.units.theta(at))
-
-    def value(self, at: Array) -> float:
-        """Return their sum."""
-        return float(self.values(at).sum())
-
-    def expand(self, at: Array) -> QuadraticLikelihoods:
-        """Return quadratics around ``at (V, p)``."""
-        return self.fitted(self.source.expand(self.units.theta(at)))
-
-    def averaged(self, at: Array, covariance: Array, shared: Array | None = None) -> QuadraticLikelihoods:
-        """Return quadratics averaged around ``at (V, p)`` with ``covariance (V, p, p)``; ``shared`` is as in
-        `Source`."""
-        units, owed = self.units, None if shared is None else self.units.covariance(shared)
-        return self.fitted(self.source.averaged(units.theta(at), units.covariance(covariance), owed))
-
-    def fitted(self, sums: QuadraticLikelihoods) -> QuadraticLikelihoods:
-        """Return the sums as quadratics in the units of the fit."""
-        return replace(self.units.fitted(sums), district=self.source.district)
-
-    def sums(self, at: Array, covariance: Array) -> QuadraticLikelihoods:
-        """Return quadratics at a point, averaged around it if the sites' estimates need that."""
-        return self.averaged(at, covariance) if self.source.averages else self.expand(at)
-
-
-def expansion(loss: Loss, sums: Quadratics, n: Index | Array) -> QuadraticLikelihoods:
-    """Return the quadratics of one part, of ``n (V,)`` rows."""
-    A, b, c = (each[:, 0] for each in sums.coefficients())
-    p = b.shape[1]
-    G = A[:, None, None] * np.eye(p) if A.ndim == 1 else 0.5 * (A + np.swapaxes(A, 1, 2))
-    rows = n.astype(np.float64) * (p if loss.location else 1)
-    return QuadraticLikelihoods.from_products(G, b, 2 * (np.maximum(c, 0.0) if loss.quadratic else c), rows)
-
-
-def score_squares(loss: Loss, federation: Federation, theta: Array, A: Array) -> float:
-    """Return the sum over rows of the squared scores at ``theta (V, p)``, in the units of ``A``."""
-    squares = 0.0
-    for u, site in enumerate(federation.sites):
-        rows = federation[site]
-        own = ((loss.scores(theta[u], *rows.arrays) @ A) ** 2).sum(axis=1)
-        squares += float(own.sum() if rows.weight is None else rows.weight @ own)
-    return squares
-
-
-def _averages(
-    loss: Loss, rows: Rows, theta: Array, covariance: Array, shared: Array | None = None
-) -> tuple[float, Array, Array]:
-    """Return value, gradient and Hessian of the rows' loss, averaged over ``N(theta (p,), covariance (p, p))``.
-
-    Averaging over ``shared (p, p)``, too, would change slopes; Firth's adjustment is that change with the opposite
-    sign.
-    """
-    rowwise, (X, y, offset) = loss.rowwise, rows.arrays
-    assert rowwise is not None and y is not None
-    eta = X @ theta + (0.0 if offset is None else offset)
-    weight = SHARE_OF_NODES[:, None] * (1.0 if rows.weight is None else rows.weight)
-
-    def nodes(spread: Array) -> Array:
-        width = np.sqrt(np.maximum(((X @ spread) * X).sum(axis=1), 0.0))
-        return np.asarray((eta + NODES[:, None] * width)[:, :, None])
-
-    at = nodes(covariance)
-    slope = (weight * rowwise.slope_at(at, y)[:, :, 0]).sum(axis=0)
-    if shared is not None:
-        slope = 2 * slope - (weight * rowwise.slope_at(nodes(covariance + shared), y)[:, :, 0]).sum(axis=0)
-    curvature = (weight * rowwise.curvature_at(at, y)[:, :, 0, 0]).sum(axis=0)
-    return float((weight * rowwise.value_at(at, y)).sum()), slope @ X, (X * curvature[:, None]).T @ X
 
 
 def intercepts_of(names: tuple[str, ...], n_outputs: int) -> Mask:
@@ -424,15 +381,6 @@ def canonical_order(sums: QuadraticLikelihoods, sites: tuple[Hashable, ...]) -> 
 
 
 # --- losses that are linear beyond a threshold ------------------------------------------------------------------------
-
-
-def gram_sums(federation: Federation) -> Array:
-    """Return sums ``X'X (V, q, q)`` of every site."""
-    out = np.empty((federation.n_sites, federation.n_features, federation.n_features))
-    for u, site in enumerate(federation.sites):
-        rows = federation[site]
-        out[u] = (rows.X if rows.weight is None else rows.X * rows.weight[:, None]).T @ rows.X
-    return out
 
 
 def residual_counts(loss: Loss, federation: Federation, theta: Array) -> Array:

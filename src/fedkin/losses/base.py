@@ -52,6 +52,7 @@ class Loss(ABC):
     linear_beyond: float | None = None  # residual size beyond which a row has no curvature; None for smooth losses
     parameter: float = 0.0  # of `ScalarLoss.slope`
     estimates_scale: bool = False  # `dispersion` is an estimate: tests refer to F instead of chi-square
+    canonical: ClassVar[bool] = False  # curvature does not depend on targets
     has_prediction: bool = True  # `predict` is more than the linear predictor
 
     # losses without parameters are equal when they are of one class; those with parameters are dataclasses

@@ -20,6 +20,7 @@ class CoxLoss(Loss):
     """
 
     name = "cox"
+    canonical = True
     target = "survival"
     link = "log"
     ratio = "hazard ratio"

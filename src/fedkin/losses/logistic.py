@@ -23,6 +23,7 @@ class LogisticLoss(ScalarLoss):
     """Logistic loss ``m = log(1 + exp(eta)) - y eta`` with ``y`` in {0, 1}."""
 
     name = "logistic"
+    canonical = True
     target = "class"
     link = "logit"
     metric = "log-loss"

@@ -34,6 +34,7 @@ class NegativeBinomialLoss(PoissonLoss):
     name = "negbinomial"
     metric = "mean negative binomial deviance"
     boosting: ClassVar[str | None] = None
+    canonical: ClassVar[bool] = False
     purpose = "counts that vary more than Poisson counts"
 
     def __post_init__(self) -> None:

@@ -22,6 +22,7 @@ class PoissonLoss(LogLinkLoss):
     """Poisson loss ``m = exp(eta) - y eta`` with log link, for counts ``y >= 0``."""
 
     name = "poisson"
+    canonical: ClassVar[bool] = True
     target = "count"
     metric = "mean Poisson deviance"
     boosting: ClassVar[str | None] = "poisson"
