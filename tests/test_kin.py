@@ -17,7 +17,8 @@ from fedkin.datasets import paper_design
 from fedkin.errors import DataError, GraphError, ParameterError, SolverError, TableWarning, UnknownSiteError
 from fedkin.kin import Pairs, display_groups, find, smooth
 from fedkin.kin.partitions import agreement, capacity, log_partitions, resolved
-from fedkin.kin.sources import ScaledLosses
+from fedkin.kin.sources import Source
+from fedkin.losses import LOSSES
 
 
 def design(signal=1.0, varrho=0.1, seed=0, V=30, n=40, p=5, groups=3, **more):
@@ -109,6 +110,13 @@ def test_few_sites_have_no_groups(V):
     assert others == pytest.approx(np.full(V * (V - 1), others[0] if V > 1 else 0.0))
     assert (others > 0.5).all()
     assert np.isfinite(kin.theta).all()
+
+
+@pytest.mark.parametrize("name", ["logistic", "poisson", "negbinomial", "gamma"])
+def test_canonical_losses_have_curvatures_that_do_not_depend_on_targets(name):
+    loss, eta = LOSSES[name](), np.linspace(-1.0, 1.0, 5)[:, None]
+    low, high = (loss.curvature_at(eta, np.full(5, y)) for y in (0.5, 1.0))
+    assert np.array_equal(low, high) == loss.canonical
 
 
 def test_join_from_logistic_rows():
@@ -213,7 +221,7 @@ def test_expected_agreement_is_that_with_drawn_partitions():
 def test_long_chains_run_where_an_expansion_is_not_taken(monkeypatch):
     """What short chains have found is not the result, also where the next expansion explains the rows too badly."""
     made = design(signal=3.0, V=12, n=60, p=2, groups=2, loss="logistic")
-    held, value, refused = smooth._within_limits, ScaledLosses.value, []
+    held, value, refused = smooth._within_limits, Source.value, []
 
     def held_once(*parts):
         refused.append(True)
@@ -226,7 +234,7 @@ def test_long_chains_run_where_an_expansion_is_not_taken(monkeypatch):
         return value(self, theta)
 
     monkeypatch.setattr(smooth, "_within_limits", held_once)
-    monkeypatch.setattr(ScaledLosses, "value", value_of)
+    monkeypatch.setattr(Source, "value", value_of)
     kin = find_kin(made.federation, loss="logistic")
     assert refused == [True, False]
     assert kin.diagnostics.draws >= 70

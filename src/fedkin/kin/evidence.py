@@ -229,16 +229,11 @@ class Evidence:
 
     def whole(self, at: Solved) -> tuple[Array, Array]:
         """Return the mean ``(p,)`` and its covariance, including fixed coefficients."""
-        return self.spread(at.mean, at.beta), self.bordered(at.covariance[None], at.lean_mean[None], at)[0]
-
-    def bordered(self, given: Array, lean: Array, at: Solved) -> Array:
-        """Return covariances ``(n, p, p)`` from those given the fixed coefficients, and their dependence on these."""
-        made, free, fixed = np.empty((len(lean), *2 * self.free.shape)), *map(np.flatnonzero, (self.free, ~self.free))
-        both = -lean @ at.fixed_covariance
-        made[:, free[:, None], free] = given - both @ np.swapaxes(lean, 1, 2)
-        made[:, free[:, None], fixed], made[:, fixed[:, None], free] = both, np.swapaxes(both, 1, 2)
-        made[:, fixed[:, None], fixed] = at.fixed_covariance
-        return made
+        lean = np.zeros((len(self.free), len(at.beta)))
+        lean[self.free], lean[~self.free] = -at.lean_mean, np.eye(len(at.beta))
+        covariance = lean @ at.fixed_covariance @ lean.T
+        covariance[np.ix_(self.free, self.free)] += at.covariance
+        return self.spread(at.mean, at.beta), covariance
 
     def _negative(self, parameters: Array) -> tuple[float, Array, Array]:
         """Return minus the log evidence, its gradient and its expected second derivatives, without those through the

@@ -25,7 +25,7 @@ from fedkin.kin.chains import (
     split_rhat,
 )
 from fedkin.kin.covariates import Covariates, hint_of
-from fedkin.kin.groups import Grouped, groups_of, with_population
+from fedkin.kin.groups import Grouped, find_groups, with_population
 from fedkin.kin.learned import Learned
 from fedkin.kin.likelihoods import FEW, QuadraticLikelihoods, common_units
 from fedkin.kin.mixed import (
@@ -226,7 +226,7 @@ def _fit(source: Source, neighbours: Neighbours, seed: int, sampling: Sampling, 
     dispersion = None if loss.quadratic else source.shared_dispersion() / units.target**2
     sums, warm = source.fitted(first), None if start is None else warm_start(start, source)
     model = fit_mixed(sums, free, dispersion=dispersion, start=None if warm is None else warm[-1])
-    found = groups_of(model, ~free, neighbours, seed, sampling)
+    found = find_groups(model, ~free, neighbours, seed, sampling)
     for _ in range(NOISES if dispersion is None and sums.n_params > FEW and model.nested is None else 0):
         factor = _noise_factor(sums, model, found)
         if abs(np.log(factor)) < NOISE_STEP:
@@ -234,7 +234,7 @@ def _fit(source: Source, neighbours: Neighbours, seed: int, sampling: Sampling, 
         noise, parameters = model.noise, model.parameters
         del model, found  # of many coefficients they are large
         model = with_noise(sums, free, noise * factor, parameters)
-        found = groups_of(model, ~free, neighbours, seed, sampling)
+        found = find_groups(model, ~free, neighbours, seed, sampling)
     one = fit_one_model(sums, free, model, learned=dispersion is None)
     population = fit_population(sums, model.noise, model.variance, learned=dispersion is None)
     found, unseen = replace(found, full=None), None

@@ -21,7 +21,7 @@ from fedkin.kin.chains import (
 )
 from fedkin.kin.directions import FullEffects, signed
 from fedkin.kin.evidence import FEWEST
-from fedkin.kin.likelihoods import FEW, apply, given_mean, shrunk
+from fedkin.kin.likelihoods import FEW, apply, carried, given_mean
 from fedkin.kin.mixed import MixedModel, OneModel, Population, outer
 from fedkin.kin.partitions import (
     CONTINUUM,
@@ -290,11 +290,11 @@ class Grouped:
 def find_groups(
     model: MixedModel, slopes: Mask, neighbours: Neighbours, seed: int, sampling: Sampling, *, guard: bool = True
 ) -> Grouped:
-    """Find groups within the variance of a mixed model."""
+    """Find groups within the variance of a mixed model; sites in districts have none."""
     # whitened half way between own variances and one for all slopes: few sites make own ones noisy
     V = len(model.theta)
-    white = Whitened.from_model(model, slopes, 0.5 if slopes.sum() > 1 and V < MANY_SITES else 0.0)
-    if V < FEWEST or not white.F.shape[1]:
+    white = Whitened.from_model(model, slopes, 0.5 if V < MANY_SITES else 0.0)
+    if model.nested is not None or V < FEWEST or not white.F.shape[1]:
         degrees, nothing = float(model.degrees.sum()), np.zeros((len(model.mean), 0))
         return Grouped(model.theta, model.covariance, degrees, model.variance, model.mean_covariance, nothing)
     chosen = _blend(white, neighbours, seed, sampling)
@@ -310,7 +310,7 @@ def find_groups(
     # the mixed model's effects at its own variance give way to those with groups
     F, W, sites, d = white.F, white.W, chosen.chains.sites, white.F.shape[1]
     theta, plain = white.theta + (chosen.b - sites.c[-1]) @ F.T, np.eye(d) - unpacked(sites.H[-1], d)
-    open_mean = _open_mean(model.mean_covariance, np.sqrt(white.variance), F, chosen.weight)
+    open_mean = _open_mean(model, white.variance, F, chosen.weight)
     own, keep = given_mean(white.variance, model.precision)
     centre = own + keep @ open_mean @ np.swapaxes(keep, 1, 2)
     degrees = chosen.degrees + (float(np.vdot(model.precision, centre)) - float(np.vdot(W, plain)))
@@ -322,25 +322,33 @@ def _in_all_directions(
     model: MixedModel, variance: Array, full: FullEffects, chosen: Blend, with_graph: bool
 ) -> Grouped:
     """Return estimates with groups that were found in some directions, and pool in all."""
-    root, weight = np.sqrt(variance), chosen.weight
-    b, covariance, kept = full.effects(chosen.chains, weight)
+    varying, weight = ~model.fixed, chosen.weight
+    root, place = np.sqrt(variance[varying]), np.ix_(varying, varying)
+    b, inside, kept = full.effects(chosen.chains, weight)
     values, vectors = np.linalg.eigh(full.W.sum() / len(b))
-    open_mean = _open_mean(model.mean_covariance, root, root[:, None] * vectors[:, values > SEEN], weight)
-    outer_root = np.outer(root, root)
-    apart = open_mean / outer_root
+    F = np.zeros((len(variance), int((values > SEEN).sum())))
+    F[varying] = root[:, None] * vectors[:, values > SEEN]
+    open_mean, covariance = _open_mean(model, variance, F, weight), np.empty_like(model.precision)
     for u in range(len(b)):  # one site after another: such arrays are large
-        covariance[u] = outer_root * (covariance[u] + shrunk(full.mixed[0], u, apart))
-    theta, degrees = model.mean + root * b, float(np.vdot(model.precision, covariance))
-    found = Grouped(theta, covariance, degrees, variance, open_mean, np.diag(root), chosen, with_graph)
+        covariance[u] = carried(model.matrices, full.mixed[0], root, varying, u, open_mean)
+        covariance[u][place] += root[:, None] * root * inside[u]
+    theta, degrees = np.tile(model.mean, (len(b), 1)), float(np.vdot(model.precision, covariance))
+    theta[:, varying] += root * b
+    F = np.diag(np.sqrt(variance))[:, varying]
+    found = Grouped(theta, covariance, degrees, variance, open_mean, F, chosen, with_graph)
     return replace(found, kept=kept, full=full)
 
 
-def _open_mean(covariance: Array, root: Array, F: Array, weight: float) -> Array:
+def _open_mean(model: MixedModel, variance: Array, F: Array, weight: float) -> Array:
     """Return the uncertainty of the mean where effects around it are given, ``(p, p)``."""
     # with groups only what is not in their directions: there their centres follow their members. Columns of F over the
-    # standard deviations are orthonormal, and directions that nobody sees are orthogonal to them in these units
-    rest = np.eye(len(F)) - F @ (F / root[:, None] ** 2).T
-    return np.asarray(weight * covariance + (1 - weight) * rest @ covariance @ rest.T)
+    # standard deviations are orthonormal, and directions that nobody sees are orthogonal to them in these units. That
+    # of fixed coefficients, and of all others through them, stays
+    covariance, fixed = model.mean_covariance, model.fixed
+    by_fixed = covariance[:, fixed] @ np.linalg.pinv(covariance[np.ix_(fixed, fixed)], hermitian=True)
+    stays = by_fixed @ covariance[fixed]
+    rest = np.eye(len(F)) - F @ np.divide(F, variance[:, None], out=np.zeros_like(F), where=~fixed[:, None]).T
+    return np.asarray(stays + weight * (covariance - stays) + (1 - weight) * rest @ (covariance - stays) @ rest.T)
 
 
 @dataclass(frozen=True, eq=False)
@@ -357,68 +365,38 @@ class Whitened:
     @classmethod
     def from_model(cls, model: MixedModel, slopes: Mask, together: float) -> Whitened:
         """Whiten by the model's variances, or by a mean of these and a common variance of slopes with this weight."""
-        variance, S = model.variance, model.precision
-        if together:
+        varying, variance = ~model.fixed, model.variance
+        slopes = slopes & varying
+        if together and slopes.sum() > 1:
             variance = np.where(slopes, together * variance[slopes].mean() + (1 - together) * variance, variance)
-        root = np.sqrt(variance)
-        rest = model.score - S @ model.mean
+        root, S = np.sqrt(variance[varying]), model.precision[:, varying][:, :, varying]
+        rest = (model.score - model.precision @ model.mean)[:, varying]
         if len(root) > FEW and (wide := cls._wide(model, variance, rest)) is not None:
             return wide
         scaled = root[:, None] * S * root
         values, vectors = np.linalg.eigh(scaled.mean(axis=0))
-        F = root[:, None] * signed(vectors)[:, values > SEEN]
+        directions = root[:, None] * signed(vectors)[:, values > SEEN]
+        F = np.zeros((len(variance), directions.shape[1]))
+        F[varying] = directions
         scaled[:, np.arange(len(root)), np.arange(len(root))] += 1.0
-        effects = root * np.linalg.solve(scaled, (root * rest)[:, :, None])[:, :, 0]
-        W, c = F.T @ S @ F, rest @ F
-        return cls(variance, F, 0.5 * (W + np.swapaxes(W, 1, 2)), c, model.mean + effects, None)
+        theta = np.tile(model.mean, (len(S), 1))
+        theta[:, varying] += root * np.linalg.solve(scaled, (root * rest)[:, :, None])[:, :, 0]
+        W, c = directions.T @ S @ directions, rest @ directions
+        return cls(variance, F, 0.5 * (W + np.swapaxes(W, 1, 2)), c, theta, None)
 
     @classmethod
     def _wide(cls, model: MixedModel, variance: Array, rest: Array) -> Whitened | None:
         """Whiten in the directions in which sites differ most, where there are too many to sample."""
-        root, V = np.sqrt(variance), len(rest)
-        scaled = model.matrices.scaled(root, np.ones(V))
+        varying, V = ~model.fixed, len(rest)
+        root = np.sqrt(variance[varying])
+        scaled = model.matrices.part(varying).scaled(root, np.ones(V))
         if (np.linalg.eigvalsh(scaled.sum() / V) > SEEN).sum() <= FEW:
             return None
         full = FullEffects.from_likelihoods(scaled, root * rest, FEW)
         W, c = full.sampled()
-        F = np.sqrt(full.stretch) * (root[:, None] * full.turn)
+        F = np.zeros((len(variance), full.turn.shape[1]))
+        F[varying] = np.sqrt(full.stretch) * (root[:, None] * full.turn)
         return cls(variance, F, 0.5 * (W + np.swapaxes(W, 1, 2)), c, model.theta, full)
-
-
-# --- fixed coefficients and districts -------------------------------------------------------------------------------
-
-
-def groups_of(
-    model: MixedModel, slopes: Mask, neighbours: Neighbours, seed: int, sampling: Sampling, *, guard: bool = True
-) -> Grouped:
-    """Find groups by the varying coefficients, and return estimates of all coefficients; nested sites have no
-    groups."""
-    if model.nested is not None:
-        degrees, none = float(model.degrees.sum()), np.zeros((len(model.mean), 0))
-        return Grouped(model.theta, model.covariance, degrees, model.variance, model.mean_covariance, none)
-    fixed, varying = model.fixed, ~model.fixed
-    found = find_groups(model.given_fixed(), slopes[varying], neighbours, seed, sampling, guard=guard)
-    if not fixed.any():
-        return found
-    given, lean = np.zeros((1 + len(model.theta), len(fixed), len(fixed))), model.lean()
-    given[:, varying[:, None] & varying] = np.concatenate([found.mean_covariance[None], found.covariance]).reshape(
-        len(given), -1
-    )
-    # how everything depends on the fixed ones
-    border = np.zeros((len(given), len(fixed), int(fixed.sum())))
-    border[:, varying], border[:, fixed] = lean, np.eye(int(fixed.sum()))
-    more = border @ model.mean_covariance[np.ix_(fixed, fixed)] @ np.swapaxes(border, 1, 2)
-    theta, variance, F = model.theta.copy(), model.variance.copy(), np.zeros((len(fixed), found.F.shape[1]))
-    theta[:, varying], variance[varying], F[varying] = found.theta, found.variance, found.F
-    return replace(
-        found,
-        theta=theta,
-        covariance=given[1:] + more[1:],
-        degrees=found.degrees + float(np.vdot(model.precision, more[1:])),
-        variance=variance,
-        mean_covariance=given[0] + more[0],
-        F=F,
-    )
 
 
 def with_population(found: Grouped, model: MixedModel, population: Population) -> tuple[Grouped, MixedModel]:

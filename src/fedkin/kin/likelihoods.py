@@ -6,7 +6,6 @@ methods. With low rank, no p by p matrix of a site is inverted or multiplied.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, NamedTuple, Self
@@ -115,7 +114,7 @@ class QuadraticLikelihoods(Quadratics):
         products = np.empty((self.n_sites, 1 + k, 1 + k))
         products[:, 0, 0], products[:, 1:, 1:] = self.yy, self.G[:, fixed[:, None], fixed]
         products[:, 0, 1:] = products[:, 1:, 0] = self.c[:, fixed]
-        known = None if self.known is None else LowRank(self.known.diagonal[:, free], self.known.factor[:, free])
+        known = None if self.known is None else self.known.part(~self.fixed)
         roles = {"known": known, "district": self.district}
         alone = self.from_products(rows[:, :, free], self.c[:, free], self.yy, self.n, **roles)
         return alone, np.concatenate([self.c[:, free, None], rows[:, :, fixed]], axis=2), products
@@ -236,6 +235,10 @@ class Dense:
         """Return ``weight_u diag(root) M_u diag(root)``."""
         return Dense(self.matrices * (weight[:, None, None] * (root[:, None] * root)))
 
+    def part(self, kept: Mask) -> Dense:
+        """Return the rows and columns that are kept."""
+        return Dense(self.matrices[:, kept][:, :, kept])
+
     def resolved(self) -> tuple[Dense, Array]:
         """Return ``M_u (I + M_u)^-1``, and ``log |I + M_u|``."""
         one = np.eye(self.rank)
@@ -263,7 +266,7 @@ class Dense:
         """Return the sum over some sites, or all."""
         return np.asarray((self.matrices if sites is None else self.matrices[sites]).sum(axis=0))
 
-    def posterior_cov(self, C: Array) -> Iterable[Array]:
+    def posterior_cov(self, C: Array) -> Array:
         """Return ``I - A + (I - A) C (I - A)`` for the matrices ``A`` of all sites."""
         keep = np.eye(self.rank) - self.matrices
         return np.asarray(keep + keep @ C @ keep)
@@ -302,6 +305,9 @@ class LowRank:
         factor = self.factor * (root[:, None] * np.sqrt(weight)[:, None, None])
         return LowRank(self.diagonal * (root**2 * weight[:, None]), factor)
 
+    def part(self, kept: Mask) -> LowRank:
+        return LowRank(self.diagonal[:, kept], self.factor[:, kept])
+
     def resolved(self) -> tuple[LowRank, Array]:
         # with D of I + diagonal it is I - 1/D + N N'
         diagonal = 1.0 + self.diagonal
@@ -328,10 +334,6 @@ class LowRank:
         diagonal, factor = (self.diagonal, self.factor) if sites is None else (self.diagonal[sites], self.factor[sites])
         stacked = np.swapaxes(factor, 1, 2).reshape(-1, diagonal.shape[1])
         return np.asarray(stacked.T @ stacked + np.diag(diagonal.sum(axis=0)))
-
-    def posterior_cov(self, C: Array) -> Iterable[Array]:
-        # one site after another: such matrices are large
-        return (np.eye(len(C)) - self.of(u) + shrunk(self, u, C) for u in range(len(self.diagonal)))
 
     def sums(self, C: Array) -> Sums:
         spent, squares = np.zeros(len(C)), np.zeros(C.shape)
@@ -363,6 +365,19 @@ def shrunk(A: Matrices, u: int, C: Array, share: float = 1.0) -> Array:
     """Return ``(I - share A_u) C (I - share A_u)`` of one site, for a symmetric ``C (p, p)``."""
     half = C - share * A.times(u, C)
     return np.asarray(half - share * A.times(u, half.T).T)
+
+
+def carried(S: Matrices, away: Matrices, root: Array, varying: Mask, u: int, C: Array) -> Array:
+    """Return ``(I - C_u S_u) C (I - C_u S_u)'`` of one site, as `given_mean`, without a product of two such matrices.
+
+    The covariance ``C_u`` given the mean is ``T (I - away_u) T`` for the varying coefficients, with ``T = diag(root)``.
+    """
+    for _ in range(2):
+        pulled = root[:, None] * S.times(u, C)[varying]
+        C = C.copy()
+        C[varying] -= root[:, None] * (pulled - away.times(u, pulled))
+        C = C.T
+    return C
 
 
 def low_rank(G: Array, most: int) -> LowRank | None:

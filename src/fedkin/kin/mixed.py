@@ -22,7 +22,7 @@ from scipy.special import polygamma
 from fedkin._base import TINY, Array, Index, Mask
 from fedkin.core import inverse_trigamma
 from fedkin.kin.evidence import FLAT, LEAST_LOG, Evidence, Priors, some_sites
-from fedkin.kin.likelihoods import FEW, Dense, LowRank, Matrices, QuadraticLikelihoods, given_mean
+from fedkin.kin.likelihoods import FEW, Dense, Matrices, QuadraticLikelihoods, carried, given_mean
 
 #: More rows for each of many coefficients than this, and the noise is learned freely.
 ENOUGH_ROWS = 2.0
@@ -63,8 +63,12 @@ class MixedModel:
     log_likelihood: float
     parameters: Array  # (p + 2,) log variance, log ridge, log noise: where the next fit may start
     matrices: Matrices  # the precision, perhaps as diagonal plus low rank
-    fixed: Mask  # (p,) coefficients that are the same at all sites, with variance 0
     nested: Nested | None = None
+
+    @property
+    def fixed(self) -> Mask:
+        """Coefficients ``(p,)`` that are the same at all sites."""
+        return np.asarray(self.variance == 0)
 
     @property
     def centres(self) -> Array:
@@ -72,37 +76,6 @@ class MixedModel:
         if self.nested is None:
             return np.broadcast_to(self.mean, self.theta.shape)
         return self.nested.mean[self.nested.index]
-
-    def given_fixed(self) -> MixedModel:
-        """Return the model of the varying coefficients, given the others."""
-        fixed, free = self.fixed, np.flatnonzero(~self.fixed)
-        if not fixed.any():
-            return self
-        square, lean, C = np.ix_(free, free), self.lean(), self.mean_covariance[np.ix_(fixed, fixed)]
-        precision, matrices = self.precision[:, free][:, :, free], self.matrices
-        if isinstance(matrices, LowRank):
-            matrices = LowRank(matrices.diagonal[:, free], matrices.factor[:, free])
-        else:
-            matrices = Dense(precision)
-        return replace(
-            self,
-            mean=self.mean[free],
-            mean_covariance=self.mean_covariance[square] - lean[0] @ C @ lean[0].T,
-            variance=self.variance[free],
-            theta=self.theta[:, free],
-            covariance=self.covariance[:, free][:, :, free] - lean[1:] @ C @ np.swapaxes(lean[1:], 1, 2),
-            precision=precision,
-            score=self.score[:, free] - self.precision[:, free][:, :, fixed] @ self.mean[fixed],
-            matrices=matrices,
-            fixed=np.zeros(len(free), dtype=bool),
-        )
-
-    def lean(self) -> Array:
-        """Return how the varying coefficients of the mean and of each site change with the fixed ones ``(1 + V, p - k,
-        k)``."""
-        fixed, free = self.fixed, ~self.fixed
-        both = np.concatenate([self.mean_covariance[None], self.covariance])[:, free][:, :, fixed]
-        return np.asarray(both @ np.linalg.pinv(self.mean_covariance[np.ix_(fixed, fixed)], hermitian=True))
 
 
 def fit_mixed(
@@ -139,25 +112,28 @@ def fit_mixed(
 
 def model_at(evidence: Evidence, parameters: Array) -> MixedModel:
     """Evaluate the model at given variances, ridge and noise."""
-    at, p, fixed = evidence.solve(parameters), evidence.sums.n_params, ~evidence.free
-    outer = at.root[:, None] * at.root
-    precision = evidence.sums.G * at.weight[:, None, None]
-    covariance = np.empty((len(precision), *outer.shape))
-    above, centre, lean, nested = at.above, at.mean, at.lean_mean, None
-    for u, one in enumerate(at.away.posterior_cov(evidence.centre_covariance(at) / outer)):
-        covariance[u] = outer * one
-    variance = evidence.spread(at.root**2)
+    at, sums, varying = evidence.solve(parameters), evidence.sums, evidence.free
+    precision, variance = sums.G * at.weight[:, None, None], evidence.spread(at.root**2)
+    matrices = sums.matrices.scaled(np.ones(sums.n_params), at.weight)
+    mean, mean_covariance = evidence.whole(at)
+    above, centre, nested, centre_covariance = at.above, at.mean, None, mean_covariance
     if above is not None:
         said = precision @ given_mean(variance, precision)[1]
-        index, together = above.index, np.zeros((len(above.centres), p, p))
-        np.add.at(together, index, 0.5 * (said + np.swapaxes(said, 1, 2)))
+        together = np.zeros((len(above.centres), *mean_covariance.shape))
+        np.add.at(together, above.index, 0.5 * (said + np.swapaxes(said, 1, 2)))
         centres = above.centres @ np.append(1.0, -at.beta)
-        nested = Nested(index, evidence.spread(above.root**2), evidence.spread(centres, at.beta), together)
-        centre, lean = centres[index], above.centres[index][:, :, 1:]
-    if fixed.any():
-        covariance = evidence.bordered(covariance, lean + at.root[:, None] * at.lean, at)
-    matrices = evidence.sums.matrices
-    mean, mean_covariance = evidence.whole(at)
+        nested = Nested(above.index, evidence.spread(above.root**2), evidence.spread(centres, at.beta), together)
+        centre, centre_covariance = centres[above.index], nested.covariance(mean_covariance)[above.index]
+    if isinstance(matrices, Dense):
+        own, left = given_mean(variance, precision)
+        covariance = own + left @ centre_covariance @ np.swapaxes(left, 1, 2)
+    else:
+        covariance = np.empty_like(precision)
+        for u in range(len(precision)):  # one site after another: such matrices are large
+            covariance[u] = carried(matrices, at.away, at.root, varying, u, mean_covariance)
+            covariance[u][np.ix_(varying, varying)] += (
+                at.root[:, None] * at.root * (np.eye(len(at.root)) - at.away.of(u))
+            )
     return MixedModel(
         mean=mean,
         mean_covariance=mean_covariance,
@@ -166,12 +142,11 @@ def model_at(evidence: Evidence, parameters: Array) -> MixedModel:
         theta=evidence.spread(centre + at.effects * at.root, at.beta),
         covariance=covariance,
         precision=precision,
-        score=evidence.sums.c * at.weight[:, None],
+        score=sums.c * at.weight[:, None],
         degrees=(precision * covariance).sum(axis=(1, 2)),
         log_likelihood=at.log_likelihood,
         parameters=parameters,
-        matrices=matrices.scaled(np.ones(p), at.weight) if isinstance(matrices, LowRank) else Dense(precision),
-        fixed=fixed,
+        matrices=matrices,
         nested=nested,
     )
 

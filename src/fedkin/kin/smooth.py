@@ -12,7 +12,7 @@ from fedkin._base import Array, Index, Mask
 from fedkin.core import damped_newton
 from fedkin.errors import SolverError
 from fedkin.kin.chains import Sampling
-from fedkin.kin.groups import Grouped, groups_of
+from fedkin.kin.groups import Grouped, find_groups
 from fedkin.kin.likelihoods import QuadraticLikelihoods, apply, given_mean
 from fedkin.kin.mixed import MixedModel, Population, fit_mixed, fit_one_model, fit_population, mixed_at
 from fedkin.kin.partitions import UNLIKELY, Neighbours
@@ -60,10 +60,10 @@ def fit_smooth(
         """Search for groups again with the part of the graph that the guard kept; None if the quadratics were not
         accurate enough."""
         kept = neighbours if found.with_graph else Neighbours.none(len(mixed.theta))
-        again = groups_of(there, ~free, kept, seed, length, guard=False)
+        again = find_groups(there, ~free, kept, seed, length, guard=False)
         return again if source.value(again.theta) <= limits.sum() else None
 
-    found = groups_of(model, ~free, neighbours, seed, brief)
+    found = find_groups(model, ~free, neighbours, seed, brief)
     for turn in range(1, AGAIN + 1):
         if found.blend is None or found.blend.weight > 1 - UNLIKELY or last:
             break
