@@ -49,7 +49,8 @@ from fedkin.data.rows import (
     site_ids,
     stable_order,
 )
-from fedkin.data.schema import Column, Roles, Schema, Spline, Table, TableInMemory, TableOptions
+from fedkin.data.schema import Column, Schema
+from fedkin.data.tables import Roles, Spline, Table, TableInMemory, TableOptions
 
 __all__ = [
     "CSV_SUFFIXES", "INTERCEPT", "PARQUET_SUFFIXES", "Column", "DecimalMark", "Federation", "FileTable", "Finding",

@@ -449,30 +449,17 @@ _DENSE = 64  # grid points between two knots for the range of a column
 
 def natural_basis(values: Array, knots: Sequence[float]) -> Array:
     """Return the columns ``(n, K - 1)`` of a natural cubic spline with K knots; NaN for NaN values."""
-    t, eye = np.asarray(knots, dtype=np.float64), np.eye(len(knots))
-    h, bend = np.diff(t), _second_derivatives(t)
-    inside = np.clip(values, t[0], t[-1])
-    at = np.clip(np.searchsorted(t, inside, side="right") - 1, 0, len(h) - 1)
-    right = ((inside - t[at]) / h[at])[:, None]
-    left, square = 1.0 - right, (h[at] ** 2)[:, None] / 6.0
-    found = left * eye[at] + right * eye[at + 1]
-    found += square * ((left**3 - left) * bend[at] + (right**3 - right) * bend[at + 1])
-    first = (eye[1] - eye[0]) / h[0] - h[0] / 6.0 * bend[1]
-    last = (eye[-1] - eye[-2]) / h[-1] + h[-1] / 6.0 * bend[-2]
+    spline, inside = _cardinal(knots), np.clip(values, knots[0], knots[-1])
     beyond = (values - inside)[:, None]
-    return np.asarray((found + beyond * np.where(beyond < 0, first, last))[:, 1:])
+    slope = np.where(beyond < 0, spline(knots[0], 1), spline(knots[-1], 1))
+    return np.asarray((spline(inside) + beyond * slope)[:, 1:])
 
 
-def _second_derivatives(t: Array) -> Array:
-    """Return the second derivatives ``(K, K)`` at the knots of the basis functions, 1 at one knot and 0 at others.
+def _cardinal(knots: Sequence[float]) -> Any:
+    """Return the natural splines that are 1 at one knot and 0 at the others."""
+    from scipy.interpolate import CubicSpline  # which most programs start without
 
-    They are 0 at the outer knots; first derivatives are continuous at the inner knots.
-    """
-    h, k = np.diff(t), np.arange(len(t) - 2)
-    slopes, widths = np.zeros((k.size, len(t))), np.zeros((k.size, len(t)))
-    slopes[k, k], slopes[k, k + 1], slopes[k, k + 2] = 1 / h[:-1], -1 / h[:-1] - 1 / h[1:], 1 / h[1:]
-    widths[k, k], widths[k, k + 1], widths[k, k + 2] = h[:-1] / 6, (h[:-1] + h[1:]) / 3, h[1:] / 6
-    return np.pad(np.linalg.solve(widths[:, 1:-1], slopes), ((1, 1), (0, 0)))
+    return CubicSpline(knots, np.eye(len(knots)), bc_type="natural")
 
 
 def basis_range(knots: Sequence[float], low: float, high: float) -> tuple[Array, Array]:
@@ -481,7 +468,7 @@ def basis_range(knots: Sequence[float], low: float, high: float) -> tuple[Array,
     grid = np.linspace(ends[:-1], ends[1:], _DENSE + 1).reshape(-1)
     found = natural_basis(grid, knots)
     # largest distance of a function with these second derivatives from its chord between grid points
-    beyond = (np.diff(ends).max() / _DENSE) ** 2 / 8 * np.abs(_second_derivatives(np.asarray(knots)))[:, 1:].max()
+    beyond = (np.diff(ends).max() / _DENSE) ** 2 / 8 * np.abs(_cardinal(knots)(knots, 2))[:, 1:].max()
     return found.min(axis=0) - beyond, found.max(axis=0) + beyond
 
 

@@ -41,7 +41,8 @@ from fedkin.data.rows import (
     stacked_rows,
     times_of,
 )
-from fedkin.data.schema import Roles, Schema, TableInMemory, TableOptions, as_columns
+from fedkin.data.schema import Schema
+from fedkin.data.tables import Roles, TableInMemory, TableOptions, as_columns
 from fedkin.errors import DataError, ParameterError, TableWarning
 
 INTERCEPT = "(intercept)"
@@ -59,30 +60,6 @@ class Federation(HasSites):
     feature_names : sequence of q str, optional
         By default ``x0, x1, ...``.
 
-    Attributes
-    ----------
-    sites : tuple of V ids
-    rows : Rows
-        Rows of all sites, site after site; read only, as all arrays here. Targets are float64 for numbers, bool or
-        object (str) for labels. A row of weight w counts as w rows.
-    starts : int64 array of shape (V + 1,)
-        The rows of site number u are ``starts[u]:starts[u + 1]``.
-    row_order : int64 array of shape (N,)
-        Position of each stacked row in the original arrays or file.
-    feature_names : tuple of q str
-    target_name : str or None
-    schema : Schema or None
-        Description of the columns of the original table.
-    notes : tuple of str
-        Remarks on that table: columns and rows left out, columns to check.
-    ordered : bool
-        Whether the rows of each site are in time order.
-
-    Raises
-    ------
-    DataError
-        If rows are missing, not finite, not numeric or do not match; the message names the site, row and column.
-
     Examples
     --------
     >>> fed = Federation({"north": ([[0.0], [1.0]], [1.0, 3.0]), "south": ([[2.0]], [4.0])})
@@ -95,14 +72,15 @@ class Federation(HasSites):
     """
 
     sites: tuple[Hashable, ...]
+    #: Rows of all sites, site after site; read only. Targets are float64, bool or text.
     rows: Rows
-    starts: Index
-    row_order: Index
+    starts: Index  #: the rows of site number u are ``starts[u]:starts[u + 1]``
+    row_order: Index  #: position of each stacked row in the original arrays or file
     feature_names: tuple[str, ...]
     target_name: str | None
-    schema: Schema | None
-    notes: tuple[str, ...]
-    ordered: bool
+    schema: Schema | None  #: description of the columns of the original table
+    notes: tuple[str, ...]  #: remarks on that table: columns and rows left out, columns to check
+    ordered: bool  #: whether the rows of each site are in time order
     has_rows: ClassVar[Literal[True]] = True
     in_memory: ClassVar[Literal[True]] = True
 
@@ -177,18 +155,12 @@ class Federation(HasSites):
 
         Parameters
         ----------
-        X : array of shape (N, q)
-            Features.
-        y : array of shape (N,), or None
-            Target; None for the mean loss.
+        X, y : arrays of shape (N, q) and (N,)
+            Features and target; the target is None for the mean loss.
         site : iterable of N ids
             The site of each row. Sites are ordered by first appearance; rows of a site keep their order.
-        offset : array of shape (N,), optional
-            Known part of the linear predictor.
-        weight : array of shape (N,), optional
-            How many rows each row stands for, more than 0.
-        time : array of shape (N,), optional
-            Numbers or days. Rows of a site are sorted by it, and splits hold out later rows.
+        offset, weight, time : arrays of shape (N,), optional
+            As the columns in `from_frame`; weights are more than 0.
         feature_names, target_name : sequence of q str and str, optional
             By default ``x0, x1, ...``, and no name.
 
@@ -218,8 +190,8 @@ class Federation(HasSites):
 
         Parameters
         ----------
-        frame : pandas, polars or pyarrow table, or dict of columns
-            All columns have N rows.
+        frame : table
+            A pandas, polars or pyarrow table, or a dict of columns.
         site : str
             Column of site ids.
         target : str, optional
@@ -228,28 +200,25 @@ class Federation(HasSites):
         Other Parameters
         ----------------
         features : sequence of str, optional
-            Columns of features: numbers, truth values, or text, whose levels become columns of 0 and 1. By default all
-            others, except constant columns and those that are functions of others; a `TableWarning` names them.
+            Columns of numbers, truth values or text, whose levels become columns of 0 and 1. By default all others,
+            except constant columns and functions of others; a `TableWarning` names them.
         event : str, optional
-            Column with 1 (or true) for an event at the time in the target, 0 for a censored time. The target of a
-            censored row is the negative time.
-        offset : str, optional
-            Column of offsets: known parts of the linear predictor.
-        exposure : str, optional
-            Column of exposures of counts (person-years, area), above 0; their logarithms are the offsets.
+            Column with 1 (or true) for an event at the time in the target, 0 for a censored time, whose target is the
+            negative time.
+        offset, exposure : str, optional
+            Column with known parts of the linear predictor; or with exposures of counts (person-years, area) above 0,
+            whose logarithms they are.
         weight : str, optional
-            Column with weights: how many rows each row stands for; rows of weight 0 are left out.
+            Column that says how many rows each row stands for; rows of weight 0 are left out.
         time : str, optional
             Column of numbers or days that orders the rows of a site; splits then hold out later rows.
         missing : "refuse" | "drop" | "mean" | "indicator"
             How to treat missing cells: refuse the table, leave out the rows, fill in the mean of the training rows, or
-            fill in the mean and add an indicator column.
-        categories : sequence of str
-            Columns of numbers to treat as categories: zip codes, types.
+            fill it in and add an indicator column.
+        categories, drop : sequence of str
+            Columns of numbers to treat as categories (zip codes, types); columns to leave out of all others.
         spline : sequence of str, or mapping {str: number of knots, or knots}
             Columns with nonlinear effects, as natural cubic splines; by default with 5 knots at quantiles.
-        drop : sequence of str
-            Columns to leave out, if the features are all others.
 
         Examples
         --------
@@ -299,14 +268,9 @@ class Federation(HasSites):
         site : str, optional
             Column of site ids. For several files the default is the folder's column, or the name of the file without
             its suffix.
-        target : str, optional
-            Column of the target, as in `from_frame`.
         decimal : "." | ","
             Decimal separator in CSV files.
-
-        Other Parameters
-        ----------------
-        features, event, offset, exposure, weight, time, missing, categories, spline, drop
+        target, features, event, offset, exposure, weight, time, missing, categories, spline, drop
             As in `from_frame`.
 
         Examples
@@ -434,23 +398,16 @@ class Federation(HasSites):
         if self.y is None:
             return ()
         code = np.unique(self.y, return_inverse=True)[1]
-        low, high = (np.full(self.n_sites, 0), np.full(self.n_sites, 0))
-        there = np.flatnonzero(self.n_samples > 1)
-        for ends, every in ((low, np.minimum), (high, np.maximum)):
-            ends[there] = [every.reduce(code[self.starts[u] : self.starts[u + 1]]) for u in there.tolist()]
-        return tuple(self.sites[u] for u in there[low[there] == high[there]].tolist())
+        ordered, several = code[np.lexsort((code, self.site_index))], np.flatnonzero(self.n_samples > 1)
+        same = ordered[self.starts[several]] == ordered[self.starts[several + 1] - 1]
+        return tuple(self.sites[u] for u in several[same].tolist())
 
     # --- derived federations -----------------------------------------------------------------------------------
 
     def take(self, rows: npt.ArrayLike, *, allow_empty: bool = False) -> Federation:
-        """Restrict the federation to some stacked rows, with all sites in the same order.
+        """Restrict the federation to stacked rows by a mask or their numbers, with all sites in the same order.
 
-        Parameters
-        ----------
-        rows : bool array of shape (N,), or int array of stacked row numbers
-            Rows of a site keep the order of `rows`.
-        allow_empty : bool
-            Whether a site may be left without rows.
+        Rows of a site keep the order of ``rows``. Every site must keep a row, unless ``allow_empty``.
         """
         chosen = row_numbers(rows, len(self.X))
         codes = self.site_index[chosen]
@@ -489,7 +446,7 @@ class Federation(HasSites):
             Site u gives ``round(test_size * n_u)`` rows to the test, and at least one to each side. A site with a
             single row keeps it for training and has no row in the test. Rows in time order give their last ones.
         seed : int
-            Seed. The split of a site depends on the seed, its id and its number of rows, not on the other sites.
+            The split of a site depends on the seed, its id and its number of rows, not on the other sites.
 
         Returns
         -------
@@ -512,22 +469,11 @@ class Federation(HasSites):
         return self.take(~is_test, allow_empty=True), self.take(is_test, allow_empty=True)
 
     def folds(self, k: int = 5, seed: int = 0) -> Index:
-        """Return fold numbers 0..k-1, assigned within each site.
+        """Return the fold 0..k-1 of each stacked row, assigned within each site.
 
-        Parameters
-        ----------
-        k : int
-            Number of folds, from 2 to the number of rows N.
-        seed : int
-            Seed. The folds of a site depend on the seed, its id and its number of rows, not on the other sites, so a
-            site can compute them alone.
-
-        Returns
-        -------
-        int64 array of shape (N,)
-            Fold of each stacked row. Shuffled rows are assigned in turn: fold sizes differ by at most one within each
-            site, so a site with n_u >= k has rows in every fold. With few rows in total, a fold may be empty. Rows in
-            time order are split into blocks, the earliest in fold 0.
+        The folds of a site depend on the seed, its id and its number of rows, so a site can compute them alone.
+        Shuffled rows are assigned in turn: fold sizes differ by at most one within each site. Rows in time order are
+        split into blocks, the earliest in fold 0.
 
         Examples
         --------
@@ -548,14 +494,9 @@ class Federation(HasSites):
         return self.replaced(X=X, feature_names=(INTERCEPT, *self.feature_names))
 
     def standardized(self) -> tuple[Federation, Array, Array]:
-        """Scale features to mean 0 and standard deviation 1 over the rows of all sites.
+        """Scale features to mean 0 and standard deviation 1 (divisor N) over the rows of all sites.
 
-        Returns
-        -------
-        federation : Federation
-            With ``(X - mean) / scale``. Call it before `with_intercept`, since a constant column becomes zero.
-        mean, scale : array of shape (q,)
-            Pooled means and standard deviations (divisor N); 1 for constant columns.
+        Return the federation, means and scales; constant columns become zero and have the scale 1.
 
         Examples
         --------

@@ -36,7 +36,7 @@ from fedkin.data.columns import (
     split_name,
     write_csv,
 )
-from fedkin.data.schema import TableInMemory
+from fedkin.data.tables import TableInMemory
 from fedkin.errors import DataError, argument, missing_dependency
 
 #: Most cells, and most rows, of a batch.

@@ -9,13 +9,12 @@ from __future__ import annotations
 import copy
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
-from functools import cached_property
+from dataclasses import dataclass, field, replace
 from typing import Any, get_args
 
 import numpy as np
 
-from fedkin._base import AnyArray, Array, Index, Mask, check_choice, check_whole, count, listed, some_of
+from fedkin._base import AnyArray, Array, Index, Mask, check_choice, check_whole, count, listed
 from fedkin.data.cells import (
     DATES,
     N_KNOTS,
@@ -35,17 +34,11 @@ from fedkin.data.cells import (
     too_many_levels,
 )
 from fedkin.data.columns import RawColumns
-from fedkin.data.schema import FILLING, Column, Missing, Roles, Schema, Spline, Table, event_column, positive_findings
+from fedkin.data.redundant import ColumnSums
+from fedkin.data.schema import Column, Schema, event_column, positive_findings
+from fedkin.data.tables import FILLING, Missing, Roles, Spline, Table
 from fedkin.errors import DataError, argument
 
-#: With fewer rows than this, columns can be equal by chance.
-_ENOUGH_ROWS = 10
-#: Up to this many encoded columns all are compared with each other; beyond it, numbers only.
-_MOST_COMPARED = 500
-#: Standardised weight from which a column is named as part of a combination.
-_SHARE_NAMED = 1e-6
-#: A column is a combination of others if at most this share of its variance is unexplained.
-_OWN_SHARE = 1e-13
 #: Distinct cells of a column at which counting stops, since its kind is known.
 _MOST_COUNTED = 100_000
 _DATES = DATES + "; or, if the column puts rows in order, name it with {} (written like 2021-03-04)"
@@ -91,6 +84,26 @@ def complete_batches(table: Table, schema: Schema, roles: Roles) -> Iterator[Raw
             yield batch if kept.all() else {name: cells[kept] for name, cells in batch.items()}
 
 
+@dataclass
+class _Seen:
+    """Numbers of rows and gaps."""
+
+    rows: int = 0
+    kept: int = 0
+    lost: int = 0  # with a gap
+    incomplete: int = 0
+    gaps: dict[str, tuple[int, str]] = field(default_factory=dict)  # number and first row by column
+    filled: Counter[str] = field(default_factory=Counter)
+
+    def merge(self, later: _Seen) -> None:
+        self.rows, self.kept, self.lost = self.rows + later.rows, self.kept + later.kept, self.lost + later.lost
+        self.incomplete += later.incomplete
+        for name, (n, first) in later.gaps.items():
+            before, earlier = self.gaps.get(name, (0, first))
+            self.gaps[name] = before + n, earlier
+        self.filled.update(later.filled)
+
+
 class SchemaScan:
     """A scan that infers the schema of a table while its rows are read: iterate over `rows`, then call `result`.
 
@@ -105,10 +118,10 @@ class SchemaScan:
         self._notes: list[str] = []
         self._findings: list[Finding] = []
         self._infer_columns()
-        self._n_rows = self._n_kept = self._n_lost = self._incomplete = 0
-        self._gaps: dict[str, tuple[int, str]] = {}  # how many, and the first row
-        self._filled: Counter[str] = Counter()
-        self._start_comparing()
+        self._seen, self._sums = _Seen(), None
+        if roles.features is None and roles.target is not None and self.schema.features:
+            kept = ~np.any([_gaps(self._head[name]) for name in roles.taken], axis=0)
+            self._sums = ColumnSums(self.schema, {name: cells[kept] for name, cells in self._head.items()})
 
     # --- kinds and levels
 
@@ -266,17 +279,16 @@ class SchemaScan:
             self._check(self._head, 0)
             raise_findings(self._findings)
         for batch in self._table.batches(used):
-            n, start = len(batch[self._roles.site]), self._n_rows
+            n, start = len(batch[self._roles.site]), self._seen.rows
             self._check(batch, start)
             raise_findings(self._findings)
-            kept = self._complete(batch, n)
-            self._n_rows += n
-            rows = np.flatnonzero(kept).astype(np.int64)
-            self._n_kept += rows.size
+            rows = np.flatnonzero(self._complete(batch, n)).astype(np.int64)
+            self._seen.rows += n
+            self._seen.kept += rows.size
             if rows.size < n:
                 batch = {name: cells[rows] for name, cells in batch.items()}
-            if rows.size:
-                self._notice(batch)
+            if rows.size and self._sums is not None:
+                self._sums.add(batch)
             yield batch, rows + start
 
     def _check(self, batch: RawColumns, start: int) -> None:
@@ -313,148 +325,39 @@ class SchemaScan:
         """Return which rows of a batch are used, and count the gaps."""
         features = {column.name: column.gaps(batch[column.name]) for column in self.schema.features}
         roles = {name: _gaps(batch[name]) for name in self._roles.taken}
-        fills = self._roles.missing in FILLING
+        fills, seen = self._roles.missing in FILLING, self._seen
         lost, incomplete = np.zeros(n, dtype=bool), np.zeros(n, dtype=bool)
         for name, mask in (roles | features).items():
             if mask.any():
-                before, first = self._gaps.get(name, (0, ""))
-                first = first or self._table.at(self._n_rows + int(np.flatnonzero(mask)[0]))
-                self._gaps[name] = before + int(mask.sum()), first
+                before, first = seen.gaps.get(name) or (0, self._table.at(seen.rows + int(mask.argmax())))
+                seen.gaps[name] = before + int(mask.sum()), first
                 incomplete |= mask
                 lost |= False if fills and name in features else mask
-        self._incomplete += int(incomplete.sum())
-        self._n_lost += int(lost.sum())
+        seen.incomplete += int(incomplete.sum())
+        seen.lost += int(lost.sum())
         kept = ~lost
         if self._roles.weight is not None:
             kept &= parsed_numbers(batch[self._roles.weight]).values > 0
         if fills:
-            self._filled.update({name: int(mask[kept].sum()) for name, mask in features.items()})
+            seen.filled.update({name: int(mask[kept].sum()) for name, mask in features.items()})
         return kept
 
-    # --- columns that tell nothing
-
-    def _start_comparing(self) -> None:
-        free = self._roles.features is None and self._roles.target is not None
-        compared = self.schema.features if free else ()
-        if sum(len(column.encoded) for column in compared) > _MOST_COMPARED:
-            compared = tuple(column for column in compared if column.kind == "number")
-        self._compared = compared
-        q = sum(len(column.encoded) for column in compared) + 1  # the target comes last
-        self._low, self._high = np.full(q, np.inf), np.full(q, -np.inf)
-        self._sums, self._squares = np.zeros(q), np.zeros((q, q))
-
-    def _notice(self, batch: RawColumns) -> None:
-        """Add up sums that detect constant columns, copies of the target, and combinations of columns."""
-        if not self._compared:
-            return
-        X = self._compared_columns(batch)
-        gaps = np.isnan(X)
-        has_gaps = bool(gaps.any())
-        low, high = (np.fmin.reduce(X, 1), np.fmax.reduce(X, 1)) if has_gaps else (X.min(axis=1), X.max(axis=1))
-        self._low, self._high = np.fmin(self._low, low), np.fmax(self._high, high)
-        X -= self._centre[:, None]
-        if has_gaps:
-            X[gaps] = 0.0
-        # not in place: a scan from another process has read-only arrays
-        self._sums, self._squares = self._sums + X.sum(axis=1), self._squares + X @ X.T
-
-    def _compared_columns(self, batch: RawColumns) -> Array:
-        """Return the encoded columns that are compared, and the target, as rows ``(q, n)``: contiguous columns."""
-        y = self.schema.target_of(batch)
-        y = np.zeros(len(batch[self._roles.site])) if y is None else y
-        y = y if self.schema.event is None else np.abs(y)
-        return np.concatenate([*(column.encode(batch[column.name]).T for column in self._compared), y[None]])
-
-    @cached_property
-    def _centre(self) -> Array:
-        """Approximate means of these columns, used as shifts to keep digits of squares."""
-        kept = ~np.any([_gaps(self._head[name]) for name in self._roles.taken], axis=0)
-        X = self._compared_columns({name: cells[kept] for name, cells in self._head.items()})
-        gaps = np.isnan(X)
-        return np.asarray(np.where(gaps, 0.0, X).sum(axis=1) / np.maximum((~gaps).sum(axis=1), 1))
+    # --- pieces
 
     def of_piece(self, table: Table) -> SchemaScan:
         """Return the scan of a piece of the table, whose rows may be read elsewhere."""
         self._check(self._head, 0)
         raise_findings(self._findings)
-        if self._compared:
-            _ = self._centre  # is that of all pieces
         made = copy.copy(self)
-        made._table, made._n_rows, made._n_kept, made._n_lost, made._incomplete = table, 0, 0, 0, 0
-        made._gaps, made._filled, made._head = {}, Counter(), {}
-        made._start_comparing()
+        made._table, made._head, made._seen = table, {}, _Seen()
+        made._sums = None if self._sums is None else self._sums.like()
         return made
 
     def add(self, piece: SchemaScan) -> None:
         """Add the scan of a piece of the table after its rows were read; pieces are added in order."""
-        self._n_rows += piece._n_rows
-        self._n_kept += piece._n_kept
-        self._n_lost += piece._n_lost
-        self._incomplete += piece._incomplete
-        for name, (n, row) in piece._gaps.items():
-            before, earlier = self._gaps.get(name, (0, row))
-            self._gaps[name] = before + n, earlier
-        self._filled.update(piece._filled)
-        self._low, self._high = np.fmin(self._low, piece._low), np.fmax(self._high, piece._high)
-        self._sums, self._squares = self._sums + piece._sums, self._squares + piece._squares
-
-    def _informative_columns(self) -> tuple[Column, ...]:
-        """Return the columns without constant or redundant ones; raise for a copy of the target."""
-        known, n = self.schema.features, self._n_kept
-        if not self._compared or n < 2:
-            return known
-        owner = [column.name for column in self._compared for _ in column.encoded]
-        names = [name for column in self._compared for name in column.encoded]
-        varies = self._low < self._high
-        flat = {name for name in owner if not varies[:-1][[other == name for other in owner]].any()}
-        if len(flat) == len(known):
-            return known
-        self._leave_out([column.name for column in known if column.name in flat], "the same in every row")
-        scatter = self._squares - np.outer(self._sums, self._sums) / n
-        varies &= np.diag(scatter) > 0
-        size = np.sqrt(np.where(varies, np.diag(scatter), 1.0))
-        used, gram = np.flatnonzero(varies[:-1]).tolist(), scatter / np.outer(size, size)
-        if varies[-1] and n >= _ENOUGH_ROWS:
-            self._refuse_copies(gram, {name: [k for k in used if owner[k] == name] for name in owner})
-        if n < max(_ENOUGH_ROWS, 2 * len(used)):
-            return tuple(column for column in known if column.name not in flat)
-        made = dependent_columns(gram[np.ix_(used, used)])
-        alone, reasons = [used[k] for k in range(len(used)) if k not in made], []
-        made = [used[k] for k in made]
-        whole = [name for name in dict.fromkeys(owner) if name not in flat]
-        whole = [name for name in whole if all(k in made for k in used if owner[k] == name)]
-        for k in made:
-            share = np.linalg.lstsq(gram[np.ix_(alone, alone)], gram[alone, k], rcond=None)[0]
-            parts = dict.fromkeys(owner[other] for other, w in zip(alone, share, strict=True) if abs(w) > _SHARE_NAMED)
-            name = owner[k] if owner[k] in whole else names[k]
-            reasons.append((owner[k] in whole, f"{name!r} follows from {listed(parts)}"))
-        share = np.linalg.lstsq(gram[np.ix_(alone, alone)], gram[alone, -1], rcond=None)[0]
-        if varies[-1] and len(alone) < n - 1 and 1 - share @ gram[alone, -1] <= _OWN_SHARE:
-            parts = dict.fromkeys(owner[k] for k, w in zip(alone, share, strict=True) if abs(w) > _SHARE_NAMED)
-            text = f"the target {self._roles.target!r} is an exact combination of {listed(parts)}"
-            self._notes.append(f"{text}: leave out what was computed from it with {argument('drop')}")
-        for out, verb in ((True, "left out: "), (False, "")):
-            if texts := list(dict.fromkeys(text for left, text in reasons if left == out)):
-                self._notes.append(verb + some_of(texts, 10))
-        return tuple(column for column in known if column.name not in {*flat, *whole})
-
-    def _refuse_copies(self, gram: Array, blocks: Mapping[str, list[int]]) -> None:
-        """Raise for columns that equal the target, in other units, or with other names for its classes."""
-        classes = self.schema.classes
-        copies = []
-        for name, block in blocks.items():
-            same = classes is not None and len(block) == len(classes) - 1 > 0
-            if len(block) == 1 or same or name in self._roles.spline:
-                share = np.linalg.lstsq(gram[np.ix_(block, block)], gram[block, -1], rcond=None)[0]
-                if 1 - share @ gram[block, -1] <= _OWN_SHARE:
-                    copies.append(name)
-        if copies:
-            which = f"column {copies[0]!r} is" if len(copies) == 1 else f"columns {listed(copies)} are"
-            raise DataError(
-                f"{which} the target {self._roles.target!r} under another name or in other units, so the model would "
-                f"have nothing to learn: leave it out with {argument('drop')}, or name all features with "
-                f"{argument('features')}"
-            )
+        self._seen.merge(piece._seen)
+        if self._sums is not None and piece._sums is not None:
+            self._sums.merge(piece._sums)
 
     # --- the end
 
@@ -462,45 +365,49 @@ class SchemaScan:
         """Return the result of the scan, once all rows were read."""
         self._settle_gaps()
         roles, schema = self._roles, self.schema
-        known = self._informative_columns()
+        out = set[str]()
+        if self._sums is not None and self._seen.kept > 1:
+            out, notes = self._sums.redundant(self._seen.kept, roles.spline)
+            self._notes += notes
+        known = tuple(column for column in schema.features if column.name not in out)
         if not known and roles.features is None:
             raise self._no_feature()
         self._remark_on_names([column.name for column in known if column.kind == "number"])
         names = {column.name for column in known}
         told = roles.missing == "indicator"
-        indicators = tuple(column.name for column in known if told and self._filled[column.name])
+        indicators = tuple(column.name for column in known if told and self._seen.filled[column.name])
         encoded = [column.name for column in schema.features for _ in column.encoded]
         kept = np.array([k for k, name in enumerate(encoded) if name in names], dtype=np.int64)
         found = replace(schema, features=known, indicators=indicators)
-        return InferredTable(found, tuple(self._notes), self._filled_text(known), kept, self._n_rows)
+        return InferredTable(found, tuple(self._notes), self._filled_text(known), kept, self._seen.rows)
 
     def _settle_gaps(self) -> None:
-        roles, n = self._roles, self._n_rows
-        if roles.missing == "refuse" and self._gaps:
+        roles, seen, n = self._roles, self._seen, self._seen.rows
+        if roles.missing == "refuse" and seen.gaps:
             raise DataError(self._gaps_text())
         features = {column.name for column in self.schema.features}
-        causes = [name for name in self._gaps if not (roles.missing in FILLING and name in features)]
-        if self._n_lost:
+        causes = [name for name in seen.gaps if not (roles.missing in FILLING and name in features)]
+        if seen.lost:
             verb = "is" if len(causes) == 1 else "are"
-            lost = count(self._n_lost, "row")
+            lost = count(seen.lost, "row")
             self._notes.append(f"{lost} of {n} left out, where {listed(causes, 10)} {verb} missing")
-        if self._n_kept:
+        if seen.kept:
             return
-        if n and self._n_lost == n:
+        if n and seen.lost == n:
             raise DataError("every row has a missing cell, so no row is left: fill some in")
         if n:
             raise DataError(f"the weight {roles.weight!r} is 0 in every row, so no row is left: check the column")
         raise DataError("there are no rows; at least one is needed")
 
     def _gaps_text(self) -> str:
-        shown = sorted(self._gaps, key=lambda name: -self._gaps[name][0])
-        parts = [f"{self._gaps[name][0]} in {name!r} (first in {self._gaps[name][1]})" for name in shown[:10]]
+        shown = sorted(self._seen.gaps.items(), key=lambda one: -one[1][0])
+        parts = [f"{n} in {name!r} (first in {first})" for name, (n, first) in shown[:10]]
         more = f" and {len(shown) - 10} more columns" if len(shown) > 10 else ""
-        text = f"cells are missing: {', '.join(parts)}{more}; the table has {count(self._n_rows, 'row')}"
-        if all(name in self._roles.taken for name in self._gaps):
+        text = f"cells are missing: {', '.join(parts)}{more}; the table has {count(self._seen.rows, 'row')}"
+        if all(name in self._roles.taken for name in self._seen.gaps):
             return f"{text}. Fill them in, or leave such rows out with {argument('missing', 'drop')}"
         hints = {
-            "drop": f"leaves out the {count(self._incomplete, 'row')} with a gap",
+            "drop": f"leaves out the {count(self._seen.incomplete, 'row')} with a gap",
             "mean": "fills in the mean of the training rows (for text, the shares of the levels)",
             "indicator": "also adds an indicator column",
         }
@@ -524,7 +431,7 @@ class SchemaScan:
             (False, "the mean of its column", "means of the training rows"),
             (True, "the shares of its levels", "the shares of their levels in the training rows"),
         ):
-            parts = {one.name: self._filled[one.name] for one in known if (one.kind == "category") == words}
+            parts = {one.name: self._seen.filled[one.name] for one in known if (one.kind == "category") == words}
             parts = {name: n for name, n in parts.items() if n}
             if total := sum(parts.values()):
                 more = f" and {len(parts) - 10} more columns" if len(parts) > 10 else ""
@@ -540,16 +447,3 @@ def _gaps(cells: AnyArray) -> Mask:
         return np.asarray(np.isnan(cells.astype(np.float64)))
     empty = (cells == np.array(one, dtype=object) for one in (None, ""))
     return np.asarray(np.any([*empty, cells != cells], axis=0))
-
-
-def dependent_columns(gram: Array, share: float = _OWN_SHARE) -> list[int]:
-    """Return the columns that are combinations of earlier ones, from inner products ``(q, q)`` of unit columns."""
-    left, out = gram.copy(), []
-    # Cholesky by columns: the remaining diagonal is each column's unexplained share
-    for k in range(len(left)):
-        if left[k, k] <= share:
-            out.append(k)
-            continue
-        row = left[k, k + 1 :] / left[k, k]
-        left[k + 1 :, k + 1 :] -= np.outer(left[k + 1 :, k], row)
-    return out

@@ -10,11 +10,11 @@ from __future__ import annotations
 import math
 import warnings
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import pairwise
-from typing import Any, Literal, Protocol, TypedDict, get_args
+from typing import Any, Literal, get_args
 
 import msgspec
 import numpy as np
@@ -29,27 +29,20 @@ from fedkin.data.cells import (
     Label,
     RowName,
     basis_range,
-    frame_row,
     level_codes,
     level_text,
     missing_column,
     natural_basis,
-    near_name,
     near_names,
     number_hint,
     parsed_numbers,
     raise_findings,
     sheet_row,
 )
-from fedkin.data.columns import RawColumns, columns_of
 from fedkin.data.rows import Rows
+from fedkin.data.tables import FILLING, Missing, as_columns
 from fedkin.errors import DataError, ParameterError, TableWarning, argument
 
-Missing = Literal["refuse", "drop", "mean", "indicator"]
-#: Columns with nonlinear effects, optionally with the number of knots, or with the knots.
-Spline = Sequence[str] | Mapping[str, int | Sequence[float]]
-#: Rules that fill in missing cells; they need the rows of all sites.
-FILLING = ("mean", "indicator")
 #: Numbers commonly used as codes of missing values.
 _MISSING_CODES = frozenset({-1.0, -9.0, -99.0, -999.0, -9999.0, 9.0, 99.0, 999.0, 9999.0, 99999.0})
 #: Largest allowed number; squares up to it, and their sums, are finite.
@@ -486,129 +479,3 @@ def positive_findings(name: str, what: str, cells: AnyArray, at: RowName) -> lis
     values = parsed_numbers(cells).values
     first = np.flatnonzero(values <= 0)[:1].tolist()
     return [Finding(name, f"{what} must be above 0, but is {values[row]:g} in {at(row)}", "positive") for row in first]
-
-
-def as_columns(columns: object) -> dict[str, AnyArray]:
-    """Return a table as `RawColumns`; such tables are returned unchanged."""
-    if isinstance(columns, dict) and all(isinstance(one, np.ndarray) for one in columns.values()):
-        return columns
-    return columns_of(columns)
-
-
-# --- tables whose columns are to be inferred ----------------------------------------------------------------------
-
-
-class Table(Protocol):
-    """Protocol of a table that is read in batches, any number of times."""
-
-    @property
-    def names(self) -> Sequence[str]:
-        """Names of all columns."""
-
-    @property
-    def at(self) -> RowName:
-        """Function that names a row."""
-
-    def batches(self, names: Sequence[str]) -> Iterator[RawColumns]:
-        """Yield batches of some columns, always in the same order."""
-
-
-@dataclass(frozen=True)
-class TableInMemory:
-    """Columns in memory as a `Table` of one batch."""
-
-    columns: RawColumns
-    at: RowName = frame_row
-
-    @property
-    def names(self) -> Sequence[str]:
-        return list(self.columns)
-
-    def batches(self, names: Sequence[str]) -> Iterator[RawColumns]:
-        yield {name: self.columns[name] for name in names}
-
-
-class TableOptions(TypedDict, total=False):
-    """Options of reading a table, apart from its site and target columns; see `Federation.from_frame`."""
-
-    features: Sequence[str] | None
-    event: str | None
-    offset: str | None
-    exposure: str | None
-    weight: str | None
-    time: str | None
-    missing: Missing
-    categories: Sequence[str]
-    spline: Spline
-    drop: Sequence[str]
-
-
-@dataclass(frozen=True)
-class Roles:
-    """The roles of the columns of a table, and the treatment of gaps: `TableOptions`, site and target."""
-
-    site: str
-    target: str | None = None
-    features: Sequence[str] | None = None
-    offset: str | None = None
-    weight: str | None = None
-    time: str | None = None
-    missing: Missing = "refuse"
-    categories: Sequence[str] = ()
-    drop: Sequence[str] = ()
-    exposure: str | None = None
-    event: str | None = None
-    spline: Spline = ()
-
-    def __post_init__(self) -> None:
-        if self.event is not None and self.target is None:
-            raise ParameterError(f"{argument('event')} needs the column of times: {argument('target')}")
-        if self.offset is not None and self.exposure is not None:
-            both = f"{argument('offset')} and {argument('exposure')}"
-            raise ParameterError(f"give one of {both}: an exposure is the exponential of an offset")
-        for name in ("features", "categories", "drop", "spline"):  # a single word is a list of one
-            if isinstance(getattr(self, name), str):
-                object.__setattr__(self, name, (getattr(self, name),))
-
-    @property
-    def named(self) -> list[tuple[str, str]]:
-        """Columns that are not features, with their roles."""
-        roles = ("site", "target", "event", "offset", "exposure", "weight", "time")
-        return [(getattr(self, role), role) for role in roles if getattr(self, role) is not None]
-
-    @property
-    def taken(self) -> dict[str, str]:
-        """{column: its role}."""
-        return dict(self.named)
-
-    def check(self, columns: Iterable[str]) -> None:
-        """Raise one `DataError` with all columns that are missing, or named for two roles."""
-        present = dict.fromkeys(columns)
-        roles = [(name, f"the {role}") for name, role in self.named]
-        roles += [(name, "the features") for name in self.features or ()]
-        named = [*roles, *((name, "the categories") for name in self.categories)]
-        named += [(name, "the curves") for name in self.spline]
-        wanted = [*((name, f"for {role}") for name, role in named), *((name, "to drop") for name in self.drop)]
-        absent = [(name, use) for name, use in wanted if name not in present]
-        if absent:
-            text = " and ".join(f"no column {name!r} {use}{near_name(name, present)}" for name, use in absent)
-            raise DataError(f"there is {text}; the table has {listed(present, most=20)}")
-        seen: dict[str, str] = {}
-        for name, role in roles:
-            if name in seen:
-                if seen[name] == role == "the features":
-                    raise DataError(f"feature {name!r} is given twice")
-                first, second = (
-                    "a feature" if one == "the features" else one.removeprefix("the ") for one in (seen[name], role)
-                )
-                raise DataError(f"column {name!r} cannot be both {first} and {second}")
-            seen[name] = role
-        for name in self.spline:
-            taken = "a category" if name in self.categories else seen.get(name, "the features")
-            if taken != "the features":
-                raise DataError(f"column {name!r} cannot be both {taken} and a curve")
-        seen = dict.fromkeys([*self.categories, *self.spline], "the features") | seen
-        for name in self.drop:
-            if name in seen:
-                use = "a feature" if seen[name] == "the features" else seen[name]
-                raise DataError(f"column {name!r} cannot be both {use} and dropped")
