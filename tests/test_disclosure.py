@@ -25,6 +25,8 @@ from __future__ import annotations
 
 import io
 import re
+from collections.abc import Callable
+from itertools import combinations_with_replacement
 from pathlib import Path
 
 import numpy as np
@@ -183,7 +185,7 @@ def test_differences_of_huber_answers_over_few_rows_are_refused() -> None:
     few = shifts[(crossed > 2) & (crossed < 10)]
     assert len(few) > 0
     for shift in few:
-        assert [one.code for one in check_query(contract, rows, own + shift, [own])] == ["query_difference"]
+        assert [one.code for one in check_query(contract, rows, own + shift, [own])] == ["query_few"]
     assert any(check_query(contract, rows, own + shift, [own]) == [] for shift in shifts[crossed >= 10])
 
 
@@ -242,11 +244,33 @@ def test_sums_over_few_events_and_risk_sets_of_few_rows_are_refused() -> None:
     (found,) = check_disclosure(contract, few)
     assert found.code == "few_events" and "only 9 events" in str(found)
     (found, *_) = check_disclosure(contract, rows, site="a", folds=8)
-    assert "in fold" in str(found)
+    assert "of 8 folds" in str(found)
     # all but three are gone before the first event, and one of these is the last
     late = Rows(rows.X, np.where(np.arange(N) < 3, 10.0 + np.arange(N), -time))
     (found,) = check_point(contract, late, np.zeros(Q - 1))
     assert found.code == "concentrated" and "rows in effect" in str(found)
+
+
+def test_ranks_of_survival_times_in_a_small_ward_are_not_in_an_answer() -> None:
+    """Each patient adds a sum of 1 / (number at risk) to the gradient, and of 85,320 triples of ranks one fits."""
+    _, rows = patients("cox")
+    assert rows.y is not None
+    text = f'name = "heart"\nloss = "cox"\n{FEATURES.replace("= true", "= false")}ward = {{levels = ["A", "D"]}}\n'
+    contract = Contract.from_toml(text + TARGETS["cox"])
+
+    def with_ward(n: int) -> Rows:
+        return Rows(np.column_stack([rows.X, np.arange(N) < n]), np.abs(rows.y))
+
+    three = with_ward(3)
+    told = N * contract.loss_object().gradient(np.zeros(Q), *three.arrays)[-1]
+    ranks = np.argsort(np.argsort(np.abs(rows.y)))[:3]
+    expected = np.cumsum(1.0 / (N - np.arange(N)))
+    triples = np.array(list(combinations_with_replacement(range(N), 3)))
+    fitting = triples[np.isclose(expected[triples].sum(axis=1) - 3, told, rtol=1e-12)]
+    assert fitting.tolist() == [sorted(ranks.tolist())]
+    (found,) = check_disclosure(contract, three)
+    assert found.code == "few_ranks" and "ward: only 3 rows with 'D', but with survival times at least 10" in str(found)
+    assert check_disclosure(contract, with_ward(9)) and check_disclosure(contract, with_ward(10)) == []
 
 
 def test_an_estimate_at_which_one_row_has_the_weight_is_not_shared() -> None:
@@ -477,7 +501,29 @@ def test_levels_have_more_rows_than_a_curve_has_columns() -> None:
     assert check_disclosure(contract, contract.prepare(columns)) == []
     columns["ward"][6] = "A"
     (found,) = check_disclosure(contract, contract.prepare(columns))
-    assert "only 6 rows with 'D', but with a curve of 4 columns at least 7 are needed" in str(found)
+    words = "with 4 functions of one column, such as a curve or a square, at least 7 (or none) are needed"
+    assert f"only 6 rows with 'D', but {words}" in str(found)
+
+
+@pytest.mark.parametrize("function", [np.square, np.log, np.reciprocal, np.exp])
+def test_a_column_and_its_square_do_not_give_the_ages_in_a_small_ward(function: Callable[..., np.ndarray]) -> None:
+    """Sums of ages and of their squares over three patients are two equations, and ages are whole numbers."""
+    text = LINEAR.replace("[target]", 'ward = {levels = ["A", "D"]}\n[target]').replace("mean = 140, scale = 20", "")
+    contract, rng = Contract.from_toml(re.sub(r"low = 60, high = 240,\s*", "", text)), np.random.default_rng(0)
+    columns, ages = {**table(120), "ward": np.where(np.arange(120) < 3, "D", "A")}, np.arange(40, 81)
+    assert check_disclosure(contract, contract.prepare(columns)) == []
+    columns["age"] = rng.choice(ages, 120).astype(float)
+    columns["age"][:3], columns["pressure"] = [47, 59, 78], 0.0
+    columns["pressure"] = function(columns["age"] / 40)
+    rows = contract.prepare(columns)
+    told = rows.X.T @ rows.X[:, 5] @ np.eye(6)[:, 1:3] * [15, 1] + [3 * 60, 0]  # in the units of the table
+    three = np.array(list(combinations_with_replacement(ages, 3)))
+    sums = np.stack([three.sum(axis=1), function(three / 40).sum(axis=1)], axis=1)
+    assert three[np.isclose(sums, told, rtol=1e-12).all(axis=1)].tolist() == [[47, 59, 78]]
+    (found,) = check_disclosure(contract, rows)
+    assert found.code == "few_in_cell" and "only 3 rows with 'D', but with 2 functions of one column" in str(found)
+    columns["ward"][:5] = "D"
+    assert check_disclosure(contract, contract.prepare(columns)) == []
 
 
 def test_few_rows_in_which_a_column_is_not_constant_or_not_another_are_refused() -> None:
@@ -503,7 +549,7 @@ def test_few_rows_in_which_a_column_is_not_constant_or_not_another_are_refused()
     columns["height"][:14] += np.arange(14)
     rows = contract.prepare(columns)
     assert check_disclosure(contract, rows) == []
-    assert "in fold" in str(check_disclosure(contract, rows, site="north", folds=4)[0])
+    assert "of 4 folds" in str(check_disclosure(contract, rows, site="north", folds=4)[0])
 
 
 def test_a_number_of_three_values_is_counted_like_a_category() -> None:
@@ -530,7 +576,7 @@ def test_values_of_a_number_that_the_contracts_messages_count_have_enough_rows()
     known = [own]
     for start, slope in ((0.6, 0.15), (0.8, 0.6), (0.2, -0.8), (0.6, 0.35), (0.4, -0.4)):
         theta = np.array([start, slope, 0.0, 0.0, 0.0])
-        assert [one.code for one in check_query(contract, rows, theta, known[:1])] == ["few_in_cell"]
+        assert [one.code for one in check_query(contract, rows, theta, known[:1])] == ["alike"]
         known.append(theta)
     weights = np.exp([at[0] + at[1] * values for at in known[1:]])
     sums = np.array([rows.n_samples * loss.hessian(at, *rows.arrays) for at in known[1:]]).reshape(5, -1)

@@ -3,9 +3,9 @@
 | module | what is in it |
 |---|---|
 | `contract`, `draft` | the contract that all sites agree on; a draft from a table |
-| `disclosure`, `describe` | which numbers may leave a site; what those of a summary reveal |
+| `disclosure`, `algebra`, `describe` | which numbers may leave a site, why, and what those of a summary reveal |
 | `trust`, `messages` | certificates and private files; every signed file that is exchanged |
-| `organiser`, `site`, `settings` | the organiser's directory; a site's directory, and its own rules |
+| `organiser`, `site`, `settings` | the organiser's directory; a site's directory; thresholds and a site's own rules |
 | `sharing`, `received` | a site's summary and its answers to queries; checks of all summaries |
 | `plan` | a run as one site sees it, from these directories and its rows |
 | `participant`, `links` | a participant in the rounds, and how thetas travel: neighbours, central, replicated |
@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from fedkin.federate.contract import Contract, ContractError, EdgeTests, Rounds
     from fedkin.federate.describe import describe_summary
-    from fedkin.federate.disclosure import Thresholds, check_disclosure
+    from fedkin.federate.disclosure import check_disclosure
     from fedkin.federate.draft import draft_contract
     from fedkin.federate.inbox import Patience
     from fedkin.federate.messages import Order, Steps, read_charter, read_invite
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
         read_status,
         write_record,
     )
-    from fedkin.federate.settings import SiteSettings
+    from fedkin.federate.settings import SiteSettings, Thresholds
     from fedkin.federate.site import Site, change_settings, contract_in
     from fedkin.federate.supervisor import (
         STOP_SIGNAL,
@@ -62,11 +62,11 @@ if TYPE_CHECKING:
 _MODULES = {
     "contract": "Contract ContractError EdgeTests Rounds",
     "describe": "describe_summary",
-    "disclosure": "Thresholds check_disclosure",
+    "disclosure": "check_disclosure",
     "draft": "draft_contract",
     "messages": "Order Steps read_charter read_invite",
     "organiser": "Organiser",
-    "settings": "SiteSettings",
+    "settings": "SiteSettings Thresholds",
     "site": "Site change_settings contract_in",
     "trust": "SecurityError",
     "inbox": "Patience",

@@ -28,7 +28,9 @@ from fedkin._base import Array, count, hidden_text
 from fedkin.admm import Average, GradientKind, StandIns, Wire
 from fedkin.data import INTERCEPT, Column, Finding, Rows, Schema, columns_of, level_text, parsed_numbers
 from fedkin.errors import FedkinError
-from fedkin.federate.disclosure import Thresholds, check_count, check_disclosure
+from fedkin.federate.algebra import curve_values
+from fedkin.federate.disclosure import check_count, check_disclosure
+from fedkin.federate.settings import Thresholds
 from fedkin.losses import LOSS_NAMES, LOSSES, Loss, describe_loss, described_loss, loss_for, loss_names
 
 FORMAT = "fedkin-contract-1"
@@ -237,20 +239,24 @@ class Contract(
         """Return a site's table as prepared rows; raise one `DataError` with everything that does not fit."""
         return self.schema.rows(columns, self.intercept)
 
+    def blocks(self, X: Array) -> Iterator[tuple[Column, Array]]:
+        """Yield each feature with its columns of prepared rows."""
+        at = int(self.intercept)
+        for column in self.schema.features:
+            yield column, X[:, at : (at := at + len(column.encoded))]
+
     def in_table_units(self, rows: Rows) -> dict[str, Array]:
         """Return the columns of prepared rows in the units of the table, whatever the ranges, scales, knots or levels.
 
         Numbers have 9 digits; levels are numbers derived from their text.
         """
-        at, found, target = int(self.intercept), dict[str, Array](), self.schema.target
-        for column in self.schema.features:
-            block = rows.X[:, at : at + len(column.encoded)]
-            at += block.shape[1]
+        found, target = dict[str, Array](), self.schema.target
+        for column, block in self.blocks(rows.X):
             centre, scale = column.centre_and_scale
             if column.kind == "category":
                 found[column.name] = _level_numbers(column)[(block @ np.arange(1, block.shape[1] + 1)).astype(np.int64)]
             elif column.knots:
-                found[column.name] = column.knots[0] + block @ (np.asarray(column.knots[1:]) - column.knots[0])
+                found[column.name] = curve_values(column.knots, block)
             else:
                 found[column.name] = block[:, 0] * scale + (centre if self.intercept else 0.0)
         if target is not None and rows.y is not None:

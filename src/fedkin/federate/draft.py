@@ -18,7 +18,7 @@ import numpy as np
 from fedkin._base import AnyArray, Array, listed
 from fedkin.data import Column, Label, infer_kind, level_text, parsed_numbers
 from fedkin.errors import DataError
-from fedkin.federate.disclosure import Thresholds
+from fedkin.federate.settings import Thresholds
 from fedkin.losses import LOSSES, loss_for
 
 _HEAD = """\

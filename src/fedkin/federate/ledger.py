@@ -33,7 +33,7 @@ from fedkin.admm.availability import mix
 from fedkin.core import composed_epsilon
 from fedkin.data import Rows
 from fedkin.errors import DataError
-from fedkin.federate.disclosure import Thresholds, fewest_rows
+from fedkin.federate.settings import Thresholds, fewest_rows
 from fedkin.federate.trust import open_private
 
 if TYPE_CHECKING:

@@ -25,6 +25,7 @@ from msgspec import UNSET, Meta, UnsetType
 from fedkin._base import hidden_text, in_file, replacing_directory, write_file
 from fedkin.federate import trust
 from fedkin.federate.contract import Contract, Count, Nonnegative, Positive, Whole
+from fedkin.federate.settings import LINE, District
 from fedkin.federate.trust import Pair, SecurityError, site_of
 
 # --- in the organiser's directory ---
@@ -45,10 +46,7 @@ CENTRE = "centre"  #: name of the central machine; its number is the number of s
 PLAIN_NAME = r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,39}\Z"
 Name = Annotated[str, Meta(pattern=PLAIN_NAME)]
 Run = Annotated[str, Meta(pattern=r"^[0-9a-f]{16}\Z")]
-#: Text in one line, without characters that change what a terminal shows.
-_LINE = r"^[^\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069]"
-District = Annotated[str, Meta(pattern=_LINE + r"{0,60}\Z")]  #: empty for none
-Id = Annotated[str, Meta(pattern=_LINE + r"+\Z")]
+Id = Annotated[str, Meta(pattern=LINE + r"+\Z")]
 PlainFile = Annotated[str, Meta(pattern=r"^[a-z_]+\.(json|csv|npz)\Z")]  #: name of a file in a model's directory
 Endpoint = Annotated[
     str, Meta(pattern=r"^tls/(\[[0-9A-Fa-f:.]{2,45}\]|[A-Za-z0-9._-]{1,253}):[0-9]{1,5}\Z")

@@ -25,18 +25,12 @@ from fedkin.core import Problem, SiteTerms, Summary, build_terms, local_fit, mak
 from fedkin.data import Federation, Rows, deal_folds
 from fedkin.errors import DataError, DegenerateSiteWarning, FedkinError, ParameterError
 from fedkin.federate.contract import Contract, EdgeTests, Placement
-from fedkin.federate.disclosure import (
-    Thresholds,
-    check_count,
-    check_rounds,
-    most_folds,
-    refuse_disclosure,
-    required,
-)
+from fedkin.federate.disclosure import check_count, check_rounds, most_folds, refuse_disclosure
 from fedkin.federate.inbox import HEADER_BYTES, RUN_BYTES, Kind
 from fedkin.federate.messages import CENTRE, Invite, Member, Order, Steps
 from fedkin.federate.organiser import Organiser
 from fedkin.federate.records import Choice, read_choice
+from fedkin.federate.settings import Thresholds, required
 from fedkin.federate.site import Site, rows_before
 from fedkin.graph import Graph
 from fedkin.losses import Loss, described_loss

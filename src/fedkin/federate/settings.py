@@ -1,22 +1,27 @@
-"""A site's own rules, which may be stricter than the contract's."""
+"""Thresholds below which nothing leaves a site, and a site's own rules, which may only be stricter."""
 
 from __future__ import annotations
 
 import hashlib
 import json
+import math
 import tomllib
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import msgspec
 from msgspec import Meta
 
 from fedkin._base import write_file
 from fedkin.errors import DataError
-from fedkin.federate import messages, trust
-from fedkin.federate.contract import Contract
-from fedkin.federate.disclosure import Thresholds
-from fedkin.federate.messages import District
+from fedkin.federate import trust
+
+if TYPE_CHECKING:
+    from fedkin.federate.contract import Contract
+
+#: Text in one line, without characters that change what a terminal shows.
+LINE = r"^[^\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069]"
+District = Annotated[str, Meta(pattern=LINE + r"{0,60}\Z")]  #: empty for none
 
 _SETTINGS = """\
 # The rules of this site. Nothing is shared below these thresholds. They may be stricter than the contract's, not laxer.
@@ -32,6 +37,55 @@ below_minima = {below_minima}       # whether the hard minima of Fedkin (docs/co
 district = {district}           # the district of this site, if the contract asks for it; sent with summaries
 digest = "{digest}"
 """
+
+
+class Thresholds(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Minimum counts for any computation from a site's rows; a site may raise them, never lower them.
+
+    ``rows_per_parameter`` and ``cell`` are DataSHIELD's defaults: nfilter.glm = 0.33 parameters per row, and
+    nfilter.tab = 3 rows in every cell that is not empty. For ``rows`` its nfilter.subset is 3; here it is 10, the value
+    to which it says census offices are moving (https://wiki.datashield.org/en/statdev/disclosure-checks). ``pair`` is
+    nfilter.tab for pairs of levels of two features, which sums of products count. ``effective_rows`` is the minimum
+    number of rows with weight in the answer to a query.
+    """
+
+    rows: Annotated[int, Meta(ge=1)] = 10
+    rows_per_parameter: Annotated[float, Meta(ge=0)] = 3.0
+    cell: Annotated[int, Meta(ge=1)] = 3
+    pair: Annotated[int, Meta(ge=1)] = 3
+    effective_rows: Annotated[float, Meta(ge=1)] = 5.0
+
+    def stricter(self, other: Thresholds | None) -> Thresholds:
+        """Return the larger of each pair of thresholds."""
+        names = Thresholds.__struct_fields__
+        return Thresholds(**{name: max(getattr(self, name), getattr(other or self, name)) for name in names})
+
+    @property
+    def lowers_minima(self) -> bool:
+        """Whether the site's custodian has lifted the hard `MINIMA`."""
+        return False
+
+
+#: Minima that no contract can lower, only the custodian of a site (``below_minima`` in ``site.toml``).
+MINIMA = Thresholds(rows=5, rows_per_parameter=2.0, cell=3, pair=3, effective_rows=3.0)
+
+
+def required(contract: Contract, own: Thresholds | None = None) -> Thresholds:
+    """Return the strictest of the contract's thresholds, the site's own and the hard minima."""
+    least = contract.thresholds.stricter(own)
+    return least if own is not None and own.lowers_minima else least.stricter(MINIMA)
+
+
+def fewest_rows(contract: Contract, own: Thresholds | None = None) -> int:
+    """Return the minimum number of rows in sums, and in differences of sums."""
+    least = required(contract, own)
+    return max(least.rows, math.ceil(least.rows_per_parameter * contract.n_params))
+
+
+def fewest_in_fold(contract: Contract, own: Thresholds | None = None) -> int:
+    """Return the minimum number of rows in a fold: sums of whole numbers with as many rows as columns are decoded."""
+    each = MINIMA.rows_per_parameter if own is None or not own.lowers_minima else 1.0
+    return max(required(contract, own).rows, math.ceil(each * contract.n_params))
 
 
 class SiteSettings(Thresholds, frozen=True, kw_only=True):
@@ -90,4 +144,4 @@ class SiteSettings(Thresholds, frozen=True, kw_only=True):
     @property
     def digest(self) -> str:
         """Digest of these values."""
-        return hashlib.sha256(messages.canonical(self)).hexdigest()[:16]
+        return hashlib.sha256(msgspec.json.encode(self, order="sorted")).hexdigest()[:16]

@@ -26,13 +26,13 @@ from fedkin.federate.disclosure import (
     check_disclosure,
     check_point,
     check_query,
-    fewest_in_fold,
     most_folds,
     refuse_disclosure,
 )
 from fedkin.federate.ledger import What
 from fedkin.federate.messages import QueryFile, SummaryFile, round_file
 from fedkin.federate.received import data_bounds
+from fedkin.federate.settings import fewest_in_fold
 from fedkin.federate.site import Site
 from fedkin.federate.trust import Pair
 

@@ -21,11 +21,10 @@ from fedkin.data import Finding, Rows, level_text, raise_findings, read_columns,
 from fedkin.errors import DataError
 from fedkin.federate import messages, trust
 from fedkin.federate.contract import Contract
-from fedkin.federate.disclosure import Thresholds, check_count, check_disclosure, refuse_disclosure
+from fedkin.federate.disclosure import check_count, check_disclosure, refuse_disclosure
 from fedkin.federate.ledger import Entry, Ledger, What
 from fedkin.federate.messages import (
     Admit,
-    District,
     Invite,
     KeyList,
     ModelFile,
@@ -36,7 +35,7 @@ from fedkin.federate.messages import (
     SummaryFile,
     read_invite,
 )
-from fedkin.federate.settings import SiteSettings
+from fedkin.federate.settings import District, SiteSettings, Thresholds
 from fedkin.federate.trust import Pair, SecurityError
 
 #: Computes a site's step numbers from its invite and rows; the placements central and replicas need them.
