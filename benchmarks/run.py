@@ -141,9 +141,9 @@ def paths(quick: bool) -> Iterator[Row]:
 
 def fresh(problem: fedkin.Problem) -> fedkin.Problem:
     """The problem with its Gram statistics, but without anything that earlier solves left behind."""
-    made, terms = replace(problem, site_losses=None), problem.terms
-    assert isinstance(terms, QuadraticTerms) and made.site_losses is not None
-    vars(made.site_losses).update(data=problem.data, terms=QuadraticTerms(terms.A, terms.b, terms.c))
+    made, terms = replace(problem), problem.terms
+    assert isinstance(terms, QuadraticTerms)
+    vars(made)["terms"] = QuadraticTerms(terms.A, terms.b, terms.c)
     return made
 
 

@@ -41,7 +41,6 @@ from fedkin.core.sitedata import (
     Columns,
     RowData,
     SiteData,
-    SiteLosses,
     assign_folds,
     resolve_losses,
     site_data,
@@ -69,14 +68,13 @@ from fedkin.core.summary import (
 from fedkin.core.terms import MixedTerms, RowTerms, SummedTerms, build_terms, summed_terms
 
 __all__ = [
-    "FAMILY_WISE", "L1", "RANK_TOLERANCE", "AffineMap", "Budget", "Columns", "Correction", "EdgeSelection",
-    "FileRows", "FusedObjective", "LocalFit", "MixedTerms", "OwnEstimate", "Penalty", "PlainMessage", "Privacy",
-    "Problem", "QuadraticTerms", "Quadratics", "Query", "RowData", "RowTerms", "RunningSums", "SiteData",
-    "SiteLosses", "SiteTerms", "Solution", "Status", "Streamed", "Summaries", "Summary", "SummedTerms", "Variance",
-    "alike_groups", "assign_folds", "ball_gap", "bonferroni", "build_terms", "check_shapes", "composed_epsilon",
-    "damped_newton", "from_plain", "gap_scale", "generalized_inverse", "global_fit", "infer_target",
-    "inverse_trigamma", "least_eigenvalue", "local_fit", "make_penalty", "merge_sums", "minimise_with_ridge",
-    "oracle_fit", "partial_sums", "private_summary", "refuse", "resolve_losses", "rows_in_files", "select_edges",
-    "site_answer", "site_data", "site_summary", "solve_and_rest", "sum_groups", "summarise", "summarise_files",
-    "summed_terms", "table_of_sums", "to_plain", "wald_tests",
+    "FAMILY_WISE", "L1", "RANK_TOLERANCE", "AffineMap", "Budget", "Columns", "Correction", "EdgeSelection", "FileRows",
+    "FusedObjective", "LocalFit", "MixedTerms", "OwnEstimate", "Penalty", "PlainMessage", "Privacy", "Problem",
+    "QuadraticTerms", "Quadratics", "Query", "RowData", "RowTerms", "RunningSums", "SiteData", "SiteTerms", "Solution",
+    "Status", "Streamed", "Summaries", "Summary", "SummedTerms", "Variance", "alike_groups", "assign_folds", "ball_gap",
+    "bonferroni", "build_terms", "check_shapes", "composed_epsilon", "damped_newton", "from_plain", "gap_scale",
+    "generalized_inverse", "global_fit", "infer_target", "inverse_trigamma", "least_eigenvalue", "local_fit",
+    "make_penalty", "merge_sums", "minimise_with_ridge", "oracle_fit", "partial_sums", "private_summary", "refuse",
+    "resolve_losses", "rows_in_files", "select_edges", "site_answer", "site_data", "site_summary", "solve_and_rest",
+    "sum_groups", "summarise", "summarise_files", "summed_terms", "table_of_sums", "to_plain", "wald_tests",
 ]  # fmt: skip

@@ -15,12 +15,12 @@ from fedkin._base import TINY, Array, Index, check_nonnegative, check_positive, 
 from fedkin.core.linalg import sum_groups
 from fedkin.core.penalties import Penalty, make_penalty
 from fedkin.core.quadratics import QuadraticTerms, SiteTerms
-from fedkin.core.sitedata import LossLike, RowData, SiteLosses
+from fedkin.core.sitedata import LossLike, RowData, site_data
 from fedkin.core.summaries import Summaries
 from fedkin.data import Federation
 from fedkin.errors import DataError, ParameterError, UnknownSiteError
 from fedkin.graph import Cliques, Graph
-from fedkin.losses import Loss, make_loss
+from fedkin.losses import Loss
 
 Status = Literal["converged", "iteration_limit", "interrupted"]
 
@@ -339,33 +339,22 @@ class Problem:
     sparsity: float | Mapping[Hashable, float] | ArrayLike = 0.0
     ridge: float | ArrayLike = 0.0
     radius: float | None = None
-    site_losses: SiteLosses | None = field(default=None, repr=False)  # of a problem that this one was made from
+    data: RowData | Summaries = field(default=None, repr=False)  # type: ignore[assignment]
 
     def __post_init__(self) -> None:
         check_nonnegative("lam", self.lam)
-        object.__setattr__(self, "loss", getattr(self.federation, "loss", self.loss))  # summaries know theirs
-        if isinstance(self.loss, str):  # a name that is none is refused here, not by the first solver
-            make_loss(self.loss, getattr(self.federation, "y", None))
+        data = self.data  # of a problem that this one was made from, if it has the same rows and loss
+        if not isinstance(data, RowData) or data.rows is not self.federation or data.given_loss is not self.loss:
+            object.__setattr__(self, "data", site_data(self.federation, self.loss))
+        object.__setattr__(self, "loss", getattr(self.data, "given_loss", self.data.loss))  # summaries know theirs
         object.__setattr__(self, "penalty", make_penalty(self.penalty))
         object.__setattr__(self, "graph", self.graph.aligned(self.federation.sites))
         if self.radius is not None:
             check_positive("radius", self.radius)
-        if self.site_losses is None or not self.site_losses.belong_to(self):
-            object.__setattr__(self, "site_losses", SiteLosses(self))
 
     @property
     def n_sites(self) -> int:
         return self.federation.n_sites
-
-    @property
-    def _losses(self) -> SiteLosses:
-        assert self.site_losses is not None
-        return self.site_losses
-
-    @property
-    def data(self) -> RowData | Summaries:
-        """Site data combined with the losses."""
-        return self._losses.data
 
     @property
     def losses(self) -> tuple[Loss, ...]:
@@ -375,17 +364,23 @@ class Problem:
     @property
     def n_params(self) -> int:
         """Length p of each site's parameter."""
-        return self._losses.n_params
+        return self.losses[0].n_params(self.federation.n_features)
 
     @property
     def strength(self) -> float:
         """Penalty level ``lam * |V|`` on the scale of the solvers, which sum the losses."""
         return self.lam * self.n_sites
 
-    @property
+    @cached_property
     def terms(self) -> SiteTerms:
-        """Mean losses of the sites on arrays, computed once."""
-        return self._losses.terms
+        """Mean losses of the sites on arrays, shared with problems that differ in other respects."""
+        ridge, p = np.asarray(self.ridge, dtype=np.float64), self.losses[0].n_params(self.federation.n_features)
+        if ridge.shape not in ((), (p,)):
+            raise ParameterError(f"ridge has shape {ridge.shape}, expected a number or ({p},)")
+        if not (np.isfinite(ridge) & (ridge >= 0)).all():
+            raise ParameterError(f"ridge must be finite and at least 0, got {self.ridge!r}")
+        alone = self.graph.degree == 0 if self.lam > 0 else None  # None: all sites, whose minimisers must be exact
+        return self.data.shared_terms(np.broadcast_to(ridge, (p,)), alone)
 
     @cached_property
     def fused(self) -> FusedObjective:

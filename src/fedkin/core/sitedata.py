@@ -18,8 +18,6 @@ from fedkin.errors import DataError, ParameterError, UnknownSiteError, argument
 from fedkin.losses import Loss, make_loss
 
 if TYPE_CHECKING:
-    from fedkin.core.problem import Problem
-    from fedkin.core.summaries import Summaries
     from fedkin.core.summary import LowRankCurvature, OwnEstimate
 
 LossLike = str | Loss | Mapping[Hashable, str | Loss]
@@ -162,6 +160,19 @@ class SiteData(HasSites, ABC):
         """Return the losses ``(V,)`` at ``theta (V, p)``, summed over rows."""
         return self.expand(theta).value[:, 0]
 
+    @cached_property
+    def _last_terms(self) -> list[tuple[Array, Mask | None, SiteTerms]]:
+        return []
+
+    def shared_terms(self, ridge: Array, alone: Mask | None) -> SiteTerms:
+        """Return `terms`, those of the last call if the ridge is the same and no other sites are alone."""
+        for known_ridge, known, terms in self._last_terms:
+            covered = known is None or (alone is not None and not (alone & ~known).any())
+            if covered and np.array_equal(known_ridge, ridge):
+                return terms
+        self._last_terms[:] = [(ridge, alone, self.terms(ridge, alone))]
+        return self._last_terms[0][2]
+
     def terms(self, ridge: Array, alone: Mask | None = None) -> SiteTerms:
         """Return the mean losses with a ridge, see `build_terms`."""
         needs = f"the rows of the {self.loss.name} loss in memory"
@@ -183,7 +194,7 @@ class RowData(SiteData):
     rows: Federation
 
     def __init__(self, federation: Federation, loss: LossLike) -> None:
-        self.rows, self._losses = federation, resolve_losses(loss, federation)
+        self.rows, self.given_loss, self._losses = federation, loss, resolve_losses(loss, federation)
         self.loss, self.sites, self.ordered = self._losses[0], federation.sites, federation.ordered
         self.feature_names = federation.feature_names
 
@@ -268,41 +279,6 @@ def site_data(data: Federation | SiteDataT, loss: LossLike) -> RowData | SiteDat
     if not isinstance(data, Federation):
         raise DataError(f"expected a Federation or Summaries, got {type(data).__name__}")
     return RowData(data, loss)
-
-
-class SiteLosses:
-    """Site losses of a problem, shared by problems with the same losses.
-
-    Isolated sites are marked in ``alone (V,)``; their minimisers are exact. None means that all sites are isolated.
-    """
-
-    def __init__(self, problem: Problem) -> None:
-        self.federation, self.loss, self.ridge = problem.federation, problem.loss, problem.ridge
-        self.alone = problem.graph.degree == 0 if problem.lam > 0 else None
-
-    def belong_to(self, problem: Problem) -> bool:
-        """Return whether the problem has the same rows, losses and ridge, and no other isolated sites."""
-        same = (self.federation is problem.federation, self.loss is problem.loss, self.ridge is problem.ridge)
-        if not all(same) or self.alone is None:
-            return all(same)
-        return problem.lam > 0 and not ((problem.graph.degree == 0) & ~self.alone).any()
-
-    @cached_property
-    def data(self) -> RowData | Summaries:
-        return site_data(self.federation, self.loss)
-
-    @property
-    def n_params(self) -> int:
-        return self.data.losses[0].n_params(self.federation.n_features)
-
-    @cached_property
-    def terms(self) -> SiteTerms:
-        ridge = np.asarray(self.ridge, dtype=np.float64)
-        if ridge.shape not in ((), (self.n_params,)):
-            raise ParameterError(f"ridge has shape {ridge.shape}, expected a number or ({self.n_params},)")
-        if not (np.isfinite(ridge) & (ridge >= 0)).all():
-            raise ParameterError(f"ridge must be finite and at least 0, got {self.ridge!r}")
-        return self.data.terms(np.broadcast_to(ridge, (self.n_params,)), self.alone)
 
 
 def assign_folds(federation: Federation, folds: int, seed: int) -> Index:

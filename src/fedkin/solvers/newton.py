@@ -8,7 +8,7 @@ parameters is a quadratic in the rest (a Schur complement); for other losses it 
 from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 
 import numpy as np
@@ -18,7 +18,6 @@ from fedkin.core import (
     FusedObjective,
     Problem,
     QuadraticTerms,
-    SiteLosses,
     SiteTerms,
     Solution,
     damped_newton,
@@ -307,25 +306,19 @@ def profiled(terms: SiteTerms, free: Mask, sites: Sequence[Hashable]) -> tuple[S
     return made, made
 
 
-class ProfiledLosses(SiteLosses):
-    """Site losses with the ``free (p,)`` parameters profiled out; ``ridge`` covers all parameters."""
+@dataclass(frozen=True, eq=False)
+class RestProblem(Problem):
+    """Problem in the parameters that were not profiled out; ``ridge`` covers all parameters."""
 
-    def __init__(self, problem: Problem, free: Mask) -> None:
-        super().__init__(problem)
-        self._whole, self._free = problem, free
+    profiled_terms: SiteTerms = field(default=None, repr=False)  # type: ignore[assignment]
 
     @property
     def n_params(self) -> int:
-        return int((~self._free).sum())
+        return self.profiled_terms.n_params
 
-    @cached_property
+    @property
     def terms(self) -> SiteTerms:
-        return self.profile[0]
-
-    @cached_property
-    def profile(self) -> tuple[SiteTerms, Lift | ProfiledTerms]:
-        """Profiled terms, and the function that returns all parameters given the remaining ones."""
-        return profiled(self._whole.terms, self._free, self._whole.graph.sites)
+        return self.profiled_terms
 
 
 @dataclass(frozen=True, eq=False)
@@ -343,18 +336,20 @@ class ProfiledProblem:
             )
 
     @cached_property
-    def losses(self) -> ProfiledLosses:
-        return ProfiledLosses(self.problem, self.free)
+    def profile(self) -> tuple[SiteTerms, Lift | ProfiledTerms]:
+        """Profiled terms, and the function that returns all parameters given the remaining ones."""
+        return profiled(self.problem.terms, self.free, self.problem.graph.sites)
 
     @cached_property
     def rest(self) -> Problem:
         """Problem in the remaining parameters."""
         sparsity = self.problem.fused.sparsity
         rest = 0.0 if sparsity is None else sparsity[:, ~self.free]
-        return replace(self.problem, sparsity=rest, site_losses=self.losses)
+        given = {item.name: getattr(self.problem, item.name) for item in fields(Problem)}
+        return RestProblem(**given | {"sparsity": rest}, profiled_terms=self.profile[0])
 
     def lifted(self, solution: Solution) -> Solution:
         """Extend a solution of `rest` to all parameters; the duals of the free ones are 0."""
         alpha = np.zeros((len(solution.alpha), self.free.size))
         alpha[:, ~self.free] = solution.alpha
-        return replace(solution, theta=self.losses.profile[1](solution.theta), alpha=alpha)
+        return replace(solution, theta=self.profile[1](solution.theta), alpha=alpha)
