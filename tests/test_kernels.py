@@ -99,7 +99,7 @@ def test_numbering_sites_anew_and_sharing_the_work_change_nothing(name, constant
 
 def test_interruption_leaves_a_certified_pair(monkeypatch: pytest.MonkeyPatch) -> None:
     objective, calls = OBJECTIVES["linear l2"], []
-    original = CompiledIteration._run
+    original = CompiledIteration.run
 
     def run(self: CompiledIteration, *arguments: Any, **named: Any) -> Any:
         calls.append(1)
@@ -108,7 +108,7 @@ def test_interruption_leaves_a_certified_pair(monkeypatch: pytest.MonkeyPatch) -
             raise KeyboardInterrupt
         return moves
 
-    monkeypatch.setattr(CompiledIteration, "_run", run)
+    monkeypatch.setattr(CompiledIteration, "run", run)
     solution = solve_fused(objective, 1e-12, backend="numba")
     assert solution.status == "interrupted"
     assert np.isfinite(solution.gap)

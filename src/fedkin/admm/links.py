@@ -11,7 +11,7 @@ import numpy as np
 from fedkin._base import Array, Index, Mask
 from fedkin.admm.rounds import Link, Shard, State, run_rounds
 from fedkin.admm.run_plan import RunPlan
-from fedkin.cluster import Cut, Engine, Peers, Shards, cut_graph
+from fedkin.cluster import Cut, Engine, Host, Shards, cut_graph
 from fedkin.errors import ParameterError
 
 
@@ -45,7 +45,7 @@ class DirectLink(Link):
 class PeerLink(DirectLink):
     """Link of a shard on an engine, which sends the thetas of sites with edges to other shards."""
 
-    def __init__(self, peers: Peers, cut: Cut, *rounds: Any) -> None:
+    def __init__(self, peers: Host, cut: Cut, *rounds: Any) -> None:
         super().__init__(*rounds)
         self._peers, self._give = peers, cut.give
         self._take = {number: cut.sites[places].tolist() for number, places in cut.take.items()}
@@ -61,7 +61,7 @@ class PeerLink(DirectLink):
 class RoundShard(Shard):
     """One shard with its sites and the loop of rounds."""
 
-    def __init__(self, peers: Peers, plan: RunPlan, state: State, cut: Cut) -> None:
+    def __init__(self, peers: Host, plan: RunPlan, state: State, cut: Cut) -> None:
         super().__init__(plan)
         self._peers, self._cut = peers, cut
         self.restore(state)

@@ -9,9 +9,9 @@ from __future__ import annotations
 from fedkin.cluster.engine import (
     Cut,
     Engine,
+    Host,
     LocalEngine,
     On,
-    Peers,
     Shards,
     chained,
     cut_graph,
@@ -22,6 +22,6 @@ from fedkin.cluster.engine import (
 )
 
 __all__ = [
-    "Cut", "Engine", "LocalEngine", "On", "Peers", "Shards", "chained", "cut_graph", "engine_of", "partition",
+    "Cut", "Engine", "Host", "LocalEngine", "On", "Shards", "chained", "cut_graph", "engine_of", "partition",
     "running_engine", "running_on",
 ]  # fmt: skip

@@ -19,7 +19,7 @@ from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import cache, partial
 from itertools import chain, product
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 from scipy.sparse import coo_array, csr_array
@@ -28,31 +28,8 @@ from fedkin._base import Array, Index, check_whole, replacing
 from fedkin._storage import place_of
 from fedkin.errors import ParameterError, SolverError, argument, missing_dependency
 
-
-def write_state(address: str, name: str, state: Mapping[str, Array]) -> None:
-    """Write arrays to a file of this name, completely or not at all."""
-    folder, held, arrays = place_of(address), io.BytesIO(), dict[str, Any](state)
-    np.savez(held, **arrays)
-    folder.mkdir(parents=True, exist_ok=True)
-    with replacing(folder / f"{name}.npz") as file, file.open("wb") as stream:
-        stream.write(held.getbuffer())
-
-
-def read_state(address: str, name: str) -> dict[str, Array]:
-    """Return the arrays of a file of this name."""
-    with (place_of(address) / f"{name}.npz").open("rb") as stream, np.load(io.BytesIO(stream.read())) as arrays:
-        return dict(arrays)
-
-
 #: Number of consecutive losses of a set of shards after which it is given up.
 RESTARTS = 5
-
-
-class Peers(Protocol):
-    """The interface of a shard to its neighbours."""
-
-    def exchange(self, messages: Mapping[int, Array]) -> Mapping[int, Array]:
-        """Send an array to each neighbour, by number, and return theirs; all neighbours must do so, too."""
 
 
 class LostError(Exception):
@@ -64,7 +41,7 @@ class AbortedError(Exception):
 
 
 class Host:
-    """The host of one shard: its inbox, and the object itself."""
+    """The host of one shard: its inbox, and the object itself, which sends to its neighbours through the host."""
 
     def __init__(self, number: int) -> None:
         self.number, self._turn, self._aborted = number, 0, False
@@ -82,7 +59,7 @@ class Host:
         load()
 
     def make(self, factory: Callable[..., Any], parts: Sequence[object]) -> None:
-        """Create the shard, ``factory(peers, *parts)``."""
+        """Create the shard, ``factory(host, *parts)``."""
         self._shard = factory(self, *parts)
 
     def put(self, turn: int, sender: int, message: Array) -> None:
@@ -98,11 +75,19 @@ class Host:
             self._arrived.notify()
 
     def exchange(self, messages: Mapping[int, Array]) -> Mapping[int, Array]:
-        """Send and receive arrays; see `Peers`."""
+        """Send an array to each neighbour, by number, and return theirs; all neighbours must do so, too."""
+        self.post(messages)
+        return self.collect(messages)
+
+    def post(self, messages: Mapping[int, Array]) -> None:
+        """Send an array to each neighbour; `collect` returns theirs."""
         self._turn += 1
         for number, message in messages.items():
             self._senders[number](self._turn, self.number, message)
-        wanted = [(self._turn, number) for number in messages]
+
+    def collect(self, neighbours: Iterable[int]) -> Mapping[int, Array]:
+        """Wait for the arrays of these neighbours."""
+        wanted = [(self._turn, number) for number in neighbours]
         with self._arrived:
             self._arrived.wait_for(lambda: self._aborted or all(key in self._messages for key in wanted))
             if self._aborted:
@@ -114,12 +99,17 @@ class Host:
         return getattr(self._shard, method)(*arguments)
 
     def save(self, root: str, name: str) -> None:
-        """Write the state of the shard to a directory of a file system."""
-        write_state(root, name, self._shard.state())
+        """Write the state of the shard to a file of a file system, completely or not at all."""
+        folder, held, arrays = place_of(root), io.BytesIO(), dict[str, Any](self._shard.state())
+        np.savez(held, **arrays)
+        folder.mkdir(parents=True, exist_ok=True)
+        with replacing(folder / f"{name}.npz") as file, file.open("wb") as stream:
+            stream.write(held.getbuffer())
 
     def restore(self, root: str, name: str) -> None:
         """Restore a saved state."""
-        self._shard.restore(read_state(root, name))
+        with (place_of(root) / f"{name}.npz").open("rb") as stream, np.load(io.BytesIO(stream.read())) as arrays:
+            self._shard.restore(dict(arrays))
 
 
 class Hosts(ABC):
@@ -137,7 +127,7 @@ class Hosts(ABC):
 class Shards:
     """A set of shards, as used by the caller.
 
-    ``make(k)`` returns the factory and the arguments of shard ``k``, which is ``factory(peers, *arguments)``. It is
+    ``make(k)`` returns the factory and the arguments of shard ``k``, which is ``factory(host, *arguments)``. It is
     called again after a loss, and may then return the current state of the shard. ``storage`` is the address of a
     directory for `pyarrow.fs`; without one, a loss costs all calls since ``make``. ``prepare`` loads what shards need
     in every process while the first call of ``make`` runs here.

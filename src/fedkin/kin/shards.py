@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from fedkin._base import Array, Index, Mask, frozen
-from fedkin.cluster import Peers
+from fedkin.cluster import Host
 from fedkin.kin.kernels import draw_groups, join_halves
 from fedkin.kin.partitions import SHARES, group_sums, n_coefficients
 from fedkin.kin.sampler import Record, as_likelihoods
@@ -58,7 +58,7 @@ class SiteShard:
     parts end at ``ends (P,)`` and are numbered from ``number``.
     """
 
-    def __init__(self, peers: Peers, sums: Array, first: int, ends: Index, number: int) -> None:
+    def __init__(self, peers: Host, sums: Array, first: int, ends: Index, number: int) -> None:
         self.sums, self.first, self.p = frozen(sums.view()), first, n_coefficients(sums.shape[-1])
         self.parts = [slice(start, end) for start, end in zip([0, *ends[:-1].tolist()], ends.tolist(), strict=True)]
         self.ends, self.number = ends, number

@@ -52,7 +52,7 @@ class CliqueIteration(NumpyIteration):
             self._z, new = metric * (new - thin), thin
         new[self._alone], self._y[self._alone] = self._own, 0.0
         self._x = new
-        self._balance_duals()
+        self.balance_duals()
         if not measure:
             return None
         return ((self._s - s) ** 2 / self._weight).sum(axis=0), (self._weight * (new - x) ** 2).sum(axis=0)

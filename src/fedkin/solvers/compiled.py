@@ -240,7 +240,7 @@ class CompiledIteration(Iteration):
         if start is not None:
             state.y[:] = start.alpha
             state.z[:] = state.z if start.zeta is None else start.zeta
-        self._balance_duals()
+        self.balance_duals()
 
     def _minimizers(self, A: Array, b: Array) -> tuple[Array | None, Array]:
         """Return each site's own minimiser, None when one may not be unique, and inverses."""
@@ -257,7 +257,7 @@ class CompiledIteration(Iteration):
         pivots = self._crew.run(lambda _, lo, hi: kernels.invert(lo, hi, order, A, weight, rho, out), self._site_ranges)
         return float(min(pivots))
 
-    def _set_rho(self, rho: Array) -> None:
+    def set_rho(self, rho: Array) -> None:
         self.rho, sites = rho, self._sites
         self._rho = frozen(rho + np.zeros(sites.b.shape[1]))
         if not sites.A.size:
@@ -273,14 +273,14 @@ class CompiledIteration(Iteration):
         if found is None and self._keeps:
             known.update(rho=self._rho, weight=sites.weight, resolvent=self._resolvent)
 
-    def _balance_duals(self) -> None:
+    def balance_duals(self) -> None:
         edges, (_, y, z, s, _) = self._edges, self._state
         s[:] = 0.0
         if z.size:
             s[0, : len(z)] = z
         self._crew.run(lambda t, lo, hi: kernels.add_balance(lo, hi, edges, y, s[t]), self._edge_ranges)
 
-    def _run(self, n: int, last: float, measure: bool) -> Moves | None:
+    def run(self, n: int, last: float, measure: bool) -> Moves | None:
         state, moves = self._state, np.zeros((self._crew.size, self._rho.size if measure else 0))
         if self._crew.size == 1 and self._part.n_known == self._part.linked.size:
             given = (self._sites, self._edges, self._rho, self._resolvent, state)
@@ -310,11 +310,7 @@ class CompiledIteration(Iteration):
             lambda t, lo, hi: kernels.node_step(lo, hi, sites, rho, resolvent, state, relax, moves[t]),
             self._site_ranges,
         )
-        self._meet(ahead)
         self._crew.run(step_edges, self._edge_ranges)
-
-    def _meet(self, values: Array) -> None:
-        """Store values ``(n_known, p)`` of sites hosted by other shards."""
 
     def inside(self) -> Array | None:
         return None if self._objective.radius is None else self._objective.inside(self._state.x)

@@ -9,14 +9,13 @@ from functools import partial
 from typing import Literal, TypedDict, Unpack
 
 import numpy as np
-from joblib import Parallel, delayed
 
 from fedkin._base import Array, Index, Mask, check_choice, check_positive, check_whole
 from fedkin.core import FusedObjective, Problem, QuadraticTerms, assign_folds, build_terms, summed_terms
 from fedkin.data import Federation
 from fedkin.errors import DataError, ParameterError
 from fedkin.solvers import path
-from fedkin.solvers.compiled import Backend, run_side_by_side, threads_for, uses_kernels
+from fedkin.solvers.compiled import Backend, run_side_by_side, threads_for
 from fedkin.solvers.exact import solve_fused
 from fedkin.solvers.newton import ProfiledProblem, profiled
 
@@ -87,27 +86,22 @@ def cross_validate_lam(
     ----------
     problem : Problem
         Its own ``lam`` does not matter.
-    lams : sequence of float, optional
-        Candidates; by default a grid of ``n_lams`` from `lam_max` down to ``ratio * lam_max``. It is evaluated from the
-        middle outwards (from above if a site has no minimiser of its own) until scores become clearly worse.
+    lams, n_lams, ratio
+        Candidates; by default a grid of ``n_lams`` from `lam_max` down to ``ratio * lam_max``, tried from the middle
+        outwards (from above if a site has no minimiser of its own) until scores become clearly worse.
     free : array (p,) of bool, optional
-        Unpenalised parameters, such as intercepts, which are profiled out (`ProfiledProblem`).
-    folds : int
-        Number of folds, at least 2.
+        Unpenalised parameters, such as intercepts, which are profiled out.
+    folds, seed : int
+        Number of folds, at least 2, and their seed.
     rule : "min" or "1se"
         The best candidate, or the largest one within one standard error of it (more fusion).
-    n_lams, ratio
-        See ``lams``.
-    seed : int
-        Of the folds.
     tol : float
-        Relative gap of the solutions along the path. For losses that are not quadratic, the solver may also stop after
-        a Newton step that lowers the objective by a smaller share, without a certificate.
+        Relative gap along the path. For losses that are not quadratic, the solver may also stop after a Newton step
+        that lowers the objective by a smaller share, without a certificate.
     n_jobs : int, optional
-        Number of parallel jobs. With compiled kernels these are threads, by default one per core; with numpy they are
-        processes, as in joblib, by default one. The result does not depend on it.
+        Number of threads, by default one per core. The result does not depend on it.
     backend : "auto", "numpy" or "numba"
-        As in `fedkin.solve`, the same for all folds.
+        As in `fedkin.solve`.
 
     Returns
     -------
@@ -115,12 +109,9 @@ def cross_validate_lam(
 
     Notes
     -----
-    If the federation is ``ordered`` in time, folds are blocks of time, and each fold trains on earlier blocks only. The
-    first block is therefore never held out.
-
-    With `fedkin.Summaries`, the folds are those of the sites. For quadratic losses the scores equal those from rows.
-    For other losses, the training and held-out losses are replaced by their quadratic expansions around the point of
-    the summaries.
+    If the federation is ``ordered`` in time, folds are blocks of time, and each fold trains on earlier blocks only.
+    With `fedkin.Summaries`, the folds are those of the sites; losses that are not quadratic are replaced by their
+    expansions around the point of the summaries.
 
     Examples
     --------
@@ -158,10 +149,7 @@ def cross_validate_lam(
 def cross_validate_ridge(
     problem: Problem, ridges: Sequence[float | Array], **how: Unpack[Validation]
 ) -> tuple[Problem, LamChoice]:
-    """Choose the ridge together with ``lam``.
-
-    Each ridge is scored at its best level on a coarse grid, from full fusion to none; the best ridge then gets the
-    whole grid.
+    """Choose the ridge together with ``lam``, scoring each ridge at its best level on a coarse grid.
 
     Parameters
     ----------
@@ -202,10 +190,7 @@ def cross_validate_sparsity(
     per_site: bool = False,
     **how: Unpack[Validation],
 ) -> tuple[Problem, LamChoice]:
-    """Choose the level of the l1 term together with ``lam``, common to all sites or one per site.
-
-    Each level is scored at its best ``lam`` on a coarse grid, from full fusion to none; the best level then gets the
-    whole grid.
+    """Choose the level of the l1 term together with ``lam``, scoring each level at its best ``lam`` on a coarse grid.
 
     Parameters
     ----------
@@ -255,10 +240,7 @@ def cross_validate_sparsity(
 
 
 def _judged(problems: Iterable[Problem], how: Validation, *, abandon: bool = True) -> list[tuple[Problem, Array]]:
-    """Return problems at their best level among a few, with the scores ``(folds,)``.
-
-    With ``abandon``, those after one that is clearly worse are left out.
-    """
+    """Return problems at their best of a few levels, with scores ``(folds,)``, until one is clearly worse."""
     tried: list[tuple[Problem, Array]] = []
     for problem in problems:
         few = np.append(path.lam_grid(problem, FEW_LEVELS), 0.0)
@@ -271,8 +253,7 @@ def _judged(problems: Iterable[Problem], how: Validation, *, abandon: bool = Tru
 
 
 def sparsity_max(problem: Problem, weights: Array) -> float:
-    """Return the factor ``level`` at which the l1 term ``level * weights (p,)`` sets every site to 0, given common
-    other parameters."""
+    """Return the level at which the l1 term with ``weights (p,)`` sets all sites to 0."""
     free = weights == 0
     theta = np.zeros((1, problem.n_params))
     if free.any():
@@ -315,15 +296,12 @@ class _LevelSearch:
     n_jobs: int | None
 
     def run(self, abandon: bool) -> tuple[Array, slice]:
-        """Score all levels, or with ``abandon`` only some, extended on both sides until scores are clearly worse.
-
-        Levels in the middle come first. If a site has no minimiser of its own, the largest come first, because small
-        levels take longest there.
-        """
+        """Score all levels, or with ``abandon`` only some, extended on both sides until scores are clearly worse."""
         stretches = path.stretches_of(self.strengths.size)
         first, last = 0, len(stretches) - 1
         if abandon:
             terms = [fold.objective.terms for fold in self.folds]
+            # without minimisers of their own, small levels take longest
             regular = all(isinstance(one, QuadraticTerms) and not one.singular.any() for one in terms)
             first = last = len(stretches) // 2 if regular else 0
         scores, messages = self._at(stretches[first : last + 1])
@@ -353,12 +331,9 @@ class _LevelSearch:
         backend, n_jobs = self.backend, self.n_jobs
         pairs = itertools.product(self.folds, parts)
         tasks = [partial(_stretch_scores, fold, part, self.strengths, self.tol, backend) for fold, part in pairs]
-        if n_jobs not in (None, 1) and not uses_kernels(backend, self.folds[0].objective):
-            done = list(Parallel(n_jobs=n_jobs)(delayed(task)() for task in tasks))
-        else:
-            usual = threads_for(self.folds[0].objective, backend)
-            threads = usual if n_jobs is None or n_jobs < 1 else min(n_jobs, usual)
-            done = run_side_by_side(tasks, threads, "cross-validation")
+        usual = threads_for(self.folds[0].objective, backend)
+        threads = usual if n_jobs is None or n_jobs < 1 else min(n_jobs, usual)
+        done = run_side_by_side(tasks, threads, "cross-validation")
         scores = np.concatenate([scores for scores, _ in done]).reshape(len(self.folds), -1)
         return scores, [message for _, stopped in done for message in stopped]
 

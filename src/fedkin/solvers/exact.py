@@ -83,7 +83,7 @@ def solve(
     warm_start : Solution, optional
         Solution of a similar problem (another ``lam``, other rows) on the same graph.
     backend : "auto", "numpy" or "numba"
-        Whether iterations use numpy or compiled kernels; by default kernels if the penalty has them.
+        Iterations in numpy or in compiled kernels; by default kernels if the penalty has them.
     on : "local", "ray", "ray://host:port" or RayEngine
         Where iterations on edges run: in threads of this process, or in shards on a Ray cluster (docs/cluster.md).
         Large cliques are always sorted here.
@@ -143,9 +143,8 @@ def solve_fused(
 ) -> Solution:
     """Solve on arrays, as `solve` does; the objective is |V| times the public one.
 
-    ``quiet`` suppresses the convergence warning. Without ``fuse_components``, sites fused at the optimum may be only
-    approximately equal. Without ``certify``, Newton also stops after a step that lowers the objective by less than
-    ``tol``.
+    Without ``fuse_components``, fused sites may be only approximately equal. Without ``certify``, Newton also stops
+    after a step that lowers the objective by less than ``tol``.
     """
     compiled, engine = uses_kernels(backend, objective), engine_of(on)
     start = _start(objective, warm_start)

@@ -1,4 +1,4 @@
-"""Compute the level of full fusion (`lam_max`), grids of levels, warm-started paths, and estimates with less shrinkage.
+"""Compute the level of full fusion (`lam_max`), grids of levels, warm-started paths, and debiased estimates.
 
 Sites stay fused at a point with gradients g if some edge duals y with ``dual_norm(y_e) <= L w_e`` balance them, ``D' y
 = -g``: a network flow. The smallest congestion L is the largest value of ``-<g, theta> / sum_e w_e phi(theta_i -
@@ -134,11 +134,7 @@ def path_stretch(
     *,
     fuse_components: bool = True,
 ) -> Iterator[tuple[int, Solution]]:
-    """Solve along a stretch of a path, and yield positions and solutions, each extrapolated from the previous ones.
-
-    ``part`` holds consecutive positions in the decreasing ``strengths (m,)``. ``fuse_components`` requires exact fusion
-    of components fused at the optimum, and a certificate at every level of a smooth loss.
-    """
+    """Solve along consecutive positions in the decreasing ``strengths (m,)``, each from the previous solutions."""
     known: list[tuple[float, Solution]] = []
     # near the top solutions change abruptly: go there from below. Elsewhere go down, where steps are shorter.
     ahead = (part[::-1] if part[0] == 0 else part).tolist()
@@ -188,8 +184,7 @@ def lam_max(problem: Problem, tol: float = 1e-3) -> float:
 
     Notes
     -----
-    With gradients g at the fused solution, ``lam_max`` is the smallest level that admits edge duals with ``D' y = -g``:
-    a network flow of least congestion. With ``sparsity`` it is an upper bound, because the sparsity duals are fixed.
+    With ``sparsity`` the result is an upper bound.
 
     Examples
     --------
@@ -251,11 +246,9 @@ def checked_grid(lams: Sequence[float] | Array) -> Array:
 
 
 def least_congestion(graph: Graph, penalty: Penalty, gradient: Array, tol: float, flow_size: int = 300_000) -> float:
-    """Return the smallest L such that some y with ``dual_norm(y_e) <= L w_e`` has ``D' y = -gradient``.
+    """Return the smallest L such that some y with ``dual_norm(y_e) <= L w_e`` has ``D' y = -gradient``, up to ``tol``.
 
-    ``gradient (V, p)`` sums to 0 over each component. The result is at least the exact value, and at most ``1 + tol``
-    times it, up to rounding. Graphs with more than ``flow_size`` sites and edges use the first-order method, which
-    needs no maximum flows.
+    Graphs with more than ``flow_size`` sites and edges use the first-order method, which needs no maximum flows.
     """
     if graph.n_edges == 0 or not np.abs(gradient).max() > 0:
         return 0.0
@@ -396,11 +389,9 @@ def solve_debiased(
     problem : Problem
         The convex problem.
     how : "mcp" or "adaptive"
-        The minimax concave penalty (MCP) by local linear approximation, or one step of adaptive weights inversely
-        proportional to the differences.
+        The minimax concave penalty (MCP), or one step of adaptive weights inversely proportional to the differences.
     gamma : float
-        An edge has no effect once its ends differ by ``gamma`` times the reach of the penalty, which is how far all
-        edges of a typical site together can move it.
+        An edge has no effect once its ends differ by ``gamma`` times the reach of the penalty.
     tol : float
         As in `solve`, for each step.
 
@@ -412,10 +403,9 @@ def solve_debiased(
 
     Notes
     -----
-    A norm penalty exerts the same force on every edge, however different its ends are, so groups are shrunk towards
-    each other. With t the norm of an edge's difference and r the reach, MCP multiplies its weight by
-    ``max(1 - t / (gamma r), 0)``; the adaptive weight is ``min(r / t, 1)``. Steps end when the weights no longer
-    change. Fan, Xue and Zou (2014) show that two steps suffice when groups are well separated.
+    With t the norm of an edge's difference and r the reach (how far all edges of a typical site together can move it),
+    MCP multiplies the weight by ``max(1 - t / (gamma r), 0)``; the adaptive weight is ``min(r / t, 1)``. Two steps
+    suffice when groups are well separated (Fan, Xue and Zou, 2014).
 
     Examples
     --------

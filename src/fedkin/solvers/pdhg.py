@@ -264,17 +264,17 @@ class Iteration(ABC):
     def __init__(self, rho: Array) -> None:
         self.n_iter, self._rebalance_at = 0, FIRST_REBALANCE
         self._factor: Array | None = None
-        self._set_rho(rho)
+        self.set_rho(rho)
 
     @abstractmethod
-    def _set_rho(self, rho: Array) -> None: ...
+    def set_rho(self, rho: Array) -> None: ...
 
     @abstractmethod
-    def _balance_duals(self) -> None:
+    def balance_duals(self) -> None:
         """Compute the balance from the duals."""
 
     @abstractmethod
-    def _run(self, n: int, last: float, measure: bool) -> Moves | None:
+    def run(self, n: int, last: float, measure: bool) -> Moves | None:
         """Take ``n`` over-relaxed steps; the last one uses its own relaxation and can return its changes."""
 
     def advance(self, n: int) -> None:
@@ -283,20 +283,20 @@ class Iteration(ABC):
             self._advance(self.n_iter + n)
         except KeyboardInterrupt:
             # half a step may be done: any point is good to start from, once the balance fits the duals again
-            self._balance_duals()
-            self._run(1, 1.0, measure=False)
+            self.balance_duals()
+            self.run(1, 1.0, measure=False)
             self.n_iter += 1
             raise
 
     def _advance(self, end: int) -> None:
         while self.n_iter < end:
             if self._factor is not None:
-                self._set_rho(self.rho * self._factor)
+                self.set_rho(self.rho * self._factor)
                 self._factor = None
             stop = min(self._rebalance_at, end)
             # relaxed duals may leave their balls, and a gap computed from them would be void
             last = 1.0 if stop == end else RELAXATION
-            moves = self._run(stop - self.n_iter, last, measure=stop == self._rebalance_at)
+            moves = self.run(stop - self.n_iter, last, measure=stop == self._rebalance_at)
             self.n_iter = stop
             if moves is not None:
                 self._rebalance_at = 2 * stop + FIRST_REBALANCE
@@ -349,18 +349,18 @@ class NumpyIteration(Iteration):
         self._y = np.zeros(objective.dual_shape) if start is None else start.alpha
         cold = None if objective.box is None else np.zeros_like(self._x)
         self._z = cold if start is None else start.zeta
-        self._balance_duals()
+        self.balance_duals()
         super().__init__(rho)
 
-    def _set_rho(self, rho: Array) -> None:
+    def set_rho(self, rho: Array) -> None:
         self.rho, self._metric = rho, self._weight * rho
         self._resolve = self._quadratic.resolvent(self._metric)
 
-    def _balance_duals(self) -> None:
+    def balance_duals(self) -> None:
         s = self._objective.balance(self._y)
         self._s = s if self._z is None else s + self._z
 
-    def _run(self, n: int, last: float, measure: bool) -> Moves | None:
+    def run(self, n: int, last: float, measure: bool) -> Moves | None:
         for _ in range(n - 1):
             self._step(RELAXATION)
         return self._step(last, measure)
@@ -377,7 +377,7 @@ class NumpyIteration(Iteration):
             if objective.radius is not None:
                 zhat = v - rho * objective.inside((v - zhat) / rho)
             self._z = z + relax * (zhat - z)
-        self._balance_duals()
+        self.balance_duals()
         if not measure:
             return None
         dual = 2.0 * ((yhat - y) ** 2).sum(axis=0)

@@ -15,7 +15,7 @@ from scipy.sparse import coo_array
 from scipy.sparse.csgraph import connected_components
 
 from fedkin._base import Array, Index
-from fedkin.cluster import Cut, Engine, Peers, cut_graph
+from fedkin.cluster import Cut, Engine, Host, cut_graph
 from fedkin.core import FusedObjective, QuadraticTerms, make_penalty, sum_groups
 from fedkin.graph import Graph
 from fedkin.solvers import pdhg_kernels as kernels
@@ -34,9 +34,11 @@ class SolverShard(CompiledIteration):
     _groups: kernels.Groups
 
     def __init__(
-        self, peers: Peers, part: KernelProblem, give: Mapping[int, Index], take: Mapping[int, Index], border: Index
+        self, host: Host, part: KernelProblem, give: Mapping[int, Index], take: Mapping[int, Index], border: Index
     ) -> None:
-        self._peers, self._give, self._take, self._border = peers, give, take, border
+        self._host, self._give, self._take, self._border = host, give, take, border
+        #: Number of edges between hosted sites, which come first.
+        self._inner = int((np.maximum(part.head, part.tail) < part.linked.size).sum())
         self._stand(part, 1)
 
     @staticmethod
@@ -48,20 +50,13 @@ class SolverShard(CompiledIteration):
         """Return whether every hosted site has its own minimiser."""
         return self.regular
 
-    def set_rho(self, rho: Array) -> None:
-        """Set ``rho (p,)`` or ``(1,)``."""
-        self._set_rho(rho)
-
-    def run(self, n: int, last: float, measure: bool) -> Moves | None:
-        """Take ``n`` steps, all over-relaxed but the last."""
-        return self._run(n, last, measure)
-
     def value_and_gap(self, fused: bool, theta: Array | None = None) -> tuple[float, float]:
         """Return this shard's part of value and gap, optionally at other parameters ``theta (n_known, p)``."""
         if fused:
             return self.certificate(self._state.ahead)
         if theta is None:
-            self._meet(self._state.x)
+            self._post(self._state.x)
+            self._collect(self._state.x)
         return self.certificate(theta)
 
     def parts(self, fused: bool, duals: bool) -> tuple[Array, ...]:
@@ -101,13 +96,30 @@ class SolverShard(CompiledIteration):
         """Restore a `state`."""
         self._state.x[: self._part.linked.size] = state["x"]
         self._state.y[:], self._state.z[:] = state["y"], state["z"]
-        self._balance_duals()
-        self._set_rho(state["rho"])
+        self.balance_duals()
+        self.set_rho(state["rho"])
 
-    def _meet(self, values: Array) -> None:
-        self._state.s[:, self._part.linked.size :] = 0.0  # balances of sites hosted elsewhere are not needed
-        found = self._peers.exchange({number: values[sites] for number, sites in self._give.items()})
-        for number, theirs in found.items():
+    def _shared_step(self, relax: float, moves: Array) -> None:
+        sites, edges, rho, state = self._sites, self._edges, self._rho, self._state
+        (_, y, _, s, ahead), counted, hosted = state, self._part.n_counted, self._part.linked.size
+        s[:, hosted:] = 0.0  # balances of sites hosted elsewhere are not needed
+        kernels.node_step(0, hosted, sites, rho, self._resolvent, state, relax, moves[0])
+        self._post(ahead)
+        # while messages travel, the edges within this shard take their step
+        for lo, hi, whole in ((0, self._inner, False), (self._inner, len(y), True)):
+            if whole:
+                self._collect(ahead)
+            if moves.size:
+                kernels.edge_moves(lo, min(hi, counted), edges, rho, ahead, y, moves[0])
+            kernels.edge_step(lo, hi, edges, rho, ahead, y, s[0], relax)
+
+    def _post(self, values: Array) -> None:
+        """Send values ``(n_known, p)`` of the sites that other shards need."""
+        self._host.post({number: values[sites] for number, sites in self._give.items()})
+
+    def _collect(self, values: Array) -> None:
+        """Receive values ``(n_known, p)`` of sites hosted by other shards."""
+        for number, theirs in self._host.collect(self._give).items():
             values[self._take[number]] = theirs
 
 
@@ -157,14 +169,14 @@ class ShardedIteration(Iteration):
         self._unsaved = 0
         super().__init__(rho)
 
-    def _set_rho(self, rho: Array) -> None:
+    def set_rho(self, rho: Array) -> None:
         self.rho = rho
         self._shards.call("set_rho", rho)
 
-    def _balance_duals(self) -> None:
+    def balance_duals(self) -> None:
         """Do nothing: shards finish their steps."""
 
-    def _run(self, n: int, last: float, measure: bool) -> Moves | None:
+    def run(self, n: int, last: float, measure: bool) -> Moves | None:
         every = self._sharding.engine.save_every
         while n > 0:
             steps = min(n, every - self._unsaved)
