@@ -65,20 +65,18 @@ def select_edges(
     level : float
         Between 0 and 1.
     method : "bonferroni" | "holm" | "bh" | "by"
-        Multiple-testing correction. An edge is *dropped* when its null hypothesis is rejected. Bonferroni and Holm
-        bound the probability of dropping any true edge. Benjamini-Hochberg (for independent or positively dependent
-        tests) and Benjamini-Yekutieli bound the expected share of true edges among the dropped ones. None of them
-        bounds the number of false edges kept, which are type II errors.
+        Multiple-testing correction. Bonferroni and Holm bound the probability of dropping any true edge,
+        Benjamini-Hochberg (for independent or positively dependent tests) and Benjamini-Yekutieli the expected share of
+        true edges among the dropped ones. None of them bounds the number of false edges kept.
     variance : "model" | "sandwich" | "bartlett", optional
-        As in `local_fit`; "model" by default. "bartlett" is the paper's. For the linear loss it assumes noise variance
-        1: it drops true edges when the noise is larger and keeps false ones when it is smaller.
+        As in `local_fit`; "model" by default. "bartlett" is the paper's.
     local : LocalFit, optional
         Fits of the same federation, to avoid refitting; its variance is used.
 
     Returns
     -------
     EdgeSelection
-        Never contains NaN. `LocalFit` describes how sites without their own fit are handled; ``notes`` names them.
+        ``notes`` names the sites without a fit of their own; see `LocalFit`.
 
     Notes
     -----
@@ -200,12 +198,9 @@ def _test_chunk(local: LocalFit, factor: Array, edges: Index) -> tuple[Array, Ar
 
 
 def _directions(local: LocalFit, i: Index, j: Index) -> Array:
-    """Return numerator degrees of freedom ``(E,)``: p, or fewer for sites without their own estimate.
-
-    There the covariance is ``Omega = V + Omega N Omega``, with V the part that comes from noise in the rows and N the
-    prior precision, and the statistic has the mean ``sum_u tr{(Omega_i + Omega_j)^{-1} V_u}`` plus the square of the
-    shrinkage, which the prior keeps below 1 for each such end.
-    """
+    """Return numerator degrees of freedom ``(E,)``: p, or fewer for sites without their own estimate."""
+    # there Omega = V + Omega N Omega, with V from noise in the rows and N the prior precision: the statistic has the
+    # mean sum_u tr{(Omega_i + Omega_j)^-1 V_u} plus the square of the shrinkage, below 1 for each such end
     p = local.theta.shape[1]
     k = np.full(i.size, float(p))
     poor = np.flatnonzero(local.rescued[i] | local.rescued[j])
@@ -223,12 +218,7 @@ def _directions(local: LocalFit, i: Index, j: Index) -> Array:
 
 
 def moderation(local: LocalFit) -> Array:
-    """Return factors ``(V,)`` that moderate the sites' noise variances in the weights of edge ends.
-
-    A noise variance that came out too small on few degrees of freedom would also claim too small a share of the edge's
-    variance, which would hide its uncertainty. All sites' variances together show how much true variances differ (a
-    scaled inverse chi-square prior with d0 degrees of freedom, Smyth 2004); the estimate is the posterior mean.
-    """
+    """Return factors ``(V,)`` that moderate the sites' noise variances: posterior means (Smyth 2004)."""
     factor = np.ones(local.theta.shape[0])
     usable = np.isfinite(local.residual_dof) & ~local.matrix_estimated & ~local.rescued
     names = np.array(local.losses)
@@ -264,13 +254,9 @@ def alike_groups(local: LocalFit, edges: Index, level: float = 0.05) -> Index:
     """Return groups ``(V,)`` of sites, joined along ``edges (E, 2)`` in their order, that do not differ significantly.
 
     Two groups are merged if the test of "equal parameters at all of their sites" does not reject at
-    ``level / (V (V - 1))``. This corrects for choosing among all pairs. With Q the sum of squared distances of the
-    sites' own fits from their weighted mean, in the metric of their precisions, ``Q / d`` is compared with F(d, f),
-    where ``d = (sites - 1) p`` and f is the sum of the residual degrees of freedom. Variances are moderated across
-    sites as in `select_edges`.
-
-    Smaller levels give larger groups. Pooling sites with weak differences costs less than separating equal sites, as
-    long as the differences are within the sites' standard errors.
+    ``level / (V (V - 1))``. With Q the sum of squared distances of the sites' own fits from their weighted mean, in the
+    metric of their precisions, ``Q / d`` is compared with F(d, f), where ``d = (sites - 1) p`` and f is the sum of the
+    residual degrees of freedom.
     """
     V, p = local.theta.shape
     weight: Array = np.asarray(np.linalg.inv(local.covariance * moderation(local)[:, None, None]), dtype=np.float64)

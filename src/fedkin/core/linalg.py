@@ -24,8 +24,7 @@ _HALVINGS = 60
 
 
 def unit_diagonal(matrices: Array) -> tuple[Array, Array]:
-    """Return ``matrices (..., p, p)`` scaled to a unit diagonal, and the scale ``(..., p)``, which is 1 for zero
-    entries."""
+    """Return matrices ``(..., p, p)`` scaled to a unit diagonal, and the scale ``(..., p)``, 1 for zero entries."""
     diagonal = np.einsum("...ii->...i", matrices)
     scale = np.sqrt(np.where(diagonal > 0, diagonal, 1.0))
     return np.asarray(matrices / (scale[..., :, None] * scale[..., None, :])), scale
@@ -49,10 +48,9 @@ def surely_regular(scaled: Array) -> Mask:
 
 
 def generalized_inverse(matrices: Array) -> tuple[Array, Mask]:
-    """Return generalised inverses ``(V, p, p)`` of semi-definite matrices, and which are singular ``(V,)``.
+    """Return inverses ``(V, p, p)`` of semi-definite matrices, and which are singular ``(V,)``.
 
-    ``A G A = A`` and ``G A G = G`` up to directions that count as zero. They are Moore-Penrose inverses after scaling
-    ``A`` to unit diagonal, so they do not depend on the features' units.
+    Those are Moore-Penrose inverses after scaling to unit diagonal, so they do not depend on the features' units.
     """
     scaled, scale = unit_diagonal(matrices)
     singular = np.zeros(len(matrices), dtype=bool)
@@ -84,10 +82,9 @@ def solve_and_rest(matrices: Array, v: Array) -> tuple[Array, Array]:
 
 
 def solve_positive(matrix: Array, right: Array) -> Array:
-    """Return ``matrix_a^{-1} right_a`` for positive definite matrices ``(A, p, p)`` and vectors ``(A, p)``.
+    """Return ``matrix_a^{-1} right_a`` for positive definite matrices ``(A, p, p)``, in units of their diagonals.
 
-    Matrices are first scaled to unit diagonal, so the units of the coordinates do not matter. Matrices that are
-    singular to working precision get the smallest diagonal shift that makes them regular.
+    Matrices that are singular to working precision get the smallest diagonal shift that makes them regular.
     """
     scaled, scale = unit_diagonal(matrix)
     target = right / scale
@@ -132,10 +129,9 @@ def damped_newton(
 ) -> tuple[Array, Mask]:
     """Return minimisers ``(B, p)`` of B convex functions, each with a step length, and which converged ``(B,)``.
 
-    Values may be infinite but not NaN, and must be finite at ``start (B, p)``. Matrices must be positive definite:
-    Hessians, or upper bounds on singular Hessians. A function has converged when half its squared Newton decrement is
-    below ``tol`` times the largest of the value, the value at the start and the first decrement. That last step is
-    still taken, so the remaining error is of the order of its square.
+    Values must be finite at ``start (B, p)``, and matrices positive definite: Hessians, or upper bounds on them. A
+    function has converged when half its squared Newton decrement is below ``tol`` times the largest of the value, the
+    value at the start and the first decrement. That last step is still taken.
     """
     theta = np.array(start, dtype=np.float64)
     who = np.arange(theta.shape[0])
@@ -181,8 +177,3 @@ def _search(
     stuck = np.zeros(who.size, dtype=bool)
     stuck[pending] = True
     return reached, values, stuck
-
-
-#: Singular values below this share of the largest one count as zero.
-SINGULAR_TOLERANCE = 1e-12
-_SUMS = ("count", "value", "gradient", "hessian")

@@ -33,27 +33,21 @@ class LocalFit:
     Notes
     -----
     **Variance.** With H the Hessian and S the mean outer product of the scores: "bartlett" is ``(n H)^{-1}``, the
-    paper's; it is valid when the loss is a negative log-likelihood with known dispersion (for the linear loss, noise
-    variance 1). "model" is ``dispersion * (n H)^{-1}``, which estimates one noise variance per site. "sandwich" is
-    ``H^{-1} S H^{-1} / (n - p)``, which is robust to heteroscedastic noise. For the mean loss "model" is the sandwich
-    with ``n - 1`` instead of ``n - p``, the sample covariance of the mean. With no more rows than columns, it uses one
-    variance for all columns.
+    paper's, for negative log-likelihoods with known dispersion (for the linear loss, noise variance 1). "model" is
+    ``dispersion * (n H)^{-1}``. "sandwich" is ``H^{-1} S H^{-1} / (n - p)``, which is robust to heteroscedastic noise.
+    For the mean loss "model" is the sandwich with ``n - 1`` instead of ``n - p``, the sample covariance of the mean.
 
-    **Sites without an estimate of their own** are those whose design does not have full rank (fewer rows than features,
-    constant or repeated columns), whose likelihood has no maximum (separated classes, one class only, all-zero counts),
-    or whose user-defined loss has no unique minimiser. They get a ridge fit: ``sum_c ridge_c theta_c^2 / 2`` is added
-    to M_u, and the variance is ``dispersion * {n (H + diag(ridge))}^{-1}``, the posterior variance when ``theta_c`` has
-    prior variance ``size / scale_c``. Here ``scale_c`` is the mean square of feature c in the federation, and ``size``
-    is the mean square of the response (the larger one of the site's and the federation's) or, for logits, 25 (odds of
-    148 to 1), and for log rates 25 plus the squared log of the mean rate: any single feature might explain the whole
-    response. So ``ridge_c = dispersion * scale_c / (n * size)``, which carries less information than one row.
-    Directions that the rows do not determine keep a variance so large that no plausible difference is significant along
-    them. For a user-defined loss, whose scale is unknown, ``ridge_c`` is the curvature at 0 divided by n: the
-    information of one row. These sites use "model" even when "sandwich" is requested, because the scores of a (nearly)
-    perfect fit carry no information about noise.
+    **Sites without an estimate of their own** are those whose design does not have full rank, whose likelihood has no
+    maximum (separated classes, one class only, all-zero counts), or whose user-defined loss has no unique minimiser.
+    They get a ridge fit: ``sum_c ridge_c theta_c^2 / 2`` is added to M_u, with
+    ``ridge_c = dispersion * scale_c / (n * size)``, less information than one row. The variance is the posterior
+    variance when ``theta_c`` has prior variance ``size / scale_c``. Here ``scale_c`` is the mean square of feature c in
+    the federation, and ``size`` that of the response or, for logits, 25 (odds of 148 to 1), and for log rates 25 plus
+    the squared log of the mean rate: any single feature might explain the whole response. For a user-defined loss
+    ``ridge_c`` is the curvature at 0 divided by n. These sites use "model" even when "sandwich" is requested.
 
-    **Sites without residual degrees of freedom** (no more rows than parameters) use the dispersion pooled over the
-    other sites with the same loss. If no site has any, the mean square of the response is used, which is conservative.
+    **Sites without residual degrees of freedom** use the dispersion pooled over the other sites with the same loss. If
+    no site has any, the mean square of the response is used, which is conservative.
     """
 
     sites: tuple[Hashable, ...]
@@ -88,20 +82,17 @@ def local_fit(
     variance : "model" | "sandwich" | "bartlett"
         How the covariance is estimated; see `LocalFit`.
     radius : float, optional
-        Radius of the paper's parameter space: estimates minimise over ``||theta_u||_2 <= radius``. Covariances are
-        those of the loss at the estimate, and `LocalFit.notes` names the sites on the boundary.
+        Radius of the paper's parameter space: estimates minimise over ``||theta_u||_2 <= radius``.
 
     Returns
     -------
     LocalFit
-        Finite on every site; `LocalFit.notes` names the sites that had no estimate of their own.
+        Finite on every site; its notes name sites without an estimate of their own, and those on the boundary.
 
     Notes
     -----
-    For quadratic losses, summaries give the same result as rows up to rounding (nearly collinear features lose more
-    digits, because a Gram matrix squares the condition number). For other losses, the estimates are those that each
-    site computed alone. The "sandwich" variance needs rows. For private summaries (`fedkin.core.private_summary`), the
-    variance due to the privacy noise is added.
+    For quadratic losses, summaries give the same result as rows up to rounding. For others, the estimates are those
+    that each site computed alone. For private summaries, the variance due to the privacy noise is added.
 
     Examples
     --------
@@ -176,9 +167,8 @@ def global_fit(
     federation, loss, radius
         As in `local_fit`; summaries of quadratic losses with ``weights="samples"`` only.
     weights : "samples" or "sites"
-        "samples" minimises ``sum_u n_u M_u``, with equal weight for every row: the pooled fit, called Global in section
-        5. "sites" minimises ``sum_u M_u``, with equal weight for every site: the limit of the penalised estimator on a
-        connected graph as lam grows. They agree when all n_u are equal.
+        "samples" minimises ``sum_u n_u M_u``: the pooled fit, called Global in section 5. "sites" minimises
+        ``sum_u M_u``: the limit of the penalised estimator on a connected graph as lam grows.
 
     Returns
     -------

@@ -40,9 +40,8 @@ def gap_scale(value: float, zero: float) -> float:
 class Rerouting:
     """Redistribution of dual forces from singular sites to their regular neighbours.
 
-    A dual force in a direction that a site's rows do not determine makes its conjugate infinite. The gap then needs a
-    ball that contains a minimiser, and the provable radius is often thousands of times too large. A neighbour with a
-    regular design can absorb the force at almost no cost. A site without such a neighbour keeps it.
+    A dual force in a direction that a site's rows do not determine makes its conjugate infinite. A neighbour with a
+    regular design absorbs it at almost no cost; without one, the gap needs a ball that contains a minimiser.
     """
 
     def __init__(self, terms: QuadraticTerms, graph: Graph) -> None:
@@ -114,11 +113,9 @@ def _share(part: Array, whole: Array) -> Array:
 
 @dataclass(frozen=True, eq=False)
 class FusedObjective:
-    """Objective ``sum_u M_u(theta_u) + sum_e r_e phi(theta_i - theta_j) + sum_uc k_uc |theta_uc|``: |V| times the
-    public one.
+    """|V| times the objective: ``sum_u M_u(theta_u) + sum_e r_e phi(theta_i - theta_j) + sum_uc k_uc |theta_uc|``.
 
-    With a ``radius``, the minimum is over parameters with ``||theta_u||_2 <= radius`` at every site. The sparsity term
-    and the ball share one dual per site, ``zeta``, with conjugate ``radius ||zeta - clip(zeta, -k, k)||_2``.
+    The sparsity term and the ball share one dual per site, with conjugate ``radius ||zeta - clip(zeta, -k, k)||_2``.
     """
 
     terms: SiteTerms
@@ -241,9 +238,8 @@ class FusedObjective:
     ) -> tuple[float, bool]:
         """Return the duality gap, an upper bound on ``value(theta) - min value``, and whether it needed the radius.
 
-        ``alpha`` are feasible edge duals, ``zeta (V, p)`` site duals (inside their boxes if there is no ball), and
-        ``balance (V, p)`` is ``D' alpha + zeta``. The ball of that ``radius`` must contain a minimiser; it is needed
-        for designs with an infinite conjugate. Better duals from `Rerouting` are used where available.
+        Duals are feasible, ``balance (V, p)`` is ``D' alpha + zeta``, and the ball of that ``radius`` must contain a
+        minimiser. Better duals from `Rerouting` are used where available.
         """
         slack = self._slack(theta)
         site_part = 0.0 if zeta is None else self.site_slack(theta, zeta)

@@ -16,7 +16,11 @@ from typing import Self
 import numpy as np
 
 from fedkin._base import Array, Index, Mask
-from fedkin.core.linalg import _SUMS, SINGULAR_TOLERANCE, generalized_inverse
+from fedkin.core.linalg import generalized_inverse
+
+#: Singular values below this share of the largest one count as zero.
+SINGULAR_TOLERANCE = 1e-12
+_SUMS = ("count", "value", "gradient", "hessian")
 
 
 class SiteTerms(ABC):
@@ -42,8 +46,7 @@ class SiteTerms(ABC):
         return self.hessians(theta)[:, columns][:, :, columns]
 
     def cautious_hessians(self, theta: Array) -> Array:
-        """Return matrices ``(V, p, p)`` of quadratic models at ``theta`` that are valid over a wider range than
-        Hessians."""
+        """Return matrices ``(V, p, p)`` of quadratic models that are valid farther from ``theta`` than Hessians."""
         return self.hessians(theta)
 
     def caution(self) -> tuple[Array, Array]:
@@ -63,8 +66,7 @@ class SiteTerms(ABC):
         """
 
     def gaps_in_ball(self, theta: Array, s: Array, radius: float) -> Array:
-        """Return `young_gaps` in a ball whose constraint may be active: its boundary absorbs outward forces on ``theta
-        (V, p)``."""
+        """Return `young_gaps` in a ball whose boundary may absorb outward forces on ``theta (V, p)``."""
         gaps = self.young_gaps(theta, s, radius)
         length = np.sqrt(np.einsum("vp,vp->v", theta, theta))
         outward = -np.einsum("vp,vp->v", self.gradients(theta) + s, theta)
@@ -197,8 +199,7 @@ class QuadraticTerms(SiteTerms):
 class RowFactors:
     """``M_u(theta) = |S_u V_u (scale_u theta) - z_u|^2 / 2 + rest_u``: least squares on nearly collinear rows.
 
-    A Gram matrix squares the condition number. If the features' singular values differ by a factor of more than 1e5, it
-    hardly shows which directions are determined. The singular value decomposition of the rows keeps this information.
+    A Gram matrix squares the condition number; a singular value decomposition of the rows keeps small directions.
     """
 
     sites: Index  # (M,), ascending positions among the terms
@@ -277,8 +278,7 @@ def new_places(sites: Index, n_sites: int) -> Index:
 class Quadratics:
     """Sums of the loss, its gradient and its Hessian at ``at (V, p)`` over rows of V sites in K parts.
 
-    With folds, the last part holds the rows that always train (fold -1). For quadratic losses the sums determine the
-    loss everywhere; for others they are its second-order expansion.
+    With folds, the last part holds the rows that always train (fold -1).
     """
 
     at: Array
@@ -345,8 +345,7 @@ class Quadratics:
         return Quadratics(self.at[:1], *(getattr(self, name).sum(axis=0, keepdims=True) for name in _SUMS))
 
     def total(self, without: int | None = None, *, forward: bool = False) -> Quadratics:
-        """Return sums over all rows as one part; if a fold is given, without it (and without later ones if
-        ``forward``)."""
+        """Return sums over all rows as one part, without a fold if given, and without later ones if ``forward``."""
         last = self.folds if without is None or not forward else without
         kept = [k for k in (*range(last), self.folds) if k != without]  # the last part always trains
         parts = (getattr(self, name)[:, kept] for name in ("count", "value", "gradient"))

@@ -32,20 +32,13 @@ class Summaries(SiteData):
 
     Attributes
     ----------
-    sites : tuple of V ids
-    loss : Loss
-    feature_names : tuple of q str
-    seed : int
     sums : Quadratics
+        Sums by site and fold.
     column_sums, column_squares : array (V, q)
     scores : array (V, K + 1, p, p) or None
-    own : tuple of V OwnEstimate, or None
+    own, privacy, curvature : tuple of V, or None
     gaps : array (V,) or None
         As in `Summary`.
-    privacy : tuple of V Privacy or None, or None
-        Privacy guarantee of each site with noisy sums.
-    curvature : tuple of V LowRankCurvature or None, or None
-        Second derivatives of sites that sent a short summary.
     """
 
     sites: tuple[Hashable, ...]
@@ -192,8 +185,7 @@ class Summaries(SiteData):
         """Add enough ridge to noisy sums to make them valid sums of squares (as AdaSSP does).
 
         Every site's matrix of cross-products becomes positive definite with the margin ``noise * sqrt(draws * p)``,
-        half of the possible effect of the noise, for all rows and with any one fold left out. The ridge is added to the
-        diagonal in units of the columns' limits. Values are raised if noise made the residual sum of squares negative.
+        half of the possible effect of the noise, for all rows and with any one fold left out.
         """
         if self.privacy is None:
             return self
@@ -232,19 +224,9 @@ class Summaries(SiteData):
         return self.sums.total().terms(ridge=ridge)
 
     def standardized(self) -> tuple[Summaries, Array, Array]:
-        """Return the summaries of columns standardised to standard deviation 1 over all rows.
+        """Return the summaries of standardised columns, as `Federation.standardized` does, with ``mean, scale (q,)``.
 
-        Returns
-        -------
-        summaries : Summaries
-            Summaries of the standardised columns, also centred if there is an intercept, and for the mean loss.
-        mean, scale : array (q,)
-            As in `Federation.standardized`; without an intercept the mean is 0. For an intercept, 0 and 1.
-
-        Notes
-        -----
-        If a column is far from 0, its variance is a small difference of large numbers: 2 of 16 digits are lost for
-        every factor of 10 between mean and standard deviation. Contracts centre columns.
+        Columns are centred if there is an intercept, and for the mean loss.
         """
         if self.privacy is not None:
             raise ParameterError("noisy sums cannot be standardised again: use standardize=False")

@@ -49,9 +49,7 @@ def summarise(
     at : array (V, p), optional
         Point at which to expand the losses; by default 0 for quadratic losses, otherwise the site's own estimate.
     rank : int, optional
-        For models with many coefficients: send a short summary (`Summary.short`), with second derivatives as a diagonal
-        plus a matrix of this rank, summed over all rows and not by fold. It is exact if the rank is at least the number
-        of rows or coefficients. By default, the full matrix is kept.
+        For models with many coefficients: send short summaries (`Summary.short`) of this rank.
 
     Returns
     -------
@@ -124,10 +122,8 @@ def site_answer(
 
 
 def _step_size(summary: Summary, balance: Array, X: Array) -> float:
-    """Return the sum of squared moves of the rows' predictors in Newton's step towards balance with a force.
-
-    Where a single row moves far, whether a gap is finite depends on it, in a direction that the force chooses.
-    """
+    """Return the sum of squared moves of the rows' predictors in Newton's step towards balance with a force."""
+    # where a single row moves far, whether a gap is finite depends on it, in a direction that the force chooses
     gradient, hessian = (each.sum(axis=0) / summary.n_samples for each in (summary.gradient, summary.hessian))
     step = np.linalg.lstsq(hessian, gradient + balance, rcond=1e-12)[0]
     return float(((X @ step.reshape(-1, X.shape[1]).T) ** 2).sum())
@@ -301,22 +297,10 @@ def partial_sums(
 def merge_sums(
     parts: Iterable[Any], *, features: Sequence[str], fit_intercept: bool = True, folds: int = 5, weighted: bool = False
 ) -> Summaries:
-    """Combine results of `partial_sums` into summaries for `fit`, `find_kin` and `Problem`.
+    """Combine results of `partial_sums`, in any order and possibly concatenated, into summaries for `fit` and others.
 
-    Parameters
-    ----------
-    parts : iterable of tables
-        Results of `partial_sums`, in any order; a table may contain several of them.
-    features, folds
-        As for `partial_sums`.
-    fit_intercept : bool
-        Whether to put a column of ones first.
-    weighted : bool
-        Whether rows had weights.
-
-    Returns
-    -------
-    Summaries
+    ``features`` and ``folds`` are those of `partial_sums`, ``weighted`` tells whether rows had weights, and
+    ``fit_intercept`` puts a column of ones first.
     """
     total = RunningSums(len(features), folds)
     total.weighted = weighted

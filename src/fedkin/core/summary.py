@@ -165,55 +165,24 @@ def shortened(value: float, gradient: Array, hessian: Array, rank: int) -> tuple
 
 @dataclass(frozen=True, eq=False)
 class Summary:
-    """Sufficient statistics of one site: sums over its rows, by fold.
-
-    Attributes
-    ----------
-    site : str (or any id of a site)
-    loss : Loss
-    feature_names : tuple of q str
-        Columns of the prepared rows; the first is ``(intercept)`` where there is one.
-    seed : int
-        Of the folds.
-    at : array (p,)
-        Parameter at which the loss was expanded: 0 for quadratic losses; otherwise the site's own estimate in the first
-        message, and later the point of the query.
-    count : int array (K + 1,)
-        Number of rows in each of the K folds; the last part holds a single row, which is in no fold.
-    value, gradient, hessian : arrays (K + 1,), (K + 1, p), (K + 1, p, p)
-        Sums over the rows of each part of the loss and its derivatives at ``at``; ``hessian (K + 1,)`` for the mean
-        loss, where all are multiples of the identity.
-    column_sums, column_squares : array (q,)
-        Sums over all rows of each column and of its square.
-    scores : array (K + 1, p, p), optional
-        Sums of the outer products of rows, for the mean loss only.
-    own : OwnEstimate, optional
-        In the first message about a loss that is not quadratic.
-    gap : float, optional
-        In answers: the site's Young gap, the distance of its loss from the minimum given the neighbours' dual forces.
-    privacy : Privacy, optional
-        For noisy sums: the privacy guarantee and the size of the noise.
-    curvature : LowRankCurvature, optional
-        In a short message: second derivatives over all rows, without folds, as diagonal plus low rank. ``hessian``
-        holds the same matrix in full.
-    """
+    """Sufficient statistics of one site: sums over its rows in K folds, and of a single row, which is in no fold."""
 
     site: Hashable
     loss: Loss
-    feature_names: tuple[str, ...]
-    seed: int
-    at: Array = field(repr=False)
-    count: Index = field(repr=False)
-    value: Array = field(repr=False)
-    gradient: Array = field(repr=False)
-    hessian: Array = field(repr=False)
-    column_sums: Array = field(repr=False)
-    column_squares: Array = field(repr=False)
-    scores: Array | None = field(default=None, repr=False)
-    own: OwnEstimate | None = field(default=None, repr=False)
-    gap: float | None = None
-    privacy: Privacy | None = None
-    curvature: LowRankCurvature | None = field(default=None, repr=False)
+    feature_names: tuple[str, ...]  # columns of the prepared rows; the first is ``(intercept)`` where there is one
+    seed: int  # of the folds
+    at: Array = field(repr=False)  # (p,), where the loss was expanded: 0 if quadratic, the site's estimate, or asked
+    count: Index = field(repr=False)  # (K + 1,), rows
+    value: Array = field(repr=False)  # (K + 1,), sums of the loss
+    gradient: Array = field(repr=False)  # (K + 1, p)
+    hessian: Array = field(repr=False)  # (K + 1, p, p); (K + 1,) for the mean loss, all multiples of the identity
+    column_sums: Array = field(repr=False)  # (q,)
+    column_squares: Array = field(repr=False)  # (q,)
+    scores: Array | None = field(default=None, repr=False)  # (K + 1, p, p), outer products of rows, for the mean loss
+    own: OwnEstimate | None = field(default=None, repr=False)  # in the first message about a loss that is not quadratic
+    gap: float | None = None  # in answers, the Young gap: the loss's distance from the minimum given the neighbours
+    privacy: Privacy | None = None  # of noisy sums
+    curvature: LowRankCurvature | None = field(default=None, repr=False)  # ``hessian`` over all rows in a short message
 
     @property
     def n_samples(self) -> int:

@@ -1,12 +1,8 @@
 """Compute the bounds of the paper's theorems for data with a known truth.
 
-Each function cites its equation. The scale of lambda needs care: Theorem 1 states
-``lambda = |V|^{-1/2} R*{(D^+)' Psi}``, but its proof uses ``lambda / |V|^{1/2}`` as the penalty level of the objective
-(eq. basic_ineq3 against eq. ob). `theorem1_lambda` is the theorem's number and `objective_lam` turns it into the
-``lam`` of `fedkin.Problem`.
-
-Several functions have these arguments: ``federation``, the data; ``graph``, the edges E; ``theta_star (V, p)``, the
-true parameters in the federation's order; ``loss``, what each site minimises.
+Theorem 1 states ``lambda = |V|^{-1/2} R*{(D^+)' Psi}``, but its proof uses ``lambda / |V|^{1/2}`` as a level of
+the objective (eq. basic_ineq3 against eq. ob): `theorem1_lambda` is the theorem's number, `objective_lam` turns it into
+the ``lam`` of `fedkin.Problem`. ``theta_star (V, p)`` are the true parameters in the federation's order.
 """
 
 from __future__ import annotations
@@ -42,11 +38,7 @@ _DENSE = 1500  # all eigenvalues are computed up to this many sites
 
 
 def rho(federation: Federation, graph: Graph, theta_star: ArrayLike, loss: LossLike = "linear") -> float:
-    """Return ``rho = |V|^{-1/2} ||Pi_ker(D) Psi||_F`` (Theorem 1), the error that pooling cannot remove.
-
-    Psi are the gradients of the sites' mean losses at ``theta_star``. Only the connected components of the graph
-    matter.
-    """
+    """Return ``rho = |V|^{-1/2} ||Pi_ker(D) Psi||_F`` (Theorem 1), the error that pooling cannot remove."""
     terms, theta = _at_truth(federation, theta_star, loss)
     means = _component_means(graph.aligned(federation.sites), terms.gradients(theta))
     return float(np.linalg.norm(means) / math.sqrt(federation.n_sites))
@@ -59,13 +51,10 @@ def theorem1_lambda(
     loss: LossLike = "linear",
     penalty: str | Penalty = "l1",
 ) -> float:
-    """Return ``lambda = |V|^{-1/2} R*{(D^+)' Psi}`` (Theorem 1); ``R*`` is the largest dual norm over edges.
+    """Return ``lambda = |V|^{-1/2} R*{(D^+)' Psi}`` (Theorem 1), with Psi the gradients at ``theta_star``.
 
-    Notes
-    -----
-    The result is on the theorem's scale. The theorem's estimator uses the penalty level `objective_lam`, which is
-    smaller by ``|V|^{1/2}``; with the result itself as ``lam``, the theorem's bound can fail. With edge weights w, R is
-    ``sum_e w_e phi`` and D becomes ``diag(w) D``.
+    ``R*`` is the largest dual norm over edges; with edge weights w, D becomes ``diag(w) D``. The bound can fail with
+    the result itself as ``lam``: use `objective_lam`.
     """
     graph = graph.aligned(federation.sites)
     if graph.n_edges == 0:
@@ -88,11 +77,7 @@ def objective_lam(lam: float, n_sites: int) -> float:
 
 
 def kappa(federation: Federation, theta_star: ArrayLike, loss: LossLike = "linear") -> float:
-    """Return the smallest ``kappa >= 1`` with Hessian eigenvalues at ``theta_star`` in ``[1/kappa, kappa]``.
-
-    The result is infinite if some Hessian is singular. The condition concerns a ball around ``theta_star``; for losses
-    that are not quadratic, this is the value at its centre.
-    """
+    """Return the smallest ``kappa >= 1`` with Hessian eigenvalues at ``theta_star`` in ``[1/kappa, kappa]``."""
     terms, theta = _at_truth(federation, theta_star, loss)
     values = np.linalg.eigvalsh(terms.hessians(theta))
     smallest, largest = float(values.min()), float(values.max())
@@ -109,19 +94,8 @@ def theorem1_bound(
 ) -> float:
     """Return the right-hand side of Theorem 1, a bound on ``||Theta_hat - Theta_star||_F^2 / |V|``.
 
-    Parameters
-    ----------
-    rho, kappa : float
-        Results of the functions of these names.
-    lam : float
-        From `theorem1_lambda`, on the theorem's scale; larger values are also valid if the estimator uses them.
-    n_false_edges : int
-        |S|, edges between sites with different parameters.
-    kappa_0 : float
-        Lower bound on the compatibility factor, from `compatibility_lower_bound`.
-    form : "proved" or "printed"
-        The proof arrives at ``2 kappa^2 (rho^2 + 4 |S| lambda^2 / kappa_0^2)``; the theorem prints ``kappa_0`` without
-        the square, which gives less for ``kappa_0 < 1``.
+    ``lam`` is that of `theorem1_lambda` or more, if the estimator uses it, and ``n_false_edges`` is |S|. The proof
+    arrives at ``2 kappa^2 (rho^2 + 4 |S| lambda^2 / kappa_0^2)``; the theorem prints ``kappa_0`` without the square.
     """
     check_choice("form", form, ("proved", "printed"))
     factor = kappa_0**2 if form == "proved" else kappa_0
@@ -156,10 +130,7 @@ class Sizes:
 
 
 def theorem2_rate(sizes: Sizes, sigma: float = 1.0) -> float:
-    """Return ``sigma^2 p (K + |S|) / (n |V|)``: the rate after Theorem 2, without its logarithms and constants.
-
-    ``sigma`` is the sub-Gaussian size of the scores (for the linear model with unit features, the noise).
-    """
+    """Return ``sigma^2 p (K + |S|) / (n |V|)``: the rate after Theorem 2; ``sigma`` is the size of the scores."""
     return sizes.unit(sigma) * (sizes.n_components + sizes.n_false_edges)
 
 
@@ -174,23 +145,9 @@ def theorem2_bound(
 ) -> float:
     """Return the right-hand side of eq. thm_prop: a bound that holds with probability about ``1 - xi``.
 
-    Parameters
-    ----------
-    sizes : Sizes
-        The counts.
-    gamma_squared, kappa, kappa_0 : float
-        From the functions of these names and `compatibility_lower_bound`.
-    xi : float
-        Between 0 and 1.
-    sigma : float
-        Sub-Gaussian size of the scores.
-
-    Notes
-    -----
     As printed, for phi = l1, with ``u = sigma^2 p / (n |V|)``, and with 1 for the two constants of which the theorem
     states that they exist: ``2 kappa^2 {u K log(1/xi) + 4 / (kappa_0 gamma_G^2) u |S| log(|E|/xi)}``. Its proof starts
-    from Theorem 1, whose own proof has ``kappa_0^2`` (`theorem1_bound`); here kappa_0 stands as printed. For the
-    squared form give ``kappa_0**2``.
+    from Theorem 1, whose own proof has ``kappa_0^2``.
     """
     if not 0 < xi < 1:
         raise ParameterError(f"xi is a probability between 0 and 1, got {xi!r}")
@@ -205,10 +162,7 @@ graph_fidelity = Graph.fidelity
 
 
 def gamma_squared(graph: Graph) -> float:
-    """Return ``gamma_G^2``, the smallest nonzero eigenvalue of ``D'D`` without weights (Theorem 2).
-
-    The result is infinite for a graph without edges.
-    """
+    """Return ``gamma_G^2``, the smallest nonzero eigenvalue of ``D'D`` without weights (Theorem 2), if any."""
     laplacian, labels = graph.laplacian(weighted=False), graph.components()
     parts = (np.flatnonzero(labels == label) for label in np.flatnonzero(np.bincount(labels) > 1))
     return min((_second_eigenvalue(laplacian[members][:, members]) for members in parts), default=math.inf)
@@ -231,23 +185,9 @@ def compatibility_lower_bound(
 ) -> float:
     """Return the lower bound ``1 / (2 min(sqrt(d), sqrt(|T|)))`` on the compatibility factor (after Definition 1).
 
-    Parameters
-    ----------
-    graph : Graph
-        Graph G with maximum degree d.
-    n_false_edges : int
-        |T|; in the theorems T = S, the false edges. The bound is 1 for an empty T.
-    penalty : str or Penalty
-        Norm phi summed in R.
-    n_params : int
-        p, which matters for "l1" only.
-
-    Notes
-    -----
-    The bound comes from p = 1, and carries over to p > 1 for norms that are at most the Euclidean one ("l2", "linf").
-    For "l1" the factor is exactly ``p^{-1/2}`` times the one for p = 1 (take equal coordinates), so the bound is
-    divided by ``sqrt(p)`` here, although the paper states it without. With edge weights R is ``sum_e w_e phi``, and the
-    bound is divided by the largest weight.
+    d is the maximum degree; T are the false edges. For "l1" the factor is exactly ``p^{-1/2}`` times the one for p = 1
+    (take equal coordinates), so the bound is divided by ``sqrt(p)``, although the paper states it without. With edge
+    weights it is divided by the largest one.
     """
     if not 0 <= n_false_edges <= graph.n_edges:
         raise ParameterError(f"n_false_edges must lie between 0 and the {graph.n_edges} edges, got {n_false_edges!r}")
@@ -285,19 +225,10 @@ def minimum_signal_check(
     loss: LossLike = "linear",
     level: float = 0.05,
 ) -> MinimumSignal:
-    """Check the minimum-signal condition of Theorem 3 on every false edge.
+    """Check the minimum-signal condition of Theorem 3 on every edge between different rows of ``theta_star``.
 
-    Parameters
-    ----------
-    federation, graph, theta_star, loss
-        As in `rho`; edges between different rows of ``theta_star`` are false.
-    level : float
-        Size of the edge selection.
-
-    Notes
-    -----
     ``n_e dist^2 = d' {(n_i H_i)^{-1} + (n_j H_j)^{-1}}^{-1} d`` with d the true difference and H_u the Hessian at the
-    true parameter: the noncentrality of the Wald statistic.
+    true parameter is the noncentrality of the Wald statistic at this ``level``.
     """
     if not 0 < level < 1:
         raise ParameterError(f"level is the size of a test, between 0 and 1, got {level!r}")
@@ -323,9 +254,6 @@ class ConvergenceConstants:
 
     Notes
     -----
-    The scale is that of the algorithm, ``|V|`` times the objective, so the penalty level is ``lam |V|``. Algorithm 1
-    starts at 0.
-
     The theorem prints ``2 kappa^2 C_psi log(T) / T``, for T from `valid_from`. Its proof concerns the proximal step
     (``step=kappa`` in `fedkin.fed_admm`; the paper notes the equivalence) and, with the constants collected anew, gives
     ``(2 kappa / (|V| T)) {|V| kappa C_psi (1 + log T) / 2 + |E| (a^2 / rho + rho r_0^2 + 4 r_0 a)}`` for every T, where
@@ -347,11 +275,7 @@ class ConvergenceConstants:
     def from_problem(
         cls, problem: Problem, radius: float, rho: float, solution: Solution | None = None
     ) -> ConvergenceConstants:
-        """Compute the constants for a problem whose parameters lie in a ball.
-
-        With the exact ``solution``, kappa_alpha is the theorem's; otherwise it is an upper bound. For losses that are
-        not quadratic, kappa is that of the Hessians at the solution (at 0 without one).
-        """
+        """Compute the constants for a problem whose parameters lie in a ball, at the solution or at 0."""
         federation, p = problem.rows_for("Theorem 4"), problem.n_params
         directions = np.vstack([np.full(p, p**-0.5), np.eye(p)[0]])  # where l1 and the others are largest
         penalty, weights = make_penalty(problem.penalty), problem.graph.weights
@@ -373,11 +297,7 @@ class ConvergenceConstants:
         )
 
     def bound(self, rounds: int, form: Literal["proved", "printed"] = "proved", *, availability: float = 1.0) -> float:
-        """Bound ``E ||average of T rounds - minimiser||_F^2 / |V|`` (Theorem 4).
-
-        ``availability`` is the smallest p_i of intermittent sites (Corollary 1). The printed form is infinite if T is
-        too small.
-        """
+        """Bound ``E ||average of T rounds - minimiser||_F^2 / |V|`` (Theorem 4), for the smallest p_i (Corollary 1)."""
         check_choice("form", form, ("proved", "printed"))
         check_whole("rounds", rounds, least=1)
         if not 0 < availability <= 1:
@@ -420,11 +340,7 @@ class ConvergenceConstants:
 
 
 def score_bound(federation: Federation, radius: float, loss: LossLike = "linear") -> float:
-    """Bound ``C_psi``: the largest mean of squared score norms of a site, over a ball of parameters (Theorem 4).
-
-    The bound uses the worst parameter for each row, so it is at least the theorem's C_psi. It is available for the mean
-    loss and losses of one linear predictor.
-    """
+    """Bound ``C_psi``: the largest mean of squared score norms of a site, over a ball of parameters (Theorem 4)."""
     check_positive("radius", radius)
     largest = 0.0
     for site, one in zip(federation.sites, RowData(federation, loss).losses, strict=True):

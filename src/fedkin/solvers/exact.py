@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from fedkin._base import TINY, Array, check_positive, check_whole
+from fedkin._base import Array, check_positive, check_whole
 from fedkin.cluster import On, engine_of
 from fedkin.core import FusedObjective, Problem, QuadraticTerms, SiteTerms, Solution, Status, gap_scale
 from fedkin.errors import ConvergenceWarning, ParameterError, argument
@@ -40,11 +40,6 @@ from fedkin.solvers.pdhg import (
 )
 from fedkin.solvers.shards import Sharding
 
-#: What slows the solver down: sizes of features that differ by more than this factor, and Gram matrices (in units of
-#: their diagonals) with a larger condition number than this.
-UNEVEN, COLLINEAR = 1e3, 1e6
-#: Hessians with more entries than this are not inspected.
-ROOM = 20_000_000
 #: A loss below this share of its value at theta = 0 may be unbounded below.
 VANISHED = 1e-10
 #: Share of the decrease promised by the quadratic models that a step must keep.
@@ -413,7 +408,7 @@ class Search:
             best = replace(best, gap=max(other, 0.0), radius=None)
         message = ending(self.status, best.gap, self.tol, self.n_iter)
         if self.status == "iteration_limit":
-            message += "; " + advice(self.objective, self.best.pair.theta)
+            message += "; standardise features, drop collinear ones or add a small ridge, or raise max_iter"
             if not quiet:
                 warnings.warn(message, ConvergenceWarning, stacklevel=4)
         columns = np.array(self.rows, dtype=np.float64).reshape(-1, 3).T
@@ -440,24 +435,6 @@ def _value_and_gap(objective: FusedObjective, iteration: Iteration, theta: Array
     radius = 10.0 * max(1.0, float(np.abs(pair.theta).max()))
     gap, _ = objective.gap(pair.theta, pair.alpha, pair.zeta, pair.balance, radius)
     return objective.value(pair.theta), gap
-
-
-def advice(objective: FusedObjective, theta: Array) -> str:
-    """Return hints for a run that reached the iteration limit at the parameters ``theta (V, p)``."""
-    cures = []
-    if theta.shape[0] * theta.shape[1] ** 2 <= ROOM:
-        hessians = objective.terms.hessians(theta)
-        diagonal = np.sqrt(np.einsum("vii->vi", hessians).clip(TINY))
-        sizes = diagonal.mean(axis=0)
-        if sizes.max() > UNEVEN * sizes.min():
-            cures.append(f"standardise the features, whose sizes differ by a factor of {sizes.max() / sizes.min():.0e}")
-        values = np.linalg.eigvalsh(hessians / (diagonal[:, :, None] * diagonal[:, None, :]))
-        poor = values[:, 0] * COLLINEAR < values[:, -1]
-        if poor.any():
-            site = objective.graph.sites[int(poor.argmax())]
-            who = f"site {site!r} and {poor.sum() - 1} others" if poor.sum() > 1 else f"site {site!r}"
-            cures.append(f"drop features or add a small ridge (features of {who} are nearly collinear)")
-    return ", ".join([*cures, "raise max_iter" if not cures else "or raise max_iter"])
 
 
 def ending(status: Status, gap: float, tol: float, n_iter: int) -> str:
