@@ -21,7 +21,7 @@ from fedkin.cluster import running_on
 from fedkin.data import DecimalMark, Federation, RawColumns, no_site_column, read_columns, site_ids, write_batches
 from fedkin.errors import DataError, ParameterError
 from fedkin.fitting import FittedModel, Predictor, load
-from fedkin.fitting.model import Interval
+from fedkin.kin.inference import Interval
 
 Level = Annotated[float | None, option("X", "Add intervals at this level.")]
 #: Default level of intervals.

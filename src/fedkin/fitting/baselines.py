@@ -56,6 +56,10 @@ def baseline_models(
 ) -> dict[str, FittedModel]:
     """Fit the baseline models to the same rows.
 
+    Local is a ridge fit at each site, tuned there. Global is one ridge fit to all rows. Site intercepts is Global with
+    a separate intercept for each site, shrunk by the amount that predicts best; it needs an intercept and at least two
+    sites. Losses that do not depend on linear predictors have nothing to tune.
+
     Parameters
     ----------
     federation : Federation
@@ -68,9 +72,6 @@ def baseline_models(
     Returns
     -------
     dict {"Local" | "Global" | "Site intercepts": FittedModel}
-        Local is a ridge fit at each site, tuned there. Global is one ridge fit to all rows. Site intercepts is Global
-        with a separate intercept for each site, shrunk by the amount that predicts best; it needs an intercept and at
-        least two sites. Losses that do not depend on linear predictors have nothing to tune.
 
     Examples
     --------

@@ -21,11 +21,12 @@ from numpy.typing import ArrayLike
 from sklearn.utils.validation import check_is_fitted
 
 from fedkin.fitting.inputs import Unseen
-from fedkin.fitting.model import Each, FittedModel, Interval
+from fedkin.fitting.model import Each, FittedModel
 from fedkin.fitting.options import DEFAULTS, FitOptions, SharedOptions, documented
 from fedkin.fitting.per_site import PerSite, SiteClassifier, SiteRegressor, Sites, SiteSurvival
 from fedkin.fitting.scoring import SiteScorer, WithinSiteKFold
 from fedkin.kin import Predicted
+from fedkin.kin.inference import Interval
 from fedkin.losses import loss_names
 
 __all__ = [
@@ -63,17 +64,7 @@ class _Kin(PerSite):
         level: float = 0.95,
         interval: Interval = "mean",
     ) -> Predicted:
-        """Predict with intervals; see `FittedModel.predict_interval`.
-
-        Parameters
-        ----------
-        X, site, offset, unseen
-            As in `predict`. Intervals for unseen sites include the differences between sites.
-        level : float in (0, 1)
-            Nominal coverage of the intervals, on average over sites.
-        interval : "mean" or "observation"
-            Intervals for the mean response, or for a new observation, which include its noise.
-        """
+        """Predict with intervals; see `FittedModel.predict_interval`."""
         rows, site = self._rows(X, site)
         return self.model_.predict_interval(
             rows, site, offset, unseen=unseen or self.unseen, level=level, interval=interval
@@ -287,21 +278,11 @@ class FedADMMRegressor(_FedADMM, SiteRegressor):
     warm_start : bool, default False
         Keep the ``lam`` of the first fit in later fits instead of choosing it again. If it is chosen together with
         another penalty level, both are chosen again.
-    site_column : str, int or None, default None
-        Column of X that holds the sites, by name or number; then ``site=`` need not be passed.
-    unseen : "raise" or "population"
-        How to treat rows of sites that were not part of the fit: an error, or a prediction by the model of a site
-        without rows (`FittedModel.population`), so that ``GroupKFold`` works.
-    spline : sequence of str or int, or mapping, optional
-        Columns of X, by name or number, whose effects are curves: natural cubic splines with 5 knots at quantiles. A
-        mapping gives other numbers of knots, or the knots.
+    site_column, unseen, spline
+        As in `KinRegressor`.
 
     Attributes
     ----------
-    sites_ : tuple of V ids
-    coef_ : array (V, q)
-        A row per site, in the order of `sites_`.
-    intercept_ : array (V,)
     groups_ : int array (V,)
         Group of each site: sites joined by edges along which their estimated parameters are exactly equal.
     graph_ : Graph
@@ -313,10 +294,8 @@ class FedADMMRegressor(_FedADMM, SiteRegressor):
     n_iter_ : int
     selection_ : dict
         Summary of the edge selection; absent with ``select=None``.
-    model_ : FittedModel
-        The fitted model; `model_.save(directory)` writes it; `fedkin.load` reads it.
-    n_features_in_, feature_names_in_
-        As in scikit-learn.
+    sites_, coef_, intercept_, model_, n_features_in_, feature_names_in_
+        As in `KinRegressor`.
 
     Examples
     --------
@@ -346,10 +325,8 @@ class FedADMMClassifier(_FedADMM, SiteClassifier):
 
     Attributes
     ----------
-    classes_ : array (C,)
-    coef_ : array (V, q), or (V, C - 1, q) for more than two classes
-        A row per site, in the order of `sites_`. The first class is the reference.
-    intercept_ : array (V,) or (V, C - 1)
+    classes_, coef_, intercept_
+        As in `KinClassifier`.
     sites_, groups_, graph_, lam_, gap_, sparsity_, n_iter_, selection_, model_, n_features_in_, feature_names_in_
         As in `FedADMMRegressor`.
 

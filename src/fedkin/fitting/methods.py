@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 import warnings
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any, overload
@@ -33,28 +34,24 @@ Answer = Callable[[Queries], Summaries]
 
 
 @dataclass(frozen=True)
-class Method:
+class Method(ABC):
     """Interface of a method, which computes an `Estimate` from prepared data for `fit` and `compare`."""
 
     options: FitOptions
 
+    @abstractmethod
     def fit(
         self, prepared: Prepared, graph: Graph | None, say: Say, start: FittedModel | None = None, quick: bool = False
     ) -> Estimate:
         """Return the estimate from rows, or from the sums of a quadratic loss."""
-        raise NotImplementedError
 
+    @abstractmethod
     def advance(self, prepared: Prepared, graph: Graph | None, say: Say, queries: Queries | None) -> Estimate | Queries:
         """Return the estimate from the sites' answers to ``queries``, or the next queries."""
-        raise NotImplementedError
 
+    @abstractmethod
     def from_sums(self, prepared: Prepared, model: FittedModel, rest: Quadratics) -> Array:
         """Return parameters ``(V, p)`` of a model like ``model`` from part of the sums."""
-        raise NotImplementedError
-
-    def agreed(self, data: Summaries) -> Method:
-        """Return the method with the sites' folds and seed, if it needs them."""
-        return self
 
 
 class KinMethod(Method):
@@ -65,9 +62,8 @@ class KinMethod(Method):
     ) -> Estimate:
         say("finding kin")
         length: Length = QUICK if quick else {}
-        earlier = None if start is None else _start(start, prepared)
         how: dict[str, Any] = {"loss": prepared.loss, "seed": self.options.seed, "fixed": prepared.fixed}
-        how |= {"start": earlier, "within": self.options.within}
+        how |= {"start": None if start is None else _start(start, prepared), "within": self.options.within}
         found = find_kin(prepared.data, graph, **how, **length)
         # resolved groups; if there are none, each site is its own group
         groups = in_order_of_appearance(found.groups) if found.resolved else np.arange(len(found.sites))
@@ -105,9 +101,6 @@ class FusedMethod(Method):
 
     def from_sums(self, prepared: Prepared, model: FittedModel, rest: Quadratics) -> Array:
         return fused_from_sums(prepared, model, self.options, rest)
-
-    def agreed(self, data: Summaries) -> Method:
-        return FusedMethod(replace(self.options, cv_folds=data.folds, seed=data.seed))
 
 
 def method_for(options: FitOptions) -> Method:
@@ -276,7 +269,9 @@ def _step(
         raise ParameterError(f"{given} needs rows; summaries are solved directly: leave it out")
     if queries is not None:
         data = check_answers(queries, data)
-    method = method_for(options).agreed(data)
+    if options.method == "fused":  # in the folds of the sites
+        options = replace(options, cv_folds=data.folds, seed=data.seed)
+    method = method_for(options)
     prepared, rounds = prepare(data, method.options, schema), 1 if queries is None else queries.round
     step = method.fit(prepared, graph, say) if data.loss.quadratic else method.advance(prepared, graph, say, queries)
     if isinstance(step, Queries):
@@ -317,23 +312,18 @@ def data_record(path: str | os.PathLike[str], rows: int) -> dict[str, Any]:
 
 
 def naive_confint(model: FittedModel, federation: Federation, level: float = 0.95) -> Array:
-    """Return intervals of each site's parameters from the pooled rows of its group, taking the groups as known.
+    """Return intervals ``(V, p, 2)`` of each site's parameters from the pooled rows of its group, as if it were known.
 
     Parameters
     ----------
     model : FittedModel
-        A fused model: its groups are taken as they are.
+        A fused model.
     federation : Federation
         The rows that it was fitted on.
     level : float in (0, 1)
         Nominal coverage if the groups were known. The intervals ignore that edges were selected with the same rows,
         that groups may be wrong, and the penalty's shrinkage, so they cover less. `Kin.confint` averages over groupings
         instead.
-
-    Returns
-    -------
-    array (V, p, 2)
-        Intercept first, in the units of the features; the same for all sites of a group.
 
     Examples
     --------

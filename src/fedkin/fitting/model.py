@@ -3,37 +3,37 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Hashable, Iterable, Iterator, Mapping
+from collections.abc import Hashable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any, ClassVar, Literal, get_args
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from fedkin import __version__
-from fedkin._base import Array, Index, check_choice, check_level, count, html_card, listed, some_of
-from fedkin.data import Federation, HasSites, Schema, columns_of, raise_findings, site_id, site_ids
-from fedkin.errors import DataError, ParameterError, SolverError, argument
+from fedkin._base import Array, Index, check_choice, check_level, count, html_card, some_of
+from fedkin.data import Federation, HasSites, Schema, columns_of, raise_findings
+from fedkin.errors import ParameterError, SolverError
 from fedkin.fitting.boosting import CODES, Boosting
 from fedkin.fitting.inputs import (
     Unseen,
     feature_matrix,
     in_order_of_appearance,
-    is_each,
     is_table,
     offset_column,
 )
 from fedkin.fitting.newsite import NewSite, about_new, join_site
+from fedkin.fitting.siterows import SiteRows, site_positions
 from fedkin.fitting.survival import Baselines
 from fedkin.graph import Graph
-from fedkin.kin import Contrast, Kin, Kind, Predicted, Sites, predicted
+from fedkin.kin import Contrast, Kin, Kind, Predicted, Sites
+from fedkin.kin.inference import Interval
 from fedkin.losses import Loss
 
 Each = ArrayLike | None  # a number per row
 Weights = Mapping[str, float]
 SiteCodes = tuple[tuple[float, ...], ...] | None
-Interval = Literal["mean", "observation"]
 #: Leading columns of tables of coefficients.
 _LEADING = ("site", "site_type", "group", "n_samples", "class", "intercept")
 
@@ -294,7 +294,7 @@ class FittedModel(HasSites):
             relative to a row with the features ``baseline.at``.
         """
         if self.classes is None:
-            return self._responses(*self._checked_rows(X, site, offset, unseen))
+            return self.at(X, site, offset, unseen).responses()
         labels = np.array(self.classes)
         if labels.dtype.kind not in "biuf":
             labels = np.fromiter(self.classes, dtype=object, count=len(self.classes))
@@ -310,7 +310,7 @@ class FittedModel(HasSites):
         if self.classes is None:
             named = f"a model with the {self.loss.name} loss"
             raise ParameterError(f"{named} has no classes, so it has no probabilities: use predict")
-        return self._probabilities(*self._checked_rows(X, site, offset, unseen))
+        return self.at(X, site, offset, unseen).probabilities()
 
     def predict_survival(
         self,
@@ -337,18 +337,9 @@ class FittedModel(HasSites):
         if self.baseline is None:
             raise ParameterError(
                 "the model has no baseline hazards, which need rows: with_baseline(rows) computes them from rows "
-                " (survival curves are for the cox loss)"
+                "(survival curves are for the cox loss)"
             )
-        rows, position, shift = self._checked_rows(X, site, offset, unseen)
-        moments = np.atleast_1d(np.asarray(times, dtype=np.float64))
-        out = np.empty((1 if level is None else 3, len(rows), moments.size))
-        for own, model, u in self._by_site(position):
-            assert model.baseline is not None
-            X = model.with_ones(rows[own])
-            hazard = model.loss.predict(model.theta(u), X, None if shift is None else shift[own])
-            how = () if level is None else (model._kin("intervals").covariance[u], level)
-            out[:, own] = model.baseline.survival(u, moments, hazard, X, *how)
-        return out[0] if level is None else out
+        return self.at(X, site, offset, unseen).survival(np.atleast_1d(np.asarray(times, dtype=np.float64)), level)
 
     def with_baseline(self, rows: Federation) -> FittedModel:
         """Return the model of the sites of these rows, with baseline hazards estimated from them.
@@ -360,7 +351,7 @@ class FittedModel(HasSites):
 
     def linear_predictor(self, X: object, site: object = None, offset: Each = None) -> Array:
         """Return ``X theta + offset`` at the sites' estimates, shape ``(n, k)``; arguments as in `predict`."""
-        return self._predictor(*self._checked_rows(X, site, offset))
+        return self.at(X, site, offset).predictors()
 
     def averaged_predictor(
         self, X: object, site: object = None, offset: Each = None, *, unseen: Unseen = "raise"
@@ -371,7 +362,7 @@ class FittedModel(HasSites):
         """
         if self.loss.rowwise is None:
             raise ParameterError(f"the {self.loss.name} loss has no averaged predictors: use linear_predictor")
-        return self._averaged(*self._checked_rows(X, site, offset, unseen))
+        return self.at(X, site, offset, unseen).averaged_predictors()
 
     def predict_interval(
         self,
@@ -406,60 +397,24 @@ class FittedModel(HasSites):
         True
         """
         check_choice("interval", interval, ("mean", "observation"))
-        rows, position, shift = self._checked_rows(X, site, offset, unseen)
-        ends, ones = np.empty((3, len(rows))), self.with_ones(rows)
-        for own, model, u in self._by_site(position):
-            kin = model._kin("intervals")
-            given = kin, ones[own], kin.theta[u], kin.covariance[u], float(kin.noise[u])
-            found = predicted(*given, level=level, interval=interval, offset=None if shift is None else shift[own])
-            ends[:, own] = found.mean, found.low, found.high
-        if self.classes is not None:  # exactly what predict_proba returns, up to the last digit
-            mean = self._probabilities(rows, position, shift)[:, 1]
-            ends = np.stack([mean, np.minimum(ends[1], mean), np.maximum(ends[2], mean)])
-        return Predicted(*ends)
+        self.the_kin("intervals")
+        return self.at(X, site, offset, unseen).intervals(level, interval)
 
     def features_of(self, X: object, site: object = None, unseen: Unseen | None = None) -> tuple[Array, Index]:
-        """Return the features ``(n, q)``, including the prediction of any boosting model, and the sites' numbers.
+        """Return the features ``(n, q)``, including the prediction of any boosting model, and the sites' positions.
 
         Without ``unseen`` the rows are those of a site that the boosting model does not know.
         """
         own = self.feature_names if self.boosting is None else self.feature_names[:-1]
         rows = feature_matrix(X, own, self.schema)
-        n = np.full(len(rows), self.n_sites)
-        position = n if unseen is None else self.positions(site, len(rows), unseen)
+        position = np.full(len(rows), self.n_sites) if unseen is None else site_positions(self, site, len(rows), unseen)
         if self.boosting is not None:
             unknown, codes = [np.nan] * CODES, None
             if self.site_codes is not None:
-                codes = np.array([*(one or unknown for one in self.site_codes), unknown])[position]
+                codes = np.array([*(one or unknown for one in self.site_codes), unknown])
+                codes = codes[np.minimum(position, self.n_sites)]
             rows = np.column_stack([rows, self.boosting.predict(rows, codes)])
         return rows, position
-
-    def positions(self, site: object, n: int, unseen: Unseen = "raise") -> Index:
-        """Return the position of each row's site; unseen sites, if allowed, get the number of sites.
-
-        ``site`` is one id, an id per row, or None for a model of one site.
-        """
-        check_choice("unseen", unseen, get_args(Unseen))
-
-        def found(one: object) -> int:
-            at = self.find_site(one) if unseen == "population" else self.position(one)
-            return self.n_sites if at is None else at
-
-        if site is None:
-            if self.n_sites == 1:
-                return np.zeros(n, dtype=np.int64)
-            raise DataError(
-                f"the model has {self.n_sites} sites, so it needs the site of each row: "
-                f"{argument('site')} one of {listed(self.sites)}, or a list with an id per row"
-            )
-        if not is_each(site):
-            return np.full(n, found(site))
-        ids = site_ids(site)
-        if len(ids) != n:
-            rows = count(n, "row")
-            raise DataError(f"site has {len(ids)} ids, but X has {rows}: give one id per row, or one for all")
-        known = {one: found(one) for one in dict.fromkeys(ids)}
-        return np.fromiter((known[one] for one in ids), dtype=np.int64, count=n)
 
     def with_ones(self, rows: Array) -> Array:
         """Return the columns ``(n, p)`` of the parameters."""
@@ -479,73 +434,27 @@ class FittedModel(HasSites):
         return replace(self.part(self.sites[:1]), **mean, **about_new(self, "new site", 0), baseline=baseline)
 
     @cached_property
-    def _unseen(self) -> tuple[FittedModel, ...]:
+    def unseen_models(self) -> tuple[FittedModel, ...]:
         """Models of a site without rows: for new districts, and for each district of the fit by number."""
         known = {} if self.kin is None else self.kin.districts
         return (self.population, *(self.join(within=one).model for one in sorted(known, key=known.__getitem__)))
-
-    def _by_site(self, position: Index) -> Iterator[tuple[Index, FittedModel, int]]:
-        """Yield the positions of each site's rows, the model with its parameters, and its number in that model."""
-        order = np.argsort(position, kind="stable")
-        starts = np.flatnonzero(np.diff(position[order], prepend=-1))
-        for own in np.split(order, starts[1:]) if len(order) else ():
-            u = int(position[own[0]])
-            yield own, *((self, u) if u < self.n_sites else (self._unseen[u - self.n_sites], 0))
-
-    def _predictor(self, rows: Array, position: Index, shift: Array | None) -> Array:
-        coef, intercept = self.coef, self.intercept
-        if (position >= self.n_sites).any():
-            coef = np.concatenate([coef, *(one.coef for one in self._unseen)])
-            intercept = np.concatenate([intercept, *(one.intercept for one in self._unseen)])
-        eta = np.einsum("nq,nkq->nk", rows, coef[position]) + intercept[position]
-        return np.asarray(eta if shift is None else eta + shift[:, None])
-
-    def _averaged(self, rows: Array, position: Index, shift: Array | None) -> Array:
-        eta = self._predictor(rows, position, shift)
-        if self.kin is None or self.loss.rowwise is None or self.loss.quadratic:  # predictors average as parameters do
-            return eta
-        rows, k = self.with_ones(rows), self.coef.shape[1]
-        width, covariance = rows.shape[1], np.empty((len(rows), k, k))
-        for own, model, u in self._by_site(position):
-            assert model.kin is not None
-            blocks = model.kin.posterior_covariance(u).reshape(k, width, k, width).transpose(0, 2, 1, 3)
-            covariance[own] = np.einsum("nklq,nq->nkl", np.einsum("np,klpq->nklq", rows[own], blocks), rows[own])
-        return self.loss.rowwise.averaged_predictor(eta, covariance)
-
-    def _responses(self, rows: Array, position: Index, shift: Array | None) -> Array:
-        if self.loss.rowwise is not None:
-            return self.loss.rowwise.response(self._averaged(rows, position, shift))
-        out = np.empty((len(rows), self.n_features) if self.loss.location else len(rows))
-        rows = self.with_ones(rows)
-        for own, model, u in self._by_site(position):
-            out[own] = self.loss.predict(model.theta(u), rows[own], None if shift is None else shift[own])
-        return out
-
-    def _probabilities(self, rows: Array, position: Index, shift: Array | None) -> Array:
-        mean = self._responses(rows, position, shift)
-        return np.column_stack([1.0 - mean, mean]) if mean.ndim == 1 else mean
 
     def theta(self, u: int) -> Array:
         """Return the parameters of site number u, intercept first, for a loss with one block of coefficients."""
         return np.concatenate([self.intercept[u], self.coef[u, 0]]) if self.fit_intercept else self.coef[u, 0]
 
-    def _checked_rows(
-        self, X: object, site: object, offset: ArrayLike | None, unseen: Unseen = "raise"
-    ) -> tuple[Array, Index, Array | None]:
+    def at(self, X: object, site: object = None, offset: Each = None, unseen: Unseen = "raise") -> SiteRows:
+        """Return rows with the positions of their sites, checked; arguments as in `predict`."""
         if offset is None and self.schema is not None and is_table(X):
             raise_findings(self.schema.check(columns := columns_of(X), target=False))
             offset = self.schema.offset_of(columns)
         rows, position = self.features_of(X, site, unseen)
-        if self.kin is not None and self.kin.within and (position == self.n_sites).any():
-            numbers, places = self.kin.districts, dict(self.kin.within)
-            ids = site_ids(site) if is_each(site) else [site_id(site)] * len(rows)
-            more = [1 + numbers.get(places.get(one), -1) for one in ids]
-            position = np.where(position == self.n_sites, self.n_sites + np.array(more), position)
-        return rows, position, offset_column(offset, len(rows), needed=self.offset_name is not None)
+        return SiteRows(self, rows, position, offset_column(offset, len(rows), needed=self.offset_name is not None))
 
     # --- inference, with kin ------------------------------------------------------------------------------------
 
-    def _kin(self, what: str) -> Kin:
+    def the_kin(self, what: str) -> Kin:
+        """Return `kin`, which ``what`` needs."""
         if self.kin is not None:
             return self.kin
         raise ParameterError(
@@ -554,19 +463,19 @@ class FittedModel(HasSites):
 
     def confint(self, level: float = 0.95, kind: Kind = "average") -> Array:
         """Return intervals ``(V, p, 2)`` of the sites' parameters, intercept first; see `Kin.confint`."""
-        return self._kin("intervals").confint(level, kind)
+        return self.the_kin("intervals").confint(level, kind)
 
     def summary(
         self, level: float = 0.95, *, site: Hashable | None = None, group: int | None = None, kind: Kind = "average"
     ) -> str:
         """Return a summary of the result, a site or a group as text; see `Kin.summary`."""
-        return self._kin("summary").summary(level, site=site, group=group, kind=kind)
+        return self.the_kin("summary").summary(level, site=site, group=group, kind=kind)
 
     def contrast(
         self, one: Sites, other: Sites | None = None, *, weights: Weights | None = None, kind: Kind = "average"
     ) -> Contrast:
         """Compare sites or groups; see `Kin.contrast`."""
-        return self._kin("contrasts").contrast(one, other, weights=weights, kind=kind)
+        return self.the_kin("contrasts").contrast(one, other, weights=weights, kind=kind)
 
     def join(self, site: object = None, *, name: Hashable = "new site", within: Hashable = None) -> NewSite:
         """Return a model for a site that was not part of the fit.
@@ -592,7 +501,7 @@ class FittedModel(HasSites):
         >>> new.model.sites, bool(new.groups.max() > 0.9)
         (('zero',), True)
         """
-        self._kin("models for new sites")
+        self.the_kin("models for new sites")
         return join_site(self, site, name, within)
 
     def save(self, directory: str | os.PathLike[str]) -> None:

@@ -165,16 +165,9 @@ class PerSite:
         sample_weight: Each = None,
         covariates: Covariates | None = None,
     ) -> Self:
-        """Add rows of known or new sites to those of earlier fits.
+        """Add rows of known or new sites to those of earlier fits; the result equals that of `fit` on all rows.
 
-        Parameters
-        ----------
-        X, y, site, graph, offset, sample_weight, covariates
-            As in `fit`; graph and covariates are about all sites, also those of earlier rows.
-
-        Notes
-        -----
-        The estimator keeps its rows, and the result equals that of `fit` on all rows.
+        Arguments as in `fit`; graph and covariates are about all sites, also those of earlier rows.
         """
         earlier = getattr(self, "_rows_so_far", None)
         return self._fitted(earlier, self._came(earlier, X, y, site, offset, sample_weight), graph, covariates)
@@ -263,10 +256,10 @@ class PerSite:
         array (n,)
         """
         rows, site = self._rows(X, site)
-        return self._predicted(rows, site, with_exposure(offset, exposure), unseen or self.unseen)
+        return self._predicted(rows, site, with_exposure(offset, exposure), unseen=unseen or self.unseen)
 
-    def _predicted(self, rows: Array, site: Sites, offset: Each, unseen: Unseen) -> NDArray[Any]:
-        return self.model_.predict(rows, site, offset, unseen=unseen)
+    def _predicted(self, rows: Array, *how: Any, unseen: Unseen) -> NDArray[Any]:
+        return self.model_.predict(rows, *how, unseen=unseen)
 
     def at(self, site: Sites, offset: Each = None) -> AtSites:
         """Return the fitted model bound to the sites of some rows, so it predicts them without ``site=``.
@@ -305,14 +298,7 @@ class PerSite:
     ) -> float:
         """Return R^2 for regression, accuracy for classification, or Harrell's concordance within sites for survival.
 
-        Parameters
-        ----------
-        X, site, offset, exposure
-            As in `predict`.
-        y : array (n,)
-            True targets, as in `fit`.
-        sample_weight : array (n,), optional
-            Weights of the rows; concordance takes none.
+        Arguments as in `predict` and `fit`; concordance takes no weights.
         """
         values = self.predict(X, site, offset, exposure=exposure)
         return self._scored(y, values, self._apart(X, site)[1], sample_weight)
@@ -386,8 +372,8 @@ class SiteClassifier(PerSite, ClassifierMixin, BaseEstimator):  # type: ignore[m
             raise DataError(f"class {unknown[0]!r} of y is not among classes=: add it there, or leave classes out")
         return super().partial_fit(X, y, site, graph, offset, sample_weight, covariates)
 
-    def _predicted(self, rows: Array, site: Sites, offset: Each, unseen: Unseen) -> NDArray[Any]:
-        chances = self.model_.predict_proba(rows, site, offset, unseen=unseen)
+    def _predicted(self, rows: Array, *how: Any, unseen: Unseen) -> NDArray[Any]:
+        chances = self.model_.predict_proba(rows, *how, unseen=unseen)
         return np.asarray(self.classes_[chances.argmax(axis=1)])
 
     def predict_proba(
@@ -418,21 +404,15 @@ class SiteSurvival(PerSite, BaseEstimator):  # type: ignore[misc]
         check_consistent_length(rows, target)
         return rows, target
 
-    def _predicted(self, rows: Array, site: Sites, offset: Each, unseen: Unseen) -> Array:
-        ratios = super()._predicted(rows, site, offset, unseen)
-        return np.asarray(np.log(np.maximum(ratios, TINY)))
+    def _predicted(self, rows: Array, *how: Any, unseen: Unseen) -> Array:
+        return np.asarray(np.log(np.maximum(super()._predicted(rows, *how, unseen=unseen), TINY)))
 
     def predict_survival_function(
         self, X: ArrayLike, site: Sites = None, times: Each = None, offset: Each = None, unseen: Unseen | None = None
     ) -> Array:
-        """Return survival probabilities ``(n, T)`` at each time.
+        """Return survival probabilities ``(n, T)`` at each time, by default `unique_times_`.
 
-        Parameters
-        ----------
-        X, site, offset, unseen
-            As in `predict`. Unseen sites have the pooled baseline of all sites.
-        times : array (T,), optional
-            By default `unique_times_`. Each site's curve is constant after its last time.
+        Each site's curve is constant after its last time; unseen sites have the pooled baseline of all sites.
         """
         rows, site = self._rows(X, site)
         moments = self.unique_times_ if times is None else times

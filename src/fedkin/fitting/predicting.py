@@ -32,7 +32,8 @@ from fedkin.data import (
     write_batches,
 )
 from fedkin.errors import DataError, ParameterError, TableWarning, argument
-from fedkin.fitting.model import FittedModel, Interval
+from fedkin.fitting.model import FittedModel
+from fedkin.kin.inference import Interval
 
 
 class PredictedRows(NamedTuple):
