@@ -24,11 +24,10 @@ export function compareSection(model: Model, state: State): HTMLElement | null {
   const share = found.test_size
     ? `${Math.round(100 * found.test_size)}% of each site’s rows were held out${splits}`
     : "";
-  const better = found.lower_is_better ? "Lower is better" : "Higher is better";
   return section(
     "comparison",
     "What sharing gains",
-    `${better}: ${found.metric} on held-out rows${share ? `; ${share.trim()}` : ""}.${found.methods.some((one) => one.name === "Oracle") ? "" : " Every method is tuned."}`,
+    `Lower is better: ${found.metric} on held-out rows${share ? `; ${share.trim()}` : ""}.${found.methods.some((one) => one.name === "Oracle") ? "" : " Every method is tuned."}`,
     methodsFigure(found),
     gainsChart(model, found, state),
     siteTable(model, found, state),
@@ -46,10 +45,12 @@ function methodDecimals(found: Comparison): number {
 function methodsFigure(found: Comparison): HTMLElement {
   const place = el("div");
   const caption = el("figcaption");
+  const paired = found.methods.some((one) => one.difference_error);
+  const lines = paired ? " Lines are one standard error of the difference from Fedkin, on the same rows." : "";
   const draw = (): void => {
     const chart = methodsChart(found);
     const beyond = chart.querySelector(".cut") ? " An arrow marks a method beyond the axis." : "";
-    caption.textContent = `Dots are means. Lines are one standard error of the difference from Fedkin, on the same rows.${beyond}`;
+    caption.textContent = `Dots are means.${lines}${beyond}`;
     place.replaceChildren(withDownload(chart, "methods"));
   };
   draw();
@@ -63,7 +64,7 @@ function methodsChart(found: Comparison): SVGSVGElement {
   const row = 44;
   const left = narrow() ? 118 : 156;
   const bottom = 12 + row * methods.length;
-  const best = (found.lower_is_better ? Math.min : Math.max)(...methods.flatMap((one) => one.mean ?? []));
+  const best = Math.min(...methods.flatMap((one) => one.mean ?? []));
   const most = cutAt(methods.map((one) => (one.mean ?? best) - best));
   const ends = methods.flatMap((one) => {
     const error = one.difference_error ?? 0;
@@ -153,7 +154,7 @@ function gainsChart(model: Model, found: Comparison, state: State): HTMLElement 
     }));
     const chart = siteDots(model, state, dots, {
       label: `Gain of ${plural(some.length, "site")} over their own models; the table below has the numbers.`,
-      title: `${found.lower_is_better ? "reduction" : "increase"} of ${found.metric}`,
+      title: `reduction of ${found.metric}`,
       decimals,
       line: { at: 0, class: "zero" },
       signed: true,

@@ -10,7 +10,6 @@ export interface Method {
 
 export interface Comparison {
   metric: string;
-  lower_is_better: boolean;
   repeats: number | null;
   test_size: number | null;
   verdict: string;
@@ -43,7 +42,6 @@ export interface Curve {
 }
 
 interface Payload {
-  version: number;
   headline: string;
   lead: string;
   method: "kin" | "fused";

@@ -395,7 +395,6 @@ def demo(
         much = percent(1 - _called(held_out)[name] / _called(held_out)[other], 1)
         comparison = {
             "metric": "mean squared error",
-            "lower_is_better": True,
             "repeats": 1,
             "test_size": 0.5,
             "verdict": f"Use {name}: mean squared error {much} lower than the next best ({other}).",

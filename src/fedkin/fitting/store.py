@@ -58,9 +58,7 @@ _TYPES: dict[str, Any] = {
     kind.__name__: kind
     for kind in (Baselines, Boosting, Diagnostics, Kin, Learned, Nested, Pairs, Population, States, Units)
 }
-
-
-_OF_MODEL = ("sites", "loss")
+_OF_MODEL = ("sites", "loss")  # fields of kin that the model has
 
 
 class _Head(msgspec.Struct, kw_only=True):
@@ -159,7 +157,6 @@ def _plain(value: Any) -> Any:
 def _packed(value: Any, path: str, arrays: dict[str, Any]) -> Any:
     """Return a value for JSON; arrays in fields are put into ``arrays`` by the path of their field."""
     if type(value).__name__ in _TYPES:
-        # the model has the sites and the loss of its kin
         names = [item.name for item in fields(value) if not (isinstance(value, Kin) and item.name in _OF_MODEL)]
         packed: dict[str, Any] = {"type": type(value).__name__}
         for name in names:
@@ -267,19 +264,11 @@ def load(directory: str | os.PathLike[str], *, loss: Loss | None = None) -> Fitt
     Parameters
     ----------
     directory : path
-        Directory of the model.
+        Directory of the model. `ModelFileError` is raised if it is not a model, or one of its files is missing, damaged
+        or from another version.
     loss : Loss, optional
         The custom loss that the model was fitted with. Code is never stored, so without it such a model predicts the
         linear predictor, with a warning.
-
-    Returns
-    -------
-    FittedModel
-
-    Raises
-    ------
-    ModelFileError
-        If the directory is not a model, or one of its files is missing, damaged or from another version.
 
     Examples
     --------
@@ -445,9 +434,9 @@ def _read_coefficients(
         numbers = np.array([[float(cell) for cell in row[first:]] for row in rows])
         numbers, heads = numbers.reshape(-1, k, 1 + len(about.features)), rows[::k]
         groups, n_samples = (np.array([int(row[at]) for row in heads], dtype=np.int64) for at in (2, 3))
-        sites = tuple(_id_from_cells(row[0], row[1]) for row in heads)
+        sites = tuple(_READERS[row[1]](row[0]) for row in heads)
         return sites, groups, n_samples, numbers[:, :, 0], numbers[:, :, 1:]
-    except (ValueError, IndexError, OverflowError, RecursionError, csv.Error) as error:
+    except (ValueError, LookupError, OverflowError, RecursionError, csv.Error) as error:
         if isinstance(error, ModelFileError):
             raise
         _damaged(path, str(error))
@@ -486,12 +475,6 @@ def _id_cells(site: Hashable) -> tuple[str, str]:
         f"site id {site!r} of type {type(site).__name__} cannot be written to a file: use text, numbers, dates "
         "or tuples of text and numbers as ids"
     )
-
-
-def _id_from_cells(text: str, kind: str) -> Hashable:
-    if kind not in _READERS:
-        raise ValueError(f"site {text!r} has the unknown type {kind!r}")
-    return _READERS[kind](text)
 
 
 def _as_tuple(value: Any) -> Any:

@@ -19,7 +19,6 @@ from fedkin.fitting import FittedModel
 from fedkin.kin import Kin, population_sd, read_covariates
 from fedkin.report.text import group_labels, headline, number, reproduction, statements
 
-PAYLOAD_VERSION = 1
 LEVEL = 0.95  # of the intervals
 #: Largest number of estimates in a page; beyond it, coefficients that differ least between sites are left out.
 MOST_ESTIMATES = 100_000
@@ -44,7 +43,6 @@ def report_payload(model: FittedModel, places: Mapping[str, Any] | None = None) 
     title, lead = headline(model)
     within = {} if model.kin is None else dict(model.kin.within or ())
     return {
-        "version": PAYLOAD_VERSION,
         "headline": title,
         "lead": lead,
         "method": "fused" if model.kin is None else "kin",
@@ -218,22 +216,20 @@ def _comparison(model: FittedModel) -> dict[str, Any] | None:
     if not found:
         return None
     lines = {str(line.get("site")): line for line in found.get("sites", ())}
-    each = {one: [number(lines.get(str(site), {}).get(one)) for site in model.sites] for one in METHODS}
-    gains, errors = (
-        [number(lines.get(str(site), {}).get(key)) for site in model.sites] for key in ("gain", "gain_error")
-    )
+    keys = (*METHODS, "gain", "gain_error")
+    columns = {one: [number(lines.get(str(site), {}).get(one)) for site in model.sites] for one in keys}
+    each = {one: column for one, column in columns.items() if any(value is not None for value in column)}
     return {
         "metric": str(found["metric"]),
-        "lower_is_better": bool(found.get("lower_is_better", True)),
         "repeats": found.get("repeats"),
         "test_size": found.get("test_size"),
         "verdict": str(found.get("verdict", "")),
         "methods": [
             {"name": str(one["name"]), **{key: number(one.get(key)) for key in _MEASURES}} for one in found["methods"]
         ],
-        "sites": {one: column for one, column in each.items() if any(value is not None for value in column)},
-        "gains": gains if any(gain is not None for gain in gains) else None,
-        "gain_errors": errors if any(error is not None for error in errors) else None,
+        "sites": {one: column for one, column in each.items() if one in METHODS},
+        "gains": each.get("gain"),
+        "gain_errors": each.get("gain_error"),
         "constant": [u for u, site in enumerate(model.sites) if str(site) in set(map(str, found.get("constant", ())))],
         "more": {
             str(metric): {str(name): number(value) for name, value in values.items()}

@@ -32,18 +32,8 @@ _MOST_NAMED = 40  # most sites with names along a matrix or a graph
 def plot_kin(model: FittedModel, ax: Axes | None = None) -> Axes:
     """Draw the probability that each pair of sites is alike, sites ordered by group.
 
-    For a fused model, draw the share of coefficients that are equal at two sites.
-
-    Parameters
-    ----------
-    model : FittedModel
-        A fitted or loaded model.
-    ax : matplotlib axes, optional
-        Where to draw; a new figure by default.
-
-    Returns
-    -------
-    matplotlib axes
+    For a fused model, draw the share of coefficients that are equal at two sites. Axes are optional in all figures; a
+    new figure is made by default.
 
     Examples
     --------
@@ -114,21 +104,13 @@ def plot_coefficients(
     name = model.feature_names[number]
     scale = "log hazard" if model.baseline is not None else _SCALES.get(model.loss.link or "")
     per = f" per {units[name]}" if units.get(name) else ""
-    _say_x(ax, f"{name}: effect on {model.target_name or 'the target'}{per}{f' ({scale})' if scale else ''}")
-    return ax
+    return _finish(ax, f"{name}: effect on {model.target_name or 'the target'}{per}{f' ({scale})' if scale else ''}")
 
 
 def plot_gains(model: FittedModel, ax: Axes | None = None, *, most: int = 60) -> Axes:
     """Draw each site's gain over its own model, with two standard errors, in order of gain.
 
-    Parameters
-    ----------
-    model : FittedModel
-        With a `comparison`, as `fedkin fit` keeps it.
-    ax : matplotlib axes, optional
-        Where to draw; a new figure by default.
-    most : int
-        Sites that are drawn. Of more, evenly spaced ones are drawn, and the title says how many.
+    The model needs a `comparison`, as ``fedkin fit`` keeps it. Of more than ``most`` sites, some are drawn.
     """
     found = _comparison(model)
     lines = [line for line in found["sites"] if line.get("gain") is not None]
@@ -138,19 +120,11 @@ def plot_gains(model: FittedModel, ax: Axes | None = None, *, most: int = 60) ->
     colours = [_GAIN if gain[j] > 0 else _LOSS for j in order]
     ax = _dots(ax, model, order, gain[order], 2 * error[order], colours, [str(line["site"]) for line in lines])
     ax.scatter(gain[order], range(order.size), c=colours, s=22, zorder=3)
-    better = "reduction of" if found.get("lower_is_better", True) else "gain in"
-    _say_x(ax, f"{better} {found['metric']} from sharing (lines: two standard errors)")
-    return ax
+    return _finish(ax, f"reduction of {found['metric']} from sharing (lines: two standard errors)")
 
 
 def plot_comparison(model: FittedModel, ax: Axes | None = None) -> Axes:
-    """Draw the error of every method on held-out rows, with one standard error of its difference from Fedkin.
-
-    Parameters
-    ----------
-    model, ax
-        As in `plot_gains`.
-    """
+    """Draw the error of every method on held-out rows, with one standard error of its difference from Fedkin."""
     found = _comparison(model)
     methods = [line for line in found["methods"] if line.get("mean") is not None][::-1]
     ax = _axes(ax, (6.0, 0.9 + 0.4 * len(methods)))
@@ -160,10 +134,8 @@ def plot_comparison(model: FittedModel, ax: Axes | None = None) -> Axes:
         ax.errorbar(line["mean"], place, xerr=error, fmt="o", color=_GAIN if own else _PLAIN, capsize=0)
     ax.set_yticks(range(len(methods)), [str(line["name"]) for line in methods])
     ax.set_ylim(-0.6, len(methods) - 0.4)
-    side = "lower" if found.get("lower_is_better", True) else "higher"
-    _say_x(ax, f"{found['metric']} on held-out rows ({side} is better; lines: standard error of the difference)")
-    _bare(ax)
-    return ax
+    lines = "lines: one standard error of the difference from Fedkin"
+    return _finish(ax, f"{found['metric']} on held-out rows (lower is better; {lines})")
 
 
 def plot_survival(
@@ -178,16 +150,12 @@ def plot_survival(
 
     Parameters
     ----------
-    model : FittedModel
-        With the Cox loss and its baseline hazards.
+    model, ax, most
+        As in `plot_coefficients`; the model has the Cox loss and its baseline hazards.
     X : array (q,), optional
         The row; by default one with average features.
     sites : list of ids, optional
-        The sites to draw; by default all, up to ``most``.
-    ax : matplotlib axes, optional
-        Where to draw; a new figure by default.
-    most : int
-        Sites that are drawn. Of more, evenly spaced ones are drawn, and the title says how many.
+        The sites to draw; by default all.
     """
     if model.baseline is None:
         raise ParameterError("the model has no baseline hazards: survival curves are for the cox loss, fitted to rows")
@@ -196,7 +164,7 @@ def plot_survival(
     some = [chosen[j] for j in _some(np.arange(len(chosen)), most)]
     ax = _axes(ax, (6.0, 4.0))
     for k, site in enumerate(some):
-        times = np.append(0.0, model.baseline.times[model.index[site]])
+        times = np.append(0.0, model.baseline.times[model.position(site)])
         curve = model.predict_survival(row, site, times)[0]
         style = ("-", "--", ":", "-.")[k // len(COLOURS) % 4]
         ax.step(times, curve, where="post", color=_colour(k), linestyle=style, linewidth=1.2, label=_short(str(site)))
@@ -205,23 +173,16 @@ def plot_survival(
         new = model.predict_survival(row, object(), times, unseen="population")[0]
         ax.step(times, new, where="post", color="black", linewidth=2, label="a new site")
     ax.set_ylim(0, 1)
-    ax.set_xlabel(model.target_name or "time")
     ax.set_ylabel("probability of no event yet")
     ax.legend(fontsize=7, title="site", frameon=False, loc="upper left", bbox_to_anchor=(1, 1))
     _say_left_out(ax, len(some), len(chosen))
-    _bare(ax)
-    return ax
+    return _finish(ax, model.target_name or "time")
 
 
 def plot_path(model: FittedModel, ax: Axes | None = None) -> Axes:
     """Draw how sites fuse as ``lam`` grows: one line per site; lines meet where parameters are equal.
 
-    Parameters
-    ----------
-    model : FittedModel
-        A model with the path in its ``history``, from ``fedkin fit`` or `with_history`.
-    ax : matplotlib axes, optional
-        Where to draw; a new figure by default.
+    The model needs the path in its ``history``, from ``fedkin fit`` or `with_history`.
     """
     path: Mapping[str, Any] | None = (model.history or {}).get("path")
     if path is None:
@@ -257,8 +218,8 @@ def plot_graph(
         Groups that determine colours; by default the connected components.
     coordinates : array (V, 2), optional
         Coordinates of the sites.
-    ax : matplotlib axes, optional
-        Where to draw; a new figure by default.
+    ax
+        As in `plot_kin`.
 
     Examples
     --------
@@ -271,7 +232,9 @@ def plot_graph(
     4
     """
     labels = np.asarray(graph.components() if groups is None else groups, dtype=np.int64)
-    places = _places(labels, coordinates)
+    angle = 2 * np.pi / labels.size * np.argsort(np.argsort(labels, kind="stable"))
+    circle = np.column_stack([np.cos(angle), np.sin(angle)])
+    places = circle if coordinates is None else np.asarray(coordinates, dtype=np.float64).reshape(-1, 2)
     for name, size in (("groups", labels.size), ("coordinates", len(places))):
         if size != graph.n_sites:
             raise ParameterError(f"{name} has {size} lines, expected {graph.n_sites}: one per site")
@@ -311,7 +274,6 @@ def _dots(
     ax.set_ylim(-1, order.size)
     ax.set_ylabel("site")
     _say_left_out(ax, order.size, len(names))
-    _bare(ax)
     return ax
 
 
@@ -332,25 +294,16 @@ def _short(name: str, most: int = 24) -> str:
     return name if len(name) <= most else f"{name[: most // 2]}…{name[most // 2 + 1 - most :]}"
 
 
-def _say_x(ax: Axes, text: str) -> None:
-    ax.set_xlabel(textwrap.fill(text, 44))
-
-
-def _bare(ax: Axes) -> None:
+def _finish(ax: Axes, x_label: str) -> Axes:
+    ax.set_xlabel(textwrap.fill(x_label, 44))
     ax.spines[["top", "right"]].set_visible(False)
+    return ax
 
 
 def _comparison(model: FittedModel) -> Mapping[str, Any]:
     if not model.comparison:
         raise ParameterError("the model has no comparison: `fedkin fit` makes one, and so does fitting.compare(...)")
     return model.comparison
-
-
-def _places(labels: Index, coordinates: ArrayLike | None) -> Array:
-    if coordinates is not None:
-        return np.asarray(coordinates, dtype=np.float64).reshape(-1, 2)
-    angle = 2 * np.pi / labels.size * np.argsort(np.argsort(labels, kind="stable"))
-    return np.column_stack([np.cos(angle), np.sin(angle)])
 
 
 def _feature(model: FittedModel, feature: str | int) -> int:

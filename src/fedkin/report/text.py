@@ -283,8 +283,7 @@ def comparison_title(found: Mapping[str, Any]) -> str:
     else:
         splits = "one split" if found["repeats"] == 1 else f"{found['repeats']} splits"
         rows = f"held-out rows: {percent(found['test_size'])} of them, {splits}"
-    better = "lower" if found.get("lower_is_better", True) else "higher"
-    return f"Error on {rows} ({found['metric']}: {better} is better)"
+    return f"Error on {rows} ({found['metric']}: lower is better)"
 
 
 def comparison_table(found: Mapping[str, Any]) -> list[list[str]]:
