@@ -41,7 +41,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-@pytest.mark.parametrize("name", ["index", "tutorial", "federation", "gallery", "fused"])
+@pytest.mark.parametrize("name", ["index", "tutorial", "federation", "trust", "fused"])
 def test_pages_are_usable(browser: Any, site: Path, name: str, scheme: str) -> None:
     page = browser.new_context(color_scheme=scheme).new_page()
     asked: list[str] = []
