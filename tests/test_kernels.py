@@ -8,19 +8,13 @@ from typing import Any
 import numpy as np
 import pytest
 
+from builders import random_graph
 from fedkin.core import L1, FusedObjective, QuadraticTerms, make_penalty
 from fedkin.errors import ParameterError
 from fedkin.graph import Graph
 from fedkin.solvers import compiled, solve_fused
 from fedkin.solvers import pdhg_kernels as kernels
 from fedkin.solvers.compiled import CompiledIteration
-
-
-def random_graph(n: int, n_edges: int) -> Graph:
-    rng = np.random.default_rng(0)
-    pairs = np.argwhere(np.tri(n, k=-1, dtype=bool))
-    chosen = np.sort(rng.choice(len(pairs), n_edges, replace=False))
-    return Graph.from_indices(range(n), pairs[chosen], rng.uniform(0.5, 2.0, n_edges))
 
 
 def gram_objective(
@@ -33,7 +27,7 @@ def gram_objective(
     terms = QuadraticTerms(
         np.swapaxes(X, 1, 2) @ X / rows, np.einsum("vnp,vn->vp", X, y) / rows, 0.5 * (y**2).mean(axis=1)
     )
-    linked = random_graph(n - 2, 120)
+    linked = random_graph(n - 2, 0.18, weighted=True)
     graph = Graph.from_indices(range(n), linked.edges, linked.weights)
     box = rng.uniform(0, 0.3, size=(n, p)) if sparse else None
     return FusedObjective(terms, graph, make_penalty(penalty), strength, box)
@@ -43,7 +37,7 @@ def mean_objective(penalty: str, p: int) -> FusedObjective:
     rng, n = np.random.default_rng(0), 60
     b = rng.normal(size=(n, p))
     terms = QuadraticTerms(rng.uniform(0.5, 2.0, n), b, 0.5 * (b**2).sum(axis=1))
-    return FusedObjective(terms, random_graph(n, 150), make_penalty(penalty), 0.3)
+    return FusedObjective(terms, random_graph(n, 0.09, weighted=True), make_penalty(penalty), 0.3)
 
 
 OBJECTIVES = {

@@ -8,21 +8,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from builders import federation
+from builders import LOSS_NAMES, federation
 from cvxpy_reference import mean_loss
 from fedkin.core import build_terms, summed_terms
 from fedkin.data import Federation
-from fedkin.losses import HuberLoss, LinearLoss, LogisticLoss, Loss, MeanLoss, MultinomialLoss, PoissonLoss
+from fedkin.losses import HuberLoss, Loss, make_loss
 
-LOSSES: dict[str, Loss] = {
-    "mean": MeanLoss(),
-    "linear": LinearLoss(),
-    "logistic": LogisticLoss(),
-    "poisson": PoissonLoss(),
-    "huber": HuberLoss(0.7),
-    "multinomial": MultinomialLoss(3),
-}
-ROW_LOSSES = ("logistic", "poisson", "huber", "multinomial")
+LOSSES: dict[str, Loss] = {name: make_loss(name, np.arange(3)) for name in LOSS_NAMES} | {"huber": HuberLoss(0.7)}
+ROW_LOSSES = tuple(name for name, loss in LOSSES.items() if loss.n_outputs and not loss.quadratic)
 
 
 def terms_of(loss: str, fed: Federation, ridge: float | np.ndarray = 0.0):
