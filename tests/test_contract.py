@@ -164,6 +164,22 @@ def test_bytes_that_are_no_contract():
         Contract.from_bytes(text.replace(b'"folds":5', b'"folds":1'))
 
 
+@pytest.mark.parametrize(
+    "text",
+    [
+        HEART,
+        HEART.replace('"logistic"', '{name = "huber", delta = 2.5}').replace('levels = ["no", "yes"]', ""),
+        HEART.replace("lam = 0.01", "select = {level = 0.01}").replace("[features.age]", "[features.'a \"b\"']"),
+        'name = "t"\nloss = "cox"\nintercept=false\nexposure = "a"\nfeatures.x = {}\ntarget = {name="t", event="d"}',
+        'name = "m"\nloss = "mean"\nintercept = false\nfeatures.x = {}',
+    ],
+)  # fmt: skip
+def test_a_contract_is_written_with_every_entry(text):
+    contract = Contract.from_toml(text)
+    assert Contract.from_toml(contract.to_toml()) == contract
+    assert {"rounds", "thresholds", "missing", "folds"} <= set(tomllib.loads(contract.to_toml()))
+
+
 def test_any_flipped_bit_is_noticed_or_changes_the_digest():
     text = read().to_bytes()
     for at in range(8 * len(text)):

@@ -16,7 +16,7 @@ import heart
 from fedkin.cli import main
 from fedkin.data import Rows
 from fedkin.errors import DataError, FedkinError
-from fedkin.federate import Organiser, SecurityError, Site, read_charter, read_invite, received, sharing
+from fedkin.federate import Contract, Organiser, SecurityError, Site, read_charter, read_invite, received, sharing
 from fedkin.federate.messages import Notice, Request, seal
 from fedkin.federate.trust import (
     Pair,
@@ -79,6 +79,12 @@ def test_a_list_of_sites_with_a_mistake_is_refused(tmp_path, lines, words):
     (tmp_path / "sites.csv").write_text(f"site,host,port\n{lines}\n")
     with pytest.raises(DataError, match=words):
         Organiser.create(tmp_path / "c.toml", tmp_path / "heart", sites=tmp_path / "sites.csv")
+
+
+def test_a_contract_is_shown_before_joining(tmp_path, capsys):
+    made = heart.organiser(tmp_path)
+    assert main(["site", "check", str(heart.invite_of(made, "north"))]) == 0
+    assert Contract.from_toml(capsys.readouterr().out) == made.contract
 
 
 def test_damaged_rows_are_named(tmp_path):

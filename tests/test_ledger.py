@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -113,9 +114,11 @@ def test_the_ledger_says_what_left_and_a_changed_line_is_refused(tmp_path: Path,
     made = heart.organiser(tmp_path)
     north = heart.admitted(made, "north")
     assert main(["site", "ledger", str(north)]) == 0 and "Nothing has left" in capsys.readouterr().out
-    sharing.share(north, dry_run=True)
+    assert main(["site", "share", str(north), "--epsilon", "5", "--dry-run"]) == 0
+    assert "other noise is drawn when the summary is written" in capsys.readouterr().out
     assert Site.read(north).ledger.entries() == []
-    sharing.share(north)
+    assert main(["site", "share", str(north), "--yes"]) == main(["site", "status", str(north)]) == 0
+    assert re.search("north sent last: .* share .* to the organiser: message 1", capsys.readouterr().out)
     made.write_queries([Query("north", 2, np.zeros(4), np.zeros(4), 10.0)], {})
     sharing.answer(north, made.directory / "asks" / "north@2.ask")
     change_settings(north, below_minima=True)

@@ -45,6 +45,7 @@ from fedkin.federate import (
     steps_of,
     stop_all,
 )
+from fedkin.federate.ledger import LEDGER, Entry, read_ledger
 from fedkin.federate.messages import Request
 from fedkin.federate.program import select_main
 from fedkin.federate.sharing import Shared
@@ -103,10 +104,15 @@ def join(
 @site.command()
 def check(
     what: Annotated[Path, argument("WHAT", "A contract (TOML), an invite, or the directory of a site.")],
-    data: Annotated[Path, option("TABLE", "The site's rows, CSV or Parquet.")],
+    data: Annotated[
+        Path | None, option("TABLE", "The site's rows, CSV or Parquet. Without rows, the contract is shown.")
+    ] = None,
 ) -> None:
-    """Check whether rows fit the contract and suffice for sharing sums. Writes nothing."""
+    """Show the contract, or check whether rows fit it and suffice for sharing sums. Writes nothing."""
     contract, thresholds = contract_in(what)
+    if data is None:
+        typer.echo(contract.to_toml(), nl=False)
+        return
     columns = read_columns(data)
     findings = contract.check(columns, thresholds, row_places(data, columns))
     if findings:
@@ -295,14 +301,7 @@ def ledger(
     if withdrawn is not None:
         found.record("withdrawn", found.rows(), note=withdrawn)
     entries = found.ledger.entries()
-    for one in entries:
-        budget = "" if one.epsilon is None else f", epsilon {one.epsilon:g}, delta {one.delta:g}"
-        say(
-            f"{one.time[:19]}  {one.what:9}  to {one.to}: {one.note}{budget} "
-            f"(rows {one.rows[:8]}, contract {one.contract[:8]})"
-        )
-    if not entries:
-        say("Nothing has left this site.")
+    say(*(map(_format_entry, entries) if entries else ["Nothing has left this site."]))
 
 
 @site.command()
@@ -311,7 +310,7 @@ def status(
     metrics: Annotated[bool, switch("--metrics", "Print in the text format of Prometheus.")] = False,
     as_json: Json = False,
 ) -> None:
-    """Show the progress of the rounds."""
+    """Show the progress of the rounds, and what each site sent last."""
     lines = overview(places_in(directory))
     if metrics:
         typer.echo(prometheus(lines), nl=False)
@@ -322,6 +321,9 @@ def status(
         for line in lines:
             if line.why:
                 note(f"{line.name}: {line.why}")
+        for place in places_in(directory):
+            if entries := read_ledger(place / LEDGER):
+                say(f"{place.name} sent last: {_format_entry(entries[-1])}; everything: fedkin site ledger {place}")
 
 
 @site.command()
@@ -329,6 +331,12 @@ def stop(directory: EitherDirectory) -> None:
     """Stop a run; fedkin site run continues it later."""
     stopped = stop_all(directory)
     say(f"asked to stop: {', '.join(stopped)}" if stopped else "no site is running here")
+
+
+def _format_entry(one: Entry) -> str:
+    budget = "" if one.epsilon is None else f", epsilon {one.epsilon:g}, delta {one.delta:g}"
+    rows = f"(rows {one.rows[:8]}, contract {one.contract[:8]})"
+    return f"{one.time[:19]}  {one.what:9}  to {one.to}: {one.note}{budget} {rows}"
 
 
 def _approve(shared: Shared) -> None:
@@ -342,7 +350,7 @@ def _approve(shared: Shared) -> None:
 def _say_shared(shared: Shared, approve: object) -> None:
     """Show every number, unless that was done to ask for approval, then what to send to whom."""
     if approve is None or shared.path is None:
-        _show_sums(shared)
+        _show_sums(shared, final=shared.path is not None)
     if shared.path is None:
         say("Nothing was written.")
         return
@@ -352,10 +360,12 @@ def _say_shared(shared: Shared, approve: object) -> None:
     )
 
 
-def _show_sums(shared: Shared) -> None:
-    """Show every number, what it is and what it reveals."""
+def _show_sums(shared: Shared, *, final: bool = True) -> None:
+    """Show every number, what it is and what it reveals; those of a dry run are not ``final`` if they have noise."""
     rows, size = int(shared.summary.count.sum()), len(json.dumps(shared.summary.to_plain())) / 1000
     say(f"Message {shared.round} of this site, about {count(rows, 'row')}: {size:,.1f} kB of numbers, all shown here.")
+    if shared.summary.privacy is not None and not final:
+        say("The noise shown here is an example: other noise is drawn when the summary is written, and shown then.")
     if shared.summary.privacy is None:
         say(
             "These sums are exact, and exact sums are not anonymous: rows can be computed back from those of small "

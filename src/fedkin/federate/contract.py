@@ -6,23 +6,19 @@ sites and no edges, which the organiser keeps separately. All entries of a `Cont
 
 from __future__ import annotations
 
-import difflib
 import hashlib
 import math
-import re
 import tomllib
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
-from dataclasses import fields, is_dataclass
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import fields
 from functools import cached_property
 from os import PathLike
 from pathlib import Path
-from types import UnionType
-from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Literal
 
 import msgspec
 import numpy as np
-from msgspec import Meta, inspect
+from msgspec import Meta
 
 from fedkin._base import Array, count, hidden_text
 from fedkin.admm import Average, GradientKind, StandIns, Wire
@@ -31,7 +27,8 @@ from fedkin.errors import FedkinError
 from fedkin.federate.algebra import curve_values
 from fedkin.federate.disclosure import check_count, check_disclosure
 from fedkin.federate.settings import Thresholds
-from fedkin.losses import LOSS_NAMES, LOSSES, Loss, describe_loss, described_loss, loss_for, loss_names
+from fedkin.federate.toml import Reading, to_toml
+from fedkin.losses import LOSSES, Loss, described_loss, loss_for, loss_names
 
 FORMAT = "fedkin-contract-1"
 
@@ -331,12 +328,16 @@ class Contract(
             entries = tomllib.loads(text)
         except (ValueError, RecursionError) as error:
             raise ContractError(f"{name}: not valid TOML: {error}; check quotes, brackets and commas there") from None
-        reading = _Reading(text)
-        contract = reading.contract(entries)
+        reading = Reading(text)
+        contract: Contract | None = reading.contract(cls, entries)
         if contract is None:
             lines = reading.wrong
             raise ContractError("\n  ".join([f"{name}:", *lines]) if len(lines) > 1 else f"{name}: {lines[0]}")
         return contract
+
+    def to_toml(self) -> str:
+        """Return the contract as TOML with every entry, also those that the organiser's file leaves out."""
+        return to_toml(self.to_bytes())
 
     @classmethod
     def read(cls, path: str | PathLike[str]) -> Contract:
@@ -349,202 +350,66 @@ class Contract(
             raise ContractError(f"{path} cannot be read: {error.strerror}; give the TOML file of a contract") from None
         return cls.from_toml(text, str(path))
 
-    def _wrong_method(self) -> list[str]:
-        rounds = self.rounds
-        inferred = not self.schema.agreed or self.schema.fill or self.schema.indicators
-        wrong = ["its schema was inferred from rows, not agreed on"] if inferred else []
-        unknown = [name for name in self.fixed if name not in [column.name for column in self.schema.features]]
-        if unknown:
-            wrong.append(
-                f"fixed names {unknown[0]!r}, which is not among [features]: correct the name, or leave it out"
-            )
+    def _wrong_method(self) -> Iterator[str]:
+        """Yield what contradicts the method."""
+        rounds, schema, names = self.rounds, self.schema, [column.name for column in self.schema.features]
+        if not schema.agreed or schema.fill or schema.indicators:
+            yield "its schema was inferred from rows, not agreed on"
+        if unknown := [name for name in self.fixed if name not in names]:
+            yield f"fixed names {unknown[0]!r}, which is not among [features]: correct the name, or leave it out"
         of_kin = [name for name in ("fixed", "within") if getattr(self, name)]
         if of_kin and self.method != "kin":
-            wrong.append(f'{of_kin[0]} needs method "kin", but method is "fused": set method = "kin", or leave it out')
-        if self.within in [column.name for column in self.schema.columns]:
-            wrong.append(f"within names {self.within!r}, which is a feature or the target: leave it out of one of them")
-        given = [name for name in ("penalty", "ridge", "sparsity") if getattr(self, name) not in ("l1", 0.0)]
-        if self.method == "kin" and given:
-            wrong.append(
-                f'{given[0]} needs the fused estimator, but method is "kin": set method = "fused", or leave it out'
-            )
+            yield f'{of_kin[0]} needs method "kin", but method is "fused": set method = "kin", or leave it out'
+        if self.within in [column.name for column in schema.columns]:
+            yield f"within names {self.within!r}, which is a feature or the target: leave it out of one of them"
+        of_fused = [name for name in ("penalty", "ridge", "sparsity") if getattr(self, name) not in ("l1", 0.0)]
+        if of_fused and self.method == "kin":
+            yield f'{of_fused[0]} needs the fused estimator, but method is "kin": set method = "fused", or leave it out'
         if rounds.placement != "peer" and rounds.gradient != "plain":
-            wrong.append(
-                f'rounds.gradient is "{rounds.gradient}", but where sites come and go they keep no state: use "plain"'
-            )
-        if rounds.select is not None and rounds.placement != "peer":
-            wrong.append(f'rounds.select is for placement "peer", not for "{rounds.placement}"')
-        if rounds.lam == "cv" and rounds.placement != "peer":
-            wrong.append(f'rounds.lam = "cv" is for placement "peer", not for "{rounds.placement}": set a number')
-        numbers = [rounds.lam, rounds.rho, rounds.radius, self.ridge, self.sparsity, self.thresholds.rows_per_parameter]
-        numbers += rounds.levels or ()
+            yield f'rounds.gradient is "{rounds.gradient}", but where sites come and go they keep no state: use "plain"'
+        if rounds.placement != "peer" and rounds.select is not None:
+            yield f'rounds.select is for placement "peer", not for "{rounds.placement}"'
+        if rounds.placement != "peer" and rounds.lam == "cv":
+            yield f'rounds.lam = "cv" is for placement "peer", not for "{rounds.placement}": set a number'
         batches = rounds.batch_size is not None or rounds.gradient != "plain"
         if batches and self.loss.get("name") in LOSSES and not self.loss_object().additive:
-            wrong.append(f"rounds of the {self.loss['name']} loss use all rows: leave out batch_size and gradient")
-        if not all(math.isfinite(number) for number in numbers if isinstance(number, float | int)):
-            wrong.append("a number is not finite")
-        return wrong
+            yield f"rounds of the {self.loss['name']} loss use all rows: leave out batch_size and gradient"
+        numbers = [rounds.lam, rounds.rho, rounds.radius, self.ridge, self.sparsity, self.thresholds.rows_per_parameter]
+        finite = (math.isfinite(one) for one in (*numbers, *(rounds.levels or ())) if isinstance(one, float | int))
+        if not all(finite):
+            yield "a number is not finite"
 
-    def _wrong_target(self) -> list[str]:
-        name, target = str(self.loss.get("name")), self.schema.target
+    def _wrong_target(self) -> Iterator[str]:
+        """Yield what contradicts the loss."""
+        name, target, event = str(self.loss.get("name")), self.schema.target, self.schema.event
         try:
             loss = self.loss_object()
         except FedkinError as error:
-            return [f"loss: {error}"]
-        if loss.target is None:
-            wrong = [] if target is None else [f"the {name} loss has no target: leave [target] out"]
-            return [*wrong, f"the {name} loss has no intercept: set intercept = false"] if self.intercept else wrong
-        if target is None:
-            return [f"the {name} loss needs a [target]"]
-        if (loss.target == "survival") != (self.schema.event is not None):
-            has = f'event = "{self.schema.event}" is for {", ".join(loss_names("survival"))}'
-            return [
-                f"the {name} loss needs a column of events: event in [target]" if self.schema.event is None else has
-            ]
-        if self.intercept and not loss.takes_intercept:
-            return [f"the {name} loss has no intercept: set intercept = false"]
-        if loss.target == "class":
-            if target.kind != "category":
-                return [f'the {name} loss predicts classes, so target.kind must be "category", with levels']
-            classes, n = loss.n_params(1) + 1, len(target.levels)
-            if classes != n:
-                other = loss.from_classes(n).name
-                hint = "" if other == name else f': set loss = "{other}"'
-                return [f"the {name} loss has {classes} classes, but the target has {count(n, 'level')}{hint}"]
-        elif target.kind == "category":
+            yield f"loss: {error}"
+            return
+        if self.intercept and (loss.target is None or not loss.takes_intercept):
+            yield f"the {name} loss has no intercept: set intercept = false"
+        if loss.target is None and target is not None:
+            yield f"the {name} loss has no target: leave [target] out"
+        elif loss.target is not None and target is None:
+            yield f"the {name} loss needs a [target]"
+        elif loss.target == "survival" and event is None:
+            yield f"the {name} loss needs a column of events: event in [target]"
+        elif loss.target != "survival" and event is not None:
+            yield f'event = "{event}" is for {", ".join(loss_names("survival"))}'
+        elif target is None:
+            return
+        elif loss.target == "class" and target.kind != "category":
+            yield f'the {name} loss predicts classes, so target.kind must be "category", with levels'
+        elif loss.target == "class" and (classes := loss.n_params(1) + 1) != (n := len(target.levels)):
+            other = loss.from_classes(n).name
+            hint = "" if other == name else f': set loss = "{other}"'
+            yield f"the {name} loss has {classes} classes, but the target has {count(n, 'level')}{hint}"
+        elif loss.target != "class" and target.kind == "category":
             other = loss_for("class", len(target.levels)).name
-            return [f'the {name} loss predicts numbers, but the target is a category: set loss = "{other}"']
+            yield f'the {name} loss predicts numbers, but the target is a category: set loss = "{other}"'
         elif loss.target == "count" and target.kind != "count":
-            return [f'the {name} loss predicts counts, so target.kind must be "count"']
-        return []
-
-
-_OF_SCHEMA = ("features", "target", "offset", "exposure", "missing")
-_TABLES = {"thresholds": Thresholds, "rounds": Rounds, "select": EdgeTests}
-_EXAMPLES = {
-    "name": 'name = "heart"',
-    "loss": f'loss = "linear" (or {", ".join(LOSS_NAMES)})',
-    "features": "a table [features.NAME] for each column",
-}
-_COLUMN = 'a column is a table, such as {unit = "kg", low = 30, high = 250} or {levels = ["no", "yes"]}'
-
-
-_KINDS = {
-    inspect.FloatType: "a number",
-    inspect.IntType: "a whole number",
-    inspect.StrType: "text",
-    inspect.BoolType: "true or false",
-}
-_LIMITS = (("ge", "of at least"), ("gt", "above"), ("le", "and at most"), ("lt", "and below"))
-
-
-class _Reading:
-    """A TOML file that is read into a contract; all mistakes are collected and reported together."""
-
-    def __init__(self, text: str) -> None:
-        self._lines = text.splitlines()
-        self.wrong: list[str] = []
-
-    def contract(self, entries: Mapping[str, Any]) -> Contract | None:
-        self.wrong += [f"{key} is missing: {words}" for key, words in _EXAMPLES.items() if key not in entries]
-        own = {key: value for key, value in entries.items() if key not in (*_OF_SCHEMA, "loss")}
-        made = self._entries(Contract, own, (), without="schema", more=(*_OF_SCHEMA, "loss"))
-        schema = self._schema(entries)
-        loss = self._loss(entries["loss"], schema) if "loss" in entries else None
-        with self._noting():
-            if not self.wrong and schema is not None and loss is not None:
-                return Contract(schema=schema, loss=loss, **made)
-        return None
-
-    def _entries(
-        self, form: type, given: Mapping[str, Any], path: tuple[str, ...], without: str = "", more: Iterable[str] = ()
-    ) -> dict[str, Any]:
-        """Convert the entries of a table one by one, so that every mistake is found."""
-        hints, made = get_type_hints(form, include_extras=True), {}
-        known = sorted({*hints, *more} - {without})
-        for key, value in given.items():
-            place = (*path, key)
-            if key not in known:
-                section = f"in [{'.'.join(path)}]" if path else "at the top"
-                near = _near(key, known) or f"; known are {', '.join(known)}"
-                self._mistake(place, f"unknown key {key!r} {section}{near}")
-            elif key in _TABLES and isinstance(value, dict):
-                made[key] = _TABLES[key](**self._entries(_TABLES[key], value, place))
-            elif isinstance(value, str) and (words := _literals(hints[key])) and value not in words:
-                numbers = "" if get_origin(hints[key]) is Literal else " or a number"
-                allowed = " or ".join(f'"{word}"' for word in words)
-                self._mistake(place, f'{".".join(place)} must be {allowed}{numbers}, got "{value}"')
-            else:
-                try:
-                    made[key] = msgspec.convert(value, hints[key])
-                except msgspec.ValidationError:
-                    self._mistake(place, f"{'.'.join(place)} must be {_allowed(hints[key])}, got {value!r}")
-        return made
-
-    def _schema(self, entries: Mapping[str, Any]) -> Schema | None:
-        features, target = entries.get("features", {}), entries.get("target")
-        offset, exposure = entries.get("offset"), entries.get("exposure")
-        before, predicted, event = len(self.wrong), None, None
-        if not isinstance(features, dict) or ("features" in entries and not features):
-            self._mistake(("features",), "features must be a table with an entry for each column")
-            return None
-        columns = [self._column(name, given, ("features", name)) for name, given in features.items()]
-        if isinstance(target, dict) and isinstance(target.get("name"), str):
-            rest = {key: value for key, value in target.items() if key not in ("name", "event")}
-            if "event" in target and not isinstance(event := target["event"], str):
-                self._mistake(("target", "event"), "event must be the name of a column")
-            predicted = self._column(target["name"], rest, ("target",))
-        elif target is not None:
-            self._mistake(("target",), 'target needs the name of a column: name = "days"')
-        for key, given in (("offset", offset), ("exposure", exposure)):
-            if given is not None and not isinstance(given, str):
-                self._mistake((key,), f"{key} must be the name of a column")
-        if offset is not None and exposure is not None:
-            self._mistake(("exposure",), "give offset or exposure: an exposure is the exponential of an offset")
-        with self._noting():
-            if len(self.wrong) == before and columns:
-                missing, logs = entries.get("missing", "refuse"), exposure is not None
-                how: dict[str, Any] = {"log_offset": logs, "event": event}
-                return Schema(tuple(filter(None, columns)), predicted, offset or exposure, missing, **how)
-        return None
-
-    def _column(self, name: str, given: Any, path: tuple[str, ...]) -> Column | None:
-        if not isinstance(given, dict):
-            self._mistake(path, _COLUMN)
-            return None
-        before, made = len(self.wrong), self._entries(Column, given, path, without="name")
-        with self._noting(*path):
-            if len(self.wrong) == before:
-                return Column(**{"kind": "category" if "levels" in made else "number", **made, "name": name})
-        return None
-
-    def _loss(self, given: Any, schema: Schema | None) -> dict[str, Any] | None:
-        """Return a loss with all its parameters, so that stating a default gives the same contract as omitting it."""
-        described = dict(given) if isinstance(given, dict) else {"name": given}
-        if (name := described.get("name")) not in LOSS_NAMES:
-            near = _near(str(name), LOSS_NAMES)
-            self._mistake(("loss",), f"unknown loss {name!r}{near}; choose one of {', '.join(LOSS_NAMES)}")
-            return None
-        if schema is not None and schema.classes is not None:
-            whole = describe_loss(LOSSES[name].from_classes(len(schema.classes)))
-            described = {**whole, **described} if whole["name"] == name else described
-        with self._noting("loss"):
-            loss = described_loss(described)
-            floats = {one.name for one in fields(loss) if isinstance(one.default, float)} if is_dataclass(loss) else ()
-            return {key: float(value) if key in floats else value for key, value in describe_loss(loss).items()}
-        return None
-
-    @contextmanager
-    def _noting(self, *path: str) -> Iterator[None]:
-        """Record a mistake within this context, with its place."""
-        try:
-            yield
-        except FedkinError as error:
-            self._mistake(path, f"{'.'.join(path)}: {error}" if path else str(error))
-
-    def _mistake(self, path: tuple[str, ...], words: str) -> None:
-        line = _line_of(self._lines, path) if path else None
-        self.wrong.append(words if line is None else f"line {line}: {words}")
+            yield f'the {name} loss predicts counts, so target.kind must be "count"'
 
 
 def _level_numbers(column: Column) -> Array:
@@ -555,55 +420,7 @@ def _level_numbers(column: Column) -> Array:
     return np.where(np.isfinite(known), known, other)
 
 
-def _literals(kind: Any) -> list[str]:
-    """Return the words that a type allows; none if any text is allowed."""
-    if get_origin(kind) is Literal:
-        return [word for word in get_args(kind) if isinstance(word, str)]
-    parts = get_args(kind) if get_origin(kind) in (Union, UnionType) else ()
-    return [] if str in parts else [word for part in parts for word in _literals(part)]
-
-
-def _allowed(hint: Any) -> str:
-    """Describe the values that a type allows."""
-    kind, parts = inspect.type_info(hint), [f'"{word}"' for word in _literals(hint)]
-    if isinstance(kind, inspect.Metadata):
-        return str((kind.extra_json_schema or {})["description"])
-    for one in kind.types if isinstance(kind, inspect.UnionType) else (kind,):
-        limits = [f"{words} {getattr(one, name):g}" for name, words in _LIMITS if getattr(one, name, None) is not None]
-        if not isinstance(one, inspect.NoneType | inspect.LiteralType):
-            parts.append(" ".join([_KINDS.get(type(one), "a list"), *limits]))
-    return " or ".join(parts)
-
-
 def _given(column: Column) -> dict[str, Any]:
     """Return the entries of a column that are not empty."""
     values = {one.name: getattr(column, one.name) for one in fields(column)}
     return {name: value for name, value in values.items() if value not in (None, "", ())}
-
-
-def _near(word: str, known: Iterable[str]) -> str:
-    alike = difflib.get_close_matches(word.lower(), list(known), n=1, cutoff=0.6)
-    return f" (did you mean {alike[0]!r}?)" if alike else ""
-
-
-def _line_of(lines: list[str], path: tuple[str, ...]) -> int | None:
-    """Return the line of an entry: that of its key in the section, or of the section's header."""
-    names = [rf"""["']?{re.escape(name)}["']?""" for name in path]
-    for depth in range(len(path), -1, -1):
-        header = re.compile(r"\s*\[\s*" + r"\s*\.\s*".join(names[:depth]) + r"\s*\]")
-        start = next((k + 1 for k, line in enumerate(lines) if header.match(line)), 0) if depth else 0
-        if depth and not start:
-            continue
-        if depth == len(path):
-            return start
-        # the key, or its first part, before the next section
-        for reach in range(len(path), depth, -1):
-            key = re.compile(r"\s*" + r"\s*\.\s*".join(names[depth:reach]) + r"\s*[.=]")
-            for k in range(start, len(lines)):
-                if lines[k].lstrip().startswith("["):
-                    break
-                if key.match(lines[k]):
-                    return k + 1
-        if start:
-            return start
-    return None

@@ -6,7 +6,6 @@ rows are left out.
 
 from __future__ import annotations
 
-import json
 import math
 import re
 from collections import Counter
@@ -19,6 +18,7 @@ from fedkin._base import AnyArray, Array, listed
 from fedkin.data import Column, Label, infer_kind, level_text, parsed_numbers
 from fedkin.errors import DataError
 from fedkin.federate.settings import Thresholds
+from fedkin.federate.toml import toml_key, toml_text
 from fedkin.losses import LOSSES, loss_for
 
 _HEAD = """\
@@ -110,13 +110,12 @@ def draft_contract(
         loss, why = loss_for("count"), "counts"
     else:
         why += f" ({', '.join(f'{kind.name} for {kind.purpose}' for kind in LOSSES.values() if kind.purpose)})"
-    lines = [_HEAD.format(name=_text(name), loss=loss.name, target=target, why=why)]
+    lines = [_HEAD.format(name=toml_text(name), loss=loss.name, target=target, why=why)]
     for one, column in features.items():
         if one != target:
-            key = one if re.fullmatch(r"[A-Za-z0-9_-]+", one) else _text(one)
-            lines += [f"[features.{key}]", *_entries(column), ""]
+            lines += [f"[features.{toml_key(one)}]", *_entries(column), ""]
     lines += [f"# {one}: left out, {reason}" for one, reason in left_out.items()]
-    lines += ["", "[target]", f"name = {_text(target)}", *_entries(predicted), _TAIL]
+    lines += ["", "[target]", f"name = {toml_text(target)}", *_entries(predicted), _TAIL]
     return Draft("\n".join(lines), target, site_column, left_out)
 
 
@@ -208,13 +207,9 @@ def _tidy(number: float, step: float) -> float:
 def _entries(column: Column) -> list[str]:
     """Return the lines of TOML for a column."""
     if column.levels:
-        shown = (_text(label) if isinstance(label, str) else level_text(label) for label in column.levels)
+        shown = (toml_text(label) if isinstance(label, str) else level_text(label) for label in column.levels)
         return [f"levels = [{', '.join(shown)}]"]
     numbers = {key: getattr(column, key) for key in ("low", "high", "mean", "scale")}
     lines = ['kind = "count"'] if column.kind == "count" else []
     lines.append('unit = ""  # which unit? for example "kg", "mmol/L"')
     return [*lines, *(f"{key} = {value:.12g}" for key, value in numbers.items() if value is not None)]
-
-
-def _text(value: object) -> str:
-    return json.dumps(str(value), ensure_ascii=False).replace("\x7f", "\\u007f")

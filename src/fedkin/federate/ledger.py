@@ -47,7 +47,7 @@ _MOST_SHUFFLED = 2000  # rows of which columns are shuffled, to see how many are
 _WITHDRAW = "If all of it has been withdrawn, record that{}: fedkin site ledger {} --withdrawn REASON"
 _OTHERWISE = "Join with the table used then. " + _WITHDRAW.format(" there", "DIR")
 
-FILE = "ledger.jsonl"
+LEDGER = "ledger.jsonl"  #: in a site's directory
 PLACE = "FEDKIN_LEDGERS"  #: environment variable with the user's folder of ledgers
 
 What = Literal["share", "answer", "refused", "request", "select", "run", "publish", "arrived", "withdrawn", "settings"]
@@ -96,7 +96,7 @@ class Ledger:
 
     @property
     def _copies(self) -> tuple[Path, Path]:
-        return self.directory / FILE, self.folder / f"{self.run}-{self.site}.jsonl"
+        return self.directory / LEDGER, self.folder / f"{self.run}-{self.site}.jsonl"
 
     def entries(self) -> list[Entry]:
         """Return all entries of this site, oldest first; raise `DataError` if a copy was changed."""
