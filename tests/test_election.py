@@ -11,18 +11,20 @@ import numpy as np
 import pytest
 
 import fedkin
+from fedkin import datasets
 from fedkin.datasets import (
     EARLIER,
     FACTS,
     RESULTS,
     Election,
+    check_election,
     load_election,
 )
 from fedkin.errors import DataError
 from fedkin.graph import Graph
 from fedkin.studies import Replication, election_page, launch
 from fedkin.studies.config import FIGURES
-from fedkin.studies.election import LABELS, METHODS, ElectionProtocol, Split, election, scores
+from fedkin.studies.election import METHODS, ElectionProtocol, Split, election, penalised, scores, state_intercepts
 from fedkin.studies.election_page import groups
 from fedkin.studies.figures import draw
 
@@ -115,6 +117,15 @@ def test_files_are_checked_before_a_worker_starts(folder: Path):
     assert (out / "mine" / "rows.parquet").exists()
 
 
+def test_rows_of_earlier_elections_are_counted(folder: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(datasets, "COMPLETE", (0, 0))
+    monkeypatch.setattr(datasets, "EARLIER_ROWS", 40)
+    check_election(folder, 19)
+    monkeypatch.setattr(datasets, "EARLIER_ROWS", 41)
+    with pytest.raises(DataError, match=r"has 40 rows; the complete file has 41"):
+        check_election(folder, 19)
+
+
 # --- the protocol ---------------------------------------------------------------------------------------------
 
 
@@ -151,7 +162,7 @@ def test_nothing_is_learnt_from_test_rows():
     np.testing.assert_array_equal(other.train.X, split.train.X)
 
     for name in ("local", "global", "state-intercepts", "fed-loc", "fed-his", "kin"):
-        here, there = METHODS[name](split), METHODS[name](other)
+        here, there = (METHODS[name][1](one) for one in (split, other))
         assert here[1] == there[1]
 
 
@@ -171,7 +182,7 @@ def test_ridge_fits_against_scikit_learn(name: str):
     from sklearn.linear_model import LogisticRegression
 
     split = Split(_made_up(), replace(PROTOCOL, intercept=False), seed=4)
-    found = METHODS[name](split)
+    found = METHODS[name][1](split)
     groups = [[state] for state in split.train.sites] if name == "local" else [list(split.train.sites)]
     expected = np.empty(len(split.test.X))
     for states in groups:
@@ -201,7 +212,7 @@ def test_ridge_and_lam_are_the_best_of_the_inner_cross_validation():
 
     split = Split(_made_up(), PROTOCOL, seed=4)
     graph = Graph.complete(split.train.sites)
-    found = split.penalised(graph)
+    found = penalised(split, graph)
     loss = {}
     for ridge in PROTOCOL.fed_ridges:
         for lam in PROTOCOL.lams:
@@ -220,7 +231,7 @@ def test_ridge_and_lam_are_the_best_of_the_inner_cross_validation():
 def test_the_task_gives_a_row_per_method(folder: Path):
     options = {"more_than": 19, "lams": [1e-3, 1e-2], "ridges": [1e-2, 1e-1], "fed_ridges": [1e-2], "folds": 3}
     rows = list(election(Replication({"standardize": "pooled", "intercept": True}, options, 0, 11, folder)))
-    assert [row["method"] for row in rows] == list(LABELS)
+    assert [row["method"] for row in rows] == list(METHODS)
     by_name = {row["method"]: row for row in rows}
     # the labels follow the first column: every model beats both floors
     floor = max(by_name[name]["accuracy"] for name in ("always-republican", "state-majority"))
@@ -300,10 +311,10 @@ def test_one_model_with_state_intercepts_against_scikit_learn():
     split = Split(_made_up(), protocol, seed=4)
     wide = [np.column_stack([rows.X[:, 1:], np.eye(5)[rows.site_index]]) for rows in (split.train, split.test)]
     model = LogisticRegression(C=1 / (1e-2 * len(wide[0])), tol=1e-10, max_iter=1000).fit(wide[0], split.train.y)
-    found = split.state_intercepts()
+    found = state_intercepts(split)
     np.testing.assert_allclose(found[0], model.predict_proba(wide[1])[:, 1], atol=1e-4)
     without = replace(split, protocol=replace(protocol, intercept=False))
-    np.testing.assert_allclose(without.state_intercepts()[0], found[0], atol=1e-9)
+    np.testing.assert_allclose(state_intercepts(without)[0], found[0], atol=1e-9)
 
 
 def test_maps_are_drawn(tmp_path: Path):
@@ -312,7 +323,7 @@ def test_maps_are_drawn(tmp_path: Path):
         for name in ("common_share", "distance"):
             row[name] = row[name][:2] if row[name] else None
     for kind, note in (("state_map", "in 0 of 3 splits the test keeps all 1 edges"), ("kin_map", "resolved in 3 of 3")):
-        draw({"name": kind, "kind": kind}, rows, tmp_path, FIGURES[kind])
+        draw({"name": kind, "kind": kind, "where": {}}, rows, tmp_path, FIGURES[kind])
         assert (tmp_path / f"{kind}.svg").stat().st_size > 0
         assert note in groups(rows, "kin" if kind == "kin_map" else "fed-loc").note
 
@@ -320,6 +331,7 @@ def test_maps_are_drawn(tmp_path: Path):
 @pytest.mark.realdata
 def test_the_real_files(real_data: Path):
     folder = real_data / "election"
+    check_election(folder)
     found = load_election(folder)
     federation = found.federation
     assert (federation.n_sites, len(federation.X), federation.n_features) == (30, 2710, 51)

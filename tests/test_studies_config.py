@@ -21,10 +21,11 @@ def test_grid_is_a_union_of_products_and_blocks_come_round_by_round():
 def test_cells_cover_every_replication_once(small_study: Path):
     cells = load_study(small_study).cells()
     assert len(cells) == 4 * 3
-    assert [cell.replications[0] for cell in cells] == [0] * 4 + [2] * 4 + [4] * 4
-    seen = [(cell.point, number) for cell in cells for number in cell.replications]
+    assert [cell.replications[0].number for cell in cells] == [0] * 4 + [2] * 4 + [4] * 4
+    assert [str(cell) for cell in cells[:2]] == [f"n=10, kind={kind}, replications 0 to 1" for kind in "ab"]
+    seen = [(str(one.params), one.number) for cell in cells for one in cell.replications]
     assert len(set(seen)) == len(seen) == 4 * 6
-    seeds = [seed for cell in cells for seed in cell.seeds]
+    seeds = [one.seed for cell in cells for one in cell.replications]
     assert len(set(seeds)) == len(seeds)
     assert len({cell.key for cell in cells}) == len(cells)
 
@@ -36,14 +37,14 @@ def test_a_seed_depends_on_its_own_point_only():
     text = SMALL.replace('task = "own:task"', 'task = "estimation"')
     few = parse_study(text, "test").cells()
     more = parse_study(text + "[[grid]]\nn = [40]\nkind = ['a']\n", "test").cells()
-    by_key = {cell.key: cell.seeds for cell in more}
-    assert all(by_key[cell.key] == cell.seeds for cell in few)
+    by_key = {cell.key: cell.replications for cell in more}
+    assert all(by_key[cell.key] == cell.replications for cell in few)
 
 
 def test_shared_entries_are_compared_on_the_same_numbers():
     text = SMALL.replace('task = "own:task"', 'task = "estimation"\nshared = ["kind"]')
     cells = parse_study(text, "test").cells()
-    first = {(cell.params["n"], cell.params["kind"]): cell.seeds for cell in cells[:4]}
+    first = {tuple(cell.replications[0].params.values()): [one.seed for one in cell.replications] for cell in cells[:4]}
     assert first[10, "a"] == first[10, "b"] != first[20, "a"]
     assert len({cell.key for cell in cells}) == len(cells)
 
@@ -53,7 +54,10 @@ def test_shared_entries_are_compared_on_the_same_numbers():
     [
         (('task = "own:task"', ""), "[study]: Object missing required field `task`"),
         (("replications = 6", "replications = 0"), "[study]: Expected `int` >= 1 - at `replications`"),
-        (("n = [10, 20]", 'n = [10, "20"]'), "grid entry 'n' has numbers and texts, [10, '20']; give one kind"),
+        (
+            ("n = [10, 20]", 'n = [10, "20"]'),
+            "grid entry 'n' must be a list of numbers, or a list of texts, got [10, '20']",
+        ),
         (("[study]", "[study"), "is not valid TOML"),
         (('name = "small"', 'name = "small-quick"'), "do not end in -quick"),
         (("seed = 3", "seed = -3"), "[study]: Expected `int` >= 0 - at `seed`"),
@@ -72,10 +76,13 @@ def test_a_wrong_file_is_named_with_what_is_wrong(change: tuple[str, str], messa
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (("own:task", "nothing"), "[study]: unknown task 'nothing'; give one of estimation, selection"),
-        (("own:task", "nowhere:task"), "[study]: task = 'nowhere:task': there is no module 'nowhere'; put nowhere.py"),
+        (("own:task", "nothing"), "[study]: task: unknown function 'nothing'; give one of estimation, selection"),
+        (
+            ("own:task", "nowhere:task"),
+            "[study]: task = 'nowhere:task': ModuleNotFoundError: No module named 'nowhere'; put the module next",
+        ),
         (("own:task", "broken:task"), "broken.py, line 1"),
-        (("own:task", "falling:task"), "falling.py, line 2: ZeroDivisionError: division by zero; fix the module"),
+        (("own:task", "falling:task"), "falling.py, line 2: ZeroDivisionError: division by zero; put the module"),
         (("own:task", "own:no_arguments"), "it is called as no_arguments(replication), but too many positional"),
         (("seed = 3", 'checks = "own:checks"'), "[study]: checks = 'own:checks'"),
         (
@@ -83,7 +90,7 @@ def test_a_wrong_file_is_named_with_what_is_wrong(change: tuple[str, str], messa
             "[options]: estimators must be a list of names, got 'es'; write estimators = ['es']",
         ),
         (("ESTIMATORS", '["es", "eS"]'), "[options]: estimators has an unknown name 'eS'; choose from local"),
-        (("GENERATOR", "papers"), "[options]: unknown generator 'papers'; give one of paper, false_edges"),
+        (("GENERATOR", "papers"), "[options]: generator: unknown function 'papers'; give one of paper, false_edges"),
     ],
 )
 def test_what_is_not_there_is_said_before_a_worker_starts(small_study: Path, change: tuple[str, str], message: str):

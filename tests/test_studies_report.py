@@ -17,7 +17,9 @@ pytestmark = pytest.mark.studies
 def test_tables_are_means_with_standard_errors(tmp_path: Path):
     rows = [{"n": 10, "kind": "a", "value": value} for value in (1.0, 2.0, 3.0)]
     rows.append({"n": 10, "kind": "b", "value": 5.0})
-    table = make_table({"name": "t", "rows": ["n"], "columns": "kind", "value": "value"}, rows)
+    table = make_table(
+        {"name": "t", "rows": ["n"], "columns": "kind", "value": "value", "at": None, "where": {}, "caption": ""}, rows
+    )
     assert table.head == ["n", "a", "b"] and table.text == [["10", "2.000 (0.577)", "5.000"]]
     table.write(tmp_path)
     assert (tmp_path / "t.md").read_text().splitlines()[0] == "| n | a | b |"

@@ -15,7 +15,6 @@ import fedkin
 from fedkin.errors import ParameterError
 from fedkin.studies import Study, StudyError, launch, load_study, read_rows, run_study, write_rows
 from fedkin.studies import run as running
-from fedkin.studies.run import ResultStore
 from processes import PATIENCE
 from small_studies import SMALL, UNDRAWN
 
@@ -39,7 +38,7 @@ def test_rows_carry_seed_versions_and_cpu_and_more_replications_only_add(small_s
 
 def test_a_failing_task_names_its_cell(small_study: Path, tmp_path: Path):
     small_study.write_text(SMALL.replace("own:task", "own:failing"))
-    with pytest.raises(StudyError, match=r"n=10, kind=a, replications 0 to 1 .*\n(.*\n)*.*seven over nothing"):
+    with pytest.raises(StudyError, match=r"n=10, kind=a, replications 0 to 1:\n(.*\n)*.*seven over nothing"):
         run_study(load_study(small_study), tmp_path / "out", jobs=1)
 
 
@@ -59,19 +58,15 @@ def test_a_worker_that_is_killed_is_reported_and_the_study_goes_on(small_study: 
     assert run.computed + run.cached == 12 and run.computed >= 3
 
 
-def test_two_runs_in_one_directory_are_kept_apart_and_leftovers_are_swept(tmp_path: Path):
-    store = ResultStore(tmp_path)
-    leftover = store.cells / ".abc.0123456789abcdef.parquet"
-    leftover.write_bytes(b"half")
-    with store.lock(), pytest.raises(StudyError, match="another run is writing"), ResultStore(tmp_path).lock():
-        pass
-    assert not leftover.exists()
-    broken = store.cells / "abc.parquet"
+def test_files_that_cannot_be_read_and_directories_that_cannot_be_made_are_named(tmp_path: Path, small_study: Path):
+    broken = tmp_path / "abc.parquet"
     broken.write_bytes(b"not parquet")
     with pytest.raises(StudyError, match=r"abc\.parquet cannot be read .* remove it"):
         read_rows(broken)
-    with pytest.raises(StudyError, match=r"--out: the directory /proc/nope/.* cannot be made \(.*; choose another"):
-        ResultStore(Path("/proc/nope"))
+    with pytest.raises(ParameterError, match=r"--out /proc/nope: .* cannot be made \(.*\); choose another"):
+        run_study(load_study(small_study), Path("/proc/nope"))
+    with pytest.raises(ParameterError, match=r"abc\.parquet: .* cannot be made \(.*\); choose another"):
+        run_study(load_study(small_study), broken)
 
 
 def test_rows_with_different_columns_and_lists_survive(tmp_path: Path):

@@ -275,7 +275,7 @@ def check_election(folder: Path, more_than: int = 50, *, allow_incomplete: bool 
             f"{sizes.sum()} counties in them; the complete files give {states} and {counties}, so "
             f"{FACTS} or {RESULTS} is truncated: {remedy}"
         )
-    earlier = len(_read(folder / EARLIER))
+    earlier = len(_read(folder / EARLIER)["fips_code"])
     if earlier < EARLIER_ROWS:
         raise DataError(f"{folder / EARLIER} has {earlier} rows; the complete file has {EARLIER_ROWS}: {remedy}")
 

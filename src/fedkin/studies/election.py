@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
+from itertools import product
 from time import process_time
 from typing import Any
 
@@ -61,20 +62,12 @@ def skewed(X: Array) -> Mask:
     return np.asarray((X.min(axis=0) >= 0) & ((centred**3).mean(axis=0) > SKEWED * sd**3))
 
 
-def _with(rows: Federation, X: Array) -> Federation:
-    """Return the same rows with other features."""
-    site = [rows.sites[u] for u in rows.site_index]
-    return Federation.from_arrays(X, rows.y, site, feature_names=rows.feature_names)
-
-
 def standards(train: Federation, how: str) -> tuple[Array, Array]:
-    """Return means and scales ``(V, q)`` of the training rows."""
-    shape = (train.n_sites, train.n_features)
+    """Return means and scales of the training rows, ``(V, q)`` or broadcastable to it."""
     if how == "none":
-        return np.zeros(shape), np.ones(shape)
+        return np.zeros((1, 1)), np.ones((1, 1))
     if how in ("pooled", "logs"):
-        _, mean, scale = train.standardized()
-        return np.broadcast_to(mean, shape), np.broadcast_to(scale, shape)
+        return train.standardized()[1:]
     if how != "state":
         raise ParameterError(f'standardize must be "pooled", "logs", "state" or "none", got {how!r}')
     mean, scale = (np.stack([how(train[state].X, axis=0) for state in train.sites]) for how in (np.mean, np.std))
@@ -100,15 +93,18 @@ class Split:
 
     @cached_property
     def _prepared(self) -> tuple[Federation, Federation]:
-        train, test = self.raw
-        if self.protocol.standardize == "logs":
-            columns = skewed(train.X)
-            logs = (np.log1p(np.maximum(one.X, 0.0)) for one in (train, test))  # a test row may be below all others
-            train, test = (
-                _with(one, np.where(columns, log, one.X)) for one, log in zip((train, test), logs, strict=True)
-            )
-        mean, scale = standards(train, self.protocol.standardize)
-        train, test = (_with(one, (one.X - mean[one.site_index]) / scale[one.site_index]) for one in (train, test))
+        columns = skewed(self.raw[0].X) if self.protocol.standardize == "logs" else False
+
+        def logs(rows: Federation) -> Array:
+            # a test row may be below all others
+            return np.where(columns, np.log1p(np.maximum(rows.X, 0.0)), rows.X)
+
+        train, test = (rows.replaced(X=logs(rows)) for rows in self.raw)
+        mean, scale = (
+            np.broadcast_to(one, (train.n_sites, train.n_features))
+            for one in standards(train, self.protocol.standardize)
+        )
+        train, test = (one.replaced(X=(one.X - mean[one.site_index]) / scale[one.site_index]) for one in (train, test))
         return (train.with_intercept(), test.with_intercept()) if self.protocol.intercept else (train, test)
 
     @property
@@ -143,86 +139,132 @@ class Split:
         mean = held_out_losses(self.train, self.fold, fits, row_loss).mean(axis=1)
         return (chosen := best_level(mean)), float(mean[chosen])
 
-    def penalised(self, graph: Graph) -> Found:
-        """Minimise Fed-ADMM's objective along a graph, with ridge and lam by inner cross-validation."""
-        protocol = self.protocol
-        lams = sorted(protocol.lams, reverse=True)
-        candidates = [(ridge, lam) for ridge in protocol.fed_ridges for lam in lams]
-
-        def problem(rows: Federation, ridge: float, lam: float = 0.0) -> Problem:
-            vector = self._ridge_vector(ridge)
-            return Problem(rows, graph, loss="logistic", penalty=protocol.penalty, lam=lam, ridge=vector)
-
-        def fits(rows: Federation) -> Iterator[Array]:
-            for ridge in protocol.fed_ridges:
-                path = lam_path(problem(rows, ridge), lams, tol=protocol.path_tol)
-                yield from (solution.theta for solution in path.solutions)
-
-        chosen, loss = self.best(fits)
-        ridge, lam = candidates[chosen]
-        solution = solve(problem(self.train, ridge, lam), tol=protocol.tol)
-        graph = graph.aligned(self.train.sites)
-        return self.probabilities(solution.theta), {
-            "ridge": ridge,
-            "lam": lam,
-            "inner_log_loss": loss,  # mean over held-out training rows in the cross-validation that chose them
-            "kept_edges": graph.n_edges,
-            "components": graph.n_components,
-            "group": graph.components().tolist(),
-            "common_share": common_share(solution.theta, graph).tolist(),
-        }
-
-    def ridged(self, *, pooled: bool = False) -> Found:
-        """Fit one model per state or one for all, with the ridge chosen by inner cross-validation."""
-
-        def fit(rows: Federation, ridge: float) -> Array:
-            own = _all_in_one(rows, rows.X) if pooled else rows
-            problem = Problem(own, Graph.empty(own.sites), loss="logistic", ridge=self._ridge_vector(ridge))
-            return np.broadcast_to(solve(problem, tol=1e-9).theta, (self.train.n_sites, rows.n_features))
-
-        return self._tuned([(ridge,) for ridge in self.protocol.ridges], fit)
-
-    def state_intercepts(self) -> Found:
-        """Fit one model with state intercepts, with both ridges chosen by inner cross-validation."""
-        if self.train.feature_names[0] != INTERCEPT:
-            return replace(self, protocol=replace(self.protocol, intercept=True)).state_intercepts()
-        protocol, (V, p) = self.protocol, (self.train.n_sites, self.train.n_features)
-        candidates = [(ridge, own) for ridge in protocol.ridges for own in protocol.state_ridges]
-
-        def fit(rows: Federation, ridge: float, own: float) -> Array:
-            # each state's own part of the intercept
-            every = _all_in_one(rows, np.column_stack([rows.X, np.eye(V)[rows.site_index]]))
-            vector = np.concatenate([self._ridge_vector(ridge), np.full(V, own)])
-            theta = solve(Problem(every, Graph.empty(["all"]), loss="logistic", ridge=vector), tol=1e-9).theta[0]
-            return np.column_stack([theta[0] + theta[p:], np.tile(theta[1:p], (V, 1))])
-
-        return self._tuned(candidates, fit)
-
-    def _tuned(self, candidates: Sequence[tuple[float, ...]], fit: Callable[..., Array]) -> Found:
-        chosen, loss = self.best(lambda rows: (fit(rows, *one) for one in candidates))
-        theta = fit(self.train, *candidates[chosen])
-        return self.probabilities(theta), {"ridge": candidates[chosen][0], "inner_log_loss": loss}
-
-    def kin(self) -> Found:
-        """Fit kin without tuning, and average probabilities over the posterior.
-
-        A state's ``distance`` is the root mean square over all training rows of the difference between its linear
-        predictor and that of the mean over states.
-        """
-        found = find_kin(self.train, loss="logistic", seed=self.seed)
-        away = self.train.X @ (found.theta - found.theta.mean(axis=0)).T
-        distance = np.sqrt((away**2).mean(axis=0)).tolist()
-        chance = np.empty(len(self.test.X))
-        for u, state in enumerate(self.test.sites):
-            own = self.test.site_index == u
-            chance[own] = found.predict(self.test.X[own], state).mean
-        return chance, {"group": found.groups.tolist(), "resolved": float(found.resolved), "distance": distance}
-
-    def _ridge_vector(self, ridge: float) -> Array:
+    def ridge_vector(self, ridge: float) -> Array:
+        """Return the ridge of every coefficient."""
         vector = np.full(self.train.n_features, ridge)
         if self.train.feature_names[0] == INTERCEPT:
             vector[0] = self.protocol.intercept_ridge
         return vector
+
+
+# --- methods ----------------------------------------------------------------------------------------------------------
+
+
+def _always_republican(split: Split) -> Found:
+    share = float(np.asarray(split.train.y).mean())
+    return np.full(len(split.test.X), min(share, 0.5)), {}
+
+
+def _state_majority(split: Split) -> Found:
+    # one county of each kind is added, so that a state of one kind is not certain
+    train = split.train
+    ahead = np.bincount(train.site_index, weights=train.y, minlength=train.n_sites)
+    return ((ahead + 1) / (train.n_samples + 2))[split.test.site_index], {}
+
+
+def _tuned(split: Split, candidates: Sequence[tuple[float, ...]], fit: Callable[..., Array]) -> Found:
+    """Fit with the candidate that inner cross-validation chooses."""
+    chosen, loss = split.best(lambda rows: (fit(rows, *one) for one in candidates))
+    theta = fit(split.train, *candidates[chosen])
+    return split.probabilities(theta), {"ridge": candidates[chosen][0], "inner_log_loss": loss}
+
+
+def _ridge(rows: Federation, ridge: Array) -> Array:
+    """Return the ridge fit of every site."""
+    return solve(Problem(rows, Graph.empty(rows.sites), loss="logistic", ridge=ridge), tol=1e-9).theta
+
+
+def _local(split: Split) -> Found:
+    ridges = [(ridge,) for ridge in split.protocol.ridges]
+    return _tuned(split, ridges, lambda rows, ridge: _ridge(rows, split.ridge_vector(ridge)))
+
+
+def _global(split: Split) -> Found:
+    def fit(rows: Federation, ridge: float) -> Array:
+        return np.tile(_ridge(_all_in_one(rows, rows.X), split.ridge_vector(ridge)), (rows.n_sites, 1))
+
+    return _tuned(split, [(ridge,) for ridge in split.protocol.ridges], fit)
+
+
+def state_intercepts(split: Split) -> Found:
+    """Fit one model with state intercepts, with both ridges chosen by inner cross-validation."""
+    if split.train.feature_names[0] != INTERCEPT:
+        return state_intercepts(replace(split, protocol=replace(split.protocol, intercept=True)))
+    protocol, (V, p) = split.protocol, (split.train.n_sites, split.train.n_features)
+
+    def fit(rows: Federation, ridge: float, own: float) -> Array:
+        # each state's own part of the intercept
+        every = _all_in_one(rows, np.column_stack([rows.X, np.eye(V)[rows.site_index]]))
+        theta = _ridge(every, np.concatenate([split.ridge_vector(ridge), np.full(V, own)]))[0]
+        return np.column_stack([theta[0] + theta[p:], np.tile(theta[1:p], (V, 1))])
+
+    return _tuned(split, list(product(protocol.ridges, protocol.state_ridges)), fit)
+
+
+def _all_in_one(rows: Federation, X: Array) -> Federation:
+    return Federation.from_arrays(X, rows.y, ["all"] * len(X))
+
+
+def penalised(split: Split, graph: Graph) -> Found:
+    """Minimise Fed-ADMM's objective along a graph, with ridge and lam by inner cross-validation."""
+    protocol, lams = split.protocol, sorted(split.protocol.lams, reverse=True)
+
+    def problem(rows: Federation, ridge: float, lam: float = 0.0) -> Problem:
+        vector = split.ridge_vector(ridge)
+        return Problem(rows, graph, loss="logistic", penalty=protocol.penalty, lam=lam, ridge=vector)
+
+    def fits(rows: Federation) -> Iterator[Array]:
+        for ridge in protocol.fed_ridges:
+            path = lam_path(problem(rows, ridge), lams, tol=protocol.path_tol)
+            yield from (solution.theta for solution in path.solutions)
+
+    chosen, loss = split.best(fits)
+    ridge, lam = list(product(protocol.fed_ridges, lams))[chosen]
+    theta = solve(problem(split.train, ridge, lam), tol=protocol.tol).theta
+    graph = graph.aligned(split.train.sites)
+    return split.probabilities(theta), {
+        "ridge": ridge,
+        "lam": lam,
+        "inner_log_loss": loss,  # mean over held-out training rows in the cross-validation that chose them
+        "kept_edges": graph.n_edges,
+        "components": graph.n_components,
+        "group": graph.components().tolist(),
+        "common_share": common_share(theta, graph).tolist(),
+    }
+
+
+def _along_selected(split: Split) -> Found:
+    """Fit along the pairs that the edge test keeps: D_loc."""
+    level, variance = split.protocol.level, split.protocol.variance
+    return penalised(split, select_edges(split.train, None, "logistic", level, variance=variance).graph)
+
+
+def _along_historical(split: Split) -> Found:
+    """Fit along the graph that joins the states of each lean (red, blue, swing): D_his."""
+    sites = split.train.sites
+    return penalised(split, Graph.clusters([split.election.lean[str(state)] for state in sites], sites=sites))
+
+
+def _kin(split: Split) -> Found:
+    """Fit kin without tuning, and average probabilities over the posterior.
+
+    A state's ``distance`` is the root mean square over all training rows of the difference between its linear
+    predictor and that of the mean over states.
+    """
+    found, test = find_kin(split.train, loss="logistic", seed=split.seed), split.test
+    away = split.train.X @ (found.theta - found.theta.mean(axis=0)).T
+    distance = np.sqrt((away**2).mean(axis=0)).tolist()
+    chance = np.empty(len(test.X))
+    for u, state in enumerate(test.sites):
+        own = test.site_index == u
+        chance[own] = found.predict(test.X[own], state).mean
+    return chance, {"group": found.groups.tolist(), "resolved": float(found.resolved), "distance": distance}
+
+
+def _boosting(split: Split) -> Found:
+    train, test = split.raw
+    model = HistGradientBoostingClassifier(random_state=split.seed).fit(train.X, train.y)
+    return np.asarray(model.predict_proba(test.X)[:, 1]), {}
 
 
 def common_share(theta: Array, graph: Graph) -> Array:
@@ -242,17 +284,20 @@ def _predictors(rows: Federation, theta: Array) -> Array:
 
 
 #: Methods by their names in rows, with the names that tables show.
-LABELS: Mapping[str, str] = {
-    "always-republican": "Always Republican (floor)",
-    "state-majority": "Majority of the state (floor)",
-    "local": "Local, ridge validated",
-    "global": "Global, ridge validated",
-    "state-intercepts": "One model, state intercepts",
-    "fed-loc": "Fed-ADMM, D_loc",
-    "fed-his": "Fed-ADMM, D_his",
-    "kin": "kin",
-    "boosting": "Gradient boosting, pooled (ceiling)",
+METHODS: Mapping[str, tuple[str, Callable[[Split], Found]]] = {
+    "always-republican": ("Always Republican (floor)", _always_republican),
+    "state-majority": ("Majority of the state (floor)", _state_majority),
+    "local": ("Local, ridge validated", _local),
+    "global": ("Global, ridge validated", _global),
+    "state-intercepts": ("One model, state intercepts", state_intercepts),
+    "fed-loc": ("Fed-ADMM, D_loc", _along_selected),
+    "fed-his": ("Fed-ADMM, D_his", _along_historical),
+    "kin": ("kin", _kin),
+    "boosting": ("Gradient boosting, pooled (ceiling)", _boosting),
 }
+_loaded = lru_cache(maxsize=2)(load_election)
+#: Columns about a fit, None where a method has no such thing.
+_ABOUT = ("ridge", "lam", "inner_log_loss", "kept_edges", "components", "group", "common_share", "resolved", "distance")
 
 
 def election(replication: Replication) -> Iterator[dict[str, Any]]:
@@ -260,18 +305,12 @@ def election(replication: Replication) -> Iterator[dict[str, Any]]:
     if replication.data is None:
         raise ParameterError("the election study needs the directory of its data (--data DIR)")
     protocol = settings_from(ElectionProtocol, {**replication.options, **replication.params})
-    loaded = _loaded(replication.data, protocol.more_than)
-    split = Split(loaded, protocol, replication.seed % 2**31)
-    for name in replication.options.get("methods", list(LABELS)):
+    split = Split(_loaded(replication.data, protocol.more_than), protocol, replication.seed % 2**31)
+    for name in replication.options.get("methods", list(METHODS)):
         started = process_time()
-        probability, about = METHODS[name](split)
+        probability, about = METHODS[name][1](split)
         row = {"method": name, **scores(split.test.y, probability), "states": list(split.train.sites)}
         yield {**row, **dict.fromkeys(_ABOUT), **about, "cpu_seconds": process_time() - started}
-
-
-_loaded = lru_cache(maxsize=2)(load_election)
-#: Columns about a fit, None where a method has no such thing.
-_ABOUT = ("ridge", "lam", "inner_log_loss", "kept_edges", "components", "group", "common_share", "resolved", "distance")
 
 
 def scores(y: Any, probability: Array) -> dict[str, float]:
@@ -287,55 +326,10 @@ def scores(y: Any, probability: Array) -> dict[str, float]:
     }
 
 
-def historical_graph(election: Election, sites: Sequence[Any]) -> Graph:
-    """Join the states of each lean (red, blue, swing): D_his."""
-    return Graph.clusters([election.lean[state] for state in sites], sites=sites)
-
-
-def _all_in_one(rows: Federation, X: Array) -> Federation:
-    return Federation.from_arrays(X, rows.y, ["all"] * len(X))
-
-
-def _always_republican(split: Split) -> Found:
-    share = float(np.asarray(split.train.y).mean())
-    return np.full(len(split.test.X), min(share, 0.5)), {}
-
-
-def _state_majority(split: Split) -> Found:
-    # one county of each kind is added, so that a state of one kind is not certain
-    train = split.train
-    ahead = np.bincount(train.site_index, weights=train.y, minlength=train.n_sites)
-    return ((ahead + 1) / (train.n_samples + 2))[split.test.site_index], {}
-
-
-def _selected(split: Split) -> Found:
-    protocol = split.protocol
-    chosen = select_edges(split.train, None, "logistic", protocol.level, variance=protocol.variance)
-    return split.penalised(chosen.graph)
-
-
-def _boosting(split: Split) -> Found:
-    train, test = split.raw
-    model = HistGradientBoostingClassifier(random_state=split.seed).fit(train.X, train.y)
-    return np.asarray(model.predict_proba(test.X)[:, 1]), {}
-
-
-METHODS: Mapping[str, Callable[[Split], Found]] = {
-    "always-republican": _always_republican,
-    "state-majority": _state_majority,
-    "local": lambda split: split.ridged(),
-    "global": lambda split: split.ridged(pooled=True),
-    "state-intercepts": lambda split: split.state_intercepts(),
-    "fed-loc": _selected,
-    "fed-his": lambda split: split.penalised(historical_graph(split.election, split.train.sites)),
-    "kin": lambda split: split.kin(),
-    "boosting": _boosting,
-}
-
 #: The task of this module with its options, as in `fedkin.studies.tasks`.
 TASKS: Mapping[str, tuple[StudyTask, Mapping[str, Sequence[str]]]] = {
     "election": (
         election,
-        {**dict.fromkeys(["allow_incomplete", *ElectionProtocol.__dataclass_fields__], ()), "methods": tuple(LABELS)},
+        {**dict.fromkeys(["allow_incomplete", *ElectionProtocol.__dataclass_fields__], ()), "methods": tuple(METHODS)},
     )
 }

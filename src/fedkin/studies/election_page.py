@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +12,8 @@ import numpy as np
 from fedkin._base import Array, Index, count
 from fedkin.graph import Graph
 from fedkin.report.payload import TILES
-from fedkin.studies.claims import Check, doubt, doubt_of_means
-from fedkin.studies.election import LABELS
+from fedkin.studies.claims import Check, doubt
+from fedkin.studies.election import METHODS
 from fedkin.studies.figures import ResultTable, add_legend
 from fedkin.studies.replications import Row, Sample, distinct, paired_difference, summarize
 
@@ -24,6 +24,7 @@ PUBLISHED: Mapping[str, tuple[float, float]] = {
     "fed-loc": (0.793, 0.019),
     "fed-his": (0.742, 0.011),
 }
+LABELS = {name: label for name, (label, _) in METHODS.items()}
 PROTOCOLS: Mapping[str, str] = {
     "pooled": "pooled z-scores, intercept",
     "logs": "pooled z-scores of logarithms, intercept",
@@ -223,39 +224,32 @@ def checks(rows: Sequence[Row]) -> list[Check]:
     """Check the sentences of section 6 and the numbers of its table, under the default protocol; then check kin."""
     main = [row for row in rows if row["standardize"] == MAIN]
     accuracy = {key[0]: one for key, one in summarize(main, ["method"], "accuracy").items()}
-
-    def apart(first: str, second: str) -> Sample:
-        return paired_difference(main, "method", (first, second), "accuracy")
-
-    def words(one: Sample) -> str:
-        return f"{one.mean:+.4f}, standard error {one.error:.4f} ({one.n} splits)"
-
     floor = accuracy["always-republican"].mean
-    ahead = {(name,): apart("fed-loc", name) for name in ("local", "global", "fed-his")}
-    closest = min(ahead, key=lambda key: ahead[key].mean)
-    observed = f"least ahead of {LABELS[closest[0]]}: {words(ahead[closest])}"
+
     claim = 'Section 6: "FedADMM with D_loc performs best" of the four of Table 1, by more than two standard errors'
-    best = all(one.mean > 2 * one.error for one in ahead.values())
-    why = "" if best else f"it is not clearly ahead of {LABELS[closest[0]]}, whose graph is nearly as good here"
-    out = [Check(claim, observed, best, doubt_of_means(ahead, low=0.0, form="+.4f"), reason=why)]
-    one = apart("global", "local")
-    claim = 'Section 6: "Global estimator outperforms the local one"'
-    out.append(Check(claim, words(one), one.mean > 0, doubt([one.interval()], low=0.0, form="+.4f")))
-    one = apart("fed-his", "local")
+    out, nearest = _ahead(main, claim, "fed-loc", ("local", "global", "fed-his"), "accuracy")
+    if not out.holds:
+        out = replace(out, reason=f"it is not clearly ahead of {nearest}, whose graph is nearly as good here")
+    found = [out]
+    one = paired_difference(main, "method", ("global", "local"), "accuracy")
+    in_doubt = doubt([one.interval()], low=0.0, form="+.4f")
+    found.append(Check('Section 6: "Global estimator outperforms the local one"', _words(one), one.mean > 0, in_doubt))
+    one = paired_difference(main, "method", ("fed-his", "local"), "accuracy")
     claim = 'Section 6: "FedADMM with D_his performs on par with local estimator" (within two standard errors)'
     on_par = abs(one.mean) <= 2 * one.error
-    out.append(Check(claim, words(one), on_par, reason="" if on_par else "sharing along D_his helps here, by a little"))
+    why = "" if on_par else "sharing along D_his helps here, by a little"
+    found.append(Check(claim, _words(one), on_par, reason=why))
     for name, (value, sd) in PUBLISHED.items():
         method = LABELS[name].removesuffix(", ridge validated")
         claim = f"Table 1: accuracy of {method} is {value:.3f}, within its standard deviation {sd:.3f}"
         mine, holds = accuracy[name], abs(accuracy[name].mean - value) <= sd
         in_doubt = doubt([mine.interval()], value - sd, value + sd, ".3f")
         why = "" if holds else f"the published number lies below a constant answer, which is right in {floor:.1%}"
-        out.append(Check(claim, f"{mine.mean:.3f}", holds, in_doubt, reason=why))
-    found = groups(rows)
-    sizes = np.bincount(found.labels)
+        found.append(Check(claim, f"{mine.mean:.3f}", holds, in_doubt, reason=why))
+    both = groups(rows)
+    sizes = np.bincount(both.labels)
     edges = [int(row["kept_edges"]) for row in main if row["method"] == "fed-loc"]
-    n_pairs = len(found.states) * (len(found.states) - 1) // 2
+    n_pairs = len(both.states) * (len(both.states) - 1) // 2
     kept = f"{min(edges)} to {max(edges)} of {n_pairs} edges kept; "
     why = "with as many predictors as counties, local fits are so uncertain that the test keeps nearly all edges"
     several, alone = int((sizes > 1).sum()), int((sizes == 1).sum())
@@ -263,28 +257,35 @@ def checks(rows: Sequence[Row]) -> list[Check]:
         ("D_loc has two main groups of states", count(several, "group"), several == 2),
         ("some states are connected to no other", count(alone, "state") + " alone", alone > 0),
     ):
-        out.append(Check(f"Supplement, map: {claim}", kept + seen, holds, reason="" if holds else why))
+        found.append(Check(f"Supplement, map: {claim}", kept + seen, holds, reason="" if holds else why))
     below = [name for name, (value, _) in PUBLISHED.items() if value < floor]
     observed = f"{len(below)} of the 4 published accuracies lie below it"
-    out.append(Check(f"A constant answer is right in {floor:.1%} of the test counties", observed, None))
-    return out + _winners(main)
-
-
-def _winners(main: Sequence[Row]) -> list[Check]:
-    """Compare kin with every other model, and name the best."""
-    names = [name for name in MODELS if any(row["method"] == name for row in main)]
+    found.append(Check(f"A constant answer is right in {floor:.1%} of the test counties", observed))
+    names = [name for name in MODELS if name in accuracy]
     if "kin" not in names:
-        return []
-    apart = {(name,): paired_difference(main, "method", ("kin", name), "log_loss") for name in names if name != "kin"}
-    ahead = sum(one.mean < -2 * one.error for one in apart.values())
-    nearest = max(apart, key=lambda key: apart[key].mean)
-    close = f"{LABELS[nearest[0]]}, {apart[nearest].mean:+.4f}, standard error {apart[nearest].error:.4f}"
-    observed = f"{ahead} of {len(apart)}; the nearest is {close}"
+        return found
     claim = "Ours: kin below every other model in log-loss by more than two standard errors of the paired mean"
-    out = [Check(claim, observed, ahead == len(apart), doubt_of_means(apart, high=0.0, form="+.4f"))]
+    found.append(_ahead(main, claim, "kin", [name for name in names if name != "kin"], "log_loss", sign=-1)[0])
     for measure, sign, words in (("accuracy", -1, "highest accuracy"), ("log_loss", 1, "lowest log-loss")):
         table = {key[0]: one.mean for key, one in summarize(main, ["method"], measure).items() if key[0] in names}
         order = sorted(table, key=lambda name: sign * table[name])
         observed = ", ".join(f"{LABELS[name]} {table[name]:.4f}" for name in order)
-        out.append(Check(f"The {words} of the models", observed, None))
-    return out
+        found.append(Check(f"The {words} of the models", observed))
+    return found
+
+
+def _ahead(
+    rows: Sequence[Row], claim: str, mine: str, others: Sequence[str], measure: str, *, sign: int = 1
+) -> tuple[Check, str]:
+    """Check that a method is ahead of all others by more than two standard errors; return the nearest, too."""
+    apart = {name: paired_difference(rows, "method", (mine, name), measure) for name in others}
+    ahead = {name: one.scaled(sign) for name, one in apart.items()}
+    nearest = min(others, key=lambda name: ahead[name].mean)
+    won = sum(one.mean > 2 * one.error for one in ahead.values())
+    observed = f"ahead of {won} of {len(others)}; the nearest is {LABELS[nearest]}: {_words(apart[nearest])}"
+    in_doubt = doubt((one.interval(len(ahead)) for one in ahead.values()), low=0.0, form="+.4f")
+    return Check(claim, observed, won == len(others), in_doubt), LABELS[nearest]
+
+
+def _words(one: Sample) -> str:
+    return f"{one.mean:+.4f}, standard error {one.error:.4f} ({one.n} splits)"

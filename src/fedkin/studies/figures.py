@@ -5,12 +5,13 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import product
 from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
 
-from fedkin._base import write_file
+from fedkin._base import Array, write_file
 from fedkin.data import write_csv
 from fedkin.errors import ParameterError, missing_dependency
 from fedkin.studies.replications import Row, Sample, distinct, summarize
@@ -147,12 +148,14 @@ _STYLE: Any = {
 
 def draw(spec: Mapping[str, Any], rows: Sequence[Row], folder: Path, drawer: Drawer) -> None:
     """Draw the figure of an entry of ``[[figure]]`` and write it to ``folder`` as SVG, PDF and PNG."""
-    asked = {name: spec[name] for name in ("x", "y", "series", "rows", "columns") if name in spec}
-    asked |= {f"points[{k}]": name for k, name in enumerate(spec.get("points", ()))}
-    asked |= {f"reference[{k}]": line["column"] for k, line in enumerate(spec.get("reference", ())) if "column" in line}
-    if ":" in spec.get("kind", "lines"):
-        asked = {}  # the function knows what its entries mean
-    chosen = chosen_rows(f"figure {spec['name']!r}", rows, asked, spec.get("where", {}), numbers=("x", "y"))
+    asked = {}
+    if ":" not in spec["kind"]:  # else the function knows what its entries mean
+        asked = {name: spec[name] for name in ("x", "y", "series", "rows", "columns") if spec.get(name)}
+        asked |= {f"points[{k}]": name for k, name in enumerate(spec.get("points", ()))}
+        asked |= {
+            f"reference[{k}]": line["column"] for k, line in enumerate(spec.get("reference", ())) if line["column"]
+        }
+    chosen = chosen_rows(f"figure {spec['name']!r}", rows, asked, spec["where"], numbers=("x", "y"))
     try:
         import matplotlib
     except ImportError:
@@ -168,35 +171,31 @@ def draw(spec: Mapping[str, Any], rows: Sequence[Row], folder: Path, drawer: Dra
     write_file(image, short)
 
 
-def line_panels(spec: Mapping[str, Any], rows: Sequence[Row], folder: Path | None = None) -> Any:
+def line_panels(spec: Mapping[str, Any], rows: Sequence[Row], folder: Path) -> Any:
     """Draw the mean of ``y`` against ``x``, a line per series, panels by the columns ``rows`` and ``columns``."""
     from matplotlib.figure import Figure
 
-    down, across = spec.get("rows"), spec.get("columns")
-    down_values = distinct(rows, down) if down else [None]
-    across_values = distinct(rows, across) if across else [None]
-    series = spec.get("series_values") or (distinct(rows, spec["series"]) if "series" in spec else [None])
-    shape = (len(down_values), len(across_values))
-    size = (max(2.9 * shape[1], 4.8) + 0.4, max(2.35 * shape[0] + 1.0, 4.3))
+    down, across = (distinct(rows, spec[name]) if spec[name] else [None] for name in ("rows", "columns"))
+    series = spec["series_values"] or (distinct(rows, spec["series"]) if spec["series"] else [None])
+    size = (max(2.9 * len(across), 4.8) + 0.4, max(2.35 * len(down) + 1.0, 4.3))
     figure = Figure(figsize=size, layout="constrained")
-    axes = figure.subplots(*shape, sharex=spec.get("share_x", True), sharey=spec.get("share_y", True), squeeze=False)
-    for i, vertical in enumerate(down_values):
-        for j, horizontal in enumerate(across_values):
-            axis = axes[i, j]
-            fixed = {name: value for name, value in ((down, vertical), (across, horizontal)) if name is not None}
-            panel = [row for row in rows if all(row[name] == value for name, value in fixed.items())]
-            axis.set_xscale(spec.get("x_scale", "linear"))
-            axis.set_yscale(spec.get("y_scale", "linear"))
-            _draw_series(axis, spec, panel, series)
-            axis.set_title(point_label(list(fixed), list(fixed.values())), loc="left")
-            _finish_axis(axis, spec, panel)
-    figure.supxlabel(spec.get("x_label", spec["x"]), fontsize=10)
-    figure.supylabel(spec.get("y_label", spec["y"]), fontsize=10)
-    add_legend(figure, axes, spec.get("reference", ()))
+    how = {"sharex": spec["share_x"], "sharey": spec["share_y"], "squeeze": False}
+    axes = figure.subplots(len(down), len(across), **how)
+    for axis, (vertical, horizontal) in zip(axes.flat, product(down, across), strict=True):
+        fixed = {spec[name]: value for name, value in (("rows", vertical), ("columns", horizontal)) if spec[name]}
+        panel = [row for row in rows if all(row[name] == value for name, value in fixed.items())]
+        axis.set_xscale(spec["x_scale"])
+        axis.set_yscale(spec["y_scale"])
+        _draw_series(axis, spec, panel, series)
+        axis.set_title(point_label(list(fixed), list(fixed.values())), loc="left")
+        _finish_axis(axis, spec, panel)
+    figure.supxlabel(spec["x_label"] or spec["x"], fontsize=10)
+    figure.supylabel(spec["y_label"] or spec["y"], fontsize=10)
+    add_legend(figure, axes, [line["label"] for line in spec["reference"]])
     return figure
 
 
-def scaling(spec: Mapping[str, Any], rows: Sequence[Row], folder: Path | None = None) -> Any:
+def scaling(spec: Mapping[str, Any], rows: Sequence[Row], folder: Path) -> Any:
     """Draw the mean of ``y`` against the mean of ``x`` at every grid point, with the line ``y = x``."""
     from matplotlib.figure import Figure
 
@@ -205,95 +204,86 @@ def scaling(spec: Mapping[str, Any], rows: Sequence[Row], folder: Path | None = 
     axis.set_xscale("log")
     axis.set_yscale("log")
     x, y = (summarize(rows, spec["points"], spec[name]) for name in ("x", "y"))
-    place = list(spec["points"]).index(spec["series"])
+    place = spec["points"].index(spec["series"])
     for k, one in enumerate(distinct(rows, spec["series"])):
         keys = sorted((key for key in y if key[place] == one), key=lambda key: x[key].mean)
-        style = {**STYLES[k % len(STYLES)], "label": _series_label(spec, one)}
-        _points(axis, [x[key].mean for key in keys], [y[key] for key in keys], style)
+        style = {**STYLES[k % len(STYLES)], "label": spec["series_label"] + label_of(one)}
+        _points(axis, [x[key].mean for key in keys], _intervals(axis, [y[key] for key in keys]), style)
     ends = np.array([min(one.mean for one in x.values()), max(one.mean for one in x.values())])
     axis.plot(ends, ends, **_REFERENCE, label="slope 1", zorder=1)
-    axis.set_xlabel(spec.get("x_label", spec["x"]))
-    axis.set_ylabel(spec.get("y_label", spec["y"]))
+    axis.set_xlabel(spec["x_label"] or spec["x"])
+    axis.set_ylabel(spec["y_label"] or spec["y"])
     add_legend(figure, [axis])
     return figure
 
 
-def _series_label(spec: Mapping[str, Any], one: Any) -> str:
-    return f"{spec.get('series_label', '')}{label_of(one)}"
-
-
 def _finish_axis(axis: Any, spec: Mapping[str, Any], rows: Sequence[Row]) -> None:
+    """Set ticks and limits, and draw lines of reference."""
     if not rows:
         axis.set_axis_off()
         return
-    if spec.get("x_ticks") == "values":
+    if spec["x_ticks"] == "values":
         axis.set_xticks(distinct(rows, spec["x"]))
         axis.minorticks_off()
         axis.xaxis.set_major_formatter("{x:g}")
-    if "y_limits" in spec:
+    if spec["y_limits"]:
         axis.set_ylim(*spec["y_limits"])
-    for line in spec.get("reference", ()):
-        # a level given as it is, or the mean of a column
-        level = line["y"] if "y" in line else np.mean([row[line["column"]] for row in rows])
+    for line in spec["reference"]:
+        level = np.mean([row[line["column"]] for row in rows]) if line["y"] is None else line["y"]
         axis.axhline(level, **_REFERENCE, zorder=1)
-    if "diagonal" in spec:
+    if spec["diagonal"]:
         ends = [row[spec["x"]] for row in rows]
         line = np.linspace(min(ends), max(ends), 100)  # a curve where only one axis is logarithmic
         axis.plot(line, line, **_REFERENCE, zorder=1, label=spec["diagonal"])
 
 
 def _draw_series(axis: Any, spec: Mapping[str, Any], rows: Sequence[Row], series: Sequence[Any]) -> None:
-    name = spec.get("series")
-    keys = [spec["x"]] if name is None else [spec["x"], name]
-    table = summarize(rows, keys, spec["y"])
+    """Draw the line of each value of the column ``series``."""
+    table = summarize(rows, [spec["x"], spec["series"]], spec["y"])
     for k, one in enumerate(series):
-        points = {key[0]: summary for key, summary in table.items() if name is None or key[1] == one}
+        points = {x: summary for (x, name), summary in table.items() if name == one}
         if not points:
             continue
         x = sorted(points)
-        style = {**STYLES[k % len(STYLES)], "label": None if one is None else _series_label(spec, one)}
-        summaries = [points[value] for value in x]
-        if spec.get("markers", True):
-            _points(axis, _dodged(x, k, len(series), spec), summaries, style, spec.get("interval", "student"))
+        style = {**STYLES[k % len(STYLES)], "label": None if one is None else spec["series_label"] + label_of(one)}
+        intervals = _intervals(axis, [points[value] for value in x], spec["interval"])
+        if spec["markers"]:
+            _points(axis, _dodged(x, k - (len(series) - 1) / 2, spec["x_scale"] == "log"), intervals, style)
         else:
-            mean, low, high = _intervals(axis, summaries, "student")
+            mean, low, high = intervals
             # a few markers tell the curves apart without hiding them
             axis.plot(x, mean, linewidth=1.4, markersize=4.5, markevery=max(len(x) // 6, 1), **style)
             axis.fill_between(x, low, high, color=style["color"], alpha=0.18, linewidth=0)
 
 
-def _dodged(x: Sequence[float], k: int, n: int, spec: Mapping[str, Any]) -> Any:
-    """Shift series slightly so that overlapping ones remain visible."""
+def _dodged(x: Sequence[float], steps: float, log: bool) -> Any:
+    """Shift a series slightly so that overlapping ones remain visible."""
     values = np.asarray(x, dtype=np.float64)
-    share = 0.012 * (k - (n - 1) / 2)
-    if spec.get("x_scale") == "log":
-        return values * np.exp(share * np.log(max(values.max() / values.min(), 2.0)))
-    return values + share * (np.ptp(values) or 1.0)
+    if log:
+        return values * np.exp(0.012 * steps * np.log(max(values.max() / values.min(), 2.0)))
+    return values + 0.012 * steps * (np.ptp(values) or 1.0)
 
 
-def _points(
-    axis: Any, x: Any, summaries: Sequence[Sample], style: Mapping[str, Any], interval: str = "student"
-) -> None:
-    mean, low, high = _intervals(axis, summaries, interval)
+def _points(axis: Any, x: Any, intervals: Array, style: Mapping[str, Any]) -> None:
+    mean, low, high = intervals
     marks = {"markersize": 4.5, "markeredgecolor": "white", "markeredgewidth": 0.5}
     bars = np.clip([mean - low, high - mean], 0.0, None)
     axis.errorbar(x, mean, yerr=bars, capsize=2.0, elinewidth=1.0, linewidth=1.4, **marks, **style)
 
 
-def _intervals(axis: Any, summaries: Sequence[Sample], interval: str) -> tuple[Any, Any, Any]:
-    """Return means with the ends of their 95% intervals; on a logarithmic axis those of log mean, above 0."""
-    mean = np.array([summary.mean for summary in summaries])
-    if interval == "wilson":
-        ends = [summary.share_interval() for summary in summaries]
-        return mean, np.array([one.low for one in ends]), np.array([one.high for one in ends])
-    half = np.array([summary.half_width() if summary.n > 1 else 0.0 for summary in summaries])
+def _intervals(axis: Any, samples: Sequence[Sample], kind: str = "student") -> Array:
+    """Return means with the ends of their 95% intervals, ``(3, n)``; on a logarithmic axis those of log mean."""
+    mean = np.array([one.mean for one in samples])
+    if kind == "wilson":
+        ends = [one.share_interval() for one in samples]
+        return np.array([mean, [one.low for one in ends], [one.high for one in ends]])
+    half = np.array([one.interval().high - one.mean if one.n > 1 else 0.0 for one in samples])
     if axis.get_yscale() != "log":
-        return mean, mean - half, mean + half
-    factor = np.exp(half / mean)
-    return mean, mean / factor, mean * factor
+        return np.array([mean, mean - half, mean + half])
+    return np.array([mean, mean * np.exp(-half / mean), mean * np.exp(half / mean)])
 
 
-def add_legend(figure: Any, axes: Any, reference: Sequence[Mapping[str, Any]] = ()) -> None:
+def add_legend(figure: Any, axes: Any, references: Sequence[str] = ()) -> None:
     """Add one legend for all panels above them."""
     from matplotlib.lines import Line2D
 
@@ -301,8 +291,7 @@ def add_legend(figure: Any, axes: Any, reference: Sequence[Mapping[str, Any]] = 
     for axis in np.asarray(axes).flat:
         for handle, label in zip(*axis.get_legend_handles_labels(), strict=True):
             found.setdefault(label, handle)
-    for line in reference:
-        found[line["label"]] = Line2D([], [], **_REFERENCE)
+    found |= {label: Line2D([], [], **_REFERENCE) for label in references}
     if found:
         room = figure.get_figwidth() / (0.075 * max(map(len, found)) + 0.75)  # inches of text and of its sign
         columns = max(1, min(len(found), int(room)))
@@ -351,37 +340,34 @@ class ResultTable:
         write_csv(folder / f"{self.name}.csv", *(self.exact or self._wide()))
 
     def _wide(self) -> tuple[list[str], list[list[Any]]]:
-        samples = [any(isinstance(line[k], Sample) for line in self.cells) for k in range(len(self.head))]
-        parts = ("mean", "sd", "standard_error", "n")
-        names = [
-            f"{name} {part}".strip()
-            for name, many in zip(self.head, samples, strict=True)
-            for part in (parts if many else ("",))
-        ]
-        lines = []
-        for line in self.cells:
-            found: list[Any] = []
-            for cell, many in zip(line, samples, strict=True):
-                numbers = [cell.mean, cell.sd, cell.error, cell.n] if isinstance(cell, Sample) else [None] * len(parts)
-                found += numbers if many else [cell]
-            lines.append(found)
-        return [re.sub(r"\W+", "_", name).strip("_") for name in names], lines
+        """Return the table with four columns for each column that has samples."""
+        parts = {"mean": "mean", "sd": "sd", "standard_error": "error", "n": "n"}
+        head: list[str] = []
+        columns: list[list[Any]] = []
+        for k, name in enumerate(self.head):
+            cells = [line[k] for line in self.cells]
+            if any(isinstance(cell, Sample) for cell in cells):
+                head += [f"{name} {part}" for part in parts]
+                columns += [[getattr(cell, part, None) for cell in cells] for part in parts.values()]
+            else:
+                head.append(name)
+                columns.append(cells)
+        lines = [list(line) for line in zip(*columns, strict=True)]
+        return [re.sub(r"\W+", "_", name).strip("_") for name in head], lines
 
 
 def make_table(spec: Mapping[str, Any], rows: Sequence[Row]) -> ResultTable:
     """Make the table described by an entry of ``[[table]]``."""
-    asked = {name: spec[name] for name in ("value", "columns")}
-    asked |= {f"rows[{k}]": name for k, name in enumerate(spec["rows"])}
-    asked |= {"at": spec["at"]["column"]} if "at" in spec else {}
-    rows = chosen_rows(f"table {spec['name']!r}", rows, asked, spec.get("where", {}), numbers=("value",))
-    names, across, value = list(spec["rows"]), spec["columns"], spec["value"]
+    names, across, value, at = spec["rows"], spec["columns"], spec["value"], spec["at"]
+    asked = {"value": value, "columns": across, **{f"rows[{k}]": name for k, name in enumerate(names)}}
+    asked |= {"at": at["column"]} if at else {}
+    rows = chosen_rows(f"table {spec['name']!r}", rows, asked, spec["where"], numbers=("value",))
     columns = distinct(rows, across)
-    if "at" in spec:
+    if at:
         # of a long column (rounds), only the values at or next below some marks
-        name, marks = spec["at"]["column"], spec["at"]["values"]
-        known = distinct(rows, name)
-        wanted = {max((value for value in known if value <= mark), default=known[0]) for mark in marks}
-        rows = [row for row in rows if row[name] in wanted]
+        known = distinct(rows, at["column"])
+        wanted = {max((value for value in known if value <= mark), default=known[0]) for mark in at["values"]}
+        rows = [row for row in rows if row[at["column"]] in wanted]
     found = summarize(rows, [*names, across], value)
     points = sorted({key[:-1] for key in found}, key=lambda key: [(isinstance(one, str), one) for one in key])
     cells = [[*point, *(found.get((*point, column)) for column in columns)] for point in points]
@@ -391,8 +377,8 @@ def make_table(spec: Mapping[str, Any], rows: Sequence[Row]) -> ResultTable:
         for column in columns
         if (one := found.get((*point, column))) is not None
     ]
-    caption = spec.get("caption", f"Mean {value} over the replications, with its standard error in brackets.")
-    head = [column_label(name) for name in names] + [label_of(column) for column in columns]
+    caption = spec["caption"] or f"Mean {value} over the replications, with its standard error in brackets."
+    head = [*map(column_label, names), *map(label_of, columns)]
     exact = [*names, across, "mean", "sd", "standard_error", "replications"], long
     return ResultTable(spec["name"], head, cells, caption, exact=exact)
 

@@ -13,92 +13,50 @@ from typing import Any
 
 import numpy as np
 
-from fedkin._base import Array
 from fedkin.core import oracle_fit
 from fedkin.data import INTERCEPT, Federation
-from fedkin.datasets import Design, paper_design
-from fedkin.errors import ParameterError
-from fedkin.graph import Graph
+from fedkin.datasets import Design
 from fedkin.kin import QUICK, Kin, display_groups, find_kin
-from fedkin.studies.claims import Check, bound_check, doubt, doubt_of_means, largest
-from fedkin.studies.figures import ResultTable, add_legend, column_label, label_of, point_label
+from fedkin.studies.claims import Check, bound_check, doubt, largest
+from fedkin.studies.figures import ResultTable, add_legend, column_label, label_of
 from fedkin.studies.replications import (
+    Point,
     Replication,
     Row,
     Sample,
     StudyTask,
     distinct,
     find_function,
-    make_design,
     paired_ratios,
     ratio_of_sums,
     summarize,
 )
-from fedkin.studies.tasks import TUNED_OPTIONS, Tuning, Workbench, settings_from
+from fedkin.studies.tasks import TUNED_OPTIONS, Workbench
 
 BINS = np.linspace(0.0, 1.0, 11)  # ends of the bins of stated probabilities in a reliability diagram
 LEVEL = 0.95  # of the intervals whose coverage is looked at
 CELL = ["varrho", "signal"]
 
 
-def differing_design(
-    n_sites: int = 30,
-    n_samples: int = 50,
-    n_features: int = 8,
-    *,
-    truth: str = "groups",
-    loss: str = "linear",
-    signal: float = 1.0,
-    seed: int = 0,
-) -> Design:
-    """Draw sites that differ in one of three ways, ``truth``: in three groups, not at all, or continuously.
-
-    Parameters of "continuous" sites are ``N(centre, signal^2 / (4 sqrt(p)))`` and their edges are random; otherwise it
-    is the paper's design with a fifth of the edges flipped.
-    """
-    if truth not in ("groups", "none", "continuous"):
-        raise ParameterError(f'truth must be "groups", "none" or "continuous", got {truth!r}')
-    if truth != "continuous":
-        sizes = (n_sites, n_samples, n_features, 3 if truth == "groups" else 1)
-        return paper_design(*sizes, varrho=0.2, loss=loss, signal=signal, seed=seed)
-    rng = np.random.default_rng(seed)
-    scale = signal * n_features**-0.25
-    theta = scale * (rng.normal(size=n_features) + 0.5 * rng.normal(size=(n_sites, n_features)))
-    graph = Graph.empty(range(n_sites)).corrupt(0.3, seed=rng)
-    data = {}
-    for u in range(n_sites):
-        X = rng.normal(size=(n_samples, n_features))
-        mean, noise = X @ theta[u], rng.normal(size=n_samples)
-        data[u] = X, mean + noise if loss == "linear" else (mean + rng.logistic(size=n_samples) > 0).astype(np.float64)
-    return Design(Federation(data), graph, Graph.empty(range(n_sites)), theta, np.arange(n_sites))
-
-
-# --- the task ---------------------------------------------------------------------------------------------------------
-
-
 def kin(replication: Replication) -> Iterator[dict[str, Any]]:
     """Yield one row with the errors of the grid point's estimator and of an oracle that knows the groups."""
-    params, options = replication.params, replication.options
-    design, name = make_design(replication), params.get("estimator", "kin")
-    bench = Workbench(design, settings_from(Tuning, {**options, **params}), replication.seed % 2**31)
-    started = process_time()
-    kin = None
+    params, bench = replication.params, Workbench.from_replication(replication)
+    design, name = bench.design, params.get("estimator", "kin")
+    started, result = process_time(), None
     if name == "kin":
-        kin = find_kin(design.federation, design.graph, loss=bench.settings.loss, seed=bench.seed)
-        theta = kin.theta
-    elif name == "clusterpath":
-        theta = bench.penalised(Graph.complete(design.federation.sites)).theta
+        result = find_kin(design.federation, design.graph, loss=bench.settings.loss, seed=bench.seed)
+        theta = result.theta
     elif ":" in name:
         theta = find_function(name, f"estimator {name!r}", replication.folder)(design, bench, replication)
     else:
         theta = bench.estimate(name).theta
     seconds = process_time() - started
-    target = [one[-1] for one in options.get("targets", ()) if one[:-1] == [params.get("varrho"), params.get("signal")]]
+    targets = {tuple(point): target for *point, target in replication.options.get("targets", ())}
     yield {
         "error": design.error(theta),
         "oracle_error": design.error(oracle_fit(design.federation, design.labels.tolist(), bench.settings.loss)),
-        "target": target[0] if target else None,
-        **({} if kin is None else judged(design, kin)),
+        "target": targets.get((params.get("varrho"), params.get("signal"))),
+        **({} if result is None else judged(design, result)),
         "cpu_seconds": seconds,
     }
 
@@ -118,9 +76,11 @@ def judged(design: Design, kin: Kin) -> dict[str, Any]:
     stated = kin.probability[i, j]
     place = np.clip(np.digitize(stated, BINS) - 1, 0, len(BINS) - 2)
     bins = {"pairs": np.ones_like(stated), "stated": stated, "true": same.astype(np.float64)}
+    intervals = np.moveaxis(np.array([kin.confint(LEVEL), kin.confint(LEVEL, "site")]), 3, 1)
+    covered = [float(((low <= design.theta_star) & (design.theta_star <= high)).mean()) for low, high in intervals]
     return {
-        "coverage": _coverage(design, kin.confint(LEVEL)),
-        "coverage_site": _coverage(design, kin.confint(LEVEL, "site")),
+        "coverage": covered[0],
+        "coverage_site": covered[1],
         "resolved": float(kin.resolved),
         "purity": float(same[together].mean()) if together.any() else 1.0,
         "exact": float((same == shown).all()),
@@ -128,11 +88,6 @@ def judged(design: Design, kin: Kin) -> dict[str, Any]:
         "graph_use": kin.graph_use,
         **{name: np.bincount(place, weights, minlength=len(BINS) - 1).tolist() for name, weights in bins.items()},
     }
-
-
-def _coverage(design: Design, intervals: Array) -> float:
-    inside = (intervals[:, :, 0] <= design.theta_star) & (design.theta_star <= intervals[:, :, 1])
-    return float(inside.mean())
 
 
 def population(replication: Replication) -> Iterator[dict[str, Any]]:
@@ -144,10 +99,10 @@ def population(replication: Replication) -> Iterator[dict[str, Any]]:
     """
     V, loss, rng = replication.params["n_sites"], replication.params["loss"], np.random.default_rng(replication.seed)
     sd, n = np.array(replication.options["sd"]), replication.options["n_samples"]
-    mean, survival = replication.params["ratio"] * sd, loss == "cox"
+    mean, names = replication.params["ratio"] * sd, [f"x{j}" for j in range(len(sd))]
     X = rng.normal(size=(V, n, len(sd)))
-    if not survival:
-        X[:, :, 0] = 1.0
+    if loss != "cox":
+        X[:, :, 0], names[0] = 1.0, INTERCEPT
     eta = np.einsum("unp,up->un", X, mean + sd * rng.normal(size=(V, len(sd))))
     if loss == "linear":
         y = eta + rng.normal(size=(V, n))
@@ -159,7 +114,6 @@ def population(replication: Replication) -> Iterator[dict[str, Any]]:
         times, ends = rng.exponential(size=(2, V, n)) * [[[1.0]], [[2.0]]]
         times = times * np.exp(-eta - rng.normal(size=(V, 1)))
         y = np.where(times <= ends, times, -ends)
-    names = [name if j or survival else INTERCEPT for j, name in enumerate([f"x{j}" for j in range(len(sd))])]
     found = find_kin(Federation({u: (X[u], y[u]) for u in range(V)}, names), loss=loss, seed=0, **QUICK)
     estimate, low, high = found.population(LEVEL).T
     yield {
@@ -191,13 +145,10 @@ PURE, RIGHT = 0.9, 0.95
 def ratio_table(spec: Mapping[str, Any], rows: Sequence[Row]) -> ResultTable:
     """Make the table of errors relative to an oracle that knows the groups."""
     names = [name for name in distinct(rows, "estimator") if name != "pooled"]
-    ratios = {name: paired_ratios(rows, CELL, "estimator", (name, "pooled"), "error") for name in names}
-    targets = summarize(rows, CELL, "target")
-    points = sorted({point for found in ratios.values() for point in found})
-    cells = [
-        [*point, *(ratios[name].get(point) for name in names), targets[point].mean if point in targets else None]
-        for point in points
-    ]
+    ratios = [paired_ratios(rows, CELL, "estimator", (name, "pooled"), "error") for name in names]
+    targets = {point: one.mean for point, one in summarize(rows, CELL, "target").items()}
+    points = sorted({point for found in ratios for point in found})
+    cells = [[*point, *(found.get(point) for found in ratios), targets.get(point)] for point in points]
     caption = (
         "Mean error over the mean error of an oracle that knows the groups, on the same replications, with its "
         "standard error in brackets."
@@ -216,8 +167,8 @@ def group_table(spec: Mapping[str, Any], rows: Sequence[Row]) -> ResultTable:
         "coverage": "coverage of 95% intervals",
         "coverage_site": "coverage of intervals from own rows",
     }
-    tables = {name: summarize(mine, names, name) for name in measures}
-    cells = [[*point, *(tables[name][point] for name in measures)] for point in tables["coverage"]]
+    tables = [summarize(mine, names, name) for name in measures]
+    cells = [[*point, *(table[point] for table in tables)] for point in tables[0]]
     caption = (
         "Means over the replications, with standard errors in brackets. Where groups are not resolved, one is shown; "
         "pairs inside groups are counted whether they are resolved or not."
@@ -225,7 +176,7 @@ def group_table(spec: Mapping[str, Any], rows: Sequence[Row]) -> ResultTable:
     return ResultTable(spec["name"], [*map(column_label, names), *measures.values()], cells, caption)
 
 
-def reliability(spec: Mapping[str, Any], rows: Sequence[Row], folder: Path | None = None) -> Any:
+def reliability(spec: Mapping[str, Any], rows: Sequence[Row], folder: Path) -> Any:
     """Draw the share of pairs that are alike against the stated probability, with groups resolved and not resolved."""
     from matplotlib.figure import Figure
 
@@ -235,8 +186,7 @@ def reliability(spec: Mapping[str, Any], rows: Sequence[Row], folder: Path | Non
         chosen = [row for row in rows if row["resolved"] == resolved]
         axis.plot([0, 1], [0, 1], color="#555555", linewidth=1.0, linestyle=(0, (2, 2)), label="as stated")
         for stated, true, pairs in _bins(chosen):
-            half = true.half_width() if true.n > 1 else 0.0
-            ends = np.clip([true.mean - half, true.mean + half], 0.0, 1.0)
+            ends = np.clip([true.interval().low, true.interval().high] if true.n > 1 else true.mean, 0.0, 1.0)
             axis.plot([stated, stated], ends, color="#D55E00", linewidth=1.0)
             size = 12 + 300 * pairs / max(sum(one[2] for one in _bins(chosen)), 1.0)
             axis.scatter([stated], [true.mean], s=size, color="#D55E00", edgecolor="white", zorder=3)
@@ -263,53 +213,40 @@ def _bins(rows: Sequence[Row]) -> list[tuple[float, Sample, float]]:
 
 def checks(rows: Sequence[Row]) -> list[Check]:
     """Check errors against targets and rivals, probabilities, coverage, and when groups are reported."""
-    return [*_error_checks(rows), *coverage_checks(rows)]
 
+    def against(other: str) -> dict[Point, Sample]:
+        return paired_ratios(rows, CELL, "estimator", ("kin", other), "error")
 
-def _error_checks(rows: Sequence[Row]) -> list[Check]:
-    oracle = paired_ratios(rows, CELL, "estimator", ("kin", "pooled"), "error")
     targets = summarize(rows, CELL, "target")
-    over = {point: one.scaled(1 / targets[point].mean) for point, one in oracle.items() if point in targets}
-    rivals = [name for name in distinct(rows, "estimator") if name not in ("kin", *TOLD)]
-    against = [paired_ratios(rows, CELL, "estimator", ("kin", name), "error") for name in rivals]
+    over = {point: one.scaled(1 / targets[point].mean) for point, one in against("pooled").items() if point in targets}
+    rivals = [against(name) for name in distinct(rows, "estimator") if name not in ("kin", *TOLD)]
     worst = {
-        point: max((one[point] for one in against if point in one), key=lambda one: one.mean)
-        for point in dict.fromkeys(point for one in against for point in one)
+        point: max((one[point] for one in rivals if point in one), key=lambda one: one.mean)
+        for point in dict.fromkeys(point for one in rivals for point in one)
     }
-    found: list[Check] = []
-    for claim, ratios, bound in (
-        ("kin / Oracle at most {} times its target in every cell that has one", over, TARGET),
-        ("kin at most {} times the best of the others that are told nothing, in every cell", worst, RIVAL),
-    ):
-        found += bound_check(claim.format(bound), ratios, CELL, bound)
-    limits = paired_ratios(rows, CELL, "estimator", ("kin", LIMIT), "error")
-    if limits:
+    claim = f"kin / Oracle at most {TARGET} times its target in every cell that has one"
+    found = bound_check(claim, over, CELL, TARGET)
+    claim = f"kin at most {RIVAL} times the best of the others that are told nothing, in every cell"
+    found += bound_check(claim, worst, CELL, RIVAL)
+    if limits := against(LIMIT):
         middle = float(np.median([one.mean for one in limits.values()]))
-        observed = f"median {middle:.3f}; the largest is {largest(limits, CELL)}"
-        found.append(Check("kin / the information limit", observed, None))
-    return found
+        found.append(
+            Check("kin / the information limit", f"median {middle:.3f}; the largest is {largest(limits, CELL)}")
+        )
+    return [*found, *coverage_checks(rows)]
 
 
 def coverage_checks(rows: Sequence[Row]) -> list[Check]:
     """Check the coverage of intervals, the reliability of probabilities, and the purity of reported groups."""
     mine = _of_kin(rows)
-    names = _grid(mine)
-    low, high = COVERAGE
-    shares = summarize(mine, names, "coverage")
-    outside = [point for point, one in shares.items() if not low <= one.mean <= high]
-    farthest = max(shares, key=lambda point: abs(shares[point].mean - 0.95))
-    observed = f"{len(shares) - len(outside)} of {len(shares)} cells; the farthest is "
-    observed += f"{shares[farthest].mean:.3f} at {point_label(names, farthest)}"
+    names, (low, high) = _grid(mine), COVERAGE
     claim = f"95% intervals cover between {low:.0%} and {high:.0%} of parameters, on average over sites, in every cell"
-    found = [Check(claim, observed, not outside, doubt_of_means(shares, low, high, ".3f"))]
+    found = bound_check(claim, summarize(mine, names, "coverage"), names, high, low=low)
     shown = [row for row in mine if row["resolved"]]
-    off = {stated: one.scaled(1.0, -stated) for stated, one, _ in _bins(shown)}
-    if off:
-        worst = max(off, key=lambda stated: abs(off[stated].mean))
-        observed = f"the farthest: stated {worst:.2f}, true {worst + off[worst].mean:.2f}"
-        claim = f"Stated probabilities within {RELIABLE} of the truth where groups are resolved, in every bin"
-        in_doubt = doubt_of_means(off, -RELIABLE, RELIABLE, "+.3f")
-        found.append(Check(claim, observed, abs(off[worst].mean) <= RELIABLE, in_doubt))
+    off = {(round(stated, 3),): one.scaled(1.0, -stated) for stated, one, _ in _bins(shown)}
+    claim = f"Stated probabilities within {RELIABLE} of the truth where groups are resolved, in every bin"
+    found += bound_check(claim, off, ["stated"], RELIABLE, low=-RELIABLE, form="+.3f")
+    if shown:
         pure = Sample.from_values([float(row["purity"] >= PURE) for row in shown])
         observed = f"{pure.mean:.3f} of {pure.n}; resolved in {len(shown)} of {len(mine)} federations"
         claim = f"Where groups are resolved, {PURE:.0%} of pairs inside them are kin, in {RIGHT:.0%} of federations"

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-import hashlib
 import inspect
 import math
+import pkgutil
 import sys
 import traceback
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from scipy.special import ndtri, stdtrit
+from scipy.special import stdtrit
+from scipy.stats import binomtest
 
 from fedkin._base import Array
 from fedkin.data import Federation
@@ -30,37 +30,19 @@ def find_function(name: str, where: str, folder: Path | None = None) -> Callable
     """
     if folder is not None and str(folder) not in sys.path:
         sys.path.insert(0, str(folder))
-    module, _, function = name.partition(":")
     try:
-        home = import_module(module)
+        found = pkgutil.resolve_name(name)
     except Exception as error:
-        if isinstance(error, ModuleNotFoundError) and f"{module}.".startswith(f"{error.name}."):
-            words = f"there is no module {module!r}; put {module}.py next to the TOML file or install it"
-            raise ParameterError(f"{where}: {words}") from None
-        raise ParameterError(f"{where}: importing {module!r} failed: {_last_line(error)}; fix the module") from error
-    file = getattr(home, "__file__", None)
-    if file is None:
-        words = "name a function in a .py file next to the TOML file"
-        raise ParameterError(f"{where}: the module {module!r} has no file; {words}")
-    if not hasattr(home, function):
-        raise ParameterError(f"{where}: {file} has no function {function!r}; define it there or fix the name")
-    found: Callable[..., Any] = getattr(home, function)
-    if not callable(found):
-        raise ParameterError(f"{where}: {function!r} of {file} is a {type(found).__name__}, not a function")
-    return found
-
-
-def code_digest(function: Callable[..., Any]) -> str:
-    """Return the digest of the file that defines a function, so that edited code gets new cells."""
-    return hashlib.sha256(Path(str(sys.modules[function.__module__].__file__)).read_bytes()).hexdigest()
-
-
-def _last_line(error: Exception) -> str:
-    """Format file, line and message of an error in one line."""
-    if isinstance(error, SyntaxError):
-        return f"{error.filename}, line {error.lineno}: {error.msg}"
-    frame = traceback.extract_tb(error.__traceback__)[-1]
-    return f"{frame.filename}, line {frame.lineno}: {type(error).__name__}: {' '.join(str(error).split())}"
+        frame = traceback.extract_tb(error.__traceback__)[-1]
+        own = frame.filename != pkgutil.__file__ and not frame.filename.startswith("<")
+        place = f"{frame.filename}, line {frame.lineno}: " if own else ""
+        problem = " ".join(f"{place}{type(error).__name__}: {error}".split())
+        raise ParameterError(f"{where}: {problem}; put the module next to the TOML file, or fix it") from error
+    home = sys.modules.get(str(getattr(found, "__module__", "")))
+    if not callable(found) or getattr(home, "__file__", None) is None:
+        raise ParameterError(f"{where}: {name!r} is a {type(found).__name__}, not a function in a .py file")
+    function: Callable[..., Any] = found
+    return function
 
 
 @dataclass(frozen=True)
@@ -78,6 +60,9 @@ class Replication:
 StudyTask = Callable[[Replication], Iterable[dict[str, Any]]]
 
 
+# --- designs ----------------------------------------------------------------------------------------------------------
+
+
 def false_edge_design(
     n_sites: int = 100,
     n_samples: int = 100,
@@ -92,16 +77,15 @@ def false_edge_design(
     """Draw the paper's design with all true edges and exactly ``false_edges`` wrong ones, the |S| of Theorem 2."""
     sizes = (n_sites, n_samples, n_features, n_clusters)
     design = paper_design(*sizes, varrho=0.0, signal=signal, noise=noise, seed=seed)
-    first, second = np.tril_indices(n_sites, -1)
-    across = np.flatnonzero(design.labels[first] != design.labels[second])
+    pairs = np.column_stack(np.tril_indices(n_sites, -1))
+    across = np.flatnonzero(np.diff(design.labels[pairs])[:, 0])
     if not 0 <= false_edges <= across.size:
         raise ParameterError(
             f"false_edges must lie between 0 and the {across.size} pairs in different clusters, got {false_edges}"
         )
     chosen = np.random.default_rng([seed, 1]).choice(across, size=false_edges, replace=False)
-    wrong = np.column_stack([first[chosen], second[chosen]])
-    graph = Graph.from_indices(design.federation.sites, np.concatenate([design.truth.edges, wrong]))
-    return replace(design, graph=graph)
+    edges = np.concatenate([design.truth.edges, pairs[chosen]])
+    return replace(design, graph=Graph.from_indices(design.federation.sites, edges))
 
 
 def sparse_design(
@@ -124,40 +108,74 @@ def sparse_design(
     for centre in centres:
         support = rng.choice(n_features, nonzero, replace=False)
         centre[support] = rng.choice([-1.0, 1.0], nonzero) * rng.uniform(0.5, 1.5, nonzero)
-    data = {}
-    for u, theta in enumerate(centres[labels]):
-        X = rng.normal(size=(n_samples, n_features))
-        data[u] = X, X @ theta + rng.normal(size=n_samples)
+    federation = _draw_rows(centres[labels], n_samples, rng)
     truth = Graph.clusters(labels.tolist())
-    return Design(Federation(data), truth.corrupt(varrho, seed=rng), truth, centres[labels], labels)
+    return Design(federation, truth.corrupt(varrho, seed=rng), truth, centres[labels], labels)
+
+
+def differing_design(
+    n_sites: int = 30,
+    n_samples: int = 50,
+    n_features: int = 8,
+    *,
+    truth: str = "groups",
+    loss: str = "linear",
+    signal: float = 1.0,
+    seed: int = 0,
+) -> Design:
+    """Draw sites that differ in one of three ways, ``truth``: in three groups, not at all, or continuously.
+
+    Parameters of "continuous" sites are ``N(centre, signal^2 / (4 sqrt(p)))`` and their edges are random; otherwise it
+    is the paper's design with a fifth of the edges flipped.
+    """
+    if truth not in ("groups", "none", "continuous"):
+        raise ParameterError(f'truth must be "groups", "none" or "continuous", got {truth!r}')
+    if truth != "continuous":
+        sizes = (n_sites, n_samples, n_features, 3 if truth == "groups" else 1)
+        return paper_design(*sizes, varrho=0.2, loss=loss, signal=signal, seed=seed)
+    rng = np.random.default_rng(seed)
+    scale = signal * n_features**-0.25
+    theta = scale * (rng.normal(size=n_features) + 0.5 * rng.normal(size=(n_sites, n_features)))
+    empty = Graph.empty(range(n_sites))
+    graph = empty.corrupt(0.3, seed=rng)
+    return Design(_draw_rows(theta, n_samples, rng, loss), graph, empty, theta, np.arange(n_sites))
+
+
+def _draw_rows(theta: Array, n_samples: int, rng: np.random.Generator, loss: str = "linear") -> Federation:
+    """Draw the rows of sites with parameters ``theta (V, p)``, one site after the other."""
+    data = {}
+    for u, own in enumerate(theta):
+        X = rng.normal(size=(n_samples, len(own)))
+        mean, noise = X @ own, rng.normal(size=n_samples)
+        data[u] = X, mean + noise if loss == "linear" else (mean + rng.logistic(size=n_samples) > 0).astype(np.float64)
+    return Federation(data)
 
 
 #: Generators by their short names.
 GENERATORS: Mapping[str, str] = {
     "paper": "fedkin.datasets:paper_design",
     "false_edges": "fedkin.studies.replications:false_edge_design",
-    "differing": "fedkin.studies.kin:differing_design",
+    "differing": "fedkin.studies.replications:differing_design",
     "sparse": "fedkin.studies.replications:sparse_design",
 }
 
 
 def generator_arguments(
-    signature: inspect.Signature, design: Mapping[str, Any], point: Mapping[str, Any]
+    generator: Callable[..., Any], options: Mapping[str, Any], point: Mapping[str, Any]
 ) -> dict[str, Any]:
     """Return the arguments of a generator: ``design`` and the matching entries of the grid point."""
     # a grid may also vary what the task does (level, availability, ...)
-    takes_any = any(one.kind is one.VAR_KEYWORD for one in signature.parameters.values())
-    return {**design, **{name: value for name, value in point.items() if takes_any or name in signature.parameters}}
+    known = inspect.signature(generator).parameters
+    takes_any = any(one.kind is one.VAR_KEYWORD for one in known.values())
+    return {**options.get("design", {}), **{name: point[name] for name in point if takes_any or name in known}}
 
 
 def make_design(replication: Replication) -> Design:
     """Call the generator of a replication with its parameters and its seed."""
     name = replication.options.get("generator", "paper")
     generator = find_function(GENERATORS.get(name, name), f"generator {name!r}", replication.folder)
-    given = replication.options.get("design", {})
-    design = generator(
-        **generator_arguments(inspect.signature(generator), given, replication.params), seed=replication.seed
-    )
+    arguments = generator_arguments(generator, replication.options, replication.params)
+    design = generator(**arguments, seed=replication.seed)
     if not isinstance(design, Design):
         raise ParameterError(f"generator {name!r} gave a {type(design).__name__}; a fedkin.datasets.Design is expected")
     return design
@@ -212,27 +230,19 @@ class Sample:
         """Standard error of the mean."""
         return self.sd / math.sqrt(self.n) if self.n > 1 else math.nan
 
-    def half_width(self, n_together: int = 1) -> float:
-        """Return half the width of Student's 95% interval, simultaneous for ``n_together`` intervals."""
-        return student(self.n, n_together) * self.error if self.n > 1 else math.inf
-
     def interval(self, n_together: int = 1) -> ConfidenceInterval:
         """Return Student's 95% interval of the mean, simultaneous for ``n_together`` intervals (Bonferroni)."""
-        half = self.half_width(n_together)
+        half = student(self.n, n_together) * self.error if self.n > 1 else math.inf
         return ConfidenceInterval(self.mean, self.mean - half, self.mean + half)
 
     def share_interval(self, n_together: int = 1) -> ConfidenceInterval:
-        """Return Wilson's 95% interval of a probability, for a sample of 0 and 1, simultaneous for ``n_together``
-        intervals."""
-        z = float(ndtri(1 - 0.025 / n_together))
-        centre = (self.mean + z**2 / (2 * self.n)) / (1 + z**2 / self.n)
-        half = z * math.sqrt(self.mean * (1 - self.mean) / self.n + z**2 / (4 * self.n**2)) / (1 + z**2 / self.n)
-        return ConfidenceInterval(self.mean, centre - half, centre + half)
+        """Return Wilson's 95% interval of a probability, for a sample of 0 and 1."""
+        found = binomtest(round(self.mean * self.n), self.n).proportion_ci(1 - 0.05 / n_together, "wilson")
+        return ConfidenceInterval(self.mean, float(found.low), float(found.high))
 
 
 def student(n: int, n_together: int = 1) -> float:
-    """Return the quantile of Student's 95% interval of a mean of ``n`` numbers, simultaneous for ``n_together``
-    intervals."""
+    """Return Student's quantile for 95% intervals of ``n_together`` means of ``n`` numbers."""
     return float(stdtrit(n - 1, 1 - 0.025 / n_together)) if n > 1 else math.inf
 
 
@@ -267,8 +277,7 @@ def paired(
             here[sides.index(row[series])][row.get("replication")] = float(row[value])
     found = {}
     for point, (first, second) in values.items():
-        shared = [unit for unit in first if unit in second]
-        if shared:
+        if shared := [unit for unit in first if unit in second]:
             found[point] = (np.array([first[unit] for unit in shared]), np.array([second[unit] for unit in shared]))
     return found
 

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import base64
-import os
 import platform
 import sys
 import traceback
 import warnings
-from collections.abc import Generator, Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager
+from collections.abc import Sequence
+from contextlib import closing
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from importlib.metadata import version
@@ -24,7 +23,7 @@ from joblib.externals.loky.process_executor import TerminatedWorkerError
 
 import fedkin
 from fedkin import datasets
-from fedkin._base import available_cores, count, lock, one_blas_thread, replacing, tracked, write_file
+from fedkin._base import available_cores, count, one_blas_thread, replacing, tracked, write_file
 from fedkin._progress import progress
 from fedkin.errors import DataError, FedkinError, GraphError, MissingDependencyError, ParameterError, missing_dependency
 from fedkin.report import render
@@ -32,39 +31,37 @@ from fedkin.solvers import load_kernels
 from fedkin.studies.claims import Check
 from fedkin.studies.config import BUILT_IN, FIGURES, Cell, Study, check_study, load_study, task_function
 from fedkin.studies.figures import ResultTable, draw, make_table
-from fedkin.studies.replications import Replication, Row
+from fedkin.studies.replications import Row
 
 #: The file with all rows of a finished run.
 ROWS = "rows.parquet"
 #: Columns that say where a row was computed.
 ENVIRONMENT = ("fedkin", "python", "numpy", "scipy", "scikit_learn", "numba", "platform", "cpu")
-_SECONDS, _KEY = b"fedkin_seconds", b"fedkin_cell"  # entries of a file's metadata
+_SECONDS = b"fedkin_seconds"  # entry of a file's metadata
 
 
 class StudyError(FedkinError, RuntimeError):
-    """Error that stops a study: a failed cell, a directory in use, or unreadable rows."""
+    """Error that stops a study: a failed cell, or unreadable rows."""
 
 
 # --- rows in files ----------------------------------------------------------------------------------------------------
 
 
 class CellRows(NamedTuple):
-    """Content of a file: rows, the seconds to compute them, and the key of their cell."""
+    """Content of a file: rows, and the seconds to compute them."""
 
     rows: list[dict[str, Any]]
-    seconds: float | None = None
-    key: str | None = None
+    seconds: float
 
 
-def write_rows(path: Path, rows: Sequence[Row], seconds: float | None = None, key: str | None = None) -> None:
-    """Write rows to a Parquet file atomically; ``seconds`` and ``key`` go into its metadata."""
+def write_rows(path: Path, rows: Sequence[Row], seconds: float = 0.0) -> None:
+    """Write rows to a Parquet file atomically; ``seconds`` goes into its metadata."""
     pyarrow, parquet = _pyarrow()
     names = list(dict.fromkeys(name for row in rows for name in row))
     table = pyarrow.table({name: [row.get(name) for row in rows] for name in names})
-    notes = {_SECONDS: None if seconds is None else repr(float(seconds)), _KEY: key}
-    table = table.replace_schema_metadata({name: note for name, note in notes.items() if note is not None})
     with replacing(path, durable=True) as temporary:  # a loss of power leaves the whole file or none
-        parquet.write_table(table, temporary, write_page_checksum=True)
+        metadata = {_SECONDS: repr(float(seconds))}
+        parquet.write_table(table.replace_schema_metadata(metadata), temporary, write_page_checksum=True)
 
 
 def read_rows(path: Path) -> CellRows:
@@ -72,9 +69,7 @@ def read_rows(path: Path) -> CellRows:
     _, parquet = _pyarrow()
     try:
         table = parquet.read_table(path, page_checksum_verification=True)
-        notes = table.schema.metadata or {}
-        seconds = float(notes[_SECONDS]) if _SECONDS in notes else None
-        return CellRows(table.to_pylist(), seconds, notes[_KEY].decode() if _KEY in notes else None)
+        return CellRows(table.to_pylist(), float((table.schema.metadata or {}).get(_SECONDS, 0.0)))
     except Exception as error:
         words = " ".join(str(error).split())
         raise StudyError(f"{path} cannot be read ({words}): remove it and run the study again") from error
@@ -92,50 +87,17 @@ def _pyarrow() -> tuple[Any, Any]:
 def environment() -> dict[str, str]:
     """Return versions and CPU: the `ENVIRONMENT` columns of rows computed here."""
     packages = [version(name) for name in ("numpy", "scipy", "scikit-learn", "numba")]
-    try:
-        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
-        cpu = next(line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
-    except (OSError, StopIteration):
-        cpu = platform.processor() or platform.machine()
-    machine = (f"{sys.platform} {platform.machine()}", cpu)
+    machine = (f"{sys.platform} {platform.machine()}", processor())
     return dict(zip(ENVIRONMENT, (fedkin.__version__, platform.python_version(), *packages, *machine), strict=True))
 
 
-class ResultStore:
-    """Directory of one study, with a Parquet file per finished cell in ``cells/``."""
-
-    def __init__(self, folder: Path) -> None:
-        _pyarrow()  # say now that it is missing, not after the first cell
-        self.folder, self.cells = folder, folder / "cells"
-        try:
-            self.cells.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            words = f"the directory {self.cells} cannot be made ({error.strerror}); choose another --out"
-            raise StudyError(f"--out: {words}") from None
-
-    def part(self, cell: Cell) -> Path:
-        """Return the path for the rows of a cell."""
-        return self.cells / f"{cell.key}.parquet"
-
-    def read(self, cell: Cell) -> CellRows:
-        """Read a finished cell; raise `StudyError` if its file is damaged or holds another cell's rows."""
-        part = read_rows(self.part(cell))
-        if part.key != cell.key:
-            raise StudyError(f"{self.part(cell)} holds the rows of another cell")
-        return part
-
-    @contextmanager
-    def lock(self) -> Iterator[None]:
-        """Prevent a second run in this directory; the lock ends with the process, however that ends."""
-        held = lock(self.folder / ".lock", str(os.getpid()))
-        if held is None:
-            raise StudyError(f"another run is writing to {self.folder}: wait for it, end it, or choose another --out")
-        try:
-            for leftover in self.cells.glob(".*.parquet"):  # of a run that was killed while it wrote
-                leftover.unlink()
-            yield
-        finally:
-            os.close(held)
+def processor() -> str:
+    """Return the name of the CPU."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+        return next(line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    except (OSError, StopIteration):
+        return platform.processor() or platform.machine()
 
 
 # --- cells ------------------------------------------------------------------------------------------------------------
@@ -143,18 +105,13 @@ class ResultStore:
 
 @dataclass(frozen=True)
 class StudyRun:
-    """Result of a run; ``process_seconds`` is the total over all cells, whenever they were computed."""
+    """Result of a run: its rows, and how many cells were computed or found finished."""
 
     folder: Path
     rows: list[dict[str, Any]]
     computed: int
     cached: int
-    seconds: float
-    process_seconds: float
-
-
-#: A computed cell: its rows and the seconds that they took, or why it failed.
-Outcome = tuple[Cell, list[dict[str, Any]], float, str | None]
+    notes: str  # how the rows were made
 
 
 def run_study(
@@ -162,47 +119,31 @@ def run_study(
 ) -> StudyRun:
     """Compute the missing cells of a study in ``out / study.directory``, and collect all rows in cell order.
 
-    By default, ``jobs`` is one process per core. A failed cell raises `StudyError`. Finished cells are kept, and the
-    next run continues from there, also after Ctrl-C or a kill.
+    A cell is done once its file, named by its key, is there and whole: the next run continues from there, also after
+    Ctrl-C or a kill. By default, ``jobs`` is one process per core. A failed cell raises `StudyError`.
     """
     jobs = available_cores() if jobs is None else jobs
     if jobs < 1:
         raise ParameterError(f"--jobs must be at least 1, got {jobs}")
-    started = perf_counter()
+    started, folder = perf_counter(), out / study.directory
     check_study(study)
-    cells = study.cells(fingerprint)
-    store = ResultStore(out / study.directory)
-    with store.lock():
-        parts = _finished(study, store, cells)
-        missing = [cell for cell in cells if cell.key not in parts]
-        print_line(f"{study.name}: {len(cells)} cells" + (f", {len(parts)} found finished" if parts else ""))
-        with progress(study.name), closing(_computed(missing, jobs, data, study.folder)) as work:
-            for _ in tracked(missing, "cells"):
-                cell, rows, seconds, error = next(work)
-                if error is not None:
-                    numbers = cell.replications
-                    raise StudyError(
-                        f"study {study.name!r} stopped at {cell.point or 'its only point'}, replications "
-                        f"{numbers[0]} to {numbers[-1]} (finished cells are kept): {error}"
-                    )
-                write_rows(store.part(cell), rows, seconds, cell.key)
-        # read from disk, like those found finished: the same rows whenever they were computed
-        parts |= {cell.key: store.read(cell) for cell in missing}
-        rows = [row for cell in cells for row in parts[cell.key].rows]
-        total = sum(part.seconds or 0.0 for part in parts.values())
-        write_rows(store.folder / ROWS, rows, total)
-    return StudyRun(store.folder, rows, len(missing), len(cells) - len(missing), perf_counter() - started, total)
-
-
-def _computed(
-    cells: Sequence[Cell], jobs: int, data: Path | None, folder: Path | None
-) -> Generator[Outcome, None, None]:
-    """Compute cells in processes with one thread each, in the order in which they are finished."""
+    _pyarrow()  # say now that it is missing, not after the first cell
+    try:
+        (folder / "cells").mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ParameterError(f"--out {out}: {folder} cannot be made ({error.strerror}); choose another --out") from None
+    cells = study.cells(data, fingerprint)
+    files = [folder / "cells" / f"{cell.key}.parquet" for cell in cells]
+    missing = [k for k, file in enumerate(files) if not _is_whole(study, file)]
+    print_line(f"{study.name}: {len(cells)} cells, {len(cells) - len(missing)} found finished")
     with parallel_config(backend="loky", n_jobs=jobs, inner_max_num_threads=1 if jobs > 1 else None):
         # workers that nobody feeds any more end soon, also when this process was killed
         parallel = Parallel(return_as="generator_unordered", batch_size=1, idle_worker_timeout=10)
     try:
-        yield from parallel(delayed(run_cell)(cell, data, folder) for cell in cells)
+        with progress(study.name), closing(parallel(delayed(run_cell)(cells[k], files[k]) for k in missing)) as work:
+            for _ in tracked(missing, "cells"):
+                if failure := next(work):
+                    raise StudyError(f"study {study.name!r} stopped (finished cells are kept) at {failure}")
     except TerminatedWorkerError:
         raise StudyError(
             "a worker process was killed, often because memory ran out (finished cells are kept): use fewer --jobs"
@@ -210,39 +151,44 @@ def _computed(
     finally:
         if jobs > 1:
             get_reusable_executor().shutdown(wait=True, kill_workers=True)
+    parts = [read_rows(file) for file in files]
+    rows, total = [row for part in parts for row in part.rows], sum(part.seconds for part in parts)
+    write_rows(folder / ROWS, rows, total)
+    done = [f"{count(len(missing), 'cell')} computed in {duration(perf_counter() - started)}"] if missing else []
+    done += [f"{len(cells) - len(missing)} cells found finished"] if len(missing) < len(cells) else []
+    done += [f"all {len(cells)} took {duration(total)} in total"]
+    notes = f"{', '.join(done)} (each in one process)."
+    return StudyRun(folder, rows, len(missing), len(cells) - len(missing), notes)
 
 
-def run_cell(cell: Cell, data: Path | None = None, folder: Path | None = None) -> Outcome:
-    """Compute the rows of a cell, each with seed, versions and CPU."""
+def run_cell(cell: Cell, file: Path) -> str:
+    """Compute and store the rows of a cell, each with seed, versions and CPU; return why it failed, or ""."""
     started, where, rows = perf_counter(), environment(), []
     try:
         load_kernels()
-        task = task_function(cell.task, folder)
-        for number, seed in zip(cell.replications, cell.seeds, strict=True):
+        for one in cell.replications:
             with warnings.catch_warnings(record=True) as caught, one_blas_thread():
                 warnings.simplefilter("always")
-                found = list(task(Replication(cell.params, cell.options, number, seed, data, folder)))
+                found = list(task_function(cell.task, one.folder)(one))
             # kept with the rows, not printed from some process in the middle of the progress bar
             notes = "; ".join(sorted({str(warning.message) for warning in caught}))
-            head = {"study": cell.study, **cell.params, "replication": number, "seed": seed}
+            head = {"study": cell.study, **one.params, "replication": one.number, "seed": one.seed}
             rows += [{**head, **row, "warnings": notes, **where} for row in found]
+        write_rows(file, rows, perf_counter() - started)
     except (ParameterError, DataError, GraphError, MissingDependencyError) as error:
-        return cell, [], 0.0, str(error)  # wrong input: where in the code it was noticed does not matter
+        return f"{cell}: {error}"  # wrong input: where in the code it was noticed does not matter
     except Exception:
-        return cell, [], 0.0, f"\n{traceback.format_exc()}"
-    return cell, rows, perf_counter() - started, None
+        return f"{cell}:\n{traceback.format_exc()}"
+    return ""
 
 
-def _finished(study: Study, store: ResultStore, cells: Sequence[Cell]) -> dict[str, CellRows]:
-    """Read the cells that are on disk, by key. A file that differs from what its cell wrote is reported and ignored."""
-    found = {}
-    for cell in cells:
-        if store.part(cell).is_file():
-            try:
-                found[cell.key] = store.read(cell)
-            except StudyError as error:
-                print_line(f"{study.name}: {error}; this cell is computed again")
-    return found
+def _is_whole(study: Study, file: Path) -> bool:
+    """Return whether a finished cell can be read; a damaged file is reported."""
+    try:
+        return file.is_file() and bool(read_rows(file))
+    except StudyError as error:
+        print_line(f"{study.name}: {error}; this cell is computed again")
+        return False
 
 
 def print_line(text: str) -> None:
@@ -270,13 +216,14 @@ class Report:
 
 def write_study_report(study: Study, folder: Path, notes: str = "") -> Report:
     """Write figures, tables and page from ``folder/rows.parquet`` alone; ``notes`` describe how the rows were made."""
-    rows, seconds, _ = read_rows(folder / ROWS)
+    rows, seconds = read_rows(folder / ROWS)
     for spec in study.figures:
-        kind = spec.get("kind", "lines")
+        kind = spec["kind"] or "lines"
         draw(spec, rows, folder, FIGURES.get(kind) or study.function(kind, f"[[figure]] {spec['name']!r}: kind"))
     tables: list[ResultTable] = []
     for spec in study.tables:
-        make = study.function(spec["kind"], f"[[table]] {spec['name']!r}: kind") if "kind" in spec else make_table
+        kind = spec["kind"]
+        make = study.function(kind, f"[[table]] {spec['name']!r}: kind") if kind else make_table
         tables.append(make(spec, rows))
         tables[-1].write(folder)
     checks: list[Check] = study.function(study.checks, "[study]: checks")(rows) if study.checks else []
@@ -284,22 +231,23 @@ def write_study_report(study: Study, folder: Path, notes: str = "") -> Report:
     replications: dict[tuple[Any, ...], set[Any]] = {}  # of each grid point: rows put together may lack some
     for row in rows:
         replications.setdefault(tuple(row.get(name) for name in names), set()).add(row.get("replication"))
-    counts = [len(numbers) for numbers in replications.values()]
-    least, most = min(counts, default=0), max(counts, default=0)
+    counts = [len(numbers) for numbers in replications.values()] or [0]
+    least, most = min(counts), max(counts)
     if most < study.full_replications:
         checks = [check.from_few_replications() for check in checks]
     places = list(dict.fromkeys(tuple(str(row.get(name) or "") for name in ENVIRONMENT) for row in rows))
     done = str(most) if least == most else f"{least} to {most}"
+    images = [base64.b64encode((folder / f"{spec['name']}.svg").read_bytes()).decode() for spec in study.figures]
     page = render(
         "study.html",
         title=study.title or study.name,
         study=study,
         checks=checks,
-        figures=[_figure(spec, folder) for spec in study.figures],
+        figures=[{**spec, "image": image} for spec, image in zip(study.figures, images, strict=True)],
         tables=tables,
         notes=notes,
         rows=rows,
-        n_settings=len(counts),
+        n_settings=len(replications),
         replications=done,
         most=most,
         warned=sum(bool(row.get("warnings")) for row in rows),
@@ -307,12 +255,7 @@ def write_study_report(study: Study, folder: Path, notes: str = "") -> Report:
         places=places,
     )
     write_file(folder / "index.html", page)
-    return Report(study, folder / "index.html", tables, checks, notes, done, places, seconds or 0.0)
-
-
-def _figure(spec: Mapping[str, Any], folder: Path) -> dict[str, str]:
-    image = base64.b64encode((folder / f"{spec['name']}.svg").read_bytes()).decode()
-    return {"name": spec["name"], "caption": str(spec.get("caption", "")).strip(), "image": image}
+    return Report(study, folder / "index.html", tables, checks, notes, done, places, seconds)
 
 
 # --- the page of the paper --------------------------------------------------------------------------------------------
@@ -328,55 +271,34 @@ def write_paper(reports: Sequence[Report], folder: Path, took: str = "", left_ou
     """
     folder.mkdir(parents=True, exist_ok=True)
     for report in reports:
-        here = report.page.parent
         names = [f"{spec['name']}.svg" for spec in report.study.figures] + [f"{one.name}.csv" for one in report.tables]
         for name in names:
-            write_file(folder / name, (here / name).read_bytes())
+            write_file(folder / name, (report.page.parent / name).read_bytes())
     judged = [check for report in reports for check in report.checks if check.left_open or check.holds is not None]
     held, failed = (sum(check.holds is side for check in judged) for side in (True, False))
     lead = f"Of {count(len(judged), 'claim')}, {held} hold and {failed} do not"
     lead += f"; {len(judged) - held - failed} would need more replications." if held + failed < len(judged) else "."
-    total = sum(report.seconds for report in reports)
-    made = f"Drawn on {datetime.now(UTC):%Y-%m-%d}. All cells took {duration(total)}, each in one process.{took}"
+    total = duration(sum(report.seconds for report in reports))
     head = ["study", "replications", "asked for", "seed", "seconds", *ENVIRONMENT]
-    lines = []
+    lines: list[list[Any]] = []
     for one in reports:
         asked, seed = str(one.study.full_replications), str(one.study.seed)
         lines += [[one.study.name, one.replications, asked, seed, f"{one.seconds:.0f}", *place] for place in one.places]
-    title = "The paper's figures, tables and claims"
-    page = render(
-        "paper.html",
-        title=title,
-        lead=lead,
-        made=made,
-        left_out=left_out,
-        head=head,
-        lines=lines,
-        reports=reports,
-    )
-    write_file(folder / "index.html", page)
-    parts = [
-        f"# {title}",
-        lead,
-        f"{made} {left_out}".strip(),
-        ResultTable("runs", head, list(lines)).markdown(),
+    about = {
+        "title": "The paper's figures, tables and claims",
+        "lead": lead,
+        "made": f"Drawn on {datetime.now(UTC):%Y-%m-%d}. All cells took {total}, each in one process.{took}",
+        "left_out": left_out,
+        "reports": reports,
+    }
+    write_file(folder / "index.html", render("paper.html", **about, head=head, lines=lines))
+    claims = [
+        [[one.claim, one.observed, f"{one.verdict}: {one.reason}".removesuffix(": ")] for one in report.checks]
+        for report in reports
     ]
-    for report in reports:
-        parts += [f"## {report.study.title}", " ".join(report.study.about.split())]
-        claims = [
-            [one.claim, one.observed, one.verdict + f": {one.reason}" * bool(one.reason)] for one in report.checks
-        ]
-        parts.append(ResultTable("claims", ["claim", "observed", "verdict"], list(claims)).markdown())
-        for spec in report.study.figures:
-            caption = " ".join(spec.get("caption", "").split())
-            parts.append(f"![{spec['name']}]({spec['name']}.svg)\n\n*{caption}*")
-        for table in report.tables:
-            summary = f"<summary>Table: {table.name}</summary>"
-            parts.append(
-                f'<details markdown="1">\n{summary}\n\n{table.markdown()}\n[CSV]({table.name}.csv)\n</details>'
-            )
-        parts.append(report.notes)
-    write_file(folder / "index.md", "\n\n".join(part.strip() for part in parts) + "\n")
+    shown = [ResultTable("claims", ["claim", "observed", "verdict"], cells).markdown() for cells in claims]
+    runs = ResultTable("runs", head, lines).markdown()
+    write_file(folder / "index.md", render("paper.md", **about, runs=runs, claims=shown))
     return folder / "index.html"
 
 
@@ -422,21 +344,15 @@ def launch(
             raise ParameterError(f"--redraw: there is no {place}; run the study first, without --redraw, or fix --out")
         if not redraw:
             check_study(one)
-        _check_out(out, out / one.directory)
     digests = ["" if redraw else _check_data(one, data) for one in studies]
     reports = []
     for one, digest in zip(studies, digests, strict=True):
         folder = out / one.directory
         if redraw:
-            seconds = read_rows(folder / ROWS).seconds
-            took = "" if seconds is None else f"; its cells took {duration(seconds)} in total (each in one process)"
-            notes = f"Drawn from the rows of an earlier run{took}."
+            took = duration(read_rows(folder / ROWS).seconds)
+            notes = f"Drawn from the rows of an earlier run; its cells took {took} in total (each in one process)."
         else:
-            run = run_study(one, out, jobs=jobs, data=data, fingerprint=digest)
-            parts = [f"{count(run.computed, 'cell')} computed in {duration(run.seconds)}"] if run.computed else []
-            parts += [f"{run.cached} cells found finished"] if run.cached else []
-            total = f"all {run.computed + run.cached} took {duration(run.process_seconds)} in total"
-            notes = f"{', '.join([*parts, total])} (each in one process)."
+            notes = run_study(one, out, jobs=jobs, data=data, fingerprint=digest).notes
         report = write_study_report(one, folder, notes)
         for check in report.checks:
             print_line(f"{one.name}: {check}")
@@ -455,15 +371,6 @@ def duration(seconds: float) -> str:
     if whole < 60:
         return f"{whole} s"
     return f"{whole // 60} min {whole % 60} s" if whole < 3600 else f"{whole // 3600} h {whole % 3600 // 60} min"
-
-
-def _check_out(out: Path, folder: Path) -> None:
-    """Raise `ParameterError`, naming ``--out``, when a study cannot write to its directory; nothing is created."""
-    place = next(place for place in (folder, out, *out.absolute().parents) if place.exists())
-    if not place.is_dir():
-        raise ParameterError(f"--out {out}: {place} is a file, not a directory; choose another --out")
-    if not os.access(place, os.W_OK | os.X_OK):
-        raise ParameterError(f"--out {out}: no permission to write in {place}; choose another --out")
 
 
 def _check_data(study: Study, data: Path | None) -> str:

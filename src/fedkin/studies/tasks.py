@@ -91,10 +91,26 @@ class Workbench:
     settings: Tuning
     seed: int
 
+    @classmethod
+    def from_replication(cls, replication: Replication) -> Workbench:
+        """Draw the design of a replication; tuning settings are entries of its grid point or options."""
+        settings = settings_from(Tuning, {**replication.options, **replication.params})
+        return cls(make_design(replication), settings, replication.seed % 2**31)
+
     @cached_property
     def local(self) -> LocalFit:
         """The sites' own fits."""
         return local_fit(self.design.federation, self.settings.loss, self.settings.variance)
+
+    @cached_property
+    def given(self) -> StudyEstimate:
+        """Exact minimiser along the given graph."""
+        return self.penalised(self.design.graph)
+
+    @cached_property
+    def kept(self) -> StudyEstimate:
+        """Exact minimiser along the edges of the given graph that the test keeps."""
+        return self.selected(self.design.graph)
 
     def estimate(self, name: str) -> StudyEstimate:
         """Run the estimator of that name."""
@@ -108,22 +124,22 @@ class Workbench:
         if graph.n_edges == 0:
             return StudyEstimate(self.local.theta, 0.0, graph)
         problem = Problem(federation, graph, loss=settings.loss, penalty=settings.penalty)
-        # a factor of two is enough: the grid only has to begin where everything is fused
-        grid = lam_grid(problem, settings.n_lams, settings.ratio, tol=1.0)
         # one job: the replications of a study run side by side
         how: Any = {"folds": settings.folds, "seed": self.seed, "tol": settings.path_tol, "n_jobs": 1}
-        lam = cross_validate_lam(problem, grid, **how).lam
+        lam = cross_validate_lam(problem, self.levels(problem), **how).lam
         return StudyEstimate(solve(problem.with_lam(lam), tol=settings.tol).theta, lam, graph)
 
-    @cached_property
-    def given(self) -> StudyEstimate:
-        """Exact minimiser along the given graph."""
-        return self.penalised(self.design.graph)
+    def levels(self, problem: Problem) -> Array:
+        """Return candidates for lam."""
+        # a factor of two is enough: the grid only has to begin where everything is fused
+        return lam_grid(problem, self.settings.n_lams, self.settings.ratio, tol=1.0)
 
-    @cached_property
-    def kept(self) -> StudyEstimate:
-        """Exact minimiser along the edges of the given graph that the test keeps."""
-        return self.selected(self.design.graph)
+    def selected(self, candidates: Graph | None) -> StudyEstimate:
+        """Return the exact minimiser along the edges that the test keeps; None means all pairs are candidates."""
+        federation, settings = self.design.federation, self.settings
+        return self.penalised(
+            select_edges(federation, candidates, settings.loss, settings.level, local=self.local).graph
+        )
 
     def problem(self, exact: StudyEstimate, factor: float = 1.0) -> Problem:
         """Return the problem of an exact minimiser, with lam times ``factor``."""
@@ -138,12 +154,6 @@ class Workbench:
         found = algorithm(self.problem(exact), settings.rounds, settings.batch_size, seed=self.seed)
         return StudyEstimate(found.theta, exact.lam, exact.graph)
 
-    def selected(self, candidates: Graph | None) -> StudyEstimate:
-        """Return the exact minimiser along the edges that the test keeps; None means all pairs are candidates."""
-        federation, settings = self.design.federation, self.settings
-        chosen = select_edges(federation, candidates, settings.loss, settings.level, local=self.local)
-        return self.penalised(chosen.graph)
-
     def pooled(self, labels: Index, graph: Graph | None = None) -> StudyEstimate:
         """Return one fit per label."""
         return StudyEstimate(oracle_fit(self.design.federation, labels.tolist(), self.settings.loss), graph=graph)
@@ -157,11 +167,10 @@ class Workbench:
 
     def told_levels(self) -> StudyEstimate:
         """Return the minimiser along the given graph at the sparsity and lam with the least true error."""
-        found, graph, settings = [], self.design.graph, self.settings
-        for sparsity in settings.sparsities:
+        found, graph = [], self.design.graph
+        for sparsity in self.settings.sparsities:
             problem = Problem(self.design.federation, graph, sparsity=sparsity)
-            grid = lam_grid(problem, settings.n_lams, settings.ratio, tol=1.0)
-            path = lam_path(problem, grid, tol=settings.path_tol)
+            path = lam_path(problem, self.levels(problem), tol=self.settings.path_tol)
             found += [StudyEstimate(solution.theta, lam, graph, sparsity) for lam, solution in path]
         return min(found, key=lambda one: self.design.error(one.theta))
 
@@ -186,7 +195,7 @@ ESTIMATORS: Mapping[str, Callable[[Workbench], StudyEstimate]] = {
     "es": lambda bench: bench.kept,
     "local-es": lambda bench: bench.selected(None),
     "pooled": lambda bench: bench.pooled(bench.design.labels),
-    "attainable": lambda bench: bench.attainable(),
+    "attainable": Workbench.attainable,
     "fedadmm-printed": lambda bench: bench.in_rounds(bench.given, printed_algorithm),
     "es-printed": lambda bench: bench.in_rounds(bench.kept, printed_algorithm),
     "fedadmm-variant": lambda bench: bench.in_rounds(bench.given, fed_admm),
@@ -194,23 +203,27 @@ ESTIMATORS: Mapping[str, Callable[[Workbench], StudyEstimate]] = {
     "fedadmm-scaled": lambda bench: StudyEstimate(
         solve(bench.problem(bench.given, bench.design.federation.n_sites), tol=bench.settings.tol).theta
     ),
+    "clusterpath": lambda bench: bench.penalised(Graph.complete(bench.design.federation.sites)),
     "local-lasso": lambda bench: bench.sparse(Graph.empty(bench.design.federation.sites)),
     "fused": lambda bench: bench.sparse(bench.design.graph, levels=[0.0]),
     "sparse-fused": lambda bench: bench.sparse(bench.design.graph),
     "sparse-sites": lambda bench: bench.sparse(bench.design.graph, per_site=True),
     "sparse-oracle": lambda bench: bench.sparse(bench.design.truth),
-    "told-levels": lambda bench: bench.told_levels(),
+    "told-levels": Workbench.told_levels,
 }
 SPARSE = ("local-lasso", "fused", "sparse-fused", "sparse-sites", "sparse-oracle", "told-levels")
 
 
 def estimation(replication: Replication) -> Iterator[dict[str, Any]]:
     """Yield a row per estimator: error ``||Theta - Theta*||_F^2 / |V|``, lam, edges and parts of its graph, seconds."""
-    for design, estimate, row in _estimated(replication, USUAL):
-        graph, sizes = estimate.graph, Sizes.from_truth(design.federation, design.graph, design.theta_star)
+    bench = Workbench.from_replication(replication)
+    design = bench.design
+    rate = theorem2_rate(Sizes.from_truth(design.federation, design.graph, design.theta_star))
+    for estimate, row in _estimated(bench, replication.options.get("estimators", USUAL)):
+        graph = estimate.graph
         yield {
             **row,
-            "rate": theorem2_rate(sizes),
+            "rate": rate,
             "edges": None if graph is None else graph.n_edges,
             "edges_across": None if graph is None else int(_across(design, graph).sum()),
             "components": None if graph is None else graph.n_components,
@@ -219,26 +232,22 @@ def estimation(replication: Replication) -> Iterator[dict[str, Any]]:
 
 def sparse(replication: Replication) -> Iterator[dict[str, Any]]:
     """Yield a row per estimator: error, levels, and how its support compares with the true one."""
-    for design, estimate, row in _estimated(replication, SPARSE):
-        yield {**row, "sparsity": estimate.sparsity, **support(estimate.theta, design.theta_star)}
+    bench = Workbench.from_replication(replication)
+    for estimate, row in _estimated(bench, replication.options.get("estimators", SPARSE)):
+        yield {**row, "sparsity": estimate.sparsity, **support(estimate.theta, bench.design.theta_star)}
 
 
-def _estimated(
-    replication: Replication, usual: Sequence[str]
-) -> Iterator[tuple[Design, StudyEstimate, dict[str, Any]]]:
-    """Yield the design, the result of each estimator, and the common entries of its rows."""
-    design, options = make_design(replication), replication.options
-    bench = Workbench(design, settings_from(Tuning, options), replication.seed % 2**31)
-    for name in options.get("estimators", usual):
+def _estimated(bench: Workbench, names: Sequence[str]) -> Iterator[tuple[StudyEstimate, dict[str, Any]]]:
+    """Yield the result of each estimator, and the common entries of its rows."""
+    for name in names:
         started = process_time()
         estimate = bench.estimate(name)
-        row = {"estimator": name, "error": design.error(estimate.theta), "lam": estimate.lam}
-        yield design, estimate, {**row, "cpu_seconds": process_time() - started}
+        row = {"estimator": name, "error": bench.design.error(estimate.theta), "lam": estimate.lam}
+        yield estimate, {**row, "cpu_seconds": process_time() - started}
 
 
 def support(theta: Array, truth: Array) -> dict[str, float]:
-    """Return the shares of true entries found, of false entries among those found, and of sites with the exact
-    support."""
+    """Compare supports: shares of true entries found, of false ones among those found, and of exactly right sites."""
     found, true = theta != 0, truth != 0
     return {
         "found": float(found[true].mean()),
@@ -337,20 +346,20 @@ def convergence(replication: Replication) -> Iterator[dict[str, Any]]:
 
     ``diverged`` is 1 in the rows of a run that overflows, or ends farther from the truth than it started.
     """
-    design, problem, exact, settings = _setting(replication)
+    bench, problem, exact = _setting(replication)
+    start = bench.design.error(np.zeros_like(exact.theta))
     for name in replication.options.get("methods", list(METHODS)):
         curve: dict[int, dict[str, float]] = {}
 
         def note(progress: Progress, curve: dict[int, dict[str, float]] = curve) -> None:
-            curve.setdefault(progress.n_iter, _errors(design, exact, progress.theta))
+            curve.setdefault(progress.n_iter, _errors(bench, exact, progress.theta))
 
         method, all_samples = METHODS[name]
-        started, start = process_time(), design.error(np.zeros_like(exact.theta))
-        size = None if all_samples else settings.batch_size
+        started, size = process_time(), None if all_samples else bench.settings.batch_size
         try:
-            solution = method(problem, settings.rounds, size, seed=replication.seed % 2**31, callbacks=[note])
-            curve.setdefault(settings.rounds, _errors(design, exact, solution.theta))
-            diverged = not design.error(solution.theta) <= start
+            solution = method(problem, bench.settings.rounds, size, seed=bench.seed, callbacks=[note])
+            curve.setdefault(bench.settings.rounds, _errors(bench, exact, solution.theta))
+            diverged = not bench.design.error(solution.theta) <= start
         except SolverError:
             diverged = True
         about = {"lam": problem.lam, "diverged": float(diverged), "cpu_seconds": process_time() - started}
@@ -359,45 +368,33 @@ def convergence(replication: Replication) -> Iterator[dict[str, Any]]:
 
 
 def availability(replication: Replication) -> Iterator[dict[str, Any]]:
-    """Yield a row per combination of weighting and placement: error and distance to the exact minimiser after the last
-    round."""
-    p = float(replication.params["availability"])
-    design, problem, exact, settings = _setting(replication)
+    """Yield a row per variant: error and distance to the exact minimiser after the last round."""
+    p = replication.params.get("availability")
+    if not isinstance(p, int | float):
+        raise ParameterError(f"the task availability needs availability = [...] under [[grid]], got {p!r}")
+    bench, problem, exact = _setting(replication)
     for name in replication.options.get("variants", VARIANTS):
         weighting, _, placement = name.partition("-")
-        started = process_time()
-        solution = fed_admm(
-            problem,
-            settings.rounds,
-            settings.batch_size,
-            availability=Availability.bernoulli(p, weighting=weighting, placement=placement),
-            seed=replication.seed % 2**31,
-        )
-        yield {
-            "variant": name,
-            "weighting": weighting,
-            "placement": placement,
-            "lam": problem.lam,
-            **_errors(design, exact, solution.theta),
-            "cpu_seconds": process_time() - started,
-        }
+        started, settings = process_time(), bench.settings
+        present = Availability.bernoulli(p, weighting=weighting, placement=placement)
+        found = fed_admm(problem, settings.rounds, settings.batch_size, availability=present, seed=bench.seed)
+        about = {"variant": name, "weighting": weighting, "placement": placement, "lam": problem.lam}
+        yield {**about, **_errors(bench, exact, found.theta), "cpu_seconds": process_time() - started}
 
 
-def _errors(design: Design, exact: Solution, theta: Array) -> dict[str, float]:
+def _errors(bench: Workbench, exact: Solution, theta: Array) -> dict[str, float]:
     return {
-        "error": design.error(theta),
+        "error": bench.design.error(theta),
         "distance": float(((theta - exact.theta) ** 2).sum() / theta.shape[0]),
-        "error_of_minimiser": design.error(exact.theta),
+        "error_of_minimiser": bench.design.error(exact.theta),
     }
 
 
-def _setting(replication: Replication) -> tuple[Design, Problem, Solution, Tuning]:
-    """Return the design, the problem at the lam that cross-validation chooses, its exact minimiser, and settings."""
-    design = make_design(replication)
-    settings = settings_from(Tuning, replication.options)
-    bench = Workbench(design, settings, replication.seed % 2**31)
+def _setting(replication: Replication) -> tuple[Workbench, Problem, Solution]:
+    """Return the problem at the lam that cross-validation chooses, with its exact minimiser."""
+    bench = Workbench.from_replication(replication)
     problem = bench.problem(bench.given)
-    return design, problem, solve(problem, 1e-10), settings
+    return bench, problem, solve(problem, 1e-10)
 
 
 #: Algorithms, and whether a round takes all samples or a batch.
