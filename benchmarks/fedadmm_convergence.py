@@ -1,6 +1,6 @@
-"""How fast Fed-ADMM converges: the rates of the theorem, variance reduction, absence, and the order of section 5.3.
+"""How fast Fed-ADMM converges: the rates of the theorem, variance reduction, and the order of section 5.3.
 
-    python benchmarks/fedadmm_convergence.py rates reduction absence order
+    python benchmarks/fedadmm_convergence.py rates reduction order
 
 Distances are ``||theta - minimiser||_F^2 / |V|``, the theorem's quantity; the minimiser comes from `fedkin.solve`.
 """
@@ -12,7 +12,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from fedkin.admm import Availability, Average
+from fedkin.admm import Average
 from fedkin.admm.algorithm import fed_admm
 from fedkin.admm.trace import subgradient_descent
 from fedkin.core import Problem, Solution
@@ -64,26 +64,6 @@ def reduction() -> None:
             print(f"| {loss} | {gradient} | {count} | {rows:.0f} per site | {at(run, count) / size:.1e} |", flush=True)
 
 
-def absence(rounds: int, repeats: int) -> None:
-    print("\n| loss | p | weighting | error / error without absence | 1 / p |\n|---|---|---|---|---|")
-    for loss in ("linear", "logistic"):
-        _, problem = the_paper(loss, V=40)
-        exact = solve(problem, 1e-10)
-
-        def error(availability: Availability | None, problem: Problem = problem, exact: Solution = exact) -> float:
-            runs = (
-                fed_admm(problem, rounds, 10, seed=k, availability=availability, reference=exact)
-                for k in range(repeats)
-            )
-            return float(np.mean([at(run, rounds) for run in runs]))
-
-        base = error(None)
-        for p in (0.9, 0.7, 0.4):
-            for weighting in ("known", "estimated"):
-                ratio = error(Availability.bernoulli(p, weighting=weighting)) / base  # type: ignore[arg-type]
-                print(f"| {loss} | {p} | {weighting} | {ratio:.2f} | {1 / p:.2f} |", flush=True)
-
-
 def order(rounds: int, seed: int) -> None:
     """Fed-ADMM without tuning against SGD and GD on a grid of constants, for two kinds of steps and two averages.
 
@@ -129,14 +109,13 @@ def show(setting: str, batch: int | None, method: str, run: Solution, runs: list
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("parts", nargs="+", choices=["rates", "reduction", "absence", "order"])
+    parser.add_argument("parts", nargs="+", choices=["rates", "reduction", "order"])
     parser.add_argument("--rounds", type=int, default=100_000, help="of the rates")
     parser.add_argument("--seed", type=int, default=0, help="of the designs on which the order is compared")
     arguments = parser.parse_args()
     parts: dict[str, Callable[[], None]] = {
         "rates": lambda: rates(arguments.rounds),
         "reduction": reduction,
-        "absence": lambda: absence(3000, 8),
         "order": lambda: order(3000, arguments.seed),
     }
     for part in arguments.parts:

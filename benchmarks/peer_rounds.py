@@ -16,10 +16,8 @@ with_headers adds 52 bytes of TCP/IP per segment). cpu_us is processor time per 
 from __future__ import annotations
 
 import argparse
-import csv
 import json
 import os
-import platform
 import re
 import shutil
 import signal
@@ -40,6 +38,7 @@ from fedkin.federate.records import read_status
 from fedkin.federate.transports import site_links
 from fedkin.federate.trust import link_name
 from fedkin.graph import Graph
+from measure import surroundings
 
 PORT, BARE_PORT, ROUNDS = 21_000, 22_000, 10_000_000
 
@@ -221,9 +220,7 @@ def measure(sites: int, p: int, turns: int, seconds: float) -> dict[str, object]
             row["bare_pss_mib"] = max(pss(child.pid) for child in bare.children)
             row["bytes_over_payload"] = (sent_now - sent) / payload
             row["bytes_with_headers"] = (sent_now - sent + 52 * (segments_now - segments)) / payload
-    cpu = next((line for line in Path("/proc/cpuinfo").read_text().splitlines() if "model name" in line), "")
-    versions = {"python": platform.python_version(), "numpy": np.__version__, "cpu": cpu.partition(": ")[2]}
-    return row | versions | {"cores": os.cpu_count(), "load": os.getloadavg()[0], "seed": 0}
+    return row | surroundings()
 
 
 def main() -> None:
@@ -232,7 +229,6 @@ def main() -> None:
     parser.add_argument("--p", type=int, default=20)
     parser.add_argument("--turns", type=int, default=15)
     parser.add_argument("--seconds", type=float, default=1.0, help="of a turn")
-    parser.add_argument("--out", type=Path, help="CSV file to append to")
     given = parser.parse_args()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that sites are ended, too
     for sites in map(int, given.sites):
@@ -242,13 +238,6 @@ def main() -> None:
                 f"{name}={value:.4g}" if isinstance(value, float) else f"{name}={value}" for name, value in row.items()
             )
         )
-        if given.out is not None:
-            fresh = not given.out.exists()
-            with given.out.open("a", newline="") as file:
-                writer = csv.DictWriter(file, list(row))
-                if fresh:
-                    writer.writeheader()
-                writer.writerow(row)
 
 
 if __name__ == "__main__":

@@ -15,27 +15,25 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import subprocess
 import sys
 import tempfile
-import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 
-sys.path.insert(0, str(Path(__file__).parent))
-
 import fedkin
 from fedkin._base import available_threads
 from fedkin.core import QuadraticTerms
-from fedkin.solvers import compiled, lam_grid, load_kernels, solve_fused
+from fedkin.solvers import lam_grid, load_kernels, solve_fused
+from measure import in_turns, surroundings
 from solvers import tables
 from solvers.contenders import everyone
 from solvers.duel import Row, duel
-from solvers.instances import CATALOGUE, SEED, paper
-from solvers.measure import surroundings
+from solvers.instances import CATALOGUE, SEED, build
 
 HERE = Path(__file__).parent
 DOCS = HERE.parent / "docs" / "results" / "exact-solver.md"
@@ -66,23 +64,20 @@ def main() -> None:
     (options.out / "tables.md").write_text(text)
     print(text)
     figure = FIGURE if options.docs else options.out / "scaling.svg"
-    drawn = tables.draw_scaling(rows, figure)
+    tables.draw_scaling(rows, figure)
     if options.docs:
         tables.insert(DOCS, text)
-    print(f"rows: {options.out / 'rows.jsonl'}; figure: {figure if drawn else 'none (matplotlib is not installed)'}")
+    print(f"rows: {options.out / 'rows.jsonl'}; figure: {figure}")
 
 
 def measurements(options: argparse.Namespace) -> Iterator[Row]:
-    wanted = options.only.lower()
-    words = options.contenders.lower().split(",")
+    wanted, words = options.only.lower(), options.contenders.lower().split(",")
     contenders = [one for one in everyone(available_threads()) if any(word in one.name.lower() for word in words)]
-    for name, (full, quick) in CATALOGUE.items():
-        if wanted in name.lower():
-            instance = quick() if options.quick else full()
-            targets = [1e-4, 1e-6]
-            repeats = options.repeats or (2 if options.quick else 5)
-            for row in duel(instance, contenders, targets, repeats):
-                yield row | {"section": "duel", "instance": f"{name}, made small" if options.quick else name}
+    repeats = options.repeats or (2 if options.quick else 5)
+    for name in (name for name in CATALOGUE if wanted in name.lower()):
+        instance = f"{name}, made small" if options.quick else name
+        for row in duel(build(name, options.quick), contenders, [1e-4, 1e-6], repeats):
+            yield row | {"section": "duel", "instance": instance}
     sections = {"path": paths, "start": starts, "scaling": scaling, "million": million}
     for name, section in sections.items():
         if wanted in name and (name != "million" or options.million):
@@ -99,44 +94,36 @@ def latest(rows: list[Row]) -> list[Row]:
 def paths(quick: bool) -> Iterator[Row]:
     """One cold solve, a path of 20 levels and a 5-fold cross-validation over it."""
     load_kernels()
+    for name in ("paper linear l1", "paper linear l2"):
+        works = path_works(build(name, quick).problem)
+        in_turns(works, 1)
+        for work, seconds in in_turns(works, 2 if quick else 7).items():
+            for repeat, each in enumerate(seconds):
+                yield {"instance": name, "work": work, "repeat": repeat, "seconds": each}
+
+
+def path_works(problem: fedkin.Problem) -> dict[str, Callable[[], object]]:
+    """What is timed; each begins with a problem that knows nothing yet."""
+    lams = fedkin.lam_max(problem, tol=0.01) * np.geomspace(1.0, 1e-3, 20)
+
+    def cold(strength: float) -> None:
+        solve_fused(replace(fresh(problem).fused, strength=strength), 1e-6)
+
+    def path(threads: int) -> None:
+        os.environ["NUMBA_NUM_THREADS"] = str(threads)
+        fedkin.lam_path(fresh(problem), lams, tol=1e-6)
+        del os.environ["NUMBA_NUM_THREADS"]
+
     cores = available_threads()
-    for penalty, strength in (("l1", 0.007), ("l2", 0.03)):
-        instance = paper(penalty, strength) if not quick else paper(penalty, strength, n_sites=30, n_features=5)
-        problem = instance.problem
-        assert problem is not None
-        lams = fedkin.lam_max(problem, tol=0.01) * np.geomspace(1.0, 1e-3, 20)
-
-        def on_one_core(work):  # type: ignore[no-untyped-def]
-            compiled.available_threads = lambda: 1
-            try:
-                work()
-            finally:
-                compiled.available_threads = available_threads
-
-        def cold_levels(problem=problem, lams=lams):  # type: ignore[no-untyped-def]
-            for strength in lams * problem.n_sites:
-                solve_fused(replace(fresh(problem).fused, strength=float(strength)), 1e-6)
-
-        def path(problem=problem, lams=lams):  # type: ignore[no-untyped-def]
-            fedkin.lam_path(fresh(problem), lams, tol=1e-6)
-
-        work = {
-            "cold": lambda instance=instance: solve_fused(instance.fresh(), 1e-6),
-            "20 levels cold": cold_levels,
-            "path, 1 core": lambda path=path: on_one_core(path),
-            f"path, {cores} cores": path,
-            "cross-validation, gap 1e-4": lambda p=problem, g=lams: fedkin.cross_validate_lam(fresh(p), g),
-            "cross-validation, gap 1e-6": lambda p=problem, g=lams: fedkin.cross_validate_lam(fresh(p), g, tol=1e-6),
-            "grid of levels": lambda p=problem: lam_grid(fresh(p)),
-        }
-        for one in work.values():
-            one()
-        for repeat in range(2 if quick else 7):
-            for name, one in work.items():
-                start = time.perf_counter()
-                one()
-                seconds = time.perf_counter() - start
-                yield {"instance": instance.name, "work": name, "repeat": repeat, "seconds": seconds}
+    return {
+        "cold": lambda: cold(problem.fused.strength),
+        "20 levels cold": lambda: [cold(float(strength)) for strength in lams * problem.n_sites],
+        "path, 1 core": lambda: path(1),
+        f"path, {cores} cores": lambda: path(cores),
+        "cross-validation, gap 1e-4": lambda: fedkin.cross_validate_lam(fresh(problem), lams),
+        "cross-validation, gap 1e-6": lambda: fedkin.cross_validate_lam(fresh(problem), lams, tol=1e-6),
+        "grid of levels": lambda: lam_grid(fresh(problem)),
+    }
 
 
 def fresh(problem: fedkin.Problem) -> fedkin.Problem:
@@ -183,8 +170,6 @@ def million(quick: bool) -> Iterator[Row]:
 
 def alone(work: str, arguments: dict[str, object], variables: dict[str, str] | None = None) -> Row:
     """The measurement ``work`` in a process of its own."""
-    import os
-
     command = [sys.executable, "-m", "solvers.single", work, json.dumps(arguments)]
     environment = os.environ | {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"} | (variables or {})
     done = subprocess.run(command, cwd=HERE, env=environment, capture_output=True, text=True, timeout=3600, check=False)

@@ -176,6 +176,25 @@ def killed_node(cluster: Any) -> Iterator[None]:
         Shards.save = save  # type: ignore[method-assign]
 
 
+def on_clusters(work: Callable[..., Any], save_every: int, show: Callable[[Any, Any], str], **more: Any) -> None:
+    """Time ``work(on=engine)`` here, on one and two Ray workers, and with a node killed in the middle."""
+    found = {"here": timed("here", work)}
+    found |= {name: timed(f"here, {name}", lambda how=how: work(**how)) for name, how in more.items()}
+    cluster = start_ray()
+    from fedkin.cluster.ray import RayEngine
+
+    for workers in (1, 2):
+        on = RayEngine(workers=workers)
+        found[f"{workers}"] = timed(f"{workers} Ray workers", lambda on=on: work(on=on))
+    with tempfile.TemporaryDirectory() as storage, killed_node(cluster):
+        on = RayEngine(workers=2, storage=storage, save_every=save_every)
+        found["killed"] = timed("2 Ray workers, a node killed", lambda: work(on=on))
+    stop_ray(cluster)
+    for name, one in found.items():
+        same = np.array_equal(one.theta, found["2"].theta)
+        print(f"{name}: {show(one, found['here'])}, bits of two workers: {same}")
+
+
 def sites(count: int) -> None:
     rng = np.random.default_rng(0)
     places = rng.random((count, 2))
@@ -188,21 +207,12 @@ def sites(count: int) -> None:
     print(f"{count} sites, {problem.graph.n_edges} edges, {FEATURES} parameters, {problem.terms.n_sites} quadratics")
     os.environ["NUMBA_NUM_THREADS"] = "1"
     header("exact solver, relative gap 1e-6")
-    found = {"here": timed("here, one thread", lambda: fedkin.solve(problem))}
-    cluster = start_ray()
-    from fedkin.cluster.ray import RayEngine
 
-    for workers in (1, 2):
-        on = RayEngine(workers=workers)
-        found[f"{workers}"] = timed(f"{workers} Ray workers", lambda on=on: fedkin.solve(problem, on=on))
-    with tempfile.TemporaryDirectory() as storage, killed_node(cluster):
-        on = RayEngine(workers=2, storage=storage, save_every=20)
-        found["killed"] = timed("2 Ray workers, a node killed", lambda: fedkin.solve(problem, on=on))
-    stop_ray(cluster)
-    for name, one in found.items():
-        same = np.array_equal(one.theta, found["2"].theta)
-        away = np.abs(one.theta - found["here"].theta).max()
-        print(f"{name}: {one.n_iter} iterations, gap {one.gap:.1e}, {away:.1e} from here, bits of two workers: {same}")
+    def about(one: Any, here: Any) -> str:
+        away = np.abs(one.theta - here.theta).max()
+        return f"{one.n_iter} iterations, gap {one.gap:.1e}, {away:.1e} from here"
+
+    on_clusters(lambda **how: fedkin.solve(problem, **how), 20, about)
 
 
 def kin(count: int) -> None:
@@ -213,24 +223,14 @@ def kin(count: int) -> None:
     y = (X * truth[site]).sum(axis=1) + rng.normal(size=3 * count)
     data = fedkin.Federation.from_arrays(X, y, site).with_intercept()
     header(f"kin, {count} sites with 3 rows")
-    found = {"here": timed("here", lambda: fedkin.find_kin(data, seed=0))}
-    found["another seed"] = timed("here, another seed", lambda: fedkin.find_kin(data, seed=1))
-    cluster = start_ray()
-    from fedkin.cluster.ray import RayEngine
 
-    for workers in (1, 2):
-        on = RayEngine(workers=workers)
-        found[f"{workers}"] = timed(f"{workers} Ray workers", lambda on=on: fedkin.find_kin(data, on=on))
-    with tempfile.TemporaryDirectory() as storage, killed_node(cluster):
-        on = RayEngine(workers=2, storage=storage, save_every=10)
-        found["killed"] = timed("2 Ray workers, a node killed", lambda: fedkin.find_kin(data, on=on))
-    stop_ray(cluster)
-    sd = np.sqrt(np.einsum("ujj->uj", found["here"].covariance))
-    for name, one in found.items():
-        apart = np.sqrt((((one.theta - found["here"].theta) / sd) ** 2).mean())
+    def about(one: Any, here: Any) -> str:
+        sd = np.sqrt(np.einsum("ujj->uj", here.covariance))
+        apart = np.sqrt((((one.theta - here.theta) / sd) ** 2).mean())
         error = np.sqrt(((one.theta[:, 1:] - truth) ** 2).mean())
-        same = np.array_equal(one.theta, found["2"].theta)
-        print(f"{name}: error {error:.4f}, {apart:.3f} posterior sd from here, bits of two workers: {same}")
+        return f"error {error:.4f}, {apart:.3f} posterior sd from here"
+
+    on_clusters(lambda **how: fedkin.find_kin(data, **how), 10, about, seed_1={"seed": 1})
 
 
 if __name__ == "__main__":

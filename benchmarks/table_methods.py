@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import statsmodels.api as sm
 from numpy.typing import NDArray
 from sklearn import metrics
 from sklearn.ensemble import HistGradientBoostingClassifier, HistGradientBoostingRegressor
@@ -14,12 +15,8 @@ from sklearn.linear_model import LogisticRegressionCV, RidgeCV
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler, TargetEncoder
 
-from fedkin.core import build_terms, resolve_losses
 from fedkin.data import Federation
-from fedkin.fitting import FitOptions, FittedModel, baseline_models, compare, fit, fit_after_kin, prepare
-from fedkin.fitting.preparation import Estimate
-from fedkin.graph import Graph
-from fedkin.kin import QuadraticLikelihoods, fit_mixed
+from fedkin.fitting import FitOptions, FittedModel, baseline_models, compare, fit, fit_after_kin
 
 Values = NDArray[np.float64]
 #: Ridges of scikit-learn's fits.
@@ -34,12 +31,16 @@ class Fitted:
     groups: int | None = None
 
 
+#: Makes of training rows and a loss something that predicts.
+Fit = Callable[[Federation, str], Fitted]
+
+
 @dataclass(frozen=True)
 class Method:
     """A way to fit, whether it counts among the baselines that the best is taken of, and for how many splits to try."""
 
     name: str
-    fit: Callable[[Federation, str], Fitted]
+    fit: Fit
     baseline: bool = False
     skip: Callable[[str, Federation], str | None] = lambda loss, train: None
     splits: int = 10
@@ -91,7 +92,7 @@ def _sklearn_fit(loss: str, X: Values, y: Values) -> Any:
 
 def _each_site(train: Federation, loss: str) -> Fitted:
     if loss == "poisson":
-        return _of_model(baseline_models(train, FitOptions(loss=loss))["Local"])
+        return _baseline("Local")(train, loss)
     models = [_sklearn_fit(loss, train[u].X, train[u].y.astype(float)) for u in train.sites]
 
     def predict(test: Federation) -> Values:
@@ -106,7 +107,7 @@ def _each_site(train: Federation, loss: str) -> Fitted:
 
 def _pooled(train: Federation, loss: str) -> Fitted:
     if loss == "poisson":
-        return _of_model(baseline_models(train, FitOptions(loss=loss))["Global"])
+        return _baseline("Global")(train, loss)
     model = _sklearn_fit(loss, train.X, train.y.astype(float))
     return Fitted(lambda test: _response(model, test.X))
 
@@ -160,59 +161,26 @@ def _boosting(train: Federation, loss: str) -> Fitted:
 # --- mixed models ---------------------------------------------------------------------------------------------
 
 
-def _statsmodels(train: Federation, loss: str) -> Fitted:
-    """statsmodels' mixed model with a random intercept, and a random slope of each column where these are few."""
-    import statsmodels.api as sm
-
+def _columns(train: Federation) -> tuple[Callable[[Values], Values], int]:
+    """An intercept and standardised columns, and how many of them have random effects: all where there are few."""
     mean, scale = train.X.mean(axis=0), train.X.std(axis=0)
     scale[scale == 0] = 1.0
+    random = 1 + train.n_features if train.n_features <= 4 else 1
+    return lambda X: np.column_stack([np.ones(len(X)), (X - mean) / scale]), random
 
-    def columns(X: Values) -> Values:
-        return np.column_stack([np.ones(len(X)), (X - mean) / scale])
 
-    Z, slopes = columns(train.X), 1 + train.n_features if train.n_features <= 4 else 1
-    found = sm.MixedLM(train.y, Z, groups=train.site_index, exog_re=Z[:, :slopes]).fit(reml=True)
+def _statsmodels(train: Federation, loss: str) -> Fitted:
+    """statsmodels' mixed model with a random intercept, and a random slope of each column where these are few."""
+    columns, random = _columns(train)
+    Z = columns(train.X)
+    found = sm.MixedLM(train.y, Z, groups=train.site_index, exog_re=Z[:, :random]).fit(reml=True)
     theta = np.tile(found.fe_params, (train.n_sites, 1))
-    theta[:, :slopes] += np.array([np.asarray(found.random_effects[u]) for u in range(train.n_sites)])
+    theta[:, :random] += np.array([np.asarray(found.random_effects[u]) for u in range(train.n_sites)])
     return Fitted(lambda test: np.asarray((columns(test.X) * theta[test.site_index]).sum(axis=1)))
 
 
 def _linear_only(loss: str, train: Federation) -> str | None:
     return None if loss == "linear" else "least squares only"
-
-
-def _mixed(train: Federation, loss: str) -> Fitted:
-    """Fedkin without groups: independent random slopes, variances by maximum likelihood."""
-    options = FitOptions(loss=loss)
-    prepared = prepare(train, options)
-    fed, made = prepared.rows, prepared.loss
-    n, p = fed.n_samples.astype(float), fed.n_features
-    terms = build_terms(fed, resolve_losses(made, fed), np.zeros(p))
-    free, theta = np.arange(p) == 0, np.zeros((fed.n_sites, p))
-    middle, spread = (train.y.mean(), train.y.std()) if loss == "linear" else (0.0, 1.0)
-    if loss == "poisson":
-        theta[:, 0] = np.log(train.y.sum() / np.exp(train.offset).sum())
-    for _ in range(1 if loss == "linear" else 12):
-        G = terms.hessians(theta) * n[:, None, None]
-        bend = np.einsum("upq,uq->up", G, theta) - terms.gradients(theta) * n[:, None]
-        if loss == "linear":
-            c, yy = (bend - middle * G[:, 0]) / spread, None
-            y = (train.y - middle) / spread
-            yy = np.add.reduceat(y**2, fed.starts[:-1])
-            found = fit_mixed(QuadraticLikelihoods.from_products(G, c, yy, n), free)
-            theta = found.theta * spread
-            theta[:, 0] += middle
-        else:
-            found = fit_mixed(QuadraticLikelihoods.from_products(G, bend, np.zeros(len(n)), n), free, dispersion=1.0)
-            step = found.theta - theta
-            while (
-                terms.values(theta + step) @ n > terms.values(theta) @ n + 0.5 * theta.size
-                and np.abs(step).max() > 1e-6
-            ):
-                step = 0.5 * step
-            theta = theta + step
-
-    return _of_model(prepared.model(Estimate(theta, Graph.empty(train.sites)), options))
 
 
 _LIKELIHOODS = {"linear": "gaussian", "logistic": "bernoulli_logit", "poisson": "poisson"}
@@ -222,14 +190,8 @@ def _gpboost(train: Federation, loss: str) -> Fitted:
     """gpboost's mixed model with a random intercept, and a random slope of each column where these are few."""
     import gpboost as gpb
 
-    slopes = train.n_features <= 4
-    mean, scale = train.X.mean(axis=0), train.X.std(axis=0)
-    scale[scale == 0] = 1.0
-
-    def columns(X: Values) -> Values:
-        return np.column_stack([np.ones(len(X)), (X - mean) / scale])
-
-    Z = columns(train.X)
+    columns, random = _columns(train)
+    Z, slopes = columns(train.X), random > 1
     how = {"group_rand_coef_data": Z[:, 1:], "ind_effect_group_rand_coef": [1] * train.n_features} if slopes else {}
     model = gpb.GPModel(group_data=train.site_index, likelihood=_LIKELIHOODS[loss], **how)
     model.fit(y=train.y.astype(float), X=Z, offset=train.offset)
@@ -289,21 +251,20 @@ def _of_model(model: FittedModel, groups: int | None = None) -> Fitted:
     return Fitted(predict, groups)
 
 
-def _local(train: Federation, loss: str) -> Fitted:
-    return _of_model(baseline_models(train, FitOptions(loss=loss))["Local"])
+def _baseline(name: str) -> Fit:
+    """One of the models that ``fedkin fit`` compares with."""
+    return lambda train, loss: _of_model(baseline_models(train, FitOptions(loss=loss))[name])
 
 
-def _intercepts(train: Federation, loss: str) -> Fitted:
-    return _of_model(baseline_models(train, FitOptions(loss=loss))["Site intercepts"])
+def _fitted(**options: Any) -> Fit:
+    return lambda train, loss: _grouped(fit(train, None, FitOptions(loss=loss, **options)))
 
 
-def _kin(train: Federation, loss: str) -> Fitted:
-    model = fit(train, None, FitOptions(loss=loss, method="kin"))
-    return _of_model(model, model.n_groups if model.n_groups < model.n_sites else 1)
+def _grouped(model: FittedModel) -> Fitted:
+    return _of_model(model, model.n_groups if model.n_groups < model.n_sites or model.fused else 1)
 
 
-def _boosted(train: Federation, loss: str) -> Fitted:
-    return _of_model(fit(train, None, FitOptions(loss=loss, method="kin", boost=True)))
+_kin, _boosted = _fitted(method="kin"), _fitted(method="kin", boost=True)
 
 
 def _recommended(train: Federation, loss: str) -> Fitted:
@@ -312,30 +273,23 @@ def _recommended(train: Federation, loss: str) -> Fitted:
     return (_boosted if found.mean("Fedkin") < found.mean("Without boosting") else _kin)(train, loss)
 
 
-def _fused(train: Federation, loss: str) -> Fitted:
-    model = fit(train, None, FitOptions(loss=loss, method="fused"))
-    return _of_model(model, model.n_groups)
-
-
 def _fused_after_kin(train: Federation, loss: str) -> Fitted:
     """The fused estimator on kin's groups (all pairs where none are resolved), in units of kin's spreads."""
-    model = fit_after_kin(train, FitOptions(loss=loss))
-    return _of_model(model, model.n_groups)
+    return _grouped(fit_after_kin(train, FitOptions(loss=loss)))
 
 
 METHODS = (
     Method("ridge at each site, scikit-learn", _each_site, baseline=True, splits=3),
-    Method("ridge at each site", _local, baseline=True),
+    Method("ridge at each site", _baseline("Local"), baseline=True),
     Method("one ridge", _pooled, baseline=True),
-    Method("site intercepts", _intercepts, baseline=True),
+    Method("site intercepts", _baseline("Site intercepts"), baseline=True),
     Method("mixed model, statsmodels", _statsmodels, baseline=True, skip=_linear_only),
-    Method("mixed model, by Fedkin", _mixed, baseline=True),
     Method("mixed model, gpboost", _gpboost, baseline=True, splits=5),
     Method("gradient boosting", _boosting, baseline=True, splits=5),
     Method("boosting with random effects, gpboost", _gpboost_trees, baseline=True, splits=5),
     Method("kin", _kin),
     Method("kin with boosting", _boosted),
     Method("kin as recommended", _recommended),
-    Method("fused", _fused, splits=5),
+    Method("fused", _fitted(method="fused"), splits=5),
     Method("fused after kin", _fused_after_kin, splits=5),
 )

@@ -6,7 +6,7 @@
 
 Every method gets the same training rows of the same splits and is tuned on them alone. Rows go to
 bench-out/tables.jsonl with versions, CPU and load; what is there already is not measured again (`--fresh` does), so an
-interrupted run goes on where it ended. Splits come one after the other, each with all tables and methods, on one core
+interrupted run goes on where it ended. Splits come one after the other, each with all tables and methods, on one thread
 per job. Processor time is compared with ridge fits at each site by scikit-learn, in the same split: read the ratios.
 """
 
@@ -15,26 +15,23 @@ from __future__ import annotations
 import argparse
 import datetime
 import json
-import multiprocessing
-import os
 import signal
 import sys
 import time
 import traceback
 import warnings
 from collections.abc import Iterator
-from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
-sys.path.insert(0, str(Path(__file__).parent))
+from joblib import Parallel, delayed, parallel_config
 
 from fedkin.data import Federation
-from fedkin.datasets import PublicTable, load_table, look_alike, paper_design, table_names
+from fedkin.datasets import PublicTable, load_table, look_alike, table_names
 from fedkin.errors import DataError
 from fedkin.solvers import load_kernels
-from solvers.measure import surroundings
+from measure import surroundings
 from solvers.tables import insert
 from table_methods import METHODS, Method, score
 from table_pages import render
@@ -115,50 +112,21 @@ def measured(tasks: list[Task], known: list[dict[str, Any]], options: argparse.N
     done = {(row["table"], row["split"], row["method"]) for row in known}
     given_up = {(row["table"], row["method"]) for row in known if "failed" in row}
     until = time.monotonic() + 60 * options.minutes
-    if options.jobs == 1:
+
+    def rows_of(split: int) -> Iterator[Any]:
         for task in tasks:
-            if task.key in done or (task.table, task.method) in given_up or time.monotonic() > until:
-                continue
-            row = one_row(task, options.limit)
-            if "failed" in row:
-                given_up.add((task.table, task.method))
-            yield row
-        return
-    left = [task for task in tasks if task.key not in done]
+            if task.split == split and task.key not in done and (task.table, task.method) not in given_up:
+                yield delayed(one_row)(task, options.limit, until)
+
     load_kernels()  # workers find them in the cache
-    cores = multiprocessing.get_context("spawn").Queue()
-    for core in sorted(os.sched_getaffinity(0)):
-        cores.put(core)
-    running: set[Future[dict[str, Any]]] = set()
-    with ProcessPoolExecutor(
-        options.jobs, multiprocessing.get_context("spawn"), initializer=settle_down, initargs=(cores,)
-    ) as pool:
-        while left or running:
-            while left and len(running) < options.jobs and time.monotonic() <= until:
-                task = left.pop(0)
-                if (task.table, task.method) not in given_up:
-                    running.add(pool.submit(one_row, task, options.limit))
-            if not running:
-                return
-            ended, running = wait(running, return_when=FIRST_COMPLETED)
-            for row in (future.result() for future in ended):
+    with parallel_config(backend="loky", n_jobs=options.jobs, inner_max_num_threads=1 if options.jobs > 1 else None):
+        parallel = Parallel(return_as="generator_unordered", pre_dispatch=options.jobs, batch_size=1)
+    for split in range(options.splits):
+        for row in parallel(rows_of(split)):
+            if row is not None:
                 if "failed" in row:
                     given_up.add((row["table"], row["method"]))
                 yield row
-
-
-def settle_down(cores: Any) -> None:
-    """A worker takes a core of its own, and fits something small by every method: kernels are loaded."""
-    core = cores.get()
-    os.sched_setaffinity(0, {core})
-    load_kernels()
-    for loss in ("linear", "logistic"):
-        design = paper_design(n_sites=12, n_samples=30, n_features=3, n_clusters=2, loss=loss, seed=0)
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            for method in METHODS:
-                if method.name in ("kin", "fused", "fused after kin"):
-                    method.fit(design.federation, loss)
 
 
 @cache
@@ -173,8 +141,11 @@ def tables(name: str, folder: Path | None, generated: bool) -> PublicTable | Non
     return look_alike(name)
 
 
-def one_row(task: Task, limit: float) -> dict[str, Any]:
-    """What a fit gives, or why there is none."""
+def one_row(task: Task, limit: float, until: float) -> dict[str, Any] | None:
+    """What a fit gives, or why there is none; None when it would begin too late."""
+    if time.monotonic() > until:
+        return None
+    load_kernels()
     table = tables(task.table, task.folder, task.generated)
     method = next(one for one in METHODS if one.name == task.method)
     if table is None:

@@ -7,7 +7,6 @@ the wanted suboptimality. What it takes to tell a peer the problem (cvxpy's comp
 
 from __future__ import annotations
 
-import importlib.metadata
 import importlib.util
 import os
 import shutil
@@ -28,8 +27,8 @@ from scipy import sparse
 from fedkin.core import FusedObjective, QuadraticTerms, RowTerms
 from fedkin.solvers import solve_fused
 from fedkin.solvers.compiled import Backend
+from measure import version
 
-from .hallac import HallacADMM
 from .instances import Instance
 
 Array = NDArray[np.float64]
@@ -67,7 +66,7 @@ class Fedkin:
         self.backend, self.name = backend, f"fedkin ({backend})"
 
     def version(self) -> str:
-        return importlib.metadata.version("fedkin")
+        return version("fedkin")
 
     def skip(self, instance: Instance) -> str | None:
         size = instance.objective.graph.n_edges * instance.objective.terms.n_params
@@ -79,8 +78,8 @@ class Fedkin:
         def run() -> tuple[Array, float]:
             objective = instance.fresh()
             start = time.perf_counter()
-            solution = solve_fused(objective, target, backend=self.backend)
-            return solution.theta, time.perf_counter() - start
+            theta = solve_fused(objective, target, backend=self.backend).theta
+            return theta, time.perf_counter() - start
 
         yield Attempt(f"gap {target:.0e}", run)
 
@@ -92,10 +91,7 @@ class Convex:
         self.solver, self.options, self.name = solver, options, name or f"cvxpy + {solver}"
 
     def version(self) -> str:
-        try:
-            return importlib.metadata.version(self.solver.lower())
-        except importlib.metadata.PackageNotFoundError:
-            return ""
+        return version(self.solver.lower())
 
     def skip(self, instance: Instance) -> str | None:
         objective = instance.objective
@@ -166,28 +162,6 @@ def _cvxpy_problem(objective: FusedObjective) -> tuple[object, object]:
     return cvxpy.Problem(cvxpy.Minimize(cost + penalty)), x
 
 
-class PlainADMM:
-    """Hallac's network-lasso ADMM in plain numpy, with the best rho of a grid or one that is off by a factor."""
-
-    def __init__(self, off: float) -> None:
-        self.off = off
-        self.name = "numpy ADMM, rho tuned" if off == 1.0 else f"numpy ADMM, rho off by {off:g}"
-
-    def version(self) -> str:
-        return np.__version__
-
-    def skip(self, instance: Instance) -> str | None:
-        if not isinstance(instance.objective.terms, QuadraticTerms):
-            return "quadratic losses only"
-        if instance.objective.graph.n_edges * instance.objective.terms.n_params > 600_000:
-            return "too large to be worth it"
-        return None
-
-    def attempts(self, instance: Instance, target: float) -> Iterator[Attempt]:
-        admm = HallacADMM(instance.objective)
-        yield Attempt("tuned by hindsight", lambda: admm.run_to(target, self.off))
-
-
 class External:
     """prox_tv or pycut-pursuit, in a Python of their own; only the call itself is timed."""
 
@@ -237,25 +211,20 @@ class External:
 
 
 def everyone(n_cores: int) -> list[Contender]:
-    """All contenders, Fedkin first."""
-    scs = {"max_iters": 200_000}
+    """Return all contenders, Fedkin first."""
+
+    def scs(eps: float) -> dict[str, object]:
+        return {"eps_abs": eps, "eps_rel": eps, "max_iters": 200_000}
+
+    iterations = tuple(f"dr {n}" for n in (35, 70, 140, 280, 560, 1120))
     return [
         Fedkin("numba"),
         Fedkin("numpy"),
-        Convex(
-            "CLARABEL",
-            lambda eps: {"tol_gap_abs": eps, "tol_gap_rel": eps, "tol_feas": eps, "max_iter": 500},
-        ),
-        Convex("SCS", lambda eps: {"eps_abs": eps, "eps_rel": eps, **scs}),
-        Convex(
-            "SCS",
-            lambda eps: {"eps_abs": eps, "eps_rel": eps, "use_indirect": True, **scs},
-            name="cvxpy + SCS, indirect",
-        ),
+        Convex("CLARABEL", lambda eps: {"tol_gap_abs": eps, "tol_gap_rel": eps, "tol_feas": eps, "max_iter": 500}),
+        Convex("SCS", scs),
+        Convex("SCS", lambda eps: {**scs(eps), "use_indirect": True}, name="cvxpy + SCS, indirect"),
         Convex("OSQP", lambda eps: {"eps_abs": eps, "eps_rel": eps, "max_iter": 200_000}),
-        PlainADMM(1.0),
-        PlainADMM(4.0),
-        External("prox_tv", tuple(f"dr {n}" for n in (35, 70, 140, 280, 560, 1120))),
-        External("prox_tv", tuple(f"dr {n}" for n in (35, 70, 140, 280, 560, 1120)), n_cores),
+        External("prox_tv", iterations),
+        External("prox_tv", iterations, n_cores),
         External("pycut-pursuit", tuple(f"1e-{k}" for k in range(1, 8)), n_cores),
     ]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 
@@ -11,7 +12,7 @@ from fedkin.solvers import solve_fused
 from .contenders import Attempt, Contender
 from .instances import SEED, Instance
 
-Row = dict[str, object]
+Row = dict[str, Any]
 #: A contender that needs longer than this is not repeated.
 PATIENCE = 5.0
 
@@ -30,7 +31,7 @@ def duel(instance: Instance, contenders: list[Contender], targets: list[float], 
                 assert attempt is not None
                 chosen.append((contender, attempt))
             else:
-                yield _row(instance, contender, target) | {"skipped": reason}
+                yield _row(contender, target) | {"skipped": reason}
         slow: set[str] = set()
         for repeat in range(repeats):
             # everyone is first once, so that a busy moment hits all alike
@@ -42,7 +43,7 @@ def duel(instance: Instance, contenders: list[Contender], targets: list[float], 
                 if seconds > PATIENCE:
                     slow.add(contender.name)
                 found = objective.value(np.ascontiguousarray(theta))
-                yield _row(instance, contender, target) | {
+                yield _row(contender, target) | {
                     "setting": attempt.setting,
                     "repeat": repeat,
                     "seconds": seconds,
@@ -64,11 +65,5 @@ def _first_good(
     return None, f"reached {reached:.1e} at best"
 
 
-def _row(instance: Instance, contender: Contender, target: float) -> Row:
-    return {
-        "instance": instance.name,
-        "contender": contender.name,
-        "version": contender.version(),
-        "target": target,
-        "seed": SEED,
-    }
+def _row(contender: Contender, target: float) -> Row:
+    return {"contender": contender.name, "version": contender.version(), "target": target, "seed": SEED}

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy.spatial import cKDTree
 
 from fedkin.core import FusedObjective, Problem, QuadraticTerms, make_penalty
 from fedkin.datasets import paper_design
@@ -24,7 +26,6 @@ class Instance:
     ``objective`` is |V| times the public objective; ``problem`` is there where rows are needed (logistic).
     """
 
-    name: str
     objective: FusedObjective
     problem: Problem | None = None
     shape: tuple[int, int] | None = None
@@ -42,7 +43,7 @@ def paper(penalty: str, strength: float, loss: str = "linear", n_sites: int = 10
     """The design of the paper; ``strength`` is ``lam * |V|``."""
     design = paper_design(n_sites, 100, n_features, 5, loss=loss, seed=SEED)
     problem = Problem(design.federation, design.graph, loss=loss, penalty=penalty, lam=strength / n_sites)
-    return Instance(f"paper {loss} {penalty}", problem.fused, problem)
+    return Instance(problem.fused, problem)
 
 
 def block_graph(n: int, rng: np.random.Generator, edges_per_site: float = 5.0) -> NDArray[np.int64]:
@@ -59,8 +60,6 @@ def block_graph(n: int, rng: np.random.Generator, edges_per_site: float = 5.0) -
 
 def neighbour_graph(n: int, rng: np.random.Generator, k: int = 8) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """Edges of the k nearest neighbours of points in the square, and their clusters (nearest of n/100 centres)."""
-    from scipy.spatial import cKDTree
-
     points = rng.random((n, 2))
     # numbered along a coarse grid, so that neighbours have numbers near each other
     cell = np.floor(points * max(int(np.sqrt(n / 10)), 1)).astype(int)
@@ -73,7 +72,6 @@ def neighbour_graph(n: int, rng: np.random.Generator, k: int = 8) -> tuple[NDArr
 
 
 def clustered(
-    name: str,
     n: int,
     p: int,
     penalty: str,
@@ -97,7 +95,7 @@ def clustered(
         edges, labels = number[edges], labels[np.argsort(number)]
     terms = _mean_terms(centres[labels], rows, rng) if loss == "mean" else _linear_terms(centres, labels, rows, rng)
     objective = FusedObjective(terms, Graph.from_indices(range(n), edges), make_penalty(penalty), strength)
-    return Instance(name, objective)
+    return Instance(objective)
 
 
 def _mean_terms(truth: Array, rows: int, rng: np.random.Generator) -> QuadraticTerms:
@@ -143,39 +141,33 @@ def grid(side: int, strength: float) -> Instance:
     graph = Graph.from_indices(range(side * side), np.concatenate([across, down]))
     b = image.reshape(-1, 1)
     terms = QuadraticTerms(np.ones(side * side), b, 0.5 * (b**2).sum(axis=1))
-    name = f"grid TV {side}x{side}, {strength}"
-    return Instance(name, FusedObjective(terms, graph, make_penalty("l1"), strength), shape=(side, side))
+    return Instance(FusedObjective(terms, graph, make_penalty("l1"), strength), shape=(side, side))
 
 
-#: Instances by name: (build at full size, build at quick size).
-CATALOGUE: dict[str, tuple[Callable[[], Instance], Callable[[], Instance]]] = {
-    "paper linear l1": (lambda: paper("l1", 0.007), lambda: paper("l1", 0.02, n_sites=30, n_features=5)),
-    "paper linear l2": (lambda: paper("l2", 0.03), lambda: paper("l2", 0.05, n_sites=30, n_features=5)),
+_SMALL, _SMALLER = {"n_sites": 30, "n_features": 5}, {"n_sites": 20, "n_features": 4}
+_LARGE = {"n": 10_000, "p": 10}
+_MEANS = {"p": 1, "penalty": "l1", "strength": 0.06, "loss": "mean"}
+#: Instances by name: how to build them, with what arguments, and what changes at quick size.
+CATALOGUE: Mapping[str, tuple[Callable[..., Instance], dict[str, Any], dict[str, Any]]] = {
+    "paper linear l1": (paper, {"penalty": "l1", "strength": 0.007}, _SMALL | {"strength": 0.02}),
+    "paper linear l2": (paper, {"penalty": "l2", "strength": 0.03}, _SMALL | {"strength": 0.05}),
     "paper logistic l1": (
-        lambda: paper("l1", 0.002, "logistic"),
-        lambda: paper("l1", 0.005, "logistic", n_sites=20, n_features=4),
+        paper, {"penalty": "l1", "strength": 0.002, "loss": "logistic"}, _SMALLER | {"strength": 0.005}
     ),
     "paper logistic l2": (
-        lambda: paper("l2", 0.006, "logistic"),
-        lambda: paper("l2", 0.01, "logistic", n_sites=20, n_features=4),
+        paper, {"penalty": "l2", "strength": 0.006, "loss": "logistic"}, _SMALLER | {"strength": 0.01}
     ),
-    "SBM 10^4 linear l2": (
-        lambda: clustered("SBM 10^4 linear l2", 10_000, 10, "l2", 0.1),
-        lambda: clustered("SBM 10^4 linear l2", 500, 4, "l2", 0.1),
-    ),
-    "SBM 10^4 linear l1": (
-        lambda: clustered("SBM 10^4 linear l1", 10_000, 10, "l1", 0.04),
-        lambda: clustered("SBM 10^4 linear l1", 500, 4, "l1", 0.04),
-    ),
+    "SBM 10^4 linear l2": (clustered, _LARGE | {"penalty": "l2", "strength": 0.1}, {"n": 500, "p": 4}),
+    "SBM 10^4 linear l1": (clustered, _LARGE | {"penalty": "l1", "strength": 0.04}, {"n": 500, "p": 4}),
     "kNN 10^4 linear l2": (
-        lambda: clustered("kNN 10^4 linear l2", 10_000, 10, "l2", 0.1, graph="kNN"),
-        lambda: clustered("kNN 10^4 linear l2", 500, 4, "l2", 0.1, graph="kNN"),
+        clustered, _LARGE | {"penalty": "l2", "strength": 0.1, "graph": "kNN"}, {"n": 500, "p": 4}
     ),
-    "SBM 10^5 mean p=1": (
-        lambda: clustered("SBM 10^5 mean p=1", 100_000, 1, "l1", 0.06, loss="mean"),
-        lambda: clustered("SBM 10^5 mean p=1", 2_000, 1, "l1", 0.06, loss="mean"),
-    ),
-    "grid TV 0.1": (lambda: grid(512, 0.1), lambda: grid(64, 0.1)),
-    "grid TV 0.2": (lambda: grid(512, 0.2), lambda: grid(64, 0.2)),
-    "grid TV 0.4": (lambda: grid(512, 0.4), lambda: grid(64, 0.4)),
-}
+    "SBM 10^5 mean p=1": (clustered, _MEANS | {"n": 100_000}, {"n": 2_000}),
+    **{f"grid TV {level}": (grid, {"side": 512, "strength": level}, {"side": 64}) for level in (0.1, 0.2, 0.4)},
+}  # fmt: skip
+
+
+def build(name: str, quick: bool) -> Instance:
+    """Build an instance by name."""
+    make, usual, small = CATALOGUE[name]
+    return make(**usual | (small if quick else {}))

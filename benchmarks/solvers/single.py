@@ -6,24 +6,23 @@ import json
 import sys
 import time
 
-import numpy as np
-
+import fedkin
+from fedkin.core import Problem
+from fedkin.datasets import paper_design
 from fedkin.solvers import load_kernels, solve_fused
+from fedkin.solvers.compiled import CompiledIteration
+from fedkin.solvers.pdhg import initial_rho
+from measure import bandwidth, peak_gigabytes, seconds_of
 
 from .instances import clustered
-from .measure import bandwidth, peak_gigabytes
 
 
 def large(n: int, p: int, penalty: str, loss: str, edges_per_site: float = 5.0, scrambled: bool = False) -> dict:
     """A certified solve at a size where memory counts, and what one iteration takes against the memory's bandwidth."""
-    from fedkin.solvers.compiled import CompiledIteration
-    from fedkin.solvers.pdhg import initial_rho
-
     load_kernels()  # loading them is not part of a solve
     strength = {"l2": 0.1, "l1": 0.06 if p == 1 else 0.04}[penalty]
-    instance = clustered(
-        "large", n, p, penalty, strength, loss=loss, edges_per_site=edges_per_site, scrambled=scrambled
-    )
+    how = {"loss": loss, "edges_per_site": edges_per_site, "scrambled": scrambled}
+    instance = clustered(n, p, penalty, strength, **how)
     before = peak_gigabytes()
     start, cpu = time.perf_counter(), time.process_time()
     solution = solve_fused(instance.objective, 1e-6, backend="numba")
@@ -41,11 +40,7 @@ def large(n: int, p: int, penalty: str, loss: str, edges_per_site: float = 5.0, 
     terms = instance.objective.terms
     iteration = CompiledIteration(instance.objective, terms, initial_rho(instance.objective, terms))
     iteration.advance(2)
-    best = np.inf
-    for _ in range(5):
-        start = time.perf_counter()
-        iteration.advance(1)
-        best = min(best, time.perf_counter() - start)
+    best = min(seconds_of(lambda: iteration.advance(1)) for _ in range(5))
     threads = iteration._crew.size
     iteration.close()
     row |= {"iteration_seconds": best, "threads": threads}
@@ -63,44 +58,25 @@ def touched_bytes(n: int, edges: int, p: int, dense: bool) -> int:
 
 def rows_to_solution(n_rows: int) -> dict:
     """Time from rows to Gram statistics and from these to the solution, for 1000 sites and p = 10."""
-    from fedkin.core import Problem
-    from fedkin.datasets import paper_design
-
     load_kernels()
     design = paper_design(1000, n_rows, 10, 50, varrho=0.005)
     problem = Problem(design.federation, design.graph, penalty="l2", lam=0.1 / 1000)
-    start = time.perf_counter()
-    objective = problem.fused
-    formed = time.perf_counter() - start
-    start = time.perf_counter()
-    solution = solve_fused(objective, 1e-6, backend="numba")
-    return {
-        "formed": formed,
-        "seconds": time.perf_counter() - start,
-        "gap": solution.gap,
-        "gigabytes": peak_gigabytes(),
-    }
+    formed = seconds_of(lambda: problem.fused)
+    seconds = seconds_of(lambda: solve_fused(problem.fused, 1e-6, backend="numba"))
+    return {"formed": formed, "seconds": seconds, "gigabytes": peak_gigabytes()}
 
 
 def first_fit() -> dict:
     """Seconds of the first and the second small fit of a fresh process, with everything left to the library."""
-    import fedkin
-    from fedkin.datasets import paper_design
-
     design = paper_design(50, 50, 10, 5)
-    seconds = []
-    for _ in range(2):
-        start = time.perf_counter()
-        fedkin.solve(fedkin.Problem(design.federation, design.graph, lam=1e-4))
-        seconds.append(time.perf_counter() - start)
-    return {"first": seconds[0], "second": seconds[1], "numba_loaded": "numba" in sys.modules}
+    given = (design.federation, design.graph)
+    first, second = (seconds_of(lambda: fedkin.solve(fedkin.Problem(*given, lam=1e-4))) for _ in range(2))
+    return {"first": first, "second": second}
 
 
 def compiling() -> dict:
     """Seconds to compile (or load) the kernels."""
-    start = time.perf_counter()
-    load_kernels()
-    return {"seconds": time.perf_counter() - start}
+    return {"seconds": seconds_of(load_kernels)}
 
 
 WORK = {"large": large, "rows": rows_to_solution, "first_fit": first_fit, "compiling": compiling}

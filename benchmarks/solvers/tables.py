@@ -7,6 +7,9 @@ from math import exp, log
 from pathlib import Path
 from statistics import fmean, median
 
+import matplotlib
+from matplotlib.figure import Figure
+
 from .duel import Row
 
 BEGIN, END = "<!-- begin: what make bench printed -->", "<!-- end -->"
@@ -15,7 +18,7 @@ OURS = "fedkin (numba)"
 
 def render(rows: list[Row], here: Row) -> str:
     """All tables as Markdown."""
-    versions = ", ".join(f"{name} {version}" for name, version in here["versions"].items() if version)  # type: ignore[attr-defined]
+    versions = ", ".join(f"{name} {version}" for name, version in here["versions"].items() if version)
     parts = [
         f"{here['cpu']}, {here['cores']} cores, load {here['load']} at the start; Python {here['python']}, {versions}."
     ]
@@ -39,12 +42,9 @@ def _quick(rows: list[Row]) -> bool:
 def _duel(rows: list[Row], target: float) -> list[str]:
     lines: list[str] = []
     # contenders that take part in the same kinds of instances share a table
-    for title, scalar in (
-        (f"Suboptimality {target:.0e}", False),
-        (f"Suboptimality {target:.0e}, total variation", True),
-    ):
+    for title, scalar in (("", False), (", total variation", True)):
         own = [row for row in rows if ("p=1" in str(row["instance"]) or "TV" in str(row["instance"])) == scalar]
-        lines += _one_duel(own, title)
+        lines += _one_duel(own, f"Suboptimality {target:.0e}{title}")
     return lines
 
 
@@ -74,7 +74,7 @@ def _one_duel(rows: list[Row], title: str) -> list[str]:
 
 
 def _seconds(rows: Iterable[Row]) -> list[float]:
-    return [float(row["seconds"]) for row in rows if "seconds" in row]  # type: ignore[arg-type]
+    return [float(row["seconds"]) for row in rows if "seconds" in row]
 
 
 def _ratio(theirs: list[float], ours: list[float]) -> float:
@@ -127,35 +127,19 @@ def _large(rows: list[Row], title: str) -> list[str]:
     if not rows:
         return []
     lines = ["", f"### {title}: certified gap 1e-6", ""]
-    lines += _head(
-        [
-            *("sites", "edges", "p", "loss, penalty", "time", "CPU time", "iterations", "memory (of it data)"),
-            *("one iteration", "its bytes at memory bandwidth", "ratio"),
-        ]
-    )
+    head = ["sites", "edges", "p", "loss, penalty", "time", "CPU time", "iterations", "memory (of it data)"]
+    head += ["one iteration", "its bytes at memory bandwidth", "ratio"]
+    lines += _head(head)
     for row in rows:
         kind = f"{row['loss']}, {row['penalty']}" + (", scrambled numbers" if row.get("scrambled") else "")
         if "failed" in row:
-            lines.append(_line([f"{row['n']:,}", "", str(row["p"]), kind, str(row["failed"]), *[""] * 6]))
+            lines.append(_line([f"{row['n']:,}", "", row["p"], kind, row["failed"], *[""] * 6]))
             continue
-        least = float(row["iteration_bytes"]) / float(row["bandwidth"])  # type: ignore[arg-type]
-        lines.append(
-            _line(
-                [
-                    f"{row['n']:,}",
-                    f"{row['edges']:,}",
-                    str(row["p"]),
-                    kind,
-                    _time(row["seconds"]),
-                    _time(row["cpu_seconds"]),
-                    str(row["n_iter"]),
-                    f"{row['gigabytes']:.2f} GB ({row['data_gigabytes']:.2f})",
-                    _time(row["iteration_seconds"]),
-                    _time(least),
-                    f"{float(row['iteration_seconds']) / least:.1f}",  # type: ignore[arg-type]
-                ]
-            )
-        )
+        least = row["iteration_bytes"] / row["bandwidth"]
+        cells = [f"{row['n']:,}", f"{row['edges']:,}", row["p"], kind, _time(row["seconds"]), _time(row["cpu_seconds"])]
+        cells += [row["n_iter"], f"{row['gigabytes']:.2f} GB ({row['data_gigabytes']:.2f})"]
+        cells += [_time(row["iteration_seconds"]), _time(least), f"{row['iteration_seconds'] / least:.1f}"]
+        lines.append(_line(cells))
     return lines
 
 
@@ -170,16 +154,16 @@ def _rows(rows: list[Row]) -> list[str]:
     return lines
 
 
-def _head(cells: list[str]) -> list[str]:
+def _head(cells: list[object]) -> list[str]:
     return [_line(cells), _line(["---"] * len(cells))]
 
 
-def _line(cells: list[str]) -> str:
-    return "| " + " | ".join(cells) + " |"
+def _line(cells: list[object]) -> str:
+    return "| " + " | ".join(map(str, cells)) + " |"
 
 
 def _time(seconds: object) -> str:
-    value = float(seconds)  # type: ignore[arg-type]
+    value = float(seconds)
     return f"{1e3 * value:.3g} ms" if value < 1 else f"{value:.3g} s"
 
 
@@ -191,38 +175,29 @@ def insert(path: Path, text: str) -> None:
     path.write_text(f"{before}{BEGIN}\n\n{text}\n{END}{after}")
 
 
-def draw_scaling(rows: list[Row], path: Path) -> bool:
-    """Time and memory against size; False without matplotlib."""
-    rows = [row for row in rows if row["section"] == "scaling" and "failed" not in row]
-    try:
-        import matplotlib
-    except ImportError:
-        return False
-    if not rows:
-        return True
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with matplotlib.rc_context({"svg.hashsalt": "fedkin"}):  # the same rows give the same file
-        scaling_figure(rows).savefig(path, metadata={"Date": None} if path.suffix == ".svg" else None)
-    return True
+def draw_scaling(rows: list[Row], path: Path) -> None:
+    """Draw time and memory against size."""
+    if rows := [row for row in rows if row["section"] == "scaling" and "failed" not in row]:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with matplotlib.rc_context({"svg.hashsalt": "fedkin"}):  # the same rows give the same file
+            scaling_figure(rows).savefig(path, metadata={"Date": None})
 
 
-def scaling_figure(rows: list[Row]):  # type: ignore[no-untyped-def]
+def scaling_figure(rows: list[Row]):
     """The matplotlib figure: a column of two panels for each quantity that was varied."""
-    from matplotlib.figure import Figure
-
     panels = list(dict.fromkeys(str(row["against"]) for row in rows))
-    all_memory = [float(row["gigabytes"]) for row in rows]  # type: ignore[arg-type]
+    all_memory = [float(row["gigabytes"]) for row in rows]
     figure = Figure(figsize=(3.2 * len(panels), 6.0), layout="constrained")
     axes = figure.subplots(2, len(panels), squeeze=False)
     for k, against in enumerate(panels):
-        own = sorted((row for row in rows if row["against"] == against), key=lambda row: float(row["value"]))  # type: ignore[arg-type]
-        x = [float(row["value"]) for row in own]  # type: ignore[arg-type]
-        total = [float(row["seconds"]) + float(row.get("formed", 0.0)) for row in own]  # type: ignore[arg-type]
+        own = sorted((row for row in rows if row["against"] == against), key=lambda row: float(row["value"]))
+        x = [float(row["value"]) for row in own]
+        total = [float(row["seconds"]) + float(row.get("formed", 0.0)) for row in own]
         (measured,) = axes[0, k].loglog(x, total, "o-")
         # slope 1 through the middle of the points
         rate = exp(fmean(map(log, total)) - fmean(map(log, x)))
         (linear,) = axes[0, k].loglog(x, [rate * one for one in x], "--", color="0.4")
-        axes[1, k].loglog(x, [float(row["gigabytes"]) for row in own], "o-")  # type: ignore[arg-type]
+        axes[1, k].loglog(x, [float(row["gigabytes"]) for row in own], "o-")
         for axis, values in ((axes[0, k], [*total, rate * x[0], rate * x[-1]]), (axes[1, k], all_memory)):
             low, high = (pick(values) * margin for pick, margin in ((min, 0.8), (max, 1.25)))
             ticks = _ticks(low, high)
