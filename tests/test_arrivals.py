@@ -16,7 +16,7 @@ from federations import in_threads, make_sites, side_by_side, split
 from fedkin.data import Rows
 from fedkin.errors import DataError, FedkinError, ParameterError
 from fedkin.federate import Journal, Participant, Site, change_settings, site_plan, whole_plan
-from fedkin.federate.participant import Arrivals
+from fedkin.federate.arrivals import Arrivals
 from fedkin.federate.plan import planned_rows
 from fedkin.federate.site import read_arrived
 from fedkin.losses import make_loss

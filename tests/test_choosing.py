@@ -128,7 +128,7 @@ def test_folds_that_are_held_out_have_as_many_rows_as_the_thresholds_ask_for(tmp
     for rows, folds in ((12, 5), (13, 4), (20, 3), (30, 2), (31, 0)):
         change_settings(tmp_path / "d0", rows=rows)
         plan = site_plan(tmp_path / "d0")
-        out = [60 - int(part.rows.counts[0]) for part in plan.parts if part.held_out is not None]
+        out = [60 - int(one.rows.counts[0]) for one, held in zip(plan.training, plan.held_out, strict=True) if held]
         assert plan.n_held == len(out) == folds and all(n >= rows for n in out)
     plans = [site_plan(tmp_path / name) for name in problem.federation.sites]
     assert chosen(plans)[0].sites == 3  # who holds nothing out takes part all the same

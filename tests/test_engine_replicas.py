@@ -14,8 +14,8 @@ from federations import in_process, part_of, plan_of, reference
 from fedkin.admm import Availability, DirectLink, Shard, run_rounds
 from fedkin.core import Problem
 from fedkin.federate import Journal, Participant, Patience, SitePlan
+from fedkin.federate.attendance import ReplicatedLink, replica_vector
 from fedkin.federate.inbox import HEADER_BYTES, MessageError
-from fedkin.federate.links import ReplicatedLink, replica_vector
 from fedkin.fitting import load
 from fedkin.graph import Graph
 from fleet import Fleet
@@ -56,7 +56,7 @@ def test_a_leader_repeats_what_happened_and_all_have_its_bits(tmp_path: Path, fa
     finished = crashing(problem.n_sites, observers(problem, plan, network, tmp_path), crashes, pause=0.1)
     network.close()
     leader = finished[0].link
-    assert isinstance(leader, ReplicatedLink) and leader.leads
+    assert isinstance(leader, ReplicatedLink) and leader.decides
     history = np.array(leader.attended)
     assert history.shape == (80, 5)
     assert not history.all()

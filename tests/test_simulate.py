@@ -19,11 +19,11 @@ import pytest
 import heart
 from builders import small_problem
 from federations import reference, whole_job, write_job
+from fedkin._base import is_locked
 from fedkin.cli import main, running
 from fedkin.cli import simulate as simulating
 from fedkin.cli.console import StopRequested
 from fedkin.federate import site_plan
-from fedkin.federate.supervisor import is_running
 from fedkin.fitting import load
 from processes import PATIENCE, capped, free_ports, on_terminal, wait_for
 
@@ -136,16 +136,17 @@ def test_what_dies_is_started_again_and_stop_ends_it(tmp_path: Path, capsys: pyt
         assert main(["site", "stop", str(tmp_path / "trial")]) == 0
         assert "d0, d1, d2" in capsys.readouterr().out
         assert process.wait(PATIENCE) == 3  # not that of a run that has finished
-        assert not any(is_running(tmp_path / "trial" / "sites" / f"d{u}") for u in range(3))
+        assert not any(is_locked(tmp_path / "trial" / "sites" / f"d{u}" / "lock") for u in range(3))
 
 
 def test_the_live_view_on_a_small_terminal(tmp_path: Path) -> None:
     """A terminal of 8 lines and 4 sites: no line is lost without a word, and the end is the whole table."""
-    command = command_of(tmp_path, 4, 150)
+    command = command_of(tmp_path, 4, 150, select={"level": 0.05})
     code, text = on_terminal([sys.executable, "-m", "fedkin", *command], columns=100, lines=8)
     assert code == 0, text
     assert re.search(r"and 2 more +\d+ to \d+", text), text
     assert "never started" not in text and "Traceback" not in text
+    assert re.search(r"[0-9] edges? dropped by edge tests", text), text
     tail = text[text.rindex("waits for") :]
     assert re.findall(r"(d\d) +done +150/150", tail) == [f"d{u}" for u in range(4)]
 

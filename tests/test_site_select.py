@@ -10,7 +10,7 @@ from fedkin.core import Problem, select_edges
 from fedkin.data import Federation
 from fedkin.datasets import paper_design
 from fedkin.federate import EdgeTests, Journal
-from fedkin.federate.program import select, summary
+from fedkin.federate.participant import select, summary
 from fedkin.federate.records import Selection
 from fedkin.graph import Graph
 from memory_network import QUICK, Faults, MemoryNetwork

@@ -66,7 +66,8 @@ class RunPlan:
     - ``edges (E, 2)``: pairs ``(i, j)``, ``i > j``, of positions, with ``edge_radius (E,)``, ``strength * w_e``;
       ``alpha (E, p)``: the duals to start from, 0 by default;
     - ``rows``: of all of ``sites``, or of those in ``with_rows``; None where others have the rows (a central machine);
-    - ``sparsity (B, p)`` weighs ``|theta|``; ``radius`` is that of the parameter ball.
+    - ``sparsity (B, p)`` weighs ``|theta|``; ``radius`` is that of the parameter ball;
+    - ``wire`` is the number format in which thetas travel; both ends of an edge use the rounded numbers.
     """
 
     sites: Index

@@ -41,7 +41,6 @@ from fedkin.federate import (
     all_done,
     check_idle,
     only_supervisor,
-    overview,
     places_in,
     snapshot,
 )
@@ -94,7 +93,7 @@ def run_all(
                 _supervise(supervisor, waits=waits)
         except StopRequested:
             stopped = True
-    lines = overview(places, supervisor.by_name)
+    lines = supervisor.overview()
     failed = supervisor.failed()
     if failed:
         names = ", ".join(child.name for child in failed)
@@ -108,7 +107,7 @@ def run_all(
 def _select_all(places: Sequence[Path], give_up: float) -> None:
     """Test the edges of the sites that have not tested them."""
     waiting = [place for place in places if not (place / SELECTION).exists()]
-    command = [sys.executable, "-m", "fedkin.federate.program", "--give-up", str(give_up)]
+    command = [sys.executable, "-m", PROGRAM, "--select", "--give-up", str(give_up)]
     running: list[subprocess.Popen[bytes]] = []
     try:
         for place in waiting:
@@ -142,8 +141,8 @@ def _supervise(supervisor: Supervisor, *, waits: bool) -> None:
                     note(f"stopping the sites, which wait for {', '.join(missed)}; the same command continues later")
                     break
                 if console.is_terminal:
-                    lines = overview(supervisor.places, supervisor.by_name)
-                    live.update(status_table(lines, max(console.height - FRAME_LINES, 3)), refresh=True)
+                    table = status_table(supervisor.overview(), max(console.height - FRAME_LINES, 3))
+                    live.update(table, refresh=True)
                 time.sleep(_LOOK_SECONDS)
     except (Interrupted, KeyboardInterrupt):
         note("stopping the sites; the same command continues later")
@@ -182,7 +181,7 @@ def status_table(lines: Sequence[Line], most: int | None = None) -> Table:
     colours = dict.fromkeys(TROUBLE, "red") | dict.fromkeys(("done", "finished"), "green") | {"starting again": ""}
     for line in lines:
         change = "" if line.change is None else f"{line.change:.1e}"
-        cells = [f"{line.round}/{line.rounds}", change, *map(str, (line.up, line.pulled, line.restarts))]
+        cells = [f"{line.round}/{line.rounds}", change, *map(str, (len(line.up), line.pulled, line.restarts))]
         add_row(table, line.name, line.state, *cells, ", ".join(line.waiting_for), style=colours.get(line.state, ""))
     if hidden:
         rounds = [line.round for line in hidden]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Sequence
-from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
 
@@ -315,7 +314,8 @@ def status(
     if metrics:
         typer.echo(prometheus(lines), nl=False)
     elif as_json:
-        print_json({"sites": [asdict(line) for line in lines]})
+        told = [msgspec.structs.asdict(line) | {"up": len(line.up)} for line in lines]
+        print_json({"sites": [{name: value for name, value in one.items() if name != "shares"} for one in told]})
     else:
         output().print(status_table(lines))
         for line in lines:

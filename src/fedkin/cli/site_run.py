@@ -1,6 +1,7 @@
 """The light process of ``fedkin site run`` and ``fedkin federation run``, which ends with a model.
 
-``python -m fedkin.cli.site_run [--centre] DIR``. Modules needed to make a model are imported at the end.
+``python -m fedkin.cli.site_run [--centre] DIR``, or ``--select DIR`` for the edge tests before them. Modules needed to
+make a model are imported at the end.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from fedkin.federate.messages import MODEL
-from fedkin.federate.program import Result, main
+from fedkin.federate.program import Result, main, select_main
 from fedkin.federate.records import read_choice
 
 
@@ -41,10 +42,10 @@ def write_model(result: Result) -> None:
 
 
 def run(arguments: Sequence[str] | None = None) -> int:
-    """Run one site, or with ``--centre`` the central machine; returns an exit code."""
+    """Run one site, or with ``--centre`` the central machine, or test edges; returns an exit code."""
     words = list(sys.argv[1:] if arguments is None else arguments)
-    centre = "--centre" in words
-    return main(write_model, [word for word in words if word != "--centre"], centre=centre)
+    rest = [word for word in words if word not in ("--centre", "--select")]
+    return select_main(rest) if "--select" in words else main(write_model, rest, centre="--centre" in words)
 
 
 if __name__ == "__main__":

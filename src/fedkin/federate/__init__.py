@@ -8,11 +8,12 @@
 | `organiser`, `site`, `settings` | the organiser's directory; a site's directory; thresholds and a site's own rules |
 | `sharing`, `received` | a site's summary and its answers to queries; checks of all summaries |
 | `plan` | a run as one site sees it, from these directories and its rows |
-| `participant`, `links` | a participant in the rounds, and how thetas travel: neighbours, central, replicated |
+| `participant`, `arrivals` | a participant in the rounds, edge tests before them; rows that arrive meanwhile |
+| `links`, `attendance` | how thetas travel: between neighbours; with a central machine, or replicas |
 | `endpoint`, `inbox` | messages sent and received, waiting for them, their format |
 | `transports` | transport of frames between machines, and access control |
 | `records`, `ledger` | a site's log and small files; the ledger of everything that has left it |
-| `program`, `supervisor` | the process of a site, edge tests; several sites on one machine |
+| `program`, `supervisor`, `monitoring` | the process of a site; several sites on one machine, and what they do |
 
 Names are imported on first use: a contract needs no cryptography, and a site's process stays light.
 """
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
     from fedkin.federate.draft import draft_contract
     from fedkin.federate.inbox import Patience
     from fedkin.federate.messages import Order, Steps, read_charter, read_invite
+    from fedkin.federate.monitoring import TROUBLE, Line, overview, places_in, prometheus, snapshot
     from fedkin.federate.organiser import Organiser
     from fedkin.federate.participant import Participant
     from fedkin.federate.plan import SitePlan, centre_plan, site_plan, steps_of, whole_plan
@@ -43,20 +45,7 @@ if TYPE_CHECKING:
     )
     from fedkin.federate.settings import SiteSettings, Thresholds
     from fedkin.federate.site import Site, change_settings, contract_in
-    from fedkin.federate.supervisor import (
-        STOP_SIGNAL,
-        TROUBLE,
-        Line,
-        Supervisor,
-        all_done,
-        check_idle,
-        only_supervisor,
-        overview,
-        places_in,
-        prometheus,
-        snapshot,
-        stop_all,
-    )
+    from fedkin.federate.supervisor import STOP_SIGNAL, Supervisor, all_done, check_idle, only_supervisor, stop_all
     from fedkin.federate.trust import SecurityError
 
 _MODULES = {
@@ -73,8 +62,8 @@ _MODULES = {
     "participant": "Participant",
     "plan": "SitePlan centre_plan site_plan steps_of whole_plan",
     "records": "SELECTION STDERR Journal read_record read_selection read_status write_record",
-    "supervisor": "STOP_SIGNAL TROUBLE Line Supervisor all_done check_idle only_supervisor overview places_in "
-    "prometheus snapshot stop_all",
+    "monitoring": "TROUBLE Line overview places_in prometheus snapshot",
+    "supervisor": "STOP_SIGNAL Supervisor all_done check_idle only_supervisor stop_all",
 }
 _WHERE = {name: f"fedkin.federate.{module}" for module, names in _MODULES.items() for name in names.split()}
 

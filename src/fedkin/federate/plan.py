@@ -14,16 +14,16 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import msgspec
 import numpy as np
 
-from fedkin._base import Array, Index
+from fedkin._base import Array
 from fedkin.admm import RunPlan, Shard, SiteRows, StepRule, plan_run, site_keys
 from fedkin.core import Problem, SiteTerms, Summary, build_terms, local_fit, make_penalty, table_of_sums
 from fedkin.data import Federation, Rows, deal_folds
-from fedkin.errors import DataError, DegenerateSiteWarning, FedkinError, ParameterError
+from fedkin.errors import DataError, DegenerateSiteWarning, ParameterError
 from fedkin.federate.contract import Contract, EdgeTests, Placement
 from fedkin.federate.disclosure import check_count, check_rounds, most_folds, refuse_disclosure
 from fedkin.federate.inbox import HEADER_BYTES, RUN_BYTES, Kind
@@ -39,14 +39,8 @@ Edge = tuple[int, int, float]
 
 #: Default rho, for features that are scaled to about 1: smaller if noise makes steps short.
 AGREED_RHO, AGREED_NOISY_RHO = 1.0, 0.25
-#: Why parameters diverge, and how to fix it.
-TOO_LONG = "its steps are too long for its rows; give the contract a larger batch_size, a ridge or a smaller rho"
 #: Kinds of messages that have a single receiver.
 _PAIRWISE = (Kind.ALPHA, Kind.VERDICT, Kind.DOWN, Kind.RESULT)
-
-
-class PlanError(FedkinError, ValueError):
-    """A plan of a run that contradicts itself."""
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -88,20 +82,20 @@ class SitePlan(RunPlan):
     noisy: tuple[Summary, str] | None = None
 
     def __post_init__(self) -> None:
-        """Raise `PlanError` if two fields contradict each other."""
+        """Raise `DataError` if two fields contradict each other."""
         if len({member.name for member in self.members} | {CENTRE}) <= len(self.members):
-            raise PlanError("two sites have the same name")
+            raise DataError("two sites have the same name")
         if self.numbers != sorted(self.numbers):
-            raise PlanError("members are not in the order of their numbers")
+            raise DataError("members are not in the order of their numbers")
         known = set(self.numbers)
         for i, j in self.edges.tolist():
             if not j < i or not {i, j} <= known:
-                raise PlanError(f"edge ({i}, {j}) does not join two members, larger number first")
+                raise DataError(f"edge ({i}, {j}) does not join two members, larger number first")
         parts = (self.theta, self.steps.start, self.steps.growth, self.edge_radius)
         if not all(np.isfinite(part).all() for part in parts) or not math.isfinite(self.rho + self.lam):
-            raise PlanError("rho, lam, the steps and the edge bounds must be finite")
+            raise DataError("rho, lam, the steps and the edge bounds must be finite")
         if self.placement == "central" and self.centre is None:
-            raise PlanError("placement is central, but the endpoint of the central machine is missing")
+            raise DataError("placement is central, but the endpoint of the central machine is missing")
 
     @cached_property
     def run_bytes(self) -> bytes:
@@ -141,7 +135,7 @@ class SitePlan(RunPlan):
         for member in self.members:
             if member.name == name:
                 return member.number
-        raise PlanError(f"{self.name(self.here)} knows no site named {name!r}")
+        raise DataError(f"{self.name(self.here)} knows no site named {name!r}")
 
     def endpoint(self, number: int) -> str | None:
         """Return the endpoint on which a site, or the central machine, listens."""
@@ -203,30 +197,18 @@ class SitePlan(RunPlan):
         return [*keys, *(self.asking_key(kind, sender, receiver) for kind in kinds)]
 
 
-@dataclass(frozen=True, eq=False)
-class FoldPart:
-    """One fold of the choice of ``lam`` at a site: its training rows, and the steps and start planned from them.
-
-    ``held_out`` are its held-out rows, None for none.
-    """
-
-    rows: SiteRows
-    steps: StepRule
-    theta: Array
-    held_out: SiteTerms | None
-
-
 @dataclass(frozen=True, eq=False, kw_only=True)
 class ChoicePlan(SitePlan):
     """Plan of the rounds in which sites choose ``lam``: for each fold, all ``levels (M,)``, the largest first.
 
-    A stage is a fold and a level, and takes ``level_rounds`` rounds with all training rows. The plan has ``lam`` 1, so
-    ``edge_radius`` must be multiplied by a level.
+    A stage is a fold and a level, and takes ``level_rounds`` rounds with all training rows. ``training`` has a plan for
+    each fold, with ``lam`` 1, and ``held_out`` the held-out rows of this site, None for none.
     """
 
     levels: Array
     level_rounds: int
-    parts: tuple[FoldPart, ...]
+    training: tuple[SitePlan, ...]
+    held_out: tuple[SiteTerms | None, ...]
 
     @property
     def most_bytes(self) -> int:
@@ -235,39 +217,29 @@ class ChoicePlan(SitePlan):
     @property
     def n_held(self) -> int:
         """Folds in which this site holds rows out."""
-        return sum(part.held_out is not None for part in self.parts)
+        return len(self.held_out) - self.held_out.count(None)
 
     def kinds(self, sender: int, receiver: int) -> list[Kind]:
         return [*super().kinds(sender, receiver), Kind.HELD_OUT]
 
     def all_keys(self, sender: int, receiver: int) -> list[str]:
         """Return the keys of this phase and of the rounds that follow, which use the same links."""
-        later = replace(self, phase="", compare_every=1)
-        return [*super().all_keys(sender, receiver), *SitePlan.all_keys(later, sender, receiver)]
+        later = replace(self.training[0], phase="", compare_every=1)
+        return [*super().all_keys(sender, receiver), *later.all_keys(sender, receiver)]
 
     def stage(self, number: int, shard: Shard) -> RunPlan:
         """Return the plan of a stage; all but the first of a fold continue from the state of the shard."""
         fold, level = divmod(number, self.levels.size)
-        part, radius = self.parts[fold], self.levels[level] * self.edge_radius
-        theta, alpha = part.theta, np.zeros((len(self.edges), self.n_params))
+        plan, radius = self.training[fold], self.levels[level] * self.edge_radius
+        theta, alpha = plan.theta, np.zeros((len(self.edges), self.n_params))
         if level:
-            theta = shard.theta.copy()
-            alpha[np.isin(self._edge_keys(self.edges), self._edge_keys(shard.edges))] = shard.alpha
-        return replace(
-            self,
-            rows=part.rows,
-            steps=part.steps,
-            theta=theta,
-            edge_radius=radius,
-            alpha=self.penalty.project(alpha, radius),
-        )
+            theta, kept = shard.theta.copy(), shard.edges.tolist()
+            alpha[[edge in kept for edge in self.edges.tolist()]] = shard.alpha
+        return replace(plan, theta=theta, edge_radius=radius, alpha=self.penalty.project(alpha, radius))
 
-    def _edge_keys(self, edges: Index) -> Index:
-        return np.asarray(edges[:, 0] * self.federation_size + edges[:, 1])
-
-    def held_out(self, number: int, theta: Array) -> float:
+    def held_out_loss(self, number: int, theta: Array) -> float:
         """Return the mean loss at ``theta (p,)`` of the held-out rows of a stage, 0 without any."""
-        terms = self.parts[number // self.levels.size].held_out
+        terms = self.held_out[number // self.levels.size]
         return 0.0 if terms is None else float(terms.values(theta[None])[0])
 
     def chosen(self, table: Array) -> Choice:
@@ -295,18 +267,14 @@ def site_plan(directory: Path | Site) -> SitePlan:
     It is a `ChoicePlan` if sites choose ``lam`` and have not done so yet.
     """
     site = directory if isinstance(directory, Site) else Site.read(directory)
-    given, contract = site.invite, site.contract
-    noisy = site.noisy_sums()
-    rows = (
-        rows_before(site, 0 if site.order is None else site.order.revision)
-        if noisy is None
-        else table_of_sums(noisy[0])
-    )
-    own, placement = given.site, contract.rounds.placement
+    given, own, noisy, where = site.invite, site.invite.site, site.noisy_sums(), str(site.directory)
+    contract, revision = _ordered(site.contract, site.order), 0 if site.order is None else site.order.revision
+    placement = contract.rounds.placement
+    rows = rows_before(site, revision) if noisy is None else table_of_sums(noisy[0])
+    others: Mapping[str, Steps] = {}
     members = tuple(one.member for one in given.neighbours)
     near = [(one.member.number, one.weight) for one in given.neighbours]
     edges = [(max(own.number, v), min(own.number, v), weight) for v, weight in near]
-    others: Mapping[str, Steps] = {}
     if placement == "replicas":
         assert given.component is not None and given.edges is not None
         members, edges = given.component, list(given.edges)
@@ -314,45 +282,48 @@ def site_plan(directory: Path | Site) -> SitePlan:
     elif placement == "central":
         members, edges = (), []
     members = tuple(sorted({one.number: one for one in (*members, own)}.values(), key=lambda one: one.number))
-    rho = _rho(contract, site.order)
-    planned, every = plan_site(contract, rows, given.degree, rho)
+    planned, every = plan_site(contract, rows, given.degree)
     if noisy is None:
         findings = check_rounds(contract, rows, np.array(planned.theta), site.settings)
-        refuse_disclosure(findings, f"{site.directory}: no rounds")
+        refuse_disclosure(findings, f"{where}: no rounds")
     steps = {own.number: others.get(own.name, planned)}  # as the others know it, also when rows were replaced
     if placement == "replicas":
-        for member in members:
-            if member.number != own.number:
-                if member.name not in others:
-                    raise DataError(
-                        f"{site.directory} lacks the steps of {member.name}, which replicas need; the organiser sends "
-                        "them with an order when all sites are admitted (fedkin federation order)"
-                    )
-                steps[member.number] = others[member.name]
+        if missing := [one.name for one in members if one.name not in others and one is not own]:
+            raise DataError(
+                f"{where} lacks the steps of {missing[0]}, which replicas need; the organiser sends them with an order "
+                "when all sites are admitted (fedkin federation order)"
+            )
+        steps = {one.number: others.get(one.name, planned) for one in members}
     degrees = {u: sum(u in edge[:2] for edge in edges) for u in steps} | {own.number: given.degree}
-    facts: dict[str, Any] = {"run": given.run, "here": own.number, "federation_size": given.n_sites}
-    facts |= {"snapshot_every": every, "centre": given.centre, "n_edges": given.n_edges, "where": str(site.directory)}
-    facts["effective_rows"] = required(contract, site.settings).effective_rows
-    facts["noisy"] = noisy
-    lam = _lam(contract, site.order)
-    if lam == "cv":
-        lam = read_choice(site.directory, given.run, 0 if site.order is None else site.order.revision)
+    facts: dict[str, Any] = {"run": given.run, "revision": revision, "here": own.number, "n_edges": given.n_edges}
+    facts |= {"federation_size": given.n_sites, "snapshot_every": every, "centre": given.centre, "where": where}
+    facts |= {"effective_rows": required(contract, site.settings).effective_rows, "noisy": noisy}
+    about = members, edges, steps, degrees, {own.number: rows}
+    if contract.rounds.lam == "cv":
+        lam = read_choice(site.directory, given.run, revision)
         if lam is None and noisy is not None:
             raise ParameterError(
                 "with noisy sums no rows can be held out to choose lam: let the organiser order one (fedkin federation "
                 "order DIR --lam X)"
             )
         if lam is None:
-            calm = _without_noise(contract)
-            plan = _plan(calm, site.order, members, edges, steps, degrees, {own.number: rows}, lam=1.0, **facts)
-            return _choice_plan(calm, plan, rows, own, given.degree, site.settings)
-    return _plan(contract, site.order, members, edges, steps, degrees, {own.number: rows}, lam=lam, **facts)
+            # without noise, from all rows
+            calm = {"batch_size": None, "gradient": "plain", "average": "last", "compare_every": 0}
+            contract = _with_rounds(contract, lam=1.0, **calm)
+            return _choice_plan(contract, _plan(contract, *about, **facts), rows, own, given.degree, site.settings)
+        contract = _with_rounds(contract, lam=lam)
+    return _plan(contract, *about, **facts)
 
 
-def _without_noise(contract: Contract) -> Contract:
-    """Return the contract with rounds that use all rows."""
-    calm = {"batch_size": None, "gradient": "plain", "average": "last", "compare_every": 0}
-    return msgspec.structs.replace(contract, rounds=msgspec.structs.replace(contract.rounds, **calm))
+def _with_rounds(contract: Contract, **changes: Any) -> Contract:
+    """Return the contract with other settings of the rounds."""
+    return msgspec.structs.replace(contract, rounds=msgspec.structs.replace(contract.rounds, **changes))
+
+
+def _ordered(contract: Contract, order: Order | None) -> Contract:
+    """Return the contract with the settings that an order replaces."""
+    given = {name: getattr(order, name, None) for name in ("lam", "rounds", "rho")}
+    return _with_rounds(contract, **{name: value for name, value in given.items() if value is not None})
 
 
 def _choice_plan(
@@ -361,32 +332,35 @@ def _choice_plan(
     """Return the plan of the rounds in which a site chooses ``lam`` with the others."""
     folds = most_folds(contract, rows, settings, site=own.id)
     fold_of = deal_folds(own.id, rows.n_samples, max(folds, 1), contract.seed)
-    loss, nothing, parts = contract.loss_object(), np.zeros(contract.n_params), []
+    loss, nothing = contract.loss_object(), np.zeros(contract.n_params)
+    training, held_out = list[SitePlan](), list[SiteTerms | None]()
     for fold in range(contract.folds):
         held = fold_of == fold if fold < folds else np.zeros(rows.n_samples, dtype=bool)
         if check_count(contract, int((~held).sum()), settings):  # too few would train
             held[:] = False
         train = rows.take(~held)
-        steps, _ = plan_site(contract, train, degree, plan.rho)
+        steps, _ = plan_site(contract, train, degree)
         rule = StepRule(np.array([steps.start]), np.array([steps.growth]), plan.steps.damping)
-        out = build_terms(Federation({0: rows.take(held)}), [loss], nothing) if held.any() else None
-        parts.append(FoldPart(stacked(contract, {0: train}, {0: own.id}), rule, np.array([steps.theta]), out))
+        own_rows, theta = stacked(contract, {0: train}, {0: own.id}), np.array([steps.theta])
+        training.append(replace(plan, rows=own_rows, steps=rule, theta=theta))
+        held_out.append(build_terms(Federation({0: rows.take(held)}), [loss], nothing) if held.any() else None)
     levels, each = contract.levels(plan.n_edges), contract.rounds.level_rounds
     known: dict[str, Any] = {one.name: getattr(plan, one.name) for one in fields(plan)}
-    known |= {"phase": "-choice", "rounds": len(parts) * levels.size * each}
-    return ChoicePlan(**known, levels=levels, level_rounds=each, parts=tuple(parts))
+    known |= {"phase": "-choice", "rounds": len(training) * levels.size * each}
+    known |= {"training": tuple(training), "held_out": tuple(held_out)}
+    return ChoicePlan(**known, levels=levels, level_rounds=each)
 
 
 def centre_plan(organiser: Organiser) -> SitePlan:
     """Return the plan of the central machine, from the organiser's directory: all sites, and the steps they sent."""
-    graph, order = organiser.graph, organiser.newest_order()
-    known, members = organiser.steps(), organiser.members
+    graph, order, known, members = organiser.graph, organiser.newest_order(), organiser.steps(), organiser.members
     if missing := ", ".join(member.name for member in members if member.name not in known):
         raise DataError(f"{missing} not admitted yet: the central machine needs the steps of all sites")
     steps, degrees = {one.number: known[one.name] for one in members}, dict(enumerate(graph.degree.tolist()))
-    facts: dict[str, Any] = {"run": organiser.charter.run, "here": len(members), "federation_size": len(members)}
-    facts |= {"centre": organiser.charter.centre, "n_edges": graph.n_edges, "where": str(organiser.directory)}
-    return _plan(organiser.contract, order, members, _edges(graph), steps, degrees, {}, **facts)
+    facts: dict[str, Any] = {"run": organiser.charter.run, "revision": 0 if order is None else order.revision}
+    facts |= {"here": len(members), "federation_size": len(members), "centre": organiser.charter.centre}
+    facts |= {"n_edges": graph.n_edges, "where": str(organiser.directory)}
+    return _plan(_ordered(organiser.contract, order), members, _edges(graph), steps, degrees, {}, **facts)
 
 
 def whole_plan(
@@ -394,25 +368,25 @@ def whole_plan(
 ) -> SitePlan:
     """Return the plan of a run that sees all sites, for any placement of the contract."""
     ids = [one if isinstance(one, str | int) else str(one) for one in graph.sites]
-    members = tuple(Member(one, f"site-{k}", k) for k, one in enumerate(ids))
-    degrees, rho = dict(enumerate(graph.degree.tolist())), _rho(contract, order)
-    steps = {u: plan_site(contract, part, degrees[u], rho)[0] for u, part in rows.items()}
+    members, contract = tuple(Member(one, f"site-{k}", k) for k, one in enumerate(ids)), _ordered(contract, order)
+    degrees = dict(enumerate(graph.degree.tolist()))
+    steps = {u: plan_site(contract, part, degrees[u])[0] for u, part in rows.items()}
     batch = contract.rounds.batch_size
     passes = [part.n_samples / min(batch or part.n_samples, part.n_samples) for part in rows.values()]
     every = 2 * int(np.ceil(np.mean(passes)))  # as `fedkin.admm.plan_run`
     facts: dict[str, Any] = {"run": run, "here": 0, "federation_size": len(members), "snapshot_every": every}
     facts |= {"placement": "peer", "n_edges": graph.n_edges, "where": "the contract"}
-    return _plan(contract, order, members, _edges(graph), steps, degrees, rows, **facts)
+    facts["revision"] = 0 if order is None else order.revision
+    return _plan(contract, members, _edges(graph), steps, degrees, rows, **facts)
 
 
 def steps_of(invite: Invite, rows: Rows) -> Steps:
     """Return the steps that a site sends to the organiser if others step for it while it is absent."""
-    return plan_site(invite.terms, rows, invite.degree, _rho(invite.terms, None))[0]
+    return plan_site(invite.terms, rows, invite.degree)[0]
 
 
 def _plan(
     contract: Contract,
-    order: Order | None,
     members: tuple[Member, ...],
     edges: Sequence[Edge],
     steps: Mapping[int, Steps],
@@ -421,15 +395,12 @@ def _plan(
     *,
     where: str,
     federation_size: int,
-    lam: float | None = None,
     **facts: Any,
 ) -> SitePlan:
     contract.check_rounds(where)
-    rounds, rho = contract.rounds, _rho(contract, order)
-    asked = _lam(contract, order) if lam is None else lam
-    if asked == "cv":
+    rounds, rho, lam = contract.rounds, _rho(contract), contract.rounds.lam
+    if lam == "cv":
         raise ParameterError(f'{where}: lam is "cv", which sites choose in rounds; here it must be a number')
-    lam = asked
     if lam is None:
         raise ParameterError(f"{where}: no lam is set; the organiser can set it: fedkin federation order DIR --lam X")
     ordered, numbers = sorted(edges), sorted(steps)
@@ -451,7 +422,7 @@ def _plan(
         ),
         rows=stacked(contract, rows, ids) if rows else None,
         with_rows=np.array(sorted(rows), dtype=np.int64),
-        rounds=rounds.rounds if order is None or order.rounds is None else order.rounds,
+        rounds=rounds.rounds,
         seed=contract.seed,
         gradient=rounds.gradient,
         average=rounds.average or ("last" if reduced or not _is_noisy(contract) else "tail"),
@@ -466,7 +437,6 @@ def _plan(
         checkpoint_every=rounds.checkpoint_every,
         compare_every=rounds.compare_every,
         select=rounds.select,
-        revision=0 if order is None else order.revision,
     )
 
 
@@ -488,11 +458,11 @@ def stacked(contract: Contract, rows: Mapping[int, Rows], ids: Mapping[int, str 
 
 def planned_rows(plan: SitePlan, site: Site, rows: Rows) -> tuple[SiteRows, Array]:
     """Return other rows of a plan's own site for its shard, and 1 / (the longest first step) for them ``(1,)``."""
-    steps, _ = plan_site(site.contract, rows, site.invite.degree, plan.rho)
+    steps, _ = plan_site(site.contract, rows, site.invite.degree)
     return stacked(site.contract, {plan.here: rows}, {plan.here: site.invite.site.id}), np.array([steps.start])
 
 
-def plan_site(contract: Contract, rows: Rows, degree: int, rho: float) -> tuple[Steps, int]:
+def plan_site(contract: Contract, rows: Rows, degree: int) -> tuple[Steps, int]:
     """Return the plan based on a site's own rows: steps, start, and rounds between snapshots.
 
     A site starts from its own estimate on all its rows, inside the ball. From 0, its first theta would be the gradient
@@ -501,17 +471,13 @@ def plan_site(contract: Contract, rows: Rows, degree: int, rho: float) -> tuple[
     rounds, ridge = contract.rounds, contract.per_parameter(contract.ridge)
     problem = Problem(Federation({0: rows}), Graph.empty([0]), contract.loss_object(), lam=0.0, ridge=ridge)
     batch = None if rounds.batch_size is None else min(rounds.batch_size, rows.n_samples)
-    plan = plan_run(problem, 1, batch, rho=rho, gradient=rounds.gradient, noisy=_is_noisy(contract))
-    start, growth = float(plan.steps.start[0]), float(plan.steps.growth[0])
-    return Steps(start, growth, rho * degree, tuple(own_estimate(contract, rows).tolist())), plan.snapshot_every
-
-
-def own_estimate(contract: Contract, rows: Rows) -> Array:
-    """Return a site's own estimate ``(p,)`` inside the ball, with a ridge if there is none otherwise."""
+    plan = plan_run(problem, 1, batch, gradient=rounds.gradient, noisy=_is_noisy(contract))
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DegenerateSiteWarning)
-        theta = local_fit(Federation({0: rows}), contract.loss_object()).theta
-    return np.asarray(make_penalty("l2").project(theta, 0.5 * contract.radius)[0])
+        warnings.simplefilter("ignore", DegenerateSiteWarning)  # with a ridge if there is none otherwise
+        theta = local_fit(problem.federation, contract.loss_object()).theta
+    inside = make_penalty("l2").project(theta, 0.5 * contract.radius)[0]
+    start, growth = float(plan.steps.start[0]), float(plan.steps.growth[0])
+    return Steps(start, growth, _rho(contract) * degree, tuple(inside.tolist())), plan.snapshot_every
 
 
 def _is_noisy(contract: Contract) -> bool:
@@ -519,13 +485,7 @@ def _is_noisy(contract: Contract) -> bool:
     return contract.rounds.batch_size is not None or contract.rounds.placement != "peer"
 
 
-def _lam(contract: Contract, order: Order | None) -> float | Literal["cv"] | None:
-    return contract.rounds.lam if order is None or order.lam is None else order.lam
-
-
-def _rho(contract: Contract, order: Order | None) -> float:
-    if order is not None and order.rho is not None:
-        return order.rho
+def _rho(contract: Contract) -> float:
     return contract.rounds.rho or (AGREED_NOISY_RHO if _is_noisy(contract) else AGREED_RHO)
 
 

@@ -3,12 +3,6 @@
 ``fedkin site run`` and ``fedkin federation run`` do all rounds (`run`); ``fedkin site select`` tests edges before them
 (`run_selection`). Exit codes: 0 finished, 3 stopped on request, 4 cannot continue now (start again later), 2 wrong
 directory or input.
-
-Edge selection: each site fits its own rows and sends its neighbours the estimate, its covariance and the facts that the
-test needs (``p^2 + 2 p + 5`` numbers). Both ends of an edge can then test it; the end with the smaller number decides
-and tells the other, so that rounding cannot make them disagree. The Bonferroni threshold ``level / |E|`` needs no other
-site. Unlike in `fedkin.select_edges`, noise variances are moderated across the two ends only, and a site without an
-estimate of its own takes the scale of its prior from its own rows.
 """
 
 from __future__ import annotations
@@ -20,7 +14,6 @@ import os
 import signal
 import sys
 import time
-import warnings
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager, suppress
@@ -32,21 +25,19 @@ from typing import Any
 import numpy as np
 
 from fedkin._base import Array, lock, wait_until, write_arrays
-from fedkin.core import LocalFit, Summaries, bonferroni, local_fit, wald_tests
-from fedkin.data import Federation
-from fedkin.errors import DataError, DegenerateSiteWarning, FedkinError, ParameterError
-from fedkin.federate import records, transports
-from fedkin.federate.endpoint import Action, Endpoint
-from fedkin.federate.inbox import Kind, Patience, PeerError, Stopped
+from fedkin.errors import DataError, FedkinError, ParameterError
+from fedkin.federate import records
+from fedkin.federate.arrivals import Arrivals
+from fedkin.federate.attendance import AttendedLink
+from fedkin.federate.inbox import Patience, PeerError, Stopped
 from fedkin.federate.ledger import What
-from fedkin.federate.links import CentralLink, ReplicatedLink
 from fedkin.federate.messages import ADMIT, CENTRE, FEDERATION, INVITE, KEY, KEYS, NEXT_KEY, NOTICES, KeyList
 from fedkin.federate.organiser import Organiser
-from fedkin.federate.participant import Arrivals, Participant
+from fedkin.federate.participant import Participant, select
 from fedkin.federate.plan import ChoicePlan, SitePlan, centre_plan, list_key, site_plan
-from fedkin.federate.records import CANNOT, SELECTION, Journal, Selection, SiteStatus, write_record
+from fedkin.federate.records import CANNOT, SELECTION, Journal, SiteStatus, write_record
 from fedkin.federate.site import Site, read_arrived
-from fedkin.federate.transports import ReopeningTransport, Transport
+from fedkin.federate.transports import Transport, ZenohTransport, link_configuration, site_links
 from fedkin.federate.trust import Pair, SecurityError, link_name, read_whole
 
 FINISHED, WRONG, STOPPED, LATER = 0, 2, 3, 4
@@ -94,14 +85,39 @@ class Program:
         self.out, self.keys = self._who_is_out(), self._keys()
         self._heard: deque[bytes] = deque(maxlen=_MOST_LISTS)
         self._open: dict[tuple[str, str], float] = {}  # links by common name and address, and since when
-        self.transport: ReopeningTransport | None = None
+        self.transport: ZenohTransport | None = None
         self._seen: Any = None
-        self._looked, self._ticked = time.monotonic(), -math.inf
+        self._stop = False
+        self._settle: Callable[[], object] = lambda: None
+        self._looked, self._ticked, self._written = time.monotonic(), -math.inf, -math.inf
 
-    def begin(self, journal: Journal, status: StatusWriter) -> None:
+    def begin(self, journal: Journal) -> None:
         """Plan the run; errors are logged from now on."""
-        self.journal, self.status = journal, status
+        self.journal, before = journal, records.read_status(self.place)
+        # a site that cannot even begin is where it was
+        self.status = SiteStatus(state="starting", started=time.time(), round=before.round, rounds=before.rounds)
+        self.rounds, self._sent_before = before.rounds, before.sent
+        self._restarts = int(os.environ.get(RESTARTS, before.restarts))
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, self._on_signal)
         self.plan = site_plan(self.site) if self._organiser is None else centre_plan(self._organiser)
+
+    def _on_signal(self, *_: object) -> None:
+        self._stop = True
+
+    def report(self, participant: Participant) -> None:
+        """Write the participant's status from now on; before it reports a round, the state after it is written."""
+        self.status, self._settle = participant.status, participant.settle
+
+    def write(self, state: str | None = None, why: str | None = None) -> None:
+        """Replace ``status.json``, optionally with another state and its reason."""
+        self._written, status = time.monotonic(), self.status
+        if state is not None:
+            status.state, status.why = state, why
+        status.pid, status.time, status.rounds, status.restarts = os.getpid(), time.time(), self.rounds, self._restarts
+        status.sent = self._sent_before + (0 if self.transport is None else self.transport.sent)
+        with suppress(OSError):  # a full disk: checkpoints report it
+            write_record(self.place / records.STATUS, status)
 
     @property
     def site(self) -> Site:
@@ -140,17 +156,16 @@ class Program:
         return frozenset(v for v in self.plan.partners() if self.plan.name(v) in self.out)
 
     @contextmanager
-    def linked(self) -> Iterator[ReopeningTransport]:
+    def linked(self) -> Iterator[ZenohTransport]:
         """Open a transport to the partners; it is closed at the end."""
 
-        def make() -> transports.ZenohTransport:
-            about = (self.pair(), self.authority, self.out, self._links())
-            links = transports.site_links(self.plan, *about, self._listen, self._lease)
+        def configure() -> dict[str, Any]:
             self._open = {}
-            return transports.ZenohTransport(links, self._on_link, self._on_refused, self.plan.most_bytes)
+            about = (self.pair(), self.authority, self.out, self._links())
+            return site_links(self.plan, *about, self._listen, self._lease)
 
         self._seen = self._files()
-        self.transport = ReopeningTransport(make)
+        self.transport = ZenohTransport(configure, self._on_link, self._on_refused, self.plan.most_bytes)
         for v in self.plan.partners():
             asked = list_key(self.plan.run, self.name, self.plan.name(v))
             self.transport.answer(asked, partial(self._newer_keys, self.plan.name(v)))
@@ -169,7 +184,7 @@ class Program:
             words = "link with a key that is not on the list" if site in links else "link from a stranger"
             self.journal.sparingly("warning", f"{words}: all it does is refused", peer=site, key=name, address=address)
             if site in links:
-                self.status.status.why = f"someone at {address} has a key of {site} that is not on the list: refused"
+                self.status.why = f"someone at {address} has a key of {site} that is not on the list: refused"
             self._looked = -math.inf  # a newer list may have it
         else:
             self.journal.sparingly("info", f"link {'opened' if opened else 'closed'}", peer=site)
@@ -185,7 +200,7 @@ class Program:
                 site, where = name.partition("~")[0], " and ".join(sorted(places))
                 event = "two links with one key: is there a copy of the site's directory?"
                 self.journal.sparingly("warning", event, peer=site, addresses=where)
-                self.status.status.why = f"{where} have the same key of {site}: ask {site}, and tell the organiser"
+                self.status.why = f"{where} have the same key of {site}: ask {site}, and tell the organiser"
 
     def _newer_keys(self, partner: str, revision: int) -> bytes | None:
         """Return the list of keys for a partner that has this revision of it; None when that is as new."""
@@ -228,12 +243,15 @@ class Program:
     def tick(self, *_: object) -> None:
         """Write the status, stop if requested, and occasionally check the directory."""
         now = time.monotonic()
-        if now - self._ticked < _TICK_SECONDS and not self.status.stop:
+        if now - self._ticked < _TICK_SECONDS and not self._stop:
             return
         self._ticked = now
-        if self.transport is not None:
-            self.status.sent = self.transport.sent
-        self.status.tick(now)
+        if self._stop:  # SIGTERM or Ctrl-C
+            self.write("stopped")
+            raise Stopped("stopped on request")
+        if now - self._written >= _STATUS_SECONDS:
+            self._settle()
+            self.write()
         if now - self._looked > _LOOK_SECONDS or self._heard:
             self._looked = now
             self._look()
@@ -273,7 +291,7 @@ class Program:
         for name, one in changed:
             event = "key replaced: links with the old one are refused" if name in links else "key known"
             self.journal.write("warning" if name in links else "info", event, peer=name, link=one)
-        self.status.status.why = None  # until the next link with a key that is not on the list
+        self.status.why = None  # until the next link with a key that is not on the list
         if (renewed or gone or changed) and self.transport is not None:
             self.transport.reopen()
 
@@ -296,58 +314,13 @@ def spread_keys(organiser: Organiser, seconds: float = 5.0) -> list[str]:
         return organiser.admission(name, known)
 
     pair, endpoints = organiser.link_pair(), [one for one in sites.values() if one is not None]
-    configuration = transports.link_configuration([], endpoints, None, pair, organiser.authority)
-    with closing(transports.ZenohTransport(configuration, lambda name, *_: links.append(name))) as transport:
+    configuration = link_configuration([], endpoints, None, pair, organiser.authority)
+    with closing(ZenohTransport(lambda: configuration, lambda name, *_: links.append(name))) as transport:
         for name in sites:
             transport.answer(list_key(organiser.charter.run, CENTRE, name), partial(answer, name))
         if wait_until(lambda: bool(links), min(seconds, _FIRST_LINK_SECONDS), pause=0.05, sleep=time.sleep):
             wait_until(lambda: len(have) == len(sites), seconds, pause=0.05, sleep=time.sleep)
     return sorted(have)
-
-
-class StatusWriter:
-    """Keeps ``status.json`` up to date, and passes on requests to stop. A site replaces ``status`` with its own."""
-
-    def __init__(self, place: Path) -> None:
-        self.place, before = place, records.read_status(place)
-        # a site that cannot even begin is where it was
-        self.status = SiteStatus(state="starting", started=time.time(), round=before.round, rounds=before.rounds)
-        self.rounds, self.restarts = before.rounds, int(os.environ.get(RESTARTS, before.restarts))
-        self.sent, self._sent_before = 0, before.sent  # bytes, by this process and those before
-        self.stop = False
-        self._settle: Callable[[], None] = lambda: None
-        self._written = -math.inf
-        for number in (signal.SIGTERM, signal.SIGINT):
-            signal.signal(number, self._on_signal)
-
-    def _on_signal(self, *_: object) -> None:
-        self.stop = True
-
-    def begin(self, status: SiteStatus, settle: Callable[[], None]) -> None:
-        """Write this status from now on; before it reports a round, ``settle`` has written the state after it."""
-        self.status, self._settle = status, settle
-
-    def tick(self, now: float) -> None:
-        """Write the status if it is due, and raise `Stopped` after SIGTERM or Ctrl-C."""
-        if self.stop:
-            self.end("stopped")
-            raise Stopped("stopped on request")
-        if now - self._written >= _STATUS_SECONDS:
-            self._settle()
-            self.write()
-
-    def end(self, state: str, why: str | None = None) -> None:
-        """Write the final state and its reason."""
-        self.status.state, self.status.why = state, why
-        self.write()
-
-    def write(self) -> None:
-        """Replace ``status.json``."""
-        self._written, status = time.monotonic(), self.status
-        status.pid, status.time, status.rounds, status.restarts = os.getpid(), time.time(), self.rounds, self.restarts
-        status.sent = self._sent_before + self.sent
-        with suppress(OSError):  # a full disk: checkpoints report it
-            records.write_record(self.place / records.STATUS, status)
 
 
 def run_program(place: Path, work: Callable[[Program], None], *, echo: bool = False, **how: Any) -> int:
@@ -358,16 +331,15 @@ def run_program(place: Path, work: Callable[[Program], None], *, echo: bool = Fa
     try:
         program = Program(place, **how)
         with only_one(place), closing(Journal(program.name, place / records.LOG, echo=echo)) as journal:
-            status = StatusWriter(place)
             try:
-                program.begin(journal, status)
+                program.begin(journal)
                 work(program)
             except Stopped:
                 journal.write("info", "stopped on request")
                 return STOPPED
             except (FedkinError, OSError) as error:
                 journal.write("error", CANNOT, why=str(error))
-                status.end(CANNOT, str(error))
+                program.write(CANNOT, str(error))
                 sys.stderr.write(f"{program.name}: {error}\n")
                 return exit_code(error)
     except (FedkinError, OSError) as error:
@@ -405,7 +377,7 @@ def only_one(place: Path) -> Iterator[None]:
 
 
 def parse(
-    command: str, words: str, patience: Patience, arguments: Sequence[str] | None
+    command: str, words: str, patience: Patience, arguments: Sequence[str]
 ) -> tuple[Path, Patience, dict[str, Any]]:
     """Parse the directory of a site, its waiting times (``patience`` has the defaults), and its other options."""
     parser = argparse.ArgumentParser(prog=f"fedkin {command}", description=words)
@@ -448,12 +420,12 @@ def run(program: Program, patience: Patience, finish: Finish | None = None, foll
             assert participant.shard.gradients is not None
             finish(Result(program.site, plan, theta, int(participant.shard.gradients.rows.counts.sum())))
         link = participant.link
-        if isinstance(link, CentralLink) or (isinstance(link, ReplicatedLink) and link.leads):
+        if isinstance(link, AttendedLink) and link.decides:
             parts = {"available": np.array(link.attended), "sites": np.array([plan.name(u) for u in link.members])}
             write_arrays(place / records.PRESENCE, parts, compressed=True)
-        program.status.write()
+        program.write()
         participant.linger()
-        program.status.end("done")
+        program.write("done")
 
 
 def _begin(
@@ -466,7 +438,7 @@ def _begin(
 ) -> Participant:
     """Return the participant of the program's plan, whose status is written from now on."""
     plan = program.plan
-    program.status.rounds = plan.rounds
+    program.rounds = plan.rounds
 
     def tick(participant: Participant) -> None:
         program.tick()
@@ -484,14 +456,14 @@ def _begin(
         arrivals=arrivals,
         tick=tick,
     )
-    program.status.begin(participant.status, participant.settle)
+    program.report(participant)
     return participant
 
 
 def choose(program: Program, plan: ChoicePlan, transport: Transport, patience: Patience) -> None:
     """Run the rounds that choose ``lam``, write ``choice.json``, and plan the rounds that follow."""
     journal = program.journal
-    journal.write("info", "choosing lam", levels=plan.levels.size, folds=len(plan.parts), held_out=plan.n_held)
+    journal.write("info", "choosing lam", levels=plan.levels.size, folds=len(plan.training), held_out=plan.n_held)
     participant = _begin(program, transport, patience, state=records.CHOICE_STATE)
     chosen = plan.chosen(participant.run())
     participant.save(participant.done, True)  # with what the others told
@@ -501,7 +473,7 @@ def choose(program: Program, plan: ChoicePlan, transport: Transport, patience: P
     program.plan = site_plan(program.site)
 
 
-def main(finish: Finish | None = None, arguments: Sequence[str] | None = None, *, centre: bool = False) -> int:
+def main(finish: Finish | None, arguments: Sequence[str], *, centre: bool = False) -> int:
     """Parse arguments and run one site, or the central machine."""
     command = "federation run" if centre else "site run"
     place, patience, given = parse(command, "Do all rounds.", Patience(), arguments)
@@ -509,92 +481,17 @@ def main(finish: Finish | None = None, arguments: Sequence[str] | None = None, *
     return run_program(place, lambda program: run(program, patience, finish, follow), centre=centre, **given)
 
 
-def summary(plan: SitePlan) -> Array:
-    """Return what a site reports about its own fit: theta, covariance, prior precision, and five facts."""
-    assert plan.select is not None and plan.rows is not None
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DegenerateSiteWarning)  # `rescued` travels, and the log says so
-        data = Federation({0: plan.rows.of(0)}) if plan.noisy is None else Summaries.stack([plan.noisy[0]])
-        fit = local_fit(data, plan.rows.losses[0], plan.select.variance)
-    dof = fit.residual_dof[0] if np.isfinite(fit.residual_dof[0]) else -1.0
-    facts = [fit.n_samples[0], fit.dispersion[0], dof, fit.matrix_estimated[0], fit.rescued[0]]
-    parts = [fit.theta[0], fit.covariance[0].ravel(), fit.prior_precision[0], np.array(facts, dtype=float)]
-    return np.concatenate(parts)
-
-
-def _pair(plan: SitePlan, first: Array, second: Array) -> LocalFit:
-    """Return a `LocalFit` of two sites from their summaries."""
-    assert plan.select is not None
-    p, both = plan.n_params, np.stack([first, second])
-    samples, dispersion, dof, whole, rescued = both[:, -5:].T
-    return LocalFit(
-        sites=(0, 1),
-        theta=both[:, :p],
-        hessian=np.zeros((2, p, p)),
-        covariance=both[:, p : p + p * p].reshape(2, p, p),
-        n_samples=samples.astype(np.int64),
-        dispersion=dispersion,
-        residual_dof=np.where(dof < 0, np.inf, dof),
-        matrix_estimated=whole > 0.5,
-        prior_precision=both[:, p + p * p : 2 * p + p * p],
-        rescued=rescued > 0.5,
-        notes={},
-        variance=plan.select.variance,
-        losses=(str(plan.loss["name"]),) * 2,
-    )
-
-
-def select(
-    plan: SitePlan, transport: Transport, journal: Journal, patience: Patience, tick: Action = lambda: None
-) -> Selection:
-    """Exchange summaries and verdicts with the neighbours, and return which edges are dropped.
-
-    ``tick`` is called several times a second while waiting.
-    """
-    if plan.select is None:
-        raise ParameterError("this federation tests no edges: its contract has no [rounds.select]")
-    here, own = plan.here, summary(plan)
-    if own[-1]:
-        journal.write("warning", "no estimate of its own: a ridge fit is used instead")
-    end = Endpoint(plan, transport, journal, patience, tick)
-    lengths = {Kind.SUMMARY: own.size, Kind.VERDICT: 1, Kind.CHOSEN: 0}
-    end.open(lambda v: [end.expected(kind, v, lengths[kind], 0, 0) for kind in plan.kinds(v, here) if kind in lengths])
-    end.send(Kind.SUMMARY, 0, own)
-    end.wait_for(Kind.SUMMARY, lambda: end.partners, 0)
-    p_values = {}
-    for v in end.partners:
-        other = end.inbox.values(Kind.SUMMARY, v, 0)
-        lower, upper = (own, other) if here < v else (other, own)
-        p_values[v] = float(wald_tests(_pair(plan, lower, upper), np.array([[1, 0]]))[1][0])
-        if here < v:
-            end.send(Kind.VERDICT, 0, np.array([p_values[v]]), v)
-    # the smaller end decides
-    smaller = [v for v in end.partners if v < here]
-    end.wait_for(Kind.VERDICT, lambda: smaller, 0)
-    p_values |= {v: float(end.inbox.values(Kind.VERDICT, v, 0)[0]) for v in smaller}
-    end.linger(Kind.CHOSEN, 0)
-    threshold = bonferroni(plan.select.level, plan.n_edges)
-    dropped = [plan.name(v) for v in sorted(p_values) if p_values[v] < threshold]
-    journal.write("info", "edges selected", kept=len(p_values) - len(dropped), of=len(p_values))
-    told = {plan.name(v): p_values[v] for v in sorted(p_values)}
-    return Selection(plan.run, plan.revision, threshold, told, dropped)
-
-
 def run_selection(program: Program, patience: Patience) -> None:
     """Test the edges of a site and write its ``selection.json``."""
-    program.status.status.state = "testing edges"
+    program.status.state = "testing edges"
     program.allow("select")
     with program.linked() as transport:
         chosen = select(program.plan, transport, program.journal, patience, program.tick)
         write_record(program.place / SELECTION, chosen)
-        program.status.end("selected")
+        program.write("selected")
 
 
-def select_main(arguments: Sequence[str] | None = None) -> int:
+def select_main(arguments: Sequence[str]) -> int:
     """Parse arguments and test the edges of one site."""
     place, patience, given = parse("site select", "Test the edges of one site.", Patience(linger=60.0), arguments)
     return run_program(place, lambda program: run_selection(program, patience), **given)
-
-
-if __name__ == "__main__":
-    sys.exit(main())

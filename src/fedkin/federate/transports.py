@@ -1,4 +1,4 @@
-"""Transport of frames between machines: the `Transport` protocol, a reopening wrapper, and one over zenoh.
+"""Transport of frames between machines: the `Transport` protocol, and one over zenoh.
 
 Links are TLS with certificates on both sides, in zenoh's peer mode: no router, no server. Each site controls access on
 every connection by the common name at its other end, which includes the fingerprint of the key: a neighbour may write
@@ -16,7 +16,6 @@ import threading
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from functools import partial
 from typing import Any, Protocol
 
@@ -81,78 +80,9 @@ class Transport(Protocol):
         """Close the connection."""
 
 
-class ReopeningTransport:
-    """Transport that can be reopened: it wraps one made by ``make`` and remembers its subscriptions.
-
-    Frames in transit while it is closed are lost, as on any network; receivers pull them.
-    """
-
-    def __init__(self, make: Callable[[], Transport]) -> None:
-        self._make = make
-        self._lock = threading.RLock()
-        self._asked: list[Callable[[Transport], None]] = []
-        self._inner = make()
-        #: Bytes that were published so far.
-        self.sent = 0
-
-    def reopen(self) -> None:
-        """Close all connections and open new ones, only to sites that still have grants."""
-        with self._lock:
-            self._inner.close()
-            failures: list[PeerError] = []
-
-            def is_open() -> bool:
-                try:
-                    self._inner = self._make()
-                except PeerError as error:
-                    failures.append(error)
-                    return False
-                return True
-
-            if not wait_until(is_open, _AGAIN_SECONDS, pause=0.2, sleep=time.sleep):
-                raise failures[-1]
-            for ask in self._asked:
-                ask(self._inner)
-
-    def _ask(self, ask: Callable[[Transport], None]) -> None:
-        with self._lock:
-            self._asked.append(ask)
-            ask(self._inner)
-
-    def publish(self, key: str, frame: bytes) -> None:
-        self._inner.publish(key, frame)
-        self.sent += len(frame)
-
-    def subscribe(self, key: str, on_frame: OnFrame) -> None:
-        self._ask(lambda inner: inner.subscribe(key, on_frame))
-
-    def answer(self, key: str, on_pull: OnPull) -> None:
-        self._ask(lambda inner: inner.answer(key, on_pull))
-
-    def pull(self, key: str, round: int, on_frame: OnFrame) -> None:
-        self._inner.pull(key, round, on_frame)
-
-    def announce(self, key: str) -> None:
-        self._ask(lambda inner: inner.announce(key))
-
-    def watch(self, key: str, on_presence: OnPresence) -> None:
-        self._ask(lambda inner: inner.watch(key, on_presence))
-
-    def close(self) -> None:
-        with self._lock:
-            self._inner.close()
-
-
-@dataclass(frozen=True)
-class Grant:
-    """Permissions of a neighbour, by its common name, on a connection: key expressions that it may write and read.
-
-    Without a name they apply to every holder of a certificate of the authority.
-    """
-
-    name: str | None
-    writes: Sequence[str]
-    reads: Sequence[str]
+#: Permissions of a neighbour, by its common name, on a connection: key expressions that it may write and read. Without
+#: a name they apply to every holder of a certificate of the authority.
+Grant = tuple[str | None, Sequence[str], Sequence[str]]
 
 
 def access_list(grants: Sequence[Grant]) -> dict[str, Any]:
@@ -163,24 +93,21 @@ def access_list(grants: Sequence[Grant]) -> dict[str, Any]:
     """
     told = ["put", "reply", "declare_queryable", "liveliness_token"]
     asked = ["declare_subscriber", "query", "liveliness_query", "declare_liveliness_subscriber"]
-    rules: list[dict[str, Any]] = []
-    policies: list[dict[str, Any]] = []
-    for grant in grants:
-        name, before = grant.name or "anybody", len(rules)
+    rules, policies, subjects = list[dict[str, Any]](), list[dict[str, Any]](), list[dict[str, Any]]()
+    for name, writes, reads in grants:
+        subject, before = name or "anybody", len(rules)
+        subjects.append({"id": subject, **({"cert_common_names": [name]} if name else {})})
         for label, flow, keys, messages in (
-            ("writes", "ingress", grant.writes, told),
-            ("asked for", "egress", grant.writes, asked),
-            ("reads", "egress", grant.reads, told),
-            ("asks for", "ingress", grant.reads, asked),
+            ("writes", "ingress", writes, told),
+            ("asked for", "egress", writes, asked),
+            ("reads", "egress", reads, told),
+            ("asks for", "ingress", reads, asked),
         ):
             if keys:
-                rule = {"id": f"{name} {label}", "permission": "allow", "flows": [flow], "messages": messages}
+                rule = {"id": f"{subject} {label}", "permission": "allow", "flows": [flow], "messages": messages}
                 rules.append({**rule, "key_exprs": list(keys)})
         if len(rules) > before:
-            policies.append({"subjects": [name], "rules": [rule["id"] for rule in rules[before:]]})
-    subjects = [
-        {"id": grant.name, "cert_common_names": [grant.name]} if grant.name else {"id": "anybody"} for grant in grants
-    ]
+            policies.append({"subjects": [subject], "rules": [rule["id"] for rule in rules[before:]]})
     return {"enabled": True, "default_permission": "deny", "rules": rules, "subjects": subjects, "policies": policies}
 
 
@@ -250,12 +177,10 @@ def site_links(
     """
     here = plan.here
     others = [v for v in plan.partners() if plan.name(v) not in out]
-    grants = [
-        Grant(links[plan.name(v)], plan.all_keys(v, here), plan.all_keys(here, v))
-        for v in others
-        if plan.name(v) in links
+    grants: list[Grant] = [
+        (links[plan.name(v)], plan.all_keys(v, here), plan.all_keys(here, v)) for v in others if plan.name(v) in links
     ]
-    grants.append(Grant(None, [list_key(plan.run, "*", plan.name(here))], []))
+    grants.append((None, [list_key(plan.run, "*", plan.name(here))], []))
     own = plan.endpoint(here) if plan.placement != "central" or plan.is_centre else None
     connect = []
     for v in others:
@@ -304,7 +229,7 @@ def not_opened(listen: Sequence[str], words: str) -> FedkinError:
 
 
 class ZenohTransport:
-    """A zenoh session, configured by `link_configuration`.
+    """A transport over a zenoh session with the configuration that ``configure()`` returns (`link_configuration`).
 
     ``on_link(common_name, address, opened)`` is called for every connection that opens or closes; the name is None
     without TLS. ``on_refused(key, size)`` is called for payloads above ``most_bytes``, which are not even copied.
@@ -312,31 +237,65 @@ class ZenohTransport:
 
     def __init__(
         self,
-        configuration: Mapping[str, Any],
-        on_link: Callable[[str | None, str, bool], None] | None = None,
-        on_refused: Callable[[str, int], None] | None = None,
+        configure: Callable[[], Mapping[str, Any]],
+        on_link: Callable[[str | None, str, bool], object] = lambda *_: None,
+        on_refused: Callable[[str, int], object] = lambda *_: None,
         most_bytes: int = MOST_BYTES,
     ) -> None:
-        self._most_bytes, self._on_refused = most_bytes, on_refused or (lambda key, size: None)
         if not _ZENOH:
             raise missing_dependency("eclipse-zenoh", "the process of a site", "peer")
+        self._configure, self._on_refused, self._most_bytes = configure, on_refused, most_bytes
+        self._lock = threading.RLock()
+        #: Functions that declare something to the session, and what they returned.
+        self._declarations: list[Callable[[], object]] = []
+        self._kept: list[object] = []
+        #: Bytes that were published so far.
+        self.sent = 0
+        self._open()
+
+        def on_event(event: Any) -> None:
+            on_link(event.link.auth_identifier, event.link.dst, event.kind == zenoh.SampleKind.PUT)
+
+        self._declare(lambda: self._session.info.declare_link_events_listener(on_event, history=True))
+
+    def _open(self) -> None:
+        configuration = self._configure()
         try:
             checked = zenoh.Config.from_json5(json.dumps(dict(configuration)))
         except zenoh.ZError as error:
             raise EndpointError(f"zenoh rejects its configuration: {_SOURCE.sub('', str(error))}") from None
-        listen = configuration.get("listen", {}).get("endpoints", [])
         zenoh.init_log_from_env_or("error")  # unless RUST_LOG says something else
         try:
             self._session = zenoh.open(checked)
         except zenoh.ZError as error:
-            raise not_opened(listen, str(error)) from None
+            raise not_opened(configuration["listen"]["endpoints"], str(error)) from None
         self._publishers: dict[str, Any] = {}
 
-        def on_event(event: Any) -> None:
-            if on_link is not None:
-                on_link(event.link.auth_identifier, event.link.dst, event.kind == zenoh.SampleKind.PUT)
+    def reopen(self) -> None:
+        """Close all connections and open new ones, only to sites that still have grants.
 
-        self._kept: list[Any] = [self._session.info.declare_link_events_listener(on_event, history=True)]
+        Frames in transit meanwhile are lost, as on any network; receivers pull them.
+        """
+        failures: list[PeerError] = []
+
+        def is_open() -> bool:
+            try:
+                self._open()
+            except PeerError as error:
+                failures.append(error)
+                return False
+            return True
+
+        with self._lock:
+            self.close()
+            if not wait_until(is_open, _AGAIN_SECONDS, pause=0.2, sleep=time.sleep):
+                raise failures[-1]
+            self._kept = [declare() for declare in self._declarations]
+
+    def _declare(self, declare: Callable[[], object]) -> None:
+        with self._lock:
+            self._declarations.append(declare)
+            self._kept.append(declare())
 
     def publish(self, key: str, frame: bytes) -> None:
         publisher = self._publishers.get(key)
@@ -345,11 +304,13 @@ class ZenohTransport:
             publisher = self._session.declare_publisher(key, congestion_control=block, express=True)
             self._publishers[key] = publisher
         publisher.put(frame)
+        self.sent += len(frame)
 
     def subscribe(self, key: str, on_frame: OnFrame) -> None:
         # in zenoh's own thread, which saves a thread and a switch for every frame: `on_frame` must not wait for anybody
-        handler = zenoh.handlers.Callback(partial(self._hand, key, on_frame), indirect=False)
-        self._kept.append(self._session.declare_subscriber(key, handler))
+        hand = partial(self._hand, key, on_frame)
+        made = zenoh.handlers.Callback
+        self._declare(lambda: self._session.declare_subscriber(key, made(hand, indirect=False)))
 
     def _hand(self, key: str, on_frame: OnFrame, sample: Any) -> None:
         payload = sample.payload
@@ -365,7 +326,7 @@ class ZenohTransport:
                 if frame is not None:
                     query.reply(query.key_expr, frame)
 
-        self._kept.append(self._session.declare_queryable(key, on_query))
+        self._declare(lambda: self._session.declare_queryable(key, on_query))
 
     def pull(self, key: str, round: int, on_frame: OnFrame) -> None:
         def on_reply(reply: Any) -> None:
@@ -379,13 +340,13 @@ class ZenohTransport:
         self._session.get(asked, on_reply, target=everybody, consolidation=each, timeout=PULL_SECONDS)
 
     def announce(self, key: str) -> None:
-        self._kept.append(self._session.liveliness().declare_token(key))
+        self._declare(lambda: self._session.liveliness().declare_token(key))
 
     def watch(self, key: str, on_presence: OnPresence) -> None:
         def on_sample(sample: Any) -> None:
             on_presence(sample.kind == zenoh.SampleKind.PUT)
 
-        self._kept.append(self._session.liveliness().declare_subscriber(key, on_sample, history=True))
+        self._declare(lambda: self._session.liveliness().declare_subscriber(key, on_sample, history=True))
 
     def close(self) -> None:
         with suppress(zenoh.ZError):
