@@ -18,7 +18,7 @@ from fedkin.errors import DataError, FedkinError, ParameterError
 from fedkin.federate import Journal, Participant, Site, change_settings, site_plan, whole_plan
 from fedkin.federate.arrivals import Arrivals
 from fedkin.federate.plan import planned_rows
-from fedkin.federate.site import read_arrived
+from fedkin.federate.records import read_arrived
 from fedkin.losses import make_loss
 from memory_network import QUICK, MemoryNetwork
 

@@ -2,10 +2,11 @@
 
 | module | what is in it |
 |---|---|
-| `contract`, `draft` | the contract that all sites agree on; a draft from a table |
+| `contract`, `toml`, `draft` | the contract that all sites agree on, as TOML; a draft from a table |
 | `disclosure`, `algebra`, `describe` | which numbers may leave a site, why, and what those of a summary reveal |
 | `trust`, `messages` | certificates and private files; every signed file that is exchanged |
-| `organiser`, `site`, `settings` | the organiser's directory; a site's directory; thresholds and a site's own rules |
+| `organiser`, `members` | the organiser's directory and list of sites |
+| `site`, `settings` | a site's directory; thresholds and a site's own rules |
 | `sharing`, `received` | a site's summary and its answers to queries; checks of all summaries |
 | `plan` | a run as one site sees it, from these directories and its rows |
 | `participant`, `arrivals` | a participant in the rounds, edge tests before them; rows that arrive meanwhile |

@@ -20,8 +20,8 @@ from fedkin.data import CSV_SUFFIXES, PARQUET_SUFFIXES, Rows, raise_findings, re
 from fedkin.errors import DataError, FedkinError, ParameterError
 from fedkin.federate.disclosure import check_disclosure, check_point, check_rounds
 from fedkin.federate.messages import ARRIVED
-from fedkin.federate.records import Journal, SiteStatus
-from fedkin.federate.site import ARRIVED_LIST, Arrived, Part, Seen, Site, read_arrived, rows_before
+from fedkin.federate.records import ARRIVED_LIST, Arrived, Journal, Part, Seen, SiteStatus, read_arrived
+from fedkin.federate.site import Site, rows_before
 from fedkin.losses import Loss
 
 #: A file that has changed less than so many seconds ago may still be written to.

@@ -7,15 +7,12 @@ contract, the run, the authority, and the digests of the contract's file, the gr
 from __future__ import annotations
 
 import hashlib
-import ipaddress
-import re
 import secrets
 from collections import Counter
-from collections.abc import Hashable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import cached_property
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -27,24 +24,22 @@ from fedkin._base import (
     check_nonnegative,
     check_positive,
     check_whole,
-    hidden_text,
     in_file,
     listed,
     write_file,
 )
 from fedkin.core import Query
-from fedkin.data import read_columns, site_ids, write_csv
+from fedkin.data import write_csv
 from fedkin.errors import DataError, ParameterError, UnknownSiteError
 from fedkin.federate import messages, trust
 from fedkin.federate.contract import Contract
+from fedkin.federate.members import centre_endpoint, components_of, hosts, read_members
 from fedkin.federate.messages import CENTRE, Charter, Member, ModelFile, Notice, Order, Request, Steps, read_invite
 from fedkin.federate.trust import Pair, SecurityError
 from fedkin.graph import Graph
 
 _STATE = "fit.json"  #: in the folder of queries: what the organiser remembers until they are answered
-_LABEL = re.compile(r"(?!-)[A-Za-z0-9_-]{1,63}(?<!-)")
-_LAST_PORT = 65535
-_EARLIER = ".earlier"  #: end of the name of the file with the fingerprints of a site's earlier keys
+_EARLIER = "earlier"  #: end of the name of the file with the fingerprints of a site's earlier keys
 
 
 @dataclass(frozen=True)
@@ -101,7 +96,7 @@ class Organiser:
         the ``host:port`` of the central machine, for that placement; ``authority`` is the organiser's own authority,
         whose key is not stored.
         """
-        agreed, members = Contract.read(contract), _read_members(sites, graph)
+        agreed, members = Contract.read(contract), read_members(sites, graph)
         if directory.exists() and (not directory.is_dir() or any(directory.iterdir())):
             raise DataError(f"{directory} exists and is not empty: choose another place, or remove it")
         placement = agreed.rounds.placement
@@ -126,7 +121,7 @@ class Organiser:
             authority=own.certificate.decode(),
             n_sites=len(members),
             digests={name: _digest(directory / name) for name in fixed},
-            centre=None if centre is None else _centre_endpoint(centre),
+            centre=None if centre is None else centre_endpoint(centre),
         )
         if authority is None:
             trust.write_key(directory / messages.AUTHORITY_KEY, own.key)
@@ -145,7 +140,7 @@ class Organiser:
                     f"{directory / name} was changed after fedkin federation new, but sites have the original; "
                     "put it back, or make a new federation"
                 )
-        return cls(directory, charter, _read_members(directory / messages.SITES, None), ca_key)
+        return cls(directory, charter, read_members(directory / messages.SITES, None), ca_key)
 
     @property
     def contract(self) -> Contract:
@@ -175,14 +170,6 @@ class Organiser:
             raise UnknownSiteError(f"{self.directory / messages.SITES} has no site {name!r}, only {known}")
         return self._by_name[name]
 
-    def neighbours(self) -> list[list[tuple[int, float]]]:
-        """Return each site's neighbours, by increasing number, with the weights of the edges."""
-        ends, weights = np.concatenate([self.graph.edges, self.graph.edges[:, ::-1]]), np.tile(self.graph.weights, 2)
-        order = np.lexsort((ends[:, 1], ends[:, 0]))
-        cuts = np.searchsorted(ends[order, 0], np.arange(1, len(self.members)))
-        pairs = list(zip(ends[order, 1].tolist(), weights[order].tolist(), strict=True))
-        return [pairs[start:stop] for start, stop in pairwise([0, *cuts.tolist(), len(pairs)])]
-
     def out(self) -> frozenset[str]:
         """Return the names of sites that have left or were expelled, from the valid notices in the directory."""
         return self.charter.departures(self.directory)
@@ -203,8 +190,8 @@ class Organiser:
     def link_pair(self) -> Pair:
         """Make a key and certificate for the organiser's own connections; they are never written to disk."""
         key = trust.make_key()
-        hosts, request = _hosts(self.charter.centre), trust.make_request(CENTRE, key)
-        return Pair(trust.issue(self.signing(), request, hosts, name=CENTRE), key)
+        listens, request = hosts(self.charter.centre), trust.make_request(CENTRE, key)
+        return Pair(trust.issue(self.signing(), request, listens, name=CENTRE), key)
 
     def status(self) -> list[Standing]:
         """Return the state of every site, in the order of the list."""
@@ -215,7 +202,8 @@ class Organiser:
             certificate = self.certificate(name)
             until = None if certificate is None else trust.validity(certificate)[1]
             soon = certificate is not None and name not in out and trust.ends_soon(certificate)
-            found.append(Standing(name, self._invite_file(name).exists(), until, name in out, summaries[name], soon))
+            invited = self._file(name, "invite").exists()
+            found.append(Standing(name, invited, until, name in out, summaries[name], soon))
         return found
 
     # --- what the organiser signs ---------------------------------------------------------------------------------
@@ -230,21 +218,27 @@ class Organiser:
             raise DataError(f"{gone[0]} has left or was expelled permanently: make a new federation to invite it again")
         charter, signer = self.charter, self.signing()
         central = self.contract.rounds.placement == "central"
-        around: Sequence[Sequence[tuple[int, float]]] = [()] * len(self.members) if central else self.neighbours()
+        around: list[list[messages.Neighbour]] = [[] for _ in self.members]
+        pairs = zip(self.graph.edges.tolist(), self.graph.weights.tolist(), strict=True)
+        for (u, v), weight in pairs if not central else ():
+            around[u].append(messages.Neighbour(self.members[v], weight))
+            around[v].append(messages.Neighbour(self.members[u], weight))
         same = ("run", "federation", "authority", "n_sites", "centre")
         common: dict[str, Any] = {name: getattr(charter, name) for name in same}
         common |= {"contract": msgspec.Raw(messages.canonical(charter.contract)), "n_edges": self.graph.n_edges}
-        connected, degrees, paths = self._components(), self.graph.degree, []
+        replicas = self.contract.rounds.placement == "replicas"
+        connected = components_of(self.members, self.graph) if replicas else {}
+        degrees, paths = self.graph.degree, list[Path]()
         for member in chosen:
             given = messages.Invite(
                 **common,
                 site=member,
-                neighbours=tuple(messages.Neighbour(self.members[v], weight) for v, weight in around[member.number]),
+                neighbours=tuple(sorted(around[member.number], key=lambda one: one.member.number)),
                 degree=int(degrees[member.number]),
                 code=secrets.token_hex(16),
                 **connected.get(member.number, {}),
             )
-            paths.append(given.write(self._invite_file(member.name), signer))
+            paths.append(given.write(self._file(member.name, "invite"), signer))
         return paths
 
     def order(
@@ -292,7 +286,7 @@ class Organiser:
         """Expel a site permanently: sign a notice and a list of keys without its key; return the notice."""
         site, signer = self.member(name).name, self.signing()
         notice = Notice(run=self.charter.run, site=site, what="expelled", day=messages.today())
-        path = notice.write(self._notice_file(site), signer)
+        path = notice.write(self._file(site, "notice"), signer)
         self._list_keys(site, "", signer)
         return path
 
@@ -348,18 +342,17 @@ class Organiser:
                 raise SecurityError(f"{name} has lost the key of this request, so it is no longer valid")
             if known is not None and not again:
                 _check_second(name, known, signed_with, mark, now)
-        place = self._admit_file(name)
+        place = self._file(name, "admit")
         if known is not None and trust.fingerprint(known) == mark and not again:
             return Admission(name, place, mark, trust.validity(known)[1], True)
         loses = again and known is not None and trust.fingerprint(known) != mark
         earlier = self._earlier_keys(name)
         if known is not None:
-            write_file(
-                place.with_suffix(_EARLIER), "\n".join({**earlier, trust.fingerprint(known): None}), private=True
-            )
-        write_file(place.with_suffix(".request"), text, private=True)
+            marks = "\n".join({**earlier, trust.fingerprint(known): None})
+            write_file(self._file(name, _EARLIER), marks, private=True)
+        write_file(self._file(name, "request"), text, private=True)
         self._list_keys(name, mark, self.signing(), loses=[*earlier] if loses else None)
-        until = self._issue(name, asked, now)
+        until = self._issue(name, now)
         return Admission(name, place, mark, until, known is not None, loses)
 
     def needs_fingerprint(self, path: Path, *, again: bool = False) -> bool:
@@ -375,7 +368,7 @@ class Organiser:
 
     def _earlier_keys(self, name: str) -> dict[str, None]:
         """Return the fingerprints of all keys that a site has had, oldest first."""
-        path = self._admit_file(name).with_suffix(_EARLIER)
+        path = self._file(name, _EARLIER)
         return dict.fromkeys(path.read_text().split("\n") if path.exists() else ())
 
     def renew(self, now: datetime | None = None) -> list[str]:
@@ -385,26 +378,24 @@ class Organiser:
         """
         due = [one.name for one in self.status() if one.ends_soon]
         for name in due:
-            self._renew(name, now)
+            self._issue(name, now)
         return due
 
-    def _renew(self, name: str, now: datetime | None = None) -> None:
-        path = self._admit_file(name).with_suffix(".request")
-        self._issue(name, self.charter.read(path, Request, ended=True)[0].request.encode(), now)
-
-    def _issue(self, name: str, asked: bytes, now: datetime | None) -> datetime:
-        """Write a site's admission with a certificate for the key of its request; return when it expires."""
-        signer, hosts = self.signing(), _hosts(self.member(name).endpoint)
+    def _issue(self, name: str, now: datetime | None = None) -> datetime:
+        """Write a site's admission with a certificate for the key of its last request; return when it expires."""
+        path = self._file(name, "request")
+        asked = self.charter.read(path, Request, ended=True)[0].request.encode()
+        signer, listens = self.signing(), hosts(self.member(name).endpoint)
         days = trust.LINK_DAYS if self.contract.method == "fused" else trust.FILE_DAYS
-        certificate = trust.issue(signer, asked, hosts, days=days, now=now)
+        certificate = trust.issue(signer, asked, listens, days=days, now=now)
         keys = trust.read_whole(self.directory / messages.KEYS).decode()
         about = {"run": self.charter.run, "site": name, "contract": self.contract.digest}
-        messages.Admit(**about, certificate=certificate.decode(), keys=keys).write(self._admit_file(name), signer)
+        messages.Admit(**about, certificate=certificate.decode(), keys=keys).write(self._file(name, "admit"), signer)
         return trust.validity(certificate)[1]
 
     def certificate(self, name: str) -> bytes | None:
         """Return the newest certificate of a site, PEM; None before it is admitted."""
-        found = self.charter.find(self._admit_file(name), messages.Admit, name)
+        found = self.charter.find(self._file(name, "admit"), messages.Admit, name)
         return None if found is None else found.certificate.encode()
 
     def keys(self) -> messages.KeyList:
@@ -416,11 +407,11 @@ class Organiser:
 
         A site whose certificate expires soon asks as if it had no list, and gets a new certificate.
         """
-        keys, path = self.keys(), self._admit_file(name)
+        keys, path = self.keys(), self._file(name, "admit")
         if revision >= keys.revision or not path.exists():
             return None
         if keys.keys[self.member(name).number] and trust.ends_soon(self.certificate(name) or b""):
-            self._renew(name)
+            self._issue(name)
         admit, _ = self.charter.read(path, messages.Admit, site=name)
         newest = msgspec.structs.replace(admit, keys=trust.read_whole(self.directory / messages.KEYS).decode())
         return messages.seal(newest.kind, newest, self.signing())
@@ -440,7 +431,7 @@ class Organiser:
 
     def steps(self) -> dict[str, Steps]:
         """Return the step rules that admitted sites sent with their requests, by site name."""
-        paths = {one.name: self._admit_file(one.name).with_suffix(".request") for one in self.members}
+        paths = {one.name: self._file(one.name, "request") for one in self.members}
         there = {name: path for name, path in paths.items() if path.exists()}
         found = {name: self.charter.read(path, Request, ended=True)[0].steps for name, path in there.items()}
         return {name: steps for name, steps in found.items() if steps is not None}
@@ -459,7 +450,7 @@ class Organiser:
             raise DataError(f"{path}: {name} has left or was expelled, so the file is not valid; remove it")
 
     def _check_request(self, request: Request) -> None:
-        name, path = request.site, self._invite_file(request.site)
+        name, path = request.site, self._file(request.site, "invite")
         self._check_member(name)
         if name in self.out():
             raise SecurityError(f"{name} has left or was expelled permanently: make a new federation to admit it")
@@ -475,7 +466,7 @@ class Organiser:
         with in_file(path, SecurityError):
             self._check_member(notice.site)
         self.check_signer(path, notice.site, certificate, frozenset())
-        write_file(place := self._notice_file(notice.site), text, private=True)
+        write_file(place := self._file(notice.site, "notice"), text, private=True)
         self._list_keys(notice.site, "", self.signing())
         return Admission(notice.site, place)
 
@@ -483,28 +474,9 @@ class Organiser:
         if not any(member.name == name for member in self.members):
             raise SecurityError(f"{name} is not a site of this federation")
 
-    def _invite_file(self, name: str) -> Path:
-        return self.directory / messages.INVITES / f"{name}.invite"
-
-    def _admit_file(self, name: str) -> Path:
-        return self.directory / messages.ADMITTED / f"{name}.admit"
-
-    def _notice_file(self, name: str) -> Path:
-        return self.directory / messages.NOTICES / f"{name}.notice"
-
-    def _components(self) -> dict[int, dict[str, Any]]:
-        """Return the members and edges of each site's component, if the placement needs them."""
-        if self.contract.rounds.placement != "replicas":
-            return {}
-        labels, edges = self.graph.components(), self.graph.edges
-        known: dict[int, dict[str, Any]] = {}
-        for label in np.unique(labels).tolist():
-            inside, numbers = np.flatnonzero(labels[edges[:, 0]] == label), np.flatnonzero(labels == label).tolist()
-            pairs = zip(edges[inside].tolist(), self.graph.weights[inside].tolist(), strict=True)
-            component = tuple(self.members[u] for u in numbers)
-            given = {"component": component, "edges": tuple((i, j, weight) for (i, j), weight in pairs)}
-            known |= dict.fromkeys(numbers, given)
-        return known
+    def _file(self, name: str, kind: str) -> Path:
+        folder = {"invite": messages.INVITES, "notice": messages.NOTICES}.get(kind, messages.ADMITTED)
+        return self.directory / folder / f"{name}.{kind}"
 
 
 def _check_second(name: str, known: bytes, signed_with: bytes | None, mark: str, now: datetime | None) -> None:
@@ -524,97 +496,4 @@ def _check_second(name: str, known: bytes, signed_with: bytes | None, mark: str,
 
 
 def _digest(path: Path) -> str:
-    try:
-        return hashlib.sha256(path.read_bytes()).hexdigest()
-    except OSError as error:
-        raise SecurityError(f"{path} cannot be read ({error.strerror}); put it back") from None
-
-
-# --- the list of sites ------------------------------------------------------------------------------------------------
-
-
-def _read_members(sites: Path | None, graph: Path | None) -> tuple[Member, ...]:
-    """Read the sites from a table with the column site, and host and port where they listen; or from a graph."""
-    if sites is not None:
-        columns = read_columns(sites)
-        if "site" not in columns:
-            raise DataError(f"{sites} has no column 'site'; it needs site, and host and port for sites that run rounds")
-        if ("host" in columns) != ("port" in columns):
-            raise DataError(f"{sites} has only one of the columns host and port; give both, or none")
-        ids = _checked_ids(sites, site_ids(columns["site"]))
-        parts = zip(ids, *(columns.get(one, np.full(len(ids), None)) for one in ("host", "port")), strict=True)
-        endpoints = [_endpoint(f"{sites}, site {one!r}", host, port) for one, host, port in parts]
-    elif graph is not None:
-        ids = _checked_ids(graph, Graph.read(graph).sites)
-        endpoints = [None] * len(ids)
-    else:
-        raise ParameterError("no sites given: pass --sites FILE.csv with a column site, or --graph FILE.csv")
-    first: dict[str, str | int] = {}
-    for one, place in zip(ids, endpoints, strict=True):
-        if place is not None and first.setdefault(place, one) != one:
-            both = f"sites {first[place]!r} and {one!r} both have {place.removeprefix('tls/')}"
-            raise DataError(f"{sites}: {both}; give each its own port")
-    named = enumerate(zip(ids, _plain_names(ids), endpoints, strict=True))
-    return tuple(Member(one, name, k, endpoint) for k, (one, name, endpoint) in named)
-
-
-def _plain_names(ids: Sequence[Hashable]) -> list[str]:
-    """Return a name for each id that is valid in file names, certificates and keys: the id itself, or ``site-3``."""
-    names = [str(one) if re.match(messages.PLAIN_NAME, str(one)) else f"site-{k}" for k, one in enumerate(ids)]
-    taken = {name.lower() for name in names}
-    if len(taken) < len(names) or CENTRE in taken:  # also where file systems do not tell cases apart
-        names = [f"site-{k}" for k in range(len(ids))]
-    return names
-
-
-def _checked_ids(path: Path, found: Sequence[Hashable]) -> list[str | int]:
-    """Check that ids are text or whole numbers without duplicates; raise `DataError` that names the file."""
-    ids: dict[str, str | int] = {}
-    for one in found:
-        if isinstance(one, bool) or not isinstance(one, str | int):
-            raise DataError(f"{path}: a site is named by text or a whole number, got {one!r}")
-        if str(one) in ids:
-            raise DataError(f"{path} has two lines for site {one!r}")
-        if hidden_text(str(one)) is not None:
-            raise DataError(f"{path}: the name {one!r} has characters that change what a terminal shows: remove them")
-        ids[str(one)] = one
-    if not ids:
-        raise DataError(f"{path} names no sites")
-    return list(ids.values())
-
-
-def _centre_endpoint(text: str) -> str | None:
-    """Return ``tls/host:port`` of the central machine, checked."""
-    host, colon, port = text.rpartition(":")
-    if not colon or not port.isdecimal() or (":" in host and not host.startswith("[")):
-        raise ParameterError(f"--centre must be HOST:PORT, such as 192.0.2.1:7447 or [2001:db8::1]:7447, got {text!r}")
-    try:
-        return _endpoint("--centre", host, port)
-    except DataError as error:
-        raise ParameterError(str(error)) from None
-
-
-def _endpoint(where: str, host: object, port: object) -> str | None:
-    """Return ``tls/host:port``, or None if both are empty; raise `DataError` if either is not valid."""
-    name, number = ("" if one is None or one != one else str(one).strip() for one in (host, port))  # NaN is empty, too
-    if not name and not number:
-        return None
-    bare, number = name[1:-1] if name.startswith("[") and name.endswith("]") else name, number.removesuffix(".0")
-    try:
-        # a name does not end with a number: if it does, it is an address, perhaps mistyped
-        numeric = ":" in bare or name.split(".")[-1].isdigit()
-        address = ipaddress.ip_address(bare) if numeric else None
-        if address is None and not all(map(_LABEL.fullmatch, name.split("."))):
-            raise ValueError
-    except ValueError:
-        raise DataError(f"{where}: the host {name!r} is neither a name nor an address") from None
-    if address is not None and address.is_unspecified:
-        raise DataError(f"{where}: {name} is not an address to connect to; give one that neighbours can reach")
-    if not number.isdecimal() or not 1 <= int(number) <= _LAST_PORT:
-        raise DataError(f"{where}: the port must be a whole number from 1 to {_LAST_PORT}, got {number or 'nothing'}")
-    return f"tls/{f'[{address}]' if address is not None and address.version == 6 else name}:{int(number)}"
-
-
-def _hosts(endpoint: str | None) -> list[str]:
-    """Return the host of ``tls/host:port``, for a certificate; nothing without an endpoint."""
-    return [] if endpoint is None else [endpoint.partition("/")[2].rpartition(":")[0].strip("[]")]
+    return hashlib.sha256(trust.read_whole(path)).hexdigest()

@@ -36,7 +36,7 @@ from fedkin.federate.organiser import Organiser
 from fedkin.federate.participant import Participant, select
 from fedkin.federate.plan import ChoicePlan, SitePlan, centre_plan, list_key, site_plan
 from fedkin.federate.records import CANNOT, SELECTION, Journal, SiteStatus, write_record
-from fedkin.federate.site import Site, read_arrived
+from fedkin.federate.site import Site
 from fedkin.federate.transports import Transport, ZenohTransport, link_configuration, site_links
 from fedkin.federate.trust import Pair, SecurityError, link_name, read_whole
 
@@ -411,7 +411,7 @@ def run(program: Program, patience: Patience, finish: Finish | None = None, foll
         plan, place, arrivals = program.plan, program.place, None
         if plan.noisy is not None and follow is not None:
             raise ParameterError("arriving rows need their own sums, and therefore more noise: leave out --follow")
-        if not plan.is_centre and plan.noisy is None and (follow is not None or read_arrived(place).parts):
+        if not plan.is_centre and plan.noisy is None and (follow is not None or records.read_arrived(place).parts):
             about = (plan.theta[0], plan.loss_object(), program.journal)
             arrivals = Arrivals(program.site, plan.revision, follow, *about)
         participant = _begin(program, transport, patience, record=place / records.RECORD, arrivals=arrivals)

@@ -16,6 +16,7 @@ import msgspec
 
 from fedkin._base import PRIVATE_FILE, write_file
 from fedkin.errors import DataError
+from fedkin.federate.messages import ARRIVED
 
 if TYPE_CHECKING:
     from fedkin.federate.plan import SitePlan
@@ -230,3 +231,46 @@ def read_selection(place: Path, plan: SitePlan) -> frozenset[int]:
     if (chosen.run, chosen.revision) != (plan.run, plan.revision):
         raise DataError(f"{path} belongs to another run or order; to test again: fedkin site select {place}")
     return frozenset(plan.number(name) for name in chosen.dropped)
+
+
+# --- rows that arrived while the site ran -----------------------------------------------------------------------------
+
+ARRIVED_LIST = "list.json"
+
+
+class Part(msgspec.Struct, frozen=True):
+    """Rows that were taken in together: their file, and the revision and round from which they are used.
+
+    ``loss`` and ``error`` are the mean loss of these rows before they were used, and its standard error.
+    """
+
+    file: str
+    revision: int
+    round: int
+    loss: float
+    error: float
+
+
+class Seen(msgspec.Struct, frozen=True):
+    """Number of rows of a file that were taken in, and their digest."""
+
+    rows: int
+    digest: str
+
+
+class Arrived(msgspec.Struct, frozen=True):
+    """List of everything that has arrived at a site, ``arrived/list.json``."""
+
+    parts: tuple[Part, ...] = ()
+    seen: dict[str, Seen] = {}
+
+
+def read_arrived(directory: Path) -> Arrived:
+    """Read the list in a site's directory; it is empty if nothing has arrived."""
+    path = directory / ARRIVED / ARRIVED_LIST
+    if not path.exists():
+        return Arrived()
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=Arrived)
+    except msgspec.DecodeError as error:
+        raise DataError(f"{path} is damaged ({error}); put a copy back, or join again") from None

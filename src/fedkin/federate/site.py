@@ -35,6 +35,7 @@ from fedkin.federate.messages import (
     SummaryFile,
     read_invite,
 )
+from fedkin.federate.records import read_arrived
 from fedkin.federate.settings import District, SiteSettings, Thresholds
 from fedkin.federate.trust import Pair, SecurityError
 
@@ -44,12 +45,6 @@ StepMaker = Callable[[Invite, Rows], Steps]
 _LIFTED, _HOLD_AGAIN = "the custodian lifts the hard minima", "the hard minima hold again"  # notes of the ledger
 _OF_REQUEST = "own estimate and steps"
 _OF_ROUNDS = ("model.json", "coefficients.csv", "edges.csv")  # files of the model that rounds end with
-
-
-class _Origin(msgspec.Struct):
-    """Where a model comes from, in ``model.json``."""
-
-    origin: dict[str, Any]
 
 
 def change_settings(directory: Path, *, confirmed: bool = False, **changes: Any) -> SiteSettings:
@@ -405,10 +400,11 @@ def _check_of_rounds(model: Path, sums: str) -> None:
     if others := sorted(path.name for path in model.iterdir() if path.name not in _OF_ROUNDS):
         raise DataError(f"{model} has {others[0]}, which is not part of a model of fedkin site run: move it away")
     try:
-        told = msgspec.json.decode((model / _OF_ROUNDS[0]).read_bytes(), type=_Origin)
-    except (OSError, msgspec.DecodeError) as error:
+        origin = msgspec.json.decode((model / _OF_ROUNDS[0]).read_bytes(), type=dict[str, Any])["origin"]
+        made = origin["from"], origin.get("sums", "")
+    except (OSError, msgspec.DecodeError, KeyError, TypeError, AttributeError) as error:
         raise DataError(f"{model / _OF_ROUNDS[0]} cannot be used ({error}); run fedkin site run again") from None
-    if told.origin.get("from") != "rounds" or told.origin.get("sums", "") != sums:
+    if made != ("rounds", sums):
         how = "rounds with the noisy sums that left" if sums else "rounds"
         raise DataError(f"{model} was not made by {how}: move it elsewhere, and run fedkin site run again")
 
@@ -470,49 +466,6 @@ def _key_of(directory: Path, certificate: bytes) -> bytes:
     raise SecurityError(
         f"it is for another key than {directory / messages.KEY}; ask the organiser to admit the newest request"
     )
-
-
-# --- rows that arrived while the site ran -----------------------------------------------------------------------------
-
-ARRIVED_LIST = "list.json"
-
-
-class Part(msgspec.Struct, frozen=True):
-    """Rows that were taken in together: their file, and the revision and round from which they are used.
-
-    ``loss`` and ``error`` are the mean loss of these rows before they were used, and its standard error.
-    """
-
-    file: str
-    revision: int
-    round: int
-    loss: float
-    error: float
-
-
-class Seen(msgspec.Struct, frozen=True):
-    """Number of rows of a file that were taken in, and their digest."""
-
-    rows: int
-    digest: str
-
-
-class Arrived(msgspec.Struct, frozen=True):
-    """List of everything that has arrived at a site, ``arrived/list.json``."""
-
-    parts: tuple[Part, ...] = ()
-    seen: dict[str, Seen] = {}
-
-
-def read_arrived(directory: Path) -> Arrived:
-    """Read the list in a site's directory; it is empty if nothing has arrived."""
-    path = directory / messages.ARRIVED / ARRIVED_LIST
-    if not path.exists():
-        return Arrived()
-    try:
-        return msgspec.json.decode(path.read_bytes(), type=Arrived)
-    except msgspec.DecodeError as error:
-        raise DataError(f"{path} is damaged ({error}); put a copy back, or join again") from None
 
 
 def rows_before(site: Site, revision: float) -> Rows:
