@@ -6,7 +6,6 @@ import sys
 import networkx as nx
 import numpy as np
 import pytest
-import scipy.sparse
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -102,12 +101,6 @@ def test_bad_graphs(sites, edges, weights, message):
         (lambda: Graph.knn([[0.0, 1.0], [np.nan, 0.0]], 1, "ab"), "site 'b' has the coordinates"),
         (lambda: Graph.knn([0.0, 1.0], 1, "abc"), "2 coordinates for 3 sites"),
         (lambda: Graph.complete("abc").corrupt(1.1, seed=0), "varrho is a probability"),
-        (lambda: Graph.from_scipy(np.array([[0, 1], [2, 0]]), "ab"), "not symmetric"),
-        (lambda: Graph.from_scipy(np.array([[1, 0], [0, 0]]), "ab"), "self-loop"),
-        (lambda: Graph.from_scipy(np.array([[0, -1], [-1, 0]])), "has the weight -1"),
-        (lambda: Graph.from_scipy(np.array([[0, np.nan], [np.nan, 0]])), "NaN or infinite"),
-        (lambda: Graph.from_scipy(np.zeros((2, 3))), "must be square"),
-        (lambda: Graph.from_scipy(np.zeros((2, 2)), "abc"), "2 matrix rows for 3 sites"),
         (lambda: Graph.from_networkx(nx.DiGraph([(0, 1)])), "directed"),
         (lambda: Graph.from_networkx([(0, 1)]), "expected a networkx graph, got list"),
     ],
@@ -189,13 +182,10 @@ def test_corruption_flips_each_pair_with_the_given_probability():
 
 
 @given(random_graphs())
-def test_what_networkx_and_scipy_say(given_graph):
+def test_what_networkx_says(given_graph):
     graph = Graph(*given_graph)
     g = graph.to_networkx()
     assert Graph.from_networkx(g) == graph
-    adjacency = scipy.sparse.diags_array(graph.laplacian().diagonal()) - graph.laplacian()
-    assert edge_weights(Graph.from_scipy(adjacency, graph.sites)) == edge_weights(graph)
-    assert edge_weights(Graph.from_scipy(adjacency.toarray(), graph.sites)) == edge_weights(graph)
     for weight in ("weight", None):
         expected = nx.laplacian_matrix(g, nodelist=graph.sites, weight=weight).toarray()
         np.testing.assert_allclose(graph.laplacian(weighted=weight is not None).toarray(), expected, rtol=1e-12)

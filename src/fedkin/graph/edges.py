@@ -268,9 +268,9 @@ def named(sites: Sequence[Hashable]) -> str:
 def read_graph(path: Path, ids: tuple[Hashable, ...] | None) -> tuple[Iterable[Hashable], list[Any], Any]:
     """Read the sites, edges and weights of a file; names are matched to the sites ``ids``, if given."""
     named, ends, weights = _reader(path)(path, ids)
-    known = _named_in_file(named) if ids is None else _named_among(named, ids)
-    nodes = tuple(dict.fromkeys(known.values())) if ids is None else ids
-    seen = set(known.values())
+    known = _sites_of_names(named, ids)
+    seen = dict.fromkeys(known.values())
+    nodes = tuple(seen) if ids is None else ids
     warn_of_unnamed([site for site in nodes if site not in seen])
     return nodes, [(known[u], known[v]) for u, v in ends], weights
 
@@ -324,10 +324,16 @@ def _read_graphml(path: Path, sites: tuple[Hashable, ...] | None) -> _Listing:
         g = networkx.read_graphml(path)
     except (ParseError, networkx.NetworkXError, KeyError, ValueError) as error:
         raise GraphError(f"not a complete GraphML file ({error}); write or copy it again") from None
+    ends, weights = edges_of_networkx(g)
+    return [str(node) for node in g], [(str(u), str(v)) for u, v in ends], weights
+
+
+def edges_of_networkx(g: Any) -> tuple[list[tuple[Any, Any]], list[float]]:
+    """Return the edges of an undirected networkx graph, and their weights."""
     if g.is_directed():
-        raise GraphError('the graph is directed, but edges here have no direction: set edgedefault="undirected"')
+        raise GraphError("the graph is directed, but edges here have no direction: make it undirected")
     triples = list(g.edges(data="weight", default=1.0))
-    return [str(node) for node in g], [(str(u), str(v)) for u, v, _ in triples], [weight for _, _, weight in triples]
+    return [(u, v) for u, v, _ in triples], [weight for *_, weight in triples]
 
 
 def write_graph(path: Path, sites: tuple[Hashable, ...], edges: Index, weights: Array) -> None:
@@ -368,8 +374,7 @@ def _edge_rows(names: list[str], edges: Index, weights: Array) -> tuple[list[str
 
 
 def networkx_graph(sites: tuple[Hashable, ...], edges: Index, weights: Array, purpose: str) -> Any:
-    """Return a `networkx.Graph` with the edge attribute ``weight``; ``purpose`` appears in the error without
-    networkx."""
+    """Return a `networkx.Graph` with the edge attribute ``weight``; without networkx, name the ``purpose``."""
     g = _require_networkx(purpose).Graph()
     g.add_nodes_from(sites)
     ends = zip(edges.tolist(), weights.tolist(), strict=True)
@@ -386,24 +391,17 @@ def _ids_by_text(ids: Sequence[Hashable]) -> dict[str, Hashable]:
     return known
 
 
-def _named_in_file(named: list[str]) -> dict[str, Hashable]:
-    """Convert the names in a file to site ids: ints if all of them are whole numbers, else text."""
-    numbers = {name: int(match[1]) for name in named if (match := _WHOLE_NUMBER.fullmatch(name))}
-    return {**numbers} if len(numbers) == len(named) else {name: name for name in named}
-
-
-def _named_among(named: list[str], ids: tuple[Hashable, ...]) -> dict[str, Hashable]:
-    """Match the names in a file to the sites in `ids`."""
+def _sites_of_names(named: list[str], ids: tuple[Hashable, ...] | None) -> dict[str, Hashable]:
+    """Match the names in a file to the sites ``ids``; without these, to ints if all are whole numbers, else to text."""
+    numbers = {name: match[1] for name in named if (match := _WHOLE_NUMBER.fullmatch(name))}
+    if ids is None:
+        return {name: int(numbers[name]) if len(numbers) == len(named) else name for name in named}
     by_text = _ids_by_text(ids)
-    known: dict[str, Hashable] = {}
-    for name in named:
-        match = _WHOLE_NUMBER.fullmatch(name)
-        text = match[1] if match and name not in by_text else name
-        if text not in by_text:
-            known_sites = f"the {len(ids)} sites ({listed(ids)})"
-            raise GraphError(f"it names site {name!r}, which is not among {known_sites}: correct or remove its edges")
-        known[name] = by_text[text]
-    return known
+    texts = {name: name if name in by_text else numbers.get(name, name) for name in named}
+    for name in (name for name, text in texts.items() if text not in by_text):
+        known = f"the {len(ids)} sites ({listed(ids)})"
+        raise GraphError(f"it names site {name!r}, which is not among {known}: correct or remove its edges")
+    return {name: by_text[text] for name, text in texts.items()}
 
 
 def _require_networkx(purpose: str) -> Any:

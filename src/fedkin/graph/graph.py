@@ -22,6 +22,7 @@ from fedkin.graph.edges import (
     checked_weights,
     component_labels,
     distinct_sites,
+    edges_of_networkx,
     ids_for,
     named,
     networkx_graph,
@@ -32,8 +33,6 @@ from fedkin.graph.edges import (
     warn_of_unnamed,
     write_graph,
 )
-
-_ROUNDING = 1e-12  # tolerated asymmetry of a matrix, relative to its largest entry
 
 
 class Graph(HasSites):
@@ -100,12 +99,7 @@ class Graph(HasSites):
     ) -> Graph:
         """Make a graph from pairs of site positions, which is fast for millions of edges.
 
-        Parameters
-        ----------
-        sites, weights
-            As in the constructor.
-        index : int array of shape (E, 2)
-            Positions in `sites`, in either orientation, each pair once.
+        ``index`` is an int array of shape (E, 2), with each pair once, in either orientation.
         """
         made = cls.__new__(cls)
         made.sites = distinct_sites(sites)
@@ -175,48 +169,11 @@ class Graph(HasSites):
         """Make a graph from an undirected networkx graph, with edge attribute ``weight`` (by default 1)."""
         if not (hasattr(g, "nodes") and hasattr(g, "edges") and hasattr(g, "is_directed")):
             raise GraphError(f"expected a networkx graph, got {type(g).__name__}")
-        if g.is_directed():
-            raise GraphError("the networkx graph is directed, but edges here have no direction: use g.to_undirected()")
-        triples = list(g.edges(data="weight", default=1.0))
-        return cls(g.nodes, [(u, v) for u, v, _ in triples], [weight for *_, weight in triples])
+        return cls(g.nodes, *edges_of_networkx(g))
 
     def to_networkx(self) -> Any:
         """Return the graph as a `networkx.Graph`, with the edge attribute ``weight``."""
         return networkx_graph(self.sites, self.edges, self.weights, "Graph.to_networkx")
-
-    @classmethod
-    def from_scipy(cls, matrix: Any, sites: Iterable[Hashable] | None = None) -> Graph:
-        """Make a graph from a symmetric weight matrix.
-
-        Parameters
-        ----------
-        matrix : scipy sparse matrix or array of shape (V, V)
-            Weight matrix, symmetric up to rounding, with an empty diagonal; nonzero entries are edges with their
-            weights.
-        sites : iterable of V ids, optional
-            By default 0..V-1.
-        """
-        try:
-            square = sparse.csr_array(matrix)
-        except (TypeError, ValueError) as error:
-            raise GraphError(f"expected a matrix of shape (V, V), got {type(matrix).__name__} ({error})") from None
-        if square.ndim != 2 or square.shape[0] != square.shape[1] or square.dtype.kind not in "biuf":
-            raise GraphError(f"a weight matrix must be square and real, got {square.dtype} {square.shape}")
-        ids = ids_for(sites, square.shape[0], "matrix row")
-        square = square.astype(np.float64)
-        square.sum_duplicates()
-        square.eliminate_zeros()
-        if not np.isfinite(square.data).all():
-            raise GraphError("the weight matrix has NaN or infinite entries: use 0 for missing edges")
-        difference = sparse.coo_array(square - square.T)
-        uneven = np.abs(difference.data) > _ROUNDING * np.abs(square.data).max(initial=0.0)
-        for i, j in np.column_stack(difference.coords)[uneven][:1].tolist():
-            raise GraphError(
-                f"the matrix is not symmetric: {square[i, j]} from site {ids[i]!r} to {ids[j]!r}, but "
-                f"{square[j, i]} back; use (A + A.T) / 2 if that is what you mean"
-            )
-        half = sparse.coo_array(sparse.tril(square))
-        return cls.from_indices(ids, np.column_stack(half.coords), half.data)
 
     @classmethod
     def knn(
@@ -303,11 +260,7 @@ class Graph(HasSites):
             raise GraphError(str(error)) from None
 
     def write(self, path: str | os.PathLike[str]) -> None:
-        """Write a CSV edge list (``.csv``, ``.tsv`` or ``.txt``, always with commas) or a ``.graphml`` file.
-
-        Ids are written as text; `read` makes plain integers ints again, and ``read(path, sites=...)`` finds ids of
-        any other kind. In CSV, sites without edges are rows with an empty target.
-        """
+        """Write a CSV edge list (always with commas) or a ``.graphml`` file, with ids as text; see `read`."""
         write_graph(Path(path), self.sites, self.edges, self.weights)
 
     # --- properties ------------------------------------------------------------------------------
@@ -372,13 +325,7 @@ class Graph(HasSites):
         return np.asarray(self._transposed @ duals)
 
     def laplacian(self, weighted: bool = True) -> sparse.csr_array:
-        """Return the Laplacian D'WD (degrees minus adjacency), sparse of shape (V, V).
-
-        Parameters
-        ----------
-        weighted : bool
-            Whether W holds the edge weights; otherwise it is the identity.
-        """
+        """Return the Laplacian D'WD, sparse of shape (V, V); W holds the edge weights if ``weighted``, else ones."""
         D = self.incidence()
         scaled = sparse.csr_array(sparse.diags_array(self.weights) @ D) if weighted else D
         return sparse.csr_array(D.T @ scaled)
@@ -490,8 +437,7 @@ class Graph(HasSites):
     # --- theory -----------------------------------------------------------------------------------------------
 
     def fidelity(self, truth: Graph) -> float:
-        """Return the graph fidelity GF = K(E0) / (K(E) + |E minus E0|), at most 1, of this graph relative to the true
-        one.
+        """Return the graph fidelity ``GF = K(E0) / (K(E) + |E minus E0|)``, at most 1, relative to the true graph.
 
         The true graph joins all sites with the same parameter, ``Graph.clusters(labels)``.
         """
