@@ -15,6 +15,7 @@
     ├── ConvergenceWarning                   an iteration limit was reached
     ├── GraphWarning                         edges that come twice, sites that a graph does not name
     ├── DegenerateSiteWarning                a site without a local estimate of its own
+    ├── ChangeWarning                        rows of a stream that follow other parameters
     └── TableWarning                         a column left out of a table, a level that did not train
 """
 

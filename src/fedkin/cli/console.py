@@ -322,6 +322,11 @@ def switch(names: str, text: str) -> Any:
 
 
 Json = Annotated[bool, switch("--json", "Print JSON instead of tables.")]
+Echo = Annotated[bool, switch("--echo/--no-echo", "Log to standard error, too.")]
+GiveUp = Annotated[float, option("SECONDS", "Maximum wait for another machine, after which this one ends.")]
+Linger = Annotated[float, option("SECONDS", "Maximum time to stay connected for others after the end.")]
+Gather = Annotated[float, option("SECONDS", "Maximum wait of a leader for sites before round 1.")]
+Deadline = Annotated[float, option("SECONDS", "Maximum wait of a leader for answers in a round.")]
 
 
 class Command(NamedTuple):

@@ -15,7 +15,12 @@ from rich.text import Text
 from fedkin._base import check_positive, count, listed, write_file
 from fedkin.cli.console import (
     WRONG_INPUT,
+    Deadline,
+    Echo,
+    Gather,
+    GiveUp,
     Json,
+    Linger,
     add_row,
     argument,
     ask_fingerprint,
@@ -310,11 +315,11 @@ def status(directory: Directory, as_json: Json = False) -> None:
 @federation.command("run")
 def run_centre(
     directory: Directory,
-    echo: Annotated[bool, switch("--echo/--no-echo", "Log to standard error, too.")] = True,
-    give_up: Annotated[float, option("SECONDS", "Maximum wait for any site.")] = 3600.0,
-    linger: Annotated[float, option("SECONDS", "Maximum time to stay connected for sites after the end.")] = 600.0,
-    gather: Annotated[float, option("SECONDS", "Maximum wait for sites before round 1.")] = 60.0,
-    deadline: Annotated[float, option("SECONDS", "Maximum wait for answers in a round.")] = 5.0,
+    echo: Echo = True,
+    give_up: GiveUp = 3600.0,
+    linger: Linger = 600.0,
+    gather: Gather = 60.0,
+    deadline: Deadline = 5.0,
 ) -> None:
     """Run the central machine (placement central), which sees parameters, not rows."""
     patience = Patience(give_up=give_up, linger=linger, gather=gather, deadline=deadline)
@@ -346,9 +351,8 @@ def _spread(organiser: Organiser) -> None:
         say(f"{listed(have, 8)} {'has' if len(have) == 1 else 'have'} {path} now, and pass it on.")
     else:
         say(
-            f"No running site could be reached from here. Send {path} to one of them. At the site: fedkin site "
-            "accept SITE "
-            f"{path.name}. The others get it from that one."
+            f"No running site could be reached from here. Send {path} to one of them, which passes it on. "
+            f"At the site: fedkin site accept SITE {path.name}"
         )
 
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -14,7 +15,12 @@ import typer
 from fedkin._base import count, listed
 from fedkin.cli.console import (
     WRONG_INPUT,
+    Deadline,
+    Echo,
+    Gather,
+    GiveUp,
     Json,
+    Linger,
     argument,
     ask_fingerprint,
     note,
@@ -54,7 +60,9 @@ site = typer.Typer(no_args_is_help=True)
 
 Directory = Annotated[Path, argument("DIR", "The site's directory (fedkin site join).")]
 EitherDirectory = Annotated[Path, argument("DIR", "A site's directory, or a directory of several.")]
-GiveUp = Annotated[float, option("SECONDS", "Maximum wait for a neighbour, after which the site ends with code 4.")]
+DryRun = Annotated[bool, switch("--dry-run", "Show what would be shared without writing it.")]
+YesWrite = Annotated[bool, switch("--yes", "Write the file without asking, for automation.")]
+Delta = Annotated[float, option("X", "Delta of differential privacy.")]
 Listen = Annotated[
     str | None, option("HOST:PORT", "Address to listen on, behind NAT or in a container. [the address in the list]")
 ]
@@ -161,7 +169,7 @@ def leave(directory: Directory, yes: Annotated[bool, switch("--yes", "Do not ask
 @site.command()
 def share(
     directory: Directory,
-    dry_run: Annotated[bool, switch("--dry-run", "Show what would be shared without writing it.")] = False,
+    dry_run: DryRun = False,
     folds: Annotated[
         int | None,
         typer.Option(
@@ -173,7 +181,7 @@ def share(
     epsilon: Annotated[
         float | None, option("X", "Add noise for differential privacy: a smaller epsilon is safer and less accurate.")
     ] = None,
-    delta: Annotated[float, option("X", "Delta of differential privacy.")] = 1e-5,
+    delta: Delta = 1e-5,
     rank: Annotated[
         int | None,
         typer.Option(
@@ -181,29 +189,28 @@ def share(
             help="For many coefficients: a shorter message, with cross-products as a diagonal plus this rank.",
         ),
     ] = None,
-    yes: Annotated[bool, switch("--yes", "Write the summary without asking, for automation.")] = False,
+    yes: YesWrite = False,
 ) -> None:
     """Summarise the rows in one signed file. Shows each number and what it reveals; in a terminal, asks
     for approval."""
-    approve = None if yes or dry_run else _approve
-    how = {"folds": folds, "epsilon": epsilon, "delta": delta, "rank": rank}
-    _say_shared(sharing.share(directory, dry_run=dry_run, approve=approve, **how), approve)  # type: ignore[arg-type]
+    make = partial(sharing.share, directory, folds=folds, epsilon=epsilon, delta=delta, rank=rank)
+    _share(make, dry_run, yes)
 
 
 @site.command()
 def answer(
     directory: Directory,
     question: Annotated[Path, argument("FILE.ask", "The organiser's query.")],
-    dry_run: Annotated[bool, switch("--dry-run", "Show the answer without writing it.")] = False,
-    yes: Annotated[bool, switch("--yes", "Write the answer without asking.")] = False,
+    dry_run: DryRun = False,
+    yes: YesWrite = False,
 ) -> None:
     """Show what the answer to the organiser's query reveals, and write it if you approve."""
-    approve = None if yes or dry_run else _approve
-    _say_shared(sharing.answer(directory, question, dry_run=dry_run, approve=approve), approve)
+    _share(partial(sharing.answer, directory, question), dry_run, yes)
 
 
 @site.command()
 def settings(
+    context: typer.Context,
     directory: Directory,
     rows: Annotated[int | None, option("N", "Minimum number of rows.")] = None,
     rows_per_parameter: Annotated[float | None, option("X", "Minimum number of rows per parameter.")] = None,
@@ -223,18 +230,8 @@ def settings(
     confirm: Annotated[bool, switch("--confirm", "Confirm a manual change of site.toml.")] = False,
 ) -> None:
     """Show or change the site's own rules, which may be stricter than the contract's but not laxer."""
-    given = {
-        "rows": rows,
-        "rows_per_parameter": rows_per_parameter,
-        "cell": cell,
-        "pair": pair,
-        "effective_rows": effective_rows,
-        "epsilon": epsilon,
-        "share_result": share_result,
-        "below_minima": below_minima,
-        "district": district,
-    }
-    changed = {name: value for name, value in given.items() if value is not None}
+    rules = {name: value for name, value in context.params.items() if name not in ("directory", "confirm")}
+    changed = {name: value for name, value in rules.items() if value is not None}
     found = change_settings(directory, confirmed=confirm, **changed)
     say(*(f"{name} = {json.dumps(value, ensure_ascii=False)}" for name, value in msgspec.structs.asdict(found).items()))
 
@@ -242,7 +239,7 @@ def settings(
 @site.command()
 def run(
     directory: Directory,
-    echo: Annotated[bool, switch("--echo/--no-echo", "Log to standard error, too.")] = True,
+    echo: Echo = True,
     listen: Listen = None,
     follow: Annotated[
         Path | None, option("PATH", "Add rows as they arrive: a growing table, or a directory of files.")
@@ -250,14 +247,14 @@ def run(
     epsilon: Annotated[
         float | None, option("X", "Add noise to the site's sums for differential privacy, and run with these sums.")
     ] = None,
-    delta: Annotated[float, option("X", "Delta of differential privacy.")] = 1e-5,
+    delta: Delta = 1e-5,
     first_pull: Annotated[float, option("SECONDS", "Time before the first request for a late message.")] = 0.25,
     last_pull: Annotated[float, option("SECONDS", "Maximum time between two requests.")] = 5.0,
     complain: Annotated[float, option("SECONDS", "Time before a wait is logged.")] = 5.0,
     give_up: GiveUp = 3600.0,
-    linger: Annotated[float, option("SECONDS", "Maximum time to stay connected for neighbours after the end.")] = 600.0,
-    gather: Annotated[float, option("SECONDS", "Maximum wait of a leader for sites before round 1.")] = 60.0,
-    deadline: Annotated[float, option("SECONDS", "Maximum wait of a leader for answers in a round.")] = 5.0,
+    linger: Linger = 600.0,
+    gather: Gather = 60.0,
+    deadline: Deadline = 5.0,
 ) -> None:
     """Run the rounds with the neighbours and write a model; the same command continues after a crash."""
     patience = Patience(first_pull, last_pull, complain, give_up, linger, gather, deadline)
@@ -347,9 +344,11 @@ def _approve(shared: Shared) -> None:
     typer.confirm("May these numbers leave this site?", abort=True)
 
 
-def _say_shared(shared: Shared, approve: object) -> None:
-    """Show every number, unless that was done to ask for approval, then what to send to whom."""
-    if approve is None or shared.path is None:
+def _share(make: Callable[..., Shared], dry_run: bool, yes: bool) -> None:
+    """Write a file if the user approves of its numbers, each of which is shown; then say what to send to whom."""
+    approve = None if yes or dry_run else _approve
+    shared = make(dry_run=dry_run, approve=approve)
+    if approve is None or shared.path is None:  # else they were shown to ask for approval
         _show_sums(shared, final=shared.path is not None)
     if shared.path is None:
         say("Nothing was written.")

@@ -104,17 +104,10 @@ class Federation(HasSites):
         self, sites: tuple[Hashable, ...], counts: Index, rows: Rows, row_order: npt.NDArray[np.integer], **more: Any
     ) -> Federation:
         """Set checked parts; ``more`` are other attributes."""
-        parts = {
-            "target_name": None,
-            "schema": None,
-            "notes": (),
-            "ordered": False,
-            **more,
-            "sites": sites,
-            "rows": rows.map(lambda part: frozen(np.ascontiguousarray(part))),
-            "starts": frozen(np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)),
-            "row_order": frozen(row_order.astype(np.int64)),
-        }
+        parts = {"target_name": None, "schema": None, "notes": (), "ordered": False, **more, "sites": sites}
+        parts["rows"] = rows.map(lambda part: frozen(np.ascontiguousarray(part)))
+        parts["starts"] = frozen(np.concatenate([[0], np.cumsum(counts)]).astype(np.int64))
+        parts["row_order"] = frozen(row_order.astype(np.int64))
         for name, part in parts.items():
             object.__setattr__(self, name, part)
         return self
@@ -318,7 +311,7 @@ class Federation(HasSites):
         name = None if schema.target is None else schema.target.name
         return cls.from_arrays(X, y, table[site], offset=offset, feature_names=schema.names, target_name=name)
 
-    # --- properties ------------- ------------------------------------------------------------------------------
+    # --- properties -------------------------------------------------------------------------------------------
 
     @property
     def n_features(self) -> int:
@@ -358,8 +351,6 @@ class Federation(HasSites):
     @cached_property
     def weight_sums(self) -> Array:
         """Total weight of the rows of each site, array of shape (V,)."""
-        if self.weight is None:
-            return frozen(self.n_samples.astype(np.float64))
         return frozen(np.bincount(self.site_index, self.weight, self.n_sites).astype(np.float64))
 
     def __getitem__(self, site: Hashable) -> Rows:
@@ -373,14 +364,11 @@ class Federation(HasSites):
         return iter(self.sites)
 
     def __contains__(self, site: object) -> bool:
-        try:
-            return site in self.index
-        except TypeError:
-            return False
+        return site in self.index
 
     def __repr__(self) -> str:
-        counts = [count(self.n_sites, "site"), count(len(self.X), "row"), count(self.n_features, "feature")]
-        return f"Federation({', '.join(counts)})"
+        sizes = {"site": self.n_sites, "row": len(self.X), "feature": self.n_features}
+        return f"Federation({', '.join(count(n, word) for word, n in sizes.items())})"
 
     def _repr_html_(self) -> str:
         rows = self.n_samples
@@ -438,20 +426,11 @@ class Federation(HasSites):
         return self._like(self.sites, self.n_samples, rows, self.row_order, feature_names=names)
 
     def split(self, test_size: float = 0.25, seed: int = 0) -> tuple[Federation, Federation]:
-        """Split every site into training and test rows.
+        """Split every site into training and test rows, two federations with all sites in the same order.
 
-        Parameters
-        ----------
-        test_size : float in (0, 1)
-            Site u gives ``round(test_size * n_u)`` rows to the test, and at least one to each side. A site with a
-            single row keeps it for training and has no row in the test. Rows in time order give their last ones.
-        seed : int
-            The split of a site depends on the seed, its id and its number of rows, not on the other sites.
-
-        Returns
-        -------
-        train, test : Federation
-            Both with all sites in the same order.
+        Site u gives ``round(test_size * n_u)`` rows to the test, and at least one to each side; in time order, its last
+        ones. A single row is for training. The split of a site depends on the seed, its id and its number of rows, not
+        on the other sites.
 
         Examples
         --------
@@ -494,9 +473,9 @@ class Federation(HasSites):
         return self.replaced(X=X, feature_names=(INTERCEPT, *self.feature_names))
 
     def standardized(self) -> tuple[Federation, Array, Array]:
-        """Scale features to mean 0 and standard deviation 1 (divisor N) over the rows of all sites.
+        """Scale features to mean 0 and standard deviation 1 (divisor N) over all rows; return also means and scales.
 
-        Return the federation, means and scales; constant columns become zero and have the scale 1.
+        Constant columns become zero and have the scale 1.
 
         Examples
         --------
