@@ -138,34 +138,48 @@ def add_row(table: Table, *cells: str, style: str = "") -> None:
     table.add_row(*(Text(cell, style=style) for cell in cells))
 
 
-def schema_table(schema: Schema) -> Table:
-    """Return the columns of a schema as a table, with centre and scale if agreed on."""
-    agreed = schema.agreed
-    heads = ("column", "expected", "centre", "scale") if agreed else ("column", "description")
-    table = plain_table(*heads, numbers_from=2)
+def print_rows(
+    heads: Sequence[str],
+    rows: Sequence[Sequence[str]],
+    title: str = "",
+    numbers_from: int = 1,
+    styles: Sequence[str] = (),
+) -> None:
+    """Print a table with a title, whose rows may have styles."""
+    table = plain_table(*heads, numbers_from=numbers_from)
+    for cells, style in zip(rows, styles or [""] * len(rows), strict=True):
+        add_row(table, *cells, style=style)
+    if title:
+        output().print(f"\n{title}", style="bold")
+    output().print(table)
+
+
+def print_schema(schema: Schema, title: str = "") -> None:
+    """Print the columns of a schema as a table, with centre and scale if agreed on."""
+    rows = []
     for column in schema.columns:
         scaled = column.kind != "category" and not column.knots and column is not schema.target
         numbers = [f"{one:g}" if scaled else "" for one in column.centre_and_scale]
         role = " (target)" if column is schema.target else " (event)" if column.name == schema.event else ""
-        text = column.description + role
-        add_row(table, column.name, text, *(numbers if agreed else ()))
+        rows.append([column.name, column.description + role, *numbers])
     if schema.offset is not None:
-        role = "exposure" if schema.log_offset else "offset"
-        add_row(table, schema.offset, f"number ({role})", *(("", "") if agreed else ()))
-    return table
+        rows.append([schema.offset, f"number ({'exposure' if schema.log_offset else 'offset'})", "", ""])
+    heads = ("column", "expected", "centre", "scale") if schema.agreed else ("column", "description")
+    print_rows(heads, [cells[: len(heads)] for cells in rows], title, numbers_from=2)
 
 
 def print_findings(data: Path, found: Mapping[str, Sequence[Finding]]) -> None:
     """Print the findings about a table by site: errors first, then notes."""
-    shown = [(site, finding) for site, some in found.items() for finding in some]
-    refused = sum(finding.refuses for _, finding in shown)
-    by_site = any(site for site, _ in shown)
-    table = plain_table(*(["site"] if by_site else []), "column", "finding", "", numbers_from=9)
-    for site, finding in sorted(shown, key=lambda one: not one[1].refuses):
-        cells = [finding.column or "(table)", finding.text, "must be fixed" if finding.refuses else "remark"]
-        add_row(table, *([site] if by_site else []), *cells, style="" if finding.refuses else "dim")
+    shown = [(site, one) for site, some in found.items() for one in some]
+    shown.sort(key=lambda pair: not pair[1].refuses)
+    refused, first = sum(one.refuses for _, one in shown), 0 if any(site for site, _ in shown) else 1
+    rows = [
+        (site, one.column or "(table)", one.text, "must be fixed" if one.refuses else "remark") for site, one in shown
+    ]
     if shown:
-        output().print(table)
+        styles = ["" if one.refuses else "dim" for _, one in shown]
+        heads = ("site", "column", "finding", "")
+        print_rows(heads[first:], [cells[first:] for cells in rows], numbers_from=9, styles=styles)
     verdict = f"{refused} to fix before the rows can be used" if refused else "fits"
     style = "red" if refused else "green"
     output().print(f"{data}: {verdict}{', with remarks' if shown and not refused else ''}", style=style, soft_wrap=True)

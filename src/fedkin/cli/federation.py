@@ -21,19 +21,18 @@ from fedkin.cli.console import (
     GiveUp,
     Json,
     Linger,
-    add_row,
     argument,
     ask_fingerprint,
     messages,
     note,
     option,
     output,
-    plain_table,
     print_facts,
     print_findings,
     print_json,
+    print_rows,
+    print_schema,
     say,
-    schema_table,
     switch,
 )
 from fedkin.cli.running import become
@@ -302,13 +301,13 @@ def status(directory: Directory, as_json: Json = False) -> None:
         sites = [{**vars(one), "until": None if one.until is None else f"{one.until:%Y-%m-%d}"} for one in standings]
         print_json({"run": organiser.charter.run, "authority": key_fingerprint(organiser.authority), "sites": sites})
         return
-    table = plain_table("site", "status", "certificate until", "summaries")
+    rows = []
     for one in standings:
         is_now = "out" if one.out else "admitted" if one.until else "invited" if one.invited else "not invited"
         until = "" if one.until is None else f"{one.until:%Y-%m-%d}"
         until += " (renew)" if one.ends_soon else ""
-        add_row(table, one.name, is_now, until, str(one.summaries or ""))
-    output().print(table)
+        rows.append([one.name, is_now, until, str(one.summaries or "")])
+    print_rows(("site", "status", "certificate until", "summaries"), rows)
     output().print(f"authority {key_fingerprint(organiser.authority)}, run {organiser.charter.run}")
 
 
@@ -390,4 +389,4 @@ def _print_contract(path: Path, contract: Contract) -> None:
             f"{thresholds.cell} with each level that occurs",
         }
     )
-    output().print(schema_table(schema))
+    print_schema(schema)

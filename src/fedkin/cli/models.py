@@ -12,15 +12,14 @@ import typer
 from fedkin._base import Array, count, decimals_for, fixed, probability, some_of, write_file
 from fedkin.cli.console import (
     Json,
-    add_row,
     argument,
     messages,
     option,
     output,
-    plain_table,
     print_facts,
     print_json,
-    schema_table,
+    print_rows,
+    print_schema,
     switch,
 )
 from fedkin.cli.reading import check_new_file
@@ -86,8 +85,7 @@ def inspect(
     )
     console = output()
     if fitted.schema is not None:
-        console.print("\nColumns", style="bold")
-        console.print(schema_table(fitted.schema))
+        print_schema(fitted.schema, "Columns")
     print_groups(fitted)
     if fitted.kin is not None:
         print_population(fitted.kin)
@@ -188,42 +186,41 @@ def print_groups(model: FittedModel) -> None:
     if not groups:
         return
     inside = None if kin is None else kin.cohesion()[0]
-    table = plain_table("group", "sites", *([] if kin is None else ["P(kin)"]), "members", numbers_from=9)
+    rows = []
     for k, sites in enumerate(groups[:_MOST_ROWS]):
         chance = [] if inside is None else [probability(float(inside[k])) if len(sites) > 1 else "-"]
-        add_row(table, str(k + 1), str(len(sites)), *chance, some_of(sites, 10))
+        rows.append([str(k + 1), str(len(sites)), *chance, some_of(sites, 10)])
     if rest := groups[_MOST_ROWS:]:
         more = f"in {count(len(rest), 'smaller group')}"
-        add_row(table, "...", str(sum(map(len, rest))), *([] if kin is None else [""]), more)
+        rows.append(["...", str(sum(map(len, rest))), *([] if kin is None else [""]), more])
     title = "belong together" if kin is None else "are alike, and the probability that two members are"
-    output().print(f"\n{count(len(groups), 'group')} of sites that {title}", style="bold")
-    output().print(table)
+    heads = ("group", "sites", *([] if kin is None else ["P(kin)"]), "members")
+    print_rows(heads, rows, f"{count(len(groups), 'group')} of sites that {title}", numbers_from=9)
 
 
 def print_population(kin: Kin) -> None:
     """Print the population effects with intervals and tests, and standard deviations between sites."""
-    heads = ("parameter", "mean", "std err", "95% interval", "df", "p", "sd")
-    table, error, between = plain_table(*heads), np.sqrt(np.diag(kin.mean_covariance)), population_sd(kin)
+    heads, rows = ("parameter", "mean", "std err", "95% interval", "df", "p", "sd"), []
+    error, between = np.sqrt(np.diag(kin.mean_covariance)), population_sd(kin)
     ends, (_, tails) = kin.population(0.95), population_tests(kin)
     for j, name in enumerate(kin.names[:_MOST_EFFECTS]):
         decimals = decimals_for([float(error[j])])
         mean, low, high, se, sd = (fixed(float(one), decimals) for one in (*ends[j], error[j], between[j]))
         df = ">1000" if kin.degrees[j] > 1000 else fixed(float(kin.degrees[j]), int(kin.degrees[j] < 100))
         tail = "<0.001" if tails[j] < 0.001 else fixed(float(tails[j]), 3)
-        add_row(table, name, mean, se, f"{low} to {high}", df, tail, sd)
+        rows.append([name, mean, se, f"{low} to {high}", df, tail, sd])
     if len(kin.names) > _MOST_EFFECTS:
-        add_row(table, f"and {len(kin.names) - _MOST_EFFECTS} more, with --json", *[""] * (len(heads) - 1))
-    output().print("\nPopulation effects: mean over sites, and standard deviation between sites", style="bold")
-    output().print(table)
+        rows.append([f"and {len(kin.names) - _MOST_EFFECTS} more, with --json", *[""] * (len(heads) - 1)])
+    print_rows(heads, rows, "Population effects: mean over sites, and standard deviation between sites")
     if kin.loss.ratio is None:
         return
-    ratios = plain_table("parameter", kin.loss.ratio, "95% interval")
+    ratios = []
     for name, ends_of in zip(kin.names[:_MOST_EFFECTS], np.exp(ends), strict=False):
         decimals = decimals_for([float(np.ptp(ends_of)) / 4])
         mean, low, high = (fixed(one, decimals) for one in ends_of.tolist())
-        add_row(ratios, name, mean, f"{low} to {high}")
-    output().print(f"\n{kin.loss.ratio.capitalize()}s of the population, per unit of a column", style="bold")
-    output().print(ratios)
+        ratios.append([name, mean, f"{low} to {high}"])
+    title = f"{kin.loss.ratio.capitalize()}s of the population, per unit of a column"
+    print_rows(("parameter", kin.loss.ratio, "95% interval"), ratios, title)
 
 
 def print_coefficients(model: FittedModel) -> None:
@@ -245,7 +242,7 @@ def print_coefficients(model: FittedModel) -> None:
     for q in chosen.tolist():
         name = model.feature_names[q]
         rows.append((q, f"{name} (per {units[name]})" if units.get(name) else name, model.coef[:, :, q]))
-    table = plain_table("feature", *heads)
+    shown = []
     for k, name, values in rows:
         for j, label in enumerate(classes):
             cells = [float(values[part, j].mean()) for part in parts]
@@ -253,13 +250,10 @@ def print_coefficients(model: FittedModel) -> None:
             # decimals from the standard error, or else three digits of the largest
             error = np.abs(cells).max() / 100 if errors is None else float(errors[j, 0 if k is None else first + k])
             decimals = decimals_for([error])
-            cells_text = [fixed(cell, decimals) for cell in cells]
-            add_row(table, name if label is None else f"{name} [{label}]", *cells_text)
+            shown.append([name if label is None else f"{name} [{label}]", *(fixed(cell, decimals) for cell in cells)])
     most = f", the {len(chosen)} largest of {size.size}" if size.size > _MOST_ROWS else ""
     over = "the average of each group's sites" if by_group else "the average, minimum and maximum over all sites"
-    output().print(f"\nCoefficients of the sites{most}", style="bold")
-    output().print(f"({over}; in the units of the features)")
-    output().print(table)
+    print_rows(("feature", *heads), shown, f"Coefficients of the sites{most}\n({over}; in the units of the features)")
 
 
 def print_decision(model: FittedModel) -> None:
@@ -273,11 +267,8 @@ def print_comparison(found: Mapping[str, Any]) -> None:
     console = output()
     console.print(f"\n{comparison_title(found)}", style="bold", soft_wrap=True)
     head, *rows = comparison_table(found)
-    table = plain_table(*head)
     means = [np.inf if one.get("mean") is None else float(one["mean"]) for one in found["methods"]]
-    for mean, cells in zip(means, rows, strict=True):
-        add_row(table, *cells, style="bold green" if mean == min(means) else "")
-    console.print(table)
+    print_rows(head, rows, styles=["bold green" if mean == min(means) else "" for mean in means])
     for line in [*gains_text(found), *found.get("remarks", ())]:
         console.print(line, soft_wrap=True)
 
