@@ -214,6 +214,7 @@ def test_fidelity_at_the_values_the_paper_names():
     assert Graph(range(V), [(4 * k, 4 * k + j) for k in range(K) for j in (1, 2, 3)]).fidelity(truth) == 1.0
 
 
+@settings(max_examples=40)
 @given(random_graphs())
 def test_gamma_squared_is_the_smallest_nonzero_eigenvalue(given_graph):
     graph = Graph(*given_graph)

@@ -173,9 +173,8 @@ def print_findings(data: Path, found: Mapping[str, Sequence[Finding]]) -> None:
     shown = [(site, one) for site, some in found.items() for one in some]
     shown.sort(key=lambda pair: not pair[1].refuses)
     refused, first = sum(one.refuses for _, one in shown), 0 if any(site for site, _ in shown) else 1
-    rows = [
-        (site, one.column or "(table)", one.text, "must be fixed" if one.refuses else "remark") for site, one in shown
-    ]
+    states = {True: "must be fixed", False: "remark"}
+    rows = [(site, one.column or "(table)", one.text, states[one.refuses]) for site, one in shown]
     if shown:
         styles = ["" if one.refuses else "dim" for _, one in shown]
         heads = ("site", "column", "finding", "")
