@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import threading
 import warnings
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextvars import copy_context
 from dataclasses import dataclass, replace
@@ -31,14 +30,8 @@ from fedkin.kin.partitions import (
 from fedkin.kin.sampler import MANY_SITES, Chain, Record, State
 from fedkin.kin.sharded import ShardedSites
 
-#: Chains' scores are bounds on the evidence, not evidences: differences count a quarter.
-TEMPER = 4.0
-#: Sites times squares of directions times sweeps that chains which disagree may take, and the most sweeps they keep.
-MOST_WORK, MOST_SWEEPS = 2e6, 300
 #: Up to this many sites merging starts from single sites, beyond it from at most so many groups by k-means.
 MERGE_ALL = 400
-#: Most sites that k-means moves its centres by.
-MOST_POINTS = 5000
 #: Variance of group centres that merging assumes for a few far off, in units of that between sites; 1 for others.
 WIDE_WIDTH = 10.0
 #: Eigenvectors of the modularity matrix at either end of its spectrum, and principal directions of the sites' effects.
@@ -47,8 +40,6 @@ DIRECTIONS = 6
 AGREE, NEARLY = 1.05, 1.2
 #: States of each chain that are kept.
 DRAWS = 20
-#: Up to this many sites all eigenvectors are computed.
-ALL_VECTORS = 1500
 
 
 class Length(TypedDict, total=False):
@@ -94,9 +85,9 @@ class Sampling:
         return replace(Sampling.for_sites(0, min(self.keep, QUICK["sweeps"]), self.chains), given=self.given)
 
     def again(self, V: int, d: int) -> Sampling | None:
-        """Return twice the length without burn-in, for chains that disagree; None at the limit."""
-        work = self.keep * 2 * V * d**2
-        if not self.longer or work > MOST_WORK or 2 * self.keep > MOST_SWEEPS:
+        """Return twice the length without burn-in, for chains that disagree; None beyond 300 sweeps, or if they would
+        take long."""
+        if not self.longer or 2 * self.keep * V * d**2 > 2e6 or 2 * self.keep > 300:
             return None
         return replace(self, burn=0, keep=2 * self.keep)
 
@@ -123,13 +114,14 @@ class Chains:
 
     @property
     def weights(self) -> Array:
-        odds = np.exp(np.maximum((self.scores - self.scores.max()) / TEMPER, -50.0))
+        # scores are bounds on the evidence, not evidences: differences count a quarter
+        odds = np.exp(np.maximum((self.scores - self.scores.max()) / 4.0, -50.0))
         return np.asarray(odds / odds.sum())
 
-    def average(self, part: Callable[[Record], Array]) -> Array:
+    def average(self, name: str) -> Array:
         """Return a weighted mean over the kept sweeps of a sum in the records."""
-        each = (w * part(record) / len(record.z) for w, record in zip(self.weights, self.records, strict=True))
-        return np.asarray(sum(each))
+        each = zip(self.weights, self.records, strict=True)
+        return np.asarray(sum(w * getattr(record, name) / len(record.z) for w, record in each))
 
     def covariance(self, b: Array) -> Array:
         """Return covariances ``(n, d, d)`` of the first n sites' effects, whose mean is ``b (n, d)``."""
@@ -149,36 +141,21 @@ class Chains:
             kept.append((each, share, record.z[lines].astype(np.int64), record.m[lines], record.w[lines]))
         return States(*(np.concatenate(part) for part in zip(*kept, strict=True)))
 
-    def trace(self, part: Callable[[Record], Array]) -> Array:
+    def trace(self, name: str) -> Array:
         """Return the entries of all chains, ``(C, S, ...)``."""
-        return np.stack([part(record) for record in self.records])
+        return np.stack([getattr(record, name) for record in self.records])
 
 
-@dataclass(frozen=True, eq=False)
 class PilotChains:
-    """Pilot chains, the best first: states and names of starts; ``rng`` is for the chains that start from them.
+    """Pilot chains from all starts, the best first. They run in threads, or on the shards that hold the sites."""
 
-    They run in threads, or on the shards that hold the sites.
-    """
-
-    sites: SiteLikelihoods
-    states: tuple[State, ...]
-    starts: tuple[str, ...]
-    rng: np.random.Generator
-    shards: ShardedSites | None = None
-
-    @classmethod
-    def from_starts(
-        cls, sites: SiteLikelihoods, seed: int, sampling: Sampling, shards: ShardedSites | None = None
-    ) -> PilotChains:
-        """Run a pilot chain from every start."""
-        rng = np.random.default_rng(seed)
-        starts = make_starts(sites, rng, sampling.given)
-        states = tuple(_state_at(z, share, sites) for _, z, share in starts)
-        made = cls(sites, states, tuple(name for name, _, _ in starts), rng, shards)
-        scores = [score for score, _ in made._run(len(starts), sampling.pilot, 0)]
+    def __init__(self, sites: SiteLikelihoods, seed: int, sampling: Sampling, shards: ShardedSites | None = None):
+        self.sites, self.shards, self.rng = sites, shards, np.random.default_rng(seed)
+        starts = make_starts(sites, self.rng, sampling.given)
+        self.states = [_state_at(z, share, sites) for _, z, share in starts]
+        scores = [score for score, _ in self._run(len(starts), sampling.pilot, 0)]
         order = np.argsort(scores)[::-1].tolist()
-        return replace(made, states=tuple(states[k] for k in order), starts=tuple(made.starts[k] for k in order))
+        self.states, self.starts = [self.states[k] for k in order], tuple(starts[k][0] for k in order)
 
     def _run(self, chains: int, burn: int, keep: int) -> list[tuple[float, Record]]:
         """Run chains from the first states, which they move; return their scores and records."""
@@ -258,7 +235,7 @@ def modularity_directions(neighbours: Neighbours) -> tuple[Array, Array]:
     k = min(DIRECTIONS, V // 2)
     A = csr_array((weight, neighbour, first), shape=(V, V))
     degree: Array = np.asarray(A.sum(axis=1), dtype=np.float64)
-    if V <= ALL_VECTORS:
+    if V <= 1500:
         values, vectors = np.linalg.eigh(A.toarray() - np.outer(degree, degree) / degree.sum())
     else:
         operator = LinearOperator(
@@ -277,8 +254,8 @@ def modularity_directions(neighbours: Neighbours) -> tuple[Array, Array]:
 
 
 def kmeans(points: Array, k: int, rng: np.random.Generator) -> Index:
-    """Return labels ``(V,)`` of at most k groups; with many points, centres are learned from a subset."""
-    step = max(1, -(-len(points) // MOST_POINTS))
+    """Return labels ``(V,)`` of at most k groups; centres are learned from at most 5,000 points."""
+    step = max(1, -(-len(points) // 5_000))
     some = points[::step]
     k = min(k, len(np.unique(some, axis=0)))
     with warnings.catch_warnings():

@@ -331,7 +331,7 @@ def _diagnostics(found: Grouped) -> Diagnostics | None:
         return None
     chains = blend.chains
     rhat, size = {}, {}
-    lines = chains.trace(lambda one: one.trace)
+    lines = chains.trace("trace")
     for name, draws in (("number of groups", lines[:, :, 1]), ("bound on the evidence", lines[:, :, 0])):
         rhat[name], size[name] = float(split_rhat(draws)), float(effective_size(draws))
     each, sizes = blend.mixing()

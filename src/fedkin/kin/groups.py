@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from scipy.special import betaln, expit
 
-from fedkin._base import Array, Index, Mask
+from fedkin._base import Array, Mask
 from fedkin.kin.chains import (
     AGREE,
     DRAWS,
@@ -37,48 +37,44 @@ from fedkin.kin.partitions import (
 from fedkin.kin.sampler import MANY_SITES, MOST_PAIRS
 from fedkin.kin.sharded import sharded
 
-#: How firmly the weight of the mixed model is held at what the evidence says, when SURE hardly tells.
-HOLD, HOLD_PER_GAIN = 4.0, 10.0
 #: Directions of parameters about which sites know less than this share of what their variance leaves open are left out.
 SEEN = 0.02
 
 
-@dataclass(frozen=True, eq=False)
 class Blend:
     """Effects ``b (V, d)`` in whitened units, averaged over partitions and the mixed model without groups.
+
+    Sites have log likelihoods ``c'b - b'W b / 2``, with ``W (V, d, d)`` and ``c (V, d)``.
 
     Attributes
     ----------
     weight : float
-        Of the mixed model.
+        Of the mixed model: the w that minimises ``SURE(w) / 2 + hold / 2 (w - e)^2``, where ``e`` is its share of the
+        evidence. The evidence of groups is a lower bound, which is loose for weak groups. So evidence for groups is
+        trusted, and evidence against them is checked by SURE, which is unbiased under any model.
     gain : float
         Lower bound on the log evidence of groups, minus the log evidence of the mixed model.
-    degrees, sure : float
-        Effective degrees of freedom; Stein's unbiased estimate of the risk, up to a constant of the data.
+    degrees : float
+        Effective degrees of freedom.
     """
 
-    chains: Chains
-    weight: float
-    b: Array
-    gain: float
-    degrees: float
-    sure: float
-
-    @classmethod
-    def from_chains(cls, W: Array, c: Array, chains: Chains) -> Blend:
-        """Average over chains; sites have log likelihoods ``c'b - b'W b / 2``, with ``W (V, d, d)`` and ``c (V,
-        d)``."""
-        sites = chains.sites
-        b0, b1 = sites.c[-1], chains.average(lambda record: record.b)
-        gain = float(chains.scores.max()) - log_evidence_without_groups(sites)
+    def __init__(self, W: Array, c: Array, chains: Chains) -> None:
+        sites, self.chains, self.b1 = chains.sites, chains, chains.average("b")
+        V, b0 = len(c), sites.c[-1]
+        # the evidence of the mixed model has edges at random
+        pairs, edges = V * (V - 1) / 2, float(sites.neighbours.weight.sum()) / 2
+        yes = 2 * (edges + 1) / (pairs + 2)
+        at_random = float(betaln(edges + yes, pairs - edges + 2 - yes) - betaln(yes, 2 - yes))
+        self.gain = float(chains.scores.max()) - float(sites.k[-1].sum()) - at_random
         # one after the other: with many sites each of these arrays is large
         without = float(np.vdot(W, _covariance_without_groups(sites)))
-        degrees = np.array([without, float(np.vdot(W, chains.covariance(b1)))])
-        weight = weight_of_none(W, c, b0, b1, degrees, gain)
-        b = weight * b0 + (1 - weight) * b1
-        spent = float(degrees @ [weight, 1 - weight])
-        sure = float((b * (apply(W, b) - 2 * c)).sum()) + 2 * spent
-        return cls(chains, weight, b, gain, spent, sure)
+        degrees = np.array([without, float(np.vdot(W, chains.covariance(self.b1)))])
+        apart, hold = b0 - self.b1, 4.0 + 10.0 * max(self.gain, 0.0)
+        slope = float((apart * (apply(W, self.b1) - c)).sum() + degrees[0] - degrees[1])
+        curvature = float((apart * apply(W, apart)).sum())
+        self.weight = float(np.clip((hold * expit(-self.gain) - slope) / (hold + curvature), 0.0, 1.0))
+        self.b = self.weight * b0 + (1 - self.weight) * self.b1
+        self.degrees = float(degrees @ [self.weight, 1 - self.weight])
 
     @property
     def ungrouped(self) -> float:
@@ -87,19 +83,17 @@ class Blend:
 
     def covariance(self, some: int | None = None) -> Array:
         """Return covariances ``(n, d, d)`` of the first n sites' ``b``, including differences between groupings."""
-        sites, b = self.chains.sites, self.b[:some]
-        b0, b1 = sites.c[-1, :some], self.chains.average(lambda record: record.b)[:some]
+        sites, b, b1 = self.chains.sites, self.b[:some], self.b1[:some]
+        b0 = sites.c[-1, :some]
         total = self.weight * (_covariance_without_groups(sites, some) + outer(b0 - b))
         total += (1 - self.weight) * (self.chains.covariance(b1) + outer(b1 - b))
         return np.asarray(total)
 
     def mixing(self) -> tuple[Array, Array]:
-        """Return R-hat and effective sample size of the traced effects ``(n, d)``.
-
-        Chains trace expectations given partitions, weighted by the probability of groups, so both diagnostics are
-        relative to the reported variance.
-        """
-        draws = (1 - self.weight) * self.chains.trace(lambda one: one.means)
+        """Return R-hat and effective sample size of the traced effects ``(n, d)``, relative to the reported
+        variance."""
+        # chains trace expectations given partitions, weighted by the probability of groups
+        draws = (1 - self.weight) * self.chains.trace("means")
         variance = np.einsum("ujj->uj", self.covariance(draws.shape[2]))
         return split_rhat(draws, variance), effective_size(draws, variance)
 
@@ -107,46 +101,38 @@ class Blend:
         """Return whether chains agree well enough, on partitions as well."""
         if self.weight > 1 - UNLIKELY:
             return True
-        raw = split_rhat(self.chains.trace(lambda one: one.means))
+        raw = split_rhat(self.chains.trace("means"))
         return bool(raw.max() <= NEARLY and np.median(raw) <= AGREE)
 
     @property
     def continuum(self) -> float:
         """Probability that groups hardly differ, so that sites form a continuum and no two count as alike."""
-        shares = self.chains.trace(lambda one: SHARES[one.trace[:, 2].astype(np.int64)])
+        shares = SHARES[self.chains.trace("trace")[:, :, 2].astype(np.int64)]
         return float(self.chains.weights @ (shares > CONTINUUM).mean(axis=1))
 
     @property
     def same(self) -> Array | Pairs:
         """Probability ``(V, V)`` that two sites have the same parameters, apart from the variance inside a group."""
-        if len(self.b) > MOST_PAIRS:
-            return self._drawn_pairs()
-        chance = (1 - self.ungrouped) * self.chains.average(lambda record: record.same)
+        if len(self.b) > MOST_PAIRS:  # from some of the partitions; in a continuum no two sites count as alike
+            states = self.chains.states(DRAWS)
+            groups = np.array([len(np.unique(z)) for z in states.z])
+            chance = (1 - self.ungrouped) * states.weight * are_kin(states.share, groups)
+            return Pairs(states.z[chance > 0].astype(np.int32), chance[chance > 0], 0.0)
+        chance = (1 - self.ungrouped) * self.chains.average("same")
         chance = 0.5 * (chance + chance.T)
         np.fill_diagonal(chance, 1.0)
         return np.asarray(np.clip(chance, 0.0, 1.0))
 
-    def _drawn_pairs(self) -> Pairs:
-        """Return the pairs from some of the partitions; in a continuum no two sites count as alike."""
-        states = self.chains.states(DRAWS)
-        groups = np.array([len(np.unique(z)) for z in states.z])
-        chance = (1 - self.ungrouped) * states.weight * are_kin(states.share, groups)
-        drawn: Index = states.z[chance > 0].astype(np.int32)
-        return Pairs(drawn, chance[chance > 0], 0.0)
-
 
 def _blend(white: Whitened, neighbours: Neighbours, seed: int, sampling: Sampling) -> Blend:
-    """Run chains from the best starts and average them; those that disagree run again, twice as long each time.
-
-    They run in shards if an engine is active.
-    """
+    """Run chains from the best starts and average them; those that disagree run again, twice as long each time."""
     sites = SiteLikelihoods.from_effects(white.W, white.c, neighbours)
     with sharded(sites) as shards:
-        pilots, longer = PilotChains.from_starts(sites, seed, sampling, shards), sampling
-        found = Blend.from_chains(white.W, white.c, pilots.run_chains(sampling))
+        pilots, longer = PilotChains(sites, seed, sampling, shards), sampling
+        found = Blend(white.W, white.c, pilots.run_chains(sampling))
         while (again := longer.again(*white.c.shape)) is not None and not found.mixed():
             longer = again
-            found = Blend.from_chains(white.W, white.c, pilots.run_chains(longer))
+            found = Blend(white.W, white.c, pilots.run_chains(longer))
     return found
 
 
@@ -158,40 +144,13 @@ def evidence_of_graph(neighbours: Neighbours, seed: int, sampling: Sampling) -> 
     """
     V = len(neighbours.first) - 1
     sites = SiteLikelihoods.from_effects(np.zeros((V, 1, 1)), np.zeros((V, 1)), neighbours)
-    return float(PilotChains.from_starts(sites, seed, sampling).run_chains(sampling).scores.max())
+    return float(PilotChains(sites, seed, sampling).run_chains(sampling).scores.max())
 
 
 def _covariance_without_groups(sites: SiteLikelihoods, some: int | None = None) -> Array:
     """Return covariances ``(n, d, d)`` of the first n sites' effects in the mixed model."""
     d = sites.size[1]
     return np.asarray(np.eye(d) - unpacked(sites.H[-1, :some], d))
-
-
-def log_evidence_without_groups(sites: SiteLikelihoods) -> float:
-    """Return the log evidence of the mixed model, with edges at random."""
-    V, _ = sites.size
-    pairs, edges = V * (V - 1) / 2, float(sites.neighbours.weight.sum()) / 2
-    yes = 2 * (edges + 1) / (pairs + 2)
-    return float(sites.k[-1].sum() + betaln(edges + yes, pairs - edges + 2 - yes) - betaln(yes, 2 - yes))
-
-
-def weight_of_none(W: Array, c: Array, b0: Array, b1: Array, degrees: Array, gain: float) -> float:
-    """Return the weight w of ``b0`` that minimises ``SURE(w) / 2 + hold / 2 (w - e)^2``, where ``e`` is its share of
-    the evidence.
-
-    The evidence of groups is a lower bound, which is loose for weak groups. So evidence for groups is trusted, and
-    evidence against them is checked by SURE, which is unbiased under any model.
-    """
-    hold = HOLD + HOLD_PER_GAIN * max(gain, 0.0)
-    slope, curvature = _sure(W, c, b0, b1, degrees)
-    return float(np.clip((hold * expit(-gain) - slope) / (hold + curvature), 0.0, 1.0))
-
-
-def _sure(W: Array, c: Array, b0: Array, b1: Array, degrees: Array) -> tuple[float, float]:
-    """Return slope and curvature of ``SURE(w) / 2`` of ``w b0 + (1 - w) b1`` at w = 0."""
-    apart = b0 - b1
-    slope = (apart * (apply(W, b1) - c)).sum() + degrees[0] - degrees[1]
-    return float(slope), float((apart * apply(W, apart)).sum())
 
 
 @dataclass(frozen=True, eq=False)
@@ -240,7 +199,7 @@ class Grouped:
         same: Array | Pairs = np.eye(V) if V <= MOST_PAIRS else Pairs(np.zeros((0, V), np.int32), np.zeros(0), 0.0)
         if blend is not None:
             same, weight = blend.same, blend.weight
-            _, numbers, shares = np.moveaxis(blend.chains.trace(lambda one: one.trace[:, :3].astype(np.int64)), 2, 0)
+            _, numbers, shares = np.moveaxis(blend.chains.trace("trace")[:, :, :3].astype(np.int64), 2, 0)
             lines = np.where(are_kin(shares, numbers), numbers, 1)  # a continuum counts as one
             each = [np.bincount(line, minlength=int(lines.max()) + 1) / len(line) for line in lines]
             n_groups = (1 - blend.ungrouped) * (blend.chains.weights @ np.array(each))
@@ -259,7 +218,7 @@ class Grouped:
         if blend is None or not self.with_graph:
             return "ignored", None
         weights = blend.chains.weights
-        rates = blend.chains.trace(lambda one: one.trace[:, 3:5])
+        rates = blend.chains.trace("trace")[:, :, 3:5]
         inside, between = (weights @ rates.mean(axis=1)).tolist()
         odds = np.log(rates / (1 - rates))
         contrast = odds[:, :, 0] - odds[:, :, 1]

@@ -29,12 +29,8 @@ SHARES = np.array([0.0, 0.03, 0.1, 0.3, 0.6, 1.0])
 CONTINUUM = 2 / 3
 #: How even the kinds' shares may be, all alike beforehand: parameters of the Dirichlet distribution, 1 is uniform.
 EVENNESS = np.array([1.0, 3.0, 10.0, 30.0])
-#: Up to this many sites, arrays have space for as many groups as sites.
-ALL_SINGLE = 512
-#: Logarithms that are lower by this add nothing to a sum.
-NOTHING = 60.0
-#: Sites whose matrices are decomposed at once; groups times sites up to which membership is a dense matrix.
-CHUNK, DENSE = 2048, 20_000
+#: Sites whose matrices are decomposed at once.
+CHUNK = 2048
 #: Chances below this are nothing.
 UNLIKELY = 1e-3
 #: Groups are resolved if their expected agreement with the true ones is at least this...
@@ -51,8 +47,8 @@ def are_kin(share: Index | int, groups: Index | int) -> Mask:
 
 def capacity(V: int, groups: int) -> int:
     """Return the number of groups of V sites to allocate arrays for, with room for more than ``groups``."""
-    # as many as there are sites, unless these are many: no sweep doubles the groups
-    return min(V, max(ALL_SINGLE, 1 << (2 * groups).bit_length()))
+    # as many as there are sites, unless these are more than 512: no sweep doubles the groups
+    return min(V, max(512, 1 << (2 * groups).bit_length()))
 
 
 @cache
@@ -71,9 +67,9 @@ def log_partitions(V: int, most: int) -> Array:
     even = EVENNESS[:, None]
     each = prior + gammaln(kinds + 1) + gammaln(even * kinds) - gammaln(even * kinds + V)
     orders, group = gammaln(kinds), gammaln(EVENNESS)
-    # sums end where those of the most groups, whose tails are the longest, have nothing to add
+    # sums end where those of the most groups, whose tails are the longest, have nothing to add to 16 digits
     ways = each[:, most - 1 :] - orders[: V - most + 1]
-    last = most + int(np.flatnonzero((ways > ways.max(axis=1, keepdims=True) - NOTHING).any(axis=0))[-1])
+    last = most + int(np.flatnonzero((ways > ways.max(axis=1, keepdims=True) - 60.0).any(axis=0))[-1])
     logs = np.full((len(EVENNESS), most + 2), -np.inf)
     for t in range(1, most + 1):
         ways = each[:, t - 1 : last] - orders[: last - t + 1]
@@ -179,13 +175,12 @@ def group_sums(sums: Array, z: Index, n_groups: int) -> Array:
     V = len(z)
     if n_groups == V == np.unique(z).size:  # single sites
         return np.asarray(sums[..., np.argsort(z), :])
-    if n_groups * V <= DENSE:
+    if n_groups * V <= 20_000:
         member = np.zeros((n_groups, V))
         member[z, np.arange(V)] = 1.0
         return np.asarray(member @ sums)
-    first = np.concatenate([[0], np.cumsum(np.bincount(z, minlength=n_groups))])
-    sparse = csr_array((np.ones(V), np.argsort(z, kind="stable"), first), shape=(n_groups, V))
-    each = [sparse @ part for part in sums.reshape(-1, V, sums.shape[-1])]
+    sparse = csr_array((np.ones(V), (z, np.arange(V))), shape=(n_groups, V))
+    each = [np.asarray(sparse @ part) for part in sums.reshape(-1, V, sums.shape[-1])]
     return np.stack(each).reshape(*sums.shape[:-2], n_groups, -1)
 
 
@@ -281,7 +276,8 @@ class Pairs:
 
     def expected(self) -> float:
         """Return the expected number of pairs that are alike."""
-        drawn, V = np.array([_pairs_inside(labels) for labels in self.labels]), self.labels.shape[1]
+        sizes, V = [np.bincount(labels) for labels in self.labels], self.labels.shape[1]
+        drawn = np.array([0.5 * float(size @ (size - 1.0)) for size in sizes])
         return float(self.chance @ drawn + self.base * 0.5 * V * (V - 1))
 
 
@@ -330,53 +326,40 @@ def by_size(labels: Index) -> Index:
     return np.asarray(rank[inverse])
 
 
-def _shared(same: Array | Pairs, labels: Index) -> Array:
-    """Return the expected number of members of its group that are like each site ``(V,)``, itself included."""
-    if isinstance(same, Pairs):
-        return same.shared(labels)
-    member = labels[:, None] == np.unique(labels)
-    return np.asarray(((same @ member) * member).sum(axis=1))
-
-
-def inside_probabilities(same: Array | Pairs, labels: Index) -> Array:
-    """Return the mean probability ``(K,)`` that two members of each group are alike; 1 for a single site."""
-    size = np.bincount(labels)
-    kin = np.bincount(labels, weights=_shared(same, labels) - 1.0)
-    return np.asarray(np.where(size > 1, kin / np.maximum(size * (size - 1.0), 1.0), 1.0))
-
-
-def between_probability(same: Array | Pairs, labels: Index) -> float:
-    """Return the mean probability that two sites of different groups are alike; 0 if there is one group."""
-    inside, expected, kin, pairs = _counts(same, labels)
-    return float((expected - kin) / (pairs - inside)) if pairs > inside else 0.0
+def cohesion(same: Array | Pairs, labels: Index) -> tuple[Array, float]:
+    """Return the mean probability ``(K,)`` that two members of each group are alike, 1 for a single site, and that of
+    two sites of different groups, 0 if there is one group."""
+    size, kin, expected, pairs = _counts(same, labels)
+    inside = np.where(size > 1, kin / np.maximum(0.5 * size * (size - 1.0), 1.0), 1.0)
+    others = pairs - 0.5 * float(size @ (size - 1.0))
+    return inside, float((expected - kin.sum()) / others) if others > 0 else 0.0
 
 
 def agreement(same: Array | Pairs, labels: Index) -> float:
     """Return the expected adjusted Rand index between these groups and the true ones (Fritsch and Ickstadt 2009)."""
-    inside, expected, kin, pairs = _counts(same, labels)
+    size, kin, expected, pairs = _counts(same, labels)
+    inside = 0.5 * float(size @ (size - 1.0))
     chance = inside * expected / pairs if pairs else 0.0
     most = 0.5 * (inside + expected) - chance
-    return float((kin - chance) / most) if most > 0 else 0.0
+    return float((kin.sum() - chance) / most) if most > 0 else 0.0
 
 
-def _counts(same: Array | Pairs, labels: Index) -> tuple[float, float, float, float]:
-    """Count pairs inside groups, pairs expected to be alike, such pairs inside groups, and all pairs."""
-    pairs = 0.5 * len(labels) * (len(labels) - 1)
-    expected = same.expected() if isinstance(same, Pairs) else 0.5 * (float(same.sum()) - float(np.trace(same)))
-    return _pairs_inside(labels), expected, 0.5 * float((_shared(same, labels) - 1.0).sum()), pairs
-
-
-def _pairs_inside(labels: Index) -> float:
-    size = np.bincount(labels)
-    return float(0.5 * (size * (size - 1.0)).sum())
+def _counts(same: Array | Pairs, labels: Index) -> tuple[Index, Array, float, float]:
+    """Return sizes of groups ``(K,)``, pairs inside them and in all that are expected to be alike, and all pairs."""
+    if isinstance(same, Pairs):
+        shared, expected = same.shared(labels), same.expected()
+    else:
+        member = labels[:, None] == np.unique(labels)
+        shared, expected = ((same @ member) * member).sum(axis=1), 0.5 * (float(same.sum()) - float(np.trace(same)))
+    kin = 0.5 * np.bincount(labels, weights=shared - 1.0)
+    return np.bincount(labels).astype(np.int64), kin.astype(np.float64), expected, 0.5 * len(labels) * (len(labels) - 1)
 
 
 def resolved(same: Array | Pairs, labels: Index) -> bool:
     """Return whether groups are resolved: several groups, each with likely members, expected to agree with the true
     ones."""
-    several = int(labels.max(initial=0)) > 0
-    certain = bool(inside_probabilities(same, labels).min(initial=1.0) >= CERTAIN)
-    return several and certain and agreement(same, labels) >= AGREEMENT
+    several, inside = int(labels.max(initial=0)) > 0, cohesion(same, labels)[0]
+    return several and bool(inside.min(initial=1.0) >= CERTAIN) and agreement(same, labels) >= AGREEMENT
 
 
 def edge_rates(z: Index, neighbours: Neighbours) -> tuple[float, float]:

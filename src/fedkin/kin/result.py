@@ -181,8 +181,7 @@ class Kin(HasSites):
         >>> bool(inside.min() > 0.9 and between < 0.1)
         True
         """
-        same, labels = self.probability, self.groups
-        return partitions.inside_probabilities(same, labels), partitions.between_probability(same, labels)
+        return partitions.cohesion(self.probability, self.groups)
 
     def agreement(self) -> float:
         """Return the expected adjusted Rand index between the best groups and the true ones; groups are resolved from

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from functools import cache
 
 import numpy as np
-from scipy.special import betaln, gammaln
+from scipy.special import betaln, expit, gammaln, logit
 
 from fedkin._base import Array, Index
 from fedkin._compiling import compiling
@@ -47,22 +47,17 @@ MEAN_PRECISION = 4.0
 #: Where the typical width of groups may lie (log-uniform), and shapes of the widths' inverse gamma prior (uniform).
 TYPICAL_WIDTH = np.exp(np.linspace(np.log(0.03), np.log(30.0), 48))
 SHAPES = np.array([0.5, 1.0, 2.0, 5.0, 20.0])
-#: Widths and rates keep away from what cannot be computed with.
-LEAST = 1e-6
-#: With many sites: sweeps from one draw of the share inside groups to the next, and sites that move one after another.
-SHARE_EVERY, RUN = 3, 32
-#: Sweeps after which sums are made anew.
-ANEW = 10
-#: Pairs of sites per sweep that may split or merge groups, and how many of them may split: few, since that takes
-#: longest, and merging is what chains from fine starts need.
-TRIES, SPLITS = 8, 0.05
-#: Effects that are traced for diagnostics; sweeps from one whose covariances given the partition are kept to the next.
-TRACED, THIN = 5_000, 5
+#: With many sites: sweeps from one draw of the share inside groups to the next.
+SHARE_EVERY = 3
+#: Pairs of sites per sweep that may split or merge groups, and log odds of a split: few, since that takes longest, and
+#: merging is what chains from fine starts need.
+TRIES, SPLIT_ODDS = 8, logit(0.05)
+_SCALES = np.outer(SHAPES, TYPICAL_WIDTH).ravel()
+_WIDTH_PRIOR = np.repeat(SHAPES, len(TYPICAL_WIDTH)) * np.log(_SCALES) - gammaln(SHAPES).repeat(len(TYPICAL_WIDTH))
+#: Sweeps from one whose covariances given the partition are kept to the next.
+_THIN = 5
 #: Half of the mass on groups without any variance inside.
 LOG_SHARES = np.log([0.5, *[0.5 / (len(SHARES) - 1)] * (len(SHARES) - 1)])
-_SCALES = (SHAPES[:, None] * TYPICAL_WIDTH).ravel()
-_WIDTH_PRIOR = np.repeat(SHAPES, len(TYPICAL_WIDTH)) * np.log(_SCALES) - gammaln(SHAPES).repeat(len(TYPICAL_WIDTH))
-_SPLIT_ODDS = math.log(SPLITS / (1.0 - SPLITS))
 
 
 @dataclass
@@ -158,7 +153,8 @@ class Chain:
         V = len(self.alone)
         if V < MANY_SITES:
             return self.rng.permutation(V)
-        order = (self.rng.permutation(-(-V // RUN))[:, None] * RUN + np.arange(RUN)).ravel()
+        run = 32
+        order = (self.rng.permutation(-(-V // run))[:, None] * run + np.arange(run)).ravel()
         return order[order < V]
 
     def sweep(self, same: Array) -> float:
@@ -188,7 +184,7 @@ class Chain:
             self.live, self.phi, noise, same,
         )  # fmt: skip
         self.sweeps += 1
-        if self.sweeps % ANEW == 0:
+        if self.sweeps % 10 == 0:  # sums are made anew: rounding errors add up
             self.collect()
         return self.score(self.describe(), entropy)
 
@@ -241,7 +237,7 @@ class Chain:
         if self.collapsed or self.sweeps % SHARE_EVERY == 1:
             self._move_share()
         state.even = pick(self.evens, rng)
-        r_in, r_out = (min(max(rng.beta(*each), LEAST), 1 - LEAST) for each in self._rates_beta())
+        r_in, r_out = (min(max(rng.beta(*each), 1e-6), 1 - 1e-6) for each in self._rates_beta())
         state.rates = r_in, r_out
         return gain
 
@@ -259,7 +255,7 @@ class Chain:
         i, j = divmod(pick(odds, rng), each)
         state.shape, state.typical = shape, typical = float(SHAPES[i]), float(TYPICAL_WIDTH[j])
         a, b = shape + 0.5 * K, shape * typical + squares
-        width = np.minimum(np.maximum(b / rng.standard_gamma(a, p), LEAST), 1.0 / LEAST)
+        width = np.clip(b / rng.standard_gamma(a, p), 1e-6, 1e6)
         logs, inverses = np.log(width), 1.0 / width
         gain = 0.5 * float((np.log(MEAN_PRECISION / precision) - MEAN_PRECISION * mean**2 + 1.0).sum())
         gain += p * (shape * math.log(shape * typical) - math.lgamma(shape) + math.lgamma(a)) - a * np.log(b).sum()
@@ -315,7 +311,7 @@ class Record:
         together = full if pairs and V <= MOST_PAIRS else 0
         self.b = np.zeros((full, p))
         self.moments, self.same = np.zeros((full, p * (p + 1) // 2)), np.zeros((together, together))
-        self.trace, self.means = np.zeros((keep, 5)), np.zeros((keep, min(full, max(TRACED // p, 1)), p))
+        self.trace, self.means = np.zeros((keep, 5)), np.zeros((keep, min(full, max(5_000 // p, 1)), p))
         self.z: Index = np.zeros((keep, V), dtype=np.int32)
         self.m, self.w = np.zeros((keep, p)), np.zeros((keep, p))
 
@@ -337,7 +333,7 @@ class Record:
         state, p = chain.state, len(chain.state.m)
         self.m[s], self.w[s] = state.m, state.w
         self.trace[s, 1:] = chain.n_groups, state.share, *state.rates
-        if s % THIN:
+        if s % _THIN:
             return None
         return np.asarray(np.linalg.inv(unpacked(chain.sums[chain.members, :-p], p) + np.diag(1.0 / state.w)))
 
@@ -346,7 +342,7 @@ class Record:
     ) -> None:
         """Add effects given the partition as entry ``s``: the groups' means plus the sites' deviations."""
         (V, p), n = self.b.shape, len(self.z)
-        (i, j), stands_for = triangle(p), n / len(range(0, n, THIN))
+        (i, j), stands_for = triangle(p), n / len(range(0, n, _THIN))
         for start in range(0, V, CHUNK):
             part = slice(start, start + CHUNK)
             z, rows = labels[part], likelihoods[part]
@@ -372,7 +368,7 @@ def split_and_merge(chain: Chain) -> None:
     """Split or merge whole groups by Metropolis steps around pairs of sites drawn at random (Dahl 2003)."""
     # moves of single sites would take for ever to do that
     V, rng = len(chain.alone), chain.rng
-    splits = rng.random(TRIES) < SPLITS
+    splits = rng.random(TRIES) < expit(SPLIT_ODDS)
     one, other = rng.integers(V, size=TRIES), rng.integers(V - 1, size=TRIES)
     other += other >= one
     limits = np.log(1.0 - rng.random(TRIES))
@@ -390,7 +386,7 @@ def split_and_merge(chain: Chain) -> None:
             edges = chain.sites.neighbours.between(z, int(chain.used[0]))[into, gone] if chain.edges else 0.0
             apart = chain.log[into] + chain.log[gone] - together
             gains[merges] = gain_apart(chain, apart, chain.n[into], chain.n[gone], edges, 0)
-        left = left[splits[left] | (limits[left] <= _SPLIT_ODDS - gains[left])]  # whatever the way back is
+        left = left[splits[left] | (limits[left] <= SPLIT_ODDS - gains[left])]  # whatever the way back is
         moved = False
         while left.size and not moved:
             t, left = left[0], left[1:]
@@ -427,7 +423,7 @@ def _try_pair(chain: Chain, one: int, other: int, gain: float, limit: float) -> 
     both = np.concatenate([[one, other], members])
     n, log, sums = np.zeros(2, dtype=np.int64), np.zeros(2), np.zeros((2, chain.likelihoods.shape[1]))
     # a merge must also have been possible as a split, which few are: most are found out soon
-    least = -np.inf if splits else limit - _SPLIT_ODDS + gain
+    least = -np.inf if splits else limit - SPLIT_ODDS + gain
     path = share_out(
         chain.likelihoods, chain.rng.random(len(z)), *chain.sites.neighbours, both, side, sums, n, log, chain.prior,
         len(chain.state.m), chain.work, chain.odds, least,
@@ -435,9 +431,9 @@ def _try_pair(chain: Chain, one: int, other: int, gain: float, limit: float) -> 
     if splits:
         edges = float(chain.sites.neighbours.between(side + 1, 3)[1, 2]) if chain.edges else 0.0
         gain = float(gain_apart(chain, log.sum() - chain.log[a], n[0], n[1], edges, 1))
-        if limit > gain - path - _SPLIT_ODDS:
+        if limit > gain - path - SPLIT_ODDS:
             return False
-    elif limit > _SPLIT_ODDS + path - gain:
+    elif limit > SPLIT_ODDS + path - gain:
         return False
     z[side == 1] = b if splits else a
     chain.collect()
