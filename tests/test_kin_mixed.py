@@ -151,11 +151,13 @@ def test_variances_are_integrated_out(columns):
 # --- many coefficients: curvatures of low rank
 
 
-def rows_of(V, p, n, groups, signal, seed=0):
+def rows_of(V, p, n, groups, signal, seed=0, inside=0.0):
     """Groups of sites with normal parameters: rows, labels, parameters of sites."""
     rng = np.random.default_rng(seed)
     labels = np.arange(V) % groups
     truth = (signal * rng.normal(size=(groups, p)))[labels]
+    if inside:
+        truth = truth + inside * rng.normal(size=(V, p))
     X = rng.normal(size=(V, n, p))
     y = np.einsum("unp,up->un", X, truth) + rng.normal(size=(V, n))
     return Federation({u: (X[u], y[u]) for u in range(V)}), labels, truth
@@ -188,6 +190,11 @@ def test_noise_is_not_explained_by_coefficients():
     assert 0.8 < kin.noise.mean() < 1.25
     inside = np.abs(kin.theta - truth) < 1.96 * np.sqrt(np.einsum("ujj->uj", kin.covariance))
     assert 0.9 < inside.mean() < 0.99
+
+
+def test_differences_inside_groups_are_not_noise():
+    kin = fedkin.find_kin(rows_of(16, 60, 120, 2, 1.0, inside=0.3)[0])
+    assert 0.8 < kin.noise.mean() < 1.25
 
 
 @pytest.mark.parametrize(("n", "most"), [(40, 3.0), (240, 1.6)])

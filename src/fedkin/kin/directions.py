@@ -6,19 +6,13 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import numpy as np
+from scipy.optimize import minimize_scalar
 
 from fedkin._base import Array, Index
 from fedkin.kin.chains import DRAWS, Chains, States
 from fedkin.kin.likelihoods import Matrices, shrunk
 from fedkin.kin.partitions import SHARES, UNLIKELY
 from fedkin.kin.sampler import LOG_SHARES
-
-#: Partitions by which effects in all directions are averaged, at most.
-PARTITIONS = 6
-#: Noise may be smaller or larger by these factors than before groups were found.
-FACTORS = np.geomspace(0.1, 1e5, 41)
-#: How far around a factor a better one is looked for, and where noise is less if sites differ inside groups.
-NEAR, FEWER = np.geomspace(0.75, 1.35, 25), np.array([1.0, 0.87, 0.75])
 
 
 @dataclass(frozen=True, eq=False)
@@ -87,30 +81,31 @@ class FullEffects:
         return np.asarray(middle), total, self._kept(kept)
 
     def noise(self, chains: Chains, n: float, misfit: float) -> float:
-        """Return the noise factor with which the most likely partition explains ``n`` numbers best."""
-        # ``misfit`` is what is left where effects are 0. The share inside groups explains much of the same: ask both,
-        # the share from none on, as long as more is better
-        part = self._partitions(chains, 0.0)[0]
+        """Return the noise factor with which the most likely partition explains ``n`` numbers best.
+
+        ``misfit`` is what is left where effects are 0. Differences inside groups look like noise, so the share of the
+        variance inside groups is learned with it: from none on, as long as more is better.
+        """
+        part, (V, d) = self._partitions(chains, 0.0)[0], self.c.shape
         plain = part.sums(self._within(0.0))
 
-        def log_noisy(factor: float, r: int) -> float:
-            free = -0.5 * float(n * np.log(factor) + misfit / factor) + float(LOG_SHARES[r])
+        def cost(log_factor: float, r: int) -> float:
+            factor = float(np.exp(log_factor))
+            free = -0.5 * (n * log_factor + misfit / factor) + float(LOG_SHARES[r])
             if not r:  # without a share, sums of groups are only scaled
-                return free + part.log_centres([(Q / factor, e / factor) for Q, e in plain])
-            V, d = self.c.shape
+                return -free - part.log_centres([(Q / factor, e / factor) for Q, e in plain])
             less = replace(self, W=self.W.scaled(np.ones(d), np.full(V, 1.0 / factor)), c=self.c / factor)
-            return free + part.log_evidence(less._within(float(SHARES[r])))
+            return -free - part.log_evidence(less._within(float(SHARES[r])))
 
-        def asked(factors: Array, r: int) -> tuple[float, float]:
-            return max((log_noisy(float(one), r), float(one)) for one in factors)
-
-        best, found = asked(asked(FACTORS, 0)[1] * NEAR, 0)  # without a share it costs little to be exact
-        for r in range(1, len(SHARES) - 1):
-            log, factor = asked(found * FEWER, r)
-            if log < best:
+        best, found, most = np.inf, 0.0, np.log(1e5)
+        for r in range(len(SHARES) - 1):
+            told = minimize_scalar(
+                cost, bounds=(np.log(0.1), most), args=(r,), method="bounded", options={"xatol": 0.02}
+            )
+            if told.fun > best:
                 break
-            best, found = log, factor
-        return found
+            best, found, most = told.fun, float(told.x), float(told.x) + 0.1
+        return float(np.exp(found))
 
     def _kept(self, kept: list[tuple[float, int, Index]]) -> States:
         V, d = self.c.shape
@@ -118,7 +113,7 @@ class FullEffects:
         z = np.array([one[2] for one in kept], dtype=np.int64).reshape(len(kept), V)
         return States(weight / weight.sum(), share, z, np.zeros((len(kept), d)), np.ones((len(kept), d)))
 
-    def _partitions(self, chains: Chains, weight: float) -> list[_Part]:
+    def _partitions(self, chains: Chains, weight: float, most: int = 6) -> list[_Part]:
         """Return the likeliest partitions of the chains; one that was drawn again counts once more."""
         found: dict[bytes, float] = {}
         states = chains.states(DRAWS)
@@ -126,7 +121,7 @@ class FullEffects:
             _, first, number = np.unique(drawn, return_index=True, return_inverse=True)
             z = np.argsort(np.argsort(first))[number].astype(np.int64)  # by first member
             found[z.tobytes()] = found.get(z.tobytes(), 0.0) + float(each)
-        likeliest = sorted(found.items(), key=lambda item: -item[1])[:PARTITIONS]
+        likeliest = sorted(found.items(), key=lambda item: -item[1])[:most]
         return [_Part(chance, np.frombuffer(z_bytes, np.int64)) for z_bytes, chance in likeliest]
 
     def _shares(self, parts: list[_Part]) -> Array:

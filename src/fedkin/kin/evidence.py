@@ -19,21 +19,8 @@ FLAT = 1e-8
 UNSEEN = 1e-9
 #: Logarithms of the least variance, which is none, and of the largest.
 LEAST_LOG, MOST_LOG = -14.0, 8.0
-#: With more sites than this, variances, ridge and noise are learned from so many of them...
-MOST_SITES, FEW_SITES = 2000, 24
-#: ... or from fewer, but not less than those, where they times the cubes of their coefficients are more than this.
-MOST_WORK = 2e9
-#: With many coefficients the noise is learned with variances this much alike: left apart, variances explain noise, too.
-TIED = 0.1
 #: With fewer sites than this no groups are looked for.
 FEWEST = 4
-#: The level of variances counts as known where its logarithm has a smaller standard error than this; otherwise it is
-#: integrated out.
-KNOWN = 0.1
-#: Log likelihood that a step of Fisher scoring promises and that ends it.
-ENOUGH = 1e-5
-#: No parameter moves by more than this in one step; they are logarithms.
-FARTHEST = 2.0
 
 
 @dataclass(frozen=True)
@@ -120,9 +107,10 @@ class Evidence:
         return made
 
     def hold_noise(self, start: Array) -> Array:
-        """Learn the noise with a single common variance, keep it fixed, and return the parameters."""
+        """Learn the noise with variances that are much alike, keep it fixed, and return the parameters."""
+        # of many coefficients, variances that are left apart explain noise, too
         alike = copy.copy(self)
-        alike.priors, alike.held = replace(self.priors, likeness=TIED), None
+        alike.priors, alike.held = replace(self.priors, likeness=0.1), None
         found = alike.maximise(start)
         self.held = float(found[self.alone.n_params + 1])
         return found
@@ -301,7 +289,7 @@ class Evidence:
         direction[:p] = self.slopes if self.slopes.any() else 1.0
         error = float(direction @ curvature @ direction) ** -0.5
         log = -top + 0.5 * p * np.log(2 * np.pi) - 0.5 * float(np.linalg.slogdet(curvature[:p, :p])[1])
-        if error < KNOWN:
+        if error < 0.1:  # the level is known
             return log, [(1.0, parameters)]
         points = [parameters + error * step * direction for step in NODES]
         for one in points:
@@ -384,7 +372,10 @@ class Districts:
 def fisher_scoring(
     negative: Callable[[Array], tuple[float, Array, Array]], start: Array, low: Array, high: Array
 ) -> Array:
-    """Minimise a negative log likelihood from ``start``, within ``low <= x <= high``, by Fisher scoring."""
+    """Minimise a negative log likelihood of logarithms from ``start``, within ``low <= x <= high``, by Fisher scoring.
+
+    No step is longer than 2, and the last one promises less than 1e-5.
+    """
     x = np.clip(start, low, high)
     value, gradient, curvature = negative(x)
     light = 1e-6 * np.eye(len(x))
@@ -394,8 +385,8 @@ def fisher_scoring(
             break
         inside, step = np.ix_(free, free), np.zeros_like(x)
         step[free] = -np.linalg.solve(curvature[inside] + light[inside], gradient[free])
-        step *= min(1.0, FARTHEST / max(float(np.abs(step).max()), 1e-300))
-        if -0.5 * float(gradient @ step) < ENOUGH:
+        step *= min(1.0, 2.0 / max(float(np.abs(step).max()), 1e-300))
+        if -0.5 * float(gradient @ step) < 1e-5:
             break
         for _ in range(25):
             trial = np.clip(x + step, low, high)
@@ -409,9 +400,10 @@ def fisher_scoring(
     return x
 
 
-def some_sites(sums: QuadraticLikelihoods) -> Index | None:
-    """Return the sites used to learn variances, or None for all of them."""
-    most = min(MOST_SITES, max(FEW_SITES, int(MOST_WORK / (sums.n_params**2 * sums.matrices.rank))))
+def some_sites(sums: QuadraticLikelihoods, work: float = 2e9) -> Index | None:
+    """Return the sites used to learn variances, or None for all of them: at most 2,000, and fewer, but at least 24, if
+    these times the cubes of their coefficients are more than ``work``."""
+    most = min(2000, max(24, int(work / (sums.n_params**2 * sums.matrices.rank))))
     return None if sums.n_sites <= most else np.linspace(0, sums.n_sites - 1, most).astype(np.int64)
 
 

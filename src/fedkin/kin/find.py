@@ -34,6 +34,7 @@ from fedkin.kin.mixed import (
     fit_mixed,
     fit_one_model,
     fit_population,
+    fit_unseen,
     with_noise,
 )
 from fedkin.kin.partitions import Neighbours, display_groups, resolved
@@ -41,15 +42,10 @@ from fedkin.kin.result import Kin
 from fedkin.kin.sampler import MANY_SITES, WHOLE_GROUPS, load_kernels
 from fedkin.kin.smooth import HINT, fit_smooth, refuse_worse, warm_start
 from fedkin.kin.sources import Source, canonical_order, intercepts_of
-from fedkin.kin.unseen import fit_unseen
 from fedkin.losses import Loss
 
 #: Possible starts of a fit: an earlier result, a graph of sites that seem alike, or a label for each site.
 StartFrom = Kin | Graph | Mapping[Hashable, Any] | Sequence[Any] | Array
-#: How often noise is learned again from estimates with groups where there are many coefficients, and what ends it.
-NOISES, NOISE_STEP = 3, 0.03
-#: Residuals have at most so many times the variance that the noise, or the mixed model, leaves them.
-MOST_LEFT = 2.0
 
 
 def find_kin(
@@ -227,9 +223,9 @@ def _fit(source: Source, neighbours: Neighbours, seed: int, sampling: Sampling, 
     sums, warm = source.fitted(first), None if start is None else warm_start(start, source)
     model = fit_mixed(sums, free, dispersion=dispersion, start=None if warm is None else warm[-1])
     found = find_groups(model, ~free, neighbours, seed, sampling)
-    for _ in range(NOISES if dispersion is None and sums.n_params > FEW and model.nested is None else 0):
+    for _ in range(3 if dispersion is None and sums.n_params > FEW and model.nested is None else 0):
         factor = _noise_factor(sums, model, found)
-        if abs(np.log(factor)) < NOISE_STEP:
+        if abs(np.log(factor)) < 0.03:
             break
         noise, parameters = model.noise, model.parameters
         del model, found  # of many coefficients they are large
@@ -253,11 +249,11 @@ def _fit(source: Source, neighbours: Neighbours, seed: int, sampling: Sampling, 
 
 
 def _refuse_residuals(sums: QuadraticLikelihoods, model: MixedModel, found: Grouped) -> None:
-    """Raise `SolverError` if the residual variance of the fit is far above the learned noise."""
+    """Raise `SolverError` if the residual variance of the fit is more than twice the learned noise."""
     common = model.centres if found.common is None else np.tile(found.common.mean, (sums.n_sites, 1))
     left, mixed, same = (float(2 * sums.values(at) @ (1.0 / model.noise)) for at in (found.theta, model.theta, common))
     # where noise differs much between sites, the mixed model leaves more than it says, and so does one model for all
-    if not left <= MOST_LEFT * ((1 - found.one) * max(mixed, float(sums.n.sum())) + found.one * same):
+    if not left <= 2.0 * ((1 - found.one) * max(mixed, float(sums.n.sum())) + found.one * same):
         times = left / float(sums.n.sum())
         raise SolverError(f"residuals of the fit have {times:.3g} times the variance of the learned noise: {HINT}")
 

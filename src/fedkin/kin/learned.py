@@ -60,24 +60,19 @@ class Learned:
         return replace(self, mean=self.nested.mean[district], mean_covariance=covariance, nested=None)
 
     def own(self) -> tuple[Array, Array]:
-        """Return estimates ``(V, p)`` from each site's own rows, and their covariances, infinite where the rows carry
-        no information.
-
-        Fixed coefficients are set to those of the population.
-        """
+        """Return estimates ``(V, p)`` from each site's own rows, given the population's fixed coefficients, and their
+        covariances, infinite where the rows carry no information."""
         fixed, free = np.flatnonzero(self.units.fixed_mask), np.flatnonzero(~self.units.fixed_mask)
-        beta, C = self.mean[fixed], self.mean_covariance[np.ix_(fixed, fixed)]
-        cross = self.precision[:, free[:, None], fixed]
         values, vectors = np.linalg.eigh(self.precision[:, free[:, None], free])
         full = values[:, 0] > 1e-9 * values[:, -1]
-        safe = np.where(full[:, None], values, 1.0)
-        inverse = (vectors / safe[:, None, :]) @ np.swapaxes(vectors, 1, 2)
+        inverse = (vectors / np.where(full[:, None], values, 1.0)[:, None, :]) @ np.swapaxes(vectors, 1, 2)
+        cross = self.precision[:, free[:, None], fixed]
         lean = np.tile(np.eye(len(self.mean))[:, fixed], (len(values), 1, 1))
         lean[:, free] = -inverse @ cross
-        covariance = lean @ C @ np.swapaxes(lean, 1, 2)
+        covariance = lean @ self.mean_covariance[np.ix_(fixed, fixed)] @ np.swapaxes(lean, 1, 2)
         covariance[:, free[:, None], free] += inverse
         theta = np.tile(self.mean, (len(values), 1))
-        theta[:, free] = apply(inverse, self.score[:, free] - cross @ beta)
+        theta[:, free] = apply(inverse, self.score[:, free] - cross @ self.mean[fixed])
         covariance = self.units.covariance(covariance)
         covariance[~full] = np.inf
         return self.units.theta(theta), covariance
@@ -135,7 +130,7 @@ class _Component(NamedTuple):
     open: Array  # (n, d, d) covariances given the centres, and with the share, what sites leave of a centre
     share: float
     mean: Array  # (n, d)
-    number: Index | None  # (n,) of the group of each site
+    number: Index  # (n,) of the group of each site; empty without groups
     centres: Array  # (K, d, d) covariances of the groups' centres
 
 
@@ -144,19 +139,16 @@ def _components(learned: Learned, sites: Index) -> list[_Component]:
     states, S, F = learned.states, learned.precision[sites], learned.F
     assert states is not None
     W, e = F.T @ S @ F, (learned.score[sites] - S @ learned.mean) @ F
-    d, made = W.shape[1], []
-    B = [np.asarray(np.linalg.inv(np.eye(d) + share * W)) for share in SHARES]
+    B = [np.asarray(np.linalg.inv(np.eye(W.shape[1]) + share * W)) for share in SHARES]
     inside = [share * apply(one, e) for share, one in zip(SHARES, B, strict=True)]
-    if learned.weight >= 1e-12:
-        made.append(_Component(learned.weight, B[-1], 1.0, inside[-1], None, np.zeros((0, d, d))))
+    made = [_Component(learned.weight, B[-1], 1.0, inside[-1], np.zeros(0, np.int64), W[:0])]
     for s, (_, sums, scores) in enumerate(learned.group_sums):
-        if (chance := float((1 - learned.weight) * states.weight[s])) < 1e-12:
-            continue
         r, number = int(states.share[s]), np.unique(states.z[s], return_inverse=True)[1][sites]
         C = np.asarray(np.linalg.inv(sums + np.diag(1.0 / states.w[s])), dtype=np.float64)
         centre = states.m[s] + apply(C, scores - sums @ states.m[s])
         mean = inside[r] + apply(B[r], centre[number])
-        made.append(_Component(chance, B[r], float(SHARES[r]), mean, number, C))
+        made.append(_Component((1 - learned.weight) * states.weight[s], B[r], SHARES[r], mean, number, C))
+    made = [one for one in made if one.chance >= 1e-12]
     whole = sum(one.chance for one in made)
     return [one._replace(chance=one.chance / whole) for one in made]
 
@@ -176,26 +168,26 @@ def _joint(learned: Learned, sites: Index) -> tuple[Array, Iterator[tuple[Index,
     for part in parts:
         own += part.chance * part.share * G @ part.open @ G.T
 
+    def root(covariance: Array) -> Array:
+        values, vectors = np.linalg.eigh(covariance)
+        return np.asarray(vectors * np.sqrt(np.maximum(values, 0.0)))
+
     def factors() -> Iterator[tuple[Index, Array]]:
-        values, vectors = np.linalg.eigh(learned.mean_covariance)
-        everybody, middle = np.arange(len(S)), sum(part.chance * part.mean for part in parts)
-        root, nested = vectors * np.sqrt(np.maximum(values, 0.0)), learned.nested
+        everybody, middle, nested = np.arange(len(S)), sum(part.chance * part.mean for part in parts), learned.nested
         if nested is None:
-            yield everybody, A @ left @ root
+            yield everybody, A @ left @ root(learned.mean_covariance)
         else:
             index = nested.index[sites]
             known, rest = given_mean(nested.variance, nested.precision)
-            yield everybody, A @ left @ rest[index] @ root
+            yield everybody, A @ left @ rest[index] @ root(learned.mean_covariance)
             for k in np.unique(index):
                 mine = np.flatnonzero(index == k)
-                values, vectors = np.linalg.eigh(known[k])
-                yield mine, A @ left[mine] @ (vectors * np.sqrt(np.maximum(values, 0.0)))
+                yield mine, A @ left[mine] @ root(known[k])
         for part in parts:
-            root = np.sqrt(part.chance)
-            yield everybody, root * ((part.mean - middle) @ G.T)[:, :, None]
-            for group in () if part.number is None else np.unique(part.number):
+            yield everybody, np.sqrt(part.chance) * ((part.mean - middle) @ G.T)[:, :, None]
+            for group in np.unique(part.number):
                 mine = np.flatnonzero(part.number == group)
-                yield mine, root * G @ part.open[mine] @ np.linalg.cholesky(part.centres[group])
+                yield mine, np.sqrt(part.chance) * G @ part.open[mine] @ np.linalg.cholesky(part.centres[group])
 
     return own, factors()
 
@@ -311,19 +303,15 @@ def _posterior(learned: Learned, sums: QuadraticLikelihoods) -> Joined:
 def _among_others(learned: Learned, S: Array, c: Array) -> tuple[Array, Array, Array, float]:
     """Return the mean ``(p,)`` and covariance ``(p, p)`` of a new site if sites differ, its kin ``(V,)``, and the
     evidence."""
-    (own, keep), rest = given_mean(learned.variance, S), c - S @ learned.mean
-    theta = learned.mean + own @ rest
-    covariance = own + keep @ learned.mean_covariance @ keep.T
+    (own, keep), rest, F = given_mean(learned.variance, S), c - S @ learned.mean, learned.F
+    theta, covariance = learned.mean + own @ rest, own + keep @ learned.mean_covariance @ keep.T
     log = _normal(learned.mean, np.diag(learned.variance) + learned.mean_covariance, S, c)[2]
     if learned.states is None:
         return theta, covariance, np.zeros(len(learned.score)), log
-    F = learned.F
     W, e = F.T @ S @ F, F.T @ rest
     b0, plain, plain_log = _normal(np.zeros(len(e)), np.eye(len(e)), W, e)
     b, covariance_b, same, group_log = _effect(learned, 0.5 * (W + W.T), e)
-    theta = theta + F @ (b - b0)
-    covariance = covariance + F @ (covariance_b - plain) @ F.T
-    return theta, covariance, same, log + group_log - plain_log
+    return theta + F @ (b - b0), covariance + F @ (covariance_b - plain) @ F.T, same, log + group_log - plain_log
 
 
 def _normal(mean: Array, covariance: Array, S: Array, c: Array) -> tuple[Array, Array, float]:

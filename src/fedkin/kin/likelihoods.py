@@ -27,8 +27,6 @@ CONSTANT = 1e-10
 FEW = 50
 #: Low rank is worth its while up to this share of the coefficients.
 SHORT = 0.5
-#: Curvature below this share of the largest is rounding.
-ROUNDING = 1e-11
 
 
 @dataclass(frozen=True, eq=False)
@@ -387,7 +385,7 @@ def low_rank(G: Array, most: int) -> LowRank | None:
         return None
     factor, largest = np.zeros((V, p, p)), 1
     for out, matrix in zip(factor, G, strict=True):
-        upper, pivots, rank, _ = dpstrf(matrix, tol=ROUNDING * max(float(matrix.diagonal().max()), 1e-300))
+        upper, pivots, rank, _ = dpstrf(matrix, tol=1e-11 * max(float(matrix.diagonal().max()), 1e-300))
         out[pivots - 1, :rank] = np.triu(upper)[:rank].T
         largest = max(largest, rank)
     return None if largest > SHORT * p else LowRank(np.zeros((V, p)), factor[:, :, :largest].copy())

@@ -21,15 +21,8 @@ from scipy.special import polygamma
 
 from fedkin._base import TINY, Array, Index, Mask
 from fedkin.core import inverse_trigamma
-from fedkin.kin.evidence import FLAT, LEAST_LOG, Evidence, Priors, some_sites
-from fedkin.kin.likelihoods import FEW, Dense, Matrices, QuadraticLikelihoods, carried, given_mean
-
-#: More rows for each of many coefficients than this, and the noise is learned freely.
-ENOUGH_ROWS = 2.0
-#: Degrees of freedom below this are none: one site alone says nothing about a population.
-NO_DEGREES = 1e-3
-#: Excess variance of log noise between sites below which one noise serves all.
-COMMON_NOISE = 1e-3
+from fedkin.kin.evidence import FLAT, LEAST_LOG, UNSEEN, Evidence, Priors, some_sites
+from fedkin.kin.likelihoods import FEW, Dense, Matrices, QuadraticLikelihoods, apply, carried, given_mean
 
 
 @dataclass(frozen=True, eq=False)
@@ -95,7 +88,8 @@ def fit_mixed(
         if dispersion is None:
             evidence.share = _noise_share(sums, model_at(evidence, few.parameters))
         return model_at(evidence, few.parameters)
-    hold = dispersion is None and sums.n_params > FEW and sums.n.mean() < ENOUGH_ROWS * sums.n_params
+    # with many coefficients and fewer than two rows for each of them, noise is learned with variances alike
+    hold = dispersion is None and sums.n_params > FEW and sums.n.mean() < 2 * sums.n_params
     for _ in range(passes - 1 if dispersion is None else 0):
         if hold:
             parameters = evidence.hold_noise(parameters)
@@ -186,7 +180,7 @@ class Population:
         slopes = np.column_stack([parts, variance - parts.sum(axis=1)])  # by log variances, and by the log noise
         known = np.einsum("ri,ij,rj->r", slopes, self.uncertainty, slopes)
         found = 2 * variance**2 / np.maximum(known, 1e-9 * variance**2 + TINY)
-        return np.asarray(np.where(found > NO_DEGREES, found, 0.0))
+        return np.asarray(np.where(found > 1e-3, found, 0.0))  # one site alone says nothing about a population
 
 
 def fit_population(sums: QuadraticLikelihoods, noise: Array, variance: Array, *, learned: bool) -> Population:
@@ -251,6 +245,37 @@ def outer(vectors: Array) -> Array:
     return np.asarray(vectors[:, :, None] * vectors[:, None, :])
 
 
+def fit_unseen(sums: QuadraticLikelihoods, noise: Array, variance: Array) -> Array:
+    """Return what to add to the population's mean, ``(p,)``, to predict an unseen site best.
+
+    The population's mean is estimated mostly within sites. If sites with larger values of a column also have larger
+    intercepts (Mundlak 1978), its effects are not those by which unseen sites differ; those of one model of all rows
+    are. The two are averaged with the weight that predicts each site's rows best from all other sites (stacking;
+    Breiman 1996), which sums suffice for.
+    """
+    some = some_sites(sums)
+    few, scale = (sums, noise) if some is None else (sums.take(some), noise[some])
+    S, c = few.G / scale[:, None, None], few.c / scale[:, None]
+    left = given_mean(variance, S)[1]
+    A, a = S @ left, apply(np.swapaxes(left, 1, 2), c)
+
+    def without_each(matrices: Array, vectors: Array) -> Array:
+        """Return the solution from all sites ``(p,)``, followed by those without each site, ``(V + 1, p)``."""
+        total, right = matrices.sum(axis=0), vectors.sum(axis=0)
+        light = UNSEEN * np.diag(np.diag(total) + UNSEEN)
+        others = np.concatenate([[total + light], total + light - matrices])
+        return np.asarray(np.linalg.solve(others, np.concatenate([[right], right - vectors])[:, :, None])[:, :, 0])
+
+    within, pooled = without_each(A, a), without_each(S, c)
+    apart = pooled - within
+    gains = (apart[1:] * (c - apply(S, within[1:]))).sum(axis=1)
+    cost = float((apart[1:] * apply(S, apart[1:])).sum())
+    # what chance may have made of the gain is taken off, as the positive part of Stein's estimate does
+    gain, square = float(gains.sum()), float(len(gains) * gains.var())
+    weight = float(np.clip((gain - square / gain) / max(cost, UNSEEN), 0.0, 1.0)) if gain > 0 else 0.0
+    return np.asarray(weight * apart[0])
+
+
 class OneModel(NamedTuple):
     """One model for all sites, ``mean (p,)`` with ``covariance (p, p)``, and the log odds that some of them differ."""
 
@@ -308,7 +333,7 @@ def moderate_variances(variance: Array, degrees: Array) -> Array:
     weight = (1 / chance) / (1 / chance).sum()
     middle = float(weight @ logs)
     excess = float(weight @ (logs - middle) ** 2 - weight @ chance)
-    if excess <= COMMON_NOISE:
+    if excess <= 0:
         return np.full(len(variance), pooled)
     prior = inverse_trigamma(excess)
     typical = np.exp(middle + polygamma(0, prior) - np.log(prior))

@@ -33,10 +33,8 @@ EVENNESS = np.array([1.0, 3.0, 10.0, 30.0])
 CHUNK = 2048
 #: Chances below this are nothing.
 UNLIKELY = 1e-3
-#: Groups are resolved if their expected agreement with the true ones is at least this...
+#: Groups are resolved if their expected agreement with the true ones is at least this.
 AGREEMENT = 0.9
-#: ... and the members of each are alike with at least this probability, on average.
-CERTAIN = 0.5
 
 
 def are_kin(share: Index | int, groups: Index | int) -> Mask:
@@ -356,10 +354,10 @@ def _counts(same: Array | Pairs, labels: Index) -> tuple[Index, Array, float, fl
 
 
 def resolved(same: Array | Pairs, labels: Index) -> bool:
-    """Return whether groups are resolved: several groups, each with likely members, expected to agree with the true
-    ones."""
+    """Return whether groups are resolved: several groups, expected to agree with the true ones, and the members of each
+    more likely alike than not, on average."""
     several, inside = int(labels.max(initial=0)) > 0, cohesion(same, labels)[0]
-    return several and bool(inside.min(initial=1.0) >= CERTAIN) and agreement(same, labels) >= AGREEMENT
+    return several and bool(inside.min(initial=1.0) >= 0.5) and agreement(same, labels) >= AGREEMENT
 
 
 def edge_rates(z: Index, neighbours: Neighbours) -> tuple[float, float]:

@@ -85,6 +85,28 @@ class Kin(HasSites):
         The fit in standardised units, for new sites.
     within : tuple of (site, district), or None
         The district of each site, and of planned sites, if sites are within districts.
+
+    Examples
+    --------
+    >>> import fedkin
+    >>> from fedkin.datasets import paper_design
+    >>> design = paper_design(n_sites=12, n_samples=40, n_features=5, n_clusters=2, signal=2, seed=0)
+    >>> kin = fedkin.find_kin(design.federation)
+    >>> kin.groups.tolist() == design.labels.tolist(), kin.agreement() > 0.9
+    (True, True)
+    >>> inside, between = kin.cohesion()
+    >>> bool(inside.min() > 0.9 and between < 0.1)
+    True
+    >>> kin.graph("groups")
+    Graph(12 sites, 30 edges, 2 components)
+    >>> narrow, wide = kin.confint(0.95), kin.confint(0.95, "site")
+    >>> bool((np.ptp(narrow, axis=2) < np.ptp(wide, axis=2)).all())
+    True
+    >>> mean, new = (kin.predict(np.ones((1, 5)), 0, interval=kind) for kind in ("mean", "observation"))
+    >>> bool(new.low < mean.low < mean.mean < mean.high < new.high)
+    True
+    >>> bool(abs(kin.difference_errors()[0, 11] - kin.contrast(0, 11).standard_error).max() < 1e-9)
+    True
     """
 
     sites: tuple[Hashable, ...]
@@ -171,15 +193,6 @@ class Kin(HasSites):
     def cohesion(self) -> tuple[Array, float]:
         """Return the mean probability that two members of each group are alike ``(K,)``, and that two sites of
         different groups are.
-
-        Examples
-        --------
-        >>> import fedkin
-        >>> from fedkin.datasets import paper_design
-        >>> design = paper_design(n_sites=12, n_samples=40, n_features=5, n_clusters=2, signal=2, seed=0)
-        >>> inside, between = fedkin.find_kin(design.federation).cohesion()
-        >>> bool(inside.min() > 0.9 and between < 0.1)
-        True
         """
         return partitions.cohesion(self.probability, self.groups)
 
@@ -200,14 +213,6 @@ class Kin(HasSites):
             resolved).
         least : float
             Lowest probability of a pair with an edge.
-
-        Examples
-        --------
-        >>> import fedkin
-        >>> from fedkin.datasets import paper_design
-        >>> design = paper_design(n_sites=12, n_samples=40, n_features=5, n_clusters=2, signal=2, seed=0)
-        >>> fedkin.find_kin(design.federation).graph("groups")
-        Graph(12 sites, 30 edges, 2 components)
         """
         check_choice("kind", kind, ("probability", "groups"))
         if kind == "groups":
@@ -302,16 +307,6 @@ class Kin(HasSites):
         Returns
         -------
         array (V, p, 2)
-
-        Examples
-        --------
-        >>> import fedkin
-        >>> from fedkin.datasets import paper_design
-        >>> design = paper_design(n_sites=8, n_samples=30, n_features=3, n_clusters=2, seed=0)
-        >>> kin = fedkin.find_kin(design.federation)
-        >>> narrow, wide = kin.confint(0.95), kin.confint(0.95, "site")
-        >>> bool((np.ptp(narrow, axis=2) < np.ptp(wide, axis=2)).all())
-        True
         """
         theta, covariance = site_estimates(self, kind)
         return interval(theta, np.sqrt(np.einsum("ujj->uj", covariance)), level)
@@ -391,15 +386,6 @@ class Kin(HasSites):
         """Return standard errors ``(V, V, p)`` of the differences between all pairs of sites, as in `contrast`.
 
         It has ``V * V * p`` numbers, so use it for up to a few hundred sites.
-
-        Examples
-        --------
-        >>> import fedkin
-        >>> from fedkin.datasets import paper_design
-        >>> design = paper_design(n_sites=12, n_samples=40, n_features=5, n_clusters=2, signal=2, seed=0)
-        >>> kin = fedkin.find_kin(design.federation)
-        >>> bool(abs(kin.difference_errors()[0, 11] - kin.contrast(0, 11).standard_error).max() < 1e-9)
-        True
         """
         return difference_errors(self.learned, self.theta, self.probability)
 
@@ -429,16 +415,6 @@ class Kin(HasSites):
             Intervals for the mean response, or for a new observation including its noise (linear and Poisson losses).
         offset : array (n,), optional
             Known part of the predictor.
-
-        Examples
-        --------
-        >>> import numpy as np, fedkin
-        >>> from fedkin.datasets import paper_design
-        >>> design = paper_design(n_sites=8, n_samples=30, n_features=2, n_clusters=2, seed=0)
-        >>> kin = fedkin.find_kin(design.federation)
-        >>> mean, new = (kin.predict(np.ones((1, 2)), 0, interval=kind) for kind in ("mean", "observation"))
-        >>> bool(new.low < mean.low < mean.mean < mean.high < new.high)
-        True
         """
         check_choice("interval", interval, ("mean", "observation"))
         rows = np.atleast_2d(np.asarray(X, dtype=np.float64))

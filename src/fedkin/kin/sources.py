@@ -25,28 +25,16 @@ from fedkin.losses import Loss
 
 #: Rounds of a model of a smooth loss, and the change of standardised parameters, or in standard errors, that ends them.
 ROUNDS, STEP = 20, 0.01
-#: Least share of rows within the threshold of a loss that summaries need.
-SUMMED_SHARE = 0.35
 #: Residuals are counted up to the threshold, and up to wider ones: this many, four for every doubling.
 THRESHOLDS = 240
 #: Share of rows that tells how dense residuals are: a smaller threshold is judged by a wider one, since fits of few
 #: rows pass through some of them.
 LEAST_SHARE = 0.5
-#: A column that is constant within this share of the sites is fixed.
-NEARLY_ALL = 0.95
-#: Rows of the average site that are added to those of a site.
-LENT = 4.0
-
-
-#: Matrices of all sites that are in memory at once.
-COPIES = 4
-#: Seconds per ``p^2 rank`` that a fit spends on a site, and the most that it may: from there on it takes hours.
-CUBIC, MOST_SECONDS = 3e-8, 30.0
 
 
 def memory_of(n_sites: int, n_params: int) -> float:
-    """Return the bytes that a fit takes, of which nearly all are matrices of the sites."""
-    return 8.0 * COPIES * n_sites * n_params**2
+    """Return the bytes that a fit takes, of which nearly all are four matrices of each site."""
+    return 8.0 * 4 * n_sites * n_params**2
 
 
 class Source:
@@ -134,8 +122,8 @@ class Source:
             )
         said, p = None if self.has_rows else self.data.curvature, p - fixed
         rank = float(np.max(self.n_samples if said is None else [p if one is None else one.rank for one in said]))
-        seconds = CUBIC * p**2 * (rank if rank <= SHORT * p else p)
-        if seconds > MOST_SECONDS:
+        seconds = 3e-8 * p**2 * (rank if rank <= SHORT * p else p)
+        if seconds > 30.0:
             raise ParameterError(
                 f"{count(p, 'coefficient')} that vary between sites take about {seconds:.0f} seconds per site: name "
                 f"fewer columns ({argument('features')}), keep some the same at all sites ({argument('fixed')}), or "
@@ -143,7 +131,7 @@ class Source:
             )
 
     def _constant_within(self, first: QuadraticLikelihoods) -> Mask:
-        """Return which columns ``(q,)`` are constant within nearly all sites of several rows, if there is an
+        """Return which columns ``(q,)`` are constant within 95% of the sites of several rows, if there is an
         intercept."""
         columns, several = self.data.feature_names, self.n_samples > 1
         if columns[0] != INTERCEPT or self.loss.location or several.sum() < 2:
@@ -151,7 +139,7 @@ class Source:
         G = first.G[several][:, : len(columns), : len(columns)]
         square = np.einsum("ujj->uj", G)
         left = square - G[:, 0] ** 2 / np.maximum(G[:, :1, 0], 1e-300)
-        constant = (left <= CONSTANT * square).mean(axis=0) >= NEARLY_ALL
+        constant = (left <= CONSTANT * square).mean(axis=0) >= 0.95
         # a column that never varies is no effect at all
         whole = G.sum(axis=0)
         varies = np.diag(whole) - whole[0] ** 2 / max(whole[0, 0], 1e-300) > CONSTANT * np.diag(whole)
@@ -304,12 +292,12 @@ class Source:
         return float(self.n_samples @ np.array([one.dispersion for one in own]) / self.n_samples.sum())
 
     def refuse_small_threshold(self) -> None:
-        """Raise `DataError` if most rows of the summaries are beyond the threshold, so that curvature carries no
-        information."""
+        """Raise `DataError` if less than 35% of the rows of summaries are within the threshold, so that curvature
+        carries no information."""
         if self.has_rows or self.loss.linear_beyond is None or self.names[0] != INTERCEPT:
             return
         share = float(self.data.expand(np.zeros(0)).hessian[:, 0, 0, 0].sum() / self.n_samples.sum())
-        if share < SUMMED_SHARE:
+        if share < 0.35:
             delta = self.loss.linear_beyond
             raise DataError(
                 f"{max(share, 0.0):.0%} of the rows are within delta={delta:g} of predictions, too few "
@@ -399,8 +387,9 @@ def residual_counts(loss: Loss, federation: Federation, theta: Array) -> Array:
 
 
 def expected_shares(counts: Array) -> Array:
-    """Return the expected curvature ``(V,)`` of a site's rows, from their `residual_counts`."""
+    """Return the expected curvature ``(V,)`` of a site's rows, and of four of the average site, from
+    `residual_counts`."""
     within, n = counts.cumsum(axis=1), counts.sum(axis=1)
     shares = within.sum(axis=0) / n.sum()
     k = int(np.argmax(shares >= LEAST_SHARE))
-    return np.asarray((within[:, k] + LENT * shares[k]) / (n + LENT) / 2.0 ** (0.25 * k))
+    return np.asarray((within[:, k] + 4.0 * shares[k]) / (n + 4.0) / 2.0 ** (0.25 * k))
