@@ -12,6 +12,7 @@ import subprocess
 import sys
 from contextlib import closing
 from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,7 @@ from federations import join_site, make_heart, make_sites, plan_of, small_sites
 from fedkin.cli import main, site_run
 from fedkin.errors import SolverError
 from fedkin.federate import Journal, Participant, Site
+from fedkin.federate.program import only_one
 from fedkin.fitting import load
 from fleet import Fleet
 from memory_network import MemoryNetwork
@@ -99,6 +101,22 @@ def test_a_site_that_is_not_admitted_does_not_run(tmp_path: Path) -> None:
     (tmp_path / "d0" / "admit.json").unlink()
     refused(tmp_path / "d0", "not admitted yet", "d0.request")
     assert not (tmp_path / "d0" / "lock").exists() and not (tmp_path / "d0" / "log.jsonl").exists()
+
+
+def test_a_site_whose_certificate_has_ended_does_not_start_and_is_told_the_cure(tmp_path: Path) -> None:
+    heart = small_sites(tmp_path)
+    place, long_ago = tmp_path / "d0", datetime.now(UTC) - timedelta(days=100)
+    Site.read(place).accept(heart.admit(place / "d0.request", again=True).path)
+    admitted = heart.admit(place / "d0.request", again=True, now=long_ago).path
+    (place / "admit.json").write_bytes(admitted.read_bytes())
+    refused(place, "the certificate of d0 ended on", "fedkin site renew")
+    assert not (place / "log.jsonl").exists() and not (place / "lock").exists()
+
+
+def test_a_site_runs_once(tmp_path: Path) -> None:
+    small_sites(tmp_path)
+    with only_one(tmp_path / "d0"):
+        refused(tmp_path / "d0", "in use by another process")
 
 
 def test_the_organisers_directory_is_not_that_of_a_site(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

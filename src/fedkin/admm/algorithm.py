@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass, replace
 from functools import partial
 from threading import Event
@@ -168,8 +169,7 @@ def fed_admm(
     check_choice("backend", backend, ("auto", "numpy", "numba"))
     given = {"rho": rho, "step": step, "kappa": kappa, "average": average, "gradient": gradient, "seed": seed}
     more: dict[str, Any] = {**given, "availability": availability, "streaming": set(streams or {})}
-    plan = plan_run(problem, rounds, batch_size, warm_start=warm_start, **more)
-    trace, engine = Trace(problem, reference), engine_of(on)
+    plan, engine = plan_run(problem, rounds, batch_size, warm_start=warm_start, **more), engine_of(on)
     if engine is not None:
         if streams or backend == "numba":
             wrong = argument("streams") if streams else argument("backend", "numba")
@@ -177,22 +177,15 @@ def fed_admm(
                 f"rounds on a cluster do not support {wrong}: leave it out, or use {argument('on', 'local')}"
             )
         backend = "numpy"
-    told = tol, callbacks, record_every, checkpoint_every
-    run = _LocalRun(problem, plan, streams, step, backend, trace, *told, engine)
-    if checkpoint is None:
-        try:
-            return run.go(fuse)
-        finally:
-            run.close()
-    run.file = Store(checkpoint, digest_of([*_describe(problem, plan, tuple(given.values())), *run.describe()]))
-    run.fresh = not resume
-    try:
+    told = Trace(problem, reference), tol, callbacks, record_every, checkpoint_every, engine
+    with closing(_LocalRun(problem, plan, streams, step, backend, *told)) as run:
+        if checkpoint is not None:
+            facts = () if run.presence is None else run.presence.facts
+            about = [*_describe(problem, plan, tuple(given.values())), sorted(run.sampled), *facts]
+            run.file, run.fresh = Store(checkpoint, digest_of(about)), not resume
         if resume:
             run.resume()
         return run.go(fuse)
-    finally:
-        run.close()
-        run.file.close()
 
 
 class _DivergedError(Exception):
@@ -254,8 +247,9 @@ class _LocalRun:
         self.done, self.vectors, self.available = 0, 0.0, 1.0
 
     def close(self) -> None:
-        if isinstance(self.run, ShardedRounds):
-            self.run.close()
+        for one in (self.run, self.file):
+            if isinstance(one, ShardedRounds | Store):
+                one.close()
 
     def restart(self, reason: str) -> None:
         """Restart with shorter steps, or raise an error that explains why that cannot help."""
@@ -304,8 +298,7 @@ class _LocalRun:
             if interrupt.is_set():
                 status = "interrupted"
             elif self.done == planned:
-                recorded = planned
-                status = self._look()
+                recorded, status = planned, self._look()
                 if self.save_every is None:
                     self._save()
         self._save()
@@ -367,10 +360,10 @@ class _LocalRun:
         return self.trace.record(self.done, average, balance, **columns)
 
     def _worse(self) -> str | None:
-        value = self.trace.lines[-1]["objective"]
-        if self.watch is not None or value <= self.start_value + WORSE * self.scale:
+        value, start = self.trace.lines[-1]["objective"], self.start_value
+        if self.watch is not None or value <= start + WORSE * self.scale:
             return None
-        return f"after {self.done} rounds the objective is {value:.3g}, worse than {self.start_value:.3g} at the start"
+        return f"after {self.done} rounds the objective is {value:.3g}, worse than {start:.3g} at the start"
 
     def _finish(self, status: Status, theta: Array, fuse: bool) -> Solution:
         objective, balance, alpha = self.problem.fused, self.shard.average_balance, self.shard.alpha
@@ -396,9 +389,6 @@ class _LocalRun:
         if status == "iteration_limit" and self.tol is not None:
             warnings.warn(message, ConvergenceWarning, stacklevel=4)
         return Solution(theta, value, gap, status, self.done, trace, alpha, message, radius)
-
-    def describe(self) -> list[object]:  # what the run depends on, apart from problem and plan
-        return [sorted(self.sampled), *(() if self.presence is None else self.presence.facts)]
 
     def _save(self) -> None:
         if self.file is None:
@@ -460,12 +450,8 @@ def _describe(problem: Problem, plan: RunPlan, given: tuple[object, ...]) -> lis
     numbers = {key: k for k, key in enumerate(kinds)}
     plain = []
     for loss in kinds.values():  # what can be compared between processes: numbers, strings and names of functions
-        parts: list[tuple[str, object]] = []
-        for name, part in vars(loss).items():
-            if callable(part):
-                parts.append((name, getattr(part, "__qualname__", type(part).__name__)))
-            elif isinstance(part, int | float | str):
-                parts.append((name, part))
+        told = {k: getattr(x, "__qualname__", type(x).__name__) if callable(x) else x for k, x in vars(loss).items()}
+        parts = [(name, part) for name, part in told.items() if isinstance(part, int | float | str)]
         plain.append((type(loss).__name__, loss.name, sorted(parts, key=str)))
     return [
         *rows.data.arrays,

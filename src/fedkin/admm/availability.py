@@ -93,7 +93,13 @@ class Availability:
         >>> bool((available[:, 0] == available[:, 1]).all()), bool((available[:, 0] == available[:, 2]).all())
         (True, False)
         """
-        return cls(_bernoulli(p, blocks), weighting, placement)
+
+        def bind(sites: Sequence[Hashable], seed: int) -> Bound:
+            share = _per_site(p, sites)
+            keys = site_keys(sites if blocks is None else _labels(blocks, sites, "blocks"))
+            return share, lambda rounds: uniforms(round_states(keys, seed, rounds, PRESENCE)) < share, (keys, seed)
+
+        return cls(bind, weighting, placement)
 
     @classmethod
     def recorded(
@@ -130,7 +136,34 @@ class Availability:
             values, names = _read_npz(path) if path.suffix == ".npz" else _read_csv(path)
         else:
             values = _zero_one(np.asarray(trace), source)
-        return cls(_recorded(values, names, repeat, source), weighting, placement)
+
+        def bind(sites: Sequence[Hashable], seed: int) -> Bound:
+            available, length = values, values.shape[0]
+            if names is not None:
+                column = {name: k for k, name in enumerate(names)}
+                if missing := [site for site in sites if str(site) not in column]:
+                    raise UnknownSiteError(f"{source} has no column for site {missing[0]!r}; add one for every site")
+                available = values[:, [column[str(site)] for site in sites]]
+            elif values.shape[1] != len(sites):
+                raise DataError(f"{source} has {values.shape[1]} columns for {len(sites)} sites")
+            share = available.mean(axis=0)
+            if (share == 0).any():
+                raise ParameterError(
+                    f"site {sites[int(np.argmin(share))]!r} is never available in {source}: its p_i is 0 and its data "
+                    "cannot be weighted; leave the site out"
+                )
+
+            def draw(rounds: Index) -> Mask:
+                if not repeat and rounds[-1] > length:
+                    raise ParameterError(
+                        f"{source} has {length} rounds, but round {rounds[-1]} was asked for; "
+                        "run fewer rounds, or use Availability.recorded(..., repeat=True)"
+                    )
+                return np.asarray(available[(rounds - 1) % length])
+
+            return share, draw, (available, repeat, source)
+
+        return cls(bind, weighting, placement)
 
     @classmethod
     def adversarial(
@@ -162,7 +195,23 @@ class Availability:
         >>> presence.rounds(1, 4)[0].astype(int).tolist()
         [[1, 0], [1, 0], [0, 1], [0, 1]]
         """
-        return cls(_bursts(p, period, groups), weighting, placement)
+
+        def bind(sites: Sequence[Hashable], seed: int) -> Bound:
+            if not isinstance(period, int | np.integer) or period < 1:
+                raise ParameterError(f"period must be a whole number of at least 1, got {period!r}")
+            length = round(float(_per_site(p, sites)[0]) * period)
+            if length < 1:
+                raise ParameterError(f"p={p!r} of a period of {period} is less than one round; raise either")
+            labels = [k % 2 for k in range(len(sites))] if groups is None else _labels(groups, sites, "groups")
+            number: dict[Hashable, int] = {}
+            shift = np.array([number.setdefault(label, len(number)) for label in labels]) * length
+
+            def draw(rounds: Index) -> Mask:
+                return np.asarray((rounds[:, None] - 1 - shift) % period < length, dtype=np.bool_)
+
+            return np.full(len(sites), length / period), draw, (shift, length, int(period))
+
+        return cls(bind, weighting, placement)
 
     def bind(self, sites: Sequence[Hashable], seed: int = 0) -> Presence:
         """Return the presence of these sites in a run with this seed."""
@@ -190,64 +239,6 @@ class Presence:
         if self.estimated:
             return available, (1.0 + before) / numbers[:, None]
         return available, np.broadcast_to(self.probability, available.shape).copy()
-
-
-def _bernoulli(p: SiteProbabilities, blocks: Labels | None) -> Pattern:
-    def bind(sites: Sequence[Hashable], seed: int) -> Bound:
-        share = _per_site(p, sites)
-        keys = site_keys(sites if blocks is None else _labels(blocks, sites, "blocks"))
-        return share, lambda rounds: uniforms(round_states(keys, seed, rounds, PRESENCE)) < share, (keys, seed)
-
-    return bind
-
-
-def _recorded(trace: Mask, names: list[str] | None, repeat: bool, source: str) -> Pattern:
-    def bind(sites: Sequence[Hashable], seed: int) -> Bound:
-        values, length = trace, trace.shape[0]
-        if names is not None:
-            column = {name: k for k, name in enumerate(names)}
-            if missing := [site for site in sites if str(site) not in column]:
-                raise UnknownSiteError(f"{source} has no column for site {missing[0]!r}; add one for every site")
-            values = values[:, [column[str(site)] for site in sites]]
-        elif values.shape[1] != len(sites):
-            raise DataError(f"{source} has {values.shape[1]} columns for {len(sites)} sites")
-        share = values.mean(axis=0)
-        if (share == 0).any():
-            raise ParameterError(
-                f"site {sites[int(np.argmin(share))]!r} is never available in {source}: its p_i is 0 and its data "
-                "cannot be weighted; leave the site out"
-            )
-
-        def draw(rounds: Index) -> Mask:
-            if not repeat and rounds[-1] > length:
-                raise ParameterError(
-                    f"{source} has {length} rounds, but round {rounds[-1]} was asked for; "
-                    "run fewer rounds, or use Availability.recorded(..., repeat=True)"
-                )
-            return np.asarray(values[(rounds - 1) % length])
-
-        return share, draw, (values, repeat, source)
-
-    return bind
-
-
-def _bursts(p: float, period: int, groups: Labels | None) -> Pattern:
-    def bind(sites: Sequence[Hashable], seed: int) -> Bound:
-        if not isinstance(period, int | np.integer) or period < 1:
-            raise ParameterError(f"period must be a whole number of at least 1, got {period!r}")
-        length = round(float(_per_site(p, sites)[0]) * period)
-        if length < 1:
-            raise ParameterError(f"p={p!r} of a period of {period} is less than one round; raise either")
-        labels = [k % 2 for k in range(len(sites))] if groups is None else _labels(groups, sites, "groups")
-        number: dict[Hashable, int] = {}
-        shift = np.array([number.setdefault(label, len(number)) for label in labels]) * length
-
-        def draw(rounds: Index) -> Mask:
-            return np.asarray((rounds[:, None] - 1 - shift) % period < length, dtype=np.bool_)
-
-        return np.full(len(sites), length / period), draw, (shift, length, int(period))
-
-    return bind
 
 
 def _per_site(p: SiteProbabilities, sites: Sequence[Hashable]) -> Array:

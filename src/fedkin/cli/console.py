@@ -356,10 +356,10 @@ COMMANDS = {
     "report": Command("models", "Write the report of a model: one HTML page that works offline."),
     "watch": Command("running", "Follow a federation in the browser."),
     "demo": Command(
-        "simulate",
+        "demo",
         "Generate sites with a partly wrong graph, and compare how close each method comes to the truth.",
     ),
-    "study": Command("simulate", "Run a study: figure, table, page and the underlying rows."),
+    "study": Command("demo", "Run a study: figure, table, page and the underlying rows."),
     "federation": Command(
         "federation", "Organise a federation: draft a contract and admit sites, without seeing any rows."
     ),
