@@ -56,17 +56,17 @@ def routing():
         yield
 
 
-def three_sites(n=40, classes=None, seed=0):
-    """Sites a and b alike, c the opposite."""
-    rng = np.random.default_rng(seed)
-    X, site = rng.normal(size=(3 * n, 3)), np.repeat(["a", "b", "c"], n)
+def some_sites(names="abc", n=40, q=3, classes=None):
+    """Sites that are alike, but for c, which is the opposite."""
+    rng = np.random.default_rng(0)
+    site = np.repeat(list(names), n)
+    X = rng.normal(size=(len(site), q))
     eta = 2 * X[:, 0] * np.where(site == "c", -1.0, 1.0) + 1.0
-    if classes is None:
-        y = eta + 0.5 * rng.normal(size=3 * n)
-    else:
+    y = eta + 0.5 * rng.normal(size=len(site))
+    if classes is not None:
         cuts = np.quantile(eta, np.arange(1, len(classes)) / len(classes))
-        y = np.array(classes)[np.searchsorted(cuts, eta + rng.logistic(size=3 * n))]
-    order = rng.permutation(3 * n)
+        y = np.array(classes)[np.searchsorted(cuts, eta + rng.logistic(size=len(site)))]
+    order = rng.permutation(len(site))
     return X[order], y[order], site[order]
 
 
@@ -76,7 +76,7 @@ def three_sites(n=40, classes=None, seed=0):
 def test_graphs_of_several_kinds():
     import networkx
 
-    X, y, site = three_sites()
+    X, y, site = some_sites()
     graph = Graph(["c", "a", "b"], [("a", "b")])
     one = FedADMMRegressor(lam=0.1).fit(X, y, site=site, graph=graph)
     other = FedADMMRegressor(lam=0.1).fit(X, y, site=site, graph=graph.to_networkx())
@@ -86,10 +86,16 @@ def test_graphs_of_several_kinds():
         FedADMMRegressor(lam=0.1).fit(X, y, site=site, graph=[("a", "b")])
     with pytest.raises(GraphError, match="'z'"):
         FedADMMRegressor(lam=0.1).fit(X, y, site=site, graph=networkx.path_graph(["a", "b", "c", "z"]))
+    with pytest.warns(GraphWarning, match="does not name site 'c'"):
+        model = FedADMMRegressor(lam=0.1).fit(X, y, site=site, graph=networkx.path_graph(["a", "b"]))
+    alone = model.sites_.index("c")
+    assert model.graph_.degree.tolist() == [int(u != alone) for u in range(3)]
+    own = LinearRegression().fit(X[site == "c"], y[site == "c"])
+    np.testing.assert_allclose(model.coef_[alone], own.coef_, rtol=1e-4)
 
 
 def test_random_state_reaches_the_folds():
-    X, y, site = three_sites(n=12)
+    X, y, site = some_sites(n=12)
 
     def chosen(state):
         return FedADMMRegressor(random_state=state, cv_folds=2, select=None).fit(X, y, site=site).lam_
@@ -100,7 +106,7 @@ def test_random_state_reaches_the_folds():
 
 
 def test_folds_in_parallel_choose_the_same():
-    X, y, site = three_sites(n=15)
+    X, y, site = some_sites(n=15)
     one, two = (FedADMMRegressor(n_jobs=jobs, cv_folds=2, select=None).fit(X, y, site=site) for jobs in (None, 2))
     assert one.lam_ == two.lam_
     np.testing.assert_array_equal(one.coef_, two.coef_)
@@ -112,7 +118,7 @@ def test_folds_in_parallel_choose_the_same():
 @pytest.mark.parametrize("kind", [KinRegressor, KinClassifier, FedADMMRegressor, FedADMMClassifier])
 def test_unseen_sites_are_predicted_by_the_population(kind, routing):
     classes = ["no", "yes"] if "Classifier" in kind.__name__ else None
-    X, y, site = three_sites(classes=classes)
+    X, y, site = some_sites(classes=classes)
     how = {"lam": 0.1} if "ADMM" in kind.__name__ else {}
     model = kind(**how).fit(X, y, site=site)
     here = site == "a"
@@ -130,7 +136,7 @@ def test_unseen_sites_are_predicted_by_the_population(kind, routing):
 
 
 def test_a_site_is_found_by_its_text_and_an_unknown_name_is_told_with_a_suggestion():
-    X, y, _ = three_sites()
+    X, y, _ = some_sites()
     model = KinRegressor(unseen="population").fit(X, y, site=np.repeat([13, 2, 3], 40))
     np.testing.assert_array_equal(model.predict(X[:9], site="13"), model.predict(X[:9], site=13))
     fitted = model.model_
@@ -176,13 +182,13 @@ def test_intervals_of_unseen_sites_cover():
     ],
 )
 def test_parameters_out_of_range_are_told_at_fit(estimator, message):
-    X, y, site = three_sites(classes=[0, 1])
+    X, y, site = some_sites(classes=[0, 1])
     with pytest.raises(ParameterError, match=message):
         clone(estimator).fit(X, y, site=site)
 
 
 def test_bad_rows_and_sites():
-    X, y, site = three_sites()
+    X, y, site = some_sites()
     with pytest.raises(DataError, match="site= has 119"):
         FedADMMRegressor(lam=0.1).fit(X, y, site=site[1:])
     broken = X.copy()
@@ -197,7 +203,7 @@ def test_bad_rows_and_sites():
 
 
 def test_offsets_travel_too(routing):
-    X, y, site = three_sites(n=20)
+    X, y, site = some_sites(n=20)
     model = FedADMMRegressor(lam=0.01).set_fit_request(site=True, offset=True)
     model.set_score_request(site=True, offset=True)
     shift = np.where(site == "a", 30.0, 0.0)
@@ -208,7 +214,7 @@ def test_offsets_travel_too(routing):
 
 def test_cross_val_predict_raises_instead_of_guessing(routing):
     """scikit-learn hands metadata to fit and score there, but not to predict."""
-    X, y, site = three_sites(n=20)
+    X, y, site = some_sites(n=20)
     model = FedADMMRegressor(lam=0.01).set_fit_request(site=True).set_predict_request(site=True)
     with pytest.raises(DataError, match="3 sites"):
         cross_val_predict(model, X, y, cv=WithinSiteKFold(3), params={"site": site, "groups": site})
@@ -216,7 +222,7 @@ def test_cross_val_predict_raises_instead_of_guessing(routing):
 
 def test_groups_without_routing_are_told_of():
     """cross_val_score hands groups to the splitter only: each fit is one model for all sites, and must say so."""
-    X, y, site = three_sites(n=20)
+    X, y, site = some_sites(n=20)
     with pytest.warns(FedkinWarning, match=r"ONE model.*site=.*metadata routing.*groups= never reaches"):
         scores = cross_val_score(FedADMMRegressor(lam=0.01), X, y, groups=site, cv=WithinSiteKFold(3))
     assert scores.max() < 0.9  # a, b and c together make no good model
@@ -239,41 +245,20 @@ def test_options_are_those_of_fit_options():
             estimator(lamda=1.0)
 
 
-def test_sites_that_a_graph_does_not_name_have_no_edges():
-    networkx = pytest.importorskip("networkx")
-    rng = np.random.default_rng(0)
-    X, site = rng.normal(size=(60, 2)), np.repeat(["a", "b", "c"], 20)
-    y = X[:, 0] + 0.1 * rng.normal(size=60)
-    with pytest.warns(GraphWarning, match="does not name site 'c'"):
-        model = FedADMMRegressor(lam=0.1).fit(X, y, site=site, graph=networkx.path_graph(["a", "b"]))
-    assert model.graph_.degree.tolist() == [1, 1, 0]
-    np.testing.assert_allclose(model.coef_[2], LinearRegression().fit(X[site == "c"], y[site == "c"]).coef_, rtol=1e-4)
-
-
 FUSED = {"lam": 0.01, "select": None}
 
 
-def sites(classes: bool, n: int = 60):
-    """Sites a, b, d alike, c the opposite."""
-    rng = np.random.default_rng(0)
-    site = np.repeat(["a", "b", "c", "d"], n)
-    X = rng.normal(size=(4 * n, 2))
-    eta = 2 * X[:, 0] * np.where(site == "c", -1.0, 1.0)
-    y = (eta + rng.logistic(size=4 * n) > 0).astype(int) if classes else eta + 0.5 * rng.normal(size=4 * n)
-    order = rng.permutation(4 * n)
-    frame = pd.DataFrame(X, columns=["age", "dose"]).assign(site=site)
-    return frame.iloc[order].reset_index(drop=True), y[order], site[order]
-
-
-def with_column(model):
-    return clone(model).set_params(site_column="site")
+def framed(classes: bool):
+    """The rows of four sites as a data frame with their site, targets, and sites."""
+    X, y, site = some_sites("abcd", 60, 2, [0, 1] if classes else None)
+    return pd.DataFrame(X, columns=["age", "dose"]).assign(site=site), y, site
 
 
 # --- a column of X: nothing else has to know ------------------------------------------------------------------
 
 
 def test_columns_by_number_and_what_is_wrong_with_them():
-    frame, y, site = sites(classes=False)
+    frame, y, site = framed(classes=False)
     codes = np.column_stack([frame[["age", "dose"]], np.searchsorted(["a", "b", "c", "d"], site)])
     model = KinRegressor(site_column=2).fit(codes, y)
     assert sorted(model.sites_) == [0, 1, 2, 3]
@@ -289,7 +274,7 @@ def test_columns_by_number_and_what_is_wrong_with_them():
 
 
 def test_scores_that_are_not_told_the_site_are_loud(routing):
-    frame, y, site = sites(classes=True)
+    frame, y, site = framed(classes=True)
     X = frame[["age", "dose"]]
     routed = {"cv": WithinSiteKFold(3), "params": {"site": site, "groups": site}, "error_score": "raise"}
     model = KinClassifier()
@@ -318,21 +303,16 @@ def test_later_rows_bring_their_offsets_and_weights():
 
 
 def test_only_classifiers_are_told_classes():
-    frame, y, site = sites(classes=True)
+    frame, y, site = framed(classes=True)
     X = frame[["age", "dose"]].to_numpy()
     for model in (KinRegressor(), FedADMMRegressor()):
         with pytest.raises(TypeError, match="classes"):
             model.partial_fit(X, y, site=site, classes=[0, 1])
     with pytest.raises(DataError, match="not among classes="):
         KinClassifier().partial_fit(X, y, site=site, classes=[0, 2])
-    assert KinClassifier().partial_fit(X, y, site=site, classes=[0, 1]).classes_.tolist() == [0, 1]
-
-
-def test_a_class_that_comes_later():
-    frame, y, site = sites(classes=True)
-    X = frame[["age", "dose"]].to_numpy()
-    model = KinClassifier().fit(X[:200], y[:200], site=site[:200])
-    model.partial_fit(X[200:], np.where(X[200:, 1] > 1, 2, y[200:]), site=site[200:])
+    model = KinClassifier().partial_fit(X[:200], y[:200], site=site[:200], classes=[0, 1])
+    assert model.classes_.tolist() == [0, 1]
+    model.partial_fit(X[200:], np.where(X[200:, 1] > 1, 2, y[200:]), site=site[200:])  # a class that comes later
     assert model.classes_.tolist() == [0, 1, 2]
     assert model.predict_proba(X, site=site).shape == (240, 3)
 
@@ -340,7 +320,7 @@ def test_a_class_that_comes_later():
 @pytest.mark.filterwarnings("ignore:counts vary")  # they are rounded numbers
 @pytest.mark.parametrize("model", [KinRegressor(), KinRegressor(loss="poisson"), KinClassifier()], ids=str)
 def test_kin_begins_where_it_ended(model):
-    frame, y, site = sites(classes=hasattr(model, "predict_proba"))
+    frame, y, site = framed(classes=hasattr(model, "predict_proba"))
     X = frame[["age", "dose"]].to_numpy()
     y = np.round(np.abs(y)) if model.loss == "poisson" else y
     warm = clone(model).set_params(warm_start=True).fit(X[:200], y[:200], site=site[:200])
@@ -353,7 +333,7 @@ def test_kin_begins_where_it_ended(model):
 
 
 def test_warm_start_keeps_lam():
-    frame, y, site = sites(classes=False)
+    frame, y, site = framed(classes=False)
     X = frame[["age", "dose"]].to_numpy()
     model = FedADMMRegressor(select=None, cv_folds=2, warm_start=True).fit(X[:150], y[:150], site=site[:150])
     first = model.lam_
@@ -367,7 +347,7 @@ def test_warm_start_keeps_lam():
 
 @pytest.mark.parametrize("model", [FedADMMRegressor(**FUSED), KinRegressor(), KinClassifier()], ids=str)
 def test_a_column_of_text_is_named(model):
-    frame, y, site = sites(classes=hasattr(model, "predict_proba"))
+    frame, y, site = framed(classes=hasattr(model, "predict_proba"))
     with pytest.raises(DataError, match=r"column 'site' of X holds text, such as '[abcd]'.*site_column='site'"):
         clone(model).fit(frame, y, site=site)
     with pytest.raises(DataError, match=r"column 2 of X holds text.*site_column=2"):
@@ -378,9 +358,9 @@ def test_a_column_of_text_is_named(model):
 
 
 def test_folds_that_leave_out_a_site_say_what_to_use():
-    frame, y, site = sites(classes=False)
+    frame, y, site = framed(classes=False)
     by_site = np.argsort(site, kind="stable")
     with pytest.raises(UnknownSiteError, match=r"GroupKFold.*cv=fedkin\.WithinSiteKFold"):
         cross_val_score(
-            with_column(FedADMMRegressor(**FUSED)), frame.iloc[by_site], y[by_site], cv=4, error_score="raise"
+            FedADMMRegressor(**FUSED, site_column="site"), frame.iloc[by_site], y[by_site], cv=4, error_score="raise"
         )

@@ -32,7 +32,6 @@ from fedkin.kin.inference import Interval
 from fedkin.losses import Loss
 
 Each = ArrayLike | None  # a number per row
-Weights = Mapping[str, float]
 SiteCodes = tuple[tuple[float, ...], ...] | None
 #: Leading columns of tables of coefficients.
 _LEADING = ("site", "site_type", "group", "n_samples", "class", "intercept")
@@ -95,18 +94,16 @@ class FittedModel(HasSites):
         Class labels in the order of the columns of `predict_proba`; None for regression.
     target_name, offset_name : str or None
         `offset_name` is None when the fit had no offset.
-    kin : Kin or None
-        The result of the method kin, with parameters in the units of `coef`.
-    fused : FusedFit or None
-        Penalty and certificate of the fused estimator.
+    kin, fused : Kin or None, FusedFit or None
+        The result of the method, with parameters in the units of `coef`.
     options : mapping
-        The options of the fit, in plain values.
+        In plain values.
     notes : mapping {site: tuple of str}
         Notes on single sites, such as an added ridge.
     fedkin_version : str
     schema : Schema or None
-        The columns that a table must have, inferred or agreed on in a contract; None for rows that came as arrays.
-        Tables to predict have its columns (``ward``), `feature_names` are those of the encoded ones (``ward=B``).
+        Columns of tables, inferred or agreed on in a contract; None for rows that came as arrays. Tables to predict
+        have its columns (``ward``), `feature_names` are those of the encoded ones (``ward=B``).
     origin : mapping or None
         Origin of the model if not from rows: ``{"from": "summaries", "rounds": 3}``, and any guarantees.
     comparison : mapping or None
@@ -157,18 +154,15 @@ class FittedModel(HasSites):
     site_codes: SiteCodes = None
     _lacks: ClassVar[str] = "was not part of the fit, so it has no model"
     _remedy: ClassVar[str] = (
-        '. Fit again with rows of this site, or predict it from the population of sites (unseen="population" in '
-        "Python, also for GroupKFold; --new-site for fedkin predict); cv=fedkin.WithinSiteKFold() tests on new rows of "
-        "known sites"
+        '. Fit again with rows of this site, or predict it from the population of sites: unseen="population" in Python '
+        "(also for GroupKFold), --new-site of fedkin predict. cv=fedkin.WithinSiteKFold() tests on rows of known sites"
     )
 
     def __post_init__(self) -> None:
         wrong = ~(np.isfinite(self.coef).all(axis=(1, 2)) & np.isfinite(self.intercept).all(axis=1))
         if wrong.any():
-            raise SolverError(
-                f"the parameters of site {self.sites[int(np.argmax(wrong))]!r} are not finite: "
-                "look for columns or targets of extreme size, or choose another loss"
-            )
+            named = f"the parameters of site {self.sites[int(np.argmax(wrong))]!r} are not finite"
+            raise SolverError(f"{named}: look for columns or targets of extreme size, or choose another loss")
 
     @property
     def n_features(self) -> int:
@@ -202,11 +196,9 @@ class FittedModel(HasSites):
         (((0, 1), (2, 3)), (3,))
         """
         chosen = [self.position(site) for site in sites]
-        if not chosen:
-            raise ParameterError("a model needs at least one site, got none")
+        if not chosen or len(set(chosen)) < len(chosen):
+            raise ParameterError("name at least one site, and each site once")
         kept = tuple(self.sites[u] for u in chosen)
-        if len(set(kept)) < len(kept):
-            raise ParameterError("a site is named twice")
         return replace(
             self,
             sites=kept,
@@ -239,9 +231,8 @@ class FittedModel(HasSites):
             columns["class"] = list(self.classes[1:]) * self.n_sites
         if self.fit_intercept:
             columns["intercept"] = self.intercept.reshape(-1).tolist()
-        return columns | dict(
-            zip(map(column_name, self.feature_names), self.coef.reshape(-1, self.n_features).T.tolist(), strict=True)
-        )
+        values = self.coef.reshape(-1, self.n_features).T.tolist()
+        return columns | dict(zip(map(column_name, self.feature_names), values, strict=True))
 
     def __repr__(self) -> str:
         groups, sites = count(self.n_groups, "group"), count(self.n_sites, "site")
@@ -304,8 +295,7 @@ class FittedModel(HasSites):
         """Return probabilities ``(n, C)`` in the order of `classes`; arguments as in `predict`.
 
         With kin they are averaged over the uncertainty in each site's parameters, so they are less extreme than those
-        at the estimates, in particular for sites with few rows. The average is exact for normal parameters with two
-        classes, and approximate with more.
+        at the estimates, in particular for sites with few rows. The average is approximate for more than two classes.
         """
         if self.classes is None:
             named = f"a model with the {self.loss.name} loss"
@@ -324,28 +314,18 @@ class FittedModel(HasSites):
     ) -> Array:
         """Return survival probabilities at T times: ``(n, T)``, or ``(3, n, T)`` with the ends of intervals.
 
-        Parameters
-        ----------
-        X, site, offset, unseen
-            As in `predict`. Unseen sites have the pooled baseline (`Baselines.pooled`).
-        times : array (T,)
-            Each site's curve is constant after its last time.
-        level : float in (0, 1), optional
-            Level of the intervals, with kin; for unseen sites they include the variance between sites.
+        Arguments as in `predict`. Each site's curve is constant after its last time; unseen sites have the pooled
+        baseline (`Baselines.pooled`). Kin has intervals at a ``level``; for unseen sites they include the variance
+        between sites.
         """
         check_level(0.95 if level is None else level)
         if self.baseline is None:
-            raise ParameterError(
-                "the model has no baseline hazards, which need rows: with_baseline(rows) computes them from rows "
-                "(survival curves are for the cox loss)"
-            )
+            hint = "with_baseline(rows) computes them from rows (survival curves are for the cox loss)"
+            raise ParameterError(f"the model has no baseline hazards: {hint}")
         return self.at(X, site, offset, unseen).survival(np.atleast_1d(np.asarray(times, dtype=np.float64)), level)
 
     def with_baseline(self, rows: Federation) -> FittedModel:
-        """Return the model of the sites of these rows, with baseline hazards estimated from them.
-
-        This is for models from summaries or rounds, which have none: each site computes its own locally.
-        """
+        """Return the model of the sites of these rows, with baseline hazards, which summaries and rounds lack."""
         part = self.part(rows.sites)
         return replace(part, baseline=Baselines.from_rows(self.loss, part.coef[:, 0], rows))
 
@@ -360,8 +340,6 @@ class FittedModel(HasSites):
 
         They equal `linear_predictor`, except for classes with kin. Arguments as in `predict`.
         """
-        if self.loss.rowwise is None:
-            raise ParameterError(f"the {self.loss.name} loss has no averaged predictors: use linear_predictor")
         return self.at(X, site, offset, unseen).averaged_predictors()
 
     def predict_interval(
@@ -472,7 +450,12 @@ class FittedModel(HasSites):
         return self.the_kin("summary").summary(level, site=site, group=group, kind=kind)
 
     def contrast(
-        self, one: Sites, other: Sites | None = None, *, weights: Weights | None = None, kind: Kind = "average"
+        self,
+        one: Sites,
+        other: Sites | None = None,
+        *,
+        weights: Mapping[str, float] | None = None,
+        kind: Kind = "average",
     ) -> Contrast:
         """Compare sites or groups; see `Kin.contrast`."""
         return self.the_kin("contrasts").contrast(one, other, weights=weights, kind=kind)
@@ -507,12 +490,9 @@ class FittedModel(HasSites):
     def save(self, directory: str | os.PathLike[str]) -> None:
         """Write the model to a directory in open formats (JSON, NumPy, CSV); `load` restores it exactly.
 
-        Parameters
-        ----------
-        directory : path
-            Created if needed. An existing model is kept until the new one is complete (after a crash between the two
-            renames, `load` finds the older one). Raises `ModelFileError` if the directory holds anything else or cannot
-            be written. A custom loss is saved by name only: see `load`.
+        The directory is created if needed. An existing model is kept until the new one is complete (after a crash
+        between the two renames, `load` finds the older one). `ModelFileError` is raised if the directory holds anything
+        else or cannot be written. A custom loss is saved by name only: see `load`.
         """
         from fedkin.fitting.store import save
 
