@@ -19,17 +19,13 @@ from fedkin.datasets import paper_design
 from fedkin.errors import DataError
 from fedkin.fitting import FitOptions, FittedModel, fit, load, with_history
 from fedkin.report import model_card, read_coordinates, report_page, report_payload
-from fedkin.report.payload import (
-    BLOCKS,
-    MOST_ESTIMATES,
-)
+from fedkin.report.payload import BLOCKS, MOST_ESTIMATES
 from fedkin.report.text import statements
 
 #: Bytes that a page may have.
 LIMIT = 3_000_000
 COMPARED = {
     "metric": "mean squared error",
-    "lower_is_better": True,
     "repeats": 3,
     "test_size": 0.25,
     "verdict": "Fedkin is better than each site alone.",
@@ -206,19 +202,13 @@ def test_fit_and_report_write_the_same_page(tmp_path: Path, capsys: pytest.Captu
     assert deviations[0] is None and deviations[1:] == pytest.approx(fed.X.std(axis=0)), "effects per sd, for kin too"
 
 
-@pytest.fixture(scope="module")
-def model() -> FittedModel:
-    design = paper_design(n_sites=6, n_samples=30, n_features=3, n_clusters=2, signal=2, seed=0)
-    return fit(design.federation, design.truth, FitOptions(method="fused", lam=0.1, select="none"))
-
-
-def test_a_card_says_what_was_promised_about_privacy(model: FittedModel) -> None:
+def test_a_card_says_what_was_promised_about_privacy(fused: FittedModel) -> None:
     promised = {"epsilon": 2.0, "delta": 1e-6, "sites": 6}
-    private = replace(model, origin={"from": "summaries", "rounds": 1, "privacy": promised})
+    private = replace(fused, origin={"from": "summaries", "rounds": 1, "privacy": promised})
     assert "epsilon at most 2 and delta at most 1e-06, at 6 sites" in model_card(private)
-    plain = replace(model, origin={"from": "summaries", "rounds": 1})
+    plain = replace(fused, origin={"from": "summaries", "rounds": 1})
     assert "Differential privacy was not requested." in model_card(plain)
-    assert "round by round" in model_card(replace(model, origin={"from": "rounds", "rounds": 9}))
+    assert "round by round" in model_card(replace(fused, origin={"from": "rounds", "rounds": 9}))
 
 
 @pytest.mark.parametrize(

@@ -179,28 +179,24 @@ def own_ridges(rows: StackedRows) -> Array:
     The result equals that of `sklearn.linear_model.RidgeCV` at each site. Columns are standardised over all sites, so a
     column that hardly varies at a site has little weight there.
     """
-    theta = np.zeros((rows.n_sites, rows.X.shape[1]))
+    theta, first = np.zeros((rows.n_sites, rows.X.shape[1])), int(rows.intercept)
     for sites, where in rows.by_size():
-        theta[sites] = _own_block(rows.X[where], rows.y[where], rows.weight[where], rows.intercept)
+        y, weight, Z = rows.y[where], rows.weight[where], rows.X[where][:, :, first:]
+        share, root = first * weight / weight.sum(axis=1)[:, None], np.sqrt(weight)
+        middle, mean = (share * y).sum(axis=1), np.einsum("bn,bnq->bq", share, Z)
+        Z, target = (Z - mean[:, None]) * root[:, :, None], (y - middle[:, None]) * root
+        size, turn = np.linalg.eigh(np.swapaxes(Z, 1, 2) @ Z)
+        U = Z @ turn
+        along = np.einsum("bnq,bn->bq", U, target)
+        shrunk = 1.0 / (np.maximum(size, 0.0)[:, :, None] + RIDGES)
+        leverage = (U**2) @ shrunk + share[:, :, None]
+        missed = (target[:, :, None] - U @ (along[:, :, None] * shrunk)) / np.maximum(1.0 - leverage, _FREEDOM)
+        best = _largest_best((missed**2).sum(axis=1))
+        slopes = np.einsum("bqk,bk->bq", turn, along * shrunk[np.arange(sites.size), :, best])
+        theta[sites, first:] = slopes
+        if first:
+            theta[sites, 0] = middle - (slopes * mean).sum(axis=1)
     return theta
-
-
-def _own_block(X: Array, y: Array, weight: Array, intercept: bool) -> Array:
-    """Return parameters ``(B, p)`` of sites with equally many rows: ``X (B, n, p)``, ``y`` and ``weight (B, n)``."""
-    first, total = int(intercept), weight.sum(axis=1)
-    share, Z = first * weight / total[:, None], X[:, :, first:]
-    middle, mean = (share * y).sum(axis=1), np.einsum("bn,bnq->bq", share, Z)
-    root = np.sqrt(weight)
-    Z, target = (Z - mean[:, None]) * root[:, :, None], (y - middle[:, None]) * root
-    size, turn = np.linalg.eigh(np.swapaxes(Z, 1, 2) @ Z)
-    U = Z @ turn
-    along = np.einsum("bnq,bn->bq", U, target)
-    shrunk = 1.0 / (np.maximum(size, 0.0)[:, :, None] + RIDGES)
-    leverage = (U**2) @ shrunk + share[:, :, None]
-    missed = (target[:, :, None] - U @ (along[:, :, None] * shrunk)) / np.maximum(1.0 - leverage, _FREEDOM)
-    best = _largest_best((missed**2).sum(axis=1))
-    slopes = np.einsum("bqk,bk->bq", turn, along * shrunk[np.arange(len(X)), :, best])
-    return np.column_stack([middle - (slopes * mean).sum(axis=1), slopes]) if intercept else np.asarray(slopes)
 
 
 def _largest_best(scores: Array) -> Index:
@@ -249,31 +245,26 @@ def ridge_with_site_intercepts(rows: StackedRows) -> Array:
 
 
 def own_fits(loss: RowLoss, rows: StackedRows) -> Array:
-    """Fit each site with its best ridge; return ``theta (V, p)``."""
-    theta = np.zeros((rows.n_sites, loss.n_outputs * rows.X.shape[1]))
+    """Fit each site with the ridge that best predicts left-out rows; return ``theta (V, p)``."""
+    k, q = loss.n_outputs, rows.X.shape[1]
+    found = np.zeros((rows.n_sites, k * q))
     for sites, where in rows.by_size():
         weight = rows.weight[where]
         shift = None if rows.offset is None else rows.offset[where]
         relative = None if (weight == 1).all() else weight / weight.mean(axis=1, keepdims=True)
         batch = RowTerms(loss, Rows(rows.X[where], rows.y[where], shift), relative)
-        theta[sites] = _tuned(batch, weight.sum(axis=1), rows.intercept)
-    return theta
-
-
-def _tuned(batch: RowTerms, total: Array, intercept: bool) -> Array:
-    """Return parameters ``(B, p)`` with the ridge that best predicts left-out rows."""
-    q, k = batch.X.shape[2], batch.loss.n_outputs
-    best, chosen, theta = np.full(batch.n_sites, np.inf), np.zeros((batch.n_sites, k * q)), None
-    for ridge in SMOOTH_RIDGES:
-        level = np.full((k, q), ridge)
-        if intercept:
-            level[:, 0] = LIGHT
-        each = level.reshape(-1) / total[:, None]
-        theta = minimise_with_ridge(batch, each, start=theta, tol=_ENOUGH)  # the last fit is close: few steps suffice
-        score = _without_each_row(batch, theta, each)
-        better = score < best
-        best, chosen = np.where(better, score, best), np.where(better[:, None], theta, chosen)
-    return chosen
+        best, theta = np.full(sites.size, np.inf), None
+        for ridge in SMOOTH_RIDGES:
+            level = np.full((k, q), ridge)
+            if rows.intercept:
+                level[:, 0] = LIGHT
+            each = level.reshape(-1) / weight.sum(axis=1)[:, None]
+            # the last fit is close: few steps suffice
+            theta = minimise_with_ridge(batch, each, start=theta, tol=_ENOUGH)
+            score = _without_each_row(batch, theta, each)
+            better = score < best
+            best[better], found[sites[better]] = score[better], theta[better]
+    return found
 
 
 def _without_each_row(batch: RowTerms, theta: Array, ridge: Array) -> Array:

@@ -23,7 +23,7 @@ from fedkin.fitting.fused import fused_estimate, fused_from_sums, silent
 from fedkin.fitting.inputs import in_order_of_appearance
 from fedkin.fitting.model import FittedModel
 from fedkin.fitting.options import FitOptions
-from fedkin.fitting.preparation import Data, Estimate, Prepared, prepare
+from fedkin.fitting.preparation import Data, Estimate, Prepared, prepare, weakest_promise
 from fedkin.fitting.queries import Queries, RoundState, check_answers, make_queries, next_fused
 from fedkin.graph import Graph
 from fedkin.kin import QUICK, Covariates, Kin, Length, covariate_names, find_kin, hint_of
@@ -279,12 +279,8 @@ def _step(
     if step.kin is not None:
         _warn_of_constant(prepared, step.kin)
     model = prepared.model(step, method.options)
-    origin: dict[str, Any] = {"from": "summaries", "rounds": rounds}
-    promised = [one for one in data.privacy or () if one is not None]
-    if promised:
-        worst = {name: max(getattr(one, name) for one in promised) for name in ("epsilon", "delta")}
-        origin["privacy"] = {**worst, "sites": len(promised)}
-    return replace(model, origin=origin)
+    promised = [{"epsilon": one.epsilon, "delta": one.delta} for one in data.privacy or () if one is not None]
+    return replace(model, origin={"from": "summaries", "rounds": rounds, **weakest_promise(promised)})
 
 
 def with_covariates(model: FittedModel, covariates: Covariates | None) -> FittedModel:

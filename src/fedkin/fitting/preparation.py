@@ -13,9 +13,9 @@ from fedkin._base import Array, Index, count, listed
 from fedkin.core import Columns, FileRows, Summaries
 from fedkin.data import INTERCEPT, Federation, Schema
 from fedkin.errors import DataError, ParameterError, argument
-from fedkin.fitting.boosting import BOOSTING, Boosting, fit_boosting
+from fedkin.fitting.boosting import BOOSTING, fit_boosting
 from fedkin.fitting.inputs import class_numbers, columns_for, schema_columns
-from fedkin.fitting.model import FittedModel, FusedFit, SiteCodes
+from fedkin.fitting.model import FittedModel, FusedFit
 from fedkin.fitting.options import AUTO, FitOptions
 from fedkin.fitting.survival import Baselines
 from fedkin.graph import Graph
@@ -50,13 +50,8 @@ class Prepared:
     original: Data
     loss: Loss
     columns: Columns
-    classes: tuple[Any, ...] | None = None
-    target_name: str | None = None
-    offset_name: str | None = None
-    schema: Schema | None = None
+    about: Mapping[str, Any] = field(default_factory=dict)  # attributes of the model that describe the data
     fixed: tuple[str, ...] = ()  # columns whose coefficients are the same at all sites
-    boosting: Boosting | None = None
-    site_codes: SiteCodes = None
 
     @property
     def rows(self) -> Federation:
@@ -85,13 +80,9 @@ class Prepared:
         columns = self.columns
         kin = None if found.kin is None else found.kin.in_units(columns.A, columns.shift, columns.parameter_names)
         n = np.rint(self.original.n_samples).astype(np.int64)
-        about = {
-            name: getattr(self, name)
-            for name in ("classes", "target_name", "offset_name", "schema", "boosting", "site_codes")
-        }
-        about |= {name: getattr(found, name) for name in ("fused", "notes", "history")}
-        how = {"kin": kin, "options": options.plain()}
-        model = build_model(found.theta, columns, self.loss, found.graph, n, found.groups, **about, **how)
+        how = {**self.about, "kin": kin, "options": options.plain()}
+        how |= {name: getattr(found, name) for name in ("fused", "notes", "history")}
+        model = build_model(found.theta, columns, self.loss, found.graph, n, found.groups, **how)
         if self.original.in_memory and not self.loss.additive:
             model = replace(model, baseline=Baselines.from_rows(self.loss, model.coef[:, 0], self.original))
         return model
@@ -136,15 +127,36 @@ def prepare(
     if not data.has_rows:
         made = _prepared_summaries(data, options, schema, scaled)
     elif not data.in_memory:
-        names, roles = data.schema.names, data.roles
+        names = data.schema.names
         columns = columns_for(data.loss, names, np.zeros(len(names)), np.ones(len(names)), data.intercept, data.classes)
-        made = Prepared(data, data, data.loss, columns, data.classes, roles.target, data.schema.offset, data.schema)
+        about = {"classes": data.classes, "target_name": data.roles.target, "offset_name": data.schema.offset}
+        made = Prepared(data, data, data.loss, columns, about | {"schema": data.schema})
     else:
         made = _prepared_rows(data, options, schema, scaled)
-    features = () if made.schema is None else made.schema.features
-    curves = (name for column in features if column.knots for name in column.encoded)
-    fixed = dict.fromkeys([*made.fixed, *curves, *_fixed_columns(made, options.fixed)])
-    return replace(made, fixed=tuple(fixed))
+    found: Schema | None = made.about.get("schema")
+    several = {} if found is None else {column.name: column.encoded for column in found.features}
+    curves = () if found is None else (name for one in found.features if one.knots for name in one.encoded)
+    columns_of_rows = [name for name in made.columns.names if name != INTERCEPT]
+    for name in options.fixed:  # a category has several columns
+        if name not in columns_of_rows and name not in several:
+            near = listed([*several, *(column for column in columns_of_rows if column not in several)], 12)
+            raise ParameterError(f"{argument('fixed')} names {name!r}, which is not a column: there are {near}")
+    named = (one for name in options.fixed for one in ((name,) if name in columns_of_rows else several[name]))
+    return replace(made, fixed=tuple(dict.fromkeys([*curves, *named])))
+
+
+def about_schema(schema: Schema) -> dict[str, Any]:
+    """Return the attributes of a model that a schema determines."""
+    target = None if schema.target is None else schema.target.name
+    return {"classes": schema.classes, "target_name": target, "offset_name": schema.offset, "schema": schema}
+
+
+def weakest_promise(promises: Sequence[Mapping[str, float]]) -> dict[str, Any]:
+    """Return the weakest of the sites' differential privacy for the origin of a model; {} without promises."""
+    if not promises:
+        return {}
+    worst = {name: max(one[name] for one in promises) for name in ("epsilon", "delta")}
+    return {"privacy": {**worst, "sites": len(promises)}}
 
 
 def with_fixed_curves(options: FitOptions, schema: Schema) -> FitOptions:
@@ -154,17 +166,6 @@ def with_fixed_curves(options: FitOptions, schema: Schema) -> FitOptions:
     curves = {column.name: column.encoded for column in schema.features if column.knots}
     named = [name for name in options.fixed if name not in curves]
     return replace(options, fixed=(*named, *(name for names in curves.values() for name in names)))
-
-
-def _fixed_columns(prepared: Prepared, named: Sequence[str]) -> tuple[str, ...]:
-    """Return the prepared columns of the named features: a category has several."""
-    columns, schema = [name for name in prepared.columns.names if name != INTERCEPT], prepared.schema
-    several = {} if schema is None else {column.name: column.encoded for column in schema.features}
-    for name in named:
-        if name not in columns and name not in several:
-            near = listed([*several, *(column for column in columns if column not in several)], 12)
-            raise ParameterError(f"{argument('fixed')} names {name!r}, which is not a column: there are {near}")
-    return tuple(column for name in named for column in ((name,) if name in columns else several[name]))
 
 
 def _prepared_rows(federation: Federation, options: FitOptions, schema: Schema | None, scaled: bool) -> Prepared:
@@ -207,7 +208,7 @@ def _prepared_rows(federation: Federation, options: FitOptions, schema: Schema |
             f"the {loss.name} loss has {loss.n_params(encoded.n_features)} parameters for {encoded.n_features} columns "
             "(including the intercept); a model has one for each column: use Problem and solve for other losses"
         )
-    return Prepared(encoded, federation, loss, columns, **about)
+    return Prepared(encoded, federation, loss, columns, about)
 
 
 def _prepared_summaries(summaries: Summaries, options: FitOptions, schema: Schema | None, scaled: bool) -> Prepared:
@@ -218,9 +219,7 @@ def _prepared_summaries(summaries: Summaries, options: FitOptions, schema: Schem
         raise ParameterError(f"the summaries are of the {loss.name} loss, not of {wanted!r}: {out}")
     intercept, summaries = summaries.has_intercept, summaries.repaired()
     if schema is not None:
-        target = None if schema.target is None else schema.target.name
-        columns = schema_columns(schema, loss, intercept)
-        return Prepared(summaries, summaries, loss, columns, schema.classes, target, schema.offset, schema)
+        return Prepared(summaries, summaries, loss, schema_columns(schema, loss, intercept), about_schema(schema))
     mean, scale, prepared, first = np.zeros(summaries.n_features), np.ones(summaries.n_features), summaries, intercept
     if scaled:
         prepared, mean, scale = summaries.standardized()
@@ -291,9 +290,7 @@ def model_from_theta(
         expected = count(columns.n_params, "parameter")
         raise ParameterError(f"each theta must have {expected}, got arrays of shape {stacked.shape[1:]}")
     rows = np.array([n_samples.get(site, 0) for site in graph.sites], dtype=np.int64)
-    target = None if schema.target is None else schema.target.name
-    about = {"classes": schema.classes, "target_name": target, "offset_name": schema.offset, "schema": schema}
-    return build_model(stacked, columns, loss, graph, rows, **about | more)
+    return build_model(stacked, columns, loss, graph, rows, **about_schema(schema) | more)
 
 
 def join_parts(parts: Sequence[FittedModel], graph: Graph) -> FittedModel:
@@ -322,9 +319,7 @@ def join_parts(parts: Sequence[FittedModel], graph: Graph) -> FittedModel:
     theta = np.concatenate([scaled, (intercept + coef @ mean)[:, :, None]], axis=2).reshape(len(coef), -1)
     apart = np.abs(theta[graph.edges[:, 0]] - theta[graph.edges[:, 1]]).max(axis=1, initial=0.0)
     origin = {name: value for name, value in (first.origin or {}).items() if name not in ("privacy", "sums")}
-    if promised := [part.origin["privacy"] for part in parts if part.origin and "privacy" in part.origin]:
-        worst = {name: max(one[name] for one in promised) for name in ("epsilon", "delta")}
-        origin["privacy"] = {**worst, "sites": len(promised)}
+    origin |= weakest_promise([part.origin["privacy"] for part in parts if part.origin and "privacy" in part.origin])
     return replace(
         first,
         origin=origin or None,
