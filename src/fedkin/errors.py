@@ -13,10 +13,10 @@
 
     FedkinWarning            (UserWarning)
     ├── ConvergenceWarning                   an iteration limit was reached
-    ├── GraphWarning                         edges that come twice, sites that a graph does not name
+    ├── GraphWarning                         repeated edges, sites that a graph does not name
     ├── DegenerateSiteWarning                a site without a local estimate of its own
     ├── ChangeWarning                        rows of a stream that follow other parameters
-    └── TableWarning                         a column left out of a table, a level that did not train
+    └── TableWarning                         a column left out of a table, a level not in the training rows
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ class ChangeWarning(FedkinWarning):
 
 
 class TableWarning(FedkinWarning):
-    """Something about a table that was resolved by a stated rule: a column left out, a level that did not train."""
+    """A stated rule was applied to a table: a column was left out, or a level was not in the training rows."""
 
 
 def missing_dependency(package: str, purpose: str, extra: str) -> MissingDependencyError:

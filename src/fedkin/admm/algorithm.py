@@ -68,7 +68,7 @@ def fed_admm(
     Parameters
     ----------
     problem : Problem
-        What is solved.
+        Problem to solve.
     rounds : int
         Total number of rounds, including those before resuming.
     batch_size : int, sequence of V ints or None

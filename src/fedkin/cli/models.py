@@ -48,7 +48,7 @@ def inspect(
     model: Model,
     card: Annotated[bool, switch("--card", "Print a model card in Markdown instead.")] = False,
     site: Annotated[
-        str | None, option("NAME", "Show one site: its parameters with intervals, and its likely kin.")
+        str | None, option("NAME", "Show one site: its parameters with intervals, and similar sites.")
     ] = None,
     group: Annotated[int | None, option("N", "Show one group: the mean of its members' parameters.")] = None,
     contrast: Annotated[tuple[str, str] | None, option("A B", "Show how two sites differ; group:N is a group.")] = None,

@@ -38,9 +38,7 @@ def predict(
     ] = False,
     rows: Annotated[
         Path | None,
-        option(
-            "FILE", "Labelled rows: they give new sites a model, and known sites the baseline hazards that they lack."
-        ),
+        option("FILE", "Labelled rows: new sites get a model from them, known sites a missing baseline."),
     ] = None,
     level: Level = None,
     interval: Annotated[

@@ -33,7 +33,7 @@ class RayEngine(Engine):
     workers : int, optional
         Number of shards; by default the cores of the cluster.
     storage, save_every
-        As of `Engine`.
+        As in `Engine`.
     """
 
     def __init__(

@@ -42,7 +42,7 @@ class SiteTerms(ABC):
         """Return the Hessians, shape ``(V, p, p)``."""
 
     def hessian_blocks(self, theta: Array, columns: Mask) -> Array:
-        """Return the rows and columns ``columns (p,)`` of the Hessians only."""
+        """Return the Hessians restricted to the rows and columns in ``columns (p,)``."""
         return self.hessians(theta)[:, columns][:, :, columns]
 
     def cautious_hessians(self, theta: Array) -> Array:

@@ -299,7 +299,7 @@ def merge_sums(
 ) -> Summaries:
     """Combine results of `partial_sums`, in any order and possibly concatenated, into summaries for `fit` and others.
 
-    ``features`` and ``folds`` are those of `partial_sums`, ``weighted`` tells whether rows had weights, and
+    ``features`` and ``folds`` are those of `partial_sums`, ``weighted`` states whether rows have weights, and
     ``fit_intercept`` puts a column of ones first.
     """
     total = RunningSums(len(features), folds)

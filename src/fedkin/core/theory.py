@@ -145,9 +145,9 @@ def theorem2_bound(
 ) -> float:
     """Return the right-hand side of eq. thm_prop: a bound that holds with probability about ``1 - xi``.
 
-    As printed, for phi = l1, with ``u = sigma^2 p / (n |V|)``, and with 1 for the two constants of which the theorem
-    states that they exist: ``2 kappa^2 {u K log(1/xi) + 4 / (kappa_0 gamma_G^2) u |S| log(|E|/xi)}``. Its proof starts
-    from Theorem 1, whose own proof has ``kappa_0^2``.
+    As printed, for phi = l1, with ``u = sigma^2 p / (n |V|)``, and with 1 for the theorem's two unspecified
+    constants: ``2 kappa^2 {u K log(1/xi) + 4 / (kappa_0 gamma_G^2) u |S| log(|E|/xi)}``. Its proof starts from
+    Theorem 1, whose own proof has ``kappa_0^2``.
     """
     if not 0 < xi < 1:
         raise ParameterError(f"xi is a probability between 0 and 1, got {xi!r}")
@@ -255,7 +255,7 @@ class ConvergenceConstants:
     Notes
     -----
     The theorem prints ``2 kappa^2 C_psi log(T) / T``, for T from `valid_from`. Its proof concerns the proximal step
-    (``step=kappa`` in `fedkin.fed_admm`; the paper notes the equivalence) and, with the constants collected anew, gives
+    (``step=kappa`` in `fedkin.fed_admm`; the paper notes the equivalence) and, with the constants recomputed, gives
     ``(2 kappa / (|V| T)) {|V| kappa C_psi (1 + log T) / 2 + |E| (a^2 / rho + rho r_0^2 + 4 r_0 a)}`` for every T, where
     ``a`` is `dual_radius`: the proof takes duals of norm up to kappa_alpha, and then writes kappa_alpha for its square;
     strong convexity with ``1 / kappa`` gives a factor ``2 kappa`` where the proof has kappa; and iterates that begin at

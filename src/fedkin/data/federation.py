@@ -428,9 +428,9 @@ class Federation(HasSites):
     def split(self, test_size: float = 0.25, seed: int = 0) -> tuple[Federation, Federation]:
         """Split every site into training and test rows, two federations with all sites in the same order.
 
-        Site u gives ``round(test_size * n_u)`` rows to the test, and at least one to each side; in time order, its last
-        ones. A single row is for training. The split of a site depends on the seed, its id and its number of rows, not
-        on the other sites.
+        Site u gives ``round(test_size * n_u)`` test rows, and at least one row to each side; of rows in time order,
+        the last ones. A single row is a training row. The split of a site depends on the seed, its id and its number
+        of rows, not on the other sites.
 
         Examples
         --------

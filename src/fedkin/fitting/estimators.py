@@ -117,14 +117,14 @@ class KinRegressor(_Kin, SiteRegressor):
     Attributes
     ----------
     kin_ : Kin
-        The result: probabilities of being kin, covariances, diagnostics; see `kin_.summary()`.
+        The result: probabilities of being alike, covariances, diagnostics; see `kin_.summary()`.
     sites_ : tuple of V ids
     coef_ : array (V, q)
         A row per site, in the order of `sites_`.
     intercept_ : array (V,)
     groups_ : int array (V,)
         Resolved groups. If there are none, each site is its own group, even if all sites may be equal.
-        `kin_.probability` has the probability that each pair of sites is kin.
+        `kin_.probability` has the probability that each pair of sites is alike.
     graph_ : Graph
         The given graph, the graph of the covariates, or a graph without edges.
     model_ : FittedModel

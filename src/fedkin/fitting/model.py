@@ -218,7 +218,7 @@ class FittedModel(HasSites):
     def coefficients(self) -> dict[str, list[Any]]:
         """Return the coefficients as columns: site, group, class (with more than two), intercept, then the features.
 
-        ``pandas.DataFrame(model.coefficients())`` is a table. A feature called like another column of it, or of
+        ``pandas.DataFrame(model.coefficients())`` is a table. A feature with the name of another column, or of one in
         ``coefficients.csv``, gets the prefix ``feature:``.
         """
         k = self.coef.shape[1]
@@ -432,7 +432,7 @@ class FittedModel(HasSites):
     # --- inference, with kin ------------------------------------------------------------------------------------
 
     def the_kin(self, what: str) -> Kin:
-        """Return `kin`, which ``what`` needs."""
+        """Return `kin`, or refuse ``what``, which needs it."""
         if self.kin is not None:
             return self.kin
         raise ParameterError(

@@ -140,9 +140,9 @@ class FitOptions(SharedOptions):
     -----
     *Method.* "kin" is `fedkin.find_kin`: partial pooling with groups, each site's parameters with their uncertainty,
     and nothing to tune; it has the lower error on almost every table and takes seconds. "fused" is the paper's
-    estimator: edges tested, ``lam`` chosen, the objective minimised with a certificate. Options of the other method are
-    refused. Both have ``loss``, ``fit_intercept`` and ``seed``; ``standardize`` makes no difference to kin, whose
-    result does not depend on units.
+    estimator: edges are tested, ``lam`` is chosen, and the objective is minimised with a certificate. Options of the
+    other method are refused. Both have ``loss``, ``fit_intercept`` and ``seed``; ``standardize`` makes no difference to
+    kin, whose result does not depend on units.
 
     With ``standardize``, ``lam``, ``ridge``, ``sparsity`` and ``radius`` refer to the standardised features. The
     additional terms are ``(1/|V|) sum_u ridge ||theta_u||^2 / 2`` and ``(1/|V|) sum_u sparsity ||theta_u||_1``;

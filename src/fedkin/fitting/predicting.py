@@ -279,7 +279,7 @@ def predict_files(
     decimal : "." or ","
         Decimal separator of CSV files.
     on : str or Engine, optional
-        Where to compute; by default the engine of `fedkin.cluster.running_on`. The file has the same bytes anywhere.
+        Where to compute; by default the engine of `fedkin.cluster.running_on`. The file does not depend on it.
 
     Returns
     -------

@@ -90,7 +90,7 @@ class Queries(PlainMessage, frozen=True):
 
     @property
     def round(self) -> int:
-        """Round of messages of the answers, from 2 onwards."""
+        """Number of the round of messages, from 2 onwards."""
         return self.questions[0].round
 
     @property

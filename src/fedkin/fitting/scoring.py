@@ -27,7 +27,7 @@ class SiteScorer:
     """A scikit-learn scorer that passes ``site`` and ``offset`` to ``predict``.
 
     scikit-learn's own scorers pass metadata to the metric, not to the model, so they cannot score a model of several
-    sites. Use this one as ``scoring=`` with metadata routing enabled.
+    sites. Use this scorer as ``scoring=`` with metadata routing enabled.
 
     Parameters
     ----------
@@ -154,7 +154,7 @@ class WithinSiteKFold(BaseCrossValidator):  # type: ignore[misc]
 
     Notes
     -----
-    A site with fewer rows than folds has one row in each of some folds, so it always keeps training rows. A site with
+    A site with fewer rows than folds has test rows in some folds only, so it always keeps training rows. A site with
     one row stays in the training part.
 
     Examples

@@ -37,9 +37,9 @@ def covariate_graph(covariates: Covariates, sites: Sequence[Hashable]) -> Graph:
     Returns
     -------
     Graph
-        A column of labels joins all sites with the same label. Columns of numbers are standardised together, and each
-        site is joined to its nearest neighbours, as many as the square root of the number of sites; ties are all
-        joined. With several such sources, the weight of an edge is the share of sources that join its ends.
+        A column of labels joins all sites with the same label. Numeric columns are standardised together, and each site
+        is joined to its nearest neighbours (the square root of the number of sites, and ties). With several such
+        sources, the weight of an edge is the share of sources that join its ends.
 
     Raises
     ------

@@ -82,14 +82,14 @@ class Contrast:
         return interval(self.estimate, self.standard_error, level)
 
     def summary(self, level: float = 0.95) -> str:
-        """Return the result as text, in the manner of statsmodels."""
+        """Return the result as text, as statsmodels does."""
         statistic, degrees, tail = self.wald
         lines = [
             *_table(self, self.label, level),
             f"Wald test that all are 0: chi2({degrees}) = {statistic:.4g}, p = {tail:.3g}",
         ]
         if self.probability is not None:
-            lines.append(f"Probability that the two are kin: {self.probability:.2f}")
+            lines.append(f"Probability that the two are alike: {self.probability:.2f}")
         return "\n".join([*lines, *_ending(self.kind, level)])
 
     def __repr__(self) -> str:
@@ -233,7 +233,7 @@ def _likely_kin(kin: Kin, u: int) -> str:
     if not likely:
         return f"Group {int(kin.groups[u]) + 1}; no other site is likely to be its kin."
     named = ", ".join(f"{kin.sites[v]} ({chance[v]:.2f})" for v in likely)
-    return f"Group {int(kin.groups[u]) + 1}; likely kin (probability): {named}"
+    return f"Group {int(kin.groups[u]) + 1}; similar sites (probability): {named}"
 
 
 def _ending(kind: Kind, level: float) -> tuple[str, str]:

@@ -439,7 +439,7 @@ class Kin(HasSites):
     def summary(
         self, level: float = 0.95, *, site: Hashable | None = None, group: int | None = None, kind: Kind = "average"
     ) -> str:
-        """Return the result as text, in the manner of statsmodels.
+        """Return the result as text, as statsmodels does.
 
         Parameters
         ----------

@@ -145,7 +145,7 @@ class Loss(ABC):
 
     @property
     def scale_equivariant(self) -> bool:
-        """Whether theta scales with the target, whose unit is then unknown, so that residuals have a scale to learn."""
+        """Whether theta scales with the target, so that the scale of residuals is learned."""
         return self.location or (self.link == "identity" and self.estimates_scale)
 
     def dispersion(self, theta: Array, X: Array, y: Maybe, offset: Maybe = None, weight: Maybe = None) -> float:

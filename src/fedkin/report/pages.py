@@ -109,7 +109,7 @@ def demo_picture(errors: Mapping[str, float], strong: str, given: Graph, found: 
     def share(value: float) -> float:
         return (math.log10(value) - low) / (high - low)
 
-    matrices = [_matrix(given, labels, "The graph as given"), _matrix(found, labels, "Sites found to be kin")]
+    matrices = [_matrix(given, labels, "The graph as given"), _matrix(found, labels, "Sites found to be alike")]
     ticks = [(share(10.0**power), f"{10.0**power:g}") for power in range(low, high + 1)]
     dots = [
         {"name": name, "share": share(value), "label": f"{value:.3g}", "strong": name == strong}

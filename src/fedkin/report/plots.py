@@ -86,7 +86,7 @@ def plot_coefficients(
     level : float in (0, 1)
         Level of the intervals.
     most : int
-        Sites that are drawn. Of more, evenly spaced ones are drawn, and the title says how many.
+        Maximum number of sites to draw: of more, evenly spaced ones are drawn, and the title gives their number.
     """
     number = _feature(model, feature)
     (groups, resolved), values = group_labels(model), model.coef[:, 0, number]

@@ -163,7 +163,7 @@ def group_table(spec: Mapping[str, Any], rows: Sequence[Row]) -> ResultTable:
     measures = {
         "resolved": "groups resolved",
         "exact": "groups exactly right",
-        "purity": "pairs inside groups that are kin",
+        "purity": "pairs inside groups that are alike",
         "coverage": "coverage of 95% intervals",
         "coverage_site": "coverage of intervals from own rows",
     }
@@ -191,8 +191,8 @@ def reliability(spec: Mapping[str, Any], rows: Sequence[Row], folder: Path) -> A
             size = 12 + 300 * pairs / max(sum(one[2] for one in _bins(chosen)), 1.0)
             axis.scatter([stated], [true.mean], s=size, color="#D55E00", edgecolor="white", zorder=3)
         axis.set_title(f"groups {title}: {len(chosen)} federations", loc="left")
-    figure.supxlabel("stated probability that two sites are kin", fontsize=10)
-    figure.supylabel("share of pairs that are kin", fontsize=10)
+    figure.supxlabel("stated probability that two sites are alike", fontsize=10)
+    figure.supylabel("share of pairs that are alike", fontsize=10)
     add_legend(figure, axes)
     return figure
 
@@ -249,7 +249,7 @@ def coverage_checks(rows: Sequence[Row]) -> list[Check]:
     if shown:
         pure = Sample.from_values([float(row["purity"] >= PURE) for row in shown])
         observed = f"{pure.mean:.3f} of {pure.n}; resolved in {len(shown)} of {len(mine)} federations"
-        claim = f"Where groups are resolved, {PURE:.0%} of pairs inside them are kin, in {RIGHT:.0%} of federations"
+        claim = f"Where groups are resolved, {PURE:.0%} of pairs inside them are alike, in {RIGHT:.0%} of federations"
         in_doubt = doubt([pure.share_interval()], low=RIGHT, form=".3f")
         found.append(Check(claim, observed, pure.mean >= RIGHT, in_doubt))
     return found
