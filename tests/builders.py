@@ -151,18 +151,6 @@ def drawn(loss: str, eta: np.ndarray, shift: np.ndarray, rng: np.random.Generato
     return rng.poisson(mean).astype(float) if kind.target == "count" else rng.gamma(3.0, mean / 3.0)
 
 
-def responses(kind: str, eta: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-    """Targets for the linear predictor ``eta``."""
-    if kind == "logistic":
-        return (rng.random(eta.size) < 1 / (1 + np.exp(-eta))).astype(float)
-    if kind == "poisson":
-        return rng.poisson(np.exp(eta)).astype(float)
-    if kind == "multinomial":
-        return rng.integers(0, 3, eta.size).astype(float)
-    noise = rng.standard_t(3, eta.size) if kind == "huber" else rng.standard_normal(eta.size)
-    return eta + 1.5 * noise
-
-
 def sites(kind: str, sizes=(80, 120, 120), q: int = 3, seed: int = 0, offset: bool = False) -> Federation:
     """Sites "site 0", "site 1", ... of moderate size, whose first column is 1."""
     rng = np.random.default_rng(seed)
@@ -170,7 +158,7 @@ def sites(kind: str, sizes=(80, 120, 120), q: int = 3, seed: int = 0, offset: bo
     for u, n in enumerate(sizes):
         X = np.column_stack([np.ones(n), rng.standard_normal((n, q - 1))])
         shift = 0.5 * rng.standard_normal(n) if offset else np.zeros(n)
-        y = responses(kind, X @ (0.4 * rng.standard_normal(q)) + shift, rng)
+        y = drawn(kind, X @ (0.4 * rng.standard_normal(q)), shift, rng)
         data[f"site {u}"] = (X, y, shift) if offset else (X, y)
     return Federation(data)
 

@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 from builders import PENALTY_NAMES, federation, log_cosh, ring
 from cvxpy_reference import check_gaps, reference
 from fedkin import Federation, Graph, Problem, solve
-from fedkin.core import L1
 from fedkin.datasets import paper_design
 from fedkin.errors import ConvergenceWarning, ParameterError, SolverError
 from fedkin.losses import UserLoss
@@ -133,32 +132,6 @@ def test_interrupted_in_a_users_loss(calls: int) -> None:
     assert solution.objective == pytest.approx(problem.objective(solution.theta))
     left["calls"] = 10**9
     assert solve(problem, 1e-10, warm_start=solution).status == "converged"
-
-
-class Interrupting(L1):
-    """Raises Ctrl-C at its n-th projection."""
-
-    def __init__(self, calls: int) -> None:
-        self.calls = calls
-
-    def project(self, y, radius):
-        self.calls -= 1
-        if self.calls == 0:
-            raise KeyboardInterrupt
-        return super().project(y, radius)
-
-
-def test_interrupted_in_the_quadratic_core() -> None:
-    design = paper_design(10, 20, 3, 2)
-    best = solve(Problem(design.federation, design.graph, lam=0.01), 1e-12)
-    early, late = (
-        solve(Problem(design.federation, design.graph, penalty=Interrupting(calls), lam=0.01), 1e-12, backend="numpy")
-        for calls in (3, 28)
-    )
-    assert early.status == late.status == "interrupted"
-    assert late.gap < 1e-2
-    for solution in (early, late):
-        check_gaps(solution, best.objective)
 
 
 def test_warm_starts() -> None:

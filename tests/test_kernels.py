@@ -15,6 +15,7 @@ from fedkin.graph import Graph
 from fedkin.solvers import compiled, solve_fused
 from fedkin.solvers import pdhg_kernels as kernels
 from fedkin.solvers.compiled import CompiledIteration
+from fedkin.solvers.pdhg import Iteration, NumpyIteration
 
 
 def gram_objective(
@@ -91,21 +92,26 @@ def test_numbering_sites_anew_and_sharing_the_work_change_nothing(name, constant
     np.testing.assert_allclose(other.alpha, expected.alpha, atol=1e-10)
 
 
-def test_interruption_leaves_a_certified_pair(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("last", [1, 4])
+@pytest.mark.parametrize(("backend", "kind"), [("numpy", NumpyIteration), ("numba", CompiledIteration)])
+def test_interruption_leaves_a_certified_pair(
+    backend: Any, kind: type[Iteration], last: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     objective, calls = OBJECTIVES["linear l2"], []
-    original = CompiledIteration.run
+    original = kind.run
 
-    def run(self: CompiledIteration, *arguments: Any, **named: Any) -> Any:
+    def run(self: Iteration, *arguments: Any, **named: Any) -> Any:
         calls.append(1)
         moves = original(self, *arguments, **named)
-        if len(calls) == 4:
+        if len(calls) == last:
             raise KeyboardInterrupt
         return moves
 
-    monkeypatch.setattr(CompiledIteration, "run", run)
-    solution = solve_fused(objective, 1e-12, backend="numba")
+    monkeypatch.setattr(kind, "run", run)
+    solution = solve_fused(objective, 1e-12, backend=backend)
+    monkeypatch.undo()
     assert solution.status == "interrupted"
-    assert np.isfinite(solution.gap)
+    assert np.isfinite(solution.gap) and (last == 1 or solution.gap < 1e-2)
     assert (objective.penalty.dual_norm(solution.alpha) <= objective.edge_radius * (1 + 1e-12)).all()
     best = solve_fused(objective, 1e-10, backend="numpy")
     assert solution.objective - best.objective <= solution.gap * abs(solution.objective) * (1 + 1e-6)

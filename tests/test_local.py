@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from scipy import optimize
 
-from builders import responses, separated, sites
+from builders import drawn, separated, sites
 from fedkin.core import global_fit, local_fit, oracle_fit, select_edges
 from fedkin.data import Federation
 from fedkin.errors import DataError, DegenerateSiteWarning, ParameterError, UnknownSiteError
@@ -137,7 +137,7 @@ def degenerate(kind: str) -> Federation:
     fed = sites(kind, sizes=(60, 80), q=4, seed=6)
     data = {u: (fed[u].X, fed[u].y) for u in fed.sites}
     X = np.column_stack([np.ones(30), rng.standard_normal((30, 3))])
-    y = responses(kind, X @ np.array([0.2, 0.5, -0.5, 0.3]), rng)
+    y = drawn(kind, X @ np.array([0.2, 0.5, -0.5, 0.3]), np.zeros(30), rng)
     repeated = X.copy()
     repeated[:, 3] = repeated[:, 1]
     zero = X.copy()

@@ -217,7 +217,8 @@ def test_a_question_of_another_contract_is_refused() -> None:
     fed = federation("logistic", (60,), q=2)
     with pytest.raises(DataError, match="queried about 5 parameters, but its rows have 2"):
         site_answer(Query("a", 2, np.zeros(5), np.zeros(5)), fed[0], LogisticLoss(), feature_names=fed.feature_names)
-    for change, words in (({"round": 1}, "at least 2"), ({"radius": 0.0}, "positive"), ({"balance": []}, "'balance'")):
+    changes = ({"round": 1}, ">= 2.*round"), ({"radius": 0.0}, "> 0.*radius"), ({"balance": []}, "'balance'")
+    for change, words in changes:
         with pytest.raises(DataError, match=words):
             Query.from_plain(Query("a", 2, np.zeros(1), np.zeros(1)).to_plain() | change)
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, TypeVar
 
 import numpy as np
 from msgspec.structs import replace as replace_in
@@ -22,8 +22,11 @@ from fedkin.data import INTERCEPT
 from fedkin.errors import DataError, ParameterError, UnknownSiteError
 from fedkin.losses import Loss, describe_loss
 
+_T = TypeVar("_T")
 #: A column whose variance is below this share of its mean square is treated as constant.
 CONSTANT = 1e-14
+#: Entries of all sites: arrays, and what some sites may lack.
+_ARRAYS, _SOME = ("column_sums", "column_squares", "scores"), ("own", "privacy", "curvature")
 
 
 @dataclass(frozen=True, eq=False)
@@ -86,15 +89,11 @@ class Summaries(SiteData):
             each = [getattr(part, name) for part in parts]
             return None if each[0] is None else np.stack(each)
 
-        def kept(name: str) -> Any:
-            each = tuple(getattr(part, name) for part in parts)
-            return each if any(one is not None for one in each) else None
-
         sums = Quadratics(stacked("at"), stacked("count"), stacked("value"), stacked("gradient"), hessian)
-        more = {name: stacked(name) for name in ("column_sums", "column_squares", "scores")}
-        more |= {name: kept(name) for name in ("own", "privacy", "curvature")}
-        gaps = None if first.gap is None else np.array([part.gap for part in parts])
-        return cls(kept("site"), first.loss, first.feature_names, first.seed, sums, gaps=gaps, **more)
+        more = {name: stacked(name) for name in _ARRAYS}
+        more |= {name: _known(getattr(part, name) for part in parts) for name in _SOME}
+        head = tuple(part.site for part in parts), first.loss, first.feature_names, first.seed
+        return cls(*head, sums, gaps=stacked("gap"), **more)
 
     # --- looking at it, as at a federation ----------------------------------------------------------------------
 
@@ -126,8 +125,7 @@ class Summaries(SiteData):
             raise UnknownSiteError(f"there is no summary of site {site!r}, only of {listed(self.sites)}")
         u, sums = self.index[site], self.sums
         entries: dict[str, Any] = {
-            name: None if (each := getattr(self, name)) is None else each[u]
-            for name in ("column_sums", "column_squares", "scores", "own", "privacy", "curvature")
+            name: None if (each := getattr(self, name)) is None else each[u] for name in _ARRAYS + _SOME
         }
         entries |= {name: getattr(sums, name)[u] for name in ("at", "count", "value", "gradient", "hessian")}
         gap = None if self.gaps is None else float(self.gaps[u])
@@ -147,11 +145,11 @@ class Summaries(SiteData):
     def take(self, order: Index) -> Summaries:
         """Return the summaries of the sites at the given positions, in that order."""
         entries: dict[str, Any] = {"sums": self.sums.take(order), "sites": tuple(self.sites[u] for u in order)}
-        for name in ("column_sums", "column_squares", "scores", "gaps"):
+        for name in (*_ARRAYS, "gaps"):
             entries[name] = None if (each := getattr(self, name)) is None else each[order]
-        for name in ("own", "privacy", "curvature"):
-            some = tuple((getattr(self, name) or [None] * self.n_sites)[u] for u in order)
-            entries[name] = some if any(one is not None for one in some) else None
+        for name in _SOME:
+            each = getattr(self, name)
+            entries[name] = None if each is None else _known(each[u] for u in order)
         return replace(self, **entries)
 
     def pooled(self) -> Summaries:
@@ -161,7 +159,7 @@ class Summaries(SiteData):
         if not self.loss.quadratic:
             raise DataError(f"sums of the {self.loss.name} loss at different points cannot be added up")
         entries: dict[str, Any] = {"sites": (0,), "curvature": None, "sums": self.sums.pooled()}
-        for name in ("column_sums", "column_squares", "scores"):
+        for name in _ARRAYS:
             entries[name] = None if (each := getattr(self, name)) is None else each.sum(axis=0, keepdims=True)
         return replace(self, **entries)
 
@@ -263,6 +261,12 @@ class Summaries(SiteData):
             # a ridge in other coordinates is a matrix, of which the diagonal is kept
             own = tuple(replace_in(one, ridge=np.einsum("ij,i,ij->j", T, one.ridge, T)) for one in self.own)
         return replace(self, sums=sums, own=own, curvature=None)
+
+
+def _known(entries: Iterable[_T]) -> tuple[_T, ...] | None:
+    """Return the entries of sites; None if no site has one."""
+    each = tuple(entries)
+    return each if any(one is not None for one in each) else None
 
 
 def _with_margin(parts: Array, count: Array, privacy: Privacy) -> Array:

@@ -24,8 +24,9 @@ NOTHING = 1e-10
 #: about as many rows as parameters it would know next to nothing, and not how little.
 WORTH, WORTH_PER_RANK = 0.3, 1.5
 
-#: A whole number of at least 0.
+#: A whole number of at least 0, and a number above 0.
 WholeNumber = Annotated[int, msgspec.Meta(ge=0, le=10**10)]
+Positive = Annotated[float, msgspec.Meta(gt=0)]
 #: Larger numbers cannot be valid sums, and their products would overflow.
 _LARGEST = 1e100
 _T = TypeVar("_T")
@@ -90,19 +91,19 @@ class OwnEstimate(PlainMessage, frozen=True):
     """Estimate of a site in its first message: its own minimiser, or a ridge fit if none exists."""
 
     ridge: Array  # (p,), extra curvature of the mean loss that the estimate needed; zeros for an ordinary one
-    dispersion: float = 1.0  # factor by which the variance of a score exceeds the Hessian
-    dof: float = np.inf  # degrees of freedom behind the dispersion; infinite where it is not estimated
+    dispersion: Positive = 1.0  # factor by which the variance of a score exceeds the Hessian
+    dof: Positive = np.inf  # degrees of freedom behind the dispersion; infinite where it is not estimated
     note: str = ""  # why the site has no minimiser of its own
 
 
 class Privacy(PlainMessage, frozen=True):
     """Differential privacy of one message: replacing a row changes its probability by at most ``exp(epsilon)``."""
 
-    epsilon: float
-    delta: float  # the probability with which the promise may fail
-    bound: float  # on the L2 norm of a row in units of its limits; longer rows are shortened
+    epsilon: Positive
+    delta: Positive  # the probability with which the promise may fail
+    bound: Positive  # on the L2 norm of a row in units of its limits; longer rows are shortened
     limits: Array  # (q + 1,), on the sizes of columns and target (1 for the mean loss); larger values are cut
-    noise: float  # standard deviation of that on every sum of products, fold by fold, in units of the limits
+    noise: Positive  # standard deviation of that on every sum of products, fold by fold, in units of the limits
 
 
 class LowRankCurvature(PlainMessage, frozen=True):
@@ -345,12 +346,11 @@ class _PlainSummary(PlainMessage, frozen=True):
         check_shapes(self, {"at": (p,), "column_sums": (q,), "column_squares": (q,)}, what)
         if self.own is not None:
             check_shapes(self.own, {"ridge": (p,)}, f"{what}, entry 'own',")
-            if (self.own.ridge < 0).any() or not self.own.dispersion > 0 or not self.own.dof > 0:
+            if (self.own.ridge < 0).any():
                 refuse(what, "has a negative number in 'own'")
         if self.privacy is not None:
             check_shapes(self.privacy, {"limits": (q + 1,)}, f"{what}, entry 'privacy',")
-            numbers = [self.privacy.epsilon, self.privacy.delta, self.privacy.bound, self.privacy.noise]
-            if not min(*numbers, float(self.privacy.limits.min())) > 0:
+            if not (self.privacy.limits > 0).all():
                 refuse(what, "has a number that is not positive in 'privacy'")
         if self.curvature is not None:
             shapes = {"diagonal": (p,), "factor": (len(self.curvature.factor), p)}
@@ -372,10 +372,10 @@ class Query(PlainMessage, frozen=True):
     """Query of the organiser to a site: evaluate the loss and its derivatives at a point."""
 
     site: Any
-    round: int  # from 2 onwards; round 1 is the initial summary
+    round: Annotated[int, msgspec.Meta(ge=2)]  # round 1 is the initial summary
     theta: Array  # (p,), the point
     balance: Array  # (p,), dual force of the neighbours: at the solution, minus the gradient of the site's mean loss
-    radius: float = np.inf  # of a ball that contains the solution; used if the rows do not determine all directions
+    radius: Positive = np.inf  # of a ball that contains the solution; used if the rows do not determine all directions
 
     def to_plain(self) -> dict[str, Any]:
         """Return plain values for a file."""
@@ -391,7 +391,5 @@ class Query(PlainMessage, frozen=True):
         if not isinstance(made.site, str):
             refuse(what, f"is for the site {made.site!r}, expected a name")
         what = f"the query to site {made.site!r}"
-        if made.round < 2 or not made.radius > 0:
-            refuse(what, f"has round {made.round} (at least 2) and radius {made.radius:g} (a positive number)")
         check_shapes(made, {"theta": (made.theta.size,), "balance": (made.theta.size,)}, what)
         return made

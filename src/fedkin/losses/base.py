@@ -111,13 +111,13 @@ class Loss(ABC):
     def value(self, theta: Array, X: Array, y: Maybe, offset: Maybe = None) -> float:
         """Return the mean loss over the rows."""
 
-    @abstractmethod
     def gradient(self, theta: Array, X: Array, y: Maybe, offset: Maybe = None) -> Array:
-        """Return the gradient ``(p,)`` of `value`."""
+        """Return the gradient ``(p,)`` of `value`, the mean of `scores`."""
+        return np.asarray(self.scores(theta, X, y, offset).mean(axis=0))
 
     @abstractmethod
     def scores(self, theta: Array, X: Array, y: Maybe, offset: Maybe = None) -> Array:
-        """Return per-row derivatives psi ``(n, p)``; their mean is `gradient`."""
+        """Return per-row derivatives psi ``(n, p)``."""
 
     @abstractmethod
     def hessian(self, theta: Array, X: Array, y: Maybe, offset: Maybe = None) -> Array:

@@ -41,9 +41,6 @@ class CoxLoss(Loss):
             weight = np.exp(eta - top)
             return float((np.log(risk.sums(weight[:, None])[:, 0]) + top).sum() - eta[risk.deaths].sum()) / len(X)
 
-    def gradient(self, theta: Array, X: Array, y: Maybe, offset: Maybe = None) -> Array:
-        return np.asarray(self.scores(theta, X, y, offset).mean(axis=0))
-
     def scores(self, theta: Array, X: Array, y: Maybe, offset: Maybe = None) -> Array:
         risk, means, _ = self._means(theta, X, y, offset)
         out = np.zeros_like(X, dtype=np.float64)

@@ -36,9 +36,6 @@ class MeanLoss(Loss):
     def value(self, theta: Array, X: Array, y: Maybe, offset: Maybe = None) -> float:
         return float(0.5 * self.parameter * ((X - theta) ** 2).sum() / X.shape[0])
 
-    def gradient(self, theta: Array, X: Array, y: Maybe, offset: Maybe = None) -> Array:
-        return np.asarray(self.parameter * (theta - X.mean(axis=0)))
-
     def scores(self, theta: Array, X: Array, y: Maybe, offset: Maybe = None) -> Array:
         return np.asarray(self.parameter * (theta - X))
 
