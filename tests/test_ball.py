@@ -126,7 +126,7 @@ def test_rounds_and_summaries_have_the_minimiser_of_the_rows() -> None:
 def test_what_cannot_honour_the_ball_says_so() -> None:
     problem = Problem(federation("linear", (8, 9, 10), q=2), ring(3), lam=0.05, radius=0.3)
     with pytest.raises(ParameterError, match=r"constrains all parameters .* omit fuse_intercept= or radius=0.3"):
-        ProfiledProblem(problem, np.array([True, False]))
+        ProfiledProblem.from_problem(problem, np.array([True, False]))
     for wrong in (0.0, -1.0, np.nan, np.inf):
         with pytest.raises(ParameterError, match="radius must be a positive"):
             replace(problem, radius=wrong)

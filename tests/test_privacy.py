@@ -395,7 +395,7 @@ def test_what_noise_is_not_for() -> None:
         noisy(rows, Budget(1.0, limits=(1.0, 2.0)))
     with pytest.raises(DataError, match="is not 1 in every row"):
         noisy(Rows(2 * rows.X, rows.y), Budget(1.0))
-    with pytest.raises(DataError, match="> 0.*privacy.noise"):
+    with pytest.raises(DataError, match=r"> 0.*privacy\.noise"):
         plain = noisy(rows, Budget(1.0)).to_plain()
         Summary.from_plain(plain | {"privacy": plain["privacy"] | {"noise": 0.0}})
     told = {one.name: one for one in describe_summary(noisy(rows, Budget(1.0)))}

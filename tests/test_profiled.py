@@ -19,7 +19,7 @@ FREE = np.array([True, False, False])
 
 def solved(profiled, lam, tol=1e-6):
     """The solution at a level, with all parameters."""
-    return profiled.lifted(fedkin.solve(profiled.rest.with_lam(lam), tol))
+    return profiled.lifted(fedkin.solve(profiled.with_lam(lam), tol))
 
 
 def sites(v=5, n=20, seed=0, spread=5.0):
@@ -98,7 +98,7 @@ def test_solutions_are_those_of_cvxpy(loss, penalty, sparsity):
     free = np.tile(FREE, 2 if loss == "multinomial" else 1)
     shrink = np.tile(sparsity * ~free, (V, 1)) if sparsity else 0.0
     problem = fedkin.Problem(fed, graph, loss, penalty, sparsity=shrink, ridge=0.05 * ~free)
-    found = solved(ProfiledProblem(problem, free), lam, 1e-9)
+    found = solved(ProfiledProblem.from_problem(problem, free), lam, 1e-9)
     theta = cp.Variable((V, free.size))
     value = sum(mean_loss(problem.losses[u], theta[u], fed[u]) for u in range(V))
     value += 0.025 * cp.sum_squares(theta[:, ~free]) + sparsity * cp.sum(cp.abs(theta[:, ~free]))
@@ -111,7 +111,7 @@ def test_solutions_are_those_of_cvxpy(loss, penalty, sparsity):
     assert np.ptp(found.theta[:, 0]) > 0.1, "levels stay apart"
     assert (found.alpha[:, free] == 0).all()
     # a certificate that is asked far from the optimum is still an upper bound
-    rough = solved(ProfiledProblem(problem, free), lam, 1e-2)
+    rough = solved(ProfiledProblem.from_problem(problem, free), lam, 1e-2)
     assert rough.objective - best <= rough.gap * max(abs(rough.objective), 1e-6) + 1e-8
 
 
@@ -119,17 +119,18 @@ def test_solutions_are_those_of_cvxpy(loss, penalty, sparsity):
 def test_paths_and_cross_validation_by_hand(loss):
     fed = smooth(loss)
     graph, lams = Graph.complete(fed.sites), [0.2, 0.02]
-    profiled = ProfiledProblem(fedkin.Problem(fed, graph, loss), FREE)
-    for lam, solution in fedkin.lam_path(profiled.rest, lams, tol=1e-9):
+    problem = fedkin.Problem(fed, graph, loss)
+    profiled = ProfiledProblem.from_problem(problem, FREE)
+    for lam, solution in fedkin.lam_path(profiled, lams, tol=1e-9):
         again = solved(profiled, lam, 1e-9)
         assert solution.objective == pytest.approx(again.objective, rel=1e-8)
         assert np.allclose(profiled.lifted(solution).theta, again.theta, atol=1e-3)
-    choice = fedkin.cross_validate_lam(profiled.problem, lams, free=FREE, folds=3, seed=1, tol=1e-8)
+    choice = fedkin.cross_validate_lam(problem, lams, free=FREE, folds=3, seed=1, tol=1e-8)
     fold_of = assign_folds(fed, 3, 1)
     for k in range(3):
         train, test = fed.take(fold_of != k), fed.take(fold_of == k)
         for m, lam in enumerate(lams):
-            theta = solved(ProfiledProblem(fedkin.Problem(train, graph, loss), FREE), lam, 1e-8).theta
+            theta = solved(ProfiledProblem.from_problem(fedkin.Problem(train, graph, loss), FREE), lam, 1e-8).theta
             mean = fedkin.Problem(test, graph, loss).terms.values(theta).mean()
             assert choice.scores[k, m] == pytest.approx(mean, rel=1e-4)
 
@@ -140,8 +141,8 @@ def test_a_site_with_one_class_needs_a_ridge_or_edges():
     one = fed.replaced(y=y)
     problem = fedkin.Problem(one, Graph.complete(fed.sites), "logistic")
     with pytest.raises(SolverError, match="the intercept of site 2 has no finite minimiser without an edge penalty"):
-        solved(ProfiledProblem(problem, FREE), 0.1)
-    assert solved(ProfiledProblem(replace(problem, ridge=1e-2), FREE), 0.1).gap <= 1e-6
+        solved(ProfiledProblem.from_problem(problem, FREE), 0.1)
+    assert solved(ProfiledProblem.from_problem(replace(problem, ridge=1e-2), FREE), 0.1).gap <= 1e-6
     rows = fedkin.Federation.from_arrays(one.X[:, 1:], y, one.site_index)
     for fuse in (False, "auto"):
         options = FitOptions(method="fused", loss="logistic", fuse_intercept=fuse, select="none", cv_folds=3)

@@ -155,8 +155,8 @@ def _solved(problem: Problem, options: FitOptions, free: Mask, say: Say) -> tupl
     """Return the level, the solution there with all parameters, and the groups that share fused parameters."""
     level = _chosen_level(problem, options, free, say)
     say(f"solving at lam = {level.lam:.4g}")
-    profiled = None if level.fuses else ProfiledProblem(level.problem, free)
-    solution = _solution((level.problem if profiled is None else profiled.rest).with_lam(level.lam), options)
+    profiled = None if level.fuses else ProfiledProblem.from_problem(level.problem, free)
+    solution = _solution((level.problem if profiled is None else profiled).with_lam(level.lam), options)
     groups = solution.clusters(level.problem.graph)
     return level, solution if profiled is None else profiled.lifted(solution), groups
 
@@ -382,7 +382,7 @@ def with_history(
         problem, _ = well_posed_problem(prepared, model.graph, options)
         problem = replace(problem, sparsity=extras(prepared.columns, model.graph, options, choice)["sparsity"])
         if choice.get("fuse_intercept") is False:
-            problem = ProfiledProblem(problem, prepared.columns.intercepts).rest
+            problem = ProfiledProblem.from_problem(problem, prepared.columns.intercepts)
         with warnings.catch_warnings(action="ignore", category=ConvergenceWarning):  # for the report only
             path = lam_path(problem, choice["lams"], tol=_PATH_TOL, max_iter=_PATH_ITER)
         labels = [solution.clusters(model.graph).tolist() for solution in path.solutions]

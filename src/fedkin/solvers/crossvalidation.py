@@ -134,7 +134,7 @@ def cross_validate_lam(
             "no site has two training rows, so cross-validation within sites is not possible "
             "(test rows are not used for training: --test-size 0 keeps all for training); give lam as a number"
         )
-    rest = problem if free is None else ProfiledProblem(problem, free).rest
+    rest = problem if free is None else ProfiledProblem.from_problem(problem, free)
     grid = path.lam_grid(rest, n_lams, ratio) if lams is None else path.checked_grid(lams)
     cut = cut_folds(problem, folds, seed)
     if free is not None:

@@ -307,49 +307,35 @@ def profiled(terms: SiteTerms, free: Mask, sites: Sequence[Hashable]) -> tuple[S
 
 
 @dataclass(frozen=True, eq=False)
-class RestProblem(Problem):
-    """Problem in the parameters that were not profiled out; ``ridge`` covers all parameters."""
+class ProfiledProblem(Problem):
+    """Problem in the other parameters than the ``free (p,)`` ones, which have no edge penalty and are profiled out."""
 
-    profiled_terms: SiteTerms = field(default=None, repr=False)  # type: ignore[assignment]
+    free: Mask = field(default_factory=lambda: np.zeros(0, dtype=bool), repr=False)
+    profile: tuple[SiteTerms, Lift | ProfiledTerms] = field(default=None, repr=False)  # type: ignore[assignment]
+
+    @classmethod
+    def from_problem(cls, problem: Problem, free: Mask) -> ProfiledProblem:
+        """Profile the ``free (p,)`` parameters out of a problem."""
+        if problem.radius is not None:
+            raise ParameterError(
+                f"a ball constrains all parameters of a site together, so none can be left unpenalised: "
+                f"omit {argument('fuse_intercept')} or {argument('radius', problem.radius)}"
+            )
+        sparsity, profile = problem.fused.sparsity, profiled(problem.terms, free, problem.graph.sites)
+        given = {item.name: getattr(problem, item.name) for item in fields(Problem)}
+        given["sparsity"] = 0.0 if sparsity is None else sparsity[:, ~free]
+        return cls(**given, free=free, profile=profile)
 
     @property
     def n_params(self) -> int:
-        return self.profiled_terms.n_params
+        return int((~self.free).sum())
 
     @property
     def terms(self) -> SiteTerms:
-        return self.profiled_terms
-
-
-@dataclass(frozen=True, eq=False)
-class ProfiledProblem:
-    """Problem without an edge penalty on the ``free (p,)`` parameters."""
-
-    problem: Problem
-    free: Mask
-
-    def __post_init__(self) -> None:
-        if self.problem.radius is not None:
-            raise ParameterError(
-                f"a ball constrains all parameters of a site together, so none can be left unpenalised: "
-                f"omit {argument('fuse_intercept')} or {argument('radius', self.problem.radius)}"
-            )
-
-    @cached_property
-    def profile(self) -> tuple[SiteTerms, Lift | ProfiledTerms]:
-        """Profiled terms, and the function that returns all parameters given the remaining ones."""
-        return profiled(self.problem.terms, self.free, self.problem.graph.sites)
-
-    @cached_property
-    def rest(self) -> Problem:
-        """Problem in the remaining parameters."""
-        sparsity = self.problem.fused.sparsity
-        rest = 0.0 if sparsity is None else sparsity[:, ~self.free]
-        given = {item.name: getattr(self.problem, item.name) for item in fields(Problem)}
-        return RestProblem(**given | {"sparsity": rest}, profiled_terms=self.profile[0])
+        return self.profile[0]
 
     def lifted(self, solution: Solution) -> Solution:
-        """Extend a solution of `rest` to all parameters; the duals of the free ones are 0."""
+        """Extend a solution to all parameters; the duals of the free ones are 0."""
         alpha = np.zeros((len(solution.alpha), self.free.size))
         alpha[:, ~self.free] = solution.alpha
         return replace(solution, theta=self.profile[1](solution.theta), alpha=alpha)
