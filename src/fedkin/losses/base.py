@@ -327,6 +327,27 @@ class RowLoss(Loss):
         return np.asarray(outer.reshape(outer.shape[0], -1))
 
 
+class ClassLoss(RowLoss):
+    """Likelihood of classes ``0, 1, ...``; each of the `n_outputs` predictors compares one with the first."""
+
+    target = "class"
+    metric = "log-loss"
+    strictly_convex = True
+    minimiser = "separable"
+
+    def row_errors(self, y: Array, response: Array) -> Array:
+        smallest = np.finfo(float).eps
+        return -np.log(np.clip(response[np.arange(len(response)), y.astype(np.int64)], smallest, 1 - smallest))
+
+    def plausible_size(self, y: Array, offset: Maybe) -> Array:
+        return np.full(y.shape[0], LOGIT_SIZE)
+
+    def constant_diverges(self, y: Array, group: Index) -> Mask:
+        seen = np.zeros((int(group.max(initial=-1)) + 1, self.n_outputs + 1), dtype=bool)
+        seen[group, y.astype(np.int64)] = True
+        return np.asarray(~seen.all(axis=1))
+
+
 class ScalarLoss(RowLoss):
     """Loss of one linear predictor; subclasses define functions of eta without the trailing axis."""
 
@@ -448,19 +469,6 @@ def each(*parts: Maybe) -> Iterator[tuple[Any, ...]]:
 def xlogx(mu: Array) -> Array:
     """Return ``mu log mu``, 0 at 0 and infinite below; a rounding error below 0 counts as 0."""
     return -entr(np.where(mu > -1e-15, np.maximum(mu, 0.0), mu))
-
-
-def log_loss(y: Array, chances: Array) -> Array:
-    """Return minus the log probability ``(n,)`` of each row's class ``y``, given probabilities ``chances (n, C)``."""
-    smallest = np.finfo(float).eps
-    return -np.log(np.clip(chances[np.arange(len(chances)), y.astype(np.int64)], smallest, 1 - smallest))
-
-
-def lacks_class(y: Array, group: Index, n_classes: int) -> Mask:
-    """Return the groups of rows in which one of the classes ``0 .. n_classes - 1`` is missing."""
-    seen = np.zeros((int(group.max(initial=-1)) + 1, n_classes), dtype=bool)
-    seen[group, y.astype(np.int64)] = True
-    return np.asarray(~seen.all(axis=1))
 
 
 def squared_dispersion(residual: Array, n_params: int, weight: Maybe) -> float:

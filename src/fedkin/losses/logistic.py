@@ -8,8 +8,8 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.special import ndtr
 
-from fedkin._base import Array, Index, Mask
-from fedkin.losses.base import LOGIT_SIZE, Loss, Maybe, ScalarLoss, lacks_class, log_loss, xlogx
+from fedkin._base import Array, Mask
+from fedkin.losses.base import ClassLoss, Loss, ScalarLoss, xlogx
 from fedkin.losses.multinomial import MultinomialLoss
 
 #: The logistic function as a mixture of normal ones: shares and scales (Monahan and Stefanski 1992), exact to 3e-9.
@@ -19,19 +19,15 @@ _SCALES = np.array([1.365340806296348, 1.059523971016916, 0.830791313765644, 0.6
                     0.508135425366489, 0.396313345166341, 0.308904252267995, 0.238212616409306])  # fmt: skip
 
 
-class LogisticLoss(ScalarLoss):
+class LogisticLoss(ClassLoss, ScalarLoss):
     """Logistic loss ``m = log(1 + exp(eta)) - y eta`` with ``y`` in {0, 1}."""
 
     name = "logistic"
     canonical = True
-    target = "class"
     link = "logit"
-    metric = "log-loss"
     boosting = "binary"
     curvature_bound = 0.25
     wanted = "targets 0 and 1"
-    strictly_convex = True
-    minimiser = "separable"
 
     @classmethod
     def from_classes(cls, n_classes: int) -> Loss:
@@ -62,9 +58,6 @@ class LogisticLoss(ScalarLoss):
     def mean(self, eta: Array) -> Array:
         return np.asarray(self.slope(eta, 0.0, 0.0))
 
-    def row_errors(self, y: Array, response: Array) -> Array:
-        return log_loss(y, response)
-
     def averaged_predictor(self, eta: Array, covariance: Array) -> Array:
         return averaged_logit(eta, covariance[..., 0])
 
@@ -72,12 +65,6 @@ class LogisticLoss(ScalarLoss):
         # the parabola above the loss that touches it at eta (Jaakkola and Jordan 2000): tanh(eta / 2) / (2 eta)
         half = np.maximum(np.abs(eta), 1e-4) / 2
         return np.asarray(np.tanh(half) / (4 * half))[..., None]
-
-    def plausible_size(self, y: Array, offset: Maybe) -> Array:
-        return np.full(y.shape[0], LOGIT_SIZE)
-
-    def constant_diverges(self, y: Array, group: Index) -> Mask:
-        return lacks_class(y, group, 2)
 
     def refused(self, y: NDArray[Any]) -> Mask:
         return ~np.isin(y, (0, 1))

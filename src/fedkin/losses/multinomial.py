@@ -10,16 +10,16 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.special import log_softmax, logsumexp, ndtri, softmax
 
-from fedkin._base import Array, Index, Mask
+from fedkin._base import Array, Mask
 from fedkin.errors import DataError, ParameterError
-from fedkin.losses.base import LOGIT_SIZE, Maybe, RowLoss, lacks_class, log_loss, xlogx
+from fedkin.losses.base import ClassLoss, xlogx
 
 #: Number of antithetic pairs of points for averaging responses.
 PAIRS = 64
 
 
 @dataclass(frozen=True)
-class MultinomialLoss(RowLoss):
+class MultinomialLoss(ClassLoss):
     """Multinomial logistic loss for classes ``0 .. n_classes - 1``, with reference class 0.
 
     ``theta`` is ``(n_classes - 1, q)`` flattened, with one row of coefficients for each class except the first.
@@ -28,12 +28,8 @@ class MultinomialLoss(RowLoss):
     n_classes: int = 3
 
     name = "multinomial"
-    target = "class"
     link = "softmax"
-    metric = "log-loss"
     curvature_bound = 0.5
-    strictly_convex = True
-    minimiser = "separable"
 
     def __post_init__(self) -> None:
         if self.n_classes < 2:
@@ -73,17 +69,8 @@ class MultinomialLoss(RowLoss):
     def response(self, eta: Array) -> Array:
         return np.asarray(softmax(with_reference(eta), axis=-1))
 
-    def row_errors(self, y: Array, response: Array) -> Array:
-        return log_loss(y, response)
-
     def averaged_predictor(self, eta: Array, covariance: Array) -> Array:
         return averaged_softmax(eta, covariance)
-
-    def plausible_size(self, y: Array, offset: Maybe) -> Array:
-        return np.full(y.shape[0], LOGIT_SIZE)
-
-    def constant_diverges(self, y: Array, group: Index) -> Mask:
-        return lacks_class(y, group, self.n_classes)
 
     @property
     def wanted(self) -> str:  # type: ignore[override]
