@@ -66,11 +66,8 @@ def test_degenerate_sites_are_named(place: Path, capsys: pytest.CaptureFixture[s
     ages = rng.normal(size=120).tolist()
     rows = [[f"s{k % 3}", x, "yes" if k % 3 == 2 or x + rng.logistic() > 0 else "no"] for k, x in enumerate(ages)]
     write(place / "one_class.csv", ["site", "x", "state"], rows)
-    columns, options = (
-        ["--site", "site", "--target", "state"],
-        ["--method", "fused", "--lam", "0.1", "--select", "holm"],
-    )
-    assert main(["fit", "one_class.csv", *columns, *options]) == 0
+    options = ["--target", "state", "--method", "fused", "--lam", "0.1", "--select", "holm"]
+    assert main(["fit", "one_class.csv", "--site", "site", *options]) == 0
     notes = [line for line in capsys.readouterr().err.splitlines() if line.startswith("note: ")]
     assert any("s2" in line for line in notes)
     assert len(notes) == len(set(notes)) == sum("s2" in line for line in notes)  # once, not for every fit

@@ -156,24 +156,14 @@ def summarise_files(
     ----------
     path : path
         A file, a directory, or a pattern such as ``rows/*.parquet``.
-    site : str, optional
-        Column of sites, as in `Federation.read`.
-    target : str
-        Column of targets.
-    fit_intercept : bool
-        Whether to put a column of ones first.
-    folds : int
-        Number of folds; each site's rows are assigned to folds in turn, in file order.
-    seed : int
-        Stored with the folds; this function draws no random numbers.
-
-    Other Parameters
-    ----------------
-    features, offset, weight, categories, spline
-        Columns, as in `Federation.from_frame`. The levels of text columns are found first, in a pass over those columns
-        only.
+    site, target, features, offset, exposure, weight, categories, spline, drop
+        As in `Federation.read`. The levels of text columns are found first, in a pass over those columns only.
     missing : "refuse" | "drop"
         As in `Federation.from_frame`; imputing means is not possible in one pass.
+    fit_intercept : bool
+        Whether to put a column of ones first.
+    folds, seed : int
+        Number of folds, to which each site's rows are assigned in turn, in file order; the seed is only stored.
 
     Returns
     -------
@@ -216,15 +206,10 @@ def rows_in_files(
 
     Parameters
     ----------
-    path, site, target, fit_intercept
+    path, site, target, fit_intercept, features, offset, exposure, weight, missing, categories, spline, drop
         As in `summarise_files`.
     loss : str or Loss
         "auto" selects linear for numbers, and logistic or multinomial for labels.
-
-    Other Parameters
-    ----------------
-    features, offset, weight, missing, categories, spline
-        As in `summarise_files`.
 
     Returns
     -------

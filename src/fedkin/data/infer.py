@@ -76,12 +76,20 @@ def with_curves(
 def complete_batches(table: Table, schema: Schema, roles: Roles) -> Iterator[RawColumns]:
     """Yield the complete rows of each batch of a table with a known schema, without rows of weight 0."""
     for batch in table.batches([*roles.taken, *(column.name for column in schema.features)]):
-        masks = [column.gaps(batch[column.name]) for column in schema.features]
-        kept = ~np.any([*masks, *(_gaps(batch[name]) for name in roles.taken)], axis=0)
-        if roles.weight is not None:
-            kept &= parsed_numbers(batch[roles.weight]).values > 0
+        kept = ~np.any([*_all_gaps(batch, schema, roles).values()], axis=0) & _counts(batch, roles)
         if kept.any():
             yield batch if kept.all() else {name: cells[kept] for name, cells in batch.items()}
+
+
+def _all_gaps(batch: RawColumns, schema: Schema, roles: Roles) -> dict[str, Mask]:
+    """Return which cells of each column are missing."""
+    features = {column.name: column.gaps(batch[column.name]) for column in schema.features}
+    return {name: _gaps(batch[name]) for name in roles.taken} | features
+
+
+def _counts(batch: RawColumns, roles: Roles) -> Mask | bool:
+    """Return which rows have a weight above 0."""
+    return True if roles.weight is None else parsed_numbers(batch[roles.weight]).values > 0
 
 
 @dataclass
@@ -323,23 +331,19 @@ class SchemaScan:
 
     def _complete(self, batch: RawColumns, n: int) -> Mask:
         """Return which rows of a batch are used, and count the gaps."""
-        features = {column.name: column.gaps(batch[column.name]) for column in self.schema.features}
-        roles = {name: _gaps(batch[name]) for name in self._roles.taken}
-        fills, seen = self._roles.missing in FILLING, self._seen
+        gaps, seen = _all_gaps(batch, self.schema, self._roles), self._seen
+        filled = gaps.keys() - self._roles.taken.keys() if self._roles.missing in FILLING else set()
         lost, incomplete = np.zeros(n, dtype=bool), np.zeros(n, dtype=bool)
-        for name, mask in (roles | features).items():
+        for name, mask in gaps.items():
             if mask.any():
                 before, first = seen.gaps.get(name) or (0, self._table.at(seen.rows + int(mask.argmax())))
                 seen.gaps[name] = before + int(mask.sum()), first
                 incomplete |= mask
-                lost |= False if fills and name in features else mask
+                lost |= mask & (name not in filled)
         seen.incomplete += int(incomplete.sum())
         seen.lost += int(lost.sum())
-        kept = ~lost
-        if self._roles.weight is not None:
-            kept &= parsed_numbers(batch[self._roles.weight]).values > 0
-        if fills:
-            seen.filled.update({name: int(mask[kept].sum()) for name, mask in features.items()})
+        kept = ~lost & _counts(batch, self._roles)
+        seen.filled.update({name: int(gaps[name][kept].sum()) for name in filled})
         return kept
 
     # --- pieces
