@@ -66,7 +66,7 @@ class Source:
             made._first = self.first().take(order)
         else:
             made.data = self.data.take(order)
-        made._last = None
+        made._last = None if self._last is None else (self._last[0][order], self._last[1].take(order))
         made.__dict__.pop("_gram", None)
         return made
 
