@@ -20,6 +20,9 @@ name = "days"
 low = 0
 high = 100
 """
+LOGISTIC = CONTRACT.split("[target]")[0].replace('"linear"', '"logistic"') + (
+    '[target]\nname = "died"\nlevels = ["no", "yes"]\n'
+)
 SITES = ("north", "south", "east", "west")
 
 
@@ -30,6 +33,14 @@ def write_table(path: Path, n: int = 40, seed: int = 0, extra: str = "") -> Path
     days = (5 + 0.1 * age + 2 * (ward == "B") + rng.normal(size=n)).round(4)
     lines = [f"{a},{w},{d}" for a, w, d in zip(age, ward, days, strict=True)]
     path.write_text("age,ward,days\n" + "\n".join(lines) + "\n" + extra)
+    return path
+
+
+def write_deaths(path: Path, n: int = 100, seed: int = 0) -> Path:
+    """A table of n patients that fits `LOGISTIC`."""
+    rng = np.random.default_rng(seed)
+    lines = [f"{rng.uniform(30, 90):.2f},{'ABC'[k % 3]},{'no' if rng.random() < 0.5 else 'yes'}" for k in range(n)]
+    path.write_text("age,ward,died\n" + "\n".join(lines) + "\n")
     return path
 
 
@@ -76,8 +87,15 @@ def joined(heart: Organiser, name: str, folder: Path | None = None, n: int = 40,
     return Site.join(invite_of(heart, name), table, place / name)[0]
 
 
+def enrolled(heart: Organiser, name: str, table: Path, place: Path | None = None, *, again: bool = False) -> Path:
+    """The directory of a site that joined with this table and was admitted."""
+    join, _ = Site.join(invite_of(heart, name), table, table.parent / name if place is None else place)
+    join.accept(heart.admit(join.request, again=again).path)
+    return join.directory
+
+
 def admitted(heart: Organiser, name: str, folder: Path | None = None, n: int = 40, seed: int = 0) -> Path:
-    """The directory of a site that was admitted."""
+    """The directory of a site that was admitted, with rows of its own."""
     join = joined(heart, name, folder, n, seed)
     join.accept(heart.admit(join.request).path)
     return join.directory

@@ -349,9 +349,8 @@ def test_a_flag_that_one_patient_has_is_no_offset_and_no_target(loss: str, words
              for k in range(100)]  # fmt: skip
     (tmp_path / "t.csv").write_text("age,pressure,weight,height,flag,nothing\n" + "\n".join(lines) + "\n")
     with pytest.raises(DataError, match=words):
-        done, _ = Site.join(heart.invite_of(made, "north"), tmp_path / "t.csv", tmp_path / "north")
-        done.accept(made.admit(done.request).path)
-        sharing.share(done.directory)
+        done = heart.enrolled(made, "north", tmp_path / "t.csv", tmp_path / "north")
+        sharing.share(done)
 
 
 def curved(knots: list[float], older: int = 1, unit: float = 1.0, youngest: int = 12) -> str:
@@ -400,17 +399,16 @@ def test_pairs_of_categories_are_cells_and_rounds_ask_the_same_gate(tmp_path: Pa
     lines = [f"{rng.uniform(30, 90):.2f},{'ABC'[k % 3]},{'no' if k % 2 else 'yes'},{rng.uniform(1, 9):.2f}" for k in
              range(60)]  # fmt: skip
     (tmp_path / "t.csv").write_text("age,ward,smoker,days\n" + "\n".join(lines) + "\n")
-    done, _ = Site.join(heart.invite_of(made, "north"), tmp_path / "t.csv", tmp_path / "north")
-    done.accept(made.admit(done.request).path)
-    rows = done.rows()
+    done = heart.enrolled(made, "north", tmp_path / "t.csv", tmp_path / "north")
+    rows = Site.read(done).rows()
     smokes_in_b = np.flatnonzero((rows.X[:, 2] == 1) & (rows.X[:, 4] == 1))
     kept = np.setdiff1d(np.arange(60), smokes_in_b[1:])  # one smoker in ward B is left
-    rows.take(kept).save(done.directory / "rows.npz")
+    rows.take(kept).save(done / "rows.npz")
     words = "only 1 row with 'B' and smoker 'yes'"
     with pytest.raises(DataError, match=f"(?s)nothing is shared.*{words}"):
-        sharing.share(done.directory)
+        sharing.share(done)
     with pytest.raises(DataError, match=f"(?s)no rounds.*{words}"):
-        site_plan(done.directory)
+        site_plan(done)
 
 
 THREE = """\
@@ -621,43 +619,33 @@ def test_sums_over_three_patients_of_a_ward_at_several_points_are_not_solved_for
     assert check_query(contract, many, known[2], known[:2]) == check_point(contract, rows, own) == []
 
 
-LOGISTIC = heart.CONTRACT.replace('"linear"', '"logistic"').split("[target]")[0] + (
-    '[target]\nname = "died"\nlevels = ["no", "yes"]\n'
-)
-
-
 def test_a_crafted_query_is_refused_by_name_and_an_answer_has_no_folds(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    made = heart.organiser(tmp_path, LOGISTIC)
-    rng = np.random.default_rng(0)
-    lines = [f"{age:.2f},{'ABC'[k % 3]},{'no' if rng.random() < 0.5 else 'yes'}" for k, age in
-             enumerate(rng.uniform(30, 90, 100))]  # fmt: skip
-    (tmp_path / "t.csv").write_text("age,ward,died\n" + "\n".join(lines) + "\n")
-    done, _ = Site.join(heart.invite_of(made, "north"), tmp_path / "t.csv", tmp_path / "north")
-    done.accept(made.admit(done.request).path)
-    shared = sharing.share(done.directory)
+    made = heart.organiser(tmp_path, heart.LOGISTIC)
+    done = heart.enrolled(made, "north", heart.write_deaths(tmp_path / "t.csv"), tmp_path / "north")
+    shared = sharing.share(done)
     assert (shared.summary.count[:-1] > 0).any()
-    age = Site.read(done.directory).rows().X[7, 1]
+    age = Site.read(done).rows().X[7, 1]
     path = made.directory / "asks" / "north@2.ask"
     for slope, words in ((3e6, "outside the contract's ball"), (900.0, "mean loss"), (30.0, "mean loss|in effect")):
         made.write_queries([Query("north", 2, np.array([-slope * age, slope, 0, 0]), np.zeros(4))], {})
         with pytest.raises(DataError, match=rf"(?s)north@2\.ask is not answered.*({words})"):
-            sharing.answer(done.directory, path)
-    assert not (done.directory / "sent" / "north@2.summary").exists()
+            sharing.answer(done, path)
+    assert not (done / "sent" / "north@2.summary").exists()
     # refusals tell of rows: they are messages, but for the first, outside the ball
-    assert [one.what for one in Site.read(done.directory).ledger.entries()].count("refused") == 2
+    assert [one.what for one in Site.read(done).ledger.entries()].count("refused") == 2
     made.write_queries([Query("north", 2, shared.summary.at + 0.1, np.zeros(4))], {})
-    sent = done.directory / "sent" / "north@2.summary"
+    sent = done / "sent" / "north@2.summary"
     for word, code in (("n\n", 1), ("y\n", 0)):
         monkeypatch.setattr("sys.stdin", terminal := io.StringIO(word))
         monkeypatch.setattr(terminal, "isatty", lambda: True)
-        assert main(["site", "answer", str(done.directory), str(path)]) == code
+        assert main(["site", "answer", str(done), str(path)]) == code
         assert sent.exists() == (code == 0)
-    answer = sharing.answer(done.directory, path).summary
+    answer = sharing.answer(done, path).summary
     assert answer.count.tolist() == [0] * 5 + [100]
     for slope in np.linspace(31.0, 60.0, 9).tolist():
         made.write_queries([Query("north", 3, np.array([-slope * age, slope, 0, 0]), np.zeros(4))], {})
         with pytest.raises(DataError) as refused:
-            sharing.answer(done.directory, made.directory / "asks" / "north@3.ask")
+            sharing.answer(done, made.directory / "asks" / "north@3.ask")
     assert "12 messages have left this site, refusals included" in str(refused.value)

@@ -53,39 +53,34 @@ def test_another_directory_or_lost_files_do_not_allow_sums_of_other_rows(tmp_pat
     made = heart.organiser(tmp_path)
     north = heart.admitted(made, "north")
     sharing.share(north)
-    other, _ = Site.join(heart.invite_of(made, "north"), add_row(north), tmp_path / "other")
-    other.accept(made.admit(other.request, again=True).path)
+    other = heart.enrolled(made, "north", add_row(north), tmp_path / "other", again=True)
     with pytest.raises(DataError, match="the difference would reveal the rows that changed"):
-        sharing.share(other.directory)
+        sharing.share(other)
     shutil.rmtree(north / "sent")
     (north / "ledger.jsonl").unlink()
     Site.join(heart.invite_of(made, "north"), tmp_path / "more.csv", north)
     with pytest.raises(DataError, match="the difference would reveal the rows that changed"):
-        sharing.share(other.directory)
-    assert main(["site", "ledger", str(other.directory), "--withdrawn", "the organiser has deleted it"]) == 0
-    sharing.share(other.directory)
+        sharing.share(other)
+    assert main(["site", "ledger", str(other), "--withdrawn", "the organiser has deleted it"]) == 0
+    sharing.share(other)
 
 
 def test_answers_and_folds_are_counted_by_the_ledger_and_not_by_a_directory(tmp_path: Path) -> None:
     """The copy of a site in another directory has no answers, and counted from the beginning."""
-    text = heart.CONTRACT.replace('"linear"', '"logistic"').split("[target]")[0]
-    made = heart.organiser(tmp_path, f'messages = 3\n{text}[target]\nname = "died"\nlevels = ["no", "yes"]\n')
-    rng = np.random.default_rng(0)
-    lines = [f"{rng.uniform(30, 90):.2f},{'ABC'[k % 3]},{'no' if rng.random() < 0.5 else 'yes'}" for k in range(100)]
-    (tmp_path / "t.csv").write_text("age,ward,died\n" + "\n".join(lines) + "\n")
+    made = heart.organiser(tmp_path, f"messages = 3\n{heart.LOGISTIC}")
+    table = heart.write_deaths(tmp_path / "t.csv")
     for place in ("north", "again"):
-        site, _ = Site.join(heart.invite_of(made, "north"), tmp_path / "t.csv", tmp_path / place)
-        site.accept(made.admit(site.request, again=True).path)
-        start = sharing.share(site.directory).summary.at
+        site = heart.enrolled(made, "north", table, tmp_path / place, again=True)
+        start = sharing.share(site).summary.at
         for number in (2, 3):
             path = made.directory / "asks" / f"north@{number}.ask"
             shift = 0.1 * number if place == "north" else 0.05 * number
             made.write_queries([Query("north", number, start + shift, np.zeros(4))], {})
             if place == "north":
-                assert sharing.answer(site.directory, path).path is not None
+                assert sharing.answer(site, path).path is not None
             else:
                 with pytest.raises(DataError, match=r"north@\d\.ask: 3 messages have left this site"):
-                    sharing.answer(site.directory, path)
+                    sharing.answer(site, path)
     shutil.rmtree(tmp_path / "again" / "sent")
     with pytest.raises(DataError, match="in 5 folds of north, seed 0, order"):
         sharing.share(tmp_path / "again", folds=3)
@@ -100,9 +95,7 @@ def test_a_table_with_one_more_row_is_refused_in_another_federation(tmp_path: Pa
     tables = {"south": add_row(north), "east": heart.write_table(tmp_path / "east.csv", seed=7)}
     sites = {}
     for name, table in tables.items():
-        site, _ = Site.join(heart.invite_of(made, name), table, tmp_path / "other" / name)
-        site.accept(made.admit(site.request).path)
-        sites[name] = site.directory
+        sites[name] = heart.enrolled(made, name, table, tmp_path / "other" / name)
     with pytest.raises(DataError, match=r"differs from this one in 1 row have left before \(as north"):
         sharing.share(sites["south"])
     sharing.share(sites["east"])  # other patients
@@ -175,10 +168,9 @@ def test_after_noise_nothing_exact_leaves_and_no_fresh_noise(tmp_path: Path, cap
     # the same rows under another name, in another federation
     other = heart.organiser(tmp_path / "other")
     table = north.parent / "north.csv"
-    twin, _ = Site.join(heart.invite_of(other, "south"), table, tmp_path / "other" / "south")
-    twin.accept(other.admit(twin.request).path)
+    twin = heart.enrolled(other, "south", table, tmp_path / "other" / "south")
     with pytest.raises(DataError, match="sums with noise"):
-        sharing.share(twin.directory)
+        sharing.share(twin)
     assert first
 
 
@@ -340,16 +332,11 @@ def test_noise_is_drawn_once_for_a_summary_rounds_and_what_is_published(tmp_path
 
 
 def test_rounds_with_noise_are_for_least_squares_and_means_and_an_ordered_lam(tmp_path: Path, capfd) -> None:
-    logistic = FUSED.replace('"linear"', '"logistic"').replace("low = 0\nhigh = 100\n", 'levels = ["no", "yes"]\n')
+    logistic = 'method = "fused"\n' + heart.LOGISTIC
     made = heart.organiser(tmp_path / "logistic", logistic, names=("north", "south"))
-    table = tmp_path / "t.csv"
-    table.write_text(
-        "age,ward,days\n" + "".join(f"{30 + k / 2},{'ABC'[k % 3]},{['no', 'yes'][k % 2]}\n" for k in range(99))
-    )
-    site, _ = Site.join(heart.invite_of(made, "north"), table, tmp_path / "logistic" / "north")
-    site.accept(made.admit(site.request).path)
+    site = heart.enrolled(made, "north", heart.write_deaths(tmp_path / "t.csv"), tmp_path / "logistic" / "north")
     with pytest.raises(ParameterError, match="--epsilon is for the linear and the mean loss"):
-        sharing.share_with_neighbours(site.directory, 8.0)
+        sharing.share_with_neighbours(site, 8.0)
     chosen = heart.organiser(tmp_path / "cv", FUSED.replace("lam = 0.1", 'lam = "cv"'), names=("north", "south"))
     north = heart.admitted(chosen, "north", n=100)
     sharing.share_with_neighbours(north, 8.0)
@@ -410,9 +397,7 @@ def test_other_ranges_in_the_contract_do_not_hide_that_a_table_has_one_more_row(
     made = heart.organiser(tmp_path / "other", text)
     sites = {}
     for name, table in {"south": add_row(north), "east": tmp_path / "north.csv"}.items():
-        site, _ = Site.join(heart.invite_of(made, name), table, tmp_path / "other" / name)
-        site.accept(made.admit(site.request).path)
-        sites[name] = site.directory
+        sites[name] = heart.enrolled(made, name, table, tmp_path / "other" / name)
     with pytest.raises(DataError, match=r"differs from this one in 1 row have left before \(as north"):
         sharing.share(sites["south"])
     with pytest.raises(DataError, match="noise would protect nothing"):
@@ -421,16 +406,10 @@ def test_other_ranges_in_the_contract_do_not_hide_that_a_table_has_one_more_row(
 
 
 def test_sums_at_another_own_estimate_do_not_leave_under_another_contract(tmp_path: Path) -> None:
-    text = heart.CONTRACT.replace('"linear"', '"logistic"').split("[target]")[0]
-    rng, sites = np.random.default_rng(0), []
-    lines = [f"{rng.uniform(30, 90):.2f},{'ABC'[k % 3]},{'no' if rng.random() < 0.5 else 'yes'}" for k in range(100)]
-    (tmp_path / "t.csv").write_text("age,ward,died\n" + "\n".join(lines) + "\n")
+    table, sites = heart.write_deaths(tmp_path / "t.csv"), []
     for place, low in (("one", 20), ("two", 10)):
-        text = text.replace("low = 20", f"low = {low}")
-        made = heart.organiser(tmp_path / place, f'{text}[target]\nname = "died"\nlevels = ["no", "yes"]\n')
-        site, _ = Site.join(heart.invite_of(made, "north"), tmp_path / "t.csv", tmp_path / place / "north")
-        site.accept(made.admit(site.request).path)
-        sites.append(site.directory)
+        made = heart.organiser(tmp_path / place, heart.LOGISTIC.replace("low = 20", f"low = {low}"))
+        sites.append(heart.enrolled(made, "north", table, tmp_path / place / "north"))
     made.write_queries([Query("north", 2, np.full(4, 0.1), np.zeros(4))], {})
     change_settings(sites[1], below_minima=True)
     sharing.share(sites[1])
@@ -452,9 +431,7 @@ def test_a_table_with_one_more_row_is_refused_under_a_contract_with_other_column
     for name, table in {"south": add_row(north), "west": tmp_path / "north.csv", "east": None}.items():
         table = heart.write_table(tmp_path / "east.csv", seed=7) if table is None else table
         (path := tmp_path / f"{name}-stay.csv").write_text(table.read_text().replace("days", "stay"))
-        site, _ = Site.join(heart.invite_of(made, name), path, tmp_path / "other" / name)
-        site.accept(made.admit(site.request).path)
-        sites[name] = site.directory
+        sites[name] = heart.enrolled(made, name, path, tmp_path / "other" / name)
     with pytest.raises(DataError, match=r"differs from this one in 1 row have left before \(as north"):
         sharing.share(sites["south"])
     with pytest.raises(DataError, match=r"contract with other columns or another loss \(as north"):
@@ -474,9 +451,7 @@ def test_curves_with_other_knots_of_the_same_table_do_not_span_one_patients_age(
         text = f'name = "heart"\nloss = "linear"\nfeatures.age.knots = [20, {knot}, 100]\n'
         text += f'features.weight = {{low = 0, high = {160 + 10 * k}}}\ntarget.name = "days"\n'
         made = heart.organiser(tmp_path / str(k), text)
-        site, _ = Site.join(heart.invite_of(made, "north"), tmp_path / "t.csv", tmp_path / str(k) / "north")
-        site.accept(made.admit(site.request).path)
-        sites.append(site.directory)
+        sites.append(heart.enrolled(made, "north", tmp_path / "t.csv", tmp_path / str(k) / "north"))
     made = [natural_basis(years, (20.0, knot, 100.0)) for knot in (46.1, 46.5, 47.0, 47.5, 47.9)]
     curves, alone = np.column_stack([np.ones(50), *made]), years == 47
     spanned = curves @ np.linalg.lstsq(curves, alone.astype(float), rcond=1e-15)[0]
@@ -512,9 +487,7 @@ def joined(folder: Path, number: int, rows: list[str], contract: str = heart.CON
     """Return the directory of a site with these rows, in a federation of its own."""
     made = heart.organiser(folder / f"f{number}", contract)
     (folder / f"t{number}.csv").write_text("age,ward,days\n" + "\n".join(rows) + "\n")
-    site, _ = Site.join(heart.invite_of(made, "north"), folder / f"t{number}.csv", folder / f"f{number}" / "north")
-    site.accept(made.admit(site.request).path)
-    return site.directory
+    return heart.enrolled(made, "north", folder / f"t{number}.csv", folder / f"f{number}" / "north")
 
 
 def patients(seed: int, n: int = 100) -> list[str]:

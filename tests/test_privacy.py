@@ -221,13 +221,10 @@ def test_a_site_stops_before_a_neighbour_has_drawn_it_to_where_single_rows_have_
 
 def test_a_central_machine_gets_no_gradient_at_a_point_where_single_rows_have_the_weight(tmp_path: Path) -> None:
     """It sets the parameters of a site in every round: gradients at two steep points differ by a row."""
-    text = 'method = "fused"\n' + heart.CONTRACT.replace('"linear"', '"logistic"').split("[target]")[0]
-    text += '[target]\nname = "died"\nlevels = ["no", "yes"]\n[rounds]\nlam = 0.1\nplacement = "central"\n'
+    text = f'method = "fused"\n{heart.LOGISTIC}[rounds]\nlam = 0.1\nplacement = "central"\n'
     made = heart.organiser(tmp_path, text, centre="127.0.0.1:7446")
-    rng = np.random.default_rng(0)
-    lines = [f"{rng.uniform(30, 90):.2f},{'ABC'[k % 3]},{'no' if rng.random() < 0.5 else 'yes'}" for k in range(100)]
-    (tmp_path / "t.csv").write_text("age,ward,died\n" + "\n".join(lines) + "\n")
-    site, _ = Site.join(heart.invite_of(made, "north"), tmp_path / "t.csv", tmp_path / "north", steps=steps_of)
+    table = heart.write_deaths(tmp_path / "t.csv")
+    site, _ = Site.join(heart.invite_of(made, "north"), table, tmp_path / "north", steps=steps_of)
     site.accept(made.admit(site.request).path)
     plan, network = site_plan(site.directory), MemoryNetwork()
     centre, heard = network.join(), []

@@ -150,9 +150,8 @@ def test_a_site_with_wild_sums_that_are_possible_stands_alone_and_moves_nobody(t
     rng = np.random.default_rng(0)
     lines = [f"{rng.uniform(30, 90):.2f},{'ABC'[k % 3]},{rng.choice([0, 100])}" for k in range(50 * N)]
     (tmp_path / "t.csv").write_text("age,ward,days\n" + "\n".join(lines) + "\n")
-    done, _ = Site.join(heart.invite_of(made, "wild"), tmp_path / "t.csv", tmp_path / "wild")
-    done.accept(made.admit(done.request).path)
-    shared = sharing.share(done.directory)
+    done = heart.enrolled(made, "wild", tmp_path / "t.csv", tmp_path / "wild")
+    shared = sharing.share(done)
     (made.directory / "summaries" / shared.path.name).write_bytes(shared.path.read_bytes())
     assert main([*fitted, str(tmp_path / "model")]) == 0
     assert "wild is left out of this fit: the variance of its noise is" in capsys.readouterr().err
@@ -190,19 +189,12 @@ def test_no_lying_site_moves_others_by_more_than_is_stated(method: str, rows: in
 
 
 def test_second_derivatives_of_an_answer_are_bounded(tmp_path: Path) -> None:
-    text = heart.CONTRACT.replace('"linear"', '"logistic"').split("[target]")[0]
-    made = heart.organiser(
-        tmp_path, text + '[target]\nname = "died"\nlevels = ["no", "yes"]\n', names=("north", "south")
-    )
-    rng = np.random.default_rng(0)
-    lines = [f"{rng.uniform(30, 90):.2f},{'ABC'[k % 3]},{'no' if rng.random() < 0.5 else 'yes'}" for k in range(N)]
-    (tmp_path / "t.csv").write_text("age,ward,died\n" + "\n".join(lines) + "\n")
-    done, _ = Site.join(heart.invite_of(made, "north"), tmp_path / "t.csv", tmp_path / "north")
-    done.accept(made.admit(done.request).path)
-    sharing.share(done.directory)
-    body = body_of(done.directory)
-    receive(made, done.directory, body)
+    made = heart.organiser(tmp_path, heart.LOGISTIC, names=("north", "south"))
+    done = heart.enrolled(made, "north", heart.write_deaths(tmp_path / "t.csv"), tmp_path / "north")
+    sharing.share(done)
+    body = body_of(done)
+    receive(made, done, body)
     for part in body["summary"]["folds"]:
         part["hessian"] = times(part["hessian"], 3.0)
     with pytest.raises(FedkinError, match=r"north\.summary.*larger than its columns allow"):
-        receive(made, done.directory, body)
+        receive(made, done, body)

@@ -29,9 +29,6 @@ from fedkin.federate.messages import seal
 from fedkin.federate.trust import Pair
 
 N = 150
-LOGISTIC = heart.CONTRACT.split("[target]")[0].replace('"linear"', '"logistic"') + (
-    '[target]\nname = "died"\nkind = "category"\nlevels = ["no", "yes"]\n'
-)
 
 
 @pytest.fixture(scope="module")
@@ -82,9 +79,7 @@ def test_ids_that_are_numbers_or_no_file_names(tmp_path):
 
 
 def joined_with(made: Organiser, table: Path) -> Path:
-    done, _ = Site.join(heart.invite_of(made, "north"), table, table.parent / "north")
-    done.accept(made.admit(done.request).path)
-    return done.directory
+    return heart.enrolled(made, "north", table)
 
 
 @pytest.mark.parametrize(
@@ -111,7 +106,7 @@ def test_too_little_is_refused_in_words(tmp_path, n, extra, words):
 
 
 def test_small_folds_small_classes_and_columns_of_two_values_are_cells_too(tmp_path):
-    made = heart.organiser(tmp_path, LOGISTIC)
+    made = heart.organiser(tmp_path, heart.LOGISTIC)
     lines = [f"{30 + k % 2},A,no" for k in range(100)]
     lines[3] = "77,A,no"
     (tmp_path / "t.csv").write_text("age,ward,died\n" + "\n".join([*lines, "30,A,yes", "31,A,yes"]) + "\n")
@@ -158,26 +153,15 @@ def test_sums_count_while_the_certificate_lasts_or_as_of_a_day(four):
     assert len(received.read_summaries(folder, now=datetime.now(UTC) + timedelta(days=80)).summaries) == 4
 
 
-def logistic_tables(folder: Path) -> None:
-    rng = np.random.default_rng(0)
-    for name in ("north", "south"):
-        age, ward = rng.uniform(30, 90, N).round(2), np.array(["A", "B", "C"])[np.arange(N) % 3]
-        died = np.where(rng.random(N) < 0.5, "yes", "no")
-        lines = [f"{a},{w},{d}" for a, w, d in zip(age, ward, died, strict=True)]
-        (folder / f"{name}.csv").write_text("age,ward,died\n" + "\n".join(lines) + "\n")
-
-
 @pytest.fixture
 def asked(tmp_path) -> tuple[Organiser, Path, Path]:
     """North and south have shared first sums of a logistic loss; the organiser has asked both."""
-    made = heart.organiser(tmp_path, LOGISTIC + "\n", names=("north", "south"))
-    logistic_tables(tmp_path)
+    made = heart.organiser(tmp_path, heart.LOGISTIC, names=("north", "south"))
     places = []
-    for name in ("north", "south"):
-        done, _ = Site.join(heart.invite_of(made, name), tmp_path / f"{name}.csv", tmp_path / name)
-        done.accept(made.admit(done.request).path)
-        send(made, sharing.share(done.directory).path)
-        places.append(done.directory)
+    for seed, name in enumerate(("north", "south")):
+        done = heart.enrolled(made, name, heart.write_deaths(tmp_path / f"{name}.csv", N, seed))
+        send(made, sharing.share(done).path)
+        places.append(done)
     made.write_queries([ask(name, 2) for name in ("north", "south")], {"round": 2})
     return made, *places
 
