@@ -84,10 +84,7 @@ def joined_with(made: Organiser, table: Path) -> Path:
 
 @pytest.mark.parametrize(
     ("n", "extra", "words"),
-    [
-        (9, "", "9 rows, but at least 15 are needed"),
-        (N, "50,D,5\n60,D,5\n", "ward: only 2 rows with 'D'"),
-    ],
+    [(9, "", "9 rows, but at least 15 are needed"), (N, "50,D,5\n60,D,5\n", "ward: only 2 rows with 'D'")],
 )
 def test_too_little_is_refused_in_words(tmp_path, n, extra, words):
     """When joining; and when sharing or running, whatever became of the rows since."""

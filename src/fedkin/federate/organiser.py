@@ -19,15 +19,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from fedkin._base import (
-    PRIVATE_DIRECTORY,
-    check_nonnegative,
-    check_positive,
-    check_whole,
-    in_file,
-    listed,
-    write_file,
-)
+from fedkin._base import PRIVATE_DIRECTORY, check_nonnegative, check_positive, check_whole, in_file, listed, write_file
 from fedkin.core import Query
 from fedkin.data import write_csv
 from fedkin.errors import DataError, ParameterError, UnknownSiteError
