@@ -51,6 +51,15 @@ def test_a_loss_without_a_name_is_refused(model: Path, loss: dict) -> None:
         fedkin.load(model)
 
 
+@pytest.mark.parametrize("within", [True, 3, ["a"], [["a", "b", "c"]]])
+def test_districts_that_are_not_pairs_are_refused(model: Path, within: object) -> None:
+    about = json.loads((model / "kin.json").read_bytes())
+    (model / "kin.json").write_text(json.dumps(about | {"within": within}))
+    fuzzing.write_checksum(model, "kin.json")
+    with pytest.raises(ModelFileError, match=r"kin\.json.* its districts are not pairs"):
+        fedkin.load(model)
+
+
 def test_what_is_no_file_is_not_waited_for(model: Path, tmp_path: Path) -> None:
     (model / "coefficients.csv").unlink()
     os.mkfifo(model / "coefficients.csv")

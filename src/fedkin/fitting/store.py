@@ -306,6 +306,9 @@ def load(directory: str | os.PathLike[str], *, loss: Loss | None = None) -> Fitt
     found = {name: _read_packed(folder, contents, name, own.get(name, {})) for name in _PACKED}
     if found["baseline"] is not None and len(found["baseline"].times) != len(sites):
         _damaged(folder / "baseline.json", f"it has {len(found['baseline'].times)} sites, expected {len(sites)}")
+    pairs = () if found["kin"] is None else found["kin"].within or ()
+    if not isinstance(pairs, tuple) or not all(isinstance(one, tuple) and len(one) == 2 for one in pairs):
+        _damaged(folder / "kin.json", "its districts are not pairs of a site and a district")
     if boosted and found["boosting"].feature.max() >= len(about.features) - 1 + CODES * (codes is not None):
         _damaged(folder / "boosting.npz", "it has columns that the model does not have")
     plain = [(name, f"{name}.json") for name in _OPTIONAL]
