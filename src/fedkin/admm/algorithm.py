@@ -80,7 +80,7 @@ def fed_admm(
         docs/fused.md describes the reported values.
     tol : float, optional
         Stop when the relative duality gap is at most this; it is computed for every line of the trace. With streams,
-        stop when the improvement over the second half of the rounds, on unseen rows and plus two standard errors, is
+        stop when the improvement on unseen rows over the second half of the rounds, plus two standard errors, is
         below this share of the objective.
     reference : Solution or array (V, p), optional
         Reference for the column ``distance`` of the trace.

@@ -38,7 +38,7 @@ def predict(
     ] = False,
     rows: Annotated[
         Path | None,
-        option("FILE", "Labelled rows: new sites get a model from them, known sites a missing baseline."),
+        option("FILE", "Labelled rows, for a model of new sites or the baseline hazards of known ones."),
     ] = None,
     level: Level = None,
     interval: Annotated[
