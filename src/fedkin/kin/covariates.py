@@ -84,20 +84,14 @@ def covariate_names(covariates: Covariates) -> tuple[str, ...]:
 
 
 def covariate_remarks(covariates: Mapping[Hashable, Mapping[str, Any]]) -> list[str]:
-    """Return notes on likely mistakes: numbers read as labels because of one word, and uninformative columns."""
+    """Return notes on columns that are numbers but for a few words, and so are read as labels."""
     remarks = []
     for name in covariate_names(covariates):
         cells = {site: row[name] for site, row in covariates.items() if name in row}
         words = [site for site, cell in cells.items() if not _is_number(cell) and not _reads_as_number(str(cell))]
-        if len(set(cells.values())) == 1 < len(cells):
-            remarks.append(f"{name!r} is the same for all sites, so it has no effect")
-        elif 0 < 2 * len(words) < len(cells):
-            remarks.append(
-                f"{name!r} is read as labels, since {cells[words[0]]!r} (site {words[0]!r}) is no number: correct it "
-                "to compare sites by number"
-            )
-        elif len(words) == len(cells) == len(set(cells.values())):
-            remarks.append(f"{name!r} is a label that no two sites share, so it has no effect")
+        if 0 < 2 * len(words) < len(cells):
+            wrong = f"{cells[words[0]]!r} (site {words[0]!r}) is no number"
+            remarks.append(f"{name!r} is read as labels, since {wrong}: correct it to compare sites by number")
     return remarks
 
 

@@ -78,7 +78,10 @@ class FullEffects:
             apart = mean - middle
             for u in range(V) if one < 1 else ():
                 total[u] += one * np.outer(apart[u], apart[u])
-        return np.asarray(middle), total, self._kept(kept)
+        odds, shares = np.array([one[0] for one in kept]), np.array([one[1] for one in kept], dtype=np.int64)
+        z = np.array([one[2] for one in kept], dtype=np.int64).reshape(len(kept), V)
+        states = States(odds / odds.sum(), shares, z, np.zeros((len(kept), d)), np.ones((len(kept), d)))
+        return np.asarray(middle), total, states
 
     def noise(self, chains: Chains, n: float, misfit: float) -> float:
         """Return the noise factor with which the most likely partition explains ``n`` numbers best.
@@ -93,7 +96,7 @@ class FullEffects:
             factor = float(np.exp(log_factor))
             free = -0.5 * (n * log_factor + misfit / factor) + float(LOG_SHARES[r])
             if not r:  # without a share, sums of groups are only scaled
-                return -free - part.log_centres([(Q / factor, e / factor) for Q, e in plain])
+                return -free - log_centres(plain, factor)
             less = replace(self, W=self.W.scaled(np.ones(d), np.full(V, 1.0 / factor)), c=self.c / factor)
             return -free - part.log_evidence(less._within(float(SHARES[r])))
 
@@ -106,12 +109,6 @@ class FullEffects:
                 break
             best, found, most = told.fun, float(told.x), float(told.x) + 0.1
         return float(np.exp(found))
-
-    def _kept(self, kept: list[tuple[float, int, Index]]) -> States:
-        V, d = self.c.shape
-        weight, share = np.array([one[0] for one in kept]), np.array([one[1] for one in kept], dtype=np.int64)
-        z = np.array([one[2] for one in kept], dtype=np.int64).reshape(len(kept), V)
-        return States(weight / weight.sum(), share, z, np.zeros((len(kept), d)), np.ones((len(kept), d)))
 
     def _partitions(self, chains: Chains, weight: float, most: int = 6) -> list[_Part]:
         """Return the likeliest partitions of the chains; one that was drawn again counts once more."""
@@ -162,31 +159,20 @@ class _Part(NamedTuple):
     chance: float
     z: Index
 
-    def members(self) -> list[Index]:
-        """Return the members of each group."""
-        return [np.flatnonzero(self.z == group) for group in range(int(self.z.max()) + 1)]
-
-    def sums(self, inside: _Inside) -> list[tuple[Array, Array]]:
-        """Return the likelihood of each group's centre from its members: precision ``(d, d)`` and linear term
+    def sums(self, inside: _Inside) -> list[tuple[Index, Array, Array]]:
+        """Return members of each group, and the likelihood of its centre: precision ``(d, d)`` and linear term
         ``(d,)``."""
-        return [(inside.H.sum(mine), inside.c[mine].sum(axis=0)) for mine in self.members()]
-
-    def log_centres(self, sums: list[tuple[Array, Array]]) -> float:
-        """Return the log evidence from the likelihoods of group centres, up to a constant of the partition."""
-        log = 0.0
-        for Q, e in sums:
-            root = np.linalg.cholesky(0.5 * (Q + Q.T) + np.eye(len(e)))
-            log += 0.5 * float((np.linalg.solve(root, e) ** 2).sum()) - float(np.log(np.diag(root)).sum())
-        return log
+        groups = [np.flatnonzero(self.z == group) for group in range(int(self.z.max()) + 1)]
+        return [(mine, inside.H.sum(mine), inside.c[mine].sum(axis=0)) for mine in groups]
 
     def log_evidence(self, inside: _Inside) -> float:
         """Return the log evidence, up to a constant of the partition."""
-        return inside.log + self.log_centres(self.sums(inside))
+        return inside.log + log_centres(self.sums(inside))
 
     def add_effects(self, inside: _Inside, chance: float, total: Array) -> Array:
         """Return means ``(V, d)`` of effects; add ``chance`` times their covariances to ``total (V, d, d)``."""
         share, H, mean = inside.share, inside.H, inside.share * inside.c
-        for mine, (Q, e) in zip(self.members(), self.sums(inside), strict=True):
+        for mine, Q, e in self.sums(inside):
             C = np.asarray(np.linalg.inv(Q + np.eye(len(e))))
             C = 0.5 * (C + C.T)
             centre = C @ e
@@ -195,6 +181,15 @@ class _Part(NamedTuple):
                 own = share * (np.eye(len(C)) - share * H.of(u)) + shrunk(H, u, C, share) if share else C
                 total[u] += chance * own
         return np.asarray(mean)
+
+
+def log_centres(sums: list[tuple[Index, Array, Array]], factor: float = 1.0) -> float:
+    """Return the log evidence from the likelihoods of group centres over ``factor``, up to a constant."""
+    log = 0.0
+    for _, Q, e in sums:
+        root = np.linalg.cholesky(0.5 * (Q + Q.T) / factor + np.eye(len(e)))
+        log += 0.5 * float((np.linalg.solve(root, e / factor) ** 2).sum()) - float(np.log(np.diag(root)).sum())
+    return log
 
 
 def signed(vectors: Array) -> Array:
