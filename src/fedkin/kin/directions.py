@@ -10,7 +10,7 @@ from scipy.optimize import minimize_scalar
 
 from fedkin._base import Array, Index
 from fedkin.kin.chains import DRAWS, Chains, States
-from fedkin.kin.likelihoods import Matrices, shrunk
+from fedkin.kin.likelihoods import Matrices, apply, shrunk
 from fedkin.kin.partitions import SHARES, UNLIKELY
 from fedkin.kin.sampler import LOG_SHARES
 
@@ -35,14 +35,14 @@ class FullEffects:
         """Return the effects, with at most ``most`` directions in which those of the mixed model differ most."""
         mixed: tuple[Matrices, Array] = W.resolved()
         H = mixed[0]
-        turn = signed(np.linalg.svd(c - H.apply(c), full_matrices=False)[2][:most].T)
+        turn = signed(np.linalg.svd(c - apply(H, c), full_matrices=False)[2][:most].T)
         return cls(W, c, turn, mixed, _stretch(H.sum() / len(c), len(c), turn.shape[1]))
 
     def sampled(self) -> tuple[Array, Array]:
         """Return site likelihoods of effects in the sampled directions: ``(V, k, k)`` and ``(V, k)``."""
         # effects in the other directions are integrated out as the mixed model has them
         H, k = self.mixed[0], self.turn.shape[1]
-        effects = (self.c - H.apply(self.c)) @ self.turn
+        effects = (self.c - apply(H, self.c)) @ self.turn
         seen = np.stack([self.turn.T @ H.times(u, self.turn) for u in range(len(self.c))])
         inside = np.asarray(np.linalg.inv(np.eye(k) - seen), dtype=np.float64)
         score = np.matmul(inside, effects[:, :, None])[:, :, 0]
@@ -139,7 +139,7 @@ class FullEffects:
         V, d = self.c.shape
         one = np.ones(d)
         H, logs = self.mixed if share == 1 else self.W.scaled(one, np.full(V, share)).resolved()
-        c = self.c - H.apply(self.c)
+        c = self.c - apply(H, self.c)
         log = 0.5 * (share * float((c * self.c).sum()) - float(logs.sum()))
         return _Inside(share, H.scaled(one, np.full(V, 1.0 / share)), c, log)
 

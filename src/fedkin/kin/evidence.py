@@ -11,7 +11,7 @@ import numpy as np
 from scipy.special import expit, log_expit
 
 from fedkin._base import Array, Index, Mask
-from fedkin.kin.likelihoods import NODES, SHARE_OF_NODES, Dense, Matrices, QuadraticLikelihoods
+from fedkin.kin.likelihoods import NODES, SHARE_OF_NODES, Dense, Matrices, QuadraticLikelihoods, apply
 
 #: Precision of an intercept's mean: flat for every purpose.
 FLAT = 1e-8
@@ -147,7 +147,7 @@ class Evidence:
         matrices = self.alone.matrices.scaled(root, weight)
         away, logs = matrices.resolved()  # I - B^-1
         scaled = self.responses * (weight[:, None] * root)[:, :, None]  # T c
-        seen = scaled - away.multiply(scaled)
+        seen = scaled - away @ scaled
         # sum of S - S C S = T^-1 (I - B^-1) T^-1, and of c - S C c = T^-1 B^-1 T c
         prior, outer = np.where(self.intercepts, FLAT, np.exp(-parameters[p])), root[:, None] * root
         left = np.tensordot(weight, self.products, 1) - np.tensordot(scaled, seen, ((0, 1), (0, 1)))
@@ -174,10 +174,10 @@ class Evidence:
         if above is not None:
             above = above.around(means)
             around = above.centres[self.district]
-        each, mean = seen - away.multiply(around / root[:, None]), means @ apart
+        each, mean = seen - away @ (around / root[:, None]), means @ apart
         centre = around @ apart
-        rest = scaled @ apart - each @ apart - matrices.apply(centre / root + each @ apart)
-        effects = each @ apart + rest - away.apply(rest)  # refined once: rounding grows with variances over noise
+        rest = scaled @ apart - each @ apart - apply(matrices, centre / root + each @ apart)
+        effects = each @ apart + rest - apply(away, rest)  # refined once: rounding grows with variances over noise
         # at its minimum, a sum of squares loses fewer digits than the closed form
         squares = 2 * self.sums.values(self.spread(centre + effects * root, beta)) @ weight
         misfit = float(squares + (effects**2).sum() + mean**2 @ prior)
@@ -346,14 +346,14 @@ class Districts:
         np.add.at(pulled, index, seen / below[:, None])
         left, logs = Dense(A * (root[:, None] * root)).resolved()
         scaled = root[:, None] * pulled
-        seen = scaled - left.multiply(scaled)
+        seen = scaled - left @ scaled
         total, explained = left.sum() / (root[:, None] * root), np.tensordot(scaled, seen, ((0, 1), (0, 1)))
         pull = seen.sum(axis=0) / root[:, None]
         return cls(index, root, left, seen, total, pull, explained, float(logs.sum()), seen, seen)
 
     def around(self, means: Array) -> Districts:
         """Return the districts with effects around ``means (q, 1 + k)``."""
-        effects = self.seen - self.away.multiply(means / self.root[:, None])
+        effects = self.seen - self.away @ (means / self.root[:, None])
         return replace(self, effects=effects, centres=means + self.root[:, None] * effects)
 
     def covariance(self, mean: Array) -> Array:

@@ -182,9 +182,9 @@ def common_units(sums: QuadraticLikelihoods, intercepts: Mask, *, has_scale: boo
     return Units(A * target, shift, target)
 
 
-def apply(matrices: Array, vectors: Array) -> Array:
-    """Return ``M_u v_u`` for ``(V, p, p)`` and ``(V, p)``."""
-    return np.asarray(np.matmul(matrices, vectors[:, :, None])[:, :, 0])
+def apply(matrices: Array | Matrices, vectors: Array) -> Array:
+    """Return ``M_u v_u`` for ``(V, p, p)`` and ``(V, p)`` or one ``(p,)``."""
+    return np.asarray((matrices @ vectors[..., None])[..., 0])
 
 
 def given_mean(variance: Array, S: Array) -> tuple[Array, Array]:
@@ -244,11 +244,7 @@ class Dense:
         logs = 2 * np.log(np.einsum("ujj->uj", np.linalg.cholesky(more))).sum(axis=1)
         return Dense(one - np.linalg.inv(more)), np.asarray(logs)
 
-    def apply(self, vectors: Array) -> Array:
-        """Return ``M_u v_u`` for ``(V, p)`` or one ``(p,)``."""
-        return self.multiply(vectors[..., None])[..., 0]
-
-    def multiply(self, blocks: Array) -> Array:
+    def __matmul__(self, blocks: Array) -> Array:
         """Return ``M_u X_u`` for ``(V, p, m)`` or one ``(p, m)``."""
         return np.asarray(np.matmul(self.matrices, blocks))
 
@@ -315,10 +311,7 @@ class LowRank:
         N = flat @ np.swapaxes(np.linalg.inv(root), 1, 2)
         return LowRank(self.diagonal / diagonal, N), np.asarray(logs)
 
-    def apply(self, vectors: Array) -> Array:
-        return self.multiply(vectors[..., None])[..., 0]
-
-    def multiply(self, blocks: Array) -> Array:
+    def __matmul__(self, blocks: Array) -> Array:
         inside = np.matmul(np.swapaxes(self.factor, 1, 2), blocks)
         return np.asarray(self.diagonal[:, :, None] * blocks + np.matmul(self.factor, inside))
 

@@ -203,10 +203,10 @@ def fit_population(sums: QuadraticLikelihoods, noise: Array, variance: Array, *,
     by_fixed = at.lean @ at.fixed_covariance
     for j, row, lean in zip(np.flatnonzero(free), at.covariance, at.lean_mean, strict=True):
         if above is not None:
-            of_districts = above.away.apply(row / above.root)
+            of_districts = apply(above.away, row / above.root)
             between[j, q:] = ((of_districts - above.effects[:, :, 1:] @ at.fixed_covariance @ lean) ** 2).sum(axis=0)
             row = (row - of_districts * above.root)[above.index]
-        between[j, :q] = ((at.away.apply(row / at.root) - by_fixed @ lean) ** 2).sum(axis=0)
+        between[j, :q] = ((apply(at.away, row / at.root) - by_fixed @ lean) ** 2).sum(axis=0)
     between[~free, :q] = (by_fixed**2).sum(axis=0).T
     found = at.away.sums(evidence.centre_covariance(at) / (at.root[:, None] * at.root))
     last = between.shape[1]
