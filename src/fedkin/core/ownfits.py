@@ -211,15 +211,12 @@ class _SumFits:
 
 
 class _RowFits:
-    """Any loss on linear predictors, in batches of sites with equally many rows.
-
-    ``rank (M,)`` of the designs; ``size (M,)``, mean squares that predictors may have; ``scale (p,)``, mean squares of
-    the features, 1 for a column of zeros.
-    """
+    """Any loss on linear predictors, in batches of sites with equally many rows."""
 
     def __init__(self, fits: OwnFits, data: RowData, loss: RowLoss) -> None:
         self.fits, self.loss, self.batches = fits, loss, list[tuple[Index, RowTerms]]()
-        self.scale = np.tile(data.column_scale, loss.n_outputs)
+        self.scale = np.tile(data.column_scale, loss.n_outputs)  # (p,), mean squares of features, 1 for zeros
+        # (M,), ranks of the designs, and mean squares that predictors may have
         self.rank, self.size = np.empty(fits.members.size, dtype=np.int64), np.empty(fits.members.size)
         for sites, rows, weight in row_batches(data.rows, fits.members):
             where = np.searchsorted(fits.members, sites)
@@ -392,10 +389,9 @@ RidgeFit = Callable[[Index, Array], Array]
 
 
 def minimise_in_ball(theta: Array, ridge: Array, radius: float, with_ridge: RidgeFit) -> Index:
-    """Replace minimisers ``theta (M, p)`` outside the ball with minimisers over it, in place.
+    """Replace minimisers ``theta (M, p)`` outside the ball with minimisers over it, in place; return those sites.
 
-    A minimiser over the ball has an additional ridge, the multiplier m of the constraint, chosen so that its length is
-    the radius. ``1 / length`` is nearly linear in m, so the secant method finds m. Return which sites were outside.
+    It has an additional ridge m. ``1 / length`` is nearly linear in m: the secant method finds it.
     """
     outside = np.flatnonzero(np.linalg.norm(theta, axis=1) > radius)
     if not outside.size:
@@ -426,11 +422,8 @@ def minimise_in_ball(theta: Array, ridge: Array, radius: float, with_ridge: Ridg
 
 
 def minimise(batch: RowTerms) -> tuple[Array, Mask]:
-    """Return minimisers ``theta (B, p)`` of full-rank sites, and which of them exist.
-
-    A likelihood without a maximum (separated classes, a missing class, all-zero counts) is detected from the Hessian
-    after the last iteration: the iterates diverge in a direction until it carries almost no information.
-    """
+    """Return minimisers ``theta (B, p)`` of full-rank sites, and which of them exist."""
+    # without a maximum, iterates diverge in a direction until it carries almost no information
     if batch.loss.quadratic:
         return _least_squares(batch), np.ones(batch.n_sites, dtype=bool)
     theta, converged = newton(batch, np.zeros((batch.n_sites, batch.n_params)), _start(batch))
@@ -445,10 +438,7 @@ def minimise(batch: RowTerms) -> tuple[Array, Mask]:
 
 
 def minimise_with_ridge(batch: SiteTerms, ridge: Array, *, start: Array | None = None, tol: float = 1e-15) -> Array:
-    """Return minimisers ``(B, p)`` of the mean loss plus ``sum_c ridge_c theta_c^2 / 2``, ``ridge (B, p)`` positive.
-
-    ``start (B, p)`` may be the minimisers of a similar problem; ``tol`` is that of `damped_newton`.
-    """
+    """Return minimisers ``(B, p)`` of the mean loss plus ``sum_c ridge_c theta_c^2 / 2``, ``ridge (B, p)`` above 0."""
     start = _start(batch) if start is None and isinstance(batch, RowTerms) else start
     return newton(batch, ridge, start, tol)[0]
 

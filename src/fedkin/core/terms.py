@@ -108,10 +108,7 @@ class RowTerms(SiteTerms):
         return (*np.linalg.eigh(scaled), scale)
 
     def information(self, theta: Array) -> Array:
-        """Return the least information ``(B,)``: the smallest eigenvalue of ``n H`` relative to the Gram matrix.
-
-        A row with curvature 1 contributes 1 on average. This requires full-rank designs of n rows.
-        """
+        """Return the smallest eigenvalue ``(B,)`` of ``n H`` relative to the Gram matrix of a full-rank design."""
         values, vectors, scale = self._gram_spectrum
         root = vectors / np.sqrt(np.maximum(values, RANK_TOLERANCE))[:, None, :] / scale[:, :, None]
         k, q = self.loss.n_outputs, self.X.shape[2]
@@ -268,10 +265,7 @@ class MixedTerms(SiteTerms):
 
 
 class SummedTerms(SiteTerms):
-    """Groups of sites that share one parameter: ``M_g(theta) = sum of M_u(theta)`` over the group's sites.
-
-    ``share (V,)`` holds the weights of the sites, 1 by default.
-    """
+    """Groups of sites that share one parameter: the sum of their ``M_u``, with weights ``share (V,)`` if given."""
 
     def __init__(self, terms: SiteTerms, labels: Index, share: Array | None = None) -> None:
         self.terms, self.labels, self.share = terms, labels, share
@@ -329,10 +323,7 @@ def summed_terms(terms: SiteTerms, labels: Index) -> SiteTerms:
 
 
 def build_terms(federation: Federation, losses: Sequence[Loss], ridge: Array, alone: Mask | None = None) -> SiteTerms:
-    """Return the terms of V sites with one loss each, plus ``sum_c ridge_c theta_c^2 / 2`` at each.
-
-    ``alone (V,)`` marks isolated sites, whose own minimisers must be exact; by default all sites.
-    """
+    """Return the terms of V sites with a ridge; minimisers of sites ``alone (V,)``, by default all, are exact."""
     parts: list[tuple[Index, SiteTerms]] = []
     for sites, loss in by_loss(losses):
         if loss.quadratic:

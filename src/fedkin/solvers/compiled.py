@@ -110,10 +110,7 @@ class Crew:
 
 
 class Numbering:
-    """Numbering of sites and edges that keeps neighbours close; None is the caller's numbering.
-
-    ``sites (V,)`` and ``edges (E,)`` are the caller's numbers, ``ends (E, 2)`` the new ones of the ends of the edges.
-    """
+    """The caller's numbers of ``sites (V,)`` and ``edges (E,)``, None for all in order, and new ends of the edges."""
 
     def __init__(self, graph: Graph) -> None:
         self.sites: Index | None = None

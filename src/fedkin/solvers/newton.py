@@ -76,8 +76,7 @@ class Expansion:
         return QuadraticTerms(A, b, np.zeros(self.terms.n_sites))
 
     def compare(self, model: QuadraticTerms, target: Expansion) -> tuple[Array, Array, Array]:
-        """Return the change of the model to the target, in its linear and quadratic part, and the excess change of
-        ``M_u``."""
+        """Return the model's change to the target, linear and quadratic part, and the excess change of ``M_u``."""
         step = target.theta - self.theta
         linear = np.einsum("vp,vp->v", self.gradients, step)
         quadratic = 0.5 * np.einsum("vp,vp->v", step, model.apply(step))
@@ -196,9 +195,7 @@ def minimised_out(terms: QuadraticTerms, free: Mask) -> tuple[QuadraticTerms, Li
 class ProfiledTerms(SiteTerms):
     """Minima of ``terms`` over the ``free (p,)`` parameters, as functions of the others.
 
-    Hessians are Schur complements. The conjugate is that of the full terms, with zero dual force on the free
-    parameters. So the gap is that of the full objective, even if Newton's method leaves the free parameters slightly
-    off their optimum.
+    Gaps are those of the full objective, even if Newton's method leaves the free parameters slightly off their optimum.
     """
 
     def __init__(self, terms: SiteTerms, free: Mask) -> None:

@@ -78,8 +78,7 @@ def far_from_fused(terms: QuadraticTerms, graph: Graph, theta: Array) -> bool:
 
 
 def fused_components(objective: FusedObjective, theta: Array, slack: float) -> Array:
-    """Return ``theta`` with components fused if that is better; fusion is tried if a mean costs no more than
-    ``slack``."""
+    """Return ``theta`` with components fused where that is better, if some mean costs no more than ``slack``."""
     labels = objective.graph.components()
     size = np.bincount(labels)
     means = np.stack([np.bincount(labels, column) / size for column in theta.T], axis=1)
@@ -201,17 +200,13 @@ Moves = tuple[Array, Array]
 
 @dataclass(frozen=True)
 class PrimalDual:
-    """Primal point and duals: the input and output of an iteration.
+    """Primal point and duals: the input and output of an iteration."""
 
-    ``theta, zeta (V, p)`` with zeta the duals of sparsity and ball or None, ``alpha`` the duals of the edges, the
-    balance ``D' alpha + zeta``, and ``rho (p,)`` or ``(1,)``.
-    """
-
-    theta: Array
-    alpha: Array
-    zeta: Array | None
-    balance: Array
-    rho: Array
+    theta: Array  # (V, p)
+    alpha: Array  # duals of the edges
+    zeta: Array | None  # (V, p), duals of sparsity and ball
+    balance: Array  # (V, p), D' alpha + zeta
+    rho: Array  # (p,) or (1,)
 
 
 def initial_rho(objective: FusedObjective, quadratic: QuadraticTerms) -> Array:
@@ -233,10 +228,7 @@ def weights_of_sites(objective: FusedObjective) -> Array:
 
 
 def starting_point(start: PrimalDual | None, own: Array, singular: Mask, alone: Mask) -> Array:
-    """Return initial parameters ``(V, p)`` from each site's ``own`` minimiser; isolated sites stay there.
-
-    A cold start uses each site's own minimiser. It is closer than 0 for weak penalties and no worse for strong ones.
-    """
+    """Return initial parameters ``(V, p)``: by default each site's ``own`` minimiser; isolated sites stay there."""
     x = np.where(singular[:, None], 0.0, own) if start is None else np.array(start.theta, dtype=np.float64)
     x[alone] = own[alone]
     return np.asarray(x)

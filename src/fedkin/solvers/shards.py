@@ -27,9 +27,7 @@ _FUSED = np.empty((0, 0))
 
 
 class SolverShard(CompiledIteration):
-    """One shard; ``give`` and ``take`` are its local numbers of the sites that each neighbour needs and hosts, and
-    ``border`` are both.
-    """
+    """One shard; ``give`` and ``take`` number the sites that each neighbour needs and hosts, ``border`` are both."""
 
     _groups: kernels.Groups
 
@@ -67,9 +65,7 @@ class SolverShard(CompiledIteration):
         return (theta, y[: part.n_counted], z, s[0, :hosted]) if duals else (theta,)
 
     def group(self) -> tuple[NDArray[Any], ...]:
-        """Group hosted sites that should be equal; return the groups ``(B, p)`` or ``(B, 1)`` of sites on the border,
-        and their sums ``(B, p)``, sizes and zeros.
-        """
+        """Group hosted sites that should be equal; return groups, sums, sizes and zeros of sites on the border."""
         self._groups = parent, size, zero, out = self._group_sums()
         roots, columns = parent[self._border], np.arange(out.shape[1])
         zeros = zero[roots, columns] if zero.size else zero
