@@ -285,7 +285,7 @@ def test_a_method_within_the_rounded_axis_is_a_dot(shown: Any, folder: Path) -> 
     rows = {name: [[float(k > 1)]] for k, name in enumerate("abc")}
     model = fit(Federation(rows), None, FitOptions("mean"))
     means = {"Local": 0.385, "Global": 0.3925, "Site intercepts": 0.3855, "Fedkin": 0.384}
-    methods = [{"name": name, "mean": mean, "standard_error": 0.008} for name, mean in means.items()]
+    methods = [{"name": name, "mean": mean, "difference_error": 0.008} for name, mean in means.items()]
     found = {"metric": "log-loss", "methods": methods, "sites": []}
     page = shown(written(folder, "axis", replace(model, comparison=found)))
     chart = page.locator("#comparison svg.chart >> nth=0")
