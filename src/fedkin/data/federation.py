@@ -72,8 +72,7 @@ class Federation(HasSites):
     """
 
     sites: tuple[Hashable, ...]
-    #: Rows of all sites, site after site; read only. Targets are float64, bool or text.
-    rows: Rows
+    rows: Rows  #: rows of all sites, site after site; read only, with float64, bool or text as targets
     starts: Index  #: the rows of site number u are ``starts[u]:starts[u + 1]``
     row_order: Index  #: position of each stacked row in the original arrays or file
     feature_names: tuple[str, ...]
@@ -172,8 +171,8 @@ class Federation(HasSites):
             raise DataError(f"X has {count(n, 'row')}, but site= has {len(codes)}: give every row its site")
         if not sites:
             raise DataError("there are no rows; at least one is needed")
-        moments = None if time is None else times_of(time, n)
-        return cls._stacked(sites, codes, rows, moments, np.arange(n), feature_names=names, target_name=target_name)
+        ordered = None if time is None else times_of(time, n)
+        return cls._stacked(sites, codes, rows, ordered, np.arange(n), feature_names=names, target_name=target_name)
 
     @classmethod
     def from_frame(
@@ -371,11 +370,9 @@ class Federation(HasSites):
         return f"Federation({', '.join(count(n, word) for word, n in sizes.items())})"
 
     def _repr_html_(self) -> str:
-        rows = self.n_samples
-        per_site = f"{rows.min()} to {rows.max()}" if rows.size else "none"
         facts = {
             "sites": f"{self.n_sites:,}: {some_of(self.sites)}",
-            "rows": f"{len(self.X):,}, {per_site} at a site",
+            "rows": f"{len(self.X):,}, {self.n_samples.min()} to {self.n_samples.max()} at a site",
             "features": f"{self.n_features}: {some_of(self.feature_names)}",
             "target": "none" if self.y is None else self.target_name or "y",
         }
@@ -411,8 +408,7 @@ class Federation(HasSites):
 
     def subset(self, sites: Iterable[Hashable]) -> Federation:
         """Restrict the federation to some sites, in the order given."""
-        chosen = list(sites)
-        positions = [self.position(site) for site in chosen]
+        positions = [self.position(site) for site in sites]
         if not positions:
             raise DataError("a federation needs at least one site, got none")
         kept = distinct_ids(self.sites[u] for u in positions)
