@@ -84,17 +84,23 @@ class Fleet:
 
         wait_for(arrived, seconds, self.report)
 
+    def events(self, name: str, event: str) -> list[dict[str, Any]]:
+        return [entry for entry in self.log(name) if entry["event"] == event]
+
     def wait_for_event(
-        self, name: str, event: str, accept: Callable[[dict[str, Any]], bool] = lambda entry: True
+        self, name: str, event: str, accept: Callable[[dict[str, Any]], bool] = lambda entry: True, **fields: object
     ) -> None:
-        """Wait until a site has logged that event, in an entry that ``accept`` takes."""
-        wait_for(lambda: any(entry["event"] == event and accept(entry) for entry in self.log(name)), report=self.report)
+        """Wait until a site has logged that event with these fields, in an entry that ``accept`` takes."""
+        wait_for(
+            lambda: any(fields.items() <= entry.items() and accept(entry) for entry in self.events(name, event)),
+            report=self.report,
+        )
 
     def is_stuck(self, name: str, times: int = 3) -> int:
         """Wait until a site complains that often about waiting in one and the same round, and return that round."""
 
         def stuck() -> int | None:
-            rounds = [int(entry["round"]) for entry in self.log(name) if entry["event"] == "waiting"]
+            rounds = [int(entry["round"]) for entry in self.events(name, "waiting")]
             last = rounds[-times:]
             return last[0] if len(last) == times and len(set(last)) == 1 else None
 

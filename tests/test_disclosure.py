@@ -3,7 +3,7 @@
 Where each finding of the hostile trial is tested:
 
 - D1 crafted queries: `test_a_thousand_crafted...`, `test_a_crafted_query_...`, `..._three_patients_...`
-- D2 lost keys: test_hostile_links.py, test_trust.py
+- D2 lost keys: test_engine_peer_intruders.py, test_trust.py
 - D3 privacy: test_ledger.py, `test_after_noise_nothing_exact_leaves...`, `test_shape_and_refusals...`, the audits
 - D4 impossible summaries: test_received.py
 - D5 hard minima: `test_no_contract_lowers_the_hard_minima...`

@@ -56,10 +56,6 @@ def test_the_central_machine_steps_for_absent_sites_as_fed_admm_does(tmp_path: P
     assert centre.average.tobytes() == expected(problem, whole_of(heart, problem), here).tobytes()
 
 
-def _starts(fleet: Fleet, name: str) -> int:
-    return sum(entry["event"] == "started" for entry in fleet.log(name))
-
-
 @pytest.mark.processes
 def test_sites_that_come_and_go_and_a_central_machine_that_dies(tmp_path: Path) -> None:
     problem = small_problem(4)
@@ -76,7 +72,7 @@ def test_sites_that_come_and_go_and_a_central_machine_that_dies(tmp_path: Path) 
         fleet.signal("centre", signal.SIGSTOP)
         fleet.start("d1", "d3", options=OPTIONS)
         for name in ("d1", "d3"):
-            wait_for(lambda name=name: _starts(fleet, name) == 2, report=fleet.report)
+            wait_for(lambda name=name: len(fleet.events(name, "started")) == 2, report=fleet.report)
         fleet.signal("centre", signal.SIGCONT)
         fleet.join()
         here = presence(fleet)

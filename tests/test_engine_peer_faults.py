@@ -15,7 +15,7 @@ from dropping_proxy import Proxy
 from federations import in_process, make_sites, whole_of
 from fedkin.core import Problem
 from fleet import Fleet
-from processes import capped, free_ports, wait_for
+from processes import capped, free_ports
 
 pytest.importorskip("zenoh")
 pytestmark = pytest.mark.processes
@@ -40,9 +40,7 @@ def test_killed_sites_start_again_and_nothing_is_lost(tmp_path: Path) -> None:
             time.sleep(float(rng.uniform(0.0, 0.5)))
             fleet.start(*chosen)
         fleet.join()
-        assert any(
-            entry["event"] == "started" and entry["round"] > 0 for name in fleet.names for entry in fleet.log(name)
-        )
+        assert any(entry["round"] > 0 for name in fleet.names for entry in fleet.events(name, "started"))
         assert_same_bits(fleet, problem)
 
 
@@ -52,7 +50,7 @@ def test_a_site_that_sleeps_longer_than_the_lease(tmp_path: Path) -> None:
         fleet.start(options=("--lease", "1"))
         fleet.wait_for_round("d0", 10)
         fleet.signal("d2", signal.SIGSTOP)
-        fleet.wait_for_event("d1", "neighbour down", lambda entry: entry["peer"] == "d2")
+        fleet.wait_for_event("d1", "neighbour down", peer="d2")
         fleet.wait_for_event("d1", "waiting", lambda entry: "d2" in entry["peers"])
         asleep = fleet.round("d2")
         fleet.signal("d2", signal.SIGCONT)
@@ -101,7 +99,7 @@ def test_a_killed_site_goes_on_where_it_was_or_else_from_its_checkpoint(tmp_path
             (fleet.place("d1") / "state.db-wal").unlink()
         fleet.start("d1")
         fleet.join()
-        first, again = [entry["round"] for entry in fleet.log("d1") if entry["event"] == "started"]
+        first, again = [entry["round"] for entry in fleet.events("d1", "started")]
         assert first == 0
         assert again >= reached - 1 if power else again % 200 == 0
         assert_same_bits(fleet, problem)
@@ -116,8 +114,7 @@ def test_a_full_disk_holds_the_site_until_there_is_room(tmp_path: Path) -> None:
     with Fleet.make(tmp_path / "fed", problem, 60, checkpoint_every=10) as fleet:
         fleet.start("d0", "d1")
         fleet.start("d2", preexec=tight)
-        holding = "checkpoint failed, holding"
-        wait_for(lambda: any(entry["event"] == holding for entry in fleet.log("d2")), report=fleet.report)
+        fleet.wait_for_event("d2", "checkpoint failed, holding")
         assert not list(fleet.place("d2").glob("*.tmp"))
         infinite = (resource.RLIM_INFINITY, resource.RLIM_INFINITY)
         resource.prlimit(fleet.children["d2"].pid, resource.RLIMIT_FSIZE, infinite)

@@ -1,12 +1,13 @@
-"""Strangers get nothing and change nothing."""
+"""Strangers get nothing and change nothing, not even with giant messages or connections that say nothing."""
 
 from __future__ import annotations
 
 import json
 import signal
+import socket
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -67,14 +68,6 @@ def crowd(query: Any) -> None:
             query.reply(query.key_expr, b"%d" % k)
 
 
-def events(fleet: Fleet, name: str, event: str) -> list[dict[str, Any]]:
-    return [entry for entry in fleet.log(name) if entry["event"] == event]
-
-
-def wait_for_event(fleet: Fleet, name: str, event: str, **fields: object) -> None:
-    wait_for(lambda: any(fields.items() <= entry.items() for entry in events(fleet, name, event)), report=fleet.report)
-
-
 @pytest.fixture
 def waiting(tmp_path: Path) -> Iterator[Fleet]:
     """d0, d1 and d2 of six run and wait for the others, whose certificates the tests may borrow."""
@@ -82,7 +75,7 @@ def waiting(tmp_path: Path) -> Iterator[Fleet]:
     with Fleet.make(tmp_path / "fed", problem, 40) as fleet:
         fleet.start("d0", "d1", "d2")
         for name in ("d0", "d1", "d2"):
-            wait_for_event(fleet, name, "waiting")
+            fleet.wait_for_event(name, "waiting")
         yield fleet
 
 
@@ -111,7 +104,7 @@ def test_strangers_with_and_without_the_right_authority(waiting: Fleet, tmp_path
             assert pulled(opened, f"{run}/theta/{name}") == []
             assert pulled(opened, f"{run}/ask/theta/d0/{name}") == []
         assert [one for one in heard if one[1] != forged] == []
-        wait_for_event(fleet, "d0", "link from a stranger: all it does is refused", peer="d4")
+        fleet.wait_for_event("d0", "link from a stranger: all it does is refused", peer="d4")
 
 
 def test_a_neighbour_may_write_its_own_key_only_and_nonsense_is_refused(waiting: Fleet, tmp_path: Path) -> None:
@@ -149,12 +142,12 @@ def test_a_neighbour_may_write_its_own_key_only_and_nonsense_is_refused(waiting:
         for round in (0, 7, 2**32 - 1):  # replays, and the far future
             frame = encode(plan.run_bytes, Kind.THETA, 3, round, np.zeros(3))
             opened.put(f"{run}/theta/d3", frame, congestion_control=zenoh.CongestionControl.BLOCK)
-        wait_for_event(fleet, "d0", "message refused", peer="d3")
-        wait_for_event(fleet, "d0", "old round ignored", peer="d3")
-        wait_for_event(fleet, "d0", "round too far ahead ignored", peer="d3")
-        why = {entry["why"].split()[0] for entry in events(fleet, "d0", "message refused")}
+        fleet.wait_for_event("d0", "message refused", peer="d3")
+        fleet.wait_for_event("d0", "old round ignored", peer="d3")
+        fleet.wait_for_event("d0", "round too far ahead ignored", peer="d3")
+        why = {entry["why"].split()[0] for entry in fleet.events("d0", "message refused")}
         assert len(why) >= 3
-        still = events(fleet, "d0", "waiting")[-1]
+        still = fleet.events("d0", "waiting")[-1]
         assert set(still["peers"]) == {"d3", "d5"}
     assert all(child.poll() is None for child in fleet.children.values())
     # after all that, the run ends with the right bits
@@ -171,9 +164,9 @@ def test_who_stands_in_for_a_neighbour_without_its_certificate_gets_no_link(tmp_
         configuration = link_configuration([target], [], None, certified(foreign, "d0"), authority.certificate)
         with zenoh.open(zenoh.Config.from_json5(json.dumps(configuration))) as impostor:
             fleet.start("d1")
-            wait_for_event(fleet, "d1", "waiting")
+            fleet.wait_for_event("d1", "waiting")
             assert impostor.info.peers_zid() == []
-        assert events(fleet, "d1", "link opened") == []
+        assert fleet.events("d1", "link opened") == []
 
 
 def test_files_are_private_and_say_nothing_about_others(tmp_path: Path) -> None:
@@ -205,17 +198,17 @@ def test_an_expelled_site_gets_nothing_and_no_neighbour_has_to_do_anything(tmp_p
             fleet.heart.expel("d3")
             assert spread_keys(fleet.heart, PATIENCE) == ["d0", "d1", "d2"]
             for name in ("d0", "d2"):
-                wait_for_event(
-                    fleet, name, "permanently out: its link is closed, and nothing more is sent to it", peer="d3"
+                fleet.wait_for_event(
+                    name, "permanently out: its link is closed, and nothing more is sent to it", peer="d3"
                 )
-                wait_for_event(fleet, name, "edge dropped", peer="d3")
-            wait_for_event(fleet, "d0", "link from a stranger: all it does is refused", peer="d3")
+                fleet.wait_for_event(name, "edge dropped", peer="d3")
+            fleet.wait_for_event("d0", "link from a stranger: all it does is refused", peer="d3")
             fleet.wait_for_round("d0", fleet.round("d0") + 50)
             before = len(heard)
             fleet.wait_for_round("d0", fleet.round("d0") + 200)
             assert len(heard) == before
             # the last theta that it got is of the round that was under way when the list came
-            (dropped,) = [one["round"] for one in fleet.log("d0") if one["event"] == "edge dropped"]
+            (dropped,) = [one["round"] for one in fleet.events("d0", "edge dropped")]
             assert max(int.from_bytes(frame[16:20], "little") for frame in heard) <= dropped + 1
             assert pulled(opened, f"{run}/ask/theta/d0/d3") == []
 
@@ -240,8 +233,8 @@ def test_a_thief_with_a_copied_directory_gets_and_says_nothing_once_the_site_is_
         admitted = time.monotonic()
         Site.read(fleet.place("d3")).accept(done.path)
         for name in near:
-            wait_for_event(fleet, name, "key replaced: links with the old one are refused", peer="d3")
-            wait_for_event(fleet, name, "link with a key that is not on the list: all it does is refused", peer="d3")
+            fleet.wait_for_event(name, "key replaced: links with the old one are refused", peer="d3")
+            fleet.wait_for_event(name, "link with a key that is not on the list: all it does is refused", peer="d3")
         fleet.signal("d1", signal.SIGSTOP)  # the thief has five seconds; rounds wait
         time.sleep(max(0.0, admitted + 5.0 - time.monotonic()))
         fleet.signal("d1", signal.SIGCONT)
@@ -264,10 +257,10 @@ def test_a_thief_with_a_copied_directory_gets_and_says_nothing_once_the_site_is_
 def test_a_copy_of_a_key_in_use_is_noticed(waiting: Fleet) -> None:
     event = "two links with one key: is there a copy of the site's directory?"
     with session(waiting.pair("d1"), waiting.heart.authority, waiting.plan.members[0].endpoint, "peer"):
-        wait_for_event(waiting, "d0", event, peer="d1")
+        waiting.wait_for_event("d0", event, peer="d1")
         wait_for(lambda: "have the same key of d1" in str(read_status(waiting.place("d0")).why))
-    assert {entry["peer"] for entry in events(waiting, "d0", event)} == {"d1"}
-    assert events(waiting, "d2", event) == []
+    assert {entry["peer"] for entry in waiting.events("d0", event)} == {"d1"}
+    assert waiting.events("d2", event) == []
 
 
 @pytest.mark.parametrize("placement", ["peer", "central"])
@@ -286,7 +279,7 @@ def test_certificates_that_end_soon_are_renewed_by_themselves(tmp_path: Path, pl
             fleet.wait_for_round("d1", 20)
             assert spread_keys(heart, PATIENCE) == names
         for name in names:
-            wait_for_event(fleet, name, "certificate renewed: links are reopened")
+            fleet.wait_for_event(name, "certificate renewed: links are reopened")
             site = Site.read(fleet.place(name))
             assert not site.renewal_due() and site.key == keys[name] and fleet.round(name) < 4000
         if placement == "peer":
@@ -304,7 +297,59 @@ def test_a_certificate_is_renewed_while_the_rounds_go_on(tmp_path: Path) -> None
         request, by_itself = Site.read(place).renew()
         assert by_itself
         Site.read(place).accept(fleet.heart.admit(request).path)
-        wait_for_event(fleet, "d1", "certificate renewed: links are reopened")
+        fleet.wait_for_event("d1", "certificate renewed: links are reopened")
         assert fleet.round("d1") < 4000 and Site.read(place).certificate != old
         fleet.join()
         assert fleet.theta().tobytes() == in_process(problem, fleet.plan).average.tobytes()
+
+
+# --- what can be done from outside -----------------------------------------------------------------------------------
+
+
+def resident(pid: int) -> float:
+    """Resident memory of a process, in MB."""
+    return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * 4096 / 1e6
+
+
+def test_a_giant_message_from_a_neighbour_takes_no_memory(tmp_path: Path) -> None:
+    with Fleet.make(tmp_path / "fed", small_problem(3), 40) as fleet:
+        fleet.start("d0")
+        fleet.wait_for_event("d0", "waiting")
+        pid = fleet.children["d0"].pid
+        before = resident(pid)
+        authority, plan = fleet.heart.signing(), fleet.plan
+        with session(fleet.pair("d1"), authority.certificate, plan.members[0].endpoint) as opened:
+            wait_for(lambda: len(opened.info.peers_zid()) == 1)
+            block = zenoh.CongestionControl.BLOCK
+            opened.put(f"{plan.run}/theta/d1", bytes(600_000_000), congestion_control=block)
+            # longer than the largest message, and short enough to be put together
+            opened.put(f"{plan.run}/theta/d1", bytes(20_000), congestion_control=block)
+            fleet.wait_for_event("d0", "message refused", peer="d1")
+        assert resident(pid) - before < 50
+        assert fleet.children["d0"].poll() is None
+
+
+def test_connections_that_say_nothing_do_not_keep_neighbours_out(tmp_path: Path) -> None:
+    """400 of them; what a process needs to start is not counted."""
+    with Fleet.make(tmp_path / "fed", small_problem(2), 5) as fleet, ExitStack() as held:
+        host, port = fleet.plan.members[0].endpoint.partition("/")[2].split(":")
+        fleet.start("d0")
+        wait_for(lambda: _connected(host, int(port)))
+        for _ in range(400):
+            held.enter_context(closing(socket.create_connection((host, int(port)), PATIENCE)))
+        launched = time.monotonic()
+        fleet.start("d1")
+        fleet.wait_for_event("d1", "started")
+        began = time.monotonic()
+        fleet.wait_for_event("d1", "finished")
+        # three times what it takes a process to start, which is long on a busy machine
+        assert time.monotonic() - began < max(5.0, 3 * (began - launched))
+        fleet.join()
+
+
+def _connected(host: str, port: int) -> bool:
+    try:
+        socket.create_connection((host, port), 1).close()
+    except OSError:
+        return False
+    return True

@@ -175,7 +175,7 @@ def test_without_the_leader_nobody_decides(tmp_path: Path) -> None:
         fleet.start()
         fleet.wait_for_round("d1", 50)
         fleet.kill("d0")
-        fleet.wait_for_event("d1", "waiting", lambda entry: entry["peers"] == ["d0"])
+        fleet.wait_for_event("d1", "waiting", peers=["d0"])
         assert fleet.is_stuck("d1") <= 800
         assert fleet.round("d1") < 800
         fleet.start("d0")

@@ -11,8 +11,7 @@ import hashlib
 import os
 import shutil
 import tempfile
-from collections.abc import Callable, Hashable, Mapping, Sequence
-from functools import partial
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -47,9 +46,6 @@ from fedkin.graph import Graph
 MOST_SITES = {"run": 50, "share": 500}
 _MOST_FOR_ALL_PAIRS = 12  # without a graph all pairs are candidates, up to this many sites
 _ORGANISER, _SITES, _MODEL, _RECORD, _LAST_PORT = "organiser", "sites", "model", "simulation.json", 65535
-
-#: A task of a site.
-Task = Callable[[], object]
 
 
 def simulate(
@@ -165,37 +161,14 @@ def _organise(
     organiser.invite()
 
 
-# --- what sites do ----------------------------------------------------------------------------------------------------
-
-
-def _join(invite: Path, place: Path, columns: Mapping[str, Any], seal: str, below_minima: bool) -> None:
-    table = place.with_name(f"{place.name}.csv")  # until the site has joined
-    try:
-        cells = zip(*(column.tolist() for column in columns.values()), strict=True)
-        write_csv(table, list(columns), [list(row) for row in cells])
-        Site.join(invite, table, place, expected=seal, steps=steps_of, below_minima=below_minima)
-    finally:
-        table.unlink(missing_ok=True)
-
-
-def _accept(place: Path, *received: Path) -> None:
-    for path in received:
-        Site.read(place).accept(path)
-
-
-def _accept_and_share(place: Path, admitted: Path) -> None:
-    _accept(place, admitted)
-    sharing.share(place)
-
-
-def _do(tasks: Mapping[str, Task], doing: str) -> dict[str, FedkinError]:
-    """Run the tasks of these sites; return the errors of those that failed. Ctrl-C waits for the end of a task."""
+def _each(names: Iterable[str], doing: str, task: Callable[[str], object]) -> dict[str, FedkinError]:
+    """Do a task for each site; return the errors of those that failed. Ctrl-C waits for the end of a task."""
     failed: dict[str, FedkinError] = {}
     with progress(doing):
-        for name in tracked(list(tasks), doing):
+        for name in tracked(list(names), doing):
             try:
                 with interrupts_later():
-                    tasks[name]()
+                    task(name)
             except FedkinError as error:
                 failed[name] = error
     return failed
@@ -206,18 +179,28 @@ def _refuse(failed: Mapping[str, FedkinError]) -> None:
         raise DataError(f"{name}: {error}")
 
 
-# --- steps ------------------------------------------------------------------------------------------------------------
+def _accept(place: Path, *received: Path) -> None:
+    for path in received:
+        Site.read(place).accept(path)
 
 
 def _join_all(organiser: Organiser, sites: Path, parts: Sequence[Mapping[str, Any]], below_minima: bool) -> None:
     """Let every site join with its own rows, and admit it."""
-    seal = fingerprint(organiser.authority)
     own = dict(zip([member.name for member in organiser.members], parts, strict=True))
-    invites = {name: organiser.directory / INVITES / f"{name}.invite" for name in own}
+    seal = fingerprint(organiser.authority)
+
+    def join(name: str) -> None:
+        table, columns = sites / f"{name}.csv", own[name]
+        try:
+            cells = zip(*(column.tolist() for column in columns.values()), strict=True)
+            write_csv(table, list(columns), [list(row) for row in cells])
+            invite = organiser.directory / INVITES / f"{name}.invite"
+            Site.join(invite, table, sites / name, expected=seal, steps=steps_of, below_minima=below_minima)
+        finally:
+            table.unlink(missing_ok=True)
+
     new = [name for name in own if not (sites / name / INVITE).exists()]
-    how = (seal, below_minima)
-    joins: dict[str, Task] = {name: partial(_join, invites[name], sites / name, own[name], *how) for name in new}
-    for name, error in _do(joins, "sites join").items():
+    for name, error in _each(new, "sites join", join).items():
         shutil.rmtree(sites.parent)  # so that the same command starts again
         raise DataError(f"rows of {organiser.member(name).id!r}: {error}")
     for name in own:
@@ -247,32 +230,32 @@ def _enrol(
         for path, receivers in organiser.order(**orders) if ordered else ():  # type: ignore[arg-type]
             for name in receivers:
                 papers[name].append(path)
-        accepts: dict[str, Task] = {name: partial(_accept, sites / name, *given) for name, given in papers.items()}
-        _refuse(_do(accepts, "sites accept their certificates"))
+        accept = "sites accept their certificates"
+        _refuse(_each(papers, accept, lambda name: _accept(sites / name, *papers[name])))
 
 
 def _share_all(organiser: Organiser, out: Path, parts: Sequence[Mapping[str, Any]], below_minima: bool) -> None:
     """Fit a model for each site from one message per site, or more if the loss needs them."""
     sites, model_place = out / _SITES, out / _MODEL
+
+    def share(name: str) -> None:
+        _accept(sites / name, organiser.directory / ADMITTED / f"{name}.admit")
+        sharing.share(sites / name)
+
     with ended_like_ctrl_c(STOP_SIGNAL), only_supervisor(out):
         _join_all(organiser, sites, parts, below_minima)
-        shares: dict[str, Task] = {}
-        for member in organiser.members:
-            place = sites / member.name
-            if not (place / SENT / f"{member.name}.summary").exists():
-                admitted = organiser.directory / ADMITTED / f"{member.name}.admit"
-                shares[member.name] = partial(_accept_and_share, place, admitted)
-        failed = _do(shares, "sites share their sums")
+        names = [member.name for member in organiser.members]
+        new = [name for name in names if not (sites / name / SENT / f"{name}.summary").exists()]
+        failed = _each(new, "sites share their sums", share)
         for name, error in failed.items():
             note(f"{name}: {error}")
-        if len(failed) == len(organiser.members):
+        if len(failed) == len(names):
             raise DataError("no site shares a summary, so there is no model: see the reasons above")
         say(f"{count(_carry(organiser, sites), 'file')} with sums were sent to the organiser.")
         model, opened = _fit(organiser, sites)
         model.save(model_place)
         paths = {path.stem: path for path in deliver_model(organiser, model_place, ())}
-        accepts: dict[str, Task] = {name: partial(_accept, sites / name, path) for name, path in paths.items()}
-        _refuse(_do(accepts, "sites accept their models"))
+        _refuse(_each(paths, "sites accept their models", lambda name: _accept(sites / name, paths[name])))
     print_result(model, opened, organiser.directory / SUMMARIES, model_place)
     first = sites / next(iter(paths))
     each = f"{count(len(paths), 'model')}, one at each site: {first}/model and so on"
@@ -281,15 +264,17 @@ def _share_all(organiser: Organiser, out: Path, parts: Sequence[Mapping[str, Any
 
 def _fit(organiser: Organiser, sites: Path) -> tuple[FittedModel, Opened]:
     """Fit the model of all sites, after as many queries as the loss needs."""
+    asked: dict[str, Path] = {}
     while True:
-        answers: dict[str, Task] = {}
+        asked.clear()
         for query in sorted((organiser.directory / QUERIES).glob("*.ask")):
             name, _, number = query.stem.rpartition("@")
             if not (sites / name / SENT / f"{query.stem}.summary").exists():
-                answers[name] = partial(sharing.answer, sites / name, query)
-        if answers:
-            _refuse(_do(answers, f"sites answer query {number}"))
-            say(f"{count(len(answers), 'site')} answered query {number} of the organiser.")
+                asked[name] = query
+        if asked:
+            doing = f"sites answer query {number}"
+            _refuse(_each(asked, doing, lambda name: sharing.answer(sites / name, asked[name])))
+            say(f"{count(len(asked), 'site')} answered query {number} of the organiser.")
         _carry(organiser, sites)
         with progress("fitting") as report:
             opened = open_summaries(organiser.directory / SUMMARIES, {})

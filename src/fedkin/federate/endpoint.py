@@ -176,8 +176,9 @@ class Endpoint:
         ``pull(v)`` asks v again.
         """
         # in nearly every round this suffices
-        if self.inbox.wait(kind, whom(), t, 0.0 if self.hint else _MOMENT_SECONDS):
-            self.idle()
+        if not self.inbox.wait(kind, whom(), t, 0.0 if self.hint else _MOMENT_SECONDS):
+            return
+        self.idle()
         began, pull_pause, silence = time.monotonic(), self.patience.first_pull, self.patience.complain
         next_pull, next_complaint, next_tick = began + pull_pause, began + silence, began + LOOK_SECONDS
         while missing := self.inbox.missing(kind, whom(), t):

@@ -150,23 +150,18 @@ def _say_what_differs(frame: bytes, expected: Expected) -> NoReturn:
     if len(frame) < HEADER_BYTES:
         raise MessageError(f"{len(frame)} bytes are too few for a header of {HEADER_BYTES}")
     magic, version, mixed, run, sender, _, length = _HEAD.unpack_from(frame)
-    if magic != MAGIC:
-        raise MessageError(f"it starts with {magic!r}, not {MAGIC!r}")
-    if version != VERSION:
-        raise MessageError(
-            f"format version {version}, but this program uses {VERSION}; use the same version of Fedkin everywhere"
-        )
-    if run != expected.run:
-        raise MessageError(f"run {run.hex()}, but this is run {expected.run.hex()}")
-    kind, code = mixed & 15, mixed >> 4
-    if kind != expected.kind:
-        raise MessageError(f"kind {kind}, expected {expected.kind.name} ({int(expected.kind)})")
-    if code != _WIRES.index(expected.wire):
-        raise MessageError(f"number format {code}, expected {expected.wire}")
-    if sender != expected.sender:
-        raise MessageError(f"it claims to come from site number {sender}, but {expected.sender} sends here")
-    if length != expected.length:
-        raise MessageError(f"{length} numbers, expected {expected.length}")
+    kind, code, other = mixed & 15, mixed >> 4, f"format version {version}, but this program uses {VERSION}"
+    for differs, words in (
+        (magic != MAGIC, f"it starts with {magic!r}, not {MAGIC!r}"),
+        (version != VERSION, f"{other}; use the same version of Fedkin everywhere"),
+        (run != expected.run, f"run {run.hex()}, but this is run {expected.run.hex()}"),
+        (kind != expected.kind, f"kind {kind}, expected {expected.kind.name} ({int(expected.kind)})"),
+        (code != _WIRES.index(expected.wire), f"number format {code}, expected {expected.wire}"),
+        (sender != expected.sender, f"it claims to come from site number {sender}, but {expected.sender} sends here"),
+        (length != expected.length, f"{length} numbers, expected {expected.length}"),
+    ):
+        if differs:
+            raise MessageError(words)
     raise MessageError(f"{len(frame)} bytes do not hold a header and {length} numbers")
 
 
