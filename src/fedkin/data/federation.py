@@ -56,7 +56,7 @@ class Federation(HasSites):
     ----------
     data : mapping of site id to ``(X, y)``, ``(X, y, offset)``, `Rows` or ``X`` alone
         X of shape (n_u, q), y and offset of shape (n_u,). ``X`` alone is for the mean loss. Site ids are any
-        hashable values. Numbers in y become float64; bool and text labels stay what they are.
+        hashable values. Numbers in y become float64; bool and text labels are kept.
     feature_names : sequence of q str, optional
         By default ``x0, x1, ...``.
 
