@@ -29,7 +29,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import asdict, fields
 from datetime import date, datetime
 from pathlib import Path
-from typing import Any, NoReturn, get_type_hints
+from typing import Any, NoReturn, cast, get_type_hints
 
 import msgspec
 import numpy as np
@@ -51,8 +51,7 @@ _OPTIONAL = ("comparison", "history")
 _PACKED: dict[str, type] = {"kin": Kin, "baseline": Baselines, "boosting": Boosting}
 _MORE = (*(f"{name}.json" for name in (*_OPTIONAL, *_PACKED)), *(f"{name}.npz" for name in _PACKED))
 _FILES = (_MODEL, _COEFFICIENTS, _EDGES, *_MORE)
-_STALE_SECONDS = 3600.0
-_MOST_BYTES = 2**30  # of a file of a model
+_STALE_SECONDS, _MOST_BYTES = 3600.0, 2**30  # until a save was interrupted; of a file of a model
 #: Types in these files besides plain values.
 _TYPES: dict[str, Any] = {
     kind.__name__: kind
@@ -358,8 +357,7 @@ def _read_head(folder: Path, content: bytes) -> _Head:
     plain = _decoded(path, content, Any)
     if not isinstance(plain, dict) or plain.get("format") != FORMAT:
         raise ModelFileError(f'{path} is not the description of a Fedkin model: its "format" is not "{FORMAT}"')
-    head: _Head = _decoded(path, content, _Head)
-    return head
+    return cast("_Head", _decoded(path, content, _Head))
 
 
 def _decoded(path: Path, content: bytes, kind: Any) -> Any:
