@@ -23,7 +23,6 @@ from fedkin.datasets import (
 from fedkin.errors import DataError
 from fedkin.graph import Graph
 from fedkin.studies import Replication, election_page, launch
-from fedkin.studies.config import FIGURES
 from fedkin.studies.election import METHODS, ElectionProtocol, Split, election, penalised, scores, state_intercepts
 from fedkin.studies.election_page import groups
 from fedkin.studies.figures import draw
@@ -323,7 +322,7 @@ def test_maps_are_drawn(tmp_path: Path):
         for name in ("common_share", "distance"):
             row[name] = row[name][:2] if row[name] else None
     for kind, note in (("state_map", "in 0 of 3 splits the test keeps all 1 edges"), ("kin_map", "resolved in 3 of 3")):
-        draw({"name": kind, "kind": kind, "where": {}}, rows, tmp_path, FIGURES[kind])
+        draw({"name": kind, "kind": "module:function", "where": {}}, rows, tmp_path, getattr(election_page, kind))
         assert (tmp_path / f"{kind}.svg").stat().st_size > 0
         assert note in groups(rows, "kin" if kind == "kin_map" else "fed-loc").note
 

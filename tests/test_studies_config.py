@@ -62,7 +62,7 @@ def test_shared_entries_are_compared_on_the_same_numbers():
         (('name = "small"', 'name = "small-quick"'), "do not end in -quick"),
         (("seed = 3", "seed = -3"), "[study]: Expected `int` >= 0 - at `seed`"),
         (('y = "value"', 'y = "value"\nyscale = "log"'), "[[figure]] 'picture': unknown entry 'yscale'; known ones"),
-        (('x = "n"', 'kind = "bars"\nx = "n"'), "unknown kind 'bars'; give one of lines"),
+        (('x = "n"', 'kind = "bars"\nx = "n"'), "unknown kind 'bars'; leave it out or give"),
         (('value = "value"', ""), "[[table]] 'means': Object missing required field `value`"),
         (("[study]", "[quick]\nreplicatons = 1\n[study]"), "[quick]: unknown entry 'replicatons'"),
     ],

@@ -22,7 +22,7 @@ import msgspec
 
 import fedkin
 from fedkin.errors import ParameterError
-from fedkin.studies import election, election_page, figures, kin, tasks
+from fedkin.studies import election, kin, tasks
 from fedkin.studies.replications import GENERATORS, Replication, StudyTask, find_function, generator_arguments
 
 #: The studies that come with Fedkin, in the order in which ``fedkin study all`` runs them.
@@ -31,14 +31,6 @@ BUILT_IN = (
     *("sparse", "kin", "coverage", "population", "election"),
 )
 TASKS = {**tasks.TASKS, **kin.TASKS, **election.TASKS}
-#: Kinds of figures, and the functions that draw them.
-FIGURES: Mapping[str, figures.Drawer] = {
-    "lines": figures.line_panels,
-    "scaling": figures.scaling,
-    "state_map": election_page.state_map,
-    "kin_map": election_page.kin_map,
-    "accuracy": election_page.accuracy,
-}
 SUFFIX = "-quick"  # of the directory of a quick run
 
 AtLeast1: TypeAlias = Annotated[int, msgspec.Meta(ge=1)]
@@ -189,8 +181,8 @@ def parse_study(text: str, where: str, *, quick: bool = False, folder: Path | No
     points, fewer = tuple(_points(file.grid, where)), tuple(_points(changes.grid, f"{where}, [quick]"))
     own = {
         "options": file.options,
-        "figures": _drawings("figure", file.figure, where),
-        "tables": _drawings("table", file.table, where),
+        "figures": _drawings("figure", file.figure, _Lines, where),
+        "tables": _drawings("table", file.table, _Means, where),
         "full_replications": head["replications"],
     }
     if quick:
@@ -226,22 +218,6 @@ class _Drawing:
 
 
 @dataclass(kw_only=True)
-class _Axes(_Drawing):
-    x: str
-    y: str
-    x_label: str = ""
-    y_label: str = ""
-    series: str | None = None
-    series_label: str = ""
-
-
-@dataclass(kw_only=True)
-class _Scaling(_Axes):
-    series: str
-    points: list[str]
-
-
-@dataclass(kw_only=True)
 class _Reference:
     label: str
     column: str | None = None
@@ -249,16 +225,21 @@ class _Reference:
 
 
 @dataclass(kw_only=True)
-class _Lines(_Axes):
+class _Lines(_Drawing):
+    x: str
+    y: str
+    points: list[str] | None = None  # columns that make a point, whose x is a mean; by default those with one x
+    x_label: str = ""
+    y_label: str = ""
+    x_scale: Literal["linear", "log"] = "linear"
+    y_scale: Literal["linear", "log"] = "linear"
+    x_ticks: Literal["values"] | None = None
+    y_limits: tuple[float, float] | None = None
+    series: str | None = None
+    series_label: str = ""
     series_values: Annotated[list[Any], msgspec.Meta(min_length=1)] | None = None
     rows: str | None = None
     columns: str | None = None
-    x_scale: Literal["linear", "log", "symlog", "logit"] = "linear"
-    y_scale: Literal["linear", "log", "symlog", "logit"] = "linear"
-    share_x: bool = True
-    share_y: bool = True
-    x_ticks: Literal["values"] | None = None
-    y_limits: tuple[float, float] | None = None
     markers: bool = True
     interval: Literal["student", "wilson"] = "student"
     reference: list[_Reference] = field(default_factory=list)
@@ -279,10 +260,6 @@ class _Means(_Drawing):
     at: _At | None = None
 
 
-_KINDS: Mapping[str, Mapping[str, type[_Drawing]]] = {
-    "figure": {**dict.fromkeys(FIGURES, _Drawing), "": _Lines, "lines": _Lines, "scaling": _Scaling},
-    "table": {"": _Means},
-}
 Entries = TypeVar("Entries", StudyTable, _File, _Quick, _Drawing)
 
 
@@ -299,23 +276,16 @@ def _converted(found: Table, kind: type[Entries], place: str) -> Entries:
     return made
 
 
-def _drawings(what: str, specs: Sequence[Table], where: str) -> list[Table]:
-    """Return every ``[[figure]]`` (or ``[[table]]``) with the defaults of its kind filled in."""
+def _drawings(what: str, specs: Sequence[Table], usual: type[_Drawing], where: str) -> list[Table]:
+    """Return every ``[[figure]]`` (or ``[[table]]``) with the defaults of its entries filled in."""
     made: list[Table] = []
     for number, spec in enumerate(specs, start=1):
-        place, kind, kinds = (
-            f"{where}, [[{what}]] {spec.get('name', number)!r}",
-            str(spec.get("kind", "")),
-            _KINDS[what],
-        )
-        if ":" in kind:  # the function knows its other entries itself
-            plain = {one.name: spec[one.name] for one in fields(_Drawing) if one.name in spec}
-            made.append({**asdict(_converted(plain, _Drawing, place)), **spec})
-        elif kind in kinds:
-            made.append(asdict(_converted(spec, kinds[kind], place)))
-        else:
-            choice = f"give one of {', '.join(FIGURES)}, or" if what == "figure" else "leave it out or give"
-            raise ParameterError(f'{place}: unknown kind {kind!r}; {choice} "module:function"')
+        place, kind = f"{where}, [[{what}]] {spec.get('name', number)!r}", str(spec.get("kind", ""))
+        if kind and ":" not in kind:
+            raise ParameterError(f'{place}: unknown kind {kind!r}; leave it out or give "module:function"')
+        known = {one.name for one in fields(_Drawing)} if kind else set(spec)  # a function knows its other entries
+        entries = {name: value for name, value in spec.items() if name in known}
+        made.append({**spec, **asdict(_converted(entries, _Drawing if kind else usual, place))})
     names = [spec["name"] for spec in made]
     if twice := next((name for name in names if names.count(name) > 1), None):
         raise ParameterError(f"{where}: two [[{what}]] are called {twice!r}; give each its own name")
@@ -340,7 +310,7 @@ def check_study(study: Study) -> None:
         _check_function(study, "[study]: checks", study.checks, ("rows",))
     for what, specs, arguments in (("figure", study.figures, ("spec", "rows", "folder")), ("table", study.tables, ())):
         for spec in specs:
-            if ":" in spec["kind"]:
+            if spec["kind"]:
                 _check_function(study, f"[[{what}]] {spec['name']!r}: kind", spec["kind"], arguments)
 
 

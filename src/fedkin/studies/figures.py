@@ -149,9 +149,9 @@ _STYLE: Any = {
 def draw(spec: Mapping[str, Any], rows: Sequence[Row], folder: Path, drawer: Drawer) -> None:
     """Draw the figure of an entry of ``[[figure]]`` and write it to ``folder`` as SVG, PDF and PNG."""
     asked = {}
-    if ":" not in spec["kind"]:  # else the function knows what its entries mean
+    if not spec["kind"]:  # else the function knows what its entries mean
         asked = {name: spec[name] for name in ("x", "y", "series", "rows", "columns") if spec.get(name)}
-        asked |= {f"points[{k}]": name for k, name in enumerate(spec.get("points", ()))}
+        asked |= {f"points[{k}]": name for k, name in enumerate(spec.get("points") or ())}
         asked |= {
             f"reference[{k}]": line["column"] for k, line in enumerate(spec.get("reference", ())) if line["column"]
         }
@@ -179,8 +179,7 @@ def line_panels(spec: Mapping[str, Any], rows: Sequence[Row], folder: Path) -> A
     series = spec["series_values"] or (distinct(rows, spec["series"]) if spec["series"] else [None])
     size = (max(2.9 * len(across), 4.8) + 0.4, max(2.35 * len(down) + 1.0, 4.3))
     figure = Figure(figsize=size, layout="constrained")
-    how = {"sharex": spec["share_x"], "sharey": spec["share_y"], "squeeze": False}
-    axes = figure.subplots(len(down), len(across), **how)
+    axes = figure.subplots(len(down), len(across), sharex=True, sharey=True, squeeze=False)
     for axis, (vertical, horizontal) in zip(axes.flat, product(down, across), strict=True):
         fixed = {spec[name]: value for name, value in (("rows", vertical), ("columns", horizontal)) if spec[name]}
         panel = [row for row in rows if all(row[name] == value for name, value in fixed.items())]
@@ -192,28 +191,6 @@ def line_panels(spec: Mapping[str, Any], rows: Sequence[Row], folder: Path) -> A
     figure.supxlabel(spec["x_label"] or spec["x"], fontsize=10)
     figure.supylabel(spec["y_label"] or spec["y"], fontsize=10)
     add_legend(figure, axes, [line["label"] for line in spec["reference"]])
-    return figure
-
-
-def scaling(spec: Mapping[str, Any], rows: Sequence[Row], folder: Path) -> Any:
-    """Draw the mean of ``y`` against the mean of ``x`` at every grid point, with the line ``y = x``."""
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(5.6, 4.6), layout="constrained")
-    axis = figure.subplots()
-    axis.set_xscale("log")
-    axis.set_yscale("log")
-    x, y = (summarize(rows, spec["points"], spec[name]) for name in ("x", "y"))
-    place = spec["points"].index(spec["series"])
-    for k, one in enumerate(distinct(rows, spec["series"])):
-        keys = sorted((key for key in y if key[place] == one), key=lambda key: x[key].mean)
-        style = {**STYLES[k % len(STYLES)], "label": spec["series_label"] + label_of(one)}
-        _points(axis, [x[key].mean for key in keys], _intervals(axis, [y[key] for key in keys]), style)
-    ends = np.array([min(one.mean for one in x.values()), max(one.mean for one in x.values())])
-    axis.plot(ends, ends, **_REFERENCE, label="slope 1", zorder=1)
-    axis.set_xlabel(spec["x_label"] or spec["x"])
-    axis.set_ylabel(spec["y_label"] or spec["y"])
-    add_legend(figure, [axis])
     return figure
 
 
@@ -239,14 +216,15 @@ def _finish_axis(axis: Any, spec: Mapping[str, Any], rows: Sequence[Row]) -> Non
 
 def _draw_series(axis: Any, spec: Mapping[str, Any], rows: Sequence[Row], series: Sequence[Any]) -> None:
     """Draw the line of each value of the column ``series``."""
-    table = summarize(rows, [spec["x"], spec["series"]], spec["y"])
+    keys = [*(spec["points"] or [spec["x"]]), spec["series"]]
+    across, table = (summarize(rows, keys, spec[name]) for name in ("x", "y"))
     for k, one in enumerate(series):
-        points = {x: summary for (x, name), summary in table.items() if name == one}
+        points = sorted((key for key in table if key[-1] == one), key=lambda key: across[key].mean)
         if not points:
             continue
-        x = sorted(points)
+        x = [across[key].mean for key in points]
         style = {**STYLES[k % len(STYLES)], "label": None if one is None else spec["series_label"] + label_of(one)}
-        intervals = _intervals(axis, [points[value] for value in x], spec["interval"])
+        intervals = _intervals(axis, [table[key] for key in points], spec["interval"])
         if spec["markers"]:
             _points(axis, _dodged(x, k - (len(series) - 1) / 2, spec["x_scale"] == "log"), intervals, style)
         else:

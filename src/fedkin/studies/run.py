@@ -29,8 +29,8 @@ from fedkin.errors import DataError, FedkinError, GraphError, MissingDependencyE
 from fedkin.report import render
 from fedkin.solvers import load_kernels
 from fedkin.studies.claims import Check
-from fedkin.studies.config import BUILT_IN, FIGURES, Cell, Study, check_study, load_study, task_function
-from fedkin.studies.figures import ResultTable, draw, make_table
+from fedkin.studies.config import BUILT_IN, Cell, Study, check_study, load_study, task_function
+from fedkin.studies.figures import ResultTable, draw, line_panels, make_table
 from fedkin.studies.replications import Row
 
 #: The file with all rows of a finished run.
@@ -218,8 +218,9 @@ def write_study_report(study: Study, folder: Path, notes: str = "") -> Report:
     """Write figures, tables and page from ``folder/rows.parquet`` alone; ``notes`` describe how the rows were made."""
     rows, seconds = read_rows(folder / ROWS)
     for spec in study.figures:
-        kind = spec["kind"] or "lines"
-        draw(spec, rows, folder, FIGURES.get(kind) or study.function(kind, f"[[figure]] {spec['name']!r}: kind"))
+        kind = spec["kind"]
+        drawer = study.function(kind, f"[[figure]] {spec['name']!r}: kind") if kind else line_panels
+        draw(spec, rows, folder, drawer)
     tables: list[ResultTable] = []
     for spec in study.tables:
         kind = spec["kind"]
