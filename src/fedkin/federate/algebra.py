@@ -45,6 +45,7 @@ _TURNS, _AT_ONCE = 20, 10**7  # of a search for few rows, and numbers that it ho
 _ALIKE = 1e-5  # difference of predictors whose weights cannot be told apart
 _APART, _STEP = 0.01, 1e-5  # by which equal values are told apart, and by which predictors move, in units of columns
 _FEWEST_POINTS, _OFF = 8, 0.1  # of a function, and share of its size by which its values may be off
+_ENOUGH = 2000  # rows of which columns are compared
 
 #: Sums at a point ``(p,)`` over some of the rows.
 Sums = tuple[Array, Mask]
@@ -124,9 +125,10 @@ class Release:
         """Columns that are functions of one another, such as curves and squares, and how many of them sums have."""
         if self.whole is not None:
             return self.whole.functions
+        some = self.rows.X[:: 1 + self.rows.n_samples // _ENOUGH]
         known = {
             column.name: (curve_values(column.knots, block) if column.knots else block[:, 0], block.shape[1])
-            for column, block in self.contract.blocks(self.rows.X)
+            for column, block in self.contract.blocks(some)
             if column.kind != "category"
         }
         found = []
