@@ -69,7 +69,8 @@ lint: $(DEV)
 	@$(BIN)/lint-imports --no-logo --no-cache
 
 docs: $(DEV)
-	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs --quiet build --strict
+	@mkdir -p build
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict >build/docs.log 2>&1 || { cat build/docs.log >&2; exit 1; }
 	@echo "build/site/index.html"
 
 dist: $(DEV) sbom

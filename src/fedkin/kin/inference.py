@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Literal, overload
 import numpy as np
 from scipy.special import chdtrc, ndtr, ndtri, stdtr
 
-from fedkin._base import TINY, Array, Index, check_choice, check_level, count, some_of
+from fedkin._base import TINY, Array, Index, check_choice, check_level, count, probability, some_of
 from fedkin.data import INTERCEPT
 from fedkin.errors import ParameterError
 
@@ -89,7 +89,7 @@ class Contrast:
             f"Wald test that all are 0: chi2({degrees}) = {statistic:.4g}, p = {tail:.3g}",
         ]
         if self.probability is not None:
-            lines.append(f"Probability that the two are alike: {self.probability:.2f}")
+            lines.append(f"Probability that the two are alike: {probability(self.probability)}")
         return "\n".join([*lines, *_ending(self.kind, level)])
 
     def __repr__(self) -> str:
