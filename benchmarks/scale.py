@@ -8,7 +8,7 @@
 ``rows``: Parquet files and a CSV file to sums by site and fold, beside bare loops: pyarrow and numpy that only add up
 by site, and pyarrow that only reads the CSV file; then ``fedkin fit`` with its comparison. Each runs in a process of
 its own. From 20 million rows on there is no CSV file. ``sites``: the exact solver on a graph of near neighbours, in
-this process on one thread, and on one and two Ray workers; then again with a node killed in the middle. ``kin``: the
+this process on one thread, and on one and two Ray workers; then again with a node killed midway. ``kin``: the
 same of kin, sites with three rows each. ``quick``: all of them, small. Clocks, and processor time: ratios on a busy
 machine say little.
 """
@@ -177,7 +177,7 @@ def killed_node(cluster: Any) -> Iterator[None]:
 
 
 def on_clusters(work: Callable[..., Any], save_every: int, show: Callable[[Any, Any], str], **more: Any) -> None:
-    """Time ``work(on=engine)`` here, on one and two Ray workers, and with a node killed in the middle."""
+    """Time ``work(on=engine)`` here, on one and two Ray workers, and with a node killed midway."""
     found = {"here": timed("here", work)}
     found |= {name: timed(f"here, {name}", lambda how=how: work(**how)) for name, how in more.items()}
     cluster = start_ray()

@@ -1,4 +1,4 @@
-"""Rows of `tables.py` as Markdown: for every table and method the error, its difference to the best baseline, time."""
+"""Rows of `tables.py` as Markdown: for each table and method the error, its difference from the best baseline, time."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ GLANCE = {
     "kin": "**kin**",
     "kin as recommended": "**kin, with boosting if recommended**",
 }
-#: The method whose difference to the best baseline stands there.
+#: The method whose difference from the best baseline stands there.
 GLANCED = "kin as recommended"
 ERRORS = {"explained": "RMSE", "auc": "log-loss"}
 MORE = {"explained": "explained variance", "auc": "AUC per site", "accuracy": "accuracy"}
@@ -42,7 +42,7 @@ def render(rows: list[Row]) -> str:
     """All tables at a glance, who loses, and folded away a section for every table."""
     kept = latest(rows)
     names = list(dict.fromkeys(table for table, _, _ in kept))
-    glance = ["| table | " + " | ".join(GLANCE.values()) + " | difference to the best baseline |"]
+    glance = ["| table | " + " | ".join(GLANCE.values()) + " | difference from the best baseline |"]
     glance.append("|---" * (len(GLANCE) + 2) + "|")
     sections: list[str] = []
     losses: list[str] = []

@@ -60,7 +60,7 @@ def test_recorded_traces(tmp_path):
         assert np.allclose(probability[0], values.mean(axis=0))
     repeated = Availability.recorded(csv, repeat=True).bind(["a", "b", "c"], seed=0).rounds(1, 60)[0]
     assert np.array_equal(repeated[30:], values)
-    with pytest.raises(ParameterError, match="has 30 rounds, but round 31 was asked for"):
+    with pytest.raises(ParameterError, match="has 30 rounds, but round 31 was requested"):
         Availability.recorded(csv).bind(["a", "b", "c"], seed=0).rounds(30, 2)
 
 

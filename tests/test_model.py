@@ -434,7 +434,7 @@ def test_parts_of_different_rounds_are_not_joined(two) -> None:
     assert join_parts([one, model_of(made.contract, "south", 0.6)], graph).n_groups == 2
     with pytest.raises(DataError, match="'north' and 'south' differ in lam: they are not from the same rounds"):
         join_parts([one, model_of(made.contract, "south", lam=0.2)], graph)
-    with pytest.raises(DataError, match="each of them once"):
+    with pytest.raises(DataError, match="give each site of the graph once"):
         join_parts([one, one], graph)
 
 

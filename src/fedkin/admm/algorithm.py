@@ -263,7 +263,7 @@ class _LocalRun:
             raise SolverError(f"{reason}, and samples of a stream cannot be reread; give a small step") from None
         if self.restarts >= MAX_RESTARTS:
             raise SolverError(
-                f"{reason}, also with {self.caution:.0f} times shorter steps: the objective may have no finite "
+                f"{reason}, even with {self.caution:.0f} times shorter steps: the objective may have no finite "
                 f"minimiser (add {argument('ridge', 1e-3)} or so), or the features are badly scaled (standardise them)"
             ) from None
         self.restarts += 1

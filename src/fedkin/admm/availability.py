@@ -156,7 +156,7 @@ class Availability:
             def draw(rounds: Index) -> Mask:
                 if not repeat and rounds[-1] > length:
                     raise ParameterError(
-                        f"{source} has {length} rounds, but round {rounds[-1]} was asked for; "
+                        f"{source} has {length} rounds, but round {rounds[-1]} was requested; "
                         "run fewer rounds, or use Availability.recorded(..., repeat=True)"
                     )
                 return np.asarray(available[(rounds - 1) % length])
@@ -221,8 +221,8 @@ class Availability:
 class Presence:
     """Presence of sites by round, with the probabilities to divide by.
 
-    ``probability (V,)`` is the long-run share of rounds. ``seen (V,)``, the number of rounds in which each site was
-    available, is the only state. ``facts`` identify the pattern, for comparison with a checkpoint.
+    ``probability (V,)`` is the long-run share of rounds with a site. ``seen (V,)``, the number of rounds in which each
+    site was available, is the only state. ``facts`` identify the pattern, for comparison with a checkpoint.
     """
 
     def __init__(self, probability: Array, draw: Draw, facts: tuple[object, ...], estimated: bool) -> None:

@@ -303,7 +303,7 @@ class SiteRows:
         return self.data.take(slice(self.starts[site], self.starts[site] + self.counts[site]))
 
     def numbers(self, sites: Index) -> Index:
-        """Return the numbers of the rows of some sites, one site after the other."""
+        """Return the row numbers of some sites, site after site."""
         n = self.counts[sites]
         return np.repeat(self.starts[sites] - (np.cumsum(n) - n), n) + np.arange(n.sum())
 

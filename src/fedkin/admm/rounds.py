@@ -241,7 +241,7 @@ class Shard:
 
 
 class Link(ABC):
-    """Base of links, which exchange thetas between shards and know the next round and the available sites.
+    """Base class of links, which exchange thetas between shards and know the next round and the available sites.
 
     ``rounds`` is the last round, ``done`` the number of finished ones. A link that cannot go on raises an error in
     `begin`, `exchange` or `end`: it ends the loop, and the state after round ``done`` is where the next process starts.

@@ -45,7 +45,7 @@ def demo(
         "demo-report"
     ),
     sites: Annotated[int, typer.Option(help="Number of sites.")] = 60,
-    rows: Annotated[int, typer.Option(min=2, help="Training rows per site, and as many test rows.")] = 60,
+    rows: Annotated[int, typer.Option(min=2, help="Number of training rows per site, and of test rows.")] = 60,
     features: Annotated[int, typer.Option(min=1, help="Number of features.")] = 20,
     varrho: Annotated[float, typer.Option(help="Share of the graph that is wrong.")] = 0.2,
     seed: Annotated[int, typer.Option(help="Seed of all random draws.")] = 0,

@@ -132,7 +132,7 @@ class FitCommand:
     features: Annotated[list[str] | None, option("A,B,...", "Columns to predict from; by default all others.")] = None
     drop: Annotated[list[str] | None, option("A,B,...", "Columns to leave out when all others are features.")] = None
     offset: Annotated[str | None, option("COL", "Column to add to the linear predictor with coefficient 1.")] = None
-    exposure: Annotated[str | None, option("COL", "Column with exposures of counts: person-years, area.")] = None
+    exposure: Annotated[str | None, option("COL", "Exposure column for counts, such as person-years or area.")] = None
     weight: Annotated[str | None, option("COL", "Column with weights: how many rows each row stands for.")] = None
     time: Annotated[str | None, option("COL", "Column that orders rows: train on earlier, test on later ones.")] = None
     missing: Annotated[
@@ -164,12 +164,12 @@ class FitCommand:
     test_size: Annotated[
         float, typer.Option(help="Share of each site's rows to hold out for the comparison; 0 for no comparison.")
     ] = 0.25
-    repeats: Annotated[int, typer.Option(metavar="N", min=1, help="Number of splits to compare on.")] = REPEATS
+    repeats: Annotated[int, typer.Option(metavar="N", min=1, help="Number of splits for the comparison.")] = REPEATS
     keep_best: Annotated[
         bool,
         switch(
             "--keep-best",
-            "After Ctrl-C keep the completed splits of the comparison, or the last iterate of the fused estimator.",
+            "After Ctrl-C, keep the completed splits of the comparison, or the last iterate of the fused estimator.",
         ),
     ] = False
     on: Annotated[

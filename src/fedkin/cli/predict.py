@@ -31,8 +31,8 @@ _LEVEL = 0.95
 def predict(
     model: Model,
     data: Annotated[Place, argument("DATA", "Rows to predict: a file or a directory; a path or an address.", place_of)],
-    site: Annotated[str | None, option("COL", "Site column; by default as in the fit.")] = None,
-    offset: Annotated[str | None, option("COL", "Offset column; by default as in the fit.")] = None,
+    site: Annotated[str | None, option("COL", "Site column; by default that of the fit.")] = None,
+    offset: Annotated[str | None, option("COL", "Offset column; by default that of the fit.")] = None,
     new_site: Annotated[
         bool, switch("--new-site", "Also predict sites that were not part of the fit (method kin).")
     ] = False,
@@ -45,7 +45,7 @@ def predict(
         Interval | None, typer.Option(help="Add intervals for the mean response (default), or for a new observation.")
     ] = None,
     survival: Annotated[str | None, option("T,T,...", "Add survival probabilities at these times (cox).")] = None,
-    decimal: Annotated[DecimalMark | None, typer.Option(help="Decimal separator; by default as in the fit.")] = None,
+    decimal: Annotated[DecimalMark | None, typer.Option(help="Decimal separator; by default that of the fit.")] = None,
     on: Annotated[str, option("PLACE", "Where to run: local, ray or ray://host:port, a task per file.")] = "local",
     out: Annotated[
         Place | None, option("FILE", "CSV or Parquet file for the predictions; by default standard output.", place_of)

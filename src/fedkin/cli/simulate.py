@@ -62,7 +62,7 @@ def simulate(
     rounds: Annotated[int | None, option("T", "run: number of rounds. [the contract's]")] = None,
     rho: Annotated[float | None, option("X", "run: step size of the edge duals. [the contract's]")] = None,
     port: Annotated[int, typer.Option(help="run: sites listen on this port of 127.0.0.1 and the next ones.")] = 7447,
-    restarts: Annotated[int, typer.Option(help="run: how often to restart a site that dies.")] = 10,
+    restarts: Annotated[int, typer.Option(help="run: maximum number of restarts of a site.")] = 10,
     give_up: Annotated[float, option("SECONDS", "run: maximum wait for another site.")] = 3600.0,
     below_minima: Annotated[
         bool, switch("--below-minima", "Let sites join as with site join --below-minima; rounds in batches need it.")

@@ -64,7 +64,7 @@ DryRun = Annotated[bool, switch("--dry-run", "Show what would be shared without 
 YesWrite = Annotated[bool, switch("--yes", "Write the file without asking, for automation.")]
 Delta = Annotated[float, option("X", "Delta of differential privacy.")]
 Listen = Annotated[
-    str | None, option("HOST:PORT", "Address to listen on, behind NAT or in a container. [the address in the list]")
+    str | None, option("HOST:PORT", "Address to listen on, if behind NAT or in a container. [the address in the list]")
 ]
 
 
@@ -222,12 +222,12 @@ def settings(
         bool | None, switch("--share-result/--keep-result", "Whether to share the parameters with the organiser.")
     ] = None,
     below_minima: Annotated[
-        bool | None, switch("--below-minima/--above-minima", "Whether to waive the hard minima of Fedkin.")
+        bool | None, switch("--below-minima/--above-minima", "Whether to waive Fedkin's hard minima.")
     ] = None,
     district: Annotated[
         str | None, option("NAME", "District of this site, if the contract asks for it; sent with summaries.")
     ] = None,
-    confirm: Annotated[bool, switch("--confirm", "Confirm a manual change of site.toml.")] = False,
+    confirm: Annotated[bool, switch("--confirm", "Confirm a manual change to site.toml.")] = False,
 ) -> None:
     """Show or change the site's own rules, which may be stricter than the contract's but not laxer."""
     rules = {name: value for name, value in context.params.items() if name not in ("directory", "confirm")}
@@ -303,7 +303,7 @@ def ledger(
 @site.command()
 def status(
     directory: EitherDirectory,
-    metrics: Annotated[bool, switch("--metrics", "Print in the text format of Prometheus.")] = False,
+    metrics: Annotated[bool, switch("--metrics", "Print in Prometheus text format.")] = False,
     as_json: Json = False,
 ) -> None:
     """Show the progress of the rounds, and what each site sent last."""

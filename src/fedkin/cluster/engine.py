@@ -129,7 +129,7 @@ class Shards:
 
     ``make(k)`` returns the factory and the arguments of shard ``k``, which is ``factory(host, *arguments)``. It is
     called again after a loss, and may then return the current state of the shard. ``storage`` is the address of a
-    directory for `pyarrow.fs`; without one, a loss costs all calls since ``make``. ``prepare`` loads what shards need
+    directory for `pyarrow.fs`; without one, a failure undoes all calls so far. ``prepare`` loads what shards need
     in every process while the first call of ``make`` runs here.
     """
 

@@ -119,7 +119,7 @@ def select_edges(
     elif local.sites != federation.sites:
         raise ParameterError("local was fitted on different sites; call local_fit on this federation")
     elif variance is not None and variance != local.variance:
-        raise ParameterError(f"variance={variance!r} was asked for, but local was fitted with {local.variance!r}")
+        raise ParameterError(f"variance={variance!r} was requested, but local was fitted with {local.variance!r}")
     candidates = Graph.complete(federation.sites) if graph is None else graph.aligned(federation.sites)
     statistic, p_value, dof = wald_tests(local, candidates.edges)
     threshold = threshold_of(p_value, level, method)

@@ -26,7 +26,7 @@ from fedkin.federate.links import Arrays, BaseLink
 
 
 class AttendedLink(BaseLink):
-    """Base of links that count presence: ``seen (m,)``, and ``attended``, a bool array ``(m,)`` per round.
+    """Base class of links that count presence: ``seen (m,)``, and ``attended``, a bool array ``(m,)`` per round.
 
     ``decides`` states whether this machine decides who was present.
     """

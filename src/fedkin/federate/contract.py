@@ -336,7 +336,7 @@ class Contract(
         return contract
 
     def to_toml(self) -> str:
-        """Return the contract as TOML with every entry, also those that the organiser's file leaves out."""
+        """Return the contract as TOML with every entry, including those that the organiser's file omits."""
         return to_toml(self.to_bytes())
 
     @classmethod

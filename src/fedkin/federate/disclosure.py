@@ -426,7 +426,7 @@ LIFTED = frozenset({few_ranks, dominated, solvable, query_few, batches, sandwich
 def refuse_disclosure(findings: list[Finding], refused: str, what: str = "single rows") -> None:
     """Raise a `DataError` with all findings, if there are any; it starts with what is refused."""
     if findings:
-        why = "single rows could be recognised" if what == "single rows" else f"{what} could single rows out"
+        why = "single rows could be recognised" if what == "single rows" else f"{what} could single out rows"
         lines = "".join(f"\n  {finding}" for finding in findings)
         raise DataError(f"{refused}, because {why}:{lines}")
 

@@ -212,7 +212,7 @@ class Ledger:
             if one.epsilon is None and one.columns != self._contract.columns_digest:
                 raise DataError(
                     "numbers about these rows have left before under a contract with other columns or another loss "
-                    f"(as {one.site}, {one.time[:10]}, run {one.run}): together they could single rows out. Join "
+                    f"(as {one.site}, {one.time[:10]}, run {one.run}): together they could single out rows. Join "
                     "with the columns, knots and loss used then. If the custodian decides otherwise: fedkin site "
                     f"settings {self.directory} --below-minima"
                 )

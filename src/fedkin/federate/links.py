@@ -29,7 +29,7 @@ _BOUND_KIND = {"l1": "max", "l2": "length", "linf": "sum"}  # dual norms of the 
 
 
 class BaseLink(Link):
-    """Base of links between machines, most of which run round after round.
+    """Base class of links between machines, most of which run in rounds.
 
     ``over`` states whether all partners have finished, too; ``keeps_state`` whether this process writes checkpoints,
     and ``keeps_all`` whether after every round; ``only_up`` whether it finally waits only for partners that are up;

@@ -105,7 +105,7 @@ def unseal(
         raise SecurityError(f"it is a file of kind {kind!r}, expected {form.kind!r}")
     if version != _VERSION:
         raise SecurityError(
-            f"it has format version {version}, but this version of Fedkin reads {_VERSION}: use the same version"
+            f"it has format version {version}, but this Fedkin reads {_VERSION}: use the same version everywhere"
         )
     try:
         envelope = msgspec.convert(plain, _Envelope)
@@ -243,7 +243,7 @@ class _Invitation(Message, frozen=True):
         if owner is not None and (name := site_of(owner)) != about:
             raise SecurityError(f"{name} signed it, but it is about {about}")
         if certificate is not None and isinstance(body, Notice) and body.what != "left":
-            raise SecurityError(f"{about} signed it, but only the organiser may expel")
+            raise SecurityError(f"{about} signed it, but only the organiser may expel a site")
         return body, certificate
 
     def find(self, path: Path, form: type[M], site: str | None = None) -> M | None:
@@ -269,7 +269,7 @@ class _Invitation(Message, frozen=True):
         """Return the list of keys in a directory; an empty one if there is none."""
         found = self.find(directory / KEYS, KeyList)
         if found is not None and len(found.keys) != self.n_sites:
-            raise SecurityError(f"{directory / KEYS} does not have keys for {self.n_sites} sites: get it again")
+            raise SecurityError(f"{directory / KEYS} has {len(found.keys)} keys for {self.n_sites} sites: get it again")
         return found or KeyList(self.run, 0, "", ("",) * self.n_sites)
 
 

@@ -146,7 +146,7 @@ def holder(lock: Path) -> int | None:
 
 
 def prometheus(lines: Sequence[Line]) -> str:
-    """Return the overview of sites on this machine in the text format of Prometheus."""
+    """Return the overview of sites on this machine in Prometheus text format."""
     measures = (
         ("round", "gauge", "Current round of the site.", lambda line: line.round),
         ("rounds", "gauge", "Rounds of the run.", lambda line: line.rounds),

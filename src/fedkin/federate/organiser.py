@@ -48,7 +48,7 @@ class Admission:
 
 @dataclass(frozen=True)
 class Standing:
-    """State of a site: invited, admitted until a day, or out; and the number of its summaries here."""
+    """State of a site: invited, admitted (until when) or out; and the number of its summaries here."""
 
     name: str
     invited: bool

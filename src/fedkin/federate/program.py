@@ -126,7 +126,7 @@ class Program:
         return self._site
 
     def pair(self) -> Pair:
-        """Return certificate and key, both valid now."""
+        """Return a certificate that is valid now, and its key."""
         return self.site.pair() if self._organiser is None else self._pair
 
     def allow(self, what: What) -> None:

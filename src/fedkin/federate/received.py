@@ -71,7 +71,8 @@ def read_summaries(directory: Path, federation: Path | None = None, *, now: date
             raise DataError(f"{path}: {found.site} has left or was expelled, so the file is not valid; remove it")
         same = rounds.setdefault(found.round, {})
         if found.site in same:
-            raise DataError(f"{path} and {same[found.site][0]} are both of {found.site}, round {found.round}: keep one")
+            both = f"{path} and {same[found.site][0]}"
+            raise DataError(f"{both} are both from {found.site}, round {found.round}: keep one")
         same[found.site] = (path, found)
     known = [] if organiser is None else [member.name for member in organiser.members if member.name not in out]
     if not rounds:

@@ -121,7 +121,7 @@ def answer(directory: Path, path: Path, *, dry_run: bool = False, approve: Appro
     """Answer the organiser's query: write loss and derivatives at its point, summed over all rows, to a file.
 
     Raises `SecurityError` unless the organiser signed it for this site and contract, and `DataError` if that round was
-    already answered, no more rounds are allowed, there are too few rows, or the point could single rows out.
+    already answered, no more rounds are allowed, there are too few rows, or the point could single out rows.
     """
     site = Site.read(directory)
     signer, contract, before = site.pair(), site.contract, _first_summary(site)

@@ -319,7 +319,7 @@ class Site:
     def _is_newer(self, text: bytes) -> bool:
         given, _ = self.invite.open(text, KeyList)
         if len(given.keys) != self.invite.n_sites:
-            raise SecurityError(f"it does not have keys for {self.invite.n_sites} sites")
+            raise SecurityError(f"it has {len(given.keys)} keys for {self.invite.n_sites} sites")
         return given.revision > self.invite.keys(self.directory).revision
 
     def take_keys(self, text: bytes) -> bool:

@@ -67,8 +67,8 @@ class SharedOptions:
         "Test every edge first and drop those between sites that differ; none keeps all edges.",
         TESTS,
     ] = "bonferroni"
-    level: Annotated[float, "Significance level of the tests of edges, and of groups that are refitted.", TESTS] = 0.05
-    variance: Annotated[Variance, "Variance estimate in the tests.", TESTS] = "model"
+    level: Annotated[float, "Significance level of the edge tests, and of the tests in refit.", TESTS] = 0.05
+    variance: Annotated[Variance, "Variance estimate used in the tests.", TESTS] = "model"
     debias: Annotated[
         Debiasing,
         "Solve again with weaker edges between sites that differ, so that groups are shrunk less towards each "

@@ -267,7 +267,7 @@ def predict_files(
         The file to write, completely or not at all, with the columns ``row``, the site, ``prediction``, and those asked
         for. It may be an address, too.
     site, offset : str, optional
-        Columns of sites and offsets; by default as in the fit. A single site need not be named.
+        Columns of sites and offsets; by default those of the fit. A single site need not be named.
     level : float, optional
         Level of intervals, which are left out by default.
     interval : "mean" or "observation"

@@ -309,7 +309,7 @@ def join_parts(parts: Sequence[FittedModel], graph: Graph) -> FittedModel:
     sites = tuple(site for part in parts for site in part.sites)
     if len(set(sites)) < len(sites) or set(sites) != set(graph.sites):
         both = f"{count(len(sites), 'site')}, and the graph {graph.n_sites}"
-        raise DataError(f"the parts have {both}: they must be the same, each of them once")
+        raise DataError(f"the parts have {both}: give each site of the graph once")
     order, names = [sites.index(site) for site in graph.sites], ("coef", "intercept", "n_samples")
     coef, intercept, n = (np.concatenate([getattr(part, name) for part in parts])[order] for name in names)
     scale, mean = np.ones(first.n_features), np.zeros(first.n_features)

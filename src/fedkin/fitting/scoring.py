@@ -84,7 +84,7 @@ class SiteScorer:
 
 
 class AtSites:
-    """A fitted model bound to the sites and offsets of given rows; it refuses other numbers of rows."""
+    """A fitted model bound to the sites and offsets of given rows; it refuses a different number of rows."""
 
     def __init__(self, estimator: Any, site: Any, offset: ArrayLike | None = None) -> None:
         self._estimator, self._site, self._offset = estimator, site, offset

@@ -332,7 +332,7 @@ def _read(folder: Path) -> tuple[Any, dict[str, bytes]]:
     """Return the content of ``model.json``, and the other files, with their checksums verified."""
     if not folder.is_dir():
         kind = "is a file" if folder.exists() else "does not exist"
-        raise ModelFileError(f"{folder} {kind}, expected the directory of a model: check the path")
+        raise ModelFileError(f"{folder} {kind}, expected a model directory: check the path")
     path = folder / _MODEL
     if not path.exists():
         right = "Give the directory that `fedkin fit --out` or FittedModel.save wrote"

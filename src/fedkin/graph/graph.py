@@ -399,7 +399,7 @@ class Graph(HasSites):
             return self
         position = {site: number for number, site in enumerate(ids)}
         if extra := [site for site in self.sites if site not in position]:
-            raise GraphError(f"the graph has {named(extra)} beyond the {count(len(ids), 'site')} asked for")
+            raise GraphError(f"the graph has {named(extra)} beyond the {count(len(ids), 'site')} requested")
         warn_of_unnamed([site for site in ids if site not in self.index])
         moved = np.array([position[site] for site in self.sites], dtype=np.int64)
         if self._known is not None:

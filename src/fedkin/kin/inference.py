@@ -333,8 +333,8 @@ def residual_variance(kin: Kin) -> float:
 
 
 def intraclass_correlation(kin: Kin) -> float | None:
-    """Return the share of the intercepts' variance in the residual variance (ICC), at the columns' means; None for
-    other losses.
+    """Return the share of variance between sites (ICC), from intercepts at the columns' means; None for losses other
+    than least squares and two classes.
 
     Two classes have the variance of the logistic distribution (Nakagawa, Johnson and Schielzeth 2017).
     """

@@ -266,7 +266,7 @@ class Dense:
         return np.asarray(keep + keep @ C @ keep)
 
     def sums(self, C: Array) -> Sums:
-        """Return these sums for the matrices ``A``, with one ``C (p, p)`` or one for each site."""
+        """Return these sums for the matrices ``A``, with one ``C (p, p)`` for all sites or one per site."""
         A = self.matrices
         spent = ((A @ C) * A).sum(axis=(0, 2))
         return Sums.from_total(self.sum(), spent, np.einsum("ujk,ujk->jk", A, A), len(A))

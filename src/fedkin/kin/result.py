@@ -175,7 +175,7 @@ class Kin(HasSites):
         return replace(made, learned=replace(made.learned, states=None, whole=False))
 
     def in_units(self, A: Array, shift: Array, names: tuple[str, ...]) -> Kin:
-        """Return the result for the parameters ``A theta + shift``, called ``names``."""
+        """Return the result for the parameters ``A theta + shift``, named ``names``."""
         units = replace(self.learned.units, A=A @ self.learned.units.A, shift=A @ self.learned.units.shift + shift)
         return replace(
             self,

@@ -131,7 +131,7 @@ def refuse_worse(values: Callable[[Array], Array], theta: Array, common: Array, 
     """Raise `SolverError` if estimates fit the rows worse than one model for all, both ``(V, p)``."""
     end, start = (float(values(at).sum()) for at in (theta, common))
     if not end <= start + slack:
-        raise SolverError(f"the fit ended at a loss of {end:.4g}, above the {start:.4g} of one model for all: {HINT}")
+        raise SolverError(f"the fit ended at a loss of {end:.4g}, above {start:.4g}, that of one model for all: {HINT}")
 
 
 def _mixed_rounds(source: Source, free: Mask, start: Kin | None) -> MixedModel:

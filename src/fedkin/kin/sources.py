@@ -100,7 +100,7 @@ class Source:
             known = listed([name for name in columns if name != INTERCEPT], 12)
             raise ParameterError(f"fixed names {unknown[0]!r}, which is not a column; the columns are {known}")
         if named and self.loss.location:
-            raise ParameterError(f"the {self.loss.name} loss has no effects of columns: leave {argument('fixed')} out")
+            raise ParameterError(f"the {self.loss.name} loss has no column effects: leave {argument('fixed')} out")
         fixed = np.isin(columns, list(named)) | self._constant_within(first)
         if fixed.all():
             raise ParameterError("all columns are fixed, so sites do not differ: leave one out, or add an intercept")

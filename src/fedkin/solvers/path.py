@@ -399,7 +399,7 @@ def solve_debiased(
     -------
     tuple of Solution
         The solution of ``problem`` and of each step, each with the certificate of its own convex problem. The last one
-        has duals of the remaining edges only.
+        has duals for the remaining edges only.
 
     Notes
     -----

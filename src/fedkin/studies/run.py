@@ -55,7 +55,7 @@ class CellRows(NamedTuple):
 
 
 def write_rows(path: Path, rows: Sequence[Row], seconds: float = 0.0) -> None:
-    """Write rows to a Parquet file atomically; ``seconds`` goes into its metadata."""
+    """Write rows to a Parquet file atomically; its metadata store ``seconds``."""
     pyarrow, parquet = _pyarrow()
     names = list(dict.fromkeys(name for row in rows for name in row))
     table = pyarrow.table({name: [row.get(name) for row in rows] for name in names})
