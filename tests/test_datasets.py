@@ -47,7 +47,7 @@ def test_files_that_are_not_there_are_named_with_their_source(tmp_path: Path, mo
         load_table("landmine")
     monkeypatch.setenv("FEDKIN_DATA", str(tmp_path))
     for name in table_names():
-        with pytest.raises(DataError, match=r"there is no file .*; it contains .*(github|Rdatasets)"):
+        with pytest.raises(DataError, match=r"there is no file .*; it should contain .*(github|Rdatasets)"):
             load_table(name)
     for load in (load_table, look_alike):
         with pytest.raises(ParameterError, match="there is no table 'schools'"):

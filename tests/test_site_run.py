@@ -232,7 +232,7 @@ def test_a_forged_notice_is_refused_while_the_site_goes_on(tmp_path: Path) -> No
     ("listen", "words", "code"),
     [
         ("192.0.2.1:7447", "is not an address of this machine", 2),
-        ("no-such-name.invalid:7447", "is not a name that this machine knows", 4),
+        ("no-such-name.invalid:7447", "cannot be resolved on this machine", 4),
     ],
 )
 def test_addresses_that_cannot_be_are_told_as_such(tmp_path: Path, listen: str, words: str, code: int) -> None:

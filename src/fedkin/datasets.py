@@ -210,7 +210,7 @@ def _file(folder: Folder, name: str) -> Path:
         )
     path = Path(given) / name
     if not path.is_file():
-        raise DataError(f"there is no file {path}; it contains {SOURCES[name]}")
+        raise DataError(f"there is no file {path}; it should contain {SOURCES[name]}")
     return path
 
 

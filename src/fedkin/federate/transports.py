@@ -220,7 +220,7 @@ def not_opened(listen: Sequence[str], words: str) -> FedkinError:
         )
     if "lookup address" in words:
         return PeerError(
-            f"{why}; {host}, the host of this site, is not a name that this machine knows: add it to /etc/hosts or the "
+            f"{why}; {host}, the host of this site, cannot be resolved on this machine: add it to /etc/hosts or the "
             f"name server, or {again}; {nat}"
         )
     if f"os error {errno.EACCES}" in words:
