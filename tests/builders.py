@@ -23,24 +23,27 @@ DATA = Path(os.environ.get("FEDKIN_DATA", Path(__file__).resolve().parents[2] / 
 
 
 class LossCase(NamedTuple):
-    """How others write a loss: ``row(cp, eta, y)`` in cvxpy, and the family of statsmodels with this link."""
+    """How others write a loss: ``row(cp, eta, y, loss)`` in cvxpy, and the family of statsmodels with this link."""
 
-    row: Callable[[Any, Any, np.ndarray], Any] | None = None
+    row: Callable[[Any, Any, np.ndarray, Any], Any] | None = None
     family: str | None = None
 
 
 #: The losses that tests run through everything. A new one is a line here.
 LOSSES = {
     "mean": LossCase(),
-    "linear": LossCase(lambda cp, eta, y: 0.5 * cp.square(eta - y), "Gaussian"),
-    "logistic": LossCase(lambda cp, eta, y: cp.logistic(eta) - cp.multiply(y, eta), "Binomial"),
-    "poisson": LossCase(lambda cp, eta, y: cp.exp(eta) - cp.multiply(y, eta), "Poisson"),
+    "linear": LossCase(lambda cp, eta, y, loss: 0.5 * cp.square(eta - y), "Gaussian"),
+    "logistic": LossCase(lambda cp, eta, y, loss: cp.logistic(eta) - cp.multiply(y, eta), "Binomial"),
+    "poisson": LossCase(lambda cp, eta, y, loss: cp.exp(eta) - cp.multiply(y, eta), "Poisson"),
     "negbinomial": LossCase(
-        lambda cp, eta, y: cp.multiply(y + 1, cp.logistic(eta)) - cp.multiply(y, eta), "NegativeBinomial"
+        lambda cp, eta, y, loss: (
+            cp.multiply(y + 1 / loss.alpha, cp.logistic(eta + np.log(loss.alpha))) - cp.multiply(y, eta)
+        ),
+        "NegativeBinomial",
     ),
-    "huber": LossCase(),
+    "huber": LossCase(lambda cp, eta, y, loss: 0.5 * cp.huber(eta - y, loss.delta)),
     "multinomial": LossCase(),
-    "gamma": LossCase(lambda cp, eta, y: eta + cp.multiply(y, cp.exp(-eta)), "Gamma"),
+    "gamma": LossCase(lambda cp, eta, y, loss: eta + cp.multiply(y, cp.exp(-eta)), "Gamma"),
 }
 LOSS_NAMES = tuple(LOSSES)
 PENALTY_NAMES = ("l1", "l2", "linf")

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from builders import federation
+from builders import LOSS_NAMES, federation
 from cvxpy_reference import reference
 from fedkin import Federation, Graph, Problem, cross_validate_lam, lam_max, lam_path, solve
 from fedkin.core import make_penalty
@@ -114,7 +114,7 @@ def test_the_prox_leaves_what_its_optimality_demands(seed: int, n: int) -> None:
 @pytest.mark.parametrize("backend", ["numpy", "numba"])
 @pytest.mark.parametrize("weighted", [False, True])
 @pytest.mark.parametrize("sparsity", [0.0, 0.05])
-@pytest.mark.parametrize("loss", ["mean", "linear", "logistic", "poisson", "huber", "multinomial"])
+@pytest.mark.parametrize("loss", LOSS_NAMES)
 def test_solutions_are_those_of_cvxpy(loss: str, sparsity: float, weighted: bool, backend: str) -> None:
     fed = federation(loss, (15, 18, 15, 20, 16, 17), q=2, seed=3)
     weights = np.linspace(0.7, 1.4, 6) if weighted else np.ones(6)

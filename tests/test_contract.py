@@ -97,6 +97,7 @@ def test_the_same_agreement_has_the_same_digest():
         ('name = "death"', "", "line 13: target needs the name of a column"),
         ('["no", "yes"]', '["no", "yes", "lost"]', "2 classes, but the target has 3"),
         ('"logistic"', '"linear"', "predicts numbers"),
+        ('"logistic"', '{name = "huber", delta = inf}', "delta of the huber loss must be a positive number"),
         ('name = "heart"', 'name = "a b"', "line 2: name must be at most 40 letters"),
         ("lam = 0.01", "batch_size = 0", "line 18: rounds.batch_size must be a whole number of at least 1, got 0"),
         ("lam = 0.01", 'placement = "central"\ngradient = "saga"', "keep no state"),

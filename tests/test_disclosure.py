@@ -39,6 +39,7 @@ from fedkin.data import Federation, Rows
 from fedkin.errors import DataError
 from fedkin.federate import Contract, ContractError, Site, SiteSettings, check_disclosure, sharing, site_plan
 from fedkin.federate.disclosure import check_point, check_query
+from fedkin.losses import LOSSES
 
 N, Q = 80, 5
 FEATURES = """\
@@ -58,6 +59,10 @@ TARGETS = {
     "gamma": '[target]\nname = "y"\n',
     "cox": '[target]\nname = "y"\nevent = "died"\n',
 }
+
+
+def test_every_loss_whose_organiser_asks_queries_is_attacked() -> None:
+    assert set(TARGETS) == {name for name, kind in LOSSES.items() if not kind.quadratic}
 
 
 def patients(loss: str, seed: int = 0) -> tuple[Contract, Rows]:

@@ -22,11 +22,13 @@ from fedkin import (
     Graph,
     KinClassifier,
     KinRegressor,
+    KinSurvival,
     SiteScorer,
     WithinSiteKFold,
 )
 from fedkin.errors import DataError, FedkinWarning, GraphError, GraphWarning, ParameterError, UnknownSiteError
 from fedkin.fitting import FitOptions
+from fedkin.fitting.options import DEFAULTS, KIN_ONLY, SHARED
 
 
 # several checks fit classes that can be separated, of which a DegenerateSiteWarning rightly tells; all fit one site
@@ -300,6 +302,36 @@ def test_later_rows_bring_their_offsets_and_weights():
         assert np.allclose(grown.coef_, whole.coef_, rtol=1e-6)
         at = more.get("offset", np.zeros(400)) if "offset" in more else None
         assert np.allclose(grown.predict(X, site, at), whole.predict(X, site, at), rtol=1e-8)
+
+
+@pytest.mark.filterwarnings("ignore:counts vary")
+def test_later_rows_bring_their_exposures():
+    rng = np.random.default_rng(0)
+    X, site, years = rng.normal(size=(200, 1)), np.repeat(["a", "b"], 100), rng.uniform(1.0, 9.0, 200)
+    y = rng.poisson(years * np.exp(0.3 * X[:, 0]))
+    model = FedADMMRegressor(loss="poisson", lam=0.01, select=None, tol=1e-12)
+    grown = clone(model).fit(X[:120], y[:120], site=site[:120], exposure=years[:120])
+    grown.partial_fit(X[120:], y[120:], site=site[120:], exposure=years[120:])
+    assert np.allclose(grown.coef_, clone(model).fit(X, y, site=site, exposure=years).coef_, rtol=1e-6)
+
+
+@pytest.mark.parametrize("kind", [KinRegressor, KinClassifier, KinSurvival, FedADMMRegressor, FedADMMClassifier])
+def test_later_rows_have_the_arguments_of_first_rows(kind):
+    first, later = (inspect.signature(method).parameters for method in (kind.fit, kind.partial_fit))
+    assert [name for name in later if name != "classes"] == list(first)
+
+
+def test_estimators_have_every_option_of_their_method():
+    of_kin = SHARED - {"method", "messages", "standardize", "n_jobs"}  # of summaries, or without effect on kin
+    of_fused = set(DEFAULTS) - KIN_ONLY - {"method"}
+    for options, kinds in ((of_kin, (KinRegressor, KinClassifier)), (of_fused, (FedADMMRegressor, FedADMMClassifier))):
+        named = {"random_state" if name == "seed" else name for name in options}
+        for kind in kinds:
+            assert named <= set(kind().get_params())
+    changed = {"fit_intercept": False, "fixed": ("x0",), "boost": True, "within": {"a": "d"}, "random_state": 3}
+    assert set(changed) == {"random_state" if name == "seed" else name for name in of_kin - {"loss"}}
+    told = KinRegressor(**changed)._options()
+    assert {name: getattr(told, "seed" if name == "random_state" else name) for name in changed} == changed
 
 
 def test_only_classifiers_are_told_classes():

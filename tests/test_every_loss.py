@@ -22,6 +22,10 @@ WITH_TARGET = [name for name in LOSS_NAMES if KINDS[name].target is not None]
 FAMILIES = [name for name, case in LOSSES.items() if case.family]
 
 
+def test_every_sum_over_rows_has_a_case() -> None:
+    assert set(LOSSES) == {name for name, kind in KINDS.items() if kind.additive}
+
+
 def rows(loss: str, n_sites: int = 6, n: int = 60, seed: int = 0) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Two features, targets that fit the loss and the number of the site, of two groups of sites."""
     rng = np.random.default_rng(seed)

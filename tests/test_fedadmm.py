@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from algorithm1 import PROX, Algorithm1, prox_l1_exact
-from builders import design_problem, expectile, federation, log_cosh, path, ring, star
+from builders import LOSS_NAMES, design_problem, expectile, federation, log_cosh, path, ring, star
 from federations import side_by_side, split
 from fedkin import admm
 from fedkin.admm import Availability, DirectLink, Gradients, RunPlan, Shard, SiteRows, StepRule, run_rounds
@@ -274,7 +274,7 @@ THREE_GROUPS = Graph.clusters([u % 3 for u in range(9)]).corrupt(0.1, seed=0)
 
 
 @pytest.mark.parametrize("ragged", [False, True])
-@pytest.mark.parametrize("loss", ["linear", "logistic", "poisson", "huber", "multinomial", "user", "mixed"])
+@pytest.mark.parametrize("loss", [*LOSS_NAMES, "user", "mixed"])
 def test_automatic_steps_serve_every_loss(loss, ragged):
     own = expectile(hessian=False)
     kinds = {"user": own, "mixed": {u: ("linear", "huber", own)[u % 3] for u in range(9)}}

@@ -20,7 +20,7 @@ from fedkin.errors import DataError
 from fedkin.fitting import FitOptions, FittedModel, fit, load, with_history
 from fedkin.report import model_card, read_coordinates, report_page, report_payload
 from fedkin.report.payload import BLOCKS, MOST_ESTIMATES
-from fedkin.report.text import statements
+from fedkin.report.text import headline, statements
 
 #: Bytes that a page may have.
 LIMIT = 3_000_000
@@ -233,6 +233,17 @@ def test_a_small_sample_of_the_number_of_groups_is_not_called_mixed(size, n_grou
     assert about.title == title
     assert about.text.endswith("R-hat of the parameters is <= 1.01.") and "averaged analytically" in about.detail
     assert about.detail.endswith(ending)
+
+
+def test_only_sites_with_models_of_their_own_are_said_to_borrow_strength() -> None:
+    rows, lines = np.random.default_rng(0).normal(size=(10, 2)), []
+    for n_sites, method in ((4, {"method": "fused", "lam": 10.0, "select": None}), (1, {}), (4, {})):
+        fed = Federation({u: (rows[:, :1], rows[:, 1]) for u in range(n_sites)})
+        lines.append(headline(fit(fed, None, FitOptions(**method))))
+    (fused, single, kin) = lines
+    assert fused == ("All 4 sites form one group.", "Sites of one group share information; each keeps its own rows.")
+    assert single == ("A model for one site.", "")
+    assert kin[1] == "Every site has its own model, and borrows strength from similar sites."
 
 
 def test_sites_in_districts_are_not_said_to_have_no_groups() -> None:

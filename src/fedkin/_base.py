@@ -11,6 +11,7 @@ import os
 import re
 import secrets
 import shutil
+import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
@@ -73,7 +74,7 @@ def check_nonnegative(name: str, value: float) -> None:
 def check_positive(name: str, value: object) -> None:
     """Raise `ParameterError` unless ``value`` is a finite number above 0."""
     number = isinstance(value, int | float | np.number) and not isinstance(value, bool)
-    if not number or not 0 < float(value) < np.inf:  # type: ignore[arg-type]
+    if not number or not 0 < value <= sys.float_info.max:  # type: ignore[operator]
         raise ParameterError(f"{name} must be a positive number, got {value!r}")
 
 

@@ -266,7 +266,7 @@ class Summary:
         if loss is None or describe_loss(loss) != said.loss:
             try:
                 loss = described_loss(said.loss)
-            except (ParameterError, KeyError, TypeError, ValueError, AttributeError):
+            except ParameterError:
                 refuse(what, f"is of the loss {said.loss!r}, which is not available here")
         q = len(said.columns)
         p, mean = loss.n_params(q), loss.location and loss.quadratic

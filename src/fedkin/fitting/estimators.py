@@ -22,7 +22,7 @@ from sklearn.utils.validation import check_is_fitted
 
 from fedkin.fitting.inputs import Unseen
 from fedkin.fitting.model import Each, FittedModel
-from fedkin.fitting.options import DEFAULTS, FitOptions, SharedOptions, documented
+from fedkin.fitting.options import DEFAULTS, SHARED, FitOptions, SharedOptions, documented
 from fedkin.fitting.per_site import PerSite, SiteClassifier, SiteRegressor, Sites, SiteSurvival
 from fedkin.fitting.scoring import SiteScorer, WithinSiteKFold
 from fedkin.kin import Predicted
@@ -48,8 +48,8 @@ class _Kin(PerSite):
     within: dict[Any, Any] | None = None
 
     def _options(self) -> FitOptions:
-        how = {name: getattr(self, name) for name in ("fit_intercept", "fixed", "boost", "within")}
-        return FitOptions(method="kin", loss=self._loss(), seed=self._seed(), **how)
+        options = {name: getattr(self, name) for name in SHARED if hasattr(self, name)}
+        return FitOptions(**options | {"method": "kin", "loss": self._loss(), "seed": self._seed()})
 
     def _keep(self, model: FittedModel) -> None:
         self.kin_ = model.kin

@@ -164,13 +164,15 @@ class PerSite:
         offset: Each = None,
         sample_weight: Each = None,
         covariates: Covariates | None = None,
+        exposure: Each = None,
     ) -> Self:
         """Add rows of known or new sites to those of earlier fits; the result equals that of `fit` on all rows.
 
         Arguments as in `fit`; graph and covariates are about all sites, also those of earlier rows.
         """
         earlier = getattr(self, "_rows_so_far", None)
-        return self._fitted(earlier, self._came(earlier, X, y, site, offset, sample_weight), graph, covariates)
+        came = self._came(earlier, X, y, site, with_exposure(offset, exposure), sample_weight)
+        return self._fitted(earlier, came, graph, covariates)
 
     def _apart(self, X: Any, site: Sites) -> tuple[Any, Sites]:
         """Return X without the column of sites, and the sites: those given, or those of the column."""
@@ -363,6 +365,7 @@ class SiteClassifier(PerSite, ClassifierMixin, BaseEstimator):  # type: ignore[m
         offset: Each = None,
         sample_weight: Each = None,
         covariates: Covariates | None = None,
+        exposure: Each = None,
         *,
         classes: ArrayLike | None = None,
     ) -> Self:
@@ -370,7 +373,7 @@ class SiteClassifier(PerSite, ClassifierMixin, BaseEstimator):  # type: ignore[m
         unknown = [] if classes is None else np.setdiff1d(np.asarray(y), np.asarray(classes)).tolist()
         if unknown:
             raise DataError(f"class {unknown[0]!r} of y is not among classes=: add it there, or leave classes out")
-        return super().partial_fit(X, y, site, graph, offset, sample_weight, covariates)
+        return super().partial_fit(X, y, site, graph, offset, sample_weight, covariates, exposure)
 
     def _predicted(self, rows: Array, *how: Any, unseen: Unseen) -> NDArray[Any]:
         chances = self.model_.predict_proba(rows, *how, unseen=unseen)

@@ -1,7 +1,7 @@
 """Define the losses ``m(z; theta)``, whose mean over its rows each site minimises.
 
 To add a loss, write a file with its class (`ScalarLoss` for one linear predictor), and add the class to `LOSSES` here
-and to the losses of the tests (`tests/builders.py`). All other packages get what they need from the loss.
+and to the losses of the tests (docs/architecture.md). All other packages get what they need from the loss.
 """
 
 from __future__ import annotations
@@ -82,6 +82,8 @@ def described_loss(described: Mapping[str, Any]) -> Loss:
     """Return the built-in loss from the result of `describe_loss`."""
     parameters = dict(described)
     name = parameters.pop("name", None)
+    if not isinstance(name, str):
+        raise ParameterError(f"the name of a loss must be text, got {name!r}")
     kind = loss_kind(name)
     try:
         return kind(**parameters)

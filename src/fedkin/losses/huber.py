@@ -7,16 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from fedkin._base import Array, Index
-from fedkin.errors import ParameterError
+from fedkin._base import Array, Index, check_positive
 from fedkin.losses.base import Maybe, ScalarLoss, given
-
-#: Threshold in standard deviations, at which the loss has 95% efficiency for normal noise.
-EFFICIENT = 1.345
-#: Median of the size of a standard normal number.
-_MEDIAN_SIZE = 0.6744897501960817
-#: Steps of reweighted least squares, and the change of the scale that ends them.
-_STEPS, _CHANGE = 30, 1e-4
+from fedkin.losses.robust import EFFICIENT, robust_scale, weighted_median
 
 
 @dataclass(frozen=True)
@@ -27,7 +20,7 @@ class HuberLoss(ScalarLoss):
     (`HuberLoss.from_rows`).
     """
 
-    delta: float = 1.345
+    delta: float = EFFICIENT
 
     name = "huber"
     link = "identity"
@@ -38,8 +31,7 @@ class HuberLoss(ScalarLoss):
     estimates_scale = True
 
     def __post_init__(self) -> None:
-        if not self.delta > 0:
-            raise ParameterError(f"huber delta must be positive, got {self.delta!r}")
+        check_positive("delta of the huber loss", self.delta)
 
     @classmethod
     def from_rows(cls, X: Array, y: Maybe, site: Index, offset: Maybe = None, weight: Maybe = None) -> HuberLoss:
@@ -59,10 +51,10 @@ class HuberLoss(ScalarLoss):
         used = several & (w > 0)
         sites = np.unique(site[used], return_inverse=True)[1]
         for columns in (X[used], X[used][:, :0]):
-            found = _residual_scale(columns, y[used], sites, w[used])
+            found = robust_scale(columns, y[used], sites, w[used])
             if found > 0:
                 return cls(EFFICIENT * found)
-        size = float(np.average(np.abs(y - _median(y, w)), weights=w)) if w.sum() > 0 else 0.0
+        size = float(np.average(np.abs(y - weighted_median(y, w)), weights=w)) if w.sum() > 0 else 0.0
         return cls(EFFICIENT * size) if size > 0 else cls()
 
     @property
@@ -114,36 +106,3 @@ class HuberLoss(ScalarLoss):
         # correction for estimating p parameters from n rows
         correction = (1.0 + p / n * (1.0 - inliers) / inliers) ** 2
         return float(correction * (weight @ psi**2) / (max(n - p, 1) * inliers))
-
-
-def _residual_scale(X: Array, y: Array, site: Index, weight: Array) -> float:
-    """Estimate the residual standard deviation with common slopes and site intercepts; 0 if that is not possible."""
-    n, robust, scale = np.bincount(site, weights=weight), np.ones(len(y)), 0.0
-    left = float(n.sum()) - len(n) - X.shape[1]
-    if left <= 0:
-        return 0.0
-    # correct residuals for the degrees of freedom of site intercepts and slopes
-    larger = np.sqrt((n / np.maximum(n - 1, 1.0))[site] * (1 + X.shape[1] / left))
-    share = weight / weight.sum()
-    sd = np.sqrt(share @ (X - share @ X) ** 2)
-    X, smallest = X / np.where(sd > 0, sd, 1.0), 1e-9 * float(share @ np.abs(y - _median(y, weight)))
-    for _ in range(_STEPS):
-        w = weight * robust
-        total = np.bincount(site, weights=w)
-        level = np.bincount(site, weights=w * y) / total
-        means = np.stack([np.bincount(site, weights=w * x) / total for x in X.T], axis=1) if X.shape[1] else X[: len(n)]
-        inner, rest = X - means[site], y - level[site]
-        root = np.sqrt(w)
-        slopes = np.linalg.lstsq(root[:, None] * inner, root * rest, rcond=1e-10)[0]
-        size = np.abs(rest - inner @ slopes) * larger
-        before, scale = scale, _median(size, weight) / _MEDIAN_SIZE
-        if scale <= smallest:
-            return 0.0
-        if abs(scale - before) <= _CHANGE * scale:
-            break
-        robust = EFFICIENT * scale / np.maximum(size, EFFICIENT * scale)
-    return scale
-
-
-def _median(values: Array, weight: Array) -> float:
-    return float(np.quantile(values, 0.5, weights=weight, method="inverted_cdf"))

@@ -10,8 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.special import log_softmax, logsumexp, ndtri, softmax
 
-from fedkin._base import Array, Mask
-from fedkin.errors import DataError, ParameterError
+from fedkin._base import Array, Mask, check_whole
+from fedkin.errors import DataError
 from fedkin.losses.base import ClassLoss, xlogx
 
 #: Number of antithetic pairs of points for averaging responses.
@@ -32,8 +32,7 @@ class MultinomialLoss(ClassLoss):
     curvature_bound = 0.5
 
     def __post_init__(self) -> None:
-        if self.n_classes < 2:
-            raise ParameterError(f"the multinomial loss needs at least 2 classes, got {self.n_classes}")
+        check_whole("n_classes", self.n_classes, least=2)
 
     @classmethod
     def from_target(cls, y: NDArray[Any] | None) -> MultinomialLoss:

@@ -9,8 +9,7 @@ import numpy as np
 from scipy.optimize import brentq
 from scipy.special import digamma, xlogy
 
-from fedkin._base import TINY, Array, Index
-from fedkin.errors import ParameterError
+from fedkin._base import TINY, Array, Index, check_positive
 from fedkin.losses.base import Maybe, xlogx
 from fedkin.losses.poisson import PoissonLoss, negative_binomial_cdf
 
@@ -38,8 +37,7 @@ class NegativeBinomialLoss(PoissonLoss):
     purpose = "counts that vary more than Poisson counts"
 
     def __post_init__(self) -> None:
-        if not 0 < self.alpha < np.inf:
-            raise ParameterError(f"alpha of the negative binomial loss must be positive, got {self.alpha!r}")
+        check_positive("alpha of the negbinomial loss", self.alpha)
 
     @classmethod
     def from_rows(

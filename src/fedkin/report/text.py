@@ -59,7 +59,9 @@ def headline(model: FittedModel) -> tuple[str, str]:
     found, title = model.comparison or {}, groups_text(model)
     if found.get("verdict"):
         return str(found["verdict"]), " ".join([title, *found.get("remarks", ())])
-    if group_labels(model)[1]:
+    if model.n_sites == 1:
+        return title, ""
+    if group_labels(model)[1] or (model.kin is None and model.n_groups == 1):
         return title, "Sites of one group share information; each keeps its own rows."
     return title, "Every site has its own model, and borrows strength from similar sites."
 
@@ -388,7 +390,7 @@ def model_card(model: FittedModel) -> str:
         about.append(f"Classes: {listed(list(map(str, model.classes)))}")
     rows = f"{count(int(n.sum()), 'row')}, {int(n.min())} to {int(n.max())} at a site"
     parts = [
-        f"# Model card\n\n{' '.join(headline(model))}",
+        f"# Model card\n\n{' '.join(filter(None, headline(model)))}",
         _section("Model", about),
         _section("Training data", [rows, f"{count(len(names), 'feature')}: {some_of(names, _MOST_NAMES)}"]),
     ]
