@@ -216,9 +216,7 @@ def test_after_a_loss_no_earlier_key_of_the_site_counts(tmp_path):
     fresh = heart.joined(made, "north", tmp_path / "new laptop")
     made.admit(fresh.request, again=True)
     Site.read(south).take_keys((made.directory / "keys.json").read_bytes())
-    notice = Notice(run=made.charter.run, site="north", what="left", day="2026-01-01").write(
-        tmp_path / "n.notice", first
-    )
+    notice = Notice(run=made.charter.run, site="north", what="left").write(tmp_path / "n.notice", first)
     with pytest.raises(SecurityError, match="was signed with a key that north has since lost"):
         made.admit(notice)
     with pytest.raises(SecurityError, match="was signed with a key that north has since lost"):
@@ -258,7 +256,7 @@ def test_forged_notices_are_refused(tmp_path):
     made = heart.organiser(tmp_path)
     north, south = (heart.admitted(made, name) for name in ("north", "south"))
     signer = Site.read(south).pair()
-    body = {"run": made.charter.run, "site": "west", "what": "left", "day": "2026-01-01"}
+    body = {"run": made.charter.run, "site": "west", "what": "left"}
     stranger = make_authority("heart organiser")
     key = make_key()
     posing = Pair(issue(stranger, make_request("west", key), []), key)

@@ -216,7 +216,7 @@ def test_no_flipped_bit_of_a_checkpoint_counts(tmp_path: Path, durable: bool) ->
 
 
 def test_a_model_with_text_that_writes_over_the_terminal_is_refused(tmp_path: Path) -> None:
-    model = ModelFile("0" * 16, "north", "", "", {"model.json": json.dumps({"target": "days\x1b[2J"})})
+    model = ModelFile("0" * 16, "north", "", {"model.json": json.dumps({"target": "days\x1b[2J"})})
     with pytest.raises(SecurityError, match="would change what a terminal shows"):
         model.unpack(tmp_path / "model")
     assert not (tmp_path / "model").exists()

@@ -365,6 +365,8 @@ def test_a_message_of_low_rank_keeps_the_minimum_and_gives_nearly_the_same_kin(t
     heart = organise(tmp_path, KIN)
     enrol(heart, *SITES)
     write_all(tmp_path / "all.csv")
+    refused = cli("site", "share", tmp_path / "north", "--rank", 2, "--folds", 3, code=2)
+    assert "a short summary (of rank 2) has no folds" in refused
     share(heart, *SITES, options=("--rank", 2))
     short = (heart / "summaries" / "north.summary").read_text()
     assert "hessian" not in short

@@ -14,7 +14,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import re
-from datetime import UTC, datetime
+from datetime import datetime
 from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, TypeVar
@@ -348,7 +348,6 @@ class SummaryFile(_OfSite, frozen=True):
     by = "site"
     most_bytes = _LARGE
     round: Count
-    day: str
     summary: dict[str, Any]
     ask: str | None = None
     district: District = ""
@@ -366,7 +365,6 @@ class ModelFile(_OfSite, frozen=True):
 
     kind = "model"
     most_bytes = _LARGE
-    day: str
     files: dict[PlainFile, str]  # of a model directory, texts as they are and arrays (``.npz``) in base 64
     dropped: tuple[Name, ...] = ()  # neighbours whose edge the edge tests dropped
 
@@ -375,7 +373,7 @@ class ModelFile(_OfSite, frozen=True):
         """Pack a model directory."""
         contents = {file.name: file.read_bytes() for file in sorted(folder.iterdir())}
         files = {name: base64.b64encode(one) if name.endswith(".npz") else one for name, one in contents.items()}
-        return cls(run, site, contract, today(), {name: one.decode() for name, one in files.items()}, dropped)
+        return cls(run, site, contract, {name: one.decode() for name, one in files.items()}, dropped)
 
     def unpack(self, place: Path) -> None:
         """Write the files into a directory, replacing it completely."""
@@ -434,7 +432,6 @@ class Notice(Message, frozen=True):
     outlasts = True
     site: Name
     what: Literal["left", "expelled"]
-    day: str
 
 
 class FitState(Message, frozen=True):
@@ -460,11 +457,6 @@ def _read_invitation(path: Path, form: type[M]) -> M:
     text = trust.read_whole(path, form.most_bytes)
     with in_file(path, SecurityError):
         return unseal(text, form)[0]
-
-
-def today() -> str:
-    """Return the day in the format of files."""
-    return f"{datetime.now(UTC):%Y-%m-%d}"
 
 
 def round_file(folder: Path, site: str, number: int, suffix: str) -> Path:

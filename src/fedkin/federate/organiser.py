@@ -277,7 +277,7 @@ class Organiser:
     def expel(self, name: str) -> Path:
         """Expel a site permanently: sign a notice and a list of keys without its key; return the notice."""
         site, signer = self.member(name).name, self.signing()
-        notice = Notice(run=self.charter.run, site=site, what="expelled", day=messages.today())
+        notice = Notice(run=self.charter.run, site=site, what="expelled")
         path = notice.write(self._file(site, "notice"), signer)
         self._list_keys(site, "", signer)
         return path

@@ -81,6 +81,8 @@ def share(
     private, resend = None if epsilon is None else (epsilon, delta), str(_sent_file(site, 1))
     site.ledger.check("share", rows, site.settings, private=private, budget=site.settings.epsilon, resend=resend)
     rank = _chosen_rank(contract, before, rank)
+    if rank is not None and folds:
+        raise ParameterError(f"a short summary (of rank {rank}) has no folds, got {folds}: leave out --folds")
     wanted, member, loss = folds if rank is None else 0, site.invite.site.id, contract.loss_object()
     if budget is None:
         folds = _chosen_folds(site, rows, before, wanted)
@@ -300,11 +302,13 @@ def _write(
     if approve is not None:
         approve(shown)
     path.parent.mkdir(mode=PRIVATE_DIRECTORY, exist_ok=True)
-    digest, day, private = site.contract.digest, messages.today(), summary.privacy
-    body = SummaryFile(site.invite.run, site.name, digest, number, day, named.to_plain(), ask, district)
-    more: dict[str, Any] = {"at": tuple(summary.at.tolist()), "folds": _fold_names(site, rows, _folds_of(summary))}
+    digest, private = site.contract.digest, summary.privacy
+    body = SummaryFile(site.invite.run, site.name, digest, number, named.to_plain(), ask, district)
+    noise: dict[str, Any] = {}
     if private is not None:
-        more |= {"epsilon": private.epsilon, "delta": private.delta, "sums": body.digest}
+        noise = {"epsilon": private.epsilon, "delta": private.delta, "sums": body.digest}
     what: What = "share" if number == 1 else "answer"
-    site.record(what, rows, to, f"message {number}", **more)  # before the sums are there to be sent
+    at, folds = tuple(summary.at.tolist()), _fold_names(site, rows, _folds_of(summary))
+    # before the sums are there to be sent
+    site.record(what, rows, to, f"message {number}", at=at, folds=folds, **noise)
     return Shared(named, number, body.write(path, signer), district)

@@ -198,9 +198,9 @@ class Site:
             )
         return self.certificate
 
-    def renewal_due(self, now: datetime | None = None) -> bool:
+    def renewal_due(self) -> bool:
         """Return whether the certificate expires soon."""
-        return self.certificate is not None and trust.ends_soon(self.certificate, now)
+        return self.certificate is not None and trust.ends_soon(self.certificate)
 
     @property
     def ledger(self) -> Ledger:
@@ -353,7 +353,7 @@ class Site:
 
     def leave(self) -> Path:
         """Sign a notice that this site leaves permanently; return the file for the organiser and the neighbours."""
-        notice = Notice(run=self.invite.run, site=self.name, what="left", day=messages.today())
+        notice = Notice(run=self.invite.run, site=self.name, what="left")
         return notice.write(self.directory / messages.NOTICES / f"{self.name}.notice", self.pair())
 
     def renew(self, steps: StepMaker | None = None) -> tuple[Path, bool]:
