@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 from dataclasses import fields, replace
+from decimal import Decimal
 
 import numpy as np
 import pandas as pd
@@ -224,12 +225,15 @@ def test_what_is_wrong_with_a_table_of_sites_is_said(run, made, tmp_path):
     fit_it = ["fit", "rows.csv", "--site", "hospital", "--target", "days", "--covariates", "sites.csv"]
     for words, lines in {
         "no line for site 'site 23'": right[:-1],
-        "site 'site 0' has two lines, 2 and 26: keep one": [*right, right[0]],
+        "has site 'site 0' twice, in line 2 and line 27: keep one": [*right, [], right[0]],
         "line 2: 'region' of site 'site 0' is missing": [["site 0", "", 1.0], *right[1:]],
         "line 3: 'size' of site 'site 1' is missing": [right[0], ["site 1", "a", "NA"], *right[2:]],
     }.items():
         write("sites.csv", ["hospital", "region", "size"], lines)
         assert words in " ".join(run(*fit_it, code=2).split())
+    pd.DataFrame({"hospital": ["site 0", "site 1"], "size": [1.0, None]}).to_parquet(tmp_path / "sites.parquet")
+    with pytest.raises(DataError, match=r"sites\.parquet, row 2: 'size' of site 'site 1' is missing"):
+        read_covariates(tmp_path / "sites.parquet", ["site 0", "site 1"], "hospital")
     write("sites.csv", ["clinic", "size"], [["site 0", 1]])
     assert "no column 'hospital' for the site" in " ".join(run(*fit_it, code=2).split())
 
@@ -238,6 +242,12 @@ def test_ids_that_are_numbers_in_one_file_and_text_in_the_other(tmp_path):
     (tmp_path / "sites.csv").write_text("site,region\n1,north\n2,south\n")
     assert read_covariates(tmp_path / "sites.csv", ["1", "2"])["2"] == {"region": "south"}
     assert read_covariates(tmp_path / "sites.csv", [1, 2])[1] == {"region": "north"}
+
+
+def test_decimals_are_numbers_and_complex_numbers_are_labels():
+    assert covariate_graph({"a": 1j, "b": 2.0, "c": 1j}, "abc").n_edges == 1
+    sizes = {"a": Decimal("1.5"), "b": 2.0, "c": 9.0, "d": 9.5}
+    assert covariate_graph(sizes, "abcd") == covariate_graph({**sizes, "a": 1.5}, "abcd")
 
 
 def test_starts_that_cannot_be_read():

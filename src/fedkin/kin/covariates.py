@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 from collections.abc import Hashable, Iterable, Mapping, Sequence
-from numbers import Number
+from decimal import Decimal
+from numbers import Real
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ import numpy as np
 from scipy.spatial import cKDTree
 
 from fedkin._base import Array, Index, count, listed
-from fedkin.data import is_missing, is_missing_text, near_name, read_columns, site_id, site_ids
+from fedkin.data import is_missing, is_missing_text, near_name, read_columns, row_places, site_id, site_ids
 from fedkin.errors import DataError, ParameterError
 from fedkin.graph import Graph
 
@@ -146,6 +147,7 @@ def read_covariates(
     {'region': 'south', 'beds': 90.0}
     """
     columns = {str(name): values for name, values in read_columns(Path(path)).items()}
+    place = row_places(Path(path), columns)
     known = (site_column,) if site_column is not None else _SITE_COLUMNS
     column = next((name for name in known if name in columns), None)
     if column is None:
@@ -160,8 +162,8 @@ def read_covariates(
     lines: dict[str, int] = {}
     for number, site in enumerate(site_ids(columns[column])):
         if str(site) in lines:
-            both = f"{lines[str(site)] + 2} and {number + 2}"
-            raise DataError(f"{path}: site {site!r} has two lines, {both}: keep one of them")
+            both = f"{place(lines[str(site)])} and {place(number)}"
+            raise DataError(f"{path} has site {site!r} twice, in {both}: keep one of them")
         lines[str(site)] = number
     found: dict[Hashable, dict[str, Any]] = {}
     for site in sites:
@@ -171,7 +173,7 @@ def read_covariates(
         cells = {name: columns[name][lines[str(site)]] for name in names}
         absent = [name for name, cell in cells.items() if is_missing(cell) or is_missing_text(str(cell))]
         if absent:
-            where = f"{path}, line {lines[str(site)] + 2}"
+            where = f"{path}, {place(lines[str(site)])}"
             raise DataError(f"{where}: {absent[0]!r} of site {site!r} is missing: fill it, or leave the column out")
         found[site] = {name: float(cell) if _is_number(cell) else str(cell) for name, cell in cells.items()}
     return found
@@ -234,7 +236,7 @@ def _row(value: Any) -> dict[str, Any]:
 
 
 def _is_number(value: Any) -> bool:
-    return isinstance(value, Number | np.bool_)
+    return isinstance(value, Real | Decimal | np.bool_)
 
 
 def _nearest(points: Array) -> Index:
