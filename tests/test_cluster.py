@@ -592,6 +592,13 @@ def test_partial_sums_of_any_engine_add_up_to_the_summaries_of_all_rows(tmp_path
     np.testing.assert_allclose(again.expand(zero).hessian, found.expand(zero).hessian, rtol=1e-12)
 
 
+def test_fractional_weights_are_not_rounded() -> None:
+    table = {"site": list("uuvv"), "a": [1.0, 2.0, 3.0, 5.0], "y": [2.0, 1.0, 0.0, 4.0], "w": [0.5, 1.5, 0.3, 0.4]}
+    part = fedkin.partial_sums(table, site="site", target="y", features=["a"], weight="w", folds=2)
+    weight = fedkin.merge_sums([part], features=["a"], folds=2).n_samples
+    np.testing.assert_allclose(weight, [2.0, 0.7], rtol=1e-15)
+
+
 def test_partial_sums_refuse_what_they_cannot_add() -> None:
     table = {"site": ["u", "v"], "a": [1.0, np.nan], "b": [0.0, 1.0], "y": [1.0, 2.0]}
     with pytest.raises(DataError, match="column 'a' has missing or infinite values: drop these rows"):

@@ -146,7 +146,6 @@ class RunningSums:
     def __init__(self, n_features: int, folds: int) -> None:
         self.width, self.folds = n_features + 2, folds
         self.number: dict[Hashable, int] = {}
-        self.weighted = False
         self._gram = np.zeros((0, folds, self.width, self.width))
         self._rows = np.zeros(0, dtype=np.int64)
 
@@ -169,7 +168,6 @@ class RunningSums:
         """Add rows ``X (n, q)``, ``y (n,)`` of the sites ``ids``; a row with weight w counts as w rows."""
         if not len(ids):
             return
-        self.weighted |= weight is not None
         code = self._codes(ids)
         came = np.bincount(code, minlength=self._rows.size)
         by_site = stable_order(code, self._rows.size)
@@ -206,7 +204,8 @@ class RunningSums:
         kept = np.arange(self.width - 2) if keep is None else keep
         used = np.concatenate([np.arange(0 if intercept else 1, 1), kept + 1])
         total, weights = parts.sum(axis=1), parts[..., 0, 0]
-        counts = weights if self.weighted else np.rint(weights).astype(np.int64)
+        whole = np.rint(weights)
+        counts = whole.astype(np.int64) if np.array_equal(whole, weights) else weights
         hessian = parts[..., used[:, None], used]
         folded = Quadratics(np.zeros((v, used.size)), counts, 0.5 * parts[..., -1, -1], -parts[..., used, -1], hessian)
         columns, sizes = (INTERCEPT, *names) if intercept else tuple(names), (total[:, 0, used], total[:, used, used])
@@ -295,15 +294,13 @@ def partial_sums(
 
 
 def merge_sums(
-    parts: Iterable[Any], *, features: Sequence[str], fit_intercept: bool = True, folds: int = 5, weighted: bool = False
+    parts: Iterable[Any], *, features: Sequence[str], fit_intercept: bool = True, folds: int = 5
 ) -> Summaries:
     """Combine results of `partial_sums`, in any order and possibly concatenated, into summaries for `fit` and others.
 
-    ``features`` and ``folds`` are those of `partial_sums`, ``weighted`` states whether rows have weights, and
-    ``fit_intercept`` puts a column of ones first.
+    ``features`` and ``folds`` are those of `partial_sums`; ``fit_intercept`` puts a column of ones first.
     """
     total = RunningSums(len(features), folds)
-    total.weighted = weighted
     for part in parts:
         for batch in part.to_batches():
             sites, rows = batch["site"].to_pylist(), np.asarray(batch["rows"])
