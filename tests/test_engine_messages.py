@@ -7,6 +7,7 @@ import threading
 import time
 import zlib
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -15,6 +16,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from fedkin.federate import Journal
+from fedkin.federate.endpoint import Endpoint
 from fedkin.federate.inbox import HEADER_BYTES, Expected, Inbox, Kind, MessageError, decode, encode
 
 pytestmark = pytest.mark.clocks
@@ -198,6 +200,25 @@ def test_somebody_may_wake_it(inbox: Inbox) -> None:
     began = time.monotonic()
     assert inbox.wait(Kind.THETA, SENDERS, 1, 60.0) == SENDERS
     assert time.monotonic() - began < 30.0
+
+
+def test_a_machine_is_not_busy_while_it_waits_for_sites_whose_thetas_are_there(inbox: Inbox) -> None:
+    plan = SimpleNamespace(here=0, partners=lambda: SENDERS, name=lambda u: f"d{u}", checkpoint_every=1)
+    looks: list[float] = []
+    end = Endpoint(plan, None, inbox.journal, tick=lambda: looks.append(time.monotonic()))  # type: ignore[arg-type]
+    for u in SENDERS:
+        end.inbox.expect(awaited(u))(sent_by(u, 1))
+    end.gather(0.5)
+    assert 0 < len(looks) < 20
+
+
+def test_a_pause_lasts_until_somebody_wakes_it(inbox: Inbox) -> None:
+    began = time.monotonic()
+    inbox.pause(0.2)
+    assert time.monotonic() - began >= 0.2
+    threading.Timer(0.2, inbox.wake).start()
+    inbox.pause(60.0)
+    assert 0.4 <= time.monotonic() - began < 30.0
 
 
 def test_many_threads_at_once_lose_nothing(inbox: Inbox) -> None:

@@ -64,7 +64,7 @@ class CentralLink(AttendedLink):
 
     def gather(self) -> None:
         if self.done < self.plan.rounds:
-            self.endpoint.gather(self.done + 1, self.endpoint.patience.gather)
+            self.endpoint.gather(self.endpoint.patience.gather)
 
     def exchange(self, t: int, shard: Shard) -> Mapping[int, Array]:
         end = self.endpoint
@@ -201,7 +201,7 @@ class ReplicatedLink(AttendedLink):
     def gather(self) -> None:
         if self.decides and self.done < self.plan.rounds:
             patience = self.endpoint.patience
-            self.endpoint.gather(self.done + 1, patience.gather if self.done == 0 else patience.deadline)
+            self.endpoint.gather(patience.gather if self.done == 0 else patience.deadline)
 
     def exchange(self, t: int, shard: Shard) -> Mapping[int, Array] | None:
         end, here = self.endpoint, self.plan.here

@@ -71,14 +71,14 @@ class Endpoint:
 
     def open(
         self,
-        expected: Callable[[int], Iterable[Expected]],
+        slots: Callable[[int], Iterable[Expected]],
         answer: Callable[[Kind, int, int], bytes | None] | None = None,
         word: str = "neighbour",
     ) -> None:
-        """Start listening: ``expected(v)`` is what partner v may send, ``answer(kind, v, t)`` what it may ask for."""
+        """Start listening: ``slots(v)`` is what partner v may send, ``answer(kind, v, t)`` what it may ask for."""
         plan = self.plan
         for v in self.partners:
-            for one in expected(v):
+            for one in slots(v):
                 self._slots[one.kind, v] = self.inbox.expect(one)
                 self.transport.subscribe(plan.key(one.kind, v, self.here), self.inbox.line((one.kind, v)))
             self.transport.watch(plan.presence_key(v), partial(self._on_presence, v, word))
@@ -213,14 +213,14 @@ class Endpoint:
     def _down(self, names: Sequence[str]) -> list[str]:
         return [name for name in names if name not in self.status.up]
 
-    def gather(self, t: int, seconds: float) -> None:
-        """Wait a limited time until all partners are up, so that a slow start does not count as absence in round t."""
+    def gather(self, seconds: float) -> None:
+        """Wait a limited time until all partners are up, so that a slow start does not count as absence."""
 
         def missing() -> list[str]:
             return self._down([self.names[u] for u in self.partners])
 
         def look(pause: float) -> None:
-            self.inbox.wait(Kind.THETA, self.partners, t, pause)
+            self.inbox.pause(pause)
             self.tick()
 
         if not wait_until(lambda: not missing(), seconds, longest_pause=LOOK_SECONDS, sleep=look):

@@ -396,6 +396,10 @@ class Inbox:
         self._wanted = set()
         return self.missing(kind, senders, round)
 
+    def pause(self, seconds: float) -> None:
+        """Wait for `wake` or for the time limit, whatever arrives."""
+        self._wait(lambda: False, lambda: _NEVER, seconds)
+
     def newest(self, kind: Kind, sender: int, seconds: float) -> tuple[int, Array] | None:
         """Wait for any message of a kind, return the one with the highest round, and discard the others."""
 
