@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import signal
 import subprocess
 import sys
 import time
@@ -18,35 +17,26 @@ from fedkin.core import Problem
 from fedkin.federate import Organiser, Site, SitePlan, read_status
 from fedkin.federate.trust import Pair
 from fedkin.fitting import load
-from processes import PATIENCE, capped, wait_for
+from processes import PATIENCE, Children, capped, wait_for
 
 PROGRAM = ("-m", "fedkin.cli.site_run")
 QUICK = ("--first-pull", "0.1", "--complain", "1", "--give-up", "180", "--linger", "30")
 
 
-class Fleet:
+class Fleet(Children):
     """The sites of a folder as child processes; use it in a ``with`` statement."""
 
     def __init__(self, directory: Path, heart: Organiser, plan: SitePlan) -> None:
+        super().__init__()
         self.directory, self.heart, self.plan = directory, heart, plan
         self.names = [member.name for member in heart.members]
         if heart.contract.rounds.placement == "central":
             self.names = ["centre", *self.names]
-        self.children: dict[str, subprocess.Popen[bytes]] = {}
 
     @classmethod
     def make(cls, directory: Path, problem: Problem, rounds: int, **changes: Any) -> Fleet:
         heart = make_sites(directory, problem, rounds=rounds, **{"batch_size": 4, **changes})
         return cls(directory, heart, whole_of(heart, problem))
-
-    def __enter__(self) -> Fleet:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        for child in self.children.values():
-            if child.poll() is None:
-                child.kill()
-            child.wait(PATIENCE)
 
     def place(self, name: str) -> Path:
         return self.heart.directory if name == "centre" else self.directory / name
@@ -69,10 +59,6 @@ class Fleet:
 
     def signal(self, name: str, number: int) -> None:
         self.children[name].send_signal(number)
-
-    def kill(self, name: str) -> None:
-        self.signal(name, signal.SIGKILL)
-        self.children[name].wait(PATIENCE)
 
     def round(self, name: str) -> int:
         return read_status(self.place(name)).round

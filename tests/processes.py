@@ -18,7 +18,7 @@ import termios
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from fedkin._base import wait_until
 
@@ -43,6 +43,26 @@ def capped() -> None:
     """Limit the memory of a process to be (``preexec_fn``) and of all that it starts."""
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+
+
+class Children:
+    """Processes by name; at the end of a ``with`` statement none is left."""
+
+    def __init__(self) -> None:
+        self.children: dict[str, subprocess.Popen[bytes]] = {}
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for child in self.children.values():
+            if child.poll() is None:
+                child.kill()
+            child.wait(PATIENCE)
+
+    def kill(self, name: str) -> None:
+        self.children[name].kill()
+        self.children[name].wait(PATIENCE)
 
 
 def wait_for(

@@ -18,7 +18,7 @@ from unittest import mock
 import numpy as np
 
 from fedkin.cli import main
-from processes import PATIENCE, capped, free_ports
+from processes import PATIENCE, Children, capped, free_ports
 
 PROGRAM = (sys.executable, "-m", "fedkin")
 
@@ -71,21 +71,12 @@ def process(*words: object, code: int = 0) -> subprocess.CompletedProcess[str]:
     return ended
 
 
-class Processes:
+class Processes(Children):
     """Commands in the background; use it in a ``with`` statement, after which none is left."""
 
     def __init__(self, folder: Path) -> None:
+        super().__init__()
         self.folder = folder
-        self.children: dict[str, subprocess.Popen[bytes]] = {}
-
-    def __enter__(self) -> Processes:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        for child in self.children.values():
-            if child.poll() is None:
-                child.kill()
-            child.wait(PATIENCE)
 
     def start(self, name: str, *words: object) -> subprocess.Popen[bytes]:
         with (self.folder / f"{name}.said").open("ab") as said:
@@ -98,10 +89,6 @@ class Processes:
         for name in names:
             waits = ("--first-pull", 0.1, "--give-up", PATIENCE, "--linger", 20)
             self.start(name, "site", "run", self.folder / name, *waits)
-
-    def kill(self, name: str) -> None:
-        self.children[name].kill()
-        self.children[name].wait(PATIENCE)
 
     def join(self, code: int = 0) -> None:
         end = time.monotonic() + PATIENCE
