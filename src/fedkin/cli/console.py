@@ -359,7 +359,7 @@ COMMANDS = {
         "demo",
         "Generate sites with a partly wrong graph, and compare how close each method comes to the truth.",
     ),
-    "study": Command("demo", "Run a study: figure, table, page and the underlying rows."),
+    "study": Command("study", "Run a study: figure, table, page and the underlying rows."),
     "federation": Command(
         "federation", "Organise a federation: draft a contract and admit sites, without seeing any rows."
     ),

@@ -1,4 +1,4 @@
-"""Define ``fedkin demo`` and ``fedkin study``: methods compared with a known truth."""
+"""Define ``fedkin demo``: methods compared with a known truth."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import typer
 from fedkin import __version__
 from fedkin._base import Array, Say, count, percent, write_file
 from fedkin._progress import progress
-from fedkin.cli.console import Json, add_row, argument, option, output, plain_table, print_facts, print_json, switch
+from fedkin.cli.console import Json, add_row, option, output, plain_table, print_facts, print_json
 from fedkin.cli.fit import command_line
 from fedkin.cli.models import write_report
 from fedkin.core import global_fit, local_fit, oracle_fit
@@ -25,7 +25,6 @@ from fedkin.fitting import FitOptions, FittedModel, fit
 from fedkin.graph import Graph
 from fedkin.report import demo_picture
 from fedkin.report.text import facts
-from fedkin.studies import launch
 
 GROUPS = 5
 LOCAL, GLOBAL, GIVEN, SELECTED, KIN, ORACLE = "Local", "Global", "Fed-ADMM", "Fed-ADMM-ES", "Kin", "Oracle"
@@ -173,32 +172,3 @@ def _write_data(design: Design, out: Path) -> None:
     )
     write_csv(out / "data.csv", ["site", "y", *fed.feature_names], rows)
     write_csv(out / "graph.csv", ["source", "target"], ([fed.sites[j], fed.sites[i]] for i, j in graph.edges.tolist()))
-
-
-def study(
-    name: Annotated[
-        str | None,
-        argument(
-            "NAME",
-            "estimation, sensitivity, convergence, availability, selection, error-rates, rate, sparse, kin, "
-            "coverage, population, election, paper (all figures of the paper, on one page), all, or the path of a "
-            "study's TOML file; omit it with --config.",
-        ),
-    ] = None,
-    out: Annotated[Path, option("DIR", "Directory for rows, figures, tables and pages.")] = Path("studies"),
-    quick: Annotated[
-        bool, switch("--quick", "Fewer settings and replications: minutes, not hours. Writes to NAME-quick.")
-    ] = False,
-    config: Annotated[Path | None, option("FILE.toml", "A custom study instead of NAME.")] = None,
-    jobs: Annotated[int | None, option("N", "Number of processes; by default one per core.")] = None,
-    data: Annotated[Path | None, option("DIR", "Directory of the election data, for the study election.")] = None,
-    redraw: Annotated[
-        bool, switch("--redraw", "Compute nothing: redraw from the rows.parquet of an earlier run.")
-    ] = False,
-    replications: Annotated[int | None, option("N", "Maximum number of replications of every setting.")] = None,
-) -> None:
-    """Run a study: figure, table, page and the underlying rows.
-
-    Finished cells are kept in DIR: a stopped run resumes, and a finished run is only redrawn.
-    """
-    launch(name, out=out, quick=quick, config=config, jobs=jobs, data=data, redraw=redraw, replications=replications)
