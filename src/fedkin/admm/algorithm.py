@@ -121,7 +121,7 @@ def fed_admm(
     backend : "auto", "numpy" or "numba"
         "numpy" is the reference, bitwise identical in every engine; "numba" is faster and agrees to 1e-10; "auto"
         compiles when that saves time.
-    on : "local", "ray", "ray://host:port" or RayEngine
+    on : "local", "ray", "ray://host:port" or Engine
         Where the rounds run: in this process, or in shards on a Ray cluster, with results bitwise equal to "numpy" for
         any number of shards. Losing a machine costs at most ``save_every`` rounds of the engine, or those since the
         last line.
@@ -177,12 +177,14 @@ def fed_admm(
                 f"rounds on a cluster do not support {wrong}: leave it out, or use {argument('on', 'local')}"
             )
         backend = "numpy"
-    told = Trace(problem, reference), tol, callbacks, record_every, checkpoint_every, engine
-    with closing(_LocalRun(problem, plan, streams, step, backend, *told)) as run:
-        if checkpoint is not None:
-            facts = () if run.presence is None else run.presence.facts
-            about = [*_describe(problem, plan, tuple(given.values())), sorted(run.sampled), *facts]
-            run.file, run.fresh = Store(checkpoint, digest_of(about)), not resume
+    file = None
+    if checkpoint is not None:
+        sites = problem.federation.sites
+        facts = () if availability is None else availability.bind(sites, plan.seed).facts
+        streamed = sorted(sample_streams(problem.rows_for("Fed-ADMM"), streams))
+        file = Store(checkpoint, digest_of([*_describe(problem, plan, tuple(given.values())), streamed, *facts]))
+    told = Trace(problem, reference), tol, callbacks, record_every, checkpoint_every, engine, file
+    with closing(_Run(problem, plan, streams, step, backend, *told, fresh=not resume)) as run:
         if resume:
             run.resume()
         return run.go(fuse)
@@ -193,8 +195,8 @@ class _DivergedError(Exception):
 
 
 @dataclass(eq=False)
-class _LocalRun:
-    """State of one run in this process: its shard, progress, trace, checkpoint and restarts."""
+class _Run:
+    """State of one run, here or on an engine: its shard, progress, trace, checkpoint and restarts."""
 
     problem: Problem
     plan: RunPlan
@@ -207,8 +209,8 @@ class _LocalRun:
     record_every: int | None
     save_every: int | None
     engine: Engine | None
-    file: Store | None = None
-    fresh: bool = True
+    file: Store | None
+    fresh: bool
     caution: float = 1.0
     restarts: int = 0
 

@@ -377,7 +377,7 @@ def _findings_by_site(contract: Contract, data: Path, site_column: str | None) -
 
 
 def _print_contract(path: Path, contract: Contract) -> None:
-    """Return a contract as a few lines and a table of its columns."""
+    """Print a contract as a few lines and a table of its columns."""
     thresholds, schema = contract.thresholds, contract.schema
     how = "by kin" if contract.method == "kin" else f"fused by the {contract.penalty} penalty"
     target = "no target" if schema.target is None else f"target {schema.target.name}"

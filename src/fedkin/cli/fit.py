@@ -362,10 +362,18 @@ def fit_opened(
                 tell("following the path of lam")
             model = with_history(model, data, graph, how, schema)
         if test_size > 0:
-            asked: Any = {"model": model, "schema": schema, "progress": lambda text: tell(f"comparison: {text}")}
-            asked |= {"repeats": repeats, "test_size": test_size, "keep_best": keep_best}
             try:
-                comparison = compare(data, graph, how, **asked)
+                comparison = compare(
+                    data,
+                    graph,
+                    how,
+                    model=model,
+                    schema=schema,
+                    progress=lambda text: tell(f"comparison: {text}"),
+                    repeats=repeats,
+                    test_size=test_size,
+                    keep_best=keep_best,
+                )
             except KeyboardInterrupt:  # Ctrl-C is one with keep_best only
                 note("interrupted before the first split was complete: there is no comparison")
             except FedkinError as error:

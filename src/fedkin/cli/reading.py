@@ -199,8 +199,17 @@ def open_summaries(folder: Path, options: Mapping[str, Any], federation: Path | 
 
     facts = {"contract": f"{contract.name}, {count(collected.round, 'message')} from every site"}
     how = contract_options(options, contract, collected.districts)
-    more: dict[str, Any] = {"alone": collected.alone, "within": contract.within or None}
-    return Opened(data, how, contract.schema, graph, queries=queries, facts=facts, ask=ask, **more)
+    return Opened(
+        data,
+        how,
+        contract.schema,
+        graph,
+        queries=queries,
+        facts=facts,
+        ask=ask,
+        alone=collected.alone,
+        within=contract.within or None,
+    )
 
 
 def _check_round(asked: int, answered: int, sites: Sequence[str]) -> None:

@@ -87,8 +87,7 @@ def join(
 ) -> None:
     """Check the rows against the contract, create a private key, and write the request."""
     fingerprint = ask_fingerprint(fingerprint, "Fingerprint of the authority, as the organiser reads it out", yes)
-    how = {"expected": fingerprint, "below_minima": below_minima}
-    made, remarks = Site.join(invite, data, into, steps=steps_of, **how)  # type: ignore[arg-type]
+    made, remarks = Site.join(invite, data, into, steps=steps_of, expected=fingerprint, below_minima=below_minima)
     for remark in remarks:
         note(str(remark))
     if made.contract.rounds.batch_size is not None and not made.settings.below_minima:
@@ -158,8 +157,8 @@ def leave(directory: Directory, yes: Annotated[bool, switch("--yes", "Do not ask
     """Leave the federation permanently, with a signed notice."""
     if not yes:
         typer.confirm(f"{directory}: leave the federation permanently?", abort=True)
-    path = Site.read(directory).leave()
-    neighbours = [one.member.name for one in Site.read(directory).invite.neighbours]
+    found = Site.read(directory)
+    path, neighbours = found.leave(), [one.member.name for one in found.invite.neighbours]
     say(
         f"Send {path} to the organiser (who runs: fedkin federation admit DIR {path.name})"
         + (f" and to {listed(neighbours, 8)} (which run: fedkin site accept SITE {path.name})." if neighbours else ".")

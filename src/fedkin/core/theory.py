@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from bisect import bisect_left
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -173,11 +173,12 @@ def _second_eigenvalue(laplacian: sparse.csr_array) -> float:
     size = laplacian.shape[0]
     if size <= _DENSE:
         return float(np.linalg.eigvalsh(laplacian.toarray())[1])
-    how: dict[str, Any] = {"k": 2, "v0": np.random.default_rng(0).standard_normal(size), "return_eigenvectors": False}
-    try:
-        return float(eigsh(laplacian, which="SA", maxiter=100, **how).max())  # fast on random graphs
+    start = np.random.default_rng(0).standard_normal(size)
+    try:  # fast on random graphs
+        found = eigsh(laplacian, 2, v0=start, which="SA", maxiter=100, return_eigenvectors=False)
     except ArpackNoConvergence:  # paths, grids and maps, whose sparse factors are small
-        return float(eigsh(laplacian, sigma=-1e-6, **how).max())
+        found = eigsh(laplacian, 2, v0=start, sigma=-1e-6, return_eigenvectors=False)
+    return float(found.max())
 
 
 def compatibility_lower_bound(

@@ -235,16 +235,16 @@ class ColumnKind(NamedTuple):
     counts: tuple[int, ...] = ()
 
 
-def infer_kind(column: AnyArray, *, category: bool = False) -> ColumnKind:
-    """Infer the kind of a column; with ``category`` numbers are also levels.
+def infer_kind(column: AnyArray) -> ColumnKind:
+    """Infer the kind of a column.
 
     A column of text is a category, unless most of its cells are dates or numbers; the other cells are then mistakes,
     such as words among amounts like 17.5. Numbers with leading zeros are codes and stay text. Amounts with a unit, such
     as 5.2% or 53 y, are numbers to correct.
     """
-    if column.dtype.kind in "fb" and not category:
+    if column.dtype.kind in "fb":
         return ColumnKind("empty" if column.dtype.kind == "f" and np.isnan(column).all() else "number")
-    return kind_of_counts(count_cells(column), category)
+    return kind_of_counts(count_cells(column))
 
 
 def count_cells(column: AnyArray) -> Counter[Hashable]:
@@ -257,7 +257,8 @@ def count_cells(column: AnyArray) -> Counter[Hashable]:
     return Counter({cell: n for cell, n in counted.items() if not is_gap(cell)})
 
 
-def kind_of_counts(counted: Counter[Hashable], category: bool) -> ColumnKind:
+def kind_of_counts(counted: Counter[Hashable], category: bool = False) -> ColumnKind:
+    """Infer the kind of a column from the counts of its cells; with ``category`` numbers are also levels."""
     if not counted:
         return ColumnKind("empty")
     if category:

@@ -156,8 +156,7 @@ class SchemaScan:
         offset, logs = roles.offset or roles.exposure, roles.exposure is not None
         if roles.event is not None and target is not None and target.kind != "number":
             self._refuse(target.name, f"times are numbers, but this is a {target.kind}")
-        how: dict[str, Any] = {"agreed": False, "log_offset": logs, "event": roles.event}
-        self.schema = Schema(known, target, offset, roles.missing, **how)
+        self.schema = Schema(known, target, offset, roles.missing, agreed=False, log_offset=logs, event=roles.event)
 
     def _values(self, names: Sequence[str]) -> dict[str, Array]:
         parts: dict[str, list[Array]] = {name: [np.empty(0)] for name in names}

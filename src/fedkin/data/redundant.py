@@ -139,12 +139,12 @@ def _named_parts(gram: Array, others: list[int], k: int, owner: list[str]) -> tu
     return listed(parts), rest
 
 
-def dependent_columns(gram: Array, share: float = _OWN_SHARE) -> list[int]:
+def dependent_columns(gram: Array) -> list[int]:
     """Return the columns that are combinations of earlier ones, from inner products ``(q, q)`` of unit columns."""
     left, out = gram.copy(), []
     # Cholesky by columns: the remaining diagonal is each column's unexplained share
     for k in range(len(left)):
-        if left[k, k] <= share:
+        if left[k, k] <= _OWN_SHARE:
             out.append(k)
             continue
         row = left[k, k + 1 :] / left[k, k]

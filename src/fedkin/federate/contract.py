@@ -362,7 +362,8 @@ class Contract(
             yield f'{of_kin[0]} needs method "kin", but method is "fused": set method = "kin", or leave it out'
         if self.within in [column.name for column in schema.columns]:
             yield f"within names {self.within!r}, which is a feature or the target: leave it out of one of them"
-        of_fused = [name for name in ("penalty", "ridge", "sparsity") if getattr(self, name) not in ("l1", 0.0)]
+        defaults = {one.name: one.default for one in msgspec.structs.fields(self)}
+        of_fused = [name for name in ("penalty", "ridge", "sparsity") if getattr(self, name) != defaults[name]]
         if of_fused and self.method == "kin":
             yield f'{of_fused[0]} needs the fused estimator, but method is "kin": set method = "fused", or leave it out'
         if rounds.placement != "peer" and rounds.gradient != "plain":

@@ -104,9 +104,14 @@ class Reading:
             self._mistake(("exposure",), "give offset or exposure: an exposure is the exponential of an offset")
         with self._noting():
             if len(self.wrong) == before and columns:
-                missing, logs = entries.get("missing", "refuse"), exposure is not None
-                how: dict[str, Any] = {"log_offset": logs, "event": event}
-                return Schema(tuple(filter(None, columns)), predicted, offset or exposure, missing, **how)
+                return Schema(
+                    tuple(filter(None, columns)),
+                    predicted,
+                    offset or exposure,
+                    entries.get("missing", "refuse"),
+                    log_offset=exposure is not None,
+                    event=event,
+                )
         return None
 
     def _column(self, name: str, given: Any, path: tuple[str, ...]) -> Column | None:
@@ -205,7 +210,7 @@ def to_toml(contract: bytes) -> str:
     target = (schema["target"] or {}) | {"event": schema.get("event")}
     tables = {name: plain.pop(name) for name in ("thresholds", "rounds")}
     tables = {"features": {one.pop("name"): one for one in schema["features"]}, "target": target, **tables}
-    lines = [*_lines(plain | {"missing": schema["missing"], shift: schema["offset"]})]
+    lines = list(_lines(plain | {"missing": schema["missing"], shift: schema["offset"]}))
     for name, entries in tables.items():
         lines += ["", f"[{name}]", *_lines(entries)] if any(one is not None for one in entries.values()) else []
     return "\n".join(lines) + "\n"

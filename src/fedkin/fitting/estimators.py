@@ -233,8 +233,13 @@ class KinSurvival(_Kin, SiteSurvival):
         site_column: str | int | None = None,
         unseen: Unseen = "raise",
     ) -> None:
-        given: Any = {"random_state": random_state, "warm_start": warm_start, "site_column": site_column}
-        super().__init__(fit_intercept=False, unseen=unseen, **given)
+        super().__init__(
+            fit_intercept=False,
+            unseen=unseen,
+            random_state=random_state,
+            warm_start=warm_start,
+            site_column=site_column,
+        )
 
 
 # --- the fused estimator ----------------------------------------------------------------------------------------

@@ -62,9 +62,16 @@ class KinMethod(Method):
     ) -> Estimate:
         say("finding kin")
         length: Length = QUICK if quick else {}
-        how: dict[str, Any] = {"loss": prepared.loss, "seed": self.options.seed, "fixed": prepared.fixed}
-        how |= {"start": None if start is None else _start(start, prepared), "within": self.options.within}
-        found = find_kin(prepared.data, graph, **how, **length)
+        found = find_kin(
+            prepared.data,
+            graph,
+            loss=prepared.loss,
+            seed=self.options.seed,
+            fixed=prepared.fixed,
+            start=None if start is None else _start(start, prepared),
+            within=self.options.within,
+            **length,
+        )
         # resolved groups; if there are none, each site is its own group
         groups = in_order_of_appearance(found.groups) if found.resolved else np.arange(len(found.sites))
         used = Graph.empty(found.sites) if graph is None else graph.aligned(found.sites)

@@ -267,7 +267,7 @@ def named(sites: Sequence[Hashable]) -> str:
 
 def read_graph(path: Path, ids: tuple[Hashable, ...] | None) -> tuple[Iterable[Hashable], list[Any], Any]:
     """Read the sites, edges and weights of a file; names are matched to the sites ``ids``, if given."""
-    named, ends, weights = _reader(path)(path, ids)
+    named, ends, weights = _reader(path, ids)(path)
     known = _sites_of_names(named, ids)
     seen = dict.fromkeys(known.values())
     nodes = tuple(seen) if ids is None else ids
@@ -275,12 +275,12 @@ def read_graph(path: Path, ids: tuple[Hashable, ...] | None) -> tuple[Iterable[H
     return nodes, [(known[u], known[v]) for u, v in ends], weights
 
 
-def _reader(path: Path) -> Callable[[Path, tuple[Hashable, ...] | None], _Listing]:
+def _reader(path: Path, ids: tuple[Hashable, ...] | None = None) -> Callable[[Path], _Listing]:
     suffix = path.suffix.lower()
     if suffix == ".graphml":
         return _read_graphml
     if suffix in CSV_SUFFIXES:
-        return _read_edge_list
+        return lambda file: _read_edge_list(file, ids)
     raise GraphError(
         f"cannot tell the format from the suffix {path.suffix!r}, "
         f"expected one of {', '.join((*CSV_SUFFIXES, '.graphml'))}"
@@ -316,7 +316,7 @@ def _read_edge_list(path: Path, sites: tuple[Hashable, ...] | None) -> _Listing:
     return named, ends, None if weights is None else weights[kept].tolist()
 
 
-def _read_graphml(path: Path, sites: tuple[Hashable, ...] | None) -> _Listing:
+def _read_graphml(path: Path) -> _Listing:
     networkx = _require_networkx("reading GraphML")
     if not path.is_file():
         raise GraphError("there is no file of this name: check the path")

@@ -380,7 +380,7 @@ def effective_size(draws: Array, variance: Array | None = None) -> Array:
     spectrum = np.fft.rfft(centred, 2 * n, axis=1)
     power = (spectrum.real**2 + spectrum.imag**2).mean(axis=0)
     covariance = np.fft.irfft(power, 2 * n, axis=0)[:n] / n
-    plus = covariance[0] + (chains.mean(axis=1).var(axis=0, ddof=1) if m > 1 else 0.0)
+    plus = covariance[0] + chains.mean(axis=1).var(axis=0, ddof=1)
     still = np.ptp(chains, axis=(0, 1)) <= 1e-12 * (1e-300 + np.abs(chains).max(axis=(0, 1)))
     correlation = 1.0 - (covariance[0] * n / (n - 1) - covariance) / np.where(still, 1.0, plus)
     correlation[0] = 1.0

@@ -110,15 +110,15 @@ class FullEffects:
             best, found, most = told.fun, float(told.x), float(told.x) + 0.1
         return float(np.exp(found))
 
-    def _partitions(self, chains: Chains, weight: float, most: int = 6) -> list[_Part]:
-        """Return the likeliest partitions of the chains; one that was drawn again counts once more."""
+    def _partitions(self, chains: Chains, weight: float) -> list[_Part]:
+        """Return the six likeliest partitions of the chains; one that was drawn again counts once more."""
         found: dict[bytes, float] = {}
         states = chains.states(DRAWS)
         for each, drawn in zip((1 - weight) * states.weight, states.z, strict=True):
             _, first, number = np.unique(drawn, return_index=True, return_inverse=True)
             z = np.argsort(np.argsort(first))[number].astype(np.int64)  # by first member
             found[z.tobytes()] = found.get(z.tobytes(), 0.0) + float(each)
-        likeliest = sorted(found.items(), key=lambda item: -item[1])[:most]
+        likeliest = sorted(found.items(), key=lambda item: -item[1])[:6]
         return [_Part(chance, np.frombuffer(z_bytes, np.int64)) for z_bytes, chance in likeliest]
 
     def _shares(self, parts: list[_Part]) -> Array:

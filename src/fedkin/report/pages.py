@@ -97,8 +97,13 @@ def render(template: str, **values: Any) -> str:
 
 @cache
 def _environment() -> Environment:
-    how: dict[str, Any] = {"undefined": StrictUndefined, "trim_blocks": True, "lstrip_blocks": True}
-    return Environment(loader=PackageLoader("fedkin.report"), autoescape=True, **how)
+    return Environment(
+        loader=PackageLoader("fedkin.report"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
 
 
 def demo_picture(errors: Mapping[str, float], strong: str, given: Graph, found: Graph, labels: Index) -> str:

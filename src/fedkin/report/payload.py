@@ -303,11 +303,11 @@ def pair_matrix(values: Array, order: Index) -> dict[str, Any]:
     return {"kind": "blocks", "starts": starts.tolist(), "values": base64_of(np.rint(255 * np.clip(means, 0, 1)), "u1")}
 
 
-def nearest_kin(values: Array, most: int = 12) -> dict[str, Any]:
-    """Return the sites with the largest share for each site, for pages without all pairs."""
+def nearest_kin(values: Array) -> dict[str, Any]:
+    """Return the dozen sites with the largest share for each site, for pages without all pairs."""
     own = values.copy()
     np.fill_diagonal(own, -1.0)
-    most = min(most, len(own) - 1)
+    most = min(12, len(own) - 1)
     chosen = np.argpartition(-own, most - 1, axis=1)[:, :most]
     shares = np.take_along_axis(own, chosen, axis=1)
     rank = np.argsort(-shares, axis=1, kind="stable")

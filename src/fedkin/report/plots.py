@@ -289,9 +289,9 @@ def _say_left_out(ax: Axes, drawn: int, of: int) -> None:
         ax.set_title(f"{drawn} of {of} sites shown", fontsize=9, loc="left")
 
 
-def _short(name: str, most: int = 24) -> str:
+def _short(name: str) -> str:
     """Cut a long name in its middle: names of sites often differ at their ends."""
-    return name if len(name) <= most else f"{name[: most // 2]}…{name[most // 2 + 1 - most :]}"
+    return name if len(name) <= 24 else f"{name[:12]}…{name[-11:]}"
 
 
 def _finish(ax: Axes, x_label: str) -> Axes:

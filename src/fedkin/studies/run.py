@@ -105,13 +105,11 @@ def processor() -> str:
 
 @dataclass(frozen=True)
 class StudyRun:
-    """Result of a run: its rows, and how many cells were computed or found finished."""
+    """Result of a run: its rows, and how they were made."""
 
     folder: Path
     rows: list[dict[str, Any]]
-    computed: int
-    cached: int
-    notes: str  # how the rows were made
+    notes: str  # how many cells were computed or found finished, and how long they took
 
 
 def run_study(
@@ -158,7 +156,7 @@ def run_study(
     done += [f"{len(cells) - len(missing)} cells found finished"] if len(missing) < len(cells) else []
     done += [f"all {len(cells)} took {duration(total)} in total"]
     notes = f"{', '.join(done)} (each in one process)."
-    return StudyRun(folder, rows, len(missing), len(cells) - len(missing), notes)
+    return StudyRun(folder, rows, notes)
 
 
 def run_cell(cell: Cell, file: Path) -> str:
