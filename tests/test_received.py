@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +16,9 @@ from hypothesis import strategies as st
 import heart
 from fedkin import summarise
 from fedkin.cli import main
-from fedkin.core import Summaries
+from fedkin.core import Query, Summaries
 from fedkin.data import Federation, Rows
-from fedkin.errors import FedkinError
+from fedkin.errors import DataError, FedkinError
 from fedkin.federate import Site, received, sharing
 from fedkin.federate.messages import seal
 from fedkin.federate.received import stand_alone
@@ -188,13 +189,53 @@ def test_no_lying_site_moves_others_by_more_than_is_stated(method: str, rows: in
         assert np.abs(after - before).max() < 3 / np.sqrt(40), (slope, sd)
 
 
-def test_second_derivatives_of_an_answer_are_bounded(tmp_path: Path) -> None:
-    made = heart.organiser(tmp_path, heart.LOGISTIC, names=("north", "south"))
-    done = heart.enrolled(made, "north", heart.write_deaths(tmp_path / "t.csv"), tmp_path / "north")
+def of_folds(**changed: Any) -> Callable[[dict[str, Any]], None]:
+    return lambda one: [part.update(changed) for part in one["folds"]]  # type: ignore[return-value]
+
+
+@pytest.fixture(scope="module")
+def deaths(tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, Path]:
+    """The same of a logistic loss, with one site."""
+    folder = tmp_path_factory.mktemp("deaths")
+    made = heart.organiser(folder, heart.LOGISTIC, names=("north", "south"))
+    done = heart.enrolled(made, "north", heart.write_deaths(folder / "t.csv"), folder / "north")
     sharing.share(done)
-    body = body_of(done)
-    receive(made, done, body)
-    for part in body["summary"]["folds"]:
-        part["hessian"] = times(part["hessian"], 3.0)
-    with pytest.raises(FedkinError, match=r"north\.summary.*larger than its columns allow"):
-        receive(made, done, body)
+    return made, done
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (lambda one: [part.update(hessian=times(part["hessian"], 3.0)) for part in one["folds"]], "derivatives are"),
+        (of_folds(gradient=[1e50] * 4), "its gradient is larger than its columns allow"),
+        (of_folds(gradient=[21.0, 0.0, 0.0, 0.0]), "its gradient is larger than its columns allow"),
+        (of_folds(value=-1e9), "no row has less than 0"),
+        (lambda one: one.update(at=[1e50] * 4), "outside the contract's ball"),
+        (lambda one: one["own"].update(ridge=[1e99] * 4), "the ridge of its estimate"),
+        (lambda one: one["own"].update(dispersion=1e-300), "its dispersion"),
+        (lambda one: one["own"].update(note="\x1b[2Jall is fine"), "its note is not one line"),
+        (lambda one: one["own"].update(note="fine\nand fine"), "its note is not one line"),
+        (lambda one: one["own"].update(note="x" * 900_000), "its note is not one line"),
+    ],
+)
+def test_derivatives_and_estimates_that_no_rows_have_are_refused(
+    deaths: tuple[Any, Path], change: Callable[[dict[str, Any]], Any], words: str
+) -> None:
+    made, north = deaths
+    body = body_of(north)
+    receive(made, north, body)
+    change(body["summary"])
+    with pytest.raises(FedkinError, match=rf"north\.summary.*{words}"):
+        receive(made, north, body)
+    receive(made, north, body_of(north))
+
+
+def test_queries_outside_the_ball_name_the_site_whose_numbers_led_there(deaths: tuple[Any, Path]) -> None:
+    made, north = deaths
+    receive(made, north, body_of(north))
+    found = received.read_summaries(made.directory / "summaries")
+    received.check_queries([Query("north", 2, np.zeros(4), np.zeros(4))], found)
+    one = found.summaries["north"]
+    led = replace(found, summaries={"north": one, "south": replace(one, gradient=one.gradient + 1.0)})
+    with pytest.raises(DataError, match="The summary of south pulls furthest"):
+        received.check_queries([Query("north", 2, np.full(4, 1e44), np.zeros(4))], led)

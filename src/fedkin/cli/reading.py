@@ -32,7 +32,7 @@ from fedkin.data import (
 )
 from fedkin.errors import DataError, ParameterError, SolverError, TableWarning
 from fedkin.federate import Contract, Organiser
-from fedkin.federate.received import read_summaries
+from fedkin.federate.received import check_queries, read_summaries
 from fedkin.fitting import Data, FitOptions, Queries
 from fedkin.fitting.options import AUTO
 from fedkin.fitting.preparation import with_fixed_curves
@@ -195,6 +195,7 @@ def open_summaries(folder: Path, options: Mapping[str, Any], federation: Path | 
                 f"the contract allows {count(contract.messages, 'message')} per site, after which the relative gap is "
                 f"{queries.gap:.1e}: accept it with a larger {flag('tol')}, or agree on a contract with more messages"
             )
+        check_queries(queries.questions, collected)
         return organiser.write_queries(queries.questions, queries.to_plain())
 
     facts = {"contract": f"{contract.name}, {count(collected.round, 'message')} from every site"}

@@ -6,15 +6,15 @@ the products, and products of columns and target are positive semi-definite. Noi
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
 
 import numpy as np
 
-from fedkin._base import TINY, Array, in_file, listed
-from fedkin.core import Summary, least_eigenvalue
+from fedkin._base import TINY, Array, hidden_text, in_file, listed
+from fedkin.core import Query, Summary, least_eigenvalue
 from fedkin.data import Column
 from fedkin.errors import DataError, ParameterError
 from fedkin.federate import messages
@@ -29,6 +29,9 @@ _ROUNDING = 1e-9
 _FAR_NOISE, _MOST_NOISE = 10.0, 4.0
 #: One site may change the pooled noise variance by at most this factor.
 _MOST_INFLUENCE = 5.0
+_LONGEST_NOTE, _FAR_OFF = 400, 1e3  # characters; how much larger derivatives of a short message may be
+_LARGEST = 1e30
+_LARGEST_RIDGE = 1e9  # in units of the largest mean square of a column, and of the target for dispersions
 _FEWEST_SITES = 3  # with fewer, no site can be judged by the others
 
 
@@ -182,12 +185,57 @@ def impossible(summary: Summary, contract: Contract) -> str | None:
         return f"the constant column adds up to {sums[0]:.6g} and {squares[0]:.6g} for {n:.0f} rows"
     if loss.quadratic:
         return _impossible_products(summary, contract)
-    rowwise = loss.rowwise
-    bound = np.inf if rowwise is None else rowwise.curvature_bound
-    diagonal = np.einsum("kpp->p", summary.hessian).reshape(-1, len(names))
-    if (diagonal > bound * squares * (1 + 1e-6) + _ROUNDING).any():
+    return _impossible_derivatives(summary, contract)
+
+
+def _impossible_derivatives(summary: Summary, contract: Contract) -> str | None:
+    """Return why no rows can have these derivatives of a loss that is not quadratic, and this estimate."""
+    rowwise, survival, n = summary.loss.rowwise, summary.loss.target == "survival", float(summary.n_samples)
+    if not np.linalg.norm(summary.at) <= contract.radius * (1 + _ROUNDING):
+        return f"it is expanded around a point outside the contract's ball of radius {contract.radius:.3g}"
+    squares = summary.column_squares
+    # of survival, each event has the difference of a row and a mean
+    slope = 2 * np.sqrt(n) if survival else np.inf if rowwise is None else rowwise.slope_bound
+    bend = n if survival else np.inf if rowwise is None else rowwise.curvature_bound
+    short = summary.curvature is not None and not summary.curvature.exact  # with derivatives of a quadratic nearby
+    slope, least = (_FAR_OFF * slope, -_FAR_OFF * n) if short else (slope, -_ROUNDING * n)
+    if np.isfinite(slope) and (summary.value < least).any():
+        return f"its loss is {summary.value.min():.6g}, but no row has less than 0"
+    gradient = np.abs(summary.gradient.sum(axis=0)).reshape(-1, squares.size)
+    if (gradient > slope * np.sqrt(n * squares) * (1 + 1e-6) + _ROUNDING).any():
+        return "its gradient is larger than its columns allow"
+    diagonal = np.einsum("kpp->p", summary.hessian).reshape(-1, squares.size)
+    if (diagonal > bend * squares * (1 + 1e-6) + _ROUNDING).any():
         return "its second derivatives are larger than its columns allow"
+    if (own := summary.own) is None:
+        return None
+    most, target = _LARGEST_RIDGE * max(float(squares.max()) / n, 1.0), contract.schema.target
+    if (own.ridge > most).any():
+        return f"the ridge of its estimate is {own.ridge.max():.3g}, and at most {most:.3g}"
+    ends = () if target is None or target.low is None or target.high is None else (target.low, target.high)
+    if not 1 / _LARGEST <= own.dispersion <= (_LARGEST_RIDGE * max(1.0, *map(abs, ends)) ** 2 if ends else _LARGEST):
+        return f"its dispersion is {own.dispersion:.3g}"
+    if len(own.note) > _LONGEST_NOTE or hidden_text(own.note) is not None:
+        return f"its note is not one line of at most {_LONGEST_NOTE} printable characters"
     return None
+
+
+def check_queries(queries: Iterable[Query], collected: Collected) -> None:
+    """Refuse queries outside the contract's ball, which a site's numbers must have led out; name that site."""
+    radius = collected.contract.radius
+    if all(np.linalg.norm(one.theta) <= radius for one in queries):
+        return
+
+    def pull(summary: Summary) -> float:
+        gradient, hessian = summary.gradient.sum(axis=0), summary.hessian.sum(axis=0)
+        step = np.linalg.lstsq(hessian, gradient, rcond=1e-12)[0]
+        return float(np.linalg.norm(summary.at - step)) + float(np.linalg.norm(gradient)) / summary.n_samples
+
+    site = max(collected.summaries, key=lambda site: pull(collected.summaries[site]))
+    raise DataError(
+        f"the next queries would lie outside the contract's ball of radius {radius:.3g}, and every site would refuse "
+        f"them. The summary of {site} pulls furthest: ask {site} about its rows, or remove its files"
+    )
 
 
 def stand_alone(summaries: Mapping[str, Summary]) -> dict[str, str]:

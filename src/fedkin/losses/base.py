@@ -209,6 +209,7 @@ class RowLoss(Loss):
     n_outputs: int = 1
     strictly_convex: bool = False  # every curvature is positive definite: a gradient is in the range of its Hessian
     curvature_bound: float = float("inf")  # at least as large as any curvature
+    slope_bound: float = float("inf")  # at least as large as any slope; where finite, no loss is negative
     minimiser: Literal["always", "separable", "unknown"] = "unknown"  # for full rank: always, or if not separable
 
     # --- pointwise functions ---

@@ -30,6 +30,10 @@ class HuberLoss(ScalarLoss):
     minimiser = "always"
     estimates_scale = True
 
+    @property
+    def slope_bound(self) -> float:  # type: ignore[override]
+        return self.delta
+
     def __post_init__(self) -> None:
         check_positive("delta of the huber loss", self.delta)
 

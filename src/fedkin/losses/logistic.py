@@ -27,6 +27,7 @@ class LogisticLoss(ClassLoss, ScalarLoss):
     link = "logit"
     boosting = "binary"
     curvature_bound = 0.25
+    slope_bound = 1.0
     wanted = "targets 0 and 1"
 
     @classmethod

@@ -30,6 +30,7 @@ class MultinomialLoss(ClassLoss):
     name = "multinomial"
     link = "softmax"
     curvature_bound = 0.5
+    slope_bound = 1.0
 
     def __post_init__(self) -> None:
         check_whole("n_classes", self.n_classes, least=2)
