@@ -291,3 +291,15 @@ def test_custom_losses_are_compared_by_their_own_value():
     assert found.metric == "loss"
     assert list(found.errors) == ["Local", "Global", "Fedkin"]
     assert found.errors["Fedkin"] == pytest.approx(known.errors["Fedkin"], rel=1e-3)
+
+
+def test_sentences_give_the_differences_of_the_table_where_they_agree_in_sign():
+    error = {"Local": 1.0}
+    assert "error 9.1% lower than the next best" in decide(100, {"Local": 5.0}, error, plain={"Local": 10.0}).text
+    assert "error 4.8% lower than the next best" in decide(100, {"Local": 5.0}, error, plain={"Local": -10.0}).text
+
+
+def test_a_model_is_not_recommended_where_a_simpler_one_has_the_lower_error():
+    apart, error = {"Site intercepts": 0.9, "Local": 1.0}, {"Site intercepts": 0.4, "Local": 1.5}
+    assert decide(100, apart, error).use == "Fedkin"
+    assert decide(100, {**apart, "Site intercepts": 1.1}, error).use == "Local"

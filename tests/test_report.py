@@ -255,3 +255,15 @@ def test_sites_in_districts_are_not_said_to_have_no_groups() -> None:
     unlike = payload["coefficients"]["unlike"]
     assert min(unlike) == 0 and max(unlike) == 1 and len(unlike) == 9
     assert payload["headline"] == "9 sites in 3 districts share information; groups were not sought."
+
+
+def test_the_report_of_a_table_with_filled_gaps(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Standard deviations of columns were those of the rows before gaps were filled, and no page was written."""
+    table = tmp_path / "rows.csv"
+    rng = np.random.default_rng(0)
+    lines = [f"{'abcd'[k % 4]},{'' if k == 5 else rng.normal()},{rng.normal()}" for k in range(80)]
+    table.write_text("site,x,y\n" + "\n".join(lines) + "\n")
+    page = tmp_path / "page.html"
+    words = ["--site", "site", "--target", "y", "--missing", "mean", "--test-size", "0", "--report", str(page)]
+    assert main(["fit", str(table), *words, "--out", str(tmp_path / "model")]) == 0
+    assert "x" in page.read_text() and "error" not in capsys.readouterr().err

@@ -130,6 +130,8 @@ class _PlainTable(Table):
                 else:
                     words = [word for cell in column.cells for word in str(cell).split()]
                     column.min_width = min(max(map(cell_len, words), default=0), _LONGEST_WORD)
+            needed = sum((column.width or column.min_width or 0) + 1 for column in self.columns)
+            options = options.update(width=max(needed, options.max_width))
         yield from super().__rich_console__(console, options)
 
 
@@ -151,7 +153,7 @@ def print_rows(
         add_row(table, *cells, style=style)
     if title:
         output().print(f"\n{title}", style="bold")
-    output().print(table)
+    output().print(table, crop=False)
 
 
 def print_schema(schema: Schema, title: str = "") -> None:

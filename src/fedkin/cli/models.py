@@ -25,7 +25,7 @@ from fedkin.cli.console import (
 from fedkin.cli.reading import check_new_file
 from fedkin.errors import ParameterError
 from fedkin.fitting import FittedModel, load
-from fedkin.kin import Kin, population_sd, population_tests
+from fedkin.kin import Kin, population_sd, population_tests, variance_facts
 from fedkin.report import model_card, read_coordinates, report_page
 from fedkin.report.text import (
     comparison_table,
@@ -200,7 +200,9 @@ def print_groups(model: FittedModel) -> None:
 
 def print_population(kin: Kin) -> None:
     """Print the population effects with intervals and tests, and standard deviations between sites."""
-    heads, rows = ("parameter", "mean", "std err", "95% interval", "df", "p", "sd"), []
+    outer, rows = population_sd(kin, "districts"), []
+    sds = ("sd",) if outer is None else ("sd of sites", "sd of districts")
+    heads = ("parameter", "mean", "std err", "95% interval", "df", "p", *sds)
     error, between = np.sqrt(np.diag(kin.mean_covariance)), population_sd(kin)
     ends, (_, tails) = kin.population(0.95), population_tests(kin)
     for j, name in enumerate(kin.names[:_MOST_EFFECTS]):
@@ -208,10 +210,13 @@ def print_population(kin: Kin) -> None:
         mean, low, high, se, sd = (fixed(float(one), decimals) for one in (*ends[j], error[j], between[j]))
         df = ">1000" if kin.degrees[j] > 1000 else fixed(float(kin.degrees[j]), int(kin.degrees[j] < 100))
         tail = "<0.001" if tails[j] < 0.001 else fixed(float(tails[j]), 3)
-        rows.append([name, mean, se, f"{low} to {high}", df, tail, sd])
+        more = [] if outer is None else [fixed(float(outer[j]), decimals)]
+        rows.append([name, mean, se, f"{low} to {high}", df, tail, sd, *more])
     if len(kin.names) > _MOST_EFFECTS:
         rows.append([f"and {len(kin.names) - _MOST_EFFECTS} more, with --json", *[""] * (len(heads) - 1)])
     print_rows(heads, rows, "Population effects: mean over sites, and standard deviation between sites")
+    for name, value, remark in variance_facts(kin):
+        output().print(f" {name:<15}{value}{', ' * bool(remark)}{remark}", soft_wrap=True)
     if kin.loss.ratio is None:
         return
     ratios = []
@@ -312,7 +317,9 @@ def _kin_document(kin: Kin, covariates: Any) -> dict[str, Any]:
     inside = kin.cohesion()[0].tolist() if kin.resolved else []
     errors, tails = np.sqrt(np.diag(kin.mean_covariance)), population_tests(kin)[1]
     numbers = np.column_stack([kin.mean, errors, *kin.population(0.95).T[1:], kin.degrees, tails, population_sd(kin)])
-    heads = ("name", "mean", "standard_error", "low", "high", "df", "p", "sd")
+    heads: tuple[str, ...] = ("name", "mean", "standard_error", "low", "high", "df", "p", "sd")
+    if (outer := population_sd(kin, "districts")) is not None:
+        numbers, heads = np.column_stack([numbers, outer]), (*heads, "sd_districts")
     names = {"chains": "starts", "sweeps": "draws", "rhat": "rhat", "effective_size": "size"}
     return {
         "resolved": kin.resolved,

@@ -198,7 +198,8 @@ class Comparison:
         exact = [name for name, share in self.more.get("explained variance", {}).items() if share > 1 - NOTHING]
         if FEDKIN in exact:
             apart, error = ({name: 0.0 if name in exact else one[name] for name in one} for one in (apart, error))
-        return decide(self.mean(FEDKIN), apart, error, self.metric, self._gains_over)
+        plain = {name: self.mean(name) - self.mean(FEDKIN) for name in apart}
+        return decide(self.mean(FEDKIN), apart, error, self.metric, self._gains_over, plain)
 
     @property
     def verdict(self) -> str:

@@ -43,37 +43,45 @@ def decide(
     error: Mapping[str, float],
     metric: str = "error",
     gains: Callable[[str, int], str] = lambda name, sign: "",
+    plain: Mapping[str, float] | None = None,
 ) -> Decision:
     """Return the recommended model.
 
     ``scale`` is Fedkin's error, ``apart`` are the differences of the other models' errors from it, and ``error`` the
     standard errors of these differences. Differences that round to 0.0% count as zero. ``gains`` counts the sites that
-    gain from Fedkin (sign 1) or from another model (-1).
+    gain from Fedkin (sign 1) or from another model (-1). Sentences give the ``plain`` differences, which are those of a
+    table of errors, where they have the same sign.
     """
+    told = {name: (plain or apart).get(name, one) for name, one in apart.items()}
+    told = {name: one if one * apart[name] > 0 else apart[name] for name, one in told.items()}
     level = SHOWN * abs(scale)
     better = [name for name in apart if apart[name] < -max(CLEAR * error[name], level)]
     if better:
         best = min(better, key=lambda name: apart[name])
-        much = percent(-apart[best] / abs(scale or 1.0), 1)
+        much = percent(-told[best] / abs(scale or 1.0), 1)
         return Decision(f"Use {NAMES[best]}: {metric} {much} lower than Fedkin's{gains(best, -1)}.", best, best)
     best = min(apart, key=lambda name: apart[name])
     unclear = [name for name in NAMES if name in apart and not apart[name] > max(CLEAR * error[name], level)]
     if not unclear:
-        much, others = percent(apart[best] / abs(scale + apart[best] or 1.0), 1), f"the next best ({NAMES[best]})"
+        much, others = percent(told[best] / abs(scale + told[best] or 1.0), 1), f"the next best ({NAMES[best]})"
         return Decision(f"Use Fedkin: {metric} {much} lower than {others}{gains(best, 1)}.", FEDKIN, best)
     near = [name for name in unclear if apart[name] <= max(error[name], level)]
     ties = [name for name in near if apart[name] + CLEAR * error[name] <= RELEVANT * abs(scale)]
+    # a model is not recommended where a simpler one has the lower error
+    order = [name for name in NAMES if name in apart]
+    ties = [name for name in ties if apart[name] <= min(apart[one] for one in order[: order.index(name) + 1])]
     if not ties:
         best = min(unclear, key=lambda name: apart[name])
         names = " or ".join(NAMES[name] for name in unclear)
-        told = _interval(scale, apart[best], error[best], metric if len(unclear) == 1 else f"{metric} of {NAMES[best]}")
-        return Decision(f"Use Fedkin; these rows cannot tell it from {names} ({told}).", FEDKIN, best)
+        what = metric if len(unclear) == 1 else f"{metric} of {NAMES[best]}"
+        ends = _interval(scale, apart[best], error[best], what)
+        return Decision(f"Use Fedkin; these rows cannot tell it from {names} ({ends}).", FEDKIN, best)
     # the simplest one, unless another has a clearly smaller error
     name, best = ties[0], min(ties, key=lambda one: apart[one])
     if apart[name] - apart[best] > float(np.hypot(error[name], error[best])):
         name = best
-    share = abs(apart[name]) / abs(scale or 1.0)
-    much = "equal to" if share < SHOWN else f"{percent(share, 1)} {'higher' if apart[name] > 0 else 'lower'} than"
+    share = abs(told[name]) / abs(scale or 1.0)
+    much = "equal to" if share < SHOWN else f"{percent(share, 1)} {'higher' if told[name] > 0 else 'lower'} than"
     text = f"Use {NAMES[name]}, or Fedkin: {metric} {much} Fedkin's, no clear difference; the former is simpler."
     if apart[name] - CLEAR * error[name] < -RELEVANT * abs(scale):
         text = f"Use {NAMES[name]}: simpler than Fedkin, and as good or better ({metric} {much} Fedkin's)."

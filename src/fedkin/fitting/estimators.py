@@ -12,7 +12,7 @@ or name a column of X that holds it with ``site_column``, for scikit-learn tools
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -70,11 +70,10 @@ class _Kin(PerSite):
             rows, site, offset, unseen=unseen or self.unseen, level=level, interval=interval
         )
 
-    def summary(self, level: float = 0.95) -> str:
-        """Return population effects, variances between sites and groups as text; see `Kin.summary`."""
+    def summary(self, level: float = 0.95, *, site: Hashable | None = None, group: int | None = None) -> str:
+        """Return population effects, variances between sites and groups as text, or one site; see `Kin.summary`."""
         check_is_fitted(self)
-        assert self.kin_ is not None
-        return self.kin_.summary(level)
+        return self.model_.summary(level, site=site, group=group)
 
 
 class KinRegressor(_Kin, SiteRegressor):

@@ -366,7 +366,7 @@ def with_history(
     """
     history = dict(model.history or {})
     if data.in_memory and data.n_features == model.n_features:
-        history["deviations"] = data.X.std(axis=0).tolist()
+        history["deviations"] = np.nanstd(data.X, axis=0).tolist()  # gaps may be filled within the fit
     if model.fused is None:
         return replace(model, history=history)
     if model.fused.selection is not None:

@@ -19,7 +19,16 @@ from fedkin.kin.covariates import (
 )
 from fedkin.kin.evidence import Priors
 from fedkin.kin.find import find_kin
-from fedkin.kin.inference import Contrast, Kind, Predicted, Sites, population_sd, population_tests, predicted
+from fedkin.kin.inference import (
+    Contrast,
+    Kind,
+    Predicted,
+    Sites,
+    population_sd,
+    population_tests,
+    predicted,
+    variance_facts,
+)
 from fedkin.kin.learned import Joined, Learned
 from fedkin.kin.likelihoods import QuadraticLikelihoods, Units, common_units
 from fedkin.kin.mixed import Nested, Population, fit_mixed
@@ -32,5 +41,5 @@ __all__ = [
     "Nested", "Pairs", "Population", "Predicted", "Priors", "QuadraticLikelihoods", "Sites", "States", "Units",
     "by_size", "common_units", "covariate_graph", "covariate_names", "covariate_remarks", "display_groups",
     "effective_size", "find_kin", "fit_mixed", "hint_of", "memory_of", "population_sd", "population_tests", "predicted",
-    "read_covariates", "split_rhat",
+    "read_covariates", "split_rhat", "variance_facts",
 ]  # fmt: skip

@@ -12,6 +12,7 @@ from scipy.special import chdtrc, ndtr, ndtri, stdtr
 from fedkin._base import TINY, Array, Index, check_choice, check_level, count, probability, some_of
 from fedkin.data import INTERCEPT
 from fedkin.errors import ParameterError
+from fedkin.losses import describe_loss
 
 if TYPE_CHECKING:
     from fedkin.kin.result import Kin
@@ -283,15 +284,22 @@ def _population(kin: Kin, level: float) -> list[str]:
     for j, name in enumerate(kin.names):
         if name not in kin.fixed:
             lines.append(f"{name[:18]:<19}{each[j]:>11.4g}" + ("" if outer is None else f" {outer[j]:>19.4g}"))
+    return [*lines, *(f"{name:<19}{value:>11}  {more}".rstrip() for name, value, more in variance_facts(kin))]
+
+
+def variance_facts(kin: Kin) -> list[tuple[str, str, str]]:
+    """Return names, values and remarks: residual sd, parameters of the loss, ICC, R2 and log-likelihood, if known."""
+    told = describe_loss(kin.loss).items()
+    found = [(name, f"{value:.4g}", "of the loss") for name, value in told if isinstance(value, float)]
     if kin.loss.quadratic:
-        lines.append(f"{'Residual':<19}{np.sqrt(residual_variance(kin)):>11.4g}")
+        found.append(("Residual", f"{np.sqrt(residual_variance(kin)):.4g}", ""))
     if (share := intraclass_correlation(kin)) is not None:
-        lines.append(f"{'ICC':<19}{share:>11.4g}  of the intercepts, at the means of the columns")
+        found.append(("ICC", f"{share:.4g}", "of the intercepts, at the means of the columns"))
     if (explained := r_squared(kin)) is not None:
-        lines.append(f"{'R2':<19}{explained[0]:>11.4g}  marginal, {explained[1]:.4g} conditional on the site")
+        found.append(("R2", f"{explained[0]:.4g}", f"marginal, {explained[1]:.4g} conditional on the site"))
     if (likelihood := restricted_log_likelihood(kin)) is not None:
-        lines.append(f"{'Log-likelihood':<19}{likelihood:>11.6g}  restricted, without groups")
-    return lines
+        found.append(("Log-likelihood", f"{likelihood:.6g}", "restricted, without groups"))
+    return found
 
 
 def population_tests(kin: Kin) -> tuple[Array, Array]:
