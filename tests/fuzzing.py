@@ -248,7 +248,7 @@ def _federation_readers(folder: Path, contract: str, seed: int) -> dict[str, Rea
 
     def organisers(path: Path) -> object:
         read, certificate = made.charter.read(path, messages.SummaryFile)
-        made.check_signer(path, read.site, certificate, made.out())
+        made.keys().check_signer(path, read.site, certificate, made.out())
         return received._summary_in(path, read, made.contract)
 
     def answered(path: Path) -> object:

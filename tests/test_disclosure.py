@@ -173,7 +173,23 @@ def test_sums_of_folds_and_many_answers_count_in_what_was_sent_before() -> None:
     assert found.code == "query_difference"
     known = [own, *(own + 0.3 * rng.normal(size=Q) for _ in range(30))]
     (found,) = check_query(contract, rows, own + 0.1, known)
-    assert found.code == "query_many" and "rows have only 400" in str(found)
+    assert found.code == "query_many" and "rows have only 320" in str(found)
+
+
+def test_no_more_numbers_leave_than_the_features_have_values() -> None:
+    """Of the constant column nothing is unknown: 150 numbers determined all 120 values of 40 rows."""
+    text = 'name = "h"\nloss = "logistic"\n[features]\n' + "".join(f"x{j} = {{low = -3, high = 3}}\n" for j in range(3))
+    contract = Contract.from_toml(text + TARGETS["logistic"])
+    rng = np.random.default_rng(0)
+    X = np.column_stack([np.ones(40), rng.uniform(-1, 1, (40, 3))])
+    rows = Rows(X, (rng.random(40) < 0.5).astype(float))
+    own, folds = estimate(contract, rows), np.arange(40) % 4
+    known = [own, *(own + rng.normal(size=4) for _ in range(5))]
+    codes = [
+        [one.code for one in check_query(contract, rows, own + rng.normal(size=4), known[:k], fold_of=folds)]
+        for k in (2, 6)
+    ]
+    assert codes == [[], ["query_many"]]
 
 
 def test_differences_of_huber_answers_over_few_rows_are_refused() -> None:

@@ -239,3 +239,29 @@ def test_queries_outside_the_ball_name_the_site_whose_numbers_led_there(deaths: 
     led = replace(found, summaries={"north": one, "south": replace(one, gradient=one.gradient + 1.0)})
     with pytest.raises(DataError, match="The summary of south pulls furthest"):
         received.check_queries([Query("north", 2, np.full(4, 1e44), np.zeros(4))], led)
+
+
+@pytest.mark.parametrize("how", ["lost", "expelled"])
+def test_whoever_fits_elsewhere_needs_the_list_of_keys_and_refuses_who_is_not_on_it(tmp_path: Path, how: str) -> None:
+    made = heart.organiser(tmp_path)
+    north = heart.admitted(made, "north", n=60)
+    folder, only = tmp_path / "arrived", tmp_path / "only"
+    folder.mkdir()
+    only.mkdir()
+    (folder / "north.summary").write_bytes(sharing.share(north).path.read_bytes())
+    (only / "federation.json").write_bytes((made.directory / "federation.json").read_bytes())
+    with pytest.raises(DataError, match=r"has no keys\.json"):
+        received.read_summaries(folder, only)
+    (only / "keys.json").write_bytes((made.directory / "keys.json").read_bytes())
+    assert list(received.read_summaries(folder, only).summaries) == ["north"]
+    if how == "lost":
+        made.admit(heart.joined(made, "north", tmp_path / "new", n=60).request, again=True)
+    else:
+        made.expel("north")
+        (made.directory / "notices" / "north.notice").unlink()
+    (only / "keys.json").write_bytes((made.directory / "keys.json").read_bytes())
+    words = "has since lost" if how == "lost" else r"a key that is not in keys\.json"
+    with pytest.raises(FedkinError, match=words):
+        received.read_summaries(folder, only)
+    with pytest.raises(FedkinError, match="has since lost" if how == "lost" else "has left or was expelled"):
+        received.read_summaries(folder, made.directory)

@@ -94,13 +94,17 @@ class Release:
         for k in range(folds):
             yield Release(self.contract, self.rows.take(fold_of == k), self.own, self, folds)
 
+    @property
+    def held(self) -> int:
+        """Values that the rows have: one of each feature, whatever its levels or knots, and one of several classes."""
+        return self.rows.n_samples * (len(self.contract.schema.features) + self.loss.n_params(1) - 1)
+
     @cached_property
     def cells(self) -> list[Cell]:
         """Values that sums count, by as many messages as leave at most as many numbers as the rows have."""
         most = COUNTED
         if self.whole is None and not self.loss.quadratic and self.loss.target != "survival":
-            held = self.rows.n_samples * len(self.contract.column_names)
-            most = max(most, min(self.contract.messages, held // numbers_at(self.contract.n_params)))
+            most = max(most, min(self.contract.messages, self.held // numbers_at(self.contract.n_params)))
         return list(_cells(self.contract, self.rows, most))
 
     @cached_property

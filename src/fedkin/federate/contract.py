@@ -137,7 +137,7 @@ class Contract(
     within: str = ""
     folds: Annotated[int, Meta(ge=2, le=60)] = 5
     seed: Whole = 0
-    messages: Count = 12
+    messages: Annotated[int, Meta(ge=1, le=100)] = 12
     thresholds: Thresholds = Thresholds()
     rounds: Rounds = Rounds()
 

@@ -346,7 +346,7 @@ def query_many(release: Release) -> Refusals:
     """Refuse an answer after which more numbers would have left than the rows have: these could be solved for."""
     # points that are nearly the same tell the same
     told = basis(release.weights[0], _SAME_WEIGHTS)[0].shape[1] * numbers_at(release.theta.size)
-    held = release.rows.n_samples * len(release.contract.column_names)
+    held = release.held
     if told > held:
         words = f"with the answer {told} numbers would have left, but the rows have only {held}"
         yield "", f"{words}: with so many, rows could be solved for"

@@ -23,6 +23,7 @@ import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
 from fedkin._base import hidden_text, in_file, replacing_directory, write_file
+from fedkin.errors import DataError
 from fedkin.federate import trust
 from fedkin.federate.contract import Contract, Count, Nonnegative, Positive, Whole
 from fedkin.federate.settings import LINE, District
@@ -210,7 +211,7 @@ class _Invitation(Message, frozen=True):
     federation: str
     contract: dict[str, Any]
     authority: str
-    n_sites: Count
+    n_sites: Annotated[int, Meta(ge=1, le=1_000_000)]
 
     @cached_property
     def terms(self) -> Contract:
@@ -410,6 +411,21 @@ class KeyList(Message, frozen=True):
     def has_lost(self, certificate: bytes | None) -> bool:
         """Return whether a certificate belongs to a lost key; False if the organiser signed the file."""
         return certificate is not None and trust.fingerprint(certificate) in self.lost
+
+    def check_signer(self, path: Path, name: str, certificate: bytes | None, out: frozenset[str] | None) -> None:
+        """Raise an error if the site that signed a file is ``out`` or has lost the key that signed it.
+
+        None where the names of those who are out are not known: the key must be on the list, which has none of theirs.
+        """
+        if self.has_lost(certificate):
+            raise SecurityError(f"{path} was signed with a key that {name} has since lost; let it send the file again")
+        if out is not None and name in out:
+            raise DataError(f"{path}: {name} has left or was expelled, so the file is not valid; remove it")
+        if out is None and certificate is not None and trust.fingerprint(certificate) not in self.keys:
+            raise SecurityError(
+                f"{path} was signed with a key that is not in {KEYS}: {name} is out, or has a newer key. Get the "
+                "newest list, or let the organiser fit"
+            )
 
 
 class Order(Message, frozen=True):

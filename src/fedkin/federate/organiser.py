@@ -163,8 +163,9 @@ class Organiser:
         return self._by_name[name]
 
     def out(self) -> frozenset[str]:
-        """Return the names of sites that have left or were expelled, from the valid notices in the directory."""
-        return self.charter.departures(self.directory)
+        """Return the names of sites that have left or were expelled, from the list of keys and the valid notices."""
+        listed = {member.name for member in self.members if member.number in self.keys().out}
+        return self.charter.departures(self.directory) | listed
 
     def signing(self) -> Pair:
         """Return the authority's certificate with its key."""
@@ -431,15 +432,8 @@ class Organiser:
     def read_published(self, path: Path) -> ModelFile:
         """Read a published model, signed by its site with a key that is still valid, under this contract."""
         body, certificate = self.charter.read(path, ModelFile, by="site")
-        self.check_signer(path, body.site, certificate, self.out())
+        self.keys().check_signer(path, body.site, certificate, self.out())
         return body
-
-    def check_signer(self, path: Path, name: str, certificate: bytes | None, out: frozenset[str]) -> None:
-        """Raise an error if the site that signed a file is ``out`` or has lost the key that signed it."""
-        if self.keys().has_lost(certificate):
-            raise SecurityError(f"{path} was signed with a key that {name} has since lost; let it send the file again")
-        if name in out:
-            raise DataError(f"{path}: {name} has left or was expelled, so the file is not valid; remove it")
 
     def _check_request(self, request: Request) -> None:
         name, path = request.site, self._file(request.site, "invite")
@@ -457,7 +451,7 @@ class Organiser:
         notice, certificate = self.charter.read(path, Notice)
         with in_file(path, SecurityError):
             self._check_member(notice.site)
-        self.check_signer(path, notice.site, certificate, frozenset())
+        self.keys().check_signer(path, notice.site, certificate, frozenset())
         write_file(place := self._file(notice.site, "notice"), text, private=True)
         self._list_keys(notice.site, "", self.signing())
         return Admission(notice.site, place)

@@ -56,28 +56,28 @@ class Collected:
 def read_summaries(directory: Path, federation: Path | None = None, *, now: datetime | None = None) -> Collected:
     """Read the newest summaries of admitted sites in a folder, all under one contract.
 
-    All trust comes from the organiser's ``federation.json`` (the file or its directory); by default it is searched for
-    in the folder and the one above. Certificates must be valid ``now``: to fit old files, state when they arrived.
-    Errors name the file: not signed by a site of the federation, changed, of another contract, of a site that is out or
-    has lost its key, a duplicate of the same site, or of a round that not all sites have answered.
+    All trust comes from the organiser's ``federation.json`` (the file or its directory) with ``keys.json`` next to it;
+    by default it is searched for in the folder and the one above. Certificates must be valid ``now``: to fit old files,
+    state when they arrived. Errors name the file: not signed by a site of the federation, changed, of another contract,
+    of a site that is out or has lost its key, a duplicate of the same site, or of a round that not all sites have
+    answered.
     """
     charter_file = _find_charter(directory, federation)
     place, charter = charter_file.parent, messages.read_charter(charter_file)
     organiser = Organiser.read(place) if (place / messages.SITES).exists() else None  # None if only the charter is here
-    out = charter.departures(place)
+    out, keys = None if organiser is None else organiser.out(), charter.keys(place)
     rounds: dict[int, dict[str, tuple[Path, SummaryFile]]] = {}
     for path in sorted(directory.glob(f"*{messages.SUMMARY}")):
         found, certificate = charter.read(path, SummaryFile, now=now, most_bytes=_most_bytes(charter.terms))
-        if organiser is not None:
-            organiser.check_signer(path, found.site, certificate, out)
-        elif found.site in out:
-            raise DataError(f"{path}: {found.site} has left or was expelled, so the file is not valid; remove it")
+        if not keys.revision:
+            raise DataError(f"{place} has no {messages.KEYS}, which is needed to check who may sign: get it, too")
+        keys.check_signer(path, found.site, certificate, out)
         same = rounds.setdefault(found.round, {})
         if found.site in same:
             both = f"{path} and {same[found.site][0]}"
             raise DataError(f"{both} are both from {found.site}, round {found.round}: keep one")
         same[found.site] = (path, found)
-    known = [] if organiser is None else [member.name for member in organiser.members if member.name not in out]
+    known = [] if organiser is None else [member.name for member in organiser.members if member.name not in (out or ())]
     if not rounds:
         whose = f"; those of {listed(known, 8)} are missing" if known else ""
         raise DataError(
