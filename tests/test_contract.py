@@ -20,6 +20,7 @@ import fedkin
 from fedkin.cli import main
 from fedkin.data import Column, columns_of, read_columns
 from fedkin.federate import Contract, ContractError, EdgeTests, Rounds, Thresholds, draft_contract
+from fedkin.federate.draft import roughly
 from fedkin.fitting import FitOptions
 
 HEART = """
@@ -277,6 +278,11 @@ def test_the_example_fits_its_own_draft(values, seed):
     table = columns_of({"x": values, "group": ["a", "b", "c"] * 4 + ["a"] * (n - 12), "y": rng.normal(size=n)})
     contract = Contract.from_toml(draft_contract(table, "trial", "y").text)
     assert [one for one in contract.schema.check(table) if one.refuses] == []
+
+
+@pytest.mark.parametrize(("sd", "scale"), [(21.7, 20.0), (0.0149, 0.01), (9.7, 10.0)])
+def test_a_drafted_scale_is_the_standard_deviation_with_one_digit(sd, scale):
+    assert roughly(np.array([-sd, sd]))[1] == scale
 
 
 def test_names_that_toml_must_quote():

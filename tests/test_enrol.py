@@ -375,7 +375,7 @@ class Terminal(io.StringIO):
         return True
 
 
-def test_at_a_terminal_join_and_admit_ask_for_the_fingerprint(tmp_path, monkeypatch):
+def test_at_a_terminal_join_and_admit_ask_for_the_fingerprint(tmp_path, monkeypatch, capsys):
     """Somebody who intercepted an invite was admitted unless the organiser thought of ``--fingerprint``."""
     made = heart.organiser(tmp_path)
     place, invite = tmp_path / "new" / "north", made.directory / "invites" / "north.invite"
@@ -388,6 +388,8 @@ def test_at_a_terminal_join_and_admit_ask_for_the_fingerprint(tmp_path, monkeypa
 
     wrong, right = "-".join(["1234"] * 8), fingerprint(made.authority)
     assert run(join, wrong) == 2 and not place.exists()
+    assert run(join, f"\n{wrong}") == 2
+    assert "type it, or press Ctrl-C: nothing has been created" in " ".join(capsys.readouterr().err.split())
     assert run(join, right.replace("-", " ").upper()) == 0
     assert run(admit, wrong) == 2 and not (made.directory / "admitted" / "north.admit").exists()
     assert run(admit, Site.read(place).key_fingerprint) == 0
@@ -397,6 +399,8 @@ def test_at_a_terminal_join_and_admit_ask_for_the_fingerprint(tmp_path, monkeypa
     assert run(admit, wrong) == 2  # a thief with a copy of the old key can sign this, too
     assert run(admit, following) == 0
     assert run([*admit, "--again"], wrong) == 2
+    assert "nobody compared" not in capsys.readouterr().err
     assert run([*admit, "--again", "--yes"], wrong) == 0
+    assert "nobody compared the fingerprint: before you send" in " ".join(capsys.readouterr().err.split())
     monkeypatch.setattr(sys, "stdin", io.StringIO())  # without a terminal nobody can be asked
     assert main([*admit, "--again"]) == main([*join[:-1], str(tmp_path / "other")]) == 2

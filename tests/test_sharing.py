@@ -11,6 +11,7 @@ import pytest
 
 import fedkin
 import heart
+from fedkin.cli import main
 from fedkin.core import Query, summarise
 from fedkin.data import Federation, read_columns
 from fedkin.errors import DataError, FedkinError
@@ -100,6 +101,46 @@ def test_too_little_is_refused_in_words(tmp_path, n, extra, words):
     assert not (place / "sent").exists()
     with pytest.raises(DataError, match=f"(?s)no rounds, because single rows could be recognised.*{words}"):
         site_plan(place)
+
+
+def test_sums_at_the_estimate_that_share_would_refuse_are_refused_before_a_key_is_made(tmp_path, capsys):
+    """Only one smoking man is in ward A: with all pairs in many rows, the counts say nothing of it."""
+    features = 'smoker = {levels = ["no", "yes"]}\nsex = {levels = ["f", "m"]}'
+    contract = heart.LOGISTIC.replace('age = {unit = "years", low = 20, high = 100}', features)
+    k = np.arange(120)
+    ward, smoker, sex = k % 3, k // 3 % 2, k // 6 % 2
+    sex[np.flatnonzero((ward == 0) & (smoker == 1) & (sex == 1))[1:]] = 0
+    died = np.random.default_rng(1).random(120) < 0.5
+    table = tmp_path / "t.csv"
+    cells = zip(ward, smoker, sex, died, strict=True)
+    lines = [f"{'ABC'[w]},{'ny'[s]},{'fm'[m]},{'ny'[int(d)]}" for w, s, m, d in cells]
+    table.write_text("ward,smoker,sex,died\n" + "\n".join(lines).replace("n", "no").replace("y", "yes") + "\n")
+    made = heart.organiser(tmp_path, contract)
+    invite = str(heart.invite_of(made, "north"))
+    for words in (["check", invite], ["join", invite, "--yes", "--into", str(tmp_path / "north")]):
+        assert main(["site", *words, "--data", str(table)]) == 2
+        said = " ".join("".join(capsys.readouterr()).replace("must be fixed", "").split())
+        assert "the sums at the estimate from these rows alone could single rows out" in said
+        assert "some values have only 1 row" in said
+    assert not (tmp_path / "north").exists()
+    rounds = heart.organiser(tmp_path / "rounds", 'method = "fused"\n' + contract)
+    assert not rounds.contract.check(read_columns(table))  # rounds have checks of their own
+
+
+def test_numbers_that_were_written_before_and_a_ledger_that_is_missing_are_named(tmp_path, capsys):
+    north = heart.admitted(heart.organiser(tmp_path), "north", n=N)
+    share = ["site", "share", str(north), "--yes"]
+    assert main(share) == 0
+    said = capsys.readouterr()
+    assert "before" not in said.err and "missing" not in said.err
+    day = Site.read(north).ledger.entries()[0].time[:10]
+    assert main(share) == 0
+    said = capsys.readouterr()
+    assert f"exactly these numbers were written for the organiser before, on {day}" in " ".join(said.err.split())
+    (north / "ledger.jsonl").unlink()
+    assert main(["site", "ledger", str(north)]) == 0
+    said = capsys.readouterr()
+    assert "ledger.jsonl is missing: its second copy" in " ".join(said.err.split()) and "2 lines" in said.err
 
 
 def test_small_folds_small_classes_and_columns_of_two_values_are_cells_too(tmp_path):

@@ -25,7 +25,8 @@ from federations import join_site, make_heart, make_sites, plan_of, small_sites
 from fedkin.cli import main, site_run
 from fedkin.errors import SolverError
 from fedkin.federate import Journal, Participant, Site
-from fedkin.federate.program import only_one
+from fedkin.federate.program import Result, only_one
+from fedkin.federate.records import read_status
 from fedkin.fitting import load
 from fleet import Fleet
 from memory_network import MemoryNetwork
@@ -162,6 +163,23 @@ def test_a_site_alone_ends_with_its_own_estimate(tmp_path: Path) -> None:
     rows = Site.read(own).rows()
     expected = np.linalg.lstsq(rows.X, rows.y, rcond=None)[0]
     assert np.abs(load(own / "model").coef.ravel() - expected).max() < 1e-6
+
+
+def test_a_run_that_ends_says_so_before_the_model_is_written_and_names_the_next_command(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    own, write, seen = lonely(tmp_path), site_run.write_model, []
+
+    def slow(result: Result) -> None:
+        seen.append(read_status(own))
+        write(result)
+
+    monkeypatch.setattr(site_run, "write_model", slow)
+    assert run(own, "--echo").returncode == 0
+    assert [(one.state, one.round, one.rounds) for one in seen] == [("finished", 5, 5)]
+    assert capsys.readouterr().out.startswith(
+        f"{own / 'model'} has the model of d0; fedkin predict {own / 'model'} TABLE"
+    )
 
 
 def test_a_table_that_grows_is_followed(tmp_path: Path) -> None:

@@ -97,7 +97,9 @@ def ask_fingerprint(given: str | None, words: str, unasked: bool) -> str | None:
         raise ParameterError(
             "there is no terminal to ask for a fingerprint: give --fingerprint HEX, or --yes to skip it"
         )
-    return str(typer.prompt(words))
+    while not (typed := str(typer.prompt(words, default="", show_default=False)).strip()):
+        note("type it, or press Ctrl-C: nothing has been created")
+    return typed
 
 
 def print_facts(facts: Mapping[str, str]) -> None:

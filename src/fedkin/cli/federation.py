@@ -178,8 +178,8 @@ def admit(
         raise ParameterError("--fingerprint is for a single site: admit sites one by one")
     organiser = Organiser.read(directory, ca_key)
     for path in requests:
-        heard = fingerprint
-        if organiser.needs_fingerprint(path, again=again):
+        heard, asked = fingerprint, organiser.needs_fingerprint(path, again=again)
+        if asked:
             heard = ask_fingerprint(fingerprint, f"Fingerprint of the key in {path}, as the site reads it out", yes)
         done = organiser.admit(path, again=again, expected=heard)
         if done.until is None:
@@ -187,9 +187,14 @@ def admit(
             continue
         say(
             f"{done.site} is {'renewed' if done.renewed else 'admitted'} until {done.until:%Y-%m-%d}, with a key whose "
-            f"fingerprint is {done.fingerprint}" + (": compare it with what the site saw." if not heard else "."),
+            f"fingerprint is {done.fingerprint}.",
             f"Send {done.path} to {done.site}. At the site: fedkin site accept {done.site} {done.path.name}",
         )
+        if asked and not heard:
+            note(
+                f"nobody compared the fingerprint: before you send the certificate, ask {done.site} to read out that "
+                "of its key; if it is another one, do not send it"
+            )
         if done.lost:
             say("Sites with the new list of keys refuse connections and signatures of the lost key.")
             _spread(organiser)

@@ -193,6 +193,7 @@ def share(
     """Summarise the rows in one signed file. Shows each number and what it reveals; in a terminal, asks
     for approval."""
     make = partial(sharing.share, directory, folds=folds, epsilon=epsilon, delta=delta, rank=rank)
+    _note_lost_ledger(directory)
     _share(make, dry_run, yes)
 
 
@@ -204,6 +205,7 @@ def answer(
     yes: YesWrite = False,
 ) -> None:
     """Show what the answer to the organiser's query reveals, and write it if you approve."""
+    _note_lost_ledger(directory)
     _share(partial(sharing.answer, directory, question), dry_run, yes)
 
 
@@ -277,6 +279,7 @@ def publish(directory: Directory) -> None:
     if (directory / SELECTION).exists():
         plan = site_plan(directory)
         dropped = frozenset(plan.name(number) for number in read_selection(directory, plan))
+    _note_lost_ledger(directory)
     path = Site.read(directory).publish(dropped)
     say(
         f"{path}, which is signed, has the coefficients of this site and its number of rows.",
@@ -292,6 +295,7 @@ def ledger(
     ] = None,
 ) -> None:
     """Show what was sent, when, to whom, and from which rows."""
+    _note_lost_ledger(directory)
     found = Site.read(directory)
     if withdrawn is not None:
         found.record("withdrawn", found.rows(), note=withdrawn)
@@ -329,6 +333,16 @@ def stop(directory: EitherDirectory) -> None:
     say(f"asked to stop: {', '.join(stopped)}" if stopped else "no site is running here")
 
 
+def _note_lost_ledger(directory: Path) -> None:
+    """Say that the ledger of a directory is missing, if its second copy has entries."""
+    found = Site.read(directory).ledger
+    if not (directory / LEDGER).exists() and (entries := found.entries()):
+        note(
+            f"{directory / LEDGER} is missing: its second copy, in {found.folder}, counts instead and has "
+            f"{count(len(entries), 'line')}"
+        )
+
+
 def _format_entry(one: Entry) -> str:
     budget = "" if one.epsilon is None else f", epsilon {one.epsilon:g}, delta {one.delta:g}"
     rows = f"(rows {one.rows[:8]}, contract {one.contract[:8]})"
@@ -352,6 +366,10 @@ def _share(make: Callable[..., Shared], dry_run: bool, yes: bool) -> None:
     if shared.path is None:
         say("Nothing was written.")
         return
+    if shared.before:
+        note(
+            f"exactly these numbers were written for the organiser before, on {shared.before}: they reveal nothing new"
+        )
     say(
         f"{shared.path} on this machine has these numbers and is signed. Nothing else is sent.",
         f"Send it to the organiser, for the folder summaries (message {shared.round} of this site).",

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from fedkin.federate.messages import MODEL
-from fedkin.federate.program import Result, main, select_main
+from fedkin.federate.program import FINISHED, Result, main, select_main
 from fedkin.federate.records import read_choice
 
 
@@ -45,7 +45,21 @@ def run(arguments: Sequence[str] | None = None) -> int:
     """Run one site, or with ``--centre`` the central machine, or test edges; returns an exit code."""
     words = list(sys.argv[1:] if arguments is None else arguments)
     rest = [word for word in words if word not in ("--centre", "--select")]
-    return select_main(rest) if "--select" in words else main(write_model, rest, centre="--centre" in words)
+    if "--select" in words:
+        return select_main(rest)
+    made: list[Result] = []
+
+    def finish(result: Result) -> None:
+        write_model(result)
+        made.append(result)
+
+    code = main(finish, rest, centre="--centre" in words)
+    if code == FINISHED and made and "--echo" in rest:  # a person reads it
+        site = made[0].site
+        model, share = site.directory / MODEL, f"; to share it: fedkin site publish {site.directory}"
+        told = share if site.settings.share_result else ""
+        sys.stdout.write(f"{model} has the model of {site.name}; fedkin predict {model} TABLE{told}\n")
+    return code
 
 
 if __name__ == "__main__":

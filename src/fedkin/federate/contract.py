@@ -10,7 +10,7 @@ import hashlib
 import math
 import tomllib
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import fields
+from dataclasses import fields, replace
 from functools import cached_property
 from os import PathLike
 from pathlib import Path
@@ -22,10 +22,11 @@ from msgspec import Meta
 
 from fedkin._base import Array, count, hidden_text
 from fedkin.admm import Average, GradientKind, StandIns, Wire
+from fedkin.core import site_summary
 from fedkin.data import INTERCEPT, Column, Finding, Rows, Schema, columns_of, level_text, parsed_numbers
 from fedkin.errors import FedkinError
 from fedkin.federate.algebra import curve_values
-from fedkin.federate.disclosure import check_count, check_disclosure
+from fedkin.federate.disclosure import check_count, check_disclosure, check_point
 from fedkin.federate.settings import Thresholds
 from fedkin.federate.toml import Reading, to_toml
 from fedkin.losses import LOSSES, Loss, described_loss, loss_for, loss_names
@@ -228,9 +229,19 @@ class Contract(
         """
         findings = self.schema.check(columns) if at is None else self.schema.check(columns, at=at)
         if not any(finding.refuses for finding in findings):
-            return [*findings, *check_disclosure(self, self.prepare(columns), own)]
+            rows = self.prepare(columns)
+            return [*findings, *(check_disclosure(self, rows, own) or self._check_estimate(rows, own))]
         n = len(next(iter(columns_of(columns).values()), ()))  # it cannot be prepared, but its rows can be counted
         return [*findings, *check_count(self, n, own)]
+
+    def _check_estimate(self, rows: Rows, own: Thresholds | None) -> list[Finding]:
+        """Return what forbids the first summary of the method kin: sums at the estimate from these rows alone."""
+        loss = self.loss_object()
+        if self.method != "kin" or loss.quadratic:  # rounds have checks of their own
+            return []
+        at = site_summary(self.name, rows, loss, feature_names=self.column_names, seed=self.seed).at
+        where = "the sums at the estimate from these rows alone could single rows out"
+        return [replace(one, text=f"{where}: {one.text}") for one in check_point(self, rows, at, own)]
 
     def prepare(self, columns: Mapping[str, object]) -> Rows:
         """Return a site's table as prepared rows; raise one `DataError` with everything that does not fit."""

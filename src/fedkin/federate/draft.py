@@ -177,20 +177,18 @@ def outward(values: Array) -> tuple[float, float]:
 
 
 def roughly(values: Array) -> tuple[float, float]:
-    """Return mean and standard deviation, rounded enough to hide single values; the latter is rounded up.
+    """Return mean and standard deviation, rounded enough to hide single values; the latter has one digit.
 
     Examples
     --------
     >>> import numpy as np
     >>> from fedkin.federate.draft import roughly
     >>> roughly(np.array([43.7, 71.2, 107.3, 66.6]))
-    (80.0, 40.0)
+    (80.0, 20.0)
     """
     sd = float(values.std())
     step = _round_down(sd)
-    # outward: a scale that is too small makes prepared features large, and their effects seem small
-    scale = next(part * step for part in (1, 2, 2.5) if part * step >= sd * (1 - 1e-12))
-    return _tidy(round(float(values.mean()) / step) * step, step), _tidy(scale, step)
+    return _tidy(round(float(values.mean()) / step) * step, step), float(f"{sd:.0e}")
 
 
 def _round_down(number: float) -> float:

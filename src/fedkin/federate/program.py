@@ -416,6 +416,7 @@ def run(program: Program, patience: Patience, finish: Finish | None = None, foll
             arrivals = Arrivals(program.site, plan.revision, follow, *about)
         participant = _begin(program, transport, patience, record=place / records.RECORD, arrivals=arrivals)
         theta = participant.run()
+        program.write()  # a model takes a while
         if finish is not None and not plan.is_centre:
             assert participant.shard.gradients is not None
             finish(Result(program.site, plan, theta, int(participant.shard.gradients.rows.counts.sum())))

@@ -43,13 +43,15 @@ Approve = Callable[["Shared"], object]
 class Shared:
     """Result of sharing: the summary, its round, and the file to send, which is None after a dry run.
 
-    ``district`` is the district of the site, if the contract asks for one.
+    ``district`` is the district of the site, if the contract asks for one. ``before`` is the day on which exactly
+    these numbers were written, if they were.
     """
 
     summary: Summary
     round: int
     path: Path | None
     district: str = ""
+    before: str = ""
 
 
 def share(
@@ -296,19 +298,23 @@ def _write(
     if within and not district:
         hint = f"fedkin site settings {site.directory} --district NAME"
         raise DataError(f"the contract asks for the {within} of {site.name}, which is not stated: {hint}")
-    shown = Shared(named, number, None, district)
+    sent, numbers, note = _sent_before(site, number), named.to_plain(), f"message {number}"
+    days: list[str] = []
+    if sent is not None and messages.canonical(sent.summary) == messages.canonical(numbers):
+        days = [one.time[:10] for one in site.ledger.entries() if one.note == note]
+    shown = Shared(named, number, None, district, days[-1] if days else "")
     if dry_run:
         return shown
     if approve is not None:
         approve(shown)
     path.parent.mkdir(mode=PRIVATE_DIRECTORY, exist_ok=True)
     digest, private = site.contract.digest, summary.privacy
-    body = SummaryFile(site.invite.run, site.name, digest, number, named.to_plain(), ask, district)
+    body = SummaryFile(site.invite.run, site.name, digest, number, numbers, ask, district)
     noise: dict[str, Any] = {}
     if private is not None:
         noise = {"epsilon": private.epsilon, "delta": private.delta, "sums": body.digest}
     what: What = "share" if number == 1 else "answer"
     at, folds = tuple(summary.at.tolist()), _fold_names(site, rows, _folds_of(summary))
     # before the sums are there to be sent
-    site.record(what, rows, to, f"message {number}", at=at, folds=folds, **noise)
-    return Shared(named, number, body.write(path, signer), district)
+    site.record(what, rows, to, note, at=at, folds=folds, **noise)
+    return replace(shown, path=body.write(path, signer))
