@@ -101,8 +101,8 @@ class Arrivals:
                 self._facts = []  # the settings may change
                 self._say("info", "new rows are waiting for more", rows=rows.n_samples, why=str(findings[0]))
                 return
-            self.site.ledger.check_differences(whole, own)
-            part = self._written(t + 1, rows, whole, theta)
+            self.site.ledger.check_differences(rows, own)
+            part = self._written(t + 1, rows, theta)
         except (FedkinError, OSError) as error:
             self._say("warning", "new rows refused", why=str(error))
             return
@@ -118,8 +118,8 @@ class Arrivals:
         for row in self.changes[before:]:
             self.journal.write("warning", "rows follow different parameters", from_arrived_row=row, round=t)
 
-    def _written(self, round: int, rows: Rows, whole: Rows, theta: Array) -> Part:
-        """Write rows that are to count from a round onwards, and a line of the ledger about the ``whole`` table."""
+    def _written(self, round: int, rows: Rows, theta: Array) -> Part:
+        """Write rows that are to count from a round onwards, and a line of the ledger about them."""
         losses = np.array([self.loss.value(theta, *rows.take(slice(k, k + 1)).arrays) for k in range(rows.n_samples)])
         mean, sd = float(losses.mean()), float(losses.std(ddof=min(1, losses.size - 1)))
         part = Part(f"{self.revision}-{round}.npz", self.revision, round, mean, sd / losses.size**0.5)
@@ -128,7 +128,7 @@ class Arrivals:
         with replacing(folder / part.file, private=True, durable=True) as temporary:
             rows.save(temporary)
         note = f"{count(rows.n_samples, 'row')} that arrived, from round {round} on"
-        site.record("arrived", whole, "its neighbours", note, once=True)
+        site.record("arrived", rows, "its neighbours", note, once=True)
         return part
 
     def _say(self, level: str, event: str, **facts: object) -> None:

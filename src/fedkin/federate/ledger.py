@@ -4,8 +4,8 @@ It is append-only and hash-chained: every line has the digest of the line before
 site's directory and one in a folder of the user (``FEDKIN_LEDGERS``, by default ``~/.local/share/fedkin/ledgers``)
 named by run and site. Lines of both count, so a site that joins again in another directory, or whose files were
 removed, is recognised as the same site. The folder also has the values of every shared table (``DIGEST.rows``), in the
-units of the table. They identify tables that differ in only a few rows, in any federation, even under a contract that
-prepares rows differently or has other columns, if a column has changed, or if values were rounded.
+units of the table. They identify patients in any federation, even under a contract that prepares rows differently or
+has other columns, if a column has changed, or if values were rounded.
 """
 
 from __future__ import annotations
@@ -24,11 +24,9 @@ from typing import TYPE_CHECKING, Literal
 import msgspec
 import numpy as np
 from msgspec import field
-from scipy import sparse
-from scipy.optimize import linprog
 from scipy.spatial import KDTree
 
-from fedkin._base import PRIVATE_DIRECTORY, AnyArray, Array, count, write_file
+from fedkin._base import PRIVATE_DIRECTORY, AnyArray, Array, write_file
 from fedkin.admm.availability import mix
 from fedkin.core import composed_epsilon
 from fedkin.data import Rows
@@ -39,13 +37,13 @@ from fedkin.federate.trust import open_private
 if TYPE_CHECKING:
     from fedkin.federate.contract import Contract
 
-_MANY_VALUES = 20  # distinct values, for each table compared, with which columns can tell patients apart
-_ALIKE = 0.1  # share of rows in common, beyond three times those expected by chance, that makes tables overlap
-_NOTHING = 1e-6  # rows
+_ALIKE = 0.1  # share of rows that agree in one or two columns, beyond three times chance, that makes tables overlap
+_DEVIATIONS = 5.0  # standard deviations beyond chance
 _NEARBY, _BY_CHANCE = 0.03, 0.02  # standard deviations within which values are alike; share of rows alike by chance
 _MOST_SHUFFLED = 2000  # rows of which columns are shuffled, to see how many are alike by chance
 _WITHDRAW = "If all of it has been withdrawn, record that{}: fedkin site ledger {} --withdrawn REASON"
-_OTHERWISE = "Join with the table used then. " + _WITHDRAW.format(" there", "DIR")
+_ELSEWHERE = _WITHDRAW.format(" there", "DIR")
+_DECIDE = "If the custodian decides otherwise: fedkin site settings {} --below-minima"
 
 LEDGER = "ledger.jsonl"  #: in a site's directory
 PLACE = "FEDKIN_LEDGERS"  #: environment variable with the user's folder of ledgers
@@ -115,7 +113,7 @@ class Ledger:
     ) -> None:
         """Raise `DataError` if earlier messages rule out sharing something about these rows.
 
-        `check_differences`, which uses the site's ``own`` thresholds, covers other tables. ``private`` are the
+        Without noise, `check_differences` covers other tables, with the site's ``own`` thresholds. ``private`` are the
         epsilon and delta of the message. All messages with noise about the same rows, in any federation, share one
         ``budget``, which is by default that of the first. Messages that follow from the same noisy ``sums`` count once.
         ``resend`` is the file that can be sent again if noise was added.
@@ -128,10 +126,9 @@ class Ledger:
                 "numbers from different rows have left this site before: the difference would reveal the rows that "
                 f"changed. Join with the table used then. {again}"
             )
-        self.check_differences(table, own)
         lost = f": send {resend} again if it was lost" if resend else ""
-        every = self.sent(table, overlapping=True)
-        exact = [one for one in every if one.epsilon is None]
+        every, partly = self.sent(table), self._related(table, own)
+        exact = [one for one in every if one.epsilon is None and not partly.get(one.rows)]  # noise protects the others
         noisy = {one.sums or one.time: (one.epsilon, one.delta or 0.0) for one in every if one.epsilon is not None}
         if private is not None and exact:
             raise DataError(
@@ -149,16 +146,26 @@ class Ledger:
         elif private is not None and budget and private[0] > budget:
             raise DataError(f"epsilon is {private[0]:g}, but this site may spend {budget:g} at most: nothing is shared")
 
-    def sent(self, table: Rows, *, overlapping: bool = False) -> list[Entry]:
-        """Return the entries about these rows, or also of tables that have some of them; oldest first.
+        if private is None:
+            self.check_differences(table, own)
 
-        Rows are recognised under any name, federation or preparation, and if one column has changed.
+    def sent(self, table: Rows) -> list[Entry]:
+        """Return the entries about tables that have some of these patients, oldest first.
+
+        They are recognised under any name, federation or preparation, and if one column has changed.
         """
-        related = _overlap if overlapping else _same
-        own, others = self._marks(table), self._others(table)
-        rows = {table.digest, *(digest for digest, other in others.items() if related(own.near(other), other))}
+        rows = {table.digest, *self._related(table)}
         known = (*_since_withdrawal(self.entries()), *self._elsewhere())
         return _by_time(one for one in known if one.rows in rows)
+
+    def _related(self, table: Rows, own: Thresholds | None = None) -> dict[str, bool]:
+        """Return, by digest, for each other table with some of these patients, whether it has not exactly these."""
+        marks, fewest, found = self._marks(table), fewest_rows(self._contract, own), {}
+        for digest, other in self._others(table).items():
+            partly = [_partly(one, other, fewest) for one in (marks, marks.near(other))]
+            if any(one is not None for one in partly):
+                found[digest] = any(partly)
+        return found
 
     def _marks(self, table: Rows) -> _Marks:
         return _Marks.from_columns(self._contract.in_table_units(table))
@@ -181,40 +188,34 @@ class Ledger:
             except (OSError, msgspec.MsgspecError, ValueError, RecursionError) as error:
                 raise DataError(
                     f"{path} is missing or damaged, so it is not known which rows were shared; restore it from a copy. "
-                    f"{_WITHDRAW.format(' there', 'DIR')}"
+                    f"{_ELSEWHERE}"
                 ) from error
         return found
 
     def check_differences(self, table: Rows, own: Thresholds) -> None:
-        """Raise `DataError` if earlier tables and this one differ in too few rows, or if it was shared in another way.
+        """Raise `DataError` if an earlier table has some of these patients only, or was shared in another way.
 
-        Tables are combined as anyone with the sums of all of them could do: if the sums of this table minus multiples
-        of earlier ones leave fewer rows than the threshold, nothing is shared. Nothing more of a table is shared under
-        a contract with other prepared columns or another loss, unless the site's custodian has lifted the hard minima:
-        combined, curves with other knots single out one patient.
+        The difference of sums is one over the other patients. Nor is more shared under a contract with other prepared
+        columns or another loss: combined, curves with other knots single out one patient. Neither holds if the site's
+        custodian has lifted the hard minima.
         """
-        fewest, marks, others = fewest_rows(self._contract, own), self._marks(table), self._others(table)
+        related, decide = self._related(table, own), _DECIDE.format(self.directory)
+        if own.lowers_minima:
+            return
         when = {one.rows: f"as {one.site}, {one.time[:10]}, run {one.run}" for one in self._elsewhere()}
-        for rows, other in others.items():
-            if (n := min(_fewest_left(one, [other]) for one in (marks, marks.near(other)))) < fewest:
-                raise DataError(
-                    f"numbers from a table that differs from this one in {count(math.ceil(n), 'row')} have left before "
-                    f"({when.get(rows, 'the line in the ledger is lost')}): the difference would reveal these rows; at "
-                    f"least {fewest} are needed. {_OTHERWISE}"
-                )
-        like = [other for other in others.values() if other.columns.keys() == marks.columns.keys()]
-        if len(like) > 1 and (n := _fewest_left(marks, like)) < fewest:
+        if rows := next((digest for digest, partly in related.items() if partly), None):
             raise DataError(
-                f"numbers from {len(like)} tables have left before, and the sums of this one minus theirs would reveal "
-                f"{count(math.ceil(n), 'row')}; at least {fewest} are needed. {_OTHERWISE}"
+                "numbers about some of these patients, but not exactly these, have left before "
+                f"({when.get(rows, 'the line in the ledger is lost')}): the difference would reveal the others. Share "
+                "the new patients alone, as a site of their own, or share with noise (--epsilon). "
+                f"{_ELSEWHERE}. {decide}"
             )
-        for one in () if own.lowers_minima else self.sent(table, overlapping=True):
+        for one in self.sent(table):
             if one.epsilon is None and one.columns != self._contract.columns_digest:
                 raise DataError(
                     "numbers about these rows have left before under a contract with other columns or another loss "
                     f"(as {one.site}, {one.time[:10]}, run {one.run}): together they could single out rows. Join "
-                    "with the columns, knots and loss used then. If the custodian decides otherwise: fedkin site "
-                    f"settings {self.directory} --below-minima"
+                    f"with the columns, knots and loss used then. {decide}"
                 )
 
     def record(self, entry: Entry, table: Rows, *, once: bool = False) -> None:
@@ -334,8 +335,8 @@ class _Marks(msgspec.Struct, frozen=True):
         (by_chance, _), (apart, nearest) = (
             tree.query(one / unit, p=np.inf, distance_upper_bound=1.0) for one in (shuffled, own)
         )
-        alike = np.isfinite(apart)
-        if np.isfinite(by_chance).mean() > _BY_CHANCE or alike.mean() < _ALIKE:
+        alike, chance = np.isfinite(apart), float(np.isfinite(by_chance).mean())
+        if chance > _BY_CHANCE or alike.sum() <= _beyond(chance * len(own) + 1.0):
             return self
         found = own.copy()
         found[alike] = known[np.asarray(nearest)[alike]]
@@ -344,72 +345,59 @@ class _Marks(msgspec.Struct, frozen=True):
     def codes(self, name: str) -> AnyArray:
         return np.frombuffer(self.columns[name], dtype="<u8")
 
-    def keys(self, names: Sequence[str]) -> Iterator[AnyArray]:
+    def keys(self, names: Sequence[str]) -> Iterator[tuple[AnyArray, Sequence[str]]]:
         """Yield codes ``(n,)`` of rows by which to recognise patients: of all columns, of all but one, and of one."""
         parts = {name: mix(self.codes(name) ^ np.uint64(zlib.crc32(name.encode()))) for name in names}
         every = sum(parts.values(), start=np.zeros(next(iter(parts.values())).size, dtype=np.uint64))
-        yield every
+        yield every, names
         if len(names) > 1:
-            yield from (every - parts[name] for name in names)
+            yield from ((every - parts[name], [other for other in names if other != name]) for name in names)
         if len(names) > 2:
-            yield from (parts[name] for name in names)
+            yield from ((parts[name], [name]) for name in names)
 
 
-def _shared_keys(tables: Sequence[_Marks]) -> Iterator[list[AnyArray]]:
-    """Yield keys of the rows of each table, by the columns that all tables have."""
-    if names := sorted(set.intersection(*(set(one.columns) for one in tables))):
-        yield from (list(keys) for keys in zip(*(one.keys(names) for one in tables), strict=True))
+def _partly(one: _Marks, other: _Marks, fewest: int) -> bool | None:
+    """Return whether two tables have some patients in common, and not exactly the same; None if they have none.
 
-
-def _same(one: _Marks, other: _Marks) -> bool:
-    """Return whether two tables have the same rows, by the columns they share."""
-    known = one.columns.keys() == other.columns.keys()
-    for first, second in _shared_keys([one, other]):
-        return (known or _tells([first, second])) and np.array_equal(np.sort(first), np.sort(second))
-    return False
-
-
-def _overlap(one: _Marks, other: _Marks) -> bool:
-    """Return whether two tables have rows in common: equal in all columns, or in fewer, beyond chance."""
-    known = one.columns.keys() == other.columns.keys()
-    for number, (first, second) in enumerate(_shared_keys([one, other])):
-        if not (common := np.intersect1d(first, second).size):
-            continue
-        times = np.unique(first, return_counts=True)[1]
-        chance = second.size * float((times * (times - 1)).sum()) / max(first.size - 1, 1)
-        if (known and number == 0) or common > _ALIKE * min(first.size, second.size) + 3 * chance:
-            return True
-    return _same(one, other)
-
-
-def _tells(keys: Sequence[AnyArray]) -> bool:
-    """Return whether different patients have different keys often enough to tell tables apart by them."""
-    return np.unique(keys[0]).size > _MANY_VALUES * (len(keys) - 1)
-
-
-def _fewest_left(own: _Marks, others: Sequence[_Marks]) -> float:
-    """Return the fewest rows left in sums of a table minus multiples of those of others; infinity if they cancel.
-
-    Rows are counted by each key: equal keys cancel. Sums that cancel reveal nothing new.
+    They do if more rows than by chance are equal in all columns that both have, in all but one, or in one; or if the
+    numbers of rows with each combination of values differ by fewer than ``fewest`` rows in total.
     """
-    least = math.inf
-    for number, keys in enumerate(_shared_keys([own, *others])):
-        whole = number == 0 and len(others) == 1 and own.columns.keys() == others[0].columns.keys()
-        if not whole and not _tells(keys):
-            continue
-        values, which = np.unique(np.concatenate(keys), return_inverse=True)
-        table = np.repeat(np.arange(len(keys)), [one.size for one in keys])
-        counts = np.bincount(which * len(keys) + table, minlength=values.size * len(keys)).reshape(-1, len(keys))
-        kinds, times = np.unique(counts, axis=0, return_counts=True)
-        left = _least_absolute(kinds[:, 0].astype(float), kinds[:, 1:].astype(float), times.astype(float))
-        least = min(least, left if left > _NOTHING else math.inf)
-    return least
+    known, names = one.columns.keys() == other.columns.keys(), sorted(one.columns.keys() & other.columns.keys())
+    if not names:
+        return None
+    agree = {name: min(_within(part.codes(name), 1) for part in (one, other)) for name in names}
+    found = None
+    for (first, by), (second, _) in zip(one.keys(names), other.keys(names), strict=True):
+        n, m, whole = first.size, second.size, len(by) == len(names)
+        counts = _counts(first, second)
+        common, apart = int(counts.min(axis=0).sum()), int(np.ptp(counts, axis=0).sum())
+        # columns that follow from each other agree more often than independent ones, but then also within tables
+        within = _within(first), _within(second)
+        if len(by) >= 3 or (known and whole):
+            limit = _beyond(n * m * max(min(within), math.prod(agree[name] for name in by)))
+        else:
+            chance = n * m * max(within)
+            limit = max(_beyond(chance), _ALIKE * min(n, m) + 3 * chance)
+        alike = whole and (known or len(names) > 1) and apart < fewest
+        if alike or common > limit:
+            if apart:
+                return True
+            found = False
+    return found
 
 
-def _least_absolute(y: Array, X: Array, weight: Array) -> float:
-    """Return the smallest weighted sum of absolute residuals of ``y`` on the columns of ``X``."""
-    n, p = X.shape
-    cost = np.concatenate([np.zeros(p), weight, weight])
-    equal = sparse.hstack([sparse.csr_array(X), sparse.eye_array(n), -sparse.eye_array(n)])
-    limits = [(None, None)] * p + [(0, None)] * (2 * n)
-    return float(linprog(cost, A_eq=equal, b_eq=y, bounds=limits).fun)  # type: ignore[call-overload]  # sparse
+def _counts(first: AnyArray, second: AnyArray) -> AnyArray:
+    """Return how many rows of each of two tables have each key ``(2, k)``."""
+    values, which = np.unique(np.concatenate([first, second]), return_inverse=True)
+    return np.stack([np.bincount(part, minlength=values.size) for part in np.split(which, [first.size])])
+
+
+def _within(keys: AnyArray, more: int = 0) -> float:
+    """Return the share of pairs of rows within a table that have the same key, if ``more`` pairs had."""
+    times = np.unique(keys, return_counts=True)[1]
+    return (int((times * (times - 1)).sum()) + more) / keys.size**2
+
+
+def _beyond(chance: float) -> float:
+    """Return how many rows may be alike where so many are by chance."""
+    return chance + _DEVIATIONS * math.sqrt(chance)

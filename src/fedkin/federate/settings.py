@@ -77,7 +77,7 @@ def required(contract: Contract, own: Thresholds | None = None) -> Thresholds:
 
 
 def fewest_rows(contract: Contract, own: Thresholds | None = None) -> int:
-    """Return the minimum number of rows in sums, and in differences of sums."""
+    """Return the minimum number of rows in sums."""
     least = required(contract, own)
     return max(least.rows, math.ceil(least.rows_per_parameter * contract.n_params))
 

@@ -138,7 +138,7 @@ def answer(directory: Path, path: Path, *, dry_run: bool = False, approve: Appro
     _check_round(site, query, asked.digest, path)
     if query.theta.size == contract.n_params:
         fold_of = _folds(site, rows, _folds_of(before))
-        points = _points_before(site, rows, query.theta, path)
+        points = _points_before(site, rows, before.at, query.theta, path)
         findings = check_query(contract, rows, query.theta, [before.at, *points], site.settings, fold_of=fold_of)
         at = tuple(query.theta.tolist())
         known = any(one.what == "refused" and one.at == at for one in site.ledger.sent(rows))
@@ -164,17 +164,17 @@ def _sent_before(site: Site, number: int) -> SummaryFile | None:
     return site.invite.read(path, SummaryFile, ended=True)[0] if path.exists() else None
 
 
-def _points_before(site: Site, rows: Rows, theta: Array, path: Path) -> list[Array]:
-    """Return the points of all earlier answers about these rows, in any federation, except theta.
+def _points_before(site: Site, rows: Rows, start: Array, theta: Array, path: Path) -> list[Array]:
+    """Return the points of all earlier sums of these rows, in any federation, except those at ``start`` and ``theta``.
 
-    Raises `DataError` if this site has answered or refused as many queries as its contract allows.
+    Raises `DataError` if as many messages have left or been refused, in all federations, as the contract allows.
     """
-    sent, point, most = site.ledger.sent(rows), tuple(theta.tolist()), site.contract.messages
-    asked = [one for one in sent if one.what in ("answer", "refused") and len(one.at) == len(point) and one.at != point]
-    if len({one.at for one in asked if one.run == site.invite.run}) + 2 > most:
+    given, most = {tuple(start.tolist()), tuple(theta.tolist())}, site.contract.messages
+    asked = [one for one in site.ledger.sent(rows) if len(one.at) == theta.size and one.at not in given]
+    if len({one.at for one in asked}) + 2 > most:
         words = "messages have left this site, refusals included, and the contract allows no more"
         raise DataError(f"{path}: {most} {words}")
-    return [np.array(at) for at in dict.fromkeys(one.at for one in asked if one.what == "answer")]
+    return [np.array(at) for at in dict.fromkeys(one.at for one in asked if one.what != "refused")]
 
 
 def _first_summary(site: Site) -> Summary | None:

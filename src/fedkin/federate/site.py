@@ -5,7 +5,6 @@ The private key and the prepared rows are created here and never leave. Files fr
 
 from __future__ import annotations
 
-import math
 import shutil
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -247,15 +246,15 @@ class Site:
             raise DataError(f"{path} does not have the noisy sums that left this site: put them back")
         return Summary.from_plain(found.summary), found.digest
 
-    def let_out(self, what: What, to: str = "the organiser", note: str = "", about: Rows | None = None) -> str:
+    def let_out(self, what: What, to: str = "the organiser", note: str = "") -> str:
         """Check and record that numbers of rounds may leave the site; return the digest of the noisy sums behind them.
 
-        It is empty if they are computed from the rows, which are those of the join, or ``about`` these.
+        It is empty if they are computed from the rows.
         """
         noisy = self.noisy_sums()
         if noisy is None:
             rows = self.allowed_rows(what)
-            self.record(what, rows if about is None else about, to, note, once=True)
+            self.record(what, rows, to, note, once=True)
             return ""
         rows, (summary, digest) = self.rows(), noisy
         assert summary.privacy is not None
@@ -388,7 +387,7 @@ class Site:
                 f"the rules of {self.name} do not allow sharing its parameters: fedkin site settings {self.directory} "
                 "--share-result"
             )
-        sums = self.let_out("publish", note="coefficients and number of rows", about=rows_before(self, math.inf))
+        sums = self.let_out("publish", note="coefficients and number of rows")
         _check_of_rounds(model, sums)
         sent.mkdir(mode=PRIVATE_DIRECTORY, exist_ok=True)
         packed = ModelFile.pack(self.invite.run, self.name, self.contract.digest, model, tuple(sorted(dropped)))
