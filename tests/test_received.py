@@ -49,6 +49,16 @@ def receive(made: Any, north: Path, body: dict[str, Any]) -> None:
     received.read_summaries(made.directory / "summaries")
 
 
+def check_refused(made: Any, north: Path, change: Callable[[dict[str, Any]], Any], message: str) -> None:
+    """Check that a site's summary is refused after a change, and read before and without it."""
+    body = body_of(north)
+    receive(made, north, body)
+    change(body["summary"])
+    with pytest.raises(FedkinError, match=message):
+        receive(made, north, body)
+    receive(made, north, body_of(north))
+
+
 def times(plain: Any, factor: float) -> Any:
     if isinstance(plain, list):
         return [times(one, factor) for one in plain]
@@ -95,13 +105,7 @@ PRIVATE = {"epsilon": 1.0, "delta": 1e-5, "bound": 2.0, "limits": [1.0, 1.0, 1.0
 def test_sums_that_no_rows_have_are_refused_with_file_and_site(
     arrived: tuple[Any, Path], change: Callable[[dict[str, Any]], Any], words: str
 ) -> None:
-    made, north = arrived
-    body = body_of(north)
-    receive(made, north, body)
-    change(body["summary"])
-    with pytest.raises(FedkinError, match=rf"(?s)north\.summary.*({words})"):
-        receive(made, north, body)
-    receive(made, north, body_of(north))
+    check_refused(*arrived, change, rf"(?s)north\.summary.*({words})")
 
 
 def test_sums_of_another_site_signed_again_and_files_that_are_too_long_are_refused(arrived: tuple[Any, Path]) -> None:
@@ -221,13 +225,7 @@ def deaths(tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, Path]:
 def test_derivatives_and_estimates_that_no_rows_have_are_refused(
     deaths: tuple[Any, Path], change: Callable[[dict[str, Any]], Any], words: str
 ) -> None:
-    made, north = deaths
-    body = body_of(north)
-    receive(made, north, body)
-    change(body["summary"])
-    with pytest.raises(FedkinError, match=rf"north\.summary.*{words}"):
-        receive(made, north, body)
-    receive(made, north, body_of(north))
+    check_refused(*deaths, change, rf"north\.summary.*{words}")
 
 
 def test_queries_outside_the_ball_name_the_site_whose_numbers_led_there(deaths: tuple[Any, Path]) -> None:

@@ -60,7 +60,7 @@ class Rerouting:
     def __call__(self, objective: FusedObjective, alpha: Array, balance: Array) -> tuple[Array, Array]:
         """Return feasible duals without such forces, and their balance.
 
-        Duals first move as far as their balls allow. Then all of them shrink to make the remaining room.
+        Duals first move as far as their balls allow. What is left moves them further; then all shrink into their balls.
         """
         penalty, limit = objective.penalty, objective.edge_radius[self._edges, None]
         here, sign = self._here, self._sign

@@ -44,7 +44,7 @@ def are_kin(share: Index | int, groups: Index | int) -> Mask:
 
 
 def capacity(V: int, groups: int) -> int:
-    """Return the number of groups of V sites to allocate arrays for, with room for more than ``groups``."""
+    """Return the number of groups to allocate arrays for where V sites form ``groups`` groups."""
     # as many as there are sites, unless these are more than 512: no sweep doubles the groups
     return min(V, max(512, 1 << (2 * groups).bit_length()))
 

@@ -111,7 +111,7 @@ class Chain:
         self.collect()
 
     def collect(self) -> None:
-        """Sum over the members of all groups, in arrays with room for more groups."""
+        """Sum over the members of all groups, in arrays that are allocated for more groups."""
         z, V = self.state.z, len(self.alone)
         self.likelihoods = self.sites.sums[self.state.share]
         K = int(z.max()) + 1

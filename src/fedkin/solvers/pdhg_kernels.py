@@ -374,7 +374,7 @@ class Groups(NamedTuple):
 
 
 def empty_groups(edges: EdgeArrays, out: Array, z: Array) -> Groups:
-    """Return groups before the first member, with room for sums ``out (V, p)``, given site duals ``z``."""
+    """Return groups before the first member, with an array for sums ``out (V, p)``, given site duals ``z``."""
     shape = (len(out), out.shape[1] if edges.kind == L1 else 1)
     zero = np.zeros(out.shape if z.size else z.shape, dtype=np.bool_)
     return Groups(np.empty(shape, dtype=np.int32), np.zeros(shape), zero, out)
